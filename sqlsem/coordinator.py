@@ -128,7 +128,7 @@ class Coordinator(Operators):
     def rate(
         self,
         name: Name,
-        limit: int | Windows,
+        limit: int | Windows | None = None,
         per: Duration | None = None,
         *,
         cost: int = 1,

@@ -336,8 +336,8 @@ class Operation:
     host: str | None
     pid: int | None
     program: str | None
-    #: 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'reap'; of a batch 'abandon'; of a task 'retry' or
-    #: 'cancel'
+    #: 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'revoke_members', 'reap', 'forget'; of a rate
+    #: 'reset' or 'rate_limit'; of a batch 'abandon'; of a task 'retry' or 'cancel'
     action: str
     resource: str | None  # what it was done to: a resource, and a row of its queue;
     position: int | None

@@ -302,7 +302,7 @@ def stage(name: Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
 
 def rate(
     name: Name,
-    limit: int | Windows,
+    limit: int | Windows | None = None,
     per: Duration | None = None,
     *,
     cost: int = 1,
@@ -391,7 +391,7 @@ class AsyncLocks:
     def rate(
         self,
         name: Name,
-        limit: int | Windows,
+        limit: int | Windows | None = None,
         per: Duration | None = None,
         *,
         cost: int = 1,

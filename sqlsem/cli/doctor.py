@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import click
 from rich.padding import Padding
@@ -20,6 +21,8 @@ from sqlsem.terminal import output
 
 __all__ = ["doctor"]
 
+#: More members of one login are rarely meant.
+MANY_MEMBERS = 500
 AGAIN = "Run again with -vv to see all of it."
 
 
@@ -89,6 +92,8 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
         session.close()
     if all(check.ok for check in checks if check.name == "schema"):
         try:
+            if engine.has(Tables):
+                checks.append(_members(options))
             checks.append(_round_trip(options))
         except SqlsemError as exc:
             checks.append(_failed("round trip", exc, AGAIN))
@@ -117,6 +122,20 @@ def _engine(session: Tables) -> list[Check]:
         return session.diagnose()
     except (SqlsemError, NotImplementedError) as exc:
         return [_failed("engine", exc, AGAIN)]
+
+
+def _members(options: Connecting) -> Check:
+    """The login with the most members: a program that enrols without end slows everything that lists them."""
+    with options.coordinator(looks=True, told=True) as coordinator:
+        number = Counter(one.login or "" for one in coordinator.overview().members)
+    login, most = number.most_common(1)[0] if number else ("", 0)
+    told = f"{number.total()} members"
+    if most > MANY_MEMBERS:
+        told += f", {most} of them of login {clean(login)}"
+        return Check(
+            "members", True, told, f"If these are no processes of yours: sqlsem release --login {clean(login)}"
+        )
+    return Check("members", True, told)
 
 
 def _schedules(session: ScheduleSession) -> list[Check]:

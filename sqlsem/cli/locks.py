@@ -285,11 +285,14 @@ def _by(login: str | None) -> str:
 
 
 @click.command(short_help="Take a row away from its owner.")
-@click.argument("position", type=click.IntRange(1))
+@click.argument("position", type=click.IntRange(1), required=False)
+@click.option("--member", type=click.IntRange(1), metavar="N", help="All rows of this member, and the member itself.")
+@click.option("--login", metavar="NAME", help="All rows of all members of this login, and the members themselves.")
 @click.option("--force", is_flag=True, help="At once: others may be let in before the holder knows.")
 @connecting
-def release(options: Connecting, position: int, force: bool) -> None:
-    """Take a row away from its owner, by its position (see `sqlsem ls`).
+def release(options: Connecting, position: int | None, member: int | None, login: str | None, force: bool) -> None:
+    """Take a row away from its owner, by its position (see `sqlsem ls`); or all rows of a member, or of a login, with
+    its members.
 
     One that waits is gone at once. A living holder is told, and has its grace to stop (`sqlsem run` ends its command);
     with --force it is not waited for.
@@ -298,11 +301,24 @@ def release(options: Connecting, position: int, force: bool) -> None:
     Examples:
       sqlsem release 4711
       sqlsem release 4711 --force
+      sqlsem release --login nightly_etl --force
 
     \b
     Exit codes: 0 it is gone, or its holder has been told; 1 there is no
       such row.
     """
+    if sum(one is not None for one in (position, member, login)) != 1:
+        raise click.UsageError("Name one of POSITION, --member and --login.")
+    if position is None:
+        with options.coordinator(looks=True) as coordinator:
+            number = coordinator.revoke_members(member=member, login=login, force=force)
+        output.echo(
+            f"{number} members are gone, with their rows."
+            if force
+            else f"{number} members are gone; members that still hold something have been told, and have their "
+            f"grace to stop. Not to wait: --force"
+        )
+        return
     with options.coordinator(looks=True) as coordinator:
         entry, gone = take_away(coordinator, position, force=force)
     what = f"Position {position}"

@@ -13,7 +13,7 @@ from sqlsem.cli.options import json_option, most_option
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.chains import Waits
 from sqlsem.insight.overview import Overview
-from sqlsem.insight.rates import goes_in, rate_words
+from sqlsem.insight.rates import goes_in, rate_words, used_words
 from sqlsem.insight.reasons import reasons, task_reasons
 from sqlsem.insight.task_estimates import MOST_ENDED
 from sqlsem.model import TaskEntry
@@ -62,6 +62,8 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
         lines, plain = ([], []) if is_task else _requests(coordinator, found, what, most)
         if not plain:
             lines, plain = _tasks(coordinator, found, what, most)
+        if not plain and not is_task and what.startswith(RATE_PREFIX):
+            lines, plain = _rate(coordinator, what.removeprefix(RATE_PREFIX))
     if as_json:
         output.print_json(plain)
     elif plain:
@@ -101,6 +103,13 @@ def _requests(
     if len(entries) > most:
         lines.append(f"There are {len(entries) - most} more; see them with --most.")
     return lines, plain
+
+
+def _rate(coordinator: sqlsem.Coordinator, name: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """A rate for which nobody waits now."""
+    windows = coordinator.rates(name)
+    lines = [f"Nobody waits for the rate {name!r}: {used_words(windows)}"] if windows else []
+    return lines, [{"rate": {"windows": [window.as_dict() for window in windows]}}] if windows else []
 
 
 def _tasks(

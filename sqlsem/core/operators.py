@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlsem.core.process import Process
@@ -37,7 +38,7 @@ from sqlsem.model import (
     check_name,
     check_some,
 )
-from sqlsem.model_rates import RateEntry
+from sqlsem.model_rates import RateEntry, RateRequest, Windows, windows_of
 from sqlsem.names import RATE_PREFIX
 
 __all__ = ["Operators"]
@@ -113,7 +114,8 @@ class Operators:
             since: No longer ago than this (``"24h"``), by the database's clock.
             until: No shorter ago than this.
             action: Only this: ``"pause"``, ``"resume"``, ``"cap"``, ``"stale_after"``, ``"ageing"``, ``"revoke"``,
-                ``"reap"``, ``"retry"``, ``"cancel"``; of a work queue ``"limit"``, ``"key_limit"``, ``"rate"``,
+                ``"revoke_members"``, ``"reap"``, ``"retry"``, ``"cancel"``; ``"forget"`` of a periodic run, ``"reset"``
+                and ``"rate_limit"`` of a rate; of a work queue ``"limit"``, ``"key_limit"``, ``"rate"``,
                 ``"key_rate"`` or ``"weight"``.
             who: Of this login, host, ``host:pid`` or program.
 
@@ -130,6 +132,33 @@ class Operators:
         check_some("The rate's name", name)
         resource = None if name is None else RATE_PREFIX + name
         return self.process.look(lambda session: session.rates(resource), RateSession)
+
+    def set_rate(self, name: str, limit: int | Windows | None, per: Duration | None = None) -> None:
+        """Set the most that may be used of a rate in a window, whatever programs declare; `sqlsem.rate` without numbers
+        goes by it. It counts at once, for what was used before, too.
+
+        Args:
+            name: The rate's.
+            limit: As of `sqlsem.rate`, also several windows; None lifts the limit of the window ``per``.
+            per: The window.
+
+        >>> coordinator.set_rate("api", 100, per="1m")  # doctest: +SKIP
+        """
+        resource = RateRequest(name, ()).resource
+        if limit is None:
+            (window,) = windows_of(1, per)
+            changes: list[tuple[int, int | None]] = [(window.ms, None)]
+        else:
+            changes = [(window.ms, window.limit) for window in windows_of(limit, per)]
+        for window_ms, number in changes:
+            self.process.look(partial(_set_rate, resource, window_ms, number), RateSession)
+
+    def reset_rate(self, name: str) -> bool:
+        """Begin a rate anew: forget all use of it, debts, and the limits that programs have declared. False where
+        nothing is known of it. An operator's limits stay. Programs may use the whole limit once more at once.
+        """
+        resource = RateRequest(name, ()).resource
+        return self.process.look(lambda session: session.reset_rate(resource), RateSession)
 
     def resources(self) -> list[Resource]:
         """All resources that have rows or settings."""
@@ -206,6 +235,24 @@ class Operators:
         if code < 0:
             raise NotHeld(f"There is no row at position {position}; see: sqlsem ls")
         return code == 0
+
+    def revoke_members(self, *, member: int | None = None, login: str | None = None, force: bool = False) -> int:
+        """Take all rows away from a member, or from all members of a login, as `revoke` does, and remove the members. A
+        living holder is told first, and its member stays until it has given up its rows, unless ``force``. The number
+        of members removed.
+
+        Args:
+            member: The member's number.
+            login: The login; name one of the two.
+            force: Do not wait for living holders.
+        """
+        if (member is None) == (login is None):
+            raise ConfigurationError("Name either a member or a login whose members are removed")
+        if member is not None:
+            check_count("The number of a member", member, most=2**63 - 1)
+        if login is not None:
+            check_name("The login", login)
+        return self.process.look(lambda session: session.revoke_members(member, login, force), Administration)
 
     def reap(self) -> int:
         """Test every owner now and remove what the dead left behind; the number of rows removed."""
@@ -325,6 +372,10 @@ class Operators:
             raise _cannot("cancel", task_id, code, "pending, running or failed")
         self.process.bell.notify()
         return code != RUNS
+
+
+def _set_rate(resource: str, window_ms: int, limit: int | None, session: RateSession) -> bool:
+    return session.set_rate(resource, window_ms, limit)
 
 
 def _wanted(since: Duration | None, until: Duration | None, **others: Any) -> dict[str, Any]:

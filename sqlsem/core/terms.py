@@ -256,7 +256,7 @@ def all_of(locks: Sequence[HasTerms], options: GroupOptions, process: Process | 
 
 def rate(
     name: Name,
-    limit: int | Windows,
+    limit: int | Windows | None,
     per: Duration | None,
     cost: int,
     burst: int | None,

@@ -166,8 +166,12 @@ def render_history(past: Sequence[Past], width: int) -> RenderableType:
 
 def _done(one: Operation) -> str:
     """What was done, with what it was before."""
-    if one.action in ("cap", "stale_after", "ageing"):
-        unit = "" if one.action == "cap" else " ms"
+    if one.action == "revoke_members":
+        return f"revoke {one.old} ({one.new})"
+    if one.action == "reset":
+        return f"reset ({one.old} used)"
+    if one.action in ("cap", "stale_after", "ageing", "rate_limit"):
+        unit = " ms" if one.action in ("stale_after", "ageing") else ""
         return f"{one.action} {one.old or 'none'} → {one.new or 'none'}{unit}"
     if one.action == "revoke":
         return f"revoke ({one.old}{', at once' if one.new == 'force' else ''})"

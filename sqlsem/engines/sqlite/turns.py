@@ -131,7 +131,9 @@ class SqliteTurns(SqliteUsed, QueueLimitSession):
             whose = hashlib.sha256(f"{queue}\x1f{rate['task_key']}".encode()).hexdigest()
             state = self.rate_state(TASKS_PREFIX + whose)
             before = {ms: known.copy() for ms, known in state.windows.items()}
-            wait_ms = state.take(RateRequest(whose, (Window(rate["ms"], rate["most"]),), 1 + ahead), now_us)
+            wait_ms = state.take(
+                RateRequest(whose, (Window(rate["ms"], rate["most"]),), 1 + ahead), now_us, declares=False
+            )
             if wait_ms:
                 if start:
                     self.run("put_queue_wait", {**waits, "since": now_us // 1000, "free": now_us // 1000 + wait_ms})

@@ -11,7 +11,8 @@ CREATE TABLE {schema}.setting (
     value nvarchar(255) NOT NULL
 );
 INSERT INTO {schema}.setting (name, value)
-VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'30'), (N'history_rows', N'1000000');
+VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'30'), (N'history_rows', N'1000000'),
+       (N'max_grace', N'86400'), (N'max_lease', N'604800'), (N'max_members', N'5000');
 
 -- Members -----------------------------------------------------------------------------------------------------------
 
@@ -150,8 +151,12 @@ CREATE INDEX operation_done ON {schema}.operation (done_at);
 CREATE TABLE {schema}.rate_window (
     resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,  -- N'rate:' and the rate's name
     window_ms   bigint NOT NULL CONSTRAINT rate_window_window_ms_check CHECK (window_ms >= 1),
-    -- In one window, as it was declared last.
+    -- In one window, as it counted at the last take; and so the burst.
     rate_limit  bigint NOT NULL CONSTRAINT rate_window_rate_limit_check CHECK (rate_limit >= 1),
+    burst       bigint NULL,
+    -- An operator's upper bound for rate_limit, and its default.
+    cap         bigint NULL CONSTRAINT rate_window_cap_check CHECK (cap >= 1),
+    cap_by      nvarchar(128) NULL,
     seen_ms     bigint NOT NULL,  -- when it was last taken from
     full_us     bigint NULL,      -- with a burst: when the whole burst is there again
     -- Counted since the window is known; they only grow.
@@ -161,13 +166,17 @@ CREATE TABLE {schema}.rate_window (
     CONSTRAINT rate_window_pk PRIMARY KEY (resource_id, window_ms)
 );
 
--- The use of a rate in a hundredth part of a window. It counts until all of that part is out of the window.
+-- The use of a rate by a login in a hundredth part of a window. It counts until all of that part is out of the window, and with
+-- it the lowest limit and burst that the login's requests have declared for this window in that time.
 CREATE TABLE {schema}.rate_slot (
     resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     window_ms   bigint NOT NULL,
     slot        bigint NOT NULL,  -- since 1970
+    login       nvarchar(128) NOT NULL,  -- only this login adjusts the use; N'' of the starts of tasks
     used        bigint NOT NULL CONSTRAINT rate_slot_used_check CHECK (used >= 0),
-    CONSTRAINT rate_slot_pk PRIMARY KEY (resource_id, window_ms, slot)
+    rate_limit  bigint NULL,      -- NULL: no limit was declared for this window
+    burst       bigint NULL,
+    CONSTRAINT rate_slot_pk PRIMARY KEY (resource_id, window_ms, slot, login)
 );
 
 -- The last run of each name that runs once per period (once.sql).
@@ -186,8 +195,10 @@ CREATE TABLE {schema}.once_run (
 -- the lock knows the word.
 CREATE TABLE {schema}.departure (
     word    varchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT departure_pk PRIMARY KEY,
+    login   nvarchar(128) NOT NULL CONSTRAINT departure_login_default DEFAULT ORIGINAL_LOGIN(),
     left_at datetime2(6) NOT NULL CONSTRAINT departure_left_at_default DEFAULT SYSUTCDATETIME()
 );
+CREATE INDEX departure_login ON {schema}.departure (login);
 
 -- From hand_over to adopt the rows belong to a member of their own, in transit, which lives by a lease of ttl_ms: member_id.
 -- The token itself is nowhere. Rows of the past are kept for a day, to say why a token cannot be adopted.

@@ -900,7 +900,8 @@ BEGIN
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @pending bit = 0, @running bit = 0, @next_pending bit = 0, @failed bigint, @order int,
-            @any bit = 0, @any_next bit = 0;
+            @any bit = 0, @any_next bit = 0, @all bit;
+    EXEC @all = {schema}.sees_all;
     SELECT TOP (1) @order = task_order FROM {schema}.task WITH (INDEX (task_open))
     WHERE queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_order;
     -- One look for both: a task goes from the one to the other at any time, and two looks could miss it.
@@ -923,7 +924,8 @@ BEGIN
     SELECT TOP (1) @failed = task_id FROM {schema}.task WITH (INDEX (task_open))
     WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND status = N'failed' ORDER BY task_order, task_id;
     SELECT @pending AS pending, @running AS running, @next_pending AS next_pending, @failed AS failed,
-           (SELECT t.error FROM {schema}.task AS t WHERE t.task_id = @failed) AS error;
+           -- (A login that only puts tasks sees what became of its own.)
+           (SELECT t.error FROM {schema}.task AS t WHERE t.task_id = @failed AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())) AS error;
 END;
 GO
 

@@ -66,7 +66,7 @@ DECLARE
                        'list_schedules'],
         'w', ARRAY['claim_task', 'claim_parked', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
                    'asked_of_tasks', 'fire_schedule', 'session_leftovers', 'session_asked', 'seconds_since', 'error_words'],
-        'o', ARRAY['set_queue', 'set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap', 'abandon_batch']);
+        'o', ARRAY['reset_rate', 'set_rate', 'revoke_members', 'set_queue', 'set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap', 'abandon_batch']);
     v_role  record;
     v_thing record;
 BEGIN

@@ -341,7 +341,7 @@ CREATE OR REPLACE FUNCTION {schema}.time_left(p_timeout_ms integer, p_started ti
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE WHEN p_timeout_ms >= 0
-                THEN greatest(0, p_timeout_ms - 1000 * extract(epoch FROM clock_timestamp() - p_started))::integer END
+                THEN least(p_timeout_ms, greatest(0, p_timeout_ms - 1000 * extract(epoch FROM clock_timestamp() - p_started)))::integer END
 $$;
 
 -- What tells a request of a session's from all others.

@@ -13,7 +13,8 @@ CREATE TABLE {schema}.setting (
 COMMENT ON TABLE {schema}.setting IS
     'sqlsem: schema_version, oldest_client (the oldest client that still works), history_days, history_rows';
 INSERT INTO {schema}.setting (name, value)
-VALUES ('schema_version', '1'), ('oldest_client', '1'), ('history_days', '30'), ('history_rows', '1000000');
+VALUES ('schema_version', '1'), ('oldest_client', '1'), ('history_days', '30'), ('history_rows', '1000000'),
+       ('max_grace', '86400'), ('max_lease', '604800'), ('max_members', '5000');
 
 -- Members -----------------------------------------------------------------------------------------------------------
 
@@ -150,7 +151,10 @@ COMMENT ON TABLE {schema}.operation IS 'sqlsem: what operators did (pause, cap, 
 CREATE TABLE {schema}.rate_window (
     resource_id varchar(255) COLLATE "C" NOT NULL,  -- 'rate:' and the rate's name
     window_ms   bigint NOT NULL CHECK (window_ms >= 1),
-    rate_limit  bigint NOT NULL CHECK (rate_limit >= 1),  -- in one window, as it was declared last
+    rate_limit  bigint NOT NULL CHECK (rate_limit >= 1),  -- in one window, as it counted at the last take
+    burst       bigint,                                   -- the same
+    cap         bigint CHECK (cap >= 1),                  -- an operator's upper bound for rate_limit, and its default
+    cap_by      name,
     seen_ms     bigint NOT NULL,                          -- when it was last taken from
     full_us     bigint,                                   -- with a burst: when the whole burst is there again
     promised_ms bigint,                                   -- the last moment that is promised to a request
@@ -162,13 +166,17 @@ CREATE TABLE {schema}.rate_window (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE {schema}.rate_window IS 'sqlsem: rates, and the windows that they have';
 
--- The use of a rate in a hundredth part of a window. It counts until all of that part is out of the window.
+-- The use of a rate by a login in a hundredth part of a window. It counts until all of that part is out of the window, and with
+-- it the lowest limit and burst that the login's requests have declared for this window in that time.
 CREATE TABLE {schema}.rate_slot (
     resource_id varchar(255) COLLATE "C" NOT NULL,
     window_ms   bigint NOT NULL,
     slot        bigint NOT NULL,  -- since 1970
+    login       name NOT NULL,    -- only this login adjusts the use; '' of the starts of tasks
     used        bigint NOT NULL CHECK (used >= 0),
-    PRIMARY KEY (resource_id, window_ms, slot)
+    rate_limit  bigint,           -- NULL: no limit was declared for this window
+    burst       bigint,
+    PRIMARY KEY (resource_id, window_ms, slot, login)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE {schema}.rate_slot IS 'sqlsem: what was used of each rate';
 
@@ -189,8 +197,10 @@ COMMENT ON TABLE {schema}.once_run IS 'sqlsem: what runs once per period, and wh
 -- the lock knows the word.
 CREATE TABLE {schema}.departure (
     word    varchar(64) COLLATE "C" PRIMARY KEY,
+    login   name NOT NULL DEFAULT session_user,
     left_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+CREATE INDEX departure_login ON {schema}.departure (login);
 COMMENT ON TABLE {schema}.departure IS 'sqlsem: transactions that have given a lock back, until its owner has seen it';
 
 -- From hand_over to adopt the rows belong to a member of their own, in transit, which lives by a lease of ttl_ms: member_id.

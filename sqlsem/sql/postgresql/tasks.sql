@@ -684,6 +684,9 @@ DECLARE
     v_any  record;
     v_task record;
 BEGIN
+    IF jsonb_typeof(p_tasks) <> 'array' OR jsonb_path_exists(p_tasks, '$[*] ? (@.type() != "object" || !exists (@.kind) || @.kind == null)') THEN
+        RAISE EXCEPTION 'sqlsem: tasks are put as a list of objects, each with a kind and a body' USING ERRCODE = '22023';
+    END IF;
     -- One pass over them all says what there is to be looked at.
     SELECT min(r.ordinal) FILTER (
                WHERE r.body IS NULL OR NOT coalesce(r.after_ms, 0) BETWEEN 0 AND 315360000000
@@ -761,6 +764,9 @@ DECLARE
 BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
     PERFORM {schema}.check_tasks(p_tasks);
+    IF char_length(p_uid) > 64 THEN
+        RAISE EXCEPTION 'sqlsem: the uid of a put has at most 64 characters' USING ERRCODE = '22023';
+    END IF;
     PERFORM {schema}.hold_marks(p_queue);
     v_turns := {schema}.in_turns(p_queue, false) OR jsonb_path_exists(p_tasks, '$[*].key ? (@ != null)');
     v_key := coalesce(p_tasks->0->>'unique', p_tasks->0->>'replace');  -- (Where there is one, the task is alone.)
@@ -1006,7 +1012,9 @@ DECLARE
     v_ids    bigint[];
 BEGIN
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
-    IF json_array_length(p_ends) > 0 THEN
+    IF json_typeof(p_ends) <> 'array' OR EXISTS (SELECT FROM json_array_elements(p_ends) AS e WHERE json_typeof(e) <> 'object') THEN
+        RAISE EXCEPTION 'sqlsem: the ends of tasks are a list of objects' USING ERRCODE = '22023';
+    ELSIF json_array_length(p_ends) > 0 THEN
         WITH done AS (
             UPDATE {schema}.task AS t
             SET status = {schema}.status_after(e.outcome, t.failures, t.max_attempts, t.cancel_asked_at IS NOT NULL),
@@ -1237,20 +1245,22 @@ BEGIN
         SELECT l.task_order, l.mark, l.survivors FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue
         ORDER BY l.serial DESC LIMIT 1),
     opened AS NOT MATERIALIZED (
-        SELECT t.task_order, t.task_id, t.status, t.error FROM mark AS w CROSS JOIN {schema}.task AS t
+        SELECT t.task_order, t.task_id, t.status, t.error, t.put_by FROM mark AS w CROSS JOIN {schema}.task AS t
         WHERE t.task_id = ANY (w.survivors) AND coalesce(t.is_open, false)
         UNION ALL
-        SELECT t.task_order, t.task_id, t.status, t.error FROM {schema}.task AS t
+        SELECT t.task_order, t.task_id, t.status, t.error, t.put_by FROM {schema}.task AS t
         WHERE t.is_open AND t.queue_name <= p_queue
           AND (t.queue_name, t.task_order, t.task_id)
               >= (p_queue, coalesce((SELECT w.task_order FROM mark AS w), -2147483648), coalesce((SELECT w.mark FROM mark AS w), 0)))
     SELECT EXISTS (SELECT FROM opened AS o WHERE o.status = 'pending'), EXISTS (SELECT FROM {schema}.running_tasks(p_queue)),
            EXISTS (SELECT FROM opened AS o WHERE o.status = 'pending'
                    AND o.task_order = (SELECT p.task_order FROM opened AS p ORDER BY p.task_order LIMIT 1)),
-           f.task_id, f.error
+           f.task_id,
+           -- (A login that only puts tasks sees what became of its own.)
+           CASE WHEN f.put_by = session_user OR {schema}.has_role('worker', 'operator', 'reader') THEN f.error END
     INTO pending, running, next_pending, failed, error
     FROM (SELECT 1) AS one
-    LEFT JOIN LATERAL (SELECT o.task_id, o.error FROM opened AS o WHERE o.status = 'failed'
+    LEFT JOIN LATERAL (SELECT o.task_id, o.error, o.put_by FROM opened AS o WHERE o.status = 'failed'
                        ORDER BY o.task_order, o.task_id LIMIT 1) AS f ON true;
 END
 $$;
@@ -1318,20 +1328,20 @@ AS $$
            AND (p_status IS NULL OR t.status = CASE p_status WHEN 'lost' THEN 'running' ELSE p_status END)
            AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
          ORDER BY t.queue_name, t.task_order, t.task_id
-         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE p_skip + p_most END)
+         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE greatest(p_skip, 0)::bigint + CASE WHEN p_most < 0 THEN 0 ELSE p_most END END)
         UNION ALL
         (SELECT t.* FROM {schema}.task AS t
          WHERE t.is_open AND t.task_priority <> 0 AND (p_queue IS NULL OR t.queue_name = p_queue)
            AND (p_status IS NULL OR t.status = CASE p_status WHEN 'lost' THEN 'running' ELSE p_status END)
            AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
          ORDER BY t.queue_name, t.task_order, t.task_priority DESC, t.task_id
-         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE p_skip + p_most END)
+         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE greatest(p_skip, 0)::bigint + CASE WHEN p_most < 0 THEN 0 ELSE p_most END END)
         UNION ALL
         (SELECT t.* FROM {schema}.task AS t
          WHERE p_status IS DISTINCT FROM 'pending' AND NOT t.is_open AND (p_queue IS NULL OR t.queue_name = p_queue)
            AND (p_status IS NULL OR t.status = p_status)
            AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
-         ORDER BY t.ended_at DESC, t.task_id DESC LIMIT p_skip + p_most))
+         ORDER BY t.ended_at DESC, t.task_id DESC LIMIT greatest(p_skip, 0)::bigint + CASE WHEN p_most < 0 THEN 0 ELSE p_most END))
     SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, s.status, t.on_failure, t.attempt, t.failures, t.losses,
            t.max_attempts, t.put_at,
            greatest(least(CASE WHEN t.lock_count IS NULL THEN t.ready_at ELSE t.asks_at END, '9999-12-30 UTC'), '0001-01-03 UTC'),
@@ -1350,7 +1360,7 @@ AS $$
     WHERE p_status IS NULL OR s.status = p_status
     ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
              CASE WHEN t.is_open THEN t.task_priority END DESC, CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
-    LIMIT p_most OFFSET p_skip
+    LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END OFFSET greatest(p_skip, 0)
 $$;
 
 -- The first page of them.
@@ -1628,7 +1638,7 @@ AS $$
             SELECT task_id FROM {schema}.task
             WHERE NOT is_open
               AND ended_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
-            ORDER BY ended_at LIMIT p_most FOR UPDATE SKIP LOCKED))
+            ORDER BY ended_at LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED))
         RETURNING task_id),
     log AS (DELETE FROM {schema}.task_log AS l USING gone WHERE l.task_id = gone.task_id),
     -- Of queues that are used no more. (Not those that say nothing: there may be others below them.)
@@ -1638,7 +1648,7 @@ AS $$
     -- Of keys that come no more.
     waits AS (DELETE FROM {schema}.queue_wait AS w WHERE (w.queue_name, w.task_key) IN (
                   SELECT v.queue_name, v.task_key FROM {schema}.queue_wait AS v WHERE v.free_ms < {schema}.clock_ms() - 86400000
-                  LIMIT p_most FOR UPDATE SKIP LOCKED))
+                  LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED))
     SELECT count(*) FROM gone
 $$;
 

@@ -135,17 +135,25 @@ WHERE w.resource_id BETWEEN 'rate:' AND 'rate;' AND w.resource_id LIKE 'rate:%'
 GROUP BY w.resource_id ORDER BY max(coalesce(q.waiting, 0)) DESC, max(w.seen_ms) DESC, w.resource_id LIMIT ?
 
 -- name: rate_windows
-SELECT window_ms, rate_limit, seen_ms, full_us, taken, returned, waits FROM {schema}_rate_window WHERE resource_id = ?
+SELECT window_ms, rate_limit, seen_ms, full_us, taken, returned, waits, burst, cap FROM {schema}_rate_window WHERE resource_id = ?
 
 -- name: rate_slots
-SELECT window_ms, slot, used FROM {schema}_rate_slot WHERE resource_id = ?
+SELECT window_ms, slot, used, rate_limit, burst FROM {schema}_rate_slot WHERE resource_id = ?
 
 -- name: put_rate_window
-INSERT OR REPLACE INTO {schema}_rate_window (resource_id, window_ms, rate_limit, seen_ms, full_us, taken, returned, waits)
-VALUES (:resource, :window, :limit, :seen, :full, :taken, :returned, :waits)
+INSERT INTO {schema}_rate_window (resource_id, window_ms, rate_limit, seen_ms, full_us, taken, returned, waits, burst, cap, cap_by)
+VALUES (:resource, :window, :limit, :seen, :full, :taken, :returned, :waits, :burst, :cap, CASE WHEN :cap IS NOT NULL THEN :login END)
+ON CONFLICT (resource_id, window_ms) DO UPDATE
+SET rate_limit = excluded.rate_limit, seen_ms = excluded.seen_ms, full_us = excluded.full_us, taken = excluded.taken,
+    returned = excluded.returned, waits = excluded.waits, burst = excluded.burst, cap = excluded.cap,
+    cap_by = CASE WHEN cap IS excluded.cap THEN cap_by ELSE excluded.cap_by END
+
+-- name: drop_rate_window
+DELETE FROM {schema}_rate_window WHERE resource_id = :resource AND window_ms = :window
 
 -- name: put_rate_slot
-INSERT OR REPLACE INTO {schema}_rate_slot (resource_id, window_ms, slot, used) VALUES (:resource, :window, :slot, :used)
+INSERT OR REPLACE INTO {schema}_rate_slot (resource_id, window_ms, slot, used, rate_limit, burst)
+VALUES (:resource, :window, :slot, :used, :limit, :burst)
 
 -- name: drop_rate_slot
 DELETE FROM {schema}_rate_slot WHERE resource_id = :resource AND window_ms = :window AND slot = :slot
@@ -156,7 +164,8 @@ DELETE FROM {schema}_rate_slot WHERE (resource_id, window_ms) IN (
     SELECT resource_id, window_ms FROM {schema}_rate_window WHERE seen_ms + 2 * window_ms < ({clock} - 86400) * 1000)
 
 -- name: prune_rate_windows
-DELETE FROM {schema}_rate_window WHERE seen_ms + 2 * window_ms < ({clock} - 86400) * 1000
+-- (An operator's limit stays.)
+DELETE FROM {schema}_rate_window WHERE cap IS NULL AND seen_ms + 2 * window_ms < ({clock} - 86400) * 1000
 
 -- name: find
 SELECT resource_id, queue_position, requesting_id, granted_at IS NOT NULL AND revoked_at IS NULL AS granted FROM {table}
@@ -548,6 +557,16 @@ WHERE (t.resource_id = :resource OR substr(t.resource_id, 1, length(:prefix)) = 
   AND t.concurrency_limit IS NULL AND t.member_id IS NOT NULL
   AND NOT EXISTS (SELECT 1 FROM {schema}_resource AS o WHERE o.resource_id = t.resource_id AND o.cap IS NOT NULL)
   AND NOT EXISTS (SELECT 1 FROM {schema}_limit_pattern WHERE substr(t.resource_id, 1, length(prefix)) = prefix)
+
+-- name: members_of
+SELECT member_id FROM {schema}_member WHERE member_id = :member OR login = :login ORDER BY member_id
+
+-- name: positions_of
+SELECT queue_position FROM {table} WHERE member_id = ? ORDER BY queue_position
+
+-- name: drop_member_without_rows
+DELETE FROM {schema}_member
+WHERE member_id = :member AND NOT EXISTS (SELECT 1 FROM {table} WHERE member_id = :member)
 
 -- name: note_operation
 INSERT INTO {schema}_operation (login, host, pid, program, action, resource_id, queue_position, queue_name, task_id, old_value, new_value)

@@ -131,7 +131,10 @@ CREATE INDEX {schema}_operation_done ON {schema}_operation (done_at);
 CREATE TABLE {schema}_rate_window (
     resource_id TEXT NOT NULL,  -- 'rate:' and the rate's name
     window_ms   INTEGER NOT NULL CHECK (window_ms >= 1),
-    rate_limit  INTEGER NOT NULL CHECK (rate_limit >= 1),  -- in one window, as it was declared last
+    rate_limit  INTEGER NOT NULL CHECK (rate_limit >= 1),  -- in one window, as it counted at the last take
+    burst       INTEGER,                                   -- the same
+    cap         INTEGER CHECK (cap >= 1),                  -- an operator's upper bound for rate_limit, and its default
+    cap_by      TEXT,
     seen_ms     INTEGER NOT NULL,                          -- when it was last taken from
     full_us     INTEGER,                                   -- with a burst: when the whole burst is there again
     -- Counted since the window is known; they only grow.
@@ -141,12 +144,15 @@ CREATE TABLE {schema}_rate_window (
     PRIMARY KEY (resource_id, window_ms)
 ) WITHOUT ROWID;
 
--- The use of a rate in a hundredth part of a window. It counts until all of that part is out of the window.
+-- The use of a rate in a hundredth part of a window. It counts until all of that part is out of the window, and with it the lowest
+-- limit and burst that requests have declared for this window in that time.
 CREATE TABLE {schema}_rate_slot (
     resource_id TEXT NOT NULL,
     window_ms   INTEGER NOT NULL,
     slot        INTEGER NOT NULL,  -- since 1970
     used        INTEGER NOT NULL CHECK (used >= 0),
+    rate_limit  INTEGER,           -- NULL: no limit was declared for this window
+    burst       INTEGER,
     PRIMARY KEY (resource_id, window_ms, slot)
 ) WITHOUT ROWID;
 
