@@ -18,7 +18,7 @@ SET search_path = pg_catalog, pg_temp;
 
 CREATE OR REPLACE FUNCTION {schema}.lock_class(p_kind integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT (pg_catalog.hashtext('sqlsem.{schema}'::text) OPERATOR(pg_catalog.&) 2147483640) OPERATOR(pg_catalog.+) p_kind $$;
+AS $$ SELECT (pg_catalog.hashtext('sqlsem.{schema}'::pg_catalog.text) OPERATOR(pg_catalog.&) 2147483640) OPERATOR(pg_catalog.+) p_kind $$;
 
 -- The second key of a lock; of numbers that go beyond 2^31 the lower half.
 CREATE OR REPLACE FUNCTION {schema}.lock_key(p_number bigint) RETURNS integer
@@ -63,8 +63,8 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.is_upgraded() RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
-    SELECT CASE WHEN pg_catalog.pg_try_advisory_lock_shared(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::pg_catalog.int8)
-                THEN NOT pg_catalog.pg_advisory_unlock_shared(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::pg_catalog.int8)
+    SELECT CASE WHEN pg_catalog.pg_try_advisory_lock_shared(pg_catalog.hashtext('sqlsem.install.{schema}'::pg_catalog.text)::pg_catalog.int8)
+                THEN NOT pg_catalog.pg_advisory_unlock_shared(pg_catalog.hashtext('sqlsem.install.{schema}'::pg_catalog.text)::pg_catalog.int8)
                 ELSE true END
 $$;
 
@@ -238,7 +238,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION {schema}.member_key(p_member bigint) RETURNS varchar
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT (E'\tmember '::text OPERATOR(pg_catalog.||) p_member::text)::varchar $$;
+AS $$ SELECT (E'\tmember '::pg_catalog.text OPERATOR(pg_catalog.||) p_member::pg_catalog.text)::varchar $$;
 
 -- The rows of a resource before a position, the last one first. (These are so simple that the planner inlines them; so they
 -- cannot fix their search_path. Whoever stops early reads no more than that.)
@@ -246,16 +246,16 @@ CREATE OR REPLACE FUNCTION {schema}.newest_first(p_resource varchar, p_before bi
 LANGUAGE sql STABLE
 AS $$
     (SELECT * FROM {schema}.{table}
-     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+     WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text AND queue_position OPERATOR(pg_catalog.<) p_before
        AND queue_position OPERATOR(pg_catalog.>=) coalesce((
-           SELECT mark FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           SELECT mark FROM {schema}.low_water WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
            ORDER BY mark DESC LIMIT 1), 0::bigint)
      ORDER BY queue_position DESC)
     UNION ALL
     (SELECT * FROM {schema}.{table}
-     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+     WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text AND queue_position OPERATOR(pg_catalog.<) p_before
        AND queue_position OPERATOR(pg_catalog.=) ANY ((
-           SELECT survivors FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           SELECT survivors FROM {schema}.low_water WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
            ORDER BY mark DESC LIMIT 1)::bigint[])
      ORDER BY queue_position DESC)
 $$;
@@ -265,16 +265,16 @@ CREATE OR REPLACE FUNCTION {schema}.oldest_first(p_resource varchar, p_before bi
 LANGUAGE sql STABLE
 AS $$
     (SELECT * FROM {schema}.{table}
-     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+     WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text AND queue_position OPERATOR(pg_catalog.<) p_before
        AND queue_position OPERATOR(pg_catalog.=) ANY ((
-           SELECT survivors FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           SELECT survivors FROM {schema}.low_water WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
            ORDER BY mark DESC LIMIT 1)::bigint[])
      ORDER BY queue_position)
     UNION ALL
     (SELECT * FROM {schema}.{table}
-     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+     WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text AND queue_position OPERATOR(pg_catalog.<) p_before
        AND queue_position OPERATOR(pg_catalog.>=) coalesce((
-           SELECT mark FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           SELECT mark FROM {schema}.low_water WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
            ORDER BY mark DESC LIMIT 1), 0::bigint)
      ORDER BY queue_position)
 $$;
@@ -287,7 +287,7 @@ AS $$
      WHERE member_id OPERATOR(pg_catalog.=) p_member
        AND queue_position OPERATOR(pg_catalog.=) ANY ((
            SELECT survivors FROM {schema}.low_water
-           WHERE resource_id::text OPERATOR(pg_catalog.=) {schema}.member_key(p_member)::text
+           WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) {schema}.member_key(p_member)::pg_catalog.text
            ORDER BY mark DESC LIMIT 1)::bigint[])
      ORDER BY queue_position)
     UNION ALL
@@ -295,7 +295,7 @@ AS $$
      WHERE member_id OPERATOR(pg_catalog.=) p_member
        AND queue_position OPERATOR(pg_catalog.>=) coalesce((
            SELECT mark FROM {schema}.low_water
-           WHERE resource_id::text OPERATOR(pg_catalog.=) {schema}.member_key(p_member)::text
+           WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) {schema}.member_key(p_member)::pg_catalog.text
            ORDER BY mark DESC LIMIT 1), 0::bigint)
      ORDER BY queue_position)
 $$;
@@ -370,11 +370,11 @@ CREATE OR REPLACE FUNCTION {schema}.set_for(p_resource varchar) RETURNS TABLE (c
 LANGUAGE sql STABLE
 AS $$
     SELECT CASE WHEN o.cap IS NULL AND o.patterns THEN {schema}.pattern_cap(p_resource) ELSE o.cap END, o.paused_at
-    FROM (SELECT pg_catalog.max(r.cap) FILTER (WHERE r.resource_id::text OPERATOR(pg_catalog.=) p_resource::text) AS cap,
-                 pg_catalog.max(r.paused_at) FILTER (WHERE r.resource_id::text OPERATOR(pg_catalog.=) p_resource::text) AS paused_at,
-                 pg_catalog.bool_or(r.resource_id::text OPERATOR(pg_catalog.=) '*'::text) AS patterns
+    FROM (SELECT pg_catalog.max(r.cap) FILTER (WHERE r.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text) AS cap,
+                 pg_catalog.max(r.paused_at) FILTER (WHERE r.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text) AS paused_at,
+                 pg_catalog.bool_or(r.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) '*'::pg_catalog.text) AS patterns
           FROM {schema}.resource AS r
-          WHERE r.resource_id::text OPERATOR(pg_catalog.=) ANY (ARRAY[p_resource::text, '*'::text])) AS o
+          WHERE r.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) ANY (ARRAY[p_resource::pg_catalog.text, '*'::pg_catalog.text])) AS o
     OFFSET 0
 $$;
 
@@ -396,7 +396,7 @@ AS $$
            CASE WHEN a.over IS NULL THEN 'paused' WHEN a.alone OPERATOR(pg_catalog.=) a.over THEN 'leave'
                 WHEN a.waiter IS NOT NULL THEN 'grant' ELSE 'any' END,
            (SELECT queue_position FROM {schema}.{table}
-            WHERE request_uid::text OPERATOR(pg_catalog.=) p_uid::text AND resource_id::text OPERATOR(pg_catalog.=) p_resource::text)
+            WHERE request_uid::pg_catalog.text OPERATOR(pg_catalog.=) p_uid::pg_catalog.text AND resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text)
     FROM (SELECT 1) AS one
     CROSS JOIN LATERAL {schema}.set_for(p_resource) AS o
     CROSS JOIN LATERAL (
@@ -408,8 +408,8 @@ AS $$
         FROM (SELECT queue_position, weight, concurrency_limit, granted_at,
                      pg_catalog.sum(weight) OVER down AS load, pg_catalog.min(concurrency_limit) OVER down AS lowest
               FROM (SELECT * FROM {schema}.newest_first(p_resource, p_position)
-                    WHERE p_access::text OPERATOR(pg_catalog.=) 'write'::text
-                       OR access_type::text OPERATOR(pg_catalog.<>) p_access::text
+                    WHERE p_access::pg_catalog.text OPERATOR(pg_catalog.=) 'write'::pg_catalog.text
+                       OR access_type::pg_catalog.text OPERATOR(pg_catalog.<>) p_access::pg_catalog.text
                     LIMIT least(p_limit, o.cap)) AS r
               WINDOW down AS (ORDER BY queue_position DESC ROWS UNBOUNDED PRECEDING)) AS s
     ) AS a
@@ -713,12 +713,12 @@ AS $$
     FROM {schema}.{table} AS t
     CROSS JOIN LATERAL (
         SELECT n.member_id, n.access_type, n.weight, n.concurrency_limit FROM {schema}.{table} AS n
-        WHERE n.resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+        WHERE n.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
           AND n.queue_position OPERATOR(pg_catalog.>) t.queue_position
         ORDER BY n.queue_position LIMIT 1) AS n
-    WHERE t.resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND t.queue_position OPERATOR(pg_catalog.=) ANY (p_positions)
-      AND t.member_id OPERATOR(pg_catalog.=) p_member AND t.granted_at IS NULL AND t.access_type::text OPERATOR(pg_catalog.=) 'write'::text
-      AND n.member_id OPERATOR(pg_catalog.=) p_member AND n.access_type::text OPERATOR(pg_catalog.=) 'write'::text
+    WHERE t.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text AND t.queue_position OPERATOR(pg_catalog.=) ANY (p_positions)
+      AND t.member_id OPERATOR(pg_catalog.=) p_member AND t.granted_at IS NULL AND t.access_type::pg_catalog.text OPERATOR(pg_catalog.=) 'write'::pg_catalog.text
+      AND n.member_id OPERATOR(pg_catalog.=) p_member AND n.access_type::pg_catalog.text OPERATOR(pg_catalog.=) 'write'::pg_catalog.text
       AND n.weight OPERATOR(pg_catalog.=) t.weight AND (n.concurrency_limit OPERATOR(pg_catalog.=) t.concurrency_limit
                                                         OR n.concurrency_limit IS NULL AND t.concurrency_limit IS NULL)
 $$;
@@ -931,7 +931,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.ageing_of(p_resource varchar) RETURNS integer
 LANGUAGE sql STABLE
 AS $$
-    SELECT o.ageing_ms FROM {schema}.resource AS o WHERE o.resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+    SELECT o.ageing_ms FROM {schema}.resource AS o WHERE o.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.refuse_unranked(p_resource varchar) RETURNS void

@@ -892,26 +892,26 @@ CREATE OR REPLACE FUNCTION {schema}.status_after(p_outcome varchar, p_failures i
 RETURNS varchar
 LANGUAGE sql IMMUTABLE
 AS $$
-    SELECT CASE WHEN p_outcome::text OPERATOR(pg_catalog.=) 'finished'::text THEN 'finished'
-                WHEN p_asked OR p_outcome::text OPERATOR(pg_catalog.=) 'cancelled'::text THEN 'cancelled'
-                WHEN p_outcome::text OPERATOR(pg_catalog.=) 'returned'::text
+    SELECT CASE WHEN p_outcome::pg_catalog.text OPERATOR(pg_catalog.=) 'finished'::pg_catalog.text THEN 'finished'
+                WHEN p_asked OR p_outcome::pg_catalog.text OPERATOR(pg_catalog.=) 'cancelled'::pg_catalog.text THEN 'cancelled'
+                WHEN p_outcome::pg_catalog.text OPERATOR(pg_catalog.=) 'returned'::pg_catalog.text
                      OR (p_failures OPERATOR(pg_catalog.+) 1) OPERATOR(pg_catalog.<) p_max_attempts THEN 'pending' ELSE 'failed' END
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.open_after(p_status varchar, p_on_failure varchar) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 AS $$
-    SELECT p_status::text OPERATOR(pg_catalog.=) 'pending'::text
-           OR p_status::text OPERATOR(pg_catalog.=) 'failed'::text AND p_on_failure::text OPERATOR(pg_catalog.=) 'stop'::text
+    SELECT p_status::pg_catalog.text OPERATOR(pg_catalog.=) 'pending'::pg_catalog.text
+           OR p_status::pg_catalog.text OPERATOR(pg_catalog.=) 'failed'::pg_catalog.text AND p_on_failure::pg_catalog.text OPERATOR(pg_catalog.=) 'stop'::pg_catalog.text
 $$;
 
 -- What is kept as the error of an attempt: who asked for its end comes first.
 CREATE OR REPLACE FUNCTION {schema}.error_after(p_outcome varchar, p_error text, p_asked_by name) RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$
-    SELECT CASE WHEN p_asked_by IS NULL OR p_outcome::text OPERATOR(pg_catalog.=) 'finished'::text THEN p_error
-                ELSE 'cancelled by '::text OPERATOR(pg_catalog.||) p_asked_by::text
-                     OPERATOR(pg_catalog.||) coalesce(E'\n'::text OPERATOR(pg_catalog.||) p_error, ''::text) END
+    SELECT CASE WHEN p_asked_by IS NULL OR p_outcome::pg_catalog.text OPERATOR(pg_catalog.=) 'finished'::pg_catalog.text THEN p_error
+                ELSE 'cancelled by '::pg_catalog.text OPERATOR(pg_catalog.||) p_asked_by::pg_catalog.text
+                     OPERATOR(pg_catalog.||) coalesce(E'\n'::pg_catalog.text OPERATOR(pg_catalog.||) p_error, ''::pg_catalog.text) END
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.retry_at(p_failures integer, p_backoff_ms integer) RETURNS timestamptz
@@ -1868,18 +1868,18 @@ CREATE OR REPLACE PROCEDURE {schema}.work(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_claim  record;
-    v_asked  record;
-    v_since  timestamptz := pg_catalog.clock_timestamp();
+    v_claim  pg_catalog.record;
+    v_asked  pg_catalog.record;
+    v_since  pg_catalog.timestamptz := pg_catalog.clock_timestamp();
     v_pause  double precision := 0.005;
-    v_error  text;
-    v_state  text;
-    v_detail text;
-    v_hint   text;
-    v_where  text;
-    v_status text;
-    v_broken text;  -- what has cancelled the task
-    v_ended  text;  -- how it did that has not finished
+    v_error  pg_catalog.text;
+    v_state  pg_catalog.text;
+    v_detail pg_catalog.text;
+    v_hint   pg_catalog.text;
+    v_where  pg_catalog.text;
+    v_status pg_catalog.text;
+    v_broken pg_catalog.text;  -- what has cancelled the task
+    v_ended  pg_catalog.text;  -- how it did that has not finished
 BEGIN
     CALL {schema}.stand_alone('work');
     IF idle_seconds IS NULL OR NOT idle_seconds OPERATOR(pg_catalog.>=) 0::double precision THEN
@@ -1919,9 +1919,9 @@ BEGIN
                         END IF;
                     END IF;
                     v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, v_ended, NULL, v_error);
-                ELSIF v_claim.kind::text OPERATOR(pg_catalog.<>) 'sql'::text THEN
-                    v_error := 'a database session runs SQL, not kind '::text OPERATOR(pg_catalog.||) v_claim.kind::text
-                               OPERATOR(pg_catalog.||) '; use sqlsem work'::text;
+                ELSIF v_claim.kind::pg_catalog.text OPERATOR(pg_catalog.<>) 'sql'::pg_catalog.text THEN
+                    v_error := 'a database session runs SQL, not kind '::pg_catalog.text OPERATOR(pg_catalog.||) v_claim.kind::pg_catalog.text
+                               OPERATOR(pg_catalog.||) '; use sqlsem work'::pg_catalog.text;
                     CONTINUE;
                 ELSE
                     EXECUTE v_claim.body;
@@ -1933,7 +1933,7 @@ BEGIN
                 EXIT;
             EXCEPTION WHEN query_canceled THEN
                 GET STACKED DIAGNOSTICS v_broken = MESSAGE_TEXT;
-                v_error := coalesce(v_error, '57014: '::text OPERATOR(pg_catalog.||) v_broken);
+                v_error := coalesce(v_error, '57014: '::pg_catalog.text OPERATOR(pg_catalog.||) v_broken);
             WHEN OTHERS THEN
                 IF v_error IS NOT NULL THEN
                     RAISE;
@@ -1961,9 +1961,9 @@ BEGIN
             RAISE EXCEPTION 'sqlsem: task % was broken off: %', v_claim.task_id, v_broken
                 USING ERRCODE = '57014', HINT = 'Give work all the time that it needs (statement_timeout = 0).';
         ELSIF v_error IS NULL THEN
-            done := done + 1;
-        ELSIF v_ended OPERATOR(pg_catalog.=) 'failed'::text THEN
-            failed := failed + 1;
+            done := done OPERATOR(pg_catalog.+) 1;
+        ELSIF v_ended OPERATOR(pg_catalog.=) 'failed'::pg_catalog.text THEN
+            failed := failed OPERATOR(pg_catalog.+) 1;
         END IF;
         v_since := pg_catalog.clock_timestamp();
         v_pause := 0.005;
