@@ -204,8 +204,29 @@ SELECT {schema}.prune(%s)
 -- name: prune_operations
 SELECT {schema}.prune_operations(%s)
 
+-- name: is_installed
+-- Whether there is a table for installers to lock.
+SELECT pg_catalog.to_regclass('{schema}.installer'::pg_catalog.text) IS NOT NULL
+
 -- name: install_lock
-SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('sqlsem.install.{schema}'::pg_catalog.text)::bigint)
+LOCK TABLE {schema}.installer IN SHARE ROW EXCLUSIVE MODE
+
+-- name: install_begin
+-- Sessions that wait for locks stand aside from here on (is_upgraded).
+SELECT pg_catalog.setval('{schema}.installer_backend_pid_seq'::pg_catalog.regclass, pg_catalog.pg_backend_pid()::bigint, true)
+
+-- name: install_end
+SELECT pg_catalog.setval('{schema}.installer_backend_pid_seq'::pg_catalog.regclass, 1::bigint, false)
+WHERE pg_catalog.pg_sequence_last_value('{schema}.installer_backend_pid_seq'::pg_catalog.regclass)
+      OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid()::bigint
+
+-- name: installers
+SELECT l.pid, a.usename::pg_catalog.text
+FROM pg_catalog.pg_locks AS l LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid OPERATOR(pg_catalog.=) l.pid
+WHERE l.locktype OPERATOR(pg_catalog.=) 'relation'::pg_catalog.text AND l.granted
+  AND l.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('{schema}.installer'::pg_catalog.text)::pg_catalog.oid
+  AND l.mode OPERATOR(pg_catalog.<>) 'AccessShareLock'::pg_catalog.text AND l.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()
+ORDER BY l.pid
 
 -- name: lock_tables
 -- Before the schema scripts of an upgrade: locks all tables of the schema, at once or not at all. A script that locked some of

@@ -6,11 +6,15 @@
 --   class + 2, queue_position         entry    held by the session of a row's owner while the row stands
 --   class + 3, queue_position         waiting  held by a session while it waits for that row's grant
 --   class + 4, hash of the round      round    held for the length of one decision about rounds (rounds.sql)
---   class + 5, 0                      origin   held while numbers are set forward after a promotion (check_origin)
 --   class + 5, 1                      news     shared by sessions that listen for tasks (tasks.sql)
---   class + 5, 2                      limits   shared by who registers by the server's limit, alone by who lifts one: to the end
 --   class + 6, hash of the queue      put      shared by those who put tasks, for the length of that (tasks.sql)
 --   class + 7, member                 number   shared by the member's registrations, each for its length (raise_marks)
+-- Any login can compute these numbers, and take such a lock. So each wait for one is bounded, and kept_locks names the sessions that
+-- keep one. What need not be quick goes by our tables instead, which strangers cannot lock:
+--   installer      SHARE ROW EXCLUSIVE: one installer at a time (client.sql, is_upgraded)
+--   setting        its row schema_version, while numbers are set forward after a promotion (check_origin)
+--   limit_pattern  ROW SHARE: a request goes by the server's limit; EXCLUSIVE: a limit is lifted (refuse, set_resource)
+--   queue_key      ROW SHARE: a queue is claimed from that knows no limit; EXCLUSIVE: limits of queues are set (keep_turns)
 -- A commit is visible before its transaction's locks are released; several routines lean on that.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
@@ -59,13 +63,23 @@ AS $$
                 ELSE false END
 $$;
 
--- Whether somebody upgrades the tables just now: who waits stands aside.
+-- Whether an installer has its lock, which only the schema's owner and superusers can take.
+CREATE OR REPLACE FUNCTION {schema}.is_installing() RETURNS boolean
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM pg_locks
+                   WHERE locktype = 'relation' AND relation = '{schema}.installer'::regclass AND granted
+                     AND mode IN ('ShareRowExclusiveLock', 'AccessExclusiveLock')
+                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+$$;
+
+-- Whether the tables are upgraded just now: a session that waits stands aside. (The sequence is written outside of transactions,
+-- and read without a query. An installer that failed leaves it as it was, so its lock is asked for then.)
 CREATE OR REPLACE FUNCTION {schema}.is_upgraded() RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
-    SELECT CASE WHEN pg_catalog.pg_try_advisory_lock_shared(pg_catalog.hashtext('sqlsem.install.{schema}'::pg_catalog.text)::pg_catalog.int8)
-                THEN NOT pg_catalog.pg_advisory_unlock_shared(pg_catalog.hashtext('sqlsem.install.{schema}'::pg_catalog.text)::pg_catalog.int8)
-                ELSE true END
+    SELECT CASE WHEN pg_catalog.pg_sequence_last_value('{schema}.installer_backend_pid_seq'::pg_catalog.regclass) IS NULL THEN false
+                ELSE {schema}.is_installing() END
 $$;
 
 
@@ -183,7 +197,7 @@ BEGIN
     IF {schema}.same_origin() THEN
         RETURN false;
     END IF;
-    PERFORM pg_advisory_xact_lock({schema}.lock_class(5), 0);
+    PERFORM FROM {schema}.setting WHERE name = 'schema_version' FOR UPDATE;  -- one session at a time does what follows
     IF {schema}.same_origin() THEN  -- somebody was faster
         RETURN false;
     END IF;
@@ -913,7 +927,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes a writer; ask for read first'
             USING ERRCODE = '22023';
     ELSIF p_limit IS NULL AND p_resource <> '' AND p_resource = btrim(p_resource) AND p_access IS NOT NULL AND p_weight >= 1 THEN
-        PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(5), 2);
+        LOCK TABLE {schema}.limit_pattern IN ROW SHARE MODE;
         IF (SELECT o.cap FROM {schema}.set_for(p_resource) AS o) IS NOT NULL THEN
             RETURN;
         END IF;
@@ -1556,15 +1570,21 @@ BEGIN
 END
 $$;
 
+-- The sessions that keep a table, or rows of it, in words. (A claim, a pin and a request that goes by the server's limit take ROW
+-- SHARE.)
+CREATE OR REPLACE FUNCTION {schema}.locked_by(p_table regclass) RETURNS text
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, {schema}.plain(a.usename)), ', '), 'a session that has just ended')
+    FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+    WHERE l.locktype = 'relation' AND l.relation = p_table AND l.mode NOT IN ('AccessShareLock', 'RowExclusiveLock') AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.pid <> pg_backend_pid()
+$$;
+
 -- The sessions whose open transactions keep rows of the queue, in words.
 CREATE OR REPLACE FUNCTION {schema}.pinned_by() RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, a.usename), ', '), 'a session that has just ended')
-    FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-    WHERE l.locktype = 'relation' AND l.relation = '{schema}.{table}'::regclass AND l.mode = 'RowShareLock' AND l.granted
-      AND l.pid <> pg_backend_pid()
-$$;
+AS $$ SELECT {schema}.locked_by('{schema}.{table}') $$;
 
 
 -- What people look at -------------------------------------------------------------------------------------------
@@ -1760,7 +1780,7 @@ BEGIN
                 USING ERRCODE = '25001', HINT = 'SET default_transaction_isolation TO ''read committed'' on this connection.';
         END IF;
         -- Nobody registers by a limit of the server's meanwhile: anyone who did before is seen below.
-        PERFORM pg_advisory_xact_lock({schema}.lock_class(5), 2);
+        LOCK TABLE {schema}.limit_pattern IN EXCLUSIVE MODE;
     END IF;
     IF p_what = 'cap' AND right(p_resource, 1) = '*' THEN
         PERFORM {schema}.set_pattern(left(p_resource, -1)::varchar, p_value::integer);

@@ -244,6 +244,45 @@ BEGIN
 END
 $$;
 
+-- Until the transaction ends nobody sets the first limit of a queue; false while somebody does.
+CREATE OR REPLACE FUNCTION {schema}.keep_turns() RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    LOCK TABLE {schema}.queue_key IN ROW SHARE MODE NOWAIT;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
+-- Waits, as long as lock_timeout says, for the claims that keep_turns has let through. The claims of other queues stop while this one
+-- asks for the table, so it asks for a moment at a time.
+CREATE OR REPLACE FUNCTION {schema}.take_turns() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_before text := current_setting('lock_timeout');
+    v_until  timestamptz := clock_timestamp() + v_before::interval;
+BEGIN
+    LOOP
+        BEGIN
+            PERFORM set_config('lock_timeout', '50ms', true);
+            LOCK TABLE {schema}.queue_key IN EXCLUSIVE MODE;
+            PERFORM set_config('lock_timeout', v_before, true);
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            IF clock_timestamp() >= v_until THEN
+                RAISE EXCEPTION 'sqlsem: limits of queues cannot be set while an open transaction has claimed a task, for % by now: %',
+                    v_before, {schema}.locked_by('{schema}.queue_key') USING ERRCODE = '55P03',
+                    HINT = 'Try again when that has ended; pg_terminate_backend(pid) ends it.';
+            END IF;
+        END;
+        PERFORM pg_sleep(0.05 + random() / 20);
+    END LOOP;
+END
+$$;
+
 -- Whether a queue is claimed from in turns. p_claim: NULL while somebody sets its first limit: nothing can be claimed then; and
 -- it is refused outside READ COMMITTED, where no statement would see a limit that was set after the transaction's snapshot.
 CREATE OR REPLACE FUNCTION {schema}.in_turns(p_queue varchar, p_claim boolean) RETURNS boolean
@@ -261,7 +300,7 @@ BEGIN
         RETURN true;
     ELSIF NOT p_claim THEN
         RETURN false;
-    ELSIF NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext('turns.' || p_queue)) THEN
+    ELSIF NOT {schema}.keep_turns() THEN
         RETURN NULL;
     END IF;
     RETURN EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue);
@@ -451,7 +490,7 @@ BEGIN
         EXIT WHEN v_setting.queue_name IS NOT NULL;
         -- There is none, or it went while it was waited for. With this lock nobody sets one before this claim can be seen; what
         -- was set before that is seen by the second look.
-        IF v_look.time = 1 AND NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext('turns.' || p_queue)) THEN
+        IF v_look.time = 1 AND NOT {schema}.keep_turns() THEN
             RETURN;
         END IF;
     END LOOP;
@@ -1536,7 +1575,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
     -- For the claims that know of no limit. Always: what says now that there is one may just be removed.
-    PERFORM pg_advisory_xact_lock({schema}.lock_class(6), hashtext('turns.' || p_queue));
+    PERFORM {schema}.take_turns();
     INSERT INTO {schema}.queue_setting (queue_name) VALUES (p_queue) ON CONFLICT DO NOTHING;
     SELECT * INTO v_queue FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE;
     v_new := concat(p_value, ' in ' || p_per_ms || ' ms');
