@@ -21,6 +21,7 @@ from sqlsem import config
 from sqlsem.cli import supervisor
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import EXIT_LOST, EXIT_TEMPFAIL
+from sqlsem.cli.kept import kept_lines
 from sqlsem.cli.obtaining import Adopted, OncePerPeriod, rate_of, take_rates
 from sqlsem.cli.options import duration, limited, pass_url_option, periodic, rated, resource_name, staged
 from sqlsem.core.options import LockOptions
@@ -391,9 +392,10 @@ def _in_the_way(coordinator: sqlsem.Coordinator, wanted: Sequence[str]) -> str:
                 more = f", and {len(entries) - 1} more" if len(entries) > 1 else ""
                 about = f" ({what})" if what else ""
                 told.append(f"{name!r}: {who}{about} {state} for {seconds_in_words(first.seconds)}{more}")
+        told += kept_lines(coordinator, wanted[0] if len(wanted) == 1 else None)
     except SqlsemError as exc:
         log.info("cannot see the queue: %s", exc)
-    return "; ".join(told) or "anyone who was ahead has just left"
+    return "; ".join(told) or "no other request is there any more, and no session keeps a lock of sqlsem's"
 
 
 def _cannot_start(program: str) -> int:

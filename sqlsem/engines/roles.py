@@ -19,6 +19,7 @@ from typing import ClassVar
 from sqlsem import sql
 from sqlsem.deadlocks import Found
 from sqlsem.engines.guarding import GuardSession
+from sqlsem.engines.keeping import KeepingSession
 from sqlsem.engines.leaving import LeavingSession
 from sqlsem.engines.parking import ParkingSession
 from sqlsem.engines.periodic import PeriodicSession
@@ -521,6 +522,7 @@ class Session(
     ParkingSession,
     RoundSession,
     GuardSession,
+    KeepingSession,
     RateSession,
     Tables,
 ):

@@ -374,7 +374,20 @@ UNREACHED = (
     psycopg.errors.DatatypeMismatch,
 )
 #: Types that the SQL of routines names by a single word. Somebody may make others of these names.
-TYPE_NAMES = ("text", "timestamptz", "jsonb", "name", "oid", "record", "bytea", "regclass", "int4", "int8", "bool", "float8")
+TYPE_NAMES = (
+    "text",
+    "timestamptz",
+    "jsonb",
+    "name",
+    "oid",
+    "record",
+    "bytea",
+    "regclass",
+    "int4",
+    "int8",
+    "bool",
+    "float8",
+)
 LOGINS = ("superuser", "everybody", "user", "putter", "worker", "operator", "reader")
 
 
@@ -402,11 +415,12 @@ def typed(logins, trapped):
 
 
 def routines_of(connection):
-    """Return (name, kind, types, is variadic, has a path of its own) of each routine of ours that can be called by itself."""
+    """Return (name, kind, types, is variadic, has a path of its own) of each routine of ours that is no trigger's."""
     return connection.execute(
         "SELECT p.proname::text, p.prokind::text, "
         "ARRAY(SELECT pg_catalog.format_type(t, NULL) FROM pg_catalog.unnest(p.proargtypes) AS t), "
-        "p.provariadic OPERATOR(pg_catalog.<>) 0::pg_catalog.oid, EXISTS (SELECT FROM pg_catalog.unnest(p.proconfig) AS c WHERE pg_catalog.starts_with(c, 'search_path=')) "
+        "p.provariadic OPERATOR(pg_catalog.<>) 0::pg_catalog.oid, "
+        "EXISTS (SELECT FROM pg_catalog.unnest(p.proconfig) AS c WHERE pg_catalog.starts_with(c, 'search_path=')) "
         "FROM pg_catalog.pg_proc AS p WHERE p.pronamespace OPERATOR(pg_catalog.=) 'sqlsem'::regnamespace "
         "AND p.prorettype OPERATOR(pg_catalog.<>) 'trigger'::regtype::oid ORDER BY 1, 3"
     ).fetchall()
@@ -431,7 +445,9 @@ def test_routine_springs_no_trap(typed, login, path):
     with trapless(typed) as catalogue:
         routines = routines_of(catalogue)
     assert len(routines) > 250
-    untold = {one for _, _, types, *_ in routines for one in types if one not in VALUES and not one.startswith("sqlsem.")}
+    untold = {
+        one for _, _, types, *_ in routines for one in types if one not in VALUES and not one.startswith("sqlsem.")
+    }
     assert not untold, f"parameters of new types need a value in VALUES: {untold}"
     with session(typed[login], path) as connection:
         connection.execute("SET statement_timeout = '20s'")
@@ -468,7 +484,9 @@ def called(connection, text, *values):
 
 def call_acquire(start, patience):
     one, two = start(), start()
-    code, position, _ = called(one, "CALL sqlsem.acquire('a', 2, weight => 2, lease_seconds => 20, requesting_id => 'x')")
+    code, position, _ = called(
+        one, "CALL sqlsem.acquire('a', 2, weight => 2, lease_seconds => 20, requesting_id => 'x')"
+    )
     assert code == 0
     assert called(two, "CALL sqlsem.acquire('a', timeout_ms => 100)")[0] == -1
     assert called(two, "CALL sqlsem.acquire('a', timeout_ms => 0)")[0] == -1

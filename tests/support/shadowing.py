@@ -1,7 +1,7 @@
 """Find names in PostgreSQL's SQL that do not say their schema, by the server's own parser (pglast).
 
-A routine without a search_path of its own runs with its caller's. Any operator, function, type or table in it that names no
-schema may then be somebody else's.
+A routine without a search_path of its own runs with its caller's. Any operator, function, type or table in it that
+names no schema may then be another login's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def routines(text: str) -> tuple[Routine, ...]:
             continue
         options = {option.defname: option.arg for option in statement.options if option.defname != "set"}
         settings = {option.arg.name for option in statement.options if option.defname == "set"}
-        assert statement.sql_body is None, "a body that is bound at its creation needs no look, but has none written yet"
+        assert statement.sql_body is None, (
+            "a body that is bound at its creation needs no look, but has none written yet"
+        )
         start = raw.stmt_location
         whole = text[start : start + raw.stmt_len] if raw.stmt_len else text[start:]
         found.append(
@@ -142,8 +144,10 @@ def in_expression(query: str, mode: int) -> list[str]:
 
 #: The types that the grammar spells: it means pg_catalog's by these words.
 GRAMMAR_TYPES = frozenset(
-    ("bigint", "bit", "boolean", "char", "character", "dec", "decimal", "double", "float", "int", "integer", "interval")
-    + ("national", "nchar", "numeric", "real", "smallint", "time", "timestamp", "varchar")
+    (
+        *("bigint", "bit", "boolean", "char", "character", "dec", "decimal", "double", "float", "int", "integer"),
+        *("interval", "national", "nchar", "numeric", "real", "smallint", "time", "timestamp", "varchar"),
+    )
 )
 
 

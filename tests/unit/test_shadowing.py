@@ -25,7 +25,9 @@ ROUTINES = {
     for number, routine in enumerate(shadowing.routines(sql.script("postgresql", script)))
 }
 UNPINNED = {key: routine for key, routine in ROUTINES.items() if not routine.pins_path}
-STATEMENTS = {(file, name): text for file in ("client", "doctor") for name, text in sql.queries("postgresql", file=file).items()}
+STATEMENTS = {
+    (file, name): text for file in ("client", "doctor") for name, text in sql.queries("postgresql", file=file).items()
+}
 #: Modules whose SQL is not PostgreSQL's, or is for a database that only simulations use.
 OTHER_ENGINES = ("sqlsem/engines/mssql", "sqlsem/engines/sqlite", "sqlsem/testing")
 
@@ -165,7 +167,11 @@ def test_seeded_fault_in_a_block_is_found(fault):
 def test_script_that_pins_its_path_late_is_found():
     pins = "SET search_path = pg_catalog, pg_temp;"
     assert shadowing.pins_path_first(f"-- words\n{pins} SELECT 1")
-    for late in ("SELECT 1;" + pins, "SET search_path = public, pg_catalog; SELECT 1", "SET search_path = pg_catalog; SELECT 1"):
+    for late in (
+        "SELECT 1;" + pins,
+        "SET search_path = public, pg_catalog; SELECT 1",
+        "SET search_path = pg_catalog; SELECT 1",
+    ):
         assert not shadowing.pins_path_first(late)
     assert not shadowing.pins_path_first(f"{pins} SET search_path = public")
     assert not shadowing.pins_path_first(f"{pins} RESET search_path")

@@ -175,6 +175,9 @@ SELECT * FROM {schema}.resources()
 -- name: overview
 SELECT o.taken_at, o.settings, o.members, o.queues, o.rounds, o.holds, {schema}.overview_rates() FROM {schema}.overview() AS o
 
+-- name: kept_locks
+SELECT kind, resource_id, pid, login, program, seconds, is_stranger FROM {schema}.kept_locks(%s)
+
 -- name: operations
 SELECT * FROM {schema}.operations(%s, %s, %s, %s, %s, %s)
 

@@ -15,7 +15,7 @@ SELECT current_user, n.oid IS NOT NULL, pg_catalog.has_schema_privilege(n.oid, '
 FROM (SELECT pg_catalog.lower('{schema}'::pg_catalog.text) AS name) AS wanted
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname OPERATOR(pg_catalog.=) wanted.name::pg_catalog.name
 LEFT JOIN pg_catalog.pg_proc AS p ON p.pronamespace OPERATOR(pg_catalog.=) n.oid
-     AND p.proname::pg_catalog.text OPERATOR(pg_catalog.=) ANY (ARRAY['register', 'revoke', 'put_tasks', 'claim_task', 'entries'])
+     AND p.proname::pg_catalog.text OPERATOR(pg_catalog.=) ANY (ARRAY['register', 'revoke', 'put_tasks', 'claim_task', 'entries', 'kept_locks'])
 GROUP BY n.oid
 
 -- name: settings

@@ -54,6 +54,51 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
+-- Text with what a terminal would obey written out, for messages.
+CREATE OR REPLACE FUNCTION {schema}.plain(p_text text) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN p_text !~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]' THEN p_text
+                ELSE (SELECT string_agg(CASE WHEN c ~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]'
+                                             THEN '\u' || lpad(to_hex(ascii(c)), 4, '0') ELSE c END, '' ORDER BY n)
+                      FROM regexp_split_to_table(p_text, '') WITH ORDINALITY AS u (c, n)) END
+$$;
+
+-- Takes a lock to the transaction's end, alone. Any login can keep it: so where the session does not bound its waits this one
+-- lasts a minute, and its error names the sessions.
+CREATE OR REPLACE FUNCTION {schema}.lock_alone(p_class integer, p_key integer, p_what text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_before text := current_setting('lock_timeout');
+BEGIN
+    IF pg_try_advisory_xact_lock(p_class, p_key) THEN
+        RETURN;
+    END IF;
+    BEGIN
+        IF v_before = '0' THEN
+            PERFORM set_config('lock_timeout', '60s', true);
+        END IF;
+        PERFORM pg_advisory_xact_lock(p_class, p_key);
+        PERFORM set_config('lock_timeout', v_before, true);
+    EXCEPTION WHEN lock_not_available THEN
+        RAISE EXCEPTION 'sqlsem: % is kept in an open transaction: %', p_what, {schema}.advisory_lock_of(p_class, p_key)
+            USING ERRCODE = '55P03', HINT = 'Try again when that has ended; pg_terminate_backend(pid) ends it.';
+    END;
+END
+$$;
+
+-- The sessions that have a lock, in words.
+CREATE OR REPLACE FUNCTION {schema}.advisory_lock_of(p_class integer, p_key integer) RETURNS text
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, {schema}.plain(a.usename)), ', '), 'a session that has just ended')
+    FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted AND l.pid <> pg_backend_pid()
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND l.classid::bigint = p_class AND l.objid::bigint = p_key::bigint & 4294967295
+$$;
+
 -- Has this session's lock freed when its transaction has ended, just after its commit is visible: those who wait for it must
 -- not wake before. (It is taken once more for the transaction; 'try' fails only where another session holds it.)
 CREATE OR REPLACE FUNCTION {schema}.free_at_end(p_class integer, p_key integer) RETURNS boolean
@@ -120,17 +165,6 @@ BEGIN
             USING ERRCODE = '42501', HINT = format('REVOKE CREATE ON SCHEMA {schema} FROM %s.', v_other);
     END IF;
 END
-$$;
-
-
--- Text with what a terminal would obey written out, for messages.
-CREATE OR REPLACE FUNCTION {schema}.plain(p_text text) RETURNS text
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT CASE WHEN p_text !~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]' THEN p_text
-                ELSE (SELECT string_agg(CASE WHEN c ~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]'
-                                             THEN '\u' || lpad(to_hex(ascii(c)), 4, '0') ELSE c END, '' ORDER BY n)
-                      FROM regexp_split_to_table(p_text, '') WITH ORDINALITY AS u (c, n)) END
 $$;
 
 
@@ -1940,7 +1974,7 @@ BEGIN
     ELSIF NEW.access_type = 'upgrade' THEN
         RAISE EXCEPTION 'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes a writer' USING ERRCODE = '22023';
     END IF;
-    PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(NEW.resource_id));
+    PERFORM {schema}.lock_alone({schema}.lock_class(0), hashtext(NEW.resource_id), 'the gate of ' || quote_literal(NEW.resource_id));
     IF {schema}.ageing_of(NEW.resource_id) IS NOT NULL THEN
         PERFORM {schema}.refuse_unranked(NEW.resource_id);
     END IF;

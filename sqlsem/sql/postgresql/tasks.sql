@@ -625,6 +625,9 @@ CREATE OR REPLACE FUNCTION {schema}.listen_for_tasks() RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '60s', true);
+    END IF;
     PERFORM pg_advisory_lock_shared({schema}.lock_class(5), 1);
     EXECUTE format('LISTEN %I', 'sqlsem_tasks_' || md5('{schema}'));
 END
