@@ -13,7 +13,7 @@ import sys
 import psycopg
 import pytest
 from click.testing import CliRunner
-from support import PATIENCE, Database, until
+from support import PATIENCE, Database, random_name, until
 
 import sqlsem
 from sqlsem import cli, sql
@@ -158,8 +158,6 @@ def trapped(postgres_server):
     """A database in which somebody with no role of ours has filled the schema that all look in, before anything of ours
     was there.
     """
-    from support import random_name
-
     name = random_name()
     with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
@@ -431,7 +429,7 @@ def reached(connection, name, kind, given):
     try:
         connection.execute(f"{'CALL' if kind == 'p' else 'SELECT'} sqlsem.{name}({given})")
     except UNREACHED as exc:
-        return False, exc
+        return str(exc).startswith("sqlsem: "), exc
     except psycopg.Error as exc:
         return True, exc
     return True, None
@@ -534,21 +532,22 @@ def call_stand_alone(start, patience):
 
 
 def call_take(start, patience):
-    one, two = start(), start()
-    assert called(one, "CALL sqlsem.take('r', 1, 600)")[0] == 0
-    assert called(one, "CALL sqlsem.take('r', 1, 600)")[0] == 1  # after a wait
-    assert called(one, "CALL sqlsem.take('r', 1, 600, timeout_ms => 0)")[0] == -1
-    assert called(one, "CALL sqlsem.take('r', 1, 600, more_limits => '{10}', more_per_ms => '{1000}')")[0] == 1
-    assert called(one, "CALL sqlsem.take('slow', 1, 600000)")[0] == 0
-    assert called(two, "CALL sqlsem.take('slow', 1, 600000, timeout_ms => 700)")[0] == -1
-    waiting = patience(two, "CALL sqlsem.take('slow', 1, 600000)")
-    waiting.begins("rate:slow")
+    one, two, tag = start(), start(), random_name()
+    assert called(one, f"CALL sqlsem.take('r{tag}', 1, 3000)")[0] == 0
+    assert called(one, f"CALL sqlsem.take('r{tag}', 1, 3000)")[0] == 1  # after a wait
+    assert called(one, f"CALL sqlsem.take('r{tag}', 1, 3000, timeout_ms => 0)")[0] == -1
+    several = "more_limits => '{10}', more_per_ms => '{1000}'"
+    assert called(one, f"CALL sqlsem.take('r{tag}', 1, 3000, {several})")[0] == 1
+    assert called(one, f"CALL sqlsem.take('slow{tag}', 1, 600000)")[0] == 0
+    assert called(two, f"CALL sqlsem.take('slow{tag}', 1, 600000, timeout_ms => 700)")[0] == -1
+    waiting = patience(two, f"CALL sqlsem.take('slow{tag}', 1, 600000)")
+    waiting.begins(f"rate:slow{tag}")
     two.cancel()
     with pytest.raises(psycopg.errors.QueryCanceled, match="left the line"):
         waiting.answer()
-    assert called(one, "CALL sqlsem.take('pair', 1, 2500)")[0] == 0
-    waiting = patience(two, "CALL sqlsem.take('pair', 1, 2500)")
-    waiting.begins("rate:pair")
+    assert called(one, f"CALL sqlsem.take('pair{tag}', 1, 6000)")[0] == 0
+    waiting = patience(two, f"CALL sqlsem.take('pair{tag}', 1, 6000)")
+    waiting.begins(f"rate:pair{tag}")
     assert waiting.answer()[0] == 1  # out of the line
 
 
