@@ -188,6 +188,7 @@ def test_the_table_of_roles_on_the_page():
         "put_tasks_once": "put_task",
         "next_tasks": "claim_tasks",
         "overview_rates": "overview",
+        "kept_locks": "overview",
     }
     seen = 0
     for line in text[2:]:
