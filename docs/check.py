@@ -109,7 +109,7 @@ def unknown(words: list[str], line: str) -> Iterator[str]:
                     yield f"there is no command: sqlsem {word}"
                 return
             else:
-                return  # the name of a queue or a round
+                return  # the name of a queue or a batch
         elif command.name == "run":
             return  # what it runs
 
@@ -168,7 +168,7 @@ def glossary(text: str) -> Iterator[str]:
     terms = {term for row in rows for term in row.split(", ")}
     if rows != sorted(rows, key=str.lower):
         yield "its rows are not in alphabetical order"
-    for page in ("concepts.md", "rounds.md"):
+    for page in ("concepts.md", "batches.md"):
         introduced = re.findall(r"\*\*([a-z][a-z ]*)\*\*", (ROOT / "docs" / page).read_text(encoding="utf-8"))
         for word in introduced:
             if not {word, word.replace("signs ", "sign "), word.removesuffix("s")} & terms:

@@ -1,4 +1,4 @@
-"""Coordination in the SQL database you already have: locks in one FIFO table, a work queue, and rounds.
+"""Coordination in the SQL database you already have: locks in one FIFO table, a work queue, and batches.
 
 >>> import sqlsem
 >>> with sqlsem.limit("etl", 3):  # doctest: +SKIP
@@ -11,18 +11,19 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sqlsem.batches import Batch, batch
 from sqlsem.chosen import configure, default, default_url
 from sqlsem.coordinator import Coordinator, connect
 from sqlsem.core.grants import Grant
 from sqlsem.core.signals import Subscription, everywhere
 from sqlsem.engines import Database
 from sqlsem.errors import (
+    BatchFailed,
     ConfigurationError,
     Deadlock,
     LockLost,
     LockOrderWarning,
     NotHeld,
-    RoundFailed,
     SchemaError,
     SqlsemError,
     TaskFailed,
@@ -36,7 +37,6 @@ from sqlsem.model import Duration
 from sqlsem.periodic import Once, Run, once
 from sqlsem.printable import CleanFilter
 from sqlsem.rates import Rate, RateGrant, rate
-from sqlsem.rounds import Round, round
 from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from sqlsem import otel as otel
 
 __all__ = [
+    "Batch",
+    "BatchFailed",
     "Call",
     "ConfigurationError",
     "Coordinator",
@@ -61,8 +63,6 @@ __all__ = [
     "Queue",
     "Rate",
     "RateGrant",
-    "Round",
-    "RoundFailed",
     "Run",
     "SchemaError",
     "Shell",
@@ -79,6 +79,7 @@ __all__ = [
     "adopt",
     "aio",
     "all_of",
+    "batch",
     "configure",
     "connect",
     "default",
@@ -91,7 +92,6 @@ __all__ = [
     "queue",
     "rate",
     "read",
-    "round",
     "stage",
     "write",
 ]

@@ -25,6 +25,7 @@ log = logging.getLogger("sqlsem")
 _guard = threading.Lock()
 _configured: tuple[Database | None, str | None, ConnectOptions] = (None, None, {})
 _coordinator: Coordinator | None = None
+_warned_of_embedded = False
 
 
 def _unlock_in_child() -> None:
@@ -117,7 +118,22 @@ def _connect(url: Database | None, profile: str | None, options: ConnectOptions)
     for warning in settings.warnings:
         log.warning("%s", warning)
     if settings.embedded:
-        log.info("Locks are kept in %s, %s", coordinator.engine.where, config.EMBEDDED)
+        _warn_of_embedded(coordinator, settings)
     else:
         log.info("Locks are kept in %s, from %s", coordinator.engine.where, settings.source)
     return coordinator
+
+
+def _warn_of_embedded(coordinator: Coordinator, settings: config.Settings) -> None:
+    """Say once in a process that it locks in a file of this user and host, which the program may not have meant."""
+    global _warned_of_embedded
+    log.log(
+        logging.DEBUG if _warned_of_embedded else logging.WARNING,
+        "No database was named, so locks are kept in %s, which only processes of this user on this host share%s. "
+        "To share them with others set $SQLSEM_URL or write a sqlsem.toml; if this file is meant, say so: "
+        "sqlsem.configure(%r)",
+        coordinator.engine.where,
+        f" ({settings.note})" if settings.note else "",
+        settings.url,
+    )
+    _warned_of_embedded = True

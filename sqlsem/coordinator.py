@@ -1,30 +1,31 @@
-"""A database, as programs see it: what makes locks, queues and rounds there, and what operators do."""
+"""A database, as programs see it: what makes locks, queues and batches there, and what operators do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from sqlsem import engines, rounds, tasks
+from sqlsem import batches, engines, tasks
+from sqlsem.batches import Batch
 from sqlsem.core import terms
 from sqlsem.core.grants import Grant
 from sqlsem.core.holdings import LostCallback
 from sqlsem.core.leading import Candidacy
 from sqlsem.core.operators import Operators
 from sqlsem.core.options import (
+    BatchOptions,
     ConnectOptions,
     GroupOptions,
     LockOptions,
     QueueOptions,
     RateOptions,
-    RoundOptions,
     check_options,
 )
 from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.process import Process
 from sqlsem.core.terms import Name
 from sqlsem.engines.base import Creator, Engine, Options
-from sqlsem.engines.roles import RoundSession, Session, TaskSession
+from sqlsem.engines.roles import BatchSession, Session, TaskSession
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.leading import Leader, Told
@@ -33,7 +34,6 @@ from sqlsem.model import Duration, Schedule, check_duration
 from sqlsem.model_rates import Windows
 from sqlsem.periodic import Once
 from sqlsem.rates import Rate
-from sqlsem.rounds import Round
 from sqlsem.tasks import Queue
 
 if TYPE_CHECKING:
@@ -206,11 +206,11 @@ class Coordinator(Operators):
         if not self.process.look(change, ScheduleSession):
             raise NotHeld(f"There is no schedule {name!r} that you may {what}; see: sqlsem schedules")
 
-    def round(self, name: str, parts: Iterable[str], *, window: Duration, **options: Unpack[RoundOptions]) -> Round:
-        """See `sqlsem.round`."""
-        check_options("round()", options, RoundOptions.__optional_keys__)
-        self.process.engine.require(RoundSession, "A round")
-        return rounds.round(name, parts, window=window, coordinator=self, **options)
+    def batch(self, name: str, parts: Iterable[str], *, window: Duration, **options: Unpack[BatchOptions]) -> Batch:
+        """See `sqlsem.batch`."""
+        check_options("batch()", options, BatchOptions.__optional_keys__)
+        self.process.engine.require(BatchSession, "A batch")
+        return batches.batch(name, parts, window=window, coordinator=self, **options)
 
     @property
     def aio(self) -> AsyncLocks:

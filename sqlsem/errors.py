@@ -6,7 +6,7 @@
      ├─ Deadlock            (also RuntimeError)   waiting could never end
      ├─ NotHeld             (also RuntimeError)   released or checked without holding it
      ├─ TaskFailed          (also RuntimeError)   a task of a work queue has failed
-     ├─ RoundFailed         (also RuntimeError)   a part of a round, or what came after it, has failed
+     ├─ BatchFailed         (also RuntimeError)   a part of a batch, or what came after it, has failed
      ├─ ConfigurationError  (also ValueError)     a bad name, limit, URL, driver or call
      ├─ SchemaError                               tables missing, too old or too new
      └─ Unavailable         (also ConnectionError) the database cannot be reached or refuses
@@ -22,12 +22,12 @@ from __future__ import annotations
 from sqlsem.printable import clean
 
 __all__ = [
+    "BatchFailed",
     "ConfigurationError",
     "Deadlock",
     "LockLost",
     "LockOrderWarning",
     "NotHeld",
-    "RoundFailed",
     "SchemaError",
     "SqlsemError",
     "TaskFailed",
@@ -77,10 +77,10 @@ class TaskFailed(SqlsemError, RuntimeError):
         self.task_id = task_id
 
 
-class RoundFailed(SqlsemError, RuntimeError):
-    """A part of a round has failed, was too late or was lost, or the continuation has failed.
+class BatchFailed(SqlsemError, RuntimeError):
+    """A part of a batch has failed, was too late or was lost, or the callback has failed.
 
-    ``resource`` is the round's name, ``round_id`` its number, and ``failed`` maps parts to their errors.
+    ``resource`` is the batch's name, ``batch_id`` its number, and ``failed`` maps parts to their errors.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class RoundFailed(SqlsemError, RuntimeError):
         message: str = "",
         *,
         resource: str | None = None,
-        round_id: int | None = None,
+        batch_id: int | None = None,
         failed: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message, resource=resource)
-        self.round_id = round_id
+        self.batch_id = batch_id
         self.failed = failed or {}
 
 

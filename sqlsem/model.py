@@ -40,8 +40,9 @@ __all__ = [
     "UPGRADE",
     "WRITE",
     "Attempt",
+    "BatchEntry",
+    "Callback",
     "Claimed",
-    "Continuation",
     "Duration",
     "End",
     "Entry",
@@ -59,7 +60,6 @@ __all__ = [
     "QueueWait",
     "Request",
     "Resource",
-    "RoundEntry",
     "Schedule",
     "TaskEntry",
     "TaskLock",
@@ -394,7 +394,9 @@ class Operation:
     host: str | None
     pid: int | None
     program: str | None
-    action: str  # 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'reap'; of a task 'retry' or 'cancel'
+    #: 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'reap'; of a batch 'abandon'; of a task 'retry' or
+    #: 'cancel'
+    action: str
     resource: str | None  # what it was done to: a resource, and a row of its queue;
     position: int | None
     queue: str | None  # or a work queue, and a task of it
@@ -435,10 +437,10 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Continuation:
-    """What the last part of a round starts, claimed: who has it runs it, and says how it ended."""
+class Callback:
+    """What the last part of a batch starts, claimed: who has it runs it, and says how it ended."""
 
-    round_id: int
+    batch_id: int
     name: str
     attempt: int
     kind: str  # 'sql', 'shell', 'call'; 'local': only the process knows it that declared it; 'session': some session's
@@ -447,12 +449,12 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class PartStart:
-    """What came of starting a part of a round: 'started', or why not: 'running', 'succeeded' or 'differs'."""
+    """What came of starting a part of a batch: 'started', or why not: 'running', 'in_callback' or 'differs'."""
 
     code: str
-    round_id: int
+    batch_id: int
     attempt: int | None
-    previous: int | None  # the round that expired by this
+    previous: int | None  # the batch that expired by this
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,15 +462,15 @@ class PartEnd:
     """What came of ending a part: 'succeeded', 'failed', 'late' or 'lost'."""
 
     code: str
-    round_id: int | None
+    batch_id: int | None
     is_last: bool
-    round_status: str | None
-    then: Continuation | None  # ours to run
+    batch_status: str | None
+    callback: Callback | None  # ours to run
 
 
 @dataclass(frozen=True, slots=True)
 class PartEntry:
-    """One part of a round as people see it."""
+    """One part of a batch as people see it."""
 
     part: str
     status: str  # 'expected', 'running', 'succeeded' or 'failed'
@@ -487,34 +489,41 @@ class PartEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundEntry:
-    """One round as people see it (``sqlsem rounds``). Durations are seconds by the database's clock."""
+class BatchEntry:
+    """One batch as people see it (``sqlsem batches``). Durations are seconds by the database's clock."""
 
-    round_id: int
+    batch_id: int
     name: str
     status: str  # 'open', 'failed', 'succeeded', 'expired' or 'abandoned'
     window: float
     opened_at: datetime
     ended_at: datetime | None
     seconds: float  # from its opening to its end, or until now
-    then_status: str  # 'none', 'pending', 'running', 'finished' or 'failed'
-    then_kind: str | None
-    then_body: str | None
-    then_attempt: int
-    then_owner: str | None
-    then_started: datetime | None
-    then_ended: datetime | None
-    then_seconds: float | None
-    then_error: str | None
+    callback_status: str  # 'none', 'pending', 'running', 'finished' or 'failed'
+    callback_kind: str | None
+    callback_body: str | None
+    callback_attempt: int
+    callback_owner: str | None
+    callback_started: datetime | None
+    callback_ended: datetime | None
+    callback_seconds: float | None
+    callback_error: str | None
     parts: tuple[PartEntry, ...] = ()
-    opened_by: str | None = None  # a login
+    opened_by: str | None = None  # logins: that opened it, that kept its callback, and that ran that last
+    callback_kept_by: str | None = None
+    callback_login: str | None = None
 
     @classmethod
-    def of_rows(cls, rows: Iterable[Sequence[Any]]) -> list[RoundEntry]:
-        """From rows of a round and a part each, those of one round together; at the end the logins of both."""
-        found: dict[int, RoundEntry] = {}
+    def of_rows(cls, rows: Iterable[Sequence[Any]]) -> list[BatchEntry]:
+        """From rows of a batch and a part each, those of one batch together; at the end the logins of both."""
+        found: dict[int, BatchEntry] = {}
         for row in rows:
-            one = found.setdefault(row[0], dataclasses.replace(cls(*row[:16]), opened_by=row[29]))
+            one = found.setdefault(
+                row[0],
+                dataclasses.replace(
+                    cls(*row[:16]), opened_by=row[29], callback_kept_by=row[31], callback_login=row[32]
+                ),
+            )
             part = PartEntry(row[16], row[17], bool(row[18]), *[*row[19:29], row[30]])
             found[row[0]] = dataclasses.replace(one, parts=(*one.parts, part))
         return list(found.values())

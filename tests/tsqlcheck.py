@@ -81,7 +81,7 @@ def batches(root: Path, read: Callable[[Path], str]) -> Iterator[Batch]:
             at = end if match is None else match.end()
 
     folder = root / "sqlsem" / "sql" / "mssql"
-    order = ["schema-*", "routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions", "drop"]
+    order = ["schema-*", "routines", "deadlocks", "public", "tasks", "batches", "conversions", "permissions", "drop"]
     names = [path for pattern in order for path in sorted(folder.glob(f"{pattern}.sql"))]
     for path in [*names, *sorted(set(folder.glob("*.sql")) - set(names))]:
         separator = r"^-- name: \w+$" if path.stem in ("client", "doctor") else r"^[ \t]*GO[ \t]*$"
@@ -470,13 +470,13 @@ BROKEN: list[Fault] = [
     ("a column, but for its case", "public.sql", "@lease = m.lease_ms", "@lease = m.Lease_ms", "[Lease_ms]"),
     ("a column of OUTPUT", "tasks.sql", "OUTPUT deleted.task_id INTO", "OUTPUT deleted.task_no INTO", "task_no"),
     ("a column that is set", "tasks.sql", "SET status = N'cancelled',", "SET state = N'cancelled',", "state"),
-    ("a column that is inserted", "rounds.sql", "(round_name, window_ms,", "(round_name, window_s,", "window_s"),
+    ("a column that is inserted", "batches.sql", "(batch_name, window_ms,", "(batch_name, window_s,", "window_s"),
     ("a table variable's column", "deadlocks.sql", "@row SET stuck = 1 WHERE", "@row SET stick = 1 WHERE", "stick"),
     ("a function's column", "routines.sql", "SELECT @eligible = a.eligible", "SELECT @eligible = a.legible", "legible"),
     ("a system view's column", "public.sql", "@since = login_time", "@since = login_at", "login_at"),
-    ("a table", "rounds.sql", "INSERT INTO {schema}.round_part ", "INSERT INTO {schema}.round_parts ", "round_parts"),
+    ("a table", "batches.sql", "INSERT INTO {schema}.batch_part ", "INSERT INTO {schema}.batch_parts ", "batch_parts"),
     ("an index", "tasks.sql", "WITH (INDEX (task_ended))", "WITH (INDEX (task_over))", "task_over"),
-    ("a procedure", "rounds.sql", "EXEC {schema}.keep_then @id", "EXEC {schema}.keep_than @id", "keep_than"),
+    ("a procedure", "batches.sql", "EXEC {schema}.keep_callback @id", "EXEC {schema}.keep_than @id", "keep_than"),
     ("a parameter", "public.sql", "@attended_ms = 5000", "@attended = 5000", "@attended"),
     ("a system procedure's parameter", "routines.sql", "@LockOwner = ", "@LockOwnr = ", "lockownr"),
     ("a parameter too many", "client.sql", "{schema}.ping ?", "{schema}.ping ?, ?", "ping has no parameter"),
@@ -484,7 +484,7 @@ BROKEN: list[Fault] = [
     ("OUTPUT of what is not", "public.sql", "@note, @slice, @pos", "@note, @slice OUTPUT, @pos", "no OUTPUT"),
     ("a built-in function", "routines.sql", "APPLOCK_MODE(", "APPLOCK_MOOD(", "APPLOCK_MOOD"),
     ("a built-in function's arguments", "public.sql", "HOST_NAME()", "HOST_NAME(1)", "HOST_NAME takes"),
-    ("a function of 2017", "rounds.sql", "LTRIM(RTRIM(COALESCE(@parts, N'')))", "TRIM(COALESCE(@parts, N''))", "TRIM"),
+    ("a function of 2017", "batches.sql", "LTRIM(RTRIM(COALESCE(@parts, N'')))", "TRIM(COALESCE(@parts, N''))", "TRIM"),
     ("a date part", "tasks.sql", "DATEADD(day, -@days", "DATEADD(days, -@days", "date part days"),
     ("what the client sends", "client.sql", "SET value = ?", "SET worth = ?", "worth"),
     ("what is documented", "protocol.md", "EXEC @code = sqlsem.acquire @r", "EXEC @code = sqlsem.acquire @aR", "@ar"),

@@ -1,4 +1,4 @@
-"""What a task does, or the continuation of a round: SQL, a command, a call or nothing (JSON, for code that claims).
+"""What a task does, or the callback of a batch: SQL, a command, a call or nothing (JSON, for code that claims).
 
 kinds     what a body is, and how it is kept as text
 running   carrying it out: SQL, calls, and which bodies a worker carries out at all

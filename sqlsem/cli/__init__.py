@@ -26,12 +26,12 @@ log = logging.getLogger("sqlsem")
 COMMANDS = {
     **{"init": "schema:init", "run": "run:run", "ls": "locks:ls", "why": "why:why", "history": "locks:history"},
     **{"put": "tasks:put", "work": "work:work", "queues": "queues:queues", "tasks": "tasks:tasks_"},
-    **{"schedules": "tasks:schedules", "rounds": "rounds:rounds_", "rates": "rates:rates"},
+    **{"schedules": "tasks:schedules", "batches": "batches:batches_", "rates": "rates:rates"},
     **{"set": "locks:set_", "pause": "locks:pause", "resume": "locks:resume"},
     **{"release": "locks:release", "reap": "locks:reap", "guard": "guarding:guard"},
     **{"top": "watch:top", "dashboard": "watch:dashboard", "metrics": "metrics:metrics"},
     **{"timeline": "nights:timeline", "replay": "nights:replay", "audit": "nights:audit"},
-    **{"sql": "schema:sql_", "doctor": "doctor:doctor", "demo": "demo:demo"},
+    **{"sql": "schema:sql_", "config": "config:config_", "doctor": "doctor:doctor", "demo": "demo:demo"},
 }
 
 
@@ -91,6 +91,7 @@ Exit codes: 0 done, 1 not in order (doctor, audit, release), 64 wrong
 )
 @click.option("--lease", type=duration, help="Prove life by a lease of so many seconds (behind a pooler).")
 @click.option("--retry", type=duration, help="Seconds to try for when the database is away.  [default: 10]")
+@click.option("-q", "--quiet", is_flag=True, help="Do not say which database is used, or where tasks come from.")
 @click.option("-v", "--verbose", count=True, help="Say what happens; twice: everything, with tracebacks.")
 @click.version_option(sqlsem.__version__, prog_name="sqlsem")
 @click.pass_context
@@ -100,6 +101,7 @@ def main(
     url: str | None,
     profile: str | None,
     verbose: int,
+    quiet: bool,
     **given: Any,
 ) -> None:
     """Locks in the SQL database you already have: mutex, N-way limit, reader/writer, ordered stages.
@@ -109,4 +111,4 @@ def main(
     main.traces = verbose > 1
     atexit.register(output.let_terminal_go)
     ctx.with_resource(_logging(verbose))
-    ctx.obj = Connecting(url, profile, {name: one for name, one in given.items() if one is not None}, verbose)
+    ctx.obj = Connecting(url, profile, {name: one for name, one in given.items() if one is not None}, verbose, quiet)

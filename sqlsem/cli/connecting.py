@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import click
+import platformdirs
 
 import sqlsem
-from sqlsem import config, engines
+from sqlsem import config, engines, files
 from sqlsem.engines.base import Engine, Options
 from sqlsem.engines.roles import Tables
+from sqlsem.errors import ConfigurationError
 from sqlsem.terminal import output
 
 __all__ = ["Connecting", "connecting"]
@@ -22,7 +26,9 @@ __all__ = ["Connecting", "connecting"]
 log = logging.getLogger("sqlsem")
 
 #: What is not said on the command line or in a file.
-DEFAULTS = {"schema": "sqlsem", "table": "ProcessControl", "grace": 5.0, "lease": None, "retry": 10.0}
+DEFAULTS: dict[str, Any] = {"schema": "sqlsem", "table": "ProcessControl", "grace": 5.0, "lease": None, "retry": 10.0}
+#: What is said of the embedded file.
+NOT_NAMED = ", of this user and host only, as no database is named (see: sqlsem config)"
 
 
 @dataclass
@@ -33,6 +39,7 @@ class Connecting:
     profile: str | None
     given: dict[str, Any]  # of `DEFAULTS`, what was said on the command line
     verbose: int
+    quiet: bool = False
 
     @functools.cached_property
     def settings(self) -> config.Settings:
@@ -86,12 +93,13 @@ class Connecting:
 
     @contextlib.contextmanager
     def coordinator(
-        self, *, told: bool = False, looks: bool = False, bare: bool = False
+        self, *, told: bool = False, looks: bool = False, bare: bool = False, runs: str | None = None
     ) -> Iterator[sqlsem.Coordinator]:
         """A coordinator, closed in the end. Connects when it is used.
 
         Args:
             told: It is known already where that is.
+            runs: What of the database is code that is run here, in words: it is always said where that comes from.
             bare: An engine without tables will do.
             looks: It does not create an SQLite file that is not there (unless nobody has named one).
         """
@@ -100,12 +108,28 @@ class Connecting:
                 coordinator.engine.require(Tables, "The command line")
             if looks and not self.settings.embedded:
                 coordinator.engine.creates = False
-            if self.settings.embedded and not told:
+            where, source = coordinator.engine.where, self.settings.source
+            if runs is not None and not self.quiet:
+                output.say(f"{runs} come from {where}{NOT_NAMED if self.settings.embedded else f', named by {source}'}")
+            elif self.settings.embedded and not told and not self.quiet and _first_in_terminal():
                 # Anyone who forgot to name a database must not think that others are in the same one.
-                output.say(f"this is {coordinator.engine.where}, {config.EMBEDDED}")
+                output.say(f"this is {where}{NOT_NAMED}")
             else:
-                log.info("%s, from %s", coordinator.engine.where, self.settings.source)
+                log.info("%s, from %s", where, source)
             yield coordinator
+
+
+def _first_in_terminal() -> bool:
+    """True for the first command of a terminal's session, and where there is no terminal, but a log perhaps."""
+    if sys.stderr is None or not sys.stderr.isatty() or not hasattr(os, "getsid"):
+        return True
+    record, session = platformdirs.user_state_path("sqlsem") / "told", f"{os.getsid(0)}\n".encode()
+    with contextlib.suppress(OSError, ConfigurationError):
+        if files.read(record).data == session:
+            return False
+    with contextlib.suppress(OSError):  # so it is said again
+        record.write_bytes(session)
+    return True
 
 
 connecting = click.make_pass_decorator(Connecting)

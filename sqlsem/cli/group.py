@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from sqlsem.errors import (
+    BatchFailed,
     ConfigurationError,
     Deadlock,
     LockLost,
     NotHeld,
-    RoundFailed,
     SchemaError,
     SqlsemError,
     TaskFailed,
@@ -35,7 +35,7 @@ EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (
     (Deadlock, EXIT_TEMPFAIL),
     (LockLost, EXIT_LOST),
     (NotHeld, 1),
-    (RoundFailed, 1),
+    (BatchFailed, 1),
     (TaskFailed, 1),
 )
 

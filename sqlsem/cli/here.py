@@ -1,4 +1,4 @@
-"""What is carried out here, tasks and continuations: the database and the folder that it finds."""
+"""What is carried out here, tasks and callbacks: the database and the folder that it finds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sqlsem import chosen, config
+from sqlsem import chosen, config, files
 from sqlsem.cli.connecting import Connecting
+from sqlsem.credentials import has_secret
 from sqlsem.terminal import output
 
 __all__ = ["folders_to_import_from", "same_database"]
@@ -21,7 +22,7 @@ def folders_to_import_from() -> Sequence[str]:
         return ()
     try:
         here = os.getcwd()
-        why = config.writable_by_others(Path(here))
+        why = files.writable_by_others(Path(here))
     except FileNotFoundError:  # it was removed under us
         return ()
     if why is not None:
@@ -35,7 +36,7 @@ def same_database(options: Connecting, pass_url: bool) -> Iterator[None]:
     """While it lasts, Python functions that use sqlsem find our database, and so do commands if they may know it."""
     url = options.chosen_url
     before = os.environ.get("SQLSEM_URL")
-    hand_on = pass_url or (options.url is not None and not config.has_password(url))
+    hand_on = pass_url or (options.url is not None and not has_secret(url))
     environment = config.environment(url, hand_on=hand_on)
     if "SQLSEM_URL" in environment:
         os.environ["SQLSEM_URL"] = environment["SQLSEM_URL"]

@@ -176,7 +176,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
         return _run_joined(supervisor.Job(command, os.environ, kill_after), events, chosen.lost_exit_code)
     token = os.environ.pop("SQLSEM_TOKEN", None)
     with options.coordinator() as coordinator, supervisor.Signals(events):
-        if not options.settings.embedded and not options.verbose and sys.stderr.isatty():
+        if not (options.settings.embedded or options.verbose or options.quiet) and sys.stderr.isatty():
             names = [chosen.leader] if chosen.leader else wanted.resources
             output.say(f"locking {', '.join(map(repr, names))} in {coordinator.engine.where}")
         waiting = _Waiting(coordinator, command[0])

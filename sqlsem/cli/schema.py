@@ -109,7 +109,7 @@ def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
     """Print the scripts of an engine, with --schema and --table filled in.
 
     ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, priorities,
-    deadlocks, public (what sessions call), rates, tasks, parked, rounds, conversions, handovers, overview, guards,
+    deadlocks, public (what sessions call), rates, tasks, parked, batches, conversions, handovers, overview, guards,
     once, permissions, drop or client (what the Python client sends); left out, all but the last two in the order in
     which to run them. SQLite has no routines, and so fewer scripts. Connects to nothing.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from sqlsem import files
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import often
 from sqlsem.errors import ConfigurationError
@@ -38,7 +39,7 @@ def _require(module: str, extra: str) -> None:
 @every_option
 @connecting
 def top(options: Connecting, every: float) -> int:
-    """Show what goes on, live: queues and why each one waits, block leaders, members, work queues, rounds, times.
+    """Show what goes on, live: queues and why each one waits, block leaders, members, work queues, batches, times.
 
     Press ? for the keys. What changes something (p pause, r resume, c cap, x release, t retry) first says what would
     come of it, and is done only when you say y. It takes the role sqlsem_reader to look, sqlsem_operator to change.
@@ -147,12 +148,10 @@ def _token(file: Path | None) -> tuple[str, bool]:
     """The token, and whether it was made here."""
     if file is not None:
         try:
-            with file.open(encoding="ascii") as opened:
-                if os.name == "posix" and stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o077:
-                    raise ConfigurationError(
-                        f"{file} can be read or written by others; close it with: chmod 600 {file}"
-                    )
-                return opened.read(1000).strip(), False
+            content = files.read(file)
+            if os.name == "posix" and stat.S_IMODE(content.status.st_mode) & 0o077:
+                raise ConfigurationError(f"{file} can be read or written by others; close it with: chmod 600 {file}")
+            return content.data.decode("ascii").strip(), False
         except (OSError, UnicodeError) as exc:
             raise ConfigurationError(f"Cannot read the token from {file}: {exc}") from exc
     given = os.environ.get(TOKEN)

@@ -130,7 +130,7 @@ def work(
     console = output.console()
     live = console.is_terminal and not options.verbose
     events: SimpleQueue[int | None] = SimpleQueue()
-    with options.coordinator() as coordinator, same_database(options, pass_url), _signals(events):
+    with options.coordinator(runs="tasks") as coordinator, same_database(options, pass_url), _signals(events):
         if not new:
             words = unknown_queue(coordinator, queue)
             if words is not None:

@@ -1,4 +1,4 @@
-"""What this process has claimed, and has to end: tasks, parts of rounds, continuations. They share one life.
+"""What this process has claimed, and has to end: tasks, parts of batches, callbacks. They share one life.
 
 States
     open    Ours, as far as the database knows, or may be: nobody else can have it while this process lives.
@@ -39,7 +39,7 @@ Ending = Callable[[Session, int], object]
 
 
 class Claim:
-    """One task, part or continuation that is ours. A context manager, whose block is what it was claimed for.
+    """One task, part or callback that is ours. A context manager, whose block is what it was claimed for.
 
     Attributes:
         title: What messages call it.

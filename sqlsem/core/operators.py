@@ -59,7 +59,7 @@ class Operators:
         return self.process.look(lambda session: session.entries(resource))
 
     def overview(self) -> Overview:
-        """All that is there at one instant: queues, members, work queues, open rounds, and how long locks were held of
+        """All that is there at one instant: queues, members, work queues, open batches, and how long locks were held of
         late. Raises `Unavailable` when the database is out of reach.
 
         >>> coordinator.overview().members[0].host  # doctest: +SKIP

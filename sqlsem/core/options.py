@@ -10,12 +10,13 @@ from typing import Any, Protocol, TypedDict
 
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.holdings import LostCallback
-from sqlsem.errors import ConfigurationError, RoundFailed
+from sqlsem.errors import BatchFailed, ConfigurationError
 from sqlsem.model import Duration
 
 __all__ = [
     "Alarm",
     "AnyLock",
+    "BatchOptions",
     "ConnectOptions",
     "GroupOptions",
     "LockOptions",
@@ -24,13 +25,12 @@ __all__ = [
     "PutOptions",
     "QueueOptions",
     "RateOptions",
-    "RoundOptions",
     "UnknownOption",
     "check_options",
 ]
 
-#: Called with what went wrong with a round, in the process that finds out.
-Alarm = Callable[[RoundFailed], object]
+#: Called with what went wrong with a batch, in the process that finds out.
+Alarm = Callable[[BatchFailed], object]
 
 
 class GroupOptions(TypedDict, total=False):
@@ -117,9 +117,10 @@ class PutOptions(TypedDict, total=False):
     locks: Iterable[AnyLock]
 
 
-class RoundOptions(TypedDict, total=False):
-    """Of `sqlsem.Coordinator.round`; see `sqlsem.round`."""
+class BatchOptions(TypedDict, total=False):
+    """Of `sqlsem.Coordinator.batch`; see `sqlsem.batch`."""
 
+    on_success: Any
     on_failed: Alarm | None
 
 

@@ -63,7 +63,7 @@ class Process:
         member: This process as a member, with the main session.
         state_lock: Guards what we believe to have; the membership's.
         holdings: Its grants.
-        claims: Its tasks, parts and continuations.
+        claims: Its tasks, parts and callbacks.
         recent_ends: Ends of tasks, and when each was recorded: a server that takes over may not know them.
         lines: Who of it waits.
         turns: Who of it waits by priority.

@@ -1,7 +1,7 @@
 """What a session can do, in roles: a new engine ships its locks first, and gets the other roles later.
 
 `LockSession` is what every engine has. A session class that also derives from `Convertible`, `DeadlockSearch`,
-`TaskSession`, `RoundSession`, `Administration` or `Tables` *has* that role: nobody keeps a list of roles that could be
+`TaskSession`, `BatchSession`, `Administration` or `Tables` *has* that role: nobody keeps a list of roles that could be
 wrong, as a class that derives from a role and lacks one of its methods cannot be instantiated. Who needs a role asks
 first (`Engine.require`, `Engine.has`), and may then take the session for a `Session`, which has all of them.
 
@@ -34,8 +34,9 @@ from sqlsem.errors import SchemaError
 from sqlsem.insight.overview import Overview
 from sqlsem.model import (
     Attempt,
+    BatchEntry,
+    Callback,
     Claimed,
-    Continuation,
     End,
     Entry,
     NewTask,
@@ -48,7 +49,6 @@ from sqlsem.model import (
     QueueState,
     Request,
     Resource,
-    RoundEntry,
     TaskEntry,
     Ticket,
     Upgrading,
@@ -58,12 +58,12 @@ __all__ = [
     "ROLES",
     "Administration",
     "AsyncSession",
+    "BatchSession",
     "Check",
     "Convertible",
     "DeadlockSearch",
     "LockSession",
     "Plan",
-    "RoundSession",
     "Session",
     "Tables",
     "TaskSession",
@@ -104,9 +104,9 @@ class LockSession(Wire, Sparing):
     registration, release, pings) and borrows others to wait in; the engine decides only how each step is done.
 
     What makes a member hold something is a *sign of life* in the same transaction: `enrol`, `resume`, `ping`,
-    `register`, `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_then` renew the member's
-    lease (all but the first three let one be of which less than an eighth has run), or find that the member was given
-    up and raise `Disconnected`. So nobody is let in, or starts, on a lease that is over.
+    `register`, `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_callback` renew the
+    member's lease (all but the first three let one be of which less than an eighth has run), or find that the member
+    was given up and raise `Disconnected`. So nobody is let in, or starts, on a lease that is over.
     """
 
     #: A role in words, for anyone who asks for it in vain.
@@ -276,9 +276,7 @@ class Administration(LockSession, SettingSession):
 
     @abc.abstractmethod
     def rights(self) -> frozenset[str]:
-        """What this login may do beside looking, as far as can be known without trying: ``operate`` (cap, pause,
-        revoke, reap), ``retry`` (its own tasks at least).
-        """
+        """Return what this login may do beside looking: ``operate`` (cap, pause, revoke, reap), ``retry`` (its own)."""
 
     @abc.abstractmethod
     def revoke(self, position: int, force: bool) -> int:
@@ -405,14 +403,14 @@ class TaskSession(LockSession):
         self.interrupt()
 
 
-class RoundSession(LockSession):
-    """Rounds: many processes do parts of one thing, and the last one out goes on."""
+class BatchSession(LockSession):
+    """Batches: many processes do parts of one thing, and the last one out goes on."""
 
-    offers = "rounds"
+    offers = "batches"
 
     @abc.abstractmethod
-    def recover_rounds(self, name: str | None, mine: int | None) -> list[int]:
-        """Test the members that run parts or continuations (of one name, or all) and act for the dead: the rounds in
+    def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
+        """Test the members that run parts or callbacks (of one name, or all) and act for the dead: the batches in
         which parts have failed by that.
         """
 
@@ -426,9 +424,11 @@ class RoundSession(LockSession):
         window: float,
         owner: str,
         uid: str,
-        then: tuple[str | None, str | None],
+        callback: tuple[str | None, str | None],
     ) -> PartStart:
-        """Start a part, in the open round or a new one. ``then``: the continuation's kind and body. May be repeated."""
+        """Start a part in the newest batch, or in a new one where that has succeeded, was abandoned or is late.
+        (Its last part joins it again until the callback has ended well.) ``callback``: kind and body. Repeatable.
+        """
 
     @abc.abstractmethod
     def end_part(
@@ -439,31 +439,35 @@ class RoundSession(LockSession):
         uid: str,
         error: str | None,
         owner: str,
-        then: tuple[str | None, str | None],
+        callback: tuple[str | None, str | None],
     ) -> PartEnd:
         """End a part, badly where there is an error. May be repeated; an error after a success gives back the
-        continuation that came with that.
+        callback that came with that.
         """
 
     @abc.abstractmethod
-    def claim_then(
-        self, member_id: int, name: str | None, round_id: int | None, owner: str, uid: str, own: bool
-    ) -> Continuation | None:
-        """Claim a continuation that nobody runs: the oldest of a name, or that of one round, also when it has failed.
+    def claim_callback(
+        self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
+    ) -> Callback | None:
+        """Claim a callback that nobody runs: the oldest of a name, or that of one batch, also when it has failed.
         ``own``: the caller knows what to run for those that are only known to who declared them. May be repeated.
         """
 
     @abc.abstractmethod
-    def return_then(self, member_id: int, uid: str) -> bool:
+    def return_callback(self, member_id: int, uid: str) -> bool:
         """Give back what a claim may have left whose answer was lost for good; whether it had."""
 
     @abc.abstractmethod
-    def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
-        """End a continuation; False when it is ours no more. May be repeated."""
+    def end_callback(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
+        """End a callback; False when it is ours no more. May be repeated."""
 
     @abc.abstractmethod
-    def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
-        """Rounds with their parts, newest first."""
+    def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
+        """Abandon the newest batch of a name, or one by its number, unless it is over: its number, or None."""
+
+    @abc.abstractmethod
+    def list_batches(self, name: str | None, batch_id: int | None, most: int) -> list[BatchEntry]:
+        """Batches with their parts, newest first."""
 
 
 class Tables(LockSession):
@@ -505,7 +509,7 @@ class Tables(LockSession):
 
 
 #: What a session may offer beside locks.
-ROLES: tuple[type[LockSession], ...] = (Convertible, DeadlockSearch, Administration, TaskSession, RoundSession, Tables)
+ROLES: tuple[type[LockSession], ...] = (Convertible, DeadlockSearch, Administration, TaskSession, BatchSession, Tables)
 
 
 class Session(
@@ -520,7 +524,7 @@ class Session(
     ScheduleSession,
     QueueLimitSession,
     ParkingSession,
-    RoundSession,
+    BatchSession,
     GuardSession,
     KeepingSession,
     RateSession,

@@ -13,7 +13,7 @@ from sqlsem.insight.overview import MemberEntry, Overview, Percentiles
 from sqlsem.insight.rates import goes_in, rate_words, used_words
 from sqlsem.insight.reasons import Reason
 from sqlsem.insight.words import clock, seconds_in_words, who_is
-from sqlsem.model import WRITE, Entry, QueueCounts, Resource, RoundEntry
+from sqlsem.model import WRITE, BatchEntry, Entry, QueueCounts, Resource
 from sqlsem.model_rates import RateEntry
 from sqlsem.printable import clean
 
@@ -354,7 +354,7 @@ def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
         yield _Line(row, by, entry.requesting_id)
 
 
-# -- members, work queues, rounds, times ----------------------------------------------------------------------------
+# -- members, work queues, batches, times ----------------------------------------------------------------------------
 
 
 def _members(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
@@ -410,28 +410,28 @@ def _queue_details(one: QueueCounts) -> Iterator[str]:
         yield f"Task {one.blocked_by}, which has failed, holds up later orders; see: sqlsem tasks log {one.blocked_by}"
 
 
-def _rounds(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
-    for one in overview.rounds:
+def _batches(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
+    for one in overview.batches:
         done = sum(part.status == "succeeded" for part in one.parts)
         left = max(0.0, one.window - one.seconds)
         lacking = [f"{part.part} {part.status}" for part in one.parts if part.status != "succeeded"]
         state = "overdue" if one.overdue else one.status
         cells = (
-            *(str(one.round_id), one.name, state, seconds_in_words(one.seconds), seconds_in_words(left)),
+            *(str(one.batch_id), one.name, state, seconds_in_words(one.seconds), seconds_in_words(left)),
             *(f"{done}/{len(one.parts)}", _lacking(one, lacking)),
         )
-        by = _by_column(ROUNDS, cells, round=one.round_id, seconds=one.seconds, left=left, parts=done)
+        by = _by_column(BATCHES, cells, batch=one.batch_id, seconds=one.seconds, left=left, parts=done)
         details = [
-            f"Round {one.round_id} of {one.name}: {state}, {done} of {_several(len(one.parts), 'part')} succeeded"
+            f"Batch {one.batch_id} of {one.name}: {state}, {done} of {_several(len(one.parts), 'part')} succeeded"
         ]
         details += [f"{part.part}: {part.error}" for part in one.parts if part.error][:2]
-        yield _Line(Row(f"o{one.round_id}", _clean(cells), state, _clean(details)), by)
+        yield _Line(Row(f"o{one.batch_id}", _clean(cells), state, _clean(details)), by)
 
 
-def _lacking(one: RoundEntry, lacking: Sequence[str]) -> str:
+def _lacking(one: BatchEntry, lacking: Sequence[str]) -> str:
     if lacking:
         return ", ".join(lacking)
-    return "" if one.then_status == "none" else f"then: {one.then_status}"
+    return "" if one.callback_status == "none" else f"callback: {one.callback_status}"
 
 
 def _times(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
@@ -512,8 +512,8 @@ TASKS = (
     *(_number("cancelled", "CANCELLED", extra=True), _number("oldest", "OLDEST"), _number("rate", "RATE")),
     Column("held", "HELD UP BY", elastic=True),
 )
-ROUNDS = (
-    *(Column("round", "ROUND", right=True), Column("name", "NAME", elastic=True), Column("state", "STATE")),
+BATCHES = (
+    *(Column("batch", "BATCH", right=True), Column("name", "NAME", elastic=True), Column("state", "STATE")),
     *(_number("seconds", "FOR"), Column("left", "LEFT", right=True), Column("parts", "PARTS", right=True)),
     Column("lacking", "LACKS", elastic=True),
 )
@@ -543,7 +543,7 @@ VIEWS: dict[str, View] = {
         View("leaders", "Leaders", LEADERS, _leaders, "Nobody waits for anybody."),
         View("members", "Members", MEMBERS, _members, "No process takes part."),
         View("tasks", "Tasks", TASKS, _tasks, "There are no work queues."),
-        View("rounds", "Rounds", ROUNDS, _rounds, "No round is open, and none has failed."),
+        View("batches", "Batches", BATCHES, _batches, "No batch is open, and none has failed."),
         View("times", "Times", TIMES, _times, "Nothing has finished yet."),
         View("rates", "Rates", RATES, _rates, "No rate has been used of late.", filled=lambda found: bool(found.rates)),
     )

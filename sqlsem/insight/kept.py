@@ -15,7 +15,7 @@ KINDS = {
     "beacon": ("a beacon's lock", "no member gets that beacon, and nobody waits"),
     "entry": ("an entry lock{of_name}", "a waiter that it was to wake looks again after 4 s at most"),
     "waiting": ("a waiting request's lock", "a waiter that it was to wake looks again after 4 s at most"),
-    "round": ("a round's lock", "its parts cannot start or end"),
+    "batch": ("a batch's lock", "its parts cannot start or end"),
     "news": ("the lock of those who listen for tasks", "workers look for tasks from time to time"),
     "put": ("a work queue's put lock", "tasks cannot be put into it"),
     "number": ("a member's lock", "its requests wait"),

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from sqlsem.insight.patterns import with_settings
-from sqlsem.model import Entry, QueueCounts, Resource, RoundEntry
+from sqlsem.model import BatchEntry, Entry, QueueCounts, Resource
 from sqlsem.model_rates import RateEntry
 from sqlsem.model_tasks import plain
 
@@ -103,7 +103,7 @@ class HoldTimes:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All queues, members, work queues, open rounds and rates at one instant (`sqlsem.Coordinator.overview`).
+    """All queues, members, work queues, open batches and rates at one instant (`sqlsem.Coordinator.overview`).
 
     ``holds`` has those resources for which somebody holds or waits, the most wanted ones if they are many; ``rates``
     the windows of rates: of those for which most wait, or that were used last, if they are many.
@@ -114,7 +114,7 @@ class Overview:
     entries: list[Entry]  # in order by resource and position
     members: list[MemberEntry]
     queues: list[QueueCounts]
-    rounds: list[RoundEntry]  # open, or failed and not begun anew, or with a continuation that has not finished
+    batches: list[BatchEntry]  # open, or failed and not begun anew, or with a callback that has not finished
     holds: dict[str, HoldTimes]
     rates: list[RateEntry] = field(default_factory=list)  # in order by name and length
 
@@ -126,7 +126,7 @@ class Overview:
         settings: Iterable[Sequence[Any]],
         members: list[MemberEntry],
         queues: list[QueueCounts],
-        rounds: list[RoundEntry],
+        batches: list[BatchEntry],
         holds: Iterable[Sequence[Any]],
         rates: list[RateEntry],
     ) -> Overview:
@@ -138,7 +138,7 @@ class Overview:
             settings: Resource, cap, paused_at, stale_after, paused_by, cap_by.
             members: All of them.
             queues: The work queues.
-            rounds: Those that have not ended well.
+            batches: Those that have not ended well.
             holds: Resource, held, waited, note, program; the newest of each resource first.
             rates: Windows.
         """
@@ -151,13 +151,13 @@ class Overview:
             entries,
             members,
             queues,
-            rounds,
+            batches,
             {resource: HoldTimes(tuple(found)) for resource, found in samples.items()},
             rates,
         )
 
     def only(self, resource: str) -> Overview:
-        """What of it concerns one resource; members, work queues and rounds stay."""
+        """What of it concerns one resource; members, work queues and batches stay."""
         return dataclasses.replace(
             self,
             resources=[one for one in self.resources if one.resource == resource],
@@ -172,7 +172,7 @@ class Overview:
             "taken_at": self.taken_at.isoformat(),
             **{
                 name: [one.as_dict() for one in getattr(self, name)]
-                for name in ("resources", "entries", "members", "queues", "rounds", "rates")
+                for name in ("resources", "entries", "members", "queues", "batches", "rates")
             },
             "holds": {resource: times.as_dict() for resource, times in self.holds.items()},
         }

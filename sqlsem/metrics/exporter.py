@@ -446,9 +446,14 @@ def _members(overview: Overview) -> Iterator[_Rows]:
     missing = sum(one.missing_for is not None for one in overview.members)
     yield "members_missing", "Those of them that cannot be found at the moment.", (), {(): missing}
     states: Counter[tuple[str, ...]] = Counter({("open",): 0, ("failed",): 0})
-    states.update((one.status,) for one in overview.rounds)
-    yield "rounds", "Rounds that have not ended well.", ("status",), states
-    yield "rounds_overdue", "Open rounds whose window is over.", (), {(): sum(one.overdue for one in overview.rounds)}
+    states.update((one.status,) for one in overview.batches)
+    yield "batches", "Batches that have not ended well.", ("status",), states
+    yield (
+        "batches_overdue",
+        "Open batches whose window is over.",
+        (),
+        {(): sum(one.overdue for one in overview.batches)},
+    )
 
 
 def _tasks(queues: Sequence[QueueCounts], labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:

@@ -14,8 +14,8 @@ Each engine's folder holds the same scripts:
     finds those who wait for each other; rerunnable. Not for SQLite, where the client does.
 ``rates.sql``
     so much in so long; rerunnable. Not for SQLite, where the client does.
-``tasks.sql``, ``rounds.sql``
-    the same for the work queue and the rounds.
+``tasks.sql``, ``batches.sql``
+    the same for the work queue and the batches.
 ``parked.sql``
     tasks with locks, which wait for these without a process; rerunnable. Not for SQLite, where the client does.
 ``conversions.sql``
@@ -60,7 +60,7 @@ __all__ = ["LATEST", "SCRIPTS", "migrations", "queries", "rerunnable", "script"]
 LATEST = 1
 #: What ``sqlsem sql`` can print, in the order in which a DBA would run it.
 SCRIPTS = (
-    *("schema", "routines", "priorities", "deadlocks", "public", "rates", "tasks", "parked", "rounds"),
+    *("schema", "routines", "priorities", "deadlocks", "public", "rates", "tasks", "parked", "batches"),
     *("conversions", "handovers", "overview", "guards", "once", "permissions", "drop", "client"),
 )
 #: Those that follow the schema's at every `sqlsem init`.

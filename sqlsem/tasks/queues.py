@@ -246,7 +246,7 @@ class Queue:
 
     def wait(self, timeout: Duration | None = None) -> bool:
         """Wait until nothing is left that could run; False when that takes longer than ``timeout``. (`join`, and the
-        ``wait`` of a round, raise `Timeout` then.)
+        ``wait`` of a batch, raise `Timeout` then.)
         """
         seconds = None if timeout is None else check_duration("timeout", timeout, most=LONGEST_SECONDS)
 

@@ -1,1 +1,1 @@
-"""What people see: where everything is printed, and the pictures of queues, tasks and rounds. Knows no commands."""
+"""What people see: where everything is printed, and the pictures of queues, tasks and batches. Knows no commands."""

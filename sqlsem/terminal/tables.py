@@ -16,7 +16,7 @@ __all__ = ["fit", "line", "local_time", "seconds_in_words", "table", "who_is"]
 
 #: A column is never made narrower than this to fit a terminal, characters.
 NARROWEST = 6
-#: The colour of a row by its state: of a request, a task, a part of a round.
+#: The colour of a row by its state: of a request, a task, a part of a batch.
 STYLES = {
     **{"waits": "yellow", "revoked": "red", "dead": "red"},
     **{"running": "green", "lost": "red", "failed": "red", "cancelled": "dim", "finished": "dim"},

@@ -14,7 +14,7 @@ def memory(name: str | None = None, **options: Any) -> Coordinator:
     """A coordinator whose locks are in the memory of this process, and gone with the last one that names them.
 
     It has mutex, limit, read, write, stage and all_of, for threads and asyncio, finds deadlocks, and lets limits and
-    pauses be set (`Coordinator.set_limit`, `Coordinator.pause`). Work queues, rounds, upgrades and what else operators
+    pauses be set (`Coordinator.set_limit`, `Coordinator.pause`). Work queues, batches, upgrades and what else operators
     do it has not; asking for them raises `sqlsem.ConfigurationError`.
 
     Args:

@@ -19,7 +19,7 @@ __all__ = ["AskCap", "Confirm", "Dialog", "Help"]
 
 HELP = """\
 1 to 7, Tab     another view: queues, block leaders, members,
-                work queues, rounds, times, rates
+                work queues, batches, times, rates
 arrows, j, k    move; Page up and down, Home, End
 /               only rows that have all these words in them
                 (Enter keeps them, Escape takes them away)

@@ -96,9 +96,9 @@ def test_control_characters_are_written_out_in_warnings(user, name):
         told = []
         connection.add_notice_handler(lambda said: told.append(said.message_primary))
         for part in "ab":
-            connection.execute("SELECT sqlsem.round_part_start(%s, %s, 'a, b', 60)", (name, part))
-        connection.execute("SELECT sqlsem.round_part_failed(%s, 'a', %s)", (name, "\x1b]0;x\x07\r\nWARNING: \u202e"))
-        connection.execute("SELECT sqlsem.round_part_done(%s, 'b')", (name,))
+            connection.execute("SELECT sqlsem.batch_part_start(%s, %s, 'a, b', 60)", (name, part))
+        connection.execute("SELECT sqlsem.batch_part_failed(%s, 'a', %s)", (name, "\x1b]0;x\x07\r\nWARNING: \u202e"))
+        connection.execute("SELECT sqlsem.batch_part_done(%s, 'b')", (name,))
     assert told[-1].endswith(r"has failed: a (\u001b]0;x\u0007\u000d\u000aWARNING: \u202e)")
 
 
@@ -138,12 +138,12 @@ def test_caps_on_grace_and_lease(user, database, name):
         database.rows("DELETE FROM sqlsem.setting WHERE name LIKE 'max%%'")
 
 
-def test_another_logins_round_is_not_ended_early(user, login, name):
+def test_another_logins_batch_is_not_ended_early(user, login, name):
     with user.raw() as mine, login("sqlsem_user").raw() as theirs:
-        first = mine.execute("SELECT sqlsem.round_part_start(%s, 'a', 'a, b', 3600)", (name,)).fetchone()[0]
-        assert theirs.execute("SELECT sqlsem.round_part_start(%s, 'b', 'a, b', 0.001)", (name,)).fetchone() == (first,)
-        mine.execute("SELECT sqlsem.round_part_done(%s, 'a')", (name,))
-        assert theirs.execute("SELECT outcome FROM sqlsem.round_part_done(%s, 'b')", (name,)).fetchone() == (
+        first = mine.execute("SELECT sqlsem.batch_part_start(%s, 'a', 'a, b', 3600)", (name,)).fetchone()[0]
+        assert theirs.execute("SELECT sqlsem.batch_part_start(%s, 'b', 'a, b', 0.001)", (name,)).fetchone() == (first,)
+        mine.execute("SELECT sqlsem.batch_part_done(%s, 'a')", (name,))
+        assert theirs.execute("SELECT outcome FROM sqlsem.batch_part_done(%s, 'b')", (name,)).fetchone() == (
             "succeeded",
         )
 

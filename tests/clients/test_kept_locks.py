@@ -62,7 +62,7 @@ ADVISORY = {
     (2, "lock_key"): "entry",
     (2, "v_key"): "entry",
     (3, "lock_key"): "waiting",
-    (4, "hashtext"): "round",
+    (4, "hashtext"): "batch",
     (5, "1"): "news",
     (6, "hashtext"): "put",
     (7, "lock_key"): "number",
@@ -217,12 +217,12 @@ def test_stranger_keeps_a_waiting_lock(database, user, stranger, name):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_stranger_keeps_a_rounds_lock(database, user, stranger, name, shared):
+def test_stranger_keeps_a_batchs_lock(database, user, stranger, name, shared):
     keep(stranger, database, 4, hashed(database, name), shared)
     with contextlib.closing(bounded(user)) as victim:
         with pytest.raises(psycopg.errors.LockNotAvailable, match=f"session {stranger.info.backend_pid} .login "):
-            victim.execute("SELECT sqlsem.round_part_start(%s, 'a', 'a', 60)", (name,))
-    assert_named(database, stranger, "round")
+            victim.execute("SELECT sqlsem.batch_part_start(%s, 'a', 'a', 60)", (name,))
+    assert_named(database, stranger, "batch")
 
 
 def test_stranger_keeps_the_listeners_lock(database, login, stranger, name):

@@ -262,7 +262,7 @@ def the_commands(database):
     command(database, "tasks", "retry", str(number), expected=(0, 1, 65))
     command(database, "tasks", "cancel", str(number), expected=(0, 1, 65))
     command(database, "tasks", "wait", "queue", expected=(0, 1, 65, 70))
-    command(database, "rounds")
+    command(database, "batches")
     command(database, "release", "999999999", expected=(0, 1, 65))
 
 
@@ -287,8 +287,9 @@ def the_client(database):
                     with task:
                         pass
                 queue.tasks()
-                made = sqlsem.round("r", ["x", "y"], window=60, coordinator=one)
-                with made.then(sqlsem.Sql("SELECT 1")).part("x"):
+                publish = sqlsem.Sql("SELECT 1")
+                made = sqlsem.batch("r", ["x", "y"], window=60, on_success=publish, coordinator=one)
+                with made.part("x"):
                     pass
                 with made.part("y"):
                     pass
@@ -322,12 +323,12 @@ def the_sessions(database):
         one.execute("SELECT sqlsem.put('w', 'SELECT no_such_thing')")
         one.execute("SELECT sqlsem.put('w', '{}', 'json', \"order\" => 1)")
         assert one.execute("CALL sqlsem.work('w', 0.2)").fetchone() == (1, 1)
-        one.execute("SELECT sqlsem.round_part_start('p', 'a', 'a, b', 60)")
-        one.execute("SELECT * FROM sqlsem.round_part_done('p', 'a')")
-        one.execute("SELECT sqlsem.round_part_start('p', 'b', '[\"a\", \"b\"]', 60)")
-        assert one.execute("SELECT is_last FROM sqlsem.round_part_done('p', 'b')").fetchone() == (1,)
-        one.execute("SELECT sqlsem.round_continued('p')")
-        one.execute("SELECT sqlsem.round_resume('p')")
+        one.execute("SELECT sqlsem.batch_part_start('p', 'a', 'a, b', 60)")
+        one.execute("SELECT * FROM sqlsem.batch_part_done('p', 'a')")
+        one.execute("SELECT sqlsem.batch_part_start('p', 'b', '[\"a\", \"b\"]', 60)")
+        assert one.execute("SELECT is_last FROM sqlsem.batch_part_done('p', 'b')").fetchone() == (1,)
+        one.execute("SELECT sqlsem.batch_callback_ended('p')")
+        one.execute("SELECT sqlsem.batch_resume('p')")
         for text in (
             "set_limit('s', 2)",
             "set_limit('s', NULL)",

@@ -169,7 +169,7 @@ def test_the_tasks_of_a_dead_worker_are_lost(spawn, connect, database, name):
 
 def starts_a_part(channel, url, options, name):
     coordinator = sqlsem.connect(url, **options, grace=GRACE)
-    part = coordinator.round(name, ["a", "b"], window=60).part("a").start()
+    part = coordinator.batch(name, ["a", "b"], window=60).part("a").start()
     channel.tell("started")
     channel.ask()
     part.done()
@@ -177,7 +177,7 @@ def starts_a_part(channel, url, options, name):
 
 def test_the_part_of_a_dead_process_is_missing(spawn, connect, database, name):
     coordinator = connect()
-    entry = coordinator.round(name, ["a", "b"], window=60)
+    entry = coordinator.batch(name, ["a", "b"], window=60)
     child = spawn(starts_a_part, name=str(name))
     child.expect("started")
     assert entry.entry().opened_by is not None

@@ -159,16 +159,16 @@ def ends_the_last_part(one):
     assert one.start("a").code == one.start("b").code == "started"
     one.session.end_part(one.number, one.name, "a", "u-a", None, "o", ("call", "f"))
     return lambda: (
-        one.session.end_part(one.number, one.name, "b", "u-b", None, "o", ("call", "f")).then is not None or None
+        one.session.end_part(one.number, one.name, "b", "u-b", None, "o", ("call", "f")).callback is not None or None
     )
 
 
-def claims_a_continuation(one):
+def claims_a_callback(one):
     assert one.start("a").code == one.start("b").code == "started"
     for part in "ab":
-        then = one.session.end_part(one.number, one.name, part, f"u-{part}", None, "o", ("call", "f")).then
-    assert one.session.end_then(one.number, then.round_id, then.attempt, "failed")
-    return lambda: one.session.claim_then(one.number, None, then.round_id, "o", uid(), True) is not None
+        then = one.session.end_part(one.number, one.name, part, f"u-{part}", None, "o", ("call", "f")).callback
+    assert one.session.end_callback(one.number, then.batch_id, then.attempt, "failed")
+    return lambda: one.session.claim_callback(one.number, None, then.batch_id, "o", uid(), True) is not None
 
 
 HANDED = [
@@ -184,7 +184,7 @@ HANDED = [
     finds_its_claim_again,
     starts_a_part,
     ends_the_last_part,
-    claims_a_continuation,
+    claims_a_callback,
 ]
 
 
@@ -199,8 +199,8 @@ def whole(member):
     """What there is of the member: its rows, tasks and parts."""
     rows = [(one.position, one.state) for one in member.other.entries(None) if one.member_id == member.number]
     tasks = [one.task_id for one in member.other.list_tasks(member.name, "running", 100)]
-    rounds = member.other.list_rounds(member.name, None, 1)
-    return rows, tasks, [(one.then_status, [part.status for part in one.parts]) for one in rounds]
+    batches = member.other.list_batches(member.name, None, 1)
+    return rows, tasks, [(one.callback_status, [part.status for part in one.parts]) for one in batches]
 
 
 @pytest.mark.parametrize("seconds", [LEASE / 2, LEASE + 60], ids=["half", "over"])
@@ -213,7 +213,7 @@ def test_what_is_handed_out_stands_on_a_lease_that_runs(member, how, seconds):
     before = whole(member)
     member.other.reap()
     member.other.recover_tasks(member.name, member.beside)
-    member.other.recover_rounds(member.name, member.beside)
+    member.other.recover_batches(member.name, member.beside)
     assert whole(member) == before
 
 
@@ -223,7 +223,7 @@ def test_who_was_given_up_is_handed_nothing(member, how):
     member.age(LEASE + 60)
     member.other.reap()
     member.other.recover_tasks(member.name, member.beside)
-    member.other.recover_rounds(member.name, member.beside)
+    member.other.recover_batches(member.name, member.beside)
     assert member.left() is None
     try:
         handed = act()

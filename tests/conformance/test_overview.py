@@ -16,7 +16,7 @@ TABLES = pytest.mark.engines("sqlite", "postgresql", "mssql")
 
 def same(one, other):
     """Whether two rows differ in nothing but what passes by itself."""
-    passing = {name: None for name in ("seconds", "missing_for", "then_seconds") if hasattr(one, name)}
+    passing = {name: None for name in ("seconds", "missing_for", "callback_seconds") if hasattr(one, name)}
     return dataclasses.replace(one, **passing) == dataclasses.replace(other, **passing)
 
 
@@ -120,29 +120,29 @@ def test_how_long_it_was_held_of_late(connect, name, database):
 
 
 @TABLES
-def test_work_queues_and_rounds(connect, name):
+def test_work_queues_and_batches(connect, name):
     coordinator = connect()
     queue = coordinator.queue(name)
     first, _ = queue.put(1, order=1), queue.put(2, order=2)
     with pytest.raises(ZeroDivisionError), queue.try_claim():
         raise ZeroDivisionError
-    daily = coordinator.round(name("round"), parts=["a", "b"], window="1h")
+    daily = coordinator.batch(name("batch"), parts=["a", "b"], window="1h")
     with daily.part("a"):
         found = coordinator.overview()
         counts = next(one for one in found.queues if one.queue == name)
         assert (counts.pending, counts.failed, counts.blocked_by) == (1, 1, first)
         assert counts == dataclasses.replace(coordinator.queues(name)[0], oldest=counts.oldest, rate=counts.rate)
-        mine = next(one for one in found.rounds if one.name == name("round"))
+        mine = next(one for one in found.batches if one.name == name("batch"))
         assert (mine.status, [part.status for part in mine.parts]) == ("open", ["running", "expected"])
         assert mine.parts[0].missing_for is None
         assert mine.window == 3600
         assert mine.opened_at <= found.taken_at
     with daily.part("b"):
         pass
-    assert all(one.name != name("round") for one in coordinator.overview().rounds)
+    assert all(one.name != name("batch") for one in coordinator.overview().batches)
     with pytest.raises(ZeroDivisionError), daily.part("a"):
         raise ZeroDivisionError
-    failed = next(one for one in coordinator.overview().rounds if one.name == name("round"))
+    failed = next(one for one in coordinator.overview().batches if one.name == name("batch"))
     assert failed.parts[0].status == "failed"
     assert failed.parts[0].error
 

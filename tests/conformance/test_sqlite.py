@@ -511,11 +511,11 @@ def test_bytes_that_are_no_text_hide_nothing_else(file):
             f" {value}, {value})"
         )
         connection.execute(
-            f"INSERT INTO sqlsem_round (round_name, window_ms, opened_at, then_error)"
+            f"INSERT INTO sqlsem_batch (batch_name, window_ms, opened_at, callback_error)"
             f" VALUES ('bad', 1, {value}, {value})"
         )
         connection.execute(
-            f"INSERT INTO sqlsem_round_part (round_id, part, owner, started_at)"
+            f"INSERT INTO sqlsem_batch_part (batch_id, part, owner, started_at)"
             f" VALUES (last_insert_rowid(), 'p', {value}, {value})"
         )
     connection.execute("INSERT INTO ProcessControl (resource_id, requesting_id) VALUES ('good', 'me')")
@@ -525,7 +525,7 @@ def test_bytes_that_are_no_text_hide_nothing_else(file):
         assert len(coordinator.history("bad")) == 4
         with contextlib.closing(coordinator.engine.connect("look")) as session:
             shown = [*session.entries(None), *session.history("bad", 10), *session.list_tasks("bad", None, 10)]
-            shown += [*session.task_attempts(1), *session.list_rounds("bad", None, 10)]
+            shown += [*session.task_attempts(1), *session.list_batches("bad", None, 10)]
         assert len(shown) == 5 + 4 + 4 + 4 + 4
         for one in shown:
             json.dumps(one.as_dict())

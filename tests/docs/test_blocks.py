@@ -62,8 +62,8 @@ ELSEWHERE = {
 }
 #: Commands of sqlsem that need no process of their own, as they start none and wait for nobody.
 HERE = (
-    *("ls", "why", "history", "put", "queues", "tasks", "schedules", "rounds", "set", "pause", "resume", "release"),
-    *("reap", "init", "sql", "doctor", "timeline", "replay", "audit"),
+    *("ls", "why", "history", "put", "queues", "tasks", "schedules", "batches", "set", "pause", "resume", "release"),
+    *("reap", "init", "sql", "config", "doctor", "timeline", "replay", "audit"),
 )
 #: Where a page's readers wait for long, or for ever, and tests do not.
 SHORTER = {
@@ -107,11 +107,11 @@ connections.settings["default"].update(ENGINE="django.db.backends.postgresql", N
 connections.settings["default"].update(USER=place.username, HOST=place.hostname, PORT=place.port)
 make_report = lambda: None
 """,
-    "rounds.md": """
+    "batches.md": """
 import sqlsem
 load_sales = lambda: None
 for other in ("stock", "web"):
-    with sqlsem.round("nightly", ["sales", "stock", "web"], window="6h").part(other):
+    with sqlsem.batch("nightly", ["sales", "stock", "web"], window="6h").part(other):
         pass
 """,
     "tasks.md": "import sqlsem\nsqlsem.queue('mails').put({'to': 'you'})",
@@ -195,7 +195,7 @@ class Desk:
         ):
             for line in filter(None, lines):  # without a process for each
                 done = CliRunner(env={"SQLSEM_URL": self.url}).invoke(main, line[1:])
-                assert done.exit_code in (0, 1, 75) or "There is no round" in done.output, f"{line}\n{done.output}"
+                assert done.exit_code in (0, 1, 75) or "There is no batch" in done.output, f"{line}\n{done.output}"
                 assert done.exit_code == 0 or isinstance(done.exception, SystemExit), done.exception
             return
         trap = "trap 'code=$?; case $code in 1|75) ;; *) echo \"$BASH_COMMAND: $code\" >&2; exit $code;; esac' ERR\n"

@@ -26,7 +26,7 @@ LOADED = (
     "sqlsem.aio",
     "sqlsem.engines.postgresql",
     "sqlsem.engines.sqlite",
-    "sqlsem.rounds",
+    "sqlsem.batches",
     "sqlsem.tasks",
     "support",
 )

@@ -11,7 +11,7 @@ from sqlsem.insight.consequences import Action
 from sqlsem.insight.overview import Hold, HoldTimes, MemberEntry, Overview
 from sqlsem.insight.reasons import reasons
 from sqlsem.live import Seen
-from sqlsem.model import Entry, PartEntry, QueueCounts, Resource, RoundEntry
+from sqlsem.model import BatchEntry, Entry, PartEntry, QueueCounts, Resource
 from sqlsem.model_rates import RateEntry
 
 #: The database's clock.
@@ -47,7 +47,7 @@ def overview(entries: Iterable[Entry] = (), resources: Iterable[Resource] = (), 
     listed = sorted(entries, key=lambda one: (one.resource, one.position))
     for one in listed:
         found.setdefault(one.resource, resource(one.resource))
-    values: dict[str, Any] = {"members": [], "queues": [], "rounds": [], "holds": {}}
+    values: dict[str, Any] = {"members": [], "queues": [], "batches": [], "holds": {}}
     return Overview(NOW, [found[name] for name in sorted(found)], listed, **{**values, **others})
 
 
@@ -77,8 +77,8 @@ def a_night() -> Overview:
         PartEntry("north", "succeeded", False, 1, 1, None, "db1", 801, NOW, NOW, 60.0, None, None),
         PartEntry("south", "failed", False, 1, 1, None, "db1", 801, NOW, NOW, 61.0, "disk full", None),
     )
-    rounds = [
-        RoundEntry(31, "close", "open", 3600.0, NOW, None, 300.0, "pending", "sql", "SELECT 1", 0, *[None] * 5, parts)
+    batches = [
+        BatchEntry(31, "close", "open", 3600.0, NOW, None, 300.0, "pending", "sql", "SELECT 1", 0, *[None] * 5, parts)
     ]
     holds = {"etl": HoldTimes(tuple(Hold(60.0 * number, float(number), None, None) for number in range(1, 12)))}
     rates = [
@@ -86,7 +86,7 @@ def a_night() -> Overview:
         RateEntry("api", 60.0, 100, 103, 0.4, 5210, 40, 31, 12.0),
         RateEntry("mail", 3600.0, 1000, 12, 754.0, 18, 0, 0),
     ]
-    return overview(entries, resources, members=members, queues=queues, rounds=rounds, holds=holds, rates=rates)
+    return overview(entries, resources, members=members, queues=queues, batches=batches, holds=holds, rates=rates)
 
 
 class FakeLive:

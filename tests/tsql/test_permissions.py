@@ -16,14 +16,14 @@ pytestmark = pytest.mark.engines("mssql")
 MEMBERS = {"enrol", "resume_member", "ping", "resign", "warm_up", "prune", "prune_tasks", "prune_operations",
            "settings", "overview"}  # fmt: skip
 LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "register_all", "wait", "look_all",
-         "take_turn", "cancel", "pin", "find_deadlock", "begin_upgrade", "upgrade", "downgrade", "recover_rounds",
+         "take_turn", "cancel", "pin", "find_deadlock", "begin_upgrade", "upgrade", "downgrade", "recover_batches",
          "start_part",
-         "end_part", "claim_then", "return_then", "end_then", "round_part_start", "round_part_done",
-         "round_part_failed", "round_resume", "round_continued", "hand_over_rows", "adopt_rows", "hand_over",
+         "end_part", "claim_callback", "return_callback", "end_callback", "batch_part_start", "batch_part_done",
+         "batch_part_failed", "batch_resume", "batch_callback_ended", "hand_over_rows", "adopt_rows", "hand_over",
          "adopt", "take_rate", "settle_rate", "take", "settle",
          "once_begin", "once_done", "once_due", "mark_once", "once_forget",
          "leave_with", "has_left", "forget_left"}  # fmt: skip
-LOOKS = {"entries", "status", "past", "resources", "list_rounds", "resource_settings", "operations", "why", "estimate",
+LOOKS = {"entries", "status", "past", "resources", "list_batches", "resource_settings", "operations", "why", "estimate",
          "guarded_tables", "rates", "priorities", "once_last"}  # fmt: skip
 PUTS = {"put", "put_task", "save_schedule"}
 WORKS = {"work", "claim_task", "claim_tasks", "claim_parked", "end_task", "next_task", "return_claim",
@@ -33,12 +33,12 @@ TASKS = {"queue_state", "queue_counts", "list_tasks", "show_tasks", "queue_limit
 HELD = {"release", "pin", "hand_over_rows", "leave_with", "has_left", "forget_left", "entries"}  # with tasks
 GUARDS = {"guard_table", "unguard_table", "session_entry"}
 ASKED = {"check_guard"}  # of the triggers of guarded tables
-OPERATORS = {"set_queue", "set_resource", "set_limit", "pause", "resume", "revoke", "reap"}
+OPERATORS = {"set_queue", "set_resource", "set_limit", "pause", "resume", "revoke", "reap", "abandon_batch"}
 INTERNAL = {"acquire_ranked", "refuse_unranked",
             "remove", "let_go", "bury", "suspect", "suspect_all", "check_name", "check_lease", "check_request",
             "session_name", "session_member", "doze", "release_rows", "test_member", "take_task", "session_claim",
-            "session_end", "session_leftovers", "lock_round", "keep_then", "parts_in", "refuse", "clean", "give_sign",
-            "take_beacon", "check_life", "worker_sign", "sees_all",
+            "session_end", "session_leftovers", "lock_batch", "keep_callback", "parts_in", "refuse", "clean",
+            "give_sign", "may_run_callback", "take_beacon", "check_life", "worker_sign", "sees_all",
             "session_part_end", "convert_row", "wake_those_behind", "await_free", "nap",
             "check_registration", "check_period", "check_work", "put_task_by", "read_ages", "task_of_turn",
             "find_table", "check_locks", "check_may_lock", "keep_locks", "park_task", "end_rows", "leave_lines",
@@ -123,8 +123,8 @@ def may(connection, database, right, names):
     return found
 
 
-TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting", "task", "task_log", "round",
-          "round_part", "operation", "schedule", "handover", "queue_setting", "queue_key", "queue_wait", "once_run",
+TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting", "task", "task_log", "batch",
+          "batch_part", "operation", "schedule", "handover", "queue_setting", "queue_key", "queue_wait", "once_run",
           "rate_window", "rate_slot", "task_lock", "parking"}  # fmt: skip
 
 
@@ -339,12 +339,12 @@ def test_another_login_cannot_act_for_a_worker(session, database, as_login, requ
 
 
 def test_another_login_cannot_act_for_a_part(session, database, as_login, request, name):
-    """Nor take over the continuation of one that lives, nor leave behind what is run with another's rights."""
+    """Nor take over the callback of one that lives, nor leave behind what is run with another's rights."""
     import pyodbc
 
     one = session()
-    ((number,),) = one.rows("EXEC {s}.round_part_start ?, N'a', N'a, b', 60", name)
-    parts = f"SELECT member_id, start_uid FROM {database.beside('round_part')} WHERE round_id = ? AND part = N'a'"
+    ((number,),) = one.rows("EXEC {s}.batch_part_start ?, N'a', N'a, b', 60", name)
+    parts = f"SELECT member_id, start_uid FROM {database.beside('batch_part')} WHERE batch_id = ? AND part = N'a'"
     ((member, uid),) = database.rows(parts, number)
     stranger, user = as_login("user")
     grant_all(database, user, request)
@@ -362,16 +362,17 @@ def test_another_login_cannot_act_for_a_part(session, database, as_login, reques
     assert call(text, enrolled, name) == "started"
     text = "end_part ?, ?, N'b', N'uid', N'succeeded', NULL, N'me', N'shell', N'rm'"
     assert call(text, enrolled, name) == "succeeded"
-    assert one.rows("EXEC {s}.round_part_done ?, N'a'", name) == [(1, "succeeded")]
-    then = f"SELECT then_status, then_kind, then_body, then_attempt FROM {database.beside('round')} WHERE round_id = ?"
+    assert one.rows("EXEC {s}.batch_part_done ?, N'a'", name) == [(1, "succeeded")]
+    columns = "callback_status, callback_kind, callback_body, callback_attempt"
+    then = f"SELECT {columns} FROM {database.beside('batch')} WHERE batch_id = ?"
     assert database.rows(then, number) == [("running", "local", None, 1)]
-    assert call("end_then ?, ?, 1", member, number) == 0
-    assert call("return_then ?, ?", member, uid) == 0
+    assert call("end_callback ?, ?, 1", member, number) == 0
+    assert call("return_callback ?, ?", member, uid) == 0
     with pytest.raises(pyodbc.Error, match="another login"):
-        call("claim_then ?, ?, NULL, N'me', ?, 1", member, name, uid)
-    stranger.execute(f"EXEC {database.schema}.claim_then ?, NULL, ?, N'me', N'uid', 1", enrolled, number)
+        call("claim_callback ?, ?, NULL, N'me', ?, 1", member, name, uid)
+    stranger.execute(f"EXEC {database.schema}.claim_callback ?, NULL, ?, N'me', N'uid', 1", enrolled, number)
     assert database.rows(then, number) == [("running", "local", None, 1)]
-    assert one.rows("EXEC {s}.round_continued ?", name) == [(number,)]
+    assert one.rows("EXEC {s}.batch_callback_ended ?", name) == [(number,)]
 
 
 def test_another_login_cannot_act_for_a_requester(session, database, as_login, request, name):

@@ -156,7 +156,7 @@ async def main() -> None:
     coordinator.aio.read("a", coordinator=coordinator)  # type: ignore[call-arg]
 
 
-# -- queues, workers and rounds
+# -- queues, workers and batches
 
 queue = coordinator.queue("nightly", on_failure="continue")
 with sqlsem.once("report", per="1d", offset=timedelta(hours=6)) as run:
@@ -181,10 +181,10 @@ assert_type(queue.limits()[0].task_limit, int | None)
 queue.join("6h")
 assert_type(queue.wait(timeout=timedelta(hours=6)), bool)
 sqlsem.Worker(queue, threads=4, idle_exit="30s").run()
-nightly = coordinator.round("nightly", ["a", "b"], window="6h")
-assert_type(nightly, sqlsem.Round)
+nightly = coordinator.batch("nightly", ["a", "b"], window="6h")
+assert_type(nightly, sqlsem.Batch)
 nightly.wait("1h")
-coordinator.round("nightly", ["a"], window="6h", on_fail=print)  # type: ignore[call-arg]
+coordinator.batch("nightly", ["a"], window="6h", on_fail=print)  # type: ignore[call-arg]
 coordinator.set_stale_after("etl", "2h")
 coordinator.set_priorities("etl", "5m")
 coordinator.set_priorities("etl", None)

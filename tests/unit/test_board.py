@@ -182,11 +182,11 @@ def test_what_others_wrote_is_printable_everywhere(name):
         overview(entries, [resource(name, paused=True, paused_by=name, cap=1, cap_by=name)]),
         members=[dataclasses.replace(one, host=name, program=name, login=name) for one in night.members],
         queues=[dataclasses.replace(one, queue=name) for one in night.queues],
-        rounds=[
+        batches=[
             dataclasses.replace(
                 one, name=name, parts=tuple(dataclasses.replace(part, part=name, error=name) for part in one.parts)
             )
-            for one in night.rounds
+            for one in night.batches
         ],
         holds={name: night.holds["etl"]},
         rates=[dataclasses.replace(one, name=name) for one in night.rates],

@@ -333,7 +333,7 @@ def test_a_name_that_nobody_uses(coordinator: sqlsem.Coordinator) -> None:
     "words",
     [
         *(["ls"], ["history"], ["tasks"], ["tasks", "log", "1"], ["tasks", "wait", "q"], ["tasks", "cancel", "1"]),
-        *(["rounds"], ["reap"], ["release", "1"], ["pause", "x"], ["resume", "x"], ["set", "x", "--limit", "2"]),
+        *(["batches"], ["reap"], ["release", "1"], ["pause", "x"], ["resume", "x"], ["set", "x", "--limit", "2"]),
     ],
     ids=" ".join,
 )
@@ -586,7 +586,7 @@ def test_an_engine_that_has_locks_only(monkeypatch: pytest.MonkeyPatch) -> None:
         "connect",
         "round trip",
     ]
-    for words in ("init", "ls", "history", "tasks", "rounds", "put q --sql x", "run --mutex x -- true"):
+    for words in ("init", "ls", "history", "tasks", "batches", "put q --sql x", "run --mutex x -- true"):
         result = call(*words.split())
         assert result.exit_code == 78
         assert "does not offer; name another database" in result.stderr

@@ -1,8 +1,9 @@
-"""``sqlsem put``, ``work``, ``tasks`` and ``rounds``; in this process where that will do."""
+"""``sqlsem put``, ``work``, ``tasks`` and ``batches``; in this process where that will do."""
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import io
 import json
 import os
@@ -25,12 +26,13 @@ from rich.console import Console
 import sqlsem
 from sqlsem import bodies, cli, config
 from sqlsem.bodies import commands
+from sqlsem.cli import here
 from sqlsem.cli.work import Crew, render_worker
 from sqlsem.insight.reasons import task_reasons
-from sqlsem.model import PartEntry, RoundEntry, TaskEntry
+from sqlsem.model import BatchEntry, PartEntry, TaskEntry
 from sqlsem.tasks import worker as worker_module
 from sqlsem.tasks.claiming import Claiming
-from sqlsem.terminal.rounds import render_rounds
+from sqlsem.terminal.batches import render_batches
 from sqlsem.terminal.tasks import counted, render_counts, render_tasks, shortened
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -937,7 +939,8 @@ def test_tasks_get_no_password_unless_asked(url: str, monkeypatch: pytest.Monkey
         )
     ]
     # (What --url names has none, and so the tasks find that.)
-    monkeypatch.setattr(config, "has_password", lambda url: bool(url))
+    monkeypatch.setattr(config, "has_secret", lambda url: bool(url))
+    monkeypatch.setattr(here, "has_secret", lambda url: bool(url))
     option = ["--pass-url"] if asked else []
     result = call("--url", url, "work", "q", "--idle-exit", "0", *option)
     assert "3 finished" in result.stderr, result.stderr  # and Python code that takes locks finds our database
@@ -1019,12 +1022,12 @@ def test_help_of_the_commands_below(url: str) -> None:
         assert "Example" in text
         assert "Exit codes" in text
         assert max(map(len, text.splitlines())) <= 80
-    text = done("rounds", "resume", "--help")
+    text = done("batches", "resume", "--help")
     assert "Exit codes" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
-# -- rounds -----------------------------------------------------------------------------------------------------------
+# -- batches -----------------------------------------------------------------------------------------------------------
 
 
 def part(name: str, status: str = "succeeded", **other: object) -> PartEntry:
@@ -1043,98 +1046,119 @@ def part(name: str, status: str = "succeeded", **other: object) -> PartEntry:
     return PartEntry(**{**fields, **other})  # type: ignore[arg-type]
 
 
-A_ROUND = RoundEntry(
+A_BATCH = BatchEntry(
     *(42, "nightly", "succeeded", 3600.0, NOW, NOW, 125.0, "running", "shell", "./next.sh --all", 1, "x", NOW, None),
     *(3.0, None, (part("a"), part("b", is_last=True))),
 )
 
 
-def test_the_table_of_rounds_fits() -> None:
+def test_the_table_of_batches_fits() -> None:
     failed = replace(
-        A_ROUND,
-        round_id=41,
+        A_BATCH,
+        batch_id=41,
         status="open",
         seconds=7200.0,
-        then_status="none",
+        callback_status="none",
         parts=(
             part("a-part-with-a-long-name-" * 3, "failed", error="ValueError: no\x1b\nmore"),
             part("b", "running", missing_for=2.0, host="a-long-host-name.example.org"),
             part("c", "expected", attempt=0, started_at=None, seconds=None, host=None),
         ),
     )
-    lines = drawn(render_rounds([A_ROUND, failed], 80), 80)
+    lines = drawn(render_batches([A_BATCH, failed], 80), 80)
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("42  nightly  succeeded  2m05s of 1h00m  opened ")
     assert lines[2].split()[:4] == ["a", "succeeded", "1", "1m30s"]
     assert lines[3].endswith("the last")
-    assert lines[4] == "  then $ ./next.sh --all: running for 3.0s"
+    assert lines[4] == "  callback $ ./next.sh --all: running for 3.0s"
     assert lines[6].startswith("41  nightly  open  2h00m of 1h00m  OVERDUE")
-    text = "\n".join(drawn(render_rounds([failed], 160), 160))
+    text = "\n".join(drawn(render_batches([failed], 160), 160))
     assert "ValueError: no" in text
     assert "[not found for 2.0s]" in text
     assert "\x1b" not in text
-    ended = replace(A_ROUND, then_status="failed", then_error="OSError: full\nmore")
-    assert drawn(render_rounds([ended], 80), 80)[4] == ("  then $ ./next.sh --all: failed after 3.0s: OSError: full")
+    ended = replace(A_BATCH, callback_status="failed", callback_error="OSError: full\nmore")
+    assert drawn(render_batches([ended], 80), 80)[4] == (
+        "  callback $ ./next.sh --all: failed after 3.0s: OSError: full"
+    )
 
 
-def test_rounds(coordinator: sqlsem.Coordinator) -> None:
-    assert done("rounds") == "There are no rounds.\n"
-    assert done("rounds", "nightly") == "There are no rounds 'nightly'.\n"
-    nightly = sqlsem.round("nightly", ["a", "b"], window="1h", coordinator=coordinator)
+def test_batches(coordinator: sqlsem.Coordinator) -> None:
+    assert done("batches") == "There are no batches.\n"
+    assert done("batches", "nightly") == "There are no batches 'nightly'.\n"
+    nightly = sqlsem.batch("nightly", ["a", "b"], window="1h", coordinator=coordinator)
     with nightly.part("a"):
         pass
-    text = done("rounds", "nightly")
+    text = done("batches", "nightly")
     assert "nightly  open" in text
+    assert f" by {getpass.getuser()}" in text
     assert "expected" in text
     with nightly.part("b"):
         pass
-    (found,) = json.loads(done("rounds", "--json"))
+    (found,) = json.loads(done("batches", "--json"))
     assert (found["name"], found["status"]) == ("nightly", "succeeded")
     assert [(p["part"], p["is_last"]) for p in found["parts"]] == [("a", False), ("b", True)]
-    assert json.loads(done("rounds", "other", "--json")) == []
-    assert done("rounds", "--name", "nightly", "-n", "1") == done("rounds")
+    assert json.loads(done("batches", "other", "--json")) == []
+    assert done("batches", "--name", "nightly", "-n", "1") == done("batches")
 
 
-def test_resuming_rounds(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
-    assert done("rounds", "resume") == "Nothing was left to do.\n"
-    assert call("rounds", "resume", "nightly").exit_code == 78
-    assert call("rounds", "resume", "7", "--name", "7").exit_code == 64
-    nightly = sqlsem.round("nightly", ["a"], window="1h", coordinator=coordinator)
-    nightly.then(sqlsem.Shell(f"test -e {tmp_path}/mended && touch {tmp_path}/continued"))
-    with pytest.raises(sqlsem.RoundFailed):
+def test_resuming_batches(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
+    assert done("batches", "resume") == "Nothing was left to do.\n"
+    assert call("batches", "resume", "nightly").exit_code == 78
+    assert call("batches", "resume", "7", "--name", "7").exit_code == 64
+    publish = sqlsem.Shell(f"test -e {tmp_path}/mended && touch {tmp_path}/continued")
+    nightly = sqlsem.batch("nightly", ["a"], window="1h", on_success=publish, coordinator=coordinator)
+    with pytest.raises(sqlsem.BatchFailed):
         with nightly.part("a"):
             pass
-    (found,) = json.loads(done("rounds", "--json"))
-    number = str(found["round_id"])
-    assert found["then_status"] == "failed"
-    assert done("rounds", "resume", "nightly") == "Nothing was left to do.\n"
-    failing = call("rounds", "resume", number)
+    (found,) = json.loads(done("batches", "--json"))
+    number = str(found["batch_id"])
+    assert found["callback_status"] == "failed"
+    assert done("batches", "resume", "nightly") == "Nothing was left to do.\n"
+    failing = call("batches", "resume", number)
     assert failing.exit_code == 1
     assert "status 1" in failing.stderr
     (tmp_path / "mended").touch()
-    assert "Done" in done("rounds", "resume", number)
+    assert "Done" in done("batches", "resume", number)
     assert (tmp_path / "continued").exists()
-    assert done("rounds", "resume", number) == "Nothing was left to do.\n"
-    assert "finished" in done("rounds")
+    assert done("batches", "resume", number) == "Nothing was left to do.\n"
+    assert "finished" in done("batches")
+
+
+def test_batch_is_abandoned_by_command(coordinator: sqlsem.Coordinator) -> None:
+    assert call("batches", "abandon").exit_code == 64
+    assert call("batches", "abandon", "7", "--name", "7").exit_code == 64
+    for which in ("nightly", "17"):
+        assert call("batches", "abandon", which).exit_code == 78
+    nightly = sqlsem.batch("nightly", ["a", "b"], window="1h", coordinator=coordinator)
+    for which in ("nightly", "2"):
+        with nightly.part("a"):
+            pass
+        number = nightly.entry().batch_id  # type: ignore[union-attr]
+        assert done("batches", "abandon", which) == f"Abandoned: batch {number}.\n"
+        again = call("batches", "abandon", which)
+        assert again.exit_code == 1
+        assert f"Nothing to abandon: batch {number} of 'nightly' has ended, it is abandoned." in again.stdout
+    assert "nightly  abandoned" in done("batches")
+    assert "abandon" in done("history", "--operations")
 
 
 @posix
-def test_a_continuation_whose_process_died_is_resumed(bench: Bench) -> None:
+def test_a_callback_whose_process_died_is_resumed(bench: Bench) -> None:
     script = """
 import sqlsem
-r = sqlsem.round("nightly", ["a"], window="1h").then(sqlsem.Call("jobs_of_ours:gated", "x"))
+r = sqlsem.batch("nightly", ["a"], window="1h", on_success=sqlsem.Call("jobs_of_ours:gated", "x"))
 with r.part("a"): pass
 """
     process = subprocess.Popen([sys.executable, "-c", script], env=bench.environment, cwd=bench.folder, text=True)
     try:
-        until(lambda: bench.told("start x"), "the continuation's start")
+        until(lambda: bench.told("start x"), "the callback's start")
     finally:
         process.kill()
         process.wait(PATIENCE)
     bench.open("x")
 
     def resumed() -> bool:
-        return "Done: the continuation of round 'nightly'" in done("--grace", "0.5", "rounds", "resume")
+        return "Done: the callback of batch 'nightly'" in done("--grace", "0.5", "batches", "resume")
 
     until(resumed, "taking it over")
     assert (bench.told("start x"), bench.told("end x")) == (2, 1)

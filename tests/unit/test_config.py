@@ -2,72 +2,103 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import stat
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
-import platformdirs
 import pytest
-from click.testing import CliRunner, Result
+from support.projects import SECRET, allow, call, posix, project, user, write
 
 import sqlsem
-from sqlsem import chosen, cli, config
-
-SECRET = "correct/horse@battery"
-posix = pytest.mark.skipif(os.name != "posix", reason="owners and modes")
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user without any configuration, in a folder of a project of theirs."""
-    for name in ("SQLSEM_URL", "SQLSEM_PROFILE", "SQLSEM_REQUIRE_SERVER", "SQLSEM_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
-    home = tmp_path / "home"
-    monkeypatch.setattr(platformdirs, "user_config_path", lambda *_: home / "config")
-    monkeypatch.setattr(platformdirs, "user_state_path", lambda *_: home / "state")
-    project = home / "project" / "below"
-    project.mkdir(parents=True)
-    (home / "config").mkdir()
-    monkeypatch.chdir(project)
-    return home
-
-
-def user(home: Path, text: str, mode: int = 0o600) -> Path:
-    return write(home / "config" / "sqlsem.toml", text, mode)
-
-
-def project(home: Path, text: str, mode: int = 0o644, name: str = "sqlsem.toml") -> Path:
-    return write(home / "project" / name, text, mode)
-
-
-def write(path: Path, text: str, mode: int) -> Path:
-    path.write_text(text, encoding="utf-8")
-    path.chmod(mode)
-    return path
-
-
-def call(*arguments: str) -> Result:
-    result = CliRunner().invoke(cli.main, list(arguments))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert SECRET not in result.output
-    return result
-
+from sqlsem import chosen, config
 
 # -- what comes first -------------------------------------------------------------------------------------------------
 
 
-def test_the_embedded_default_says_so(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_embedded_file_is_told_in_one_line(home: Path) -> None:
     found = config.resolve()
     assert found.embedded
     assert found.url == f"sqlite:///{home / 'state' / 'sqlsem.db'}" == sqlsem.default_url()
     for words in (["ls"], ["run", "--mutex", "a", "--", "true"], ["put", "q", "--json-body", "1"]):
         result = call(*words)
         assert result.exit_code == 0
-        assert result.stderr.count("only processes of this user on this host share") == 1
-        assert "$SQLSEM_URL" in result.stderr
+        (line,) = result.stderr.splitlines()
+        assert f"{home / 'state' / 'sqlsem.db'}, of this user and host only, as no database is named" in line
         assert "this host" not in result.stdout
+        assert call("-q", *words).stderr == ""
     assert "only processes of this user on this host share" in " ".join(call("doctor").stdout.split())
+
+
+@posix
+def test_embedded_file_is_told_once_in_a_terminal(home: Path) -> None:
+    code = f"import sys; sys.path[:0] = {sys.path!r}; from sqlsem.cli import main; main(sys.argv[1:])"
+    script = write(home / "main.py", code, 0o600)
+    environment = {**os.environ, "XDG_STATE_HOME": str(home / "xdg"), "XDG_CONFIG_HOME": str(home / "xdg")}
+    command = f"{shlex.quote(sys.executable)} {shlex.quote(str(script))} ls"
+
+    def said_in_a_session() -> str:
+        terminal, end = os.openpty()
+        try:
+            subprocess.run(
+                ["sh", "-c", f"{command}; {command}; {command}; exit"],  # `exit`: no shell becomes its last command
+                start_new_session=True,
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=end,
+                env=environment,
+                timeout=120,
+            )
+        finally:
+            os.close(end)
+        said = b""
+        with contextlib.suppress(OSError):  # nobody has the other end open any more
+            while part := os.read(terminal, 10_000):
+                said += part
+        os.close(terminal)
+        return said.decode()
+
+    # (The first command of all makes the folder in which it is kept that this was told.)
+    assert 1 <= said_in_a_session().count("no database is named") <= 2
+    assert said_in_a_session().count("no database is named") == 1
+
+
+@pytest.mark.parametrize("by", ["nothing", "code", "file"])
+def test_python_warns_once_of_the_embedded_file(
+    home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr(chosen, "_coordinator", None)
+    monkeypatch.setattr(chosen, "_configured", (None, None, {}))
+    file = home / "state" / "sqlsem.db"
+    if by == "code":
+        sqlsem.configure(f"sqlite:///{file}")
+    elif by == "file":
+        user(home, f'url = "sqlite:///{file}"')
+    for _ in range(2):
+        with sqlsem.mutex("a"):
+            pass
+        sqlsem.default().close()
+    records = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    if by != "nothing":
+        assert records == []
+        return
+    (record,) = records
+    assert str(file) in record.getMessage()
+    assert "$SQLSEM_URL" in record.getMessage()
+    assert f"sqlsem.configure('sqlite:///{file}')" in record.getMessage()
+
+
+def test_python_warns_on_standard_error_without_logging(home: Path) -> None:
+    environment = {**os.environ, "XDG_STATE_HOME": str(home / "xdg"), "XDG_CONFIG_HOME": str(home / "xdg")}
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import sqlsem\nfor name in 'ab':\n with sqlsem.mutex(name): pass"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stderr.count("No database was named") == 1, done.stderr
 
 
 def test_a_database_that_was_named_is_told_with_v_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,29 +108,6 @@ def test_a_database_that_was_named_is_told_with_v_only(home: Path, monkeypatch: 
     told = call("-v", "ls").stderr
     assert f"{home}/own.db" in told
     assert "from $SQLSEM_URL" in told
-
-
-def test_the_nearest_project_before_the_user(home: Path) -> None:
-    mine = user(home, f'url = "sqlite:///{home}/user.db"\ngrace = "30s"\nschema = "mine"\n')
-    assert config.resolve().url.endswith("/user.db")
-    assert config.resolve().source == str(mine)
-    theirs = project(home, f'url = "sqlite:///{home}/project.db"\ngrace = 7\n')
-    found = config.resolve()
-    assert found.url.endswith("/project.db")
-    assert found.source == str(theirs)
-    assert found.options == {"grace": 7.0, "schema": "mine"}
-    assert config.resolve("sqlite:///other.db").options == {}
-
-
-def test_a_pyproject(home: Path) -> None:
-    project(home, "[tool.other]\nx = 1\n", name="pyproject.toml")
-    assert config.resolve().embedded
-    project(home, f'[tool.sqlsem]\nurl = "sqlite:///{home}/p.db"\nretry = "1m"\n', name="pyproject.toml")
-    found = config.resolve()
-    assert found.url.endswith("/p.db")
-    assert found.options == {"retry": 60.0}
-    project(home, "not TOML, and none of ours = = =", name="pyproject.toml")
-    assert config.resolve().embedded
 
 
 def test_the_environment_before_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,15 +150,18 @@ def test_profiles_in_python(home: Path, caplog: pytest.LogCaptureFixture, monkey
         assert sqlsem.default().engine.where.endswith("sqlsem.db")
     sqlsem.default().close()
     assert "profile 'prod'" in caplog.text
-    assert "only processes of this user on this host share" in caplog.text
+    assert "No database was named" in caplog.text
 
 
 def test_one_file_by_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user(home, 'url = "sqlite:///user.db"')
-    project(home, 'url = "sqlite:///project.db"')
+    project(home, 'profile = "of nobody"')
     other = write(home / "other.toml", 'url = "sqlite:///other.db"', 0o666)
     monkeypatch.setenv("SQLSEM_CONFIG", str(other))
-    assert config.resolve().url == "sqlite:///other.db"
+    found = config.resolve()
+    assert found.url == "sqlite:///other.db"
+    if os.name == "posix":
+        assert f"everybody can write to {other}" in found.warnings[0]
     monkeypatch.setenv("SQLSEM_CONFIG", "")
     assert config.resolve().embedded
     monkeypatch.setenv("SQLSEM_CONFIG", str(home / "nowhere.toml"))
@@ -184,10 +195,12 @@ def test_a_server_is_required_by_a_file(home: Path) -> None:
     project(home, "require_server = false")  # which takes nothing back
     with pytest.raises(sqlsem.ConfigurationError, match="server is required"):
         sqlsem.default_url()
-    project(home, 'url = "sqlite:///p.db"')
+    path = project(home, 'url = "sqlite:///p.db"')
+    allow(path)
     with pytest.raises(sqlsem.ConfigurationError, match="this host's only"):
         config.resolve()
     project(home, 'url = "mssql://etl@db/dwh"')
+    allow(path)
     assert config.resolve().url == "mssql://etl@db/dwh"
 
 
@@ -212,6 +225,7 @@ def test_a_server_is_required_by_a_file(home: Path) -> None:
         ('url = "postgresql://db/x"\npassword_file = "secret"', "cannot be read"),
         ('url_file = "secret"', "cannot be read"),
         ('url = "x"\nurl_file = "secret"', "one of them"),
+        (f'url = ["postgresql://u:{SECRET}@db/x"]', "must be a str, not a list"),
     ],
 )
 def test_what_cannot_be_is_told(home: Path, text: str, words: str) -> None:
@@ -223,24 +237,6 @@ def test_what_cannot_be_is_told(home: Path, text: str, words: str) -> None:
 
 
 # -- passwords --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("url", "has"),
-    [
-        ("postgresql://u:p@db/x", True),
-        ("postgresql://u@db/x", False),
-        ("postgresql://db/x?password=p", True),
-        ("postgresql://db:5432/x", False),
-        ("sqlite:////tmp/a:b@c.db", False),
-        ("Driver={x};Server=db;Uid=u;Pwd=p", True),
-        ("Driver={x};Server=db;PASSWORD = p;", True),
-        ("Driver={x};Server=db;Trusted_Connection=yes", False),
-        ("mssql://u:p@db/x?driver=y", True),
-    ],
-)
-def test_has_password(url: str, has: bool) -> None:
-    assert config.has_password(url) is has
 
 
 def test_passwords_from_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,56 +271,3 @@ def test_a_password_that_others_can_read_is_told(home: Path) -> None:
     user(home, 'url = "postgresql://etl@db/dwh"\npassword_file = "secret"')
     (warning,) = config.resolve().warnings
     assert str(secret) in warning
-
-
-def test_a_project_does_not_reach_for_secrets(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET", "x")
-    monkeypatch.setenv("SQLSEM_PASSWORD", "y z")
-    project(home, 'url = "postgresql://u:${AWS_SECRET}@elsewhere/x"')
-    with pytest.raises(sqlsem.ConfigurationError, match="AWS_SECRET"):
-        config.resolve()
-    project(home, 'url = "postgresql://u@elsewhere/x"\npassword_file = "/etc/hostname"')
-    with pytest.raises(sqlsem.ConfigurationError, match="secrets"):
-        config.resolve()
-    project(home, 'url = "postgresql://u:${SQLSEM_PASSWORD}@db/x"')
-    assert config.resolve().url == "postgresql://u:y%20z@db/x"
-
-
-# -- trust ------------------------------------------------------------------------------------------------------------
-
-
-@posix
-@pytest.mark.parametrize("what", ["file", "folder"])
-def test_a_file_that_everybody_can_write_is_not_followed(
-    home: Path, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = project(home, 'url = "sqlite:///elsewhere.db"')
-    wide = path if what == "file" else path.parent
-    wide.chmod(0o777)
-    result = call("ls")
-    assert result.exit_code == 78
-    assert f"everybody can write to {wide}" in result.stderr
-    assert f"SQLSEM_CONFIG={path}" in result.stderr
-    # Whoever names the database is not kept from it.
-    assert config.resolve("sqlite:///said.db").url == "sqlite:///said.db"
-    monkeypatch.setenv("SQLSEM_CONFIG", str(path))
-    assert config.resolve().url == "sqlite:///elsewhere.db"
-
-
-@posix
-def test_a_file_of_somebody_else_is_not_followed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = project(home, 'url = "sqlite:///elsewhere.db"')
-    me = os.geteuid()
-    if me == 0:
-        os.chown(path, 12345, 12345)
-    else:
-        monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    with pytest.raises(sqlsem.ConfigurationError, match="belongs to user"):
-        config.resolve()
-
-
-@posix
-def test_a_folder_like_tmp(home: Path) -> None:
-    path = project(home, 'url = "sqlite:///mine.db"')
-    path.parent.chmod(0o777 | stat.S_ISVTX)
-    assert config.resolve().url == "sqlite:///mine.db"

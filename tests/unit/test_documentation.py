@@ -14,6 +14,8 @@ from sqlsem import sql
 from sqlsem.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Files of which the environment is read.
+SOURCES = (".py", ".sql", ".html", ".js")
 spec = importlib.util.spec_from_file_location("documentation_check", ROOT / "docs" / "check.py")
 check = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(check)
@@ -41,7 +43,7 @@ def test_nothing_is_wrong(capsys):
         (lambda text: check.links(check.README, text), "[a](docs/nowhere.md)", "no such file"),
         (lambda text: check.links(check.README, text), "[a](docs/concepts.md#nowhere)", "no such heading"),
         (check.reached, "[a](LICENSE)", "no link leads to docs/glossary.md"),
-        (lambda text: check.missing(["rounds.sql"], text, "script"), "`tasks.sql`", "script rounds.sql"),
+        (lambda text: check.missing(["batches.sql"], text, "script"), "`tasks.sql`", "script batches.sql"),
         (check.glossary, "| word | |\n| gate | a |\n| beacon | b |\n", "alphabetical"),
         (check.glossary, "| word | |\n| gate | a |\n", "'beacon'"),
     ],
@@ -105,3 +107,23 @@ def test_examples_in_docstrings(module):
         assert module.startswith("sqlsem.adapters.")
         pytest.skip(f"{exc.name} is not installed")
     assert doctest.testmod(found, extraglobs={"sqlsem": sqlsem}).failed == 0
+
+
+def test_environment_variables_are_in_one_table():
+    """Every variable that the source knows is in the table of docs/cli.md, and no other."""
+    sources = (ROOT / "sqlsem").rglob("*")
+    texts = [path.read_text(encoding="utf-8", errors="ignore") for path in sources if path.suffix in SOURCES]
+    known = {name for text in texts for name in re.findall(r"SQLSEM_[A-Z]+(?:_[A-Z]+)*", text)}
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Environment variables\n")[2].partition("\n## ")[0]
+    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert known == set(re.findall(r"`(SQLSEM_\w+)`", " ".join(first)))
+    pages = {path: path.read_text(encoding="utf-8") for path in check.PAGES if path.name != "CONTRIBUTING.md"}
+    named = {(path.name, name) for path, text in pages.items() for name in re.findall(r"SQLSEM_[A-Z_]+[A-Z]", text)}
+    assert {(page, name) for page, name in named if name not in known and "_TEST_" not in name} == set()
+
+
+def test_environment_variables_have_names_that_are_found():
+    """None is put together, as the scan would not see it."""
+    for path in (ROOT / "sqlsem").rglob("*.py"):
+        assert not re.search(r"SQLSEM_[\"'{%]", path.read_text(encoding="utf-8")), path

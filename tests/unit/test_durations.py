@@ -35,10 +35,10 @@ def test_the_same_everywhere(coordinator, tmp_path, value):
     queue.join(value)
     queue.put(1, after=value)
     assert sqlsem.Worker(queue, idle_exit=value).idle_exit == 3600.0
-    assert coordinator.round("r", ["a"], window=value).window == 3600.0
-    with coordinator.round("r", ["a"], window=value).part("a"):
+    assert coordinator.batch("r", ["a"], window=value).window == 3600.0
+    with coordinator.batch("r", ["a"], window=value).part("a"):
         pass
-    assert coordinator.round("r", ["a"], window=value).wait(value).status == "succeeded"
+    assert coordinator.batch("r", ["a"], window=value).wait(value).status == "succeeded"
     coordinator.set_stale_after("a", value)
     (resource,) = [one for one in coordinator.resources() if one.resource == "a"]
     assert resource.stale_after == 3600.0

@@ -75,10 +75,11 @@ def test_statements_of_sqlite_are_called_so_where_they_do_the_same():
             "prune_tasks",
             "start_part",
             "end_part",
-            "claim_then",
-            "return_then",
-            "end_then",
-            "list_rounds",
+            "claim_callback",
+            "return_callback",
+            "end_callback",
+            "abandon_batch",
+            "list_batches",
         ),
     }
 
@@ -105,7 +106,7 @@ def test_a_role_is_announced_by_who_has_all_of_it(engine):
             own -= SettingSession.__abstractmethods__
         there = {name for name in own if hasattr(engine.session_class, name)}
         assert there == (own if engine.has(role) else set())
-    lacks = {roles.Convertible, roles.Administration, roles.TaskSession, roles.RoundSession, roles.Tables}
+    lacks = {roles.Convertible, roles.Administration, roles.TaskSession, roles.BatchSession, roles.Tables}
     assert set(roles.ROLES) - set(engine.roles()) == (lacks if engine.name == "memory" else set())
 
 
@@ -117,7 +118,7 @@ def test_a_session_has_every_role():
     ("ask", "match"),
     [
         (lambda locks: locks.queue("q"), "A queue needs work queues"),
-        (lambda locks: locks.round("r", ["a"], window=1), "A round needs rounds"),
+        (lambda locks: locks.batch("r", ["a"], window=1), "A batch needs batches"),
         (lambda locks: locks.tasks(), "needs work queues"),
         (lambda locks: locks.history(), "needs history"),
         (lambda locks: locks.set_stale_after("x", 1), "needs history, and what operators do"),

@@ -15,7 +15,7 @@ ERRORS = [
     sqlsem.Deadlock,
     sqlsem.NotHeld,
     sqlsem.TaskFailed,
-    sqlsem.RoundFailed,
+    sqlsem.BatchFailed,
     sqlsem.ConfigurationError,
     sqlsem.SchemaError,
     sqlsem.Unavailable,
@@ -36,8 +36,8 @@ def test_pickling(kind, protocol):
 def test_what_some_carry_besides():
     task = pickle.loads(pickle.dumps(sqlsem.TaskFailed("x", resource="q", task_id=7)))
     assert (task.resource, task.task_id) == ("q", 7)
-    of_round = pickle.loads(pickle.dumps(sqlsem.RoundFailed("x", resource="r", round_id=3, failed={"a": "why"})))
-    assert (of_round.resource, of_round.round_id, of_round.failed) == ("r", 3, {"a": "why"})
+    of_batch = pickle.loads(pickle.dumps(sqlsem.BatchFailed("x", resource="r", batch_id=3, failed={"a": "why"})))
+    assert (of_batch.resource, of_batch.batch_id, of_batch.failed) == ("r", 3, {"a": "why"})
 
 
 @pytest.mark.parametrize("kind", ERRORS)
@@ -60,7 +60,7 @@ def test_all_are_caught_as_one(kind):
         (sqlsem.Deadlock, RuntimeError),
         (sqlsem.NotHeld, RuntimeError),
         (sqlsem.TaskFailed, RuntimeError),
-        (sqlsem.RoundFailed, RuntimeError),
+        (sqlsem.BatchFailed, RuntimeError),
         (sqlsem.ConfigurationError, ValueError),
         (sqlsem.Unavailable, ConnectionError),
     ],

@@ -136,7 +136,7 @@ def test_the_librarys_logger_is_clean_in_any_handler(caplog: pytest.LogCaptureFi
     assert all(line.startswith(("failed", "    ")) for line in stream.getvalue().splitlines())
 
 
-@pytest.mark.parametrize("kind", [sqlsem.LockLost, sqlsem.ConfigurationError, sqlsem.TaskFailed, sqlsem.RoundFailed])
+@pytest.mark.parametrize("kind", [sqlsem.LockLost, sqlsem.ConfigurationError, sqlsem.TaskFailed, sqlsem.BatchFailed])
 def test_errors_are_clean(kind: type[sqlsem.SqlsemError]) -> None:
     assert str(kind("a\x1b[2J\r\n\tb\u202e")) == "a\\x1b[2J\\r\n\tb\\u202e"
 
@@ -180,7 +180,7 @@ class Planted:
             coordinator.entries()
         with contextlib.closing(sqlite3.connect(folder / "hostile.db")) as self.db:
             self.queues = [self.word() for _ in range(3)]
-            self.rounds = [self.word() for _ in range(3)]
+            self.batches = [self.word() for _ in range(3)]
             self.resources = [self.word() for _ in range(12)]
             self.fill()
             self.db.commit()
@@ -236,21 +236,21 @@ class Planted:
             with contextlib.suppress(sqlite3.IntegrityError):
                 self.insert("sqlsem_resource", resource_id=name, cap=3, paused_at=1e9)
         for number in range(30):
-            name = rng.choice(self.rounds)
+            name = rng.choice(self.batches)
             one = self.insert(
-                "sqlsem_round",
-                **{"round_name": name, "window_ms": 10, "status": rng.choice(["open", "failed"])},
+                "sqlsem_batch",
+                **{"batch_name": name, "window_ms": 10, "status": rng.choice(["open", "failed"])},
                 **{
-                    "then_status": "failed",
-                    "then_kind": "sql",
-                    "then_body": self.words(4),
-                    "then_error": self.words(4),
+                    "callback_status": "failed",
+                    "callback_kind": "sql",
+                    "callback_body": self.words(4),
+                    "callback_error": self.words(4),
                 },
             )
             for _ in range(3):
                 self.insert(
-                    "sqlsem_round_part",
-                    **{"round_id": one, "part": self.words(2), "status": "failed", "host": self.words(2)},
+                    "sqlsem_batch_part",
+                    **{"batch_id": one, "part": self.words(2), "status": "failed", "host": self.words(2)},
                     **{"error": self.words(3), "owner": self.words(2), "pid": number, "started_at": 1e9},
                 )
 
@@ -275,7 +275,7 @@ def call(planted: Planted, *arguments: str, terminal: bool = False) -> Result:
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "piped"])
 def test_every_command_shows_hostile_words_escaped(planted: Planted, terminal: bool) -> None:
     assert planted.count >= 10_000, planted.count
-    listing: list[list[str]] = [["ls"], ["history", "-n", "1000"], ["tasks", "-n", "1000"], ["rounds", "-n", "100"]]
+    listing: list[list[str]] = [["ls"], ["history", "-n", "1000"], ["tasks", "-n", "1000"], ["batches", "-n", "100"]]
     for words in listing:
         shown = call(planted, *words, terminal=terminal)
         assert shown.exit_code == 0
@@ -294,8 +294,8 @@ def test_every_command_shows_hostile_words_escaped(planted: Planted, terminal: b
     for name in planted.queues:
         for words in (["tasks", name], ["tasks", "wait", name, "--timeout", "0"], ["put", name, "--sql", name]):
             call(planted, *words, terminal=terminal)
-    for name in planted.rounds:
-        for words in (["rounds", name], ["rounds", "resume", name]):
+    for name in planted.batches:
+        for words in (["batches", name], ["batches", "resume", name]):
             call(planted, *words, terminal=terminal)
     for number in range(1, 150, 10):
         assert call(planted, "tasks", "log", str(number), terminal=terminal).exit_code == 0

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 ERRORS = {
-    *("Timeout", "LockLost", "Deadlock", "NotHeld", "TaskFailed", "RoundFailed", "SchemaError", "Unavailable"),
+    *("Timeout", "LockLost", "Deadlock", "NotHeld", "TaskFailed", "BatchFailed", "SchemaError", "Unavailable"),
     "ConfigurationError",
 }
 #: Modules whose `ConfigurationError`s are about what somebody wrote: an argument, an option, a file, a URL.
@@ -23,7 +23,7 @@ ABOUT_WHAT_IS_WRITTEN = (
         "aio/rates.py",
         "bodies/",
         "cli/",
-        "config.py",
+        "config/",
         "coordinator.py",
     ),
     *(
@@ -47,7 +47,7 @@ ABOUT_WHAT_IS_WRITTEN = (
         "model.py",
         "model_rates.py",
         "model_tasks.py",
-        "rounds/",
+        "batches/",
         "sql/",
         "tasks/",
         "testing/",

@@ -257,7 +257,7 @@ def test_a_function_is_never_missing():
 
 #: Application locks, by what follows ``sqlsem.<schema>.`` in their names (docs/security.md).
 APPLICATION_LOCKS = frozenset(
-    ("beacon", "entry", "gate", "key", "limits", "pin", "put", "round", "schedules", "set_resource", "waiting")
+    ("beacon", "entry", "gate", "key", "limits", "batch", "pin", "put", "schedules", "set_resource", "waiting")
 )
 #: What is kept in the session's context under such a name.
 IN_THE_CONTEXT = frozenset(("grants", "session"))

@@ -42,7 +42,7 @@ def test_it_has_what_must_be_refused():
         (lambda c: c.mutex("etl", coordinator=c), r"mutex\(\) has no option 'coordinator'; it has cancel_on_lost, "),
         (lambda c: c.queue("q", on_fail="stop"), r"queue\(\) .* 'on_failure'"),
         (lambda c: c.queue("q").put(1, oder=3), r"put\(\) .* 'order'"),
-        (lambda c: c.round("r", ["a"], window=5, on_fail=print), r"round\(\) .* 'on_failed'"),
+        (lambda c: c.batch("r", ["a"], window=5, on_fail=print), r"batch\(\) .* 'on_failed'"),
         (lambda c: sqlsem.connect("sqlite:///x.db", graze=5), r"connect\(\) .* 'grace'"),
         (lambda c: sqlsem.configure(leese=5), r"configure\(\) .* 'lease'"),
     ],

@@ -6,6 +6,7 @@ import re
 from collections.abc import Generator
 from typing import Any
 
+from sqlsem.credentials import hide_values
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options
 from sqlsem.engines.mssql.errors import (
     BARRED_NUMBERS,
@@ -130,10 +131,7 @@ class SqlServerDatabase(Engine):
 
     def clean(self, text: str) -> str:
         """A driver's text, without secrets."""
-        for key, value in self.words.items():
-            if key.lower() in ("pwd", "password", "accesstoken") and value:
-                text = text.replace(value, "…")
-        return text
+        return hide_values(text, self.words)
 
     @property
     def here(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from sqlsem.engines import lent
 from sqlsem.engines.base import Session
 from sqlsem.engines.mssql import sockets
+from sqlsem.engines.mssql.batches import SqlServerBatches
 from sqlsem.engines.mssql.database import SqlServerDatabase
 from sqlsem.engines.mssql.guards import SqlServerGuards
 from sqlsem.engines.mssql.leaving import SqlServerLeaving
@@ -18,7 +19,6 @@ from sqlsem.engines.mssql.locks import SqlServerLocks
 from sqlsem.engines.mssql.odbc import choose_driver, join, load_driver, with_nulls
 from sqlsem.engines.mssql.periodic import SqlServerPeriods
 from sqlsem.engines.mssql.rates import SqlServerRates
-from sqlsem.engines.mssql.rounds import SqlServerRounds
 from sqlsem.engines.mssql.schedules import SqlServerSchedules
 from sqlsem.engines.mssql.tables import SqlServerTables
 from sqlsem.engines.mssql.tasks import SqlServerTasks
@@ -47,7 +47,7 @@ class SqlServerSession(
     SqlServerLeaving,
     SqlServerTasks,
     SqlServerSchedules,
-    SqlServerRounds,
+    SqlServerBatches,
     SqlServerGuards,
     SqlServerRates,
     SqlServerTables,

@@ -17,7 +17,7 @@ from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch
 from sqlsem.engines.travelling import Travelling
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.insight.patterns import with_settings
-from sqlsem.model import Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
+from sqlsem.model import BatchEntry, Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, Ticket, Upgrading
 from sqlsem.model_rates import RateEntry
 
 
@@ -160,7 +160,7 @@ class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession
             found.get("setting", ()),
             [MemberEntry(*row) for row in found.get("member", ())],
             [QueueCounts(*row) for row in found.get("queue", ())],
-            RoundEntry.of_rows(found.get("round", ())),
+            BatchEntry.of_rows(found.get("batch", ())),
             found.get("hold", ()),
             [RateEntry.of_row(*row) for row in found.get("rate", ())],
         )

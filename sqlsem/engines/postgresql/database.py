@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import conninfo, errors
 
+from sqlsem.credentials import hide_values
 from sqlsem.engines import lent
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options
 from sqlsem.errors import ConfigurationError
@@ -53,16 +54,16 @@ class PostgresDatabase(Engine):
 
     def unreachable(self, exc: psycopg.Error) -> Exception:
         """What it means that no connection could be made."""
-        text = str(exc)
+        text = hide_values(str(exc), self._parameters)
         refused = (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName)
         # libpq reports a refusal at connect time without a SQLSTATE.
         words = ("password authentication failed", "no password supplied", "does not exist")
         if isinstance(exc, refused) or (
             isinstance(exc, psycopg.OperationalError) and any(word in text for word in words)
         ):
-            return ConfigurationError(f"{self.where} refuses us: {first_line(exc)}; check the URL")
+            return ConfigurationError(f"{self.where} refuses us: {first_line(text)}; check the URL")
         if isinstance(exc, psycopg.OperationalError):
-            return Disconnected(f"Cannot reach {self.where}: {first_line(exc)}")
+            return Disconnected(f"Cannot reach {self.where}: {first_line(text)}")
         return exc
 
     def connect_parameters(self, purpose: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import psycopg
 from sqlsem.engines import lent
 from sqlsem.engines.base import Session
 from sqlsem.engines.postgresql.aio import AsyncPostgresSession
+from sqlsem.engines.postgresql.batches import PostgresBatches
 from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.postgresql.guards import PostgresGuards
 from sqlsem.engines.postgresql.keeping import PostgresKeeping
@@ -17,7 +18,6 @@ from sqlsem.engines.postgresql.leaving import PostgresLeaving
 from sqlsem.engines.postgresql.locks import PostgresLocks
 from sqlsem.engines.postgresql.periodic import PostgresPeriods
 from sqlsem.engines.postgresql.rates import PostgresRates
-from sqlsem.engines.postgresql.rounds import PostgresRounds
 from sqlsem.engines.postgresql.schedules import PostgresSchedules
 from sqlsem.engines.postgresql.tables import PostgresTables
 from sqlsem.engines.postgresql.tasks import PostgresTasks
@@ -29,7 +29,7 @@ class PostgresSession(
     PostgresLeaving,
     PostgresTasks,
     PostgresSchedules,
-    PostgresRounds,
+    PostgresBatches,
     PostgresGuards,
     PostgresKeeping,
     PostgresRates,

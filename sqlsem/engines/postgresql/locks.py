@@ -21,6 +21,7 @@ from sqlsem.engines.travelling import Travelling
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.insight.patterns import with_settings
 from sqlsem.model import (
+    BatchEntry,
     Entry,
     Operation,
     Past,
@@ -28,7 +29,6 @@ from sqlsem.model import (
     QueueCounts,
     Request,
     Resource,
-    RoundEntry,
     Ticket,
     Upgrading,
     monotonic,
@@ -175,14 +175,14 @@ class PostgresLocks(EntryLocks, Convertible, Travelling, RankedSession, Deadlock
 
     def overview(self) -> Overview:
         entries = self.entries(None)
-        taken_at, settings, members, queues, rounds, holds, rates = self.row("overview")
+        taken_at, settings, members, queues, batches, holds, rates = self.row("overview")
         return Overview.of_rows(
             taken_at,
             entries,
             _with_times(settings, 2),
             [MemberEntry(*row) for row in _with_times(members, 5)],
             [QueueCounts(*row) for row in queues or ()],
-            RoundEntry.of_rows(_with_times(rounds, 4, 5, 12, 13, 24, 25)),
+            BatchEntry.of_rows(_with_times(batches, 4, 5, 12, 13, 24, 25)),
             holds or (),
             [RateEntry.of_row(*row) for row in rates or ()],
         )

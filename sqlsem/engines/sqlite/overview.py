@@ -43,7 +43,7 @@ class SqliteOverview(SqliteLocks, SqliteTasks, SqliteUpkeep, SqliteUsed):
                 self.settings_of_resources(),
                 members,
                 self.queue_counts(None),
-                [one for (number,) in self.rows("unfinished_rounds") for one in self.list_rounds(None, number, 1)],
+                [one for (number,) in self.rows("unfinished_batches") for one in self.list_batches(None, number, 1)],
                 self.rows("recent_holds", (json.dumps(wanted[:MOST_WANTED]),)),
                 self.windows_of(
                     sorted(row["resource_id"] for row in self.rows("wanted_rates", (MOST_WANTED,))),

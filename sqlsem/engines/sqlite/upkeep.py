@@ -13,8 +13,8 @@ from sqlsem.engines.answers import RIGHTS, granted_rights
 from sqlsem.engines.base import setting_number
 from sqlsem.engines.roles import Administration, Check, Plan, Tables
 from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.batches import SqliteBatches
 from sqlsem.engines.sqlite.doctor import SqliteDoctor
-from sqlsem.engines.sqlite.rounds import SqliteRounds
 from sqlsem.engines.sqlite.values import shown, user_name
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import counted_on, is_pattern
@@ -24,7 +24,7 @@ from sqlsem.model import Operation, Past
 ORPHANED_SECONDS = 60.0
 
 
-class SqliteUpkeep(SqliteRounds, Administration, Tables):
+class SqliteUpkeep(SqliteBatches, Administration, Tables):
     """History, settings of resources, the dead."""
 
     def history(
@@ -108,7 +108,7 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
             row = self.row("row", {"resource": resource, "position": position})
             if row is not None:
                 self.suspect(resource, position, row["member_id"])
-        self.recover_rounds(None, None)
+        self.recover_batches(None, None)
         for member in self.rows("idle_members"):
             with self.engine.beacons.look(member["beacon"]) as look:
                 if not look.held:

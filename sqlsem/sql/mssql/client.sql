@@ -285,8 +285,8 @@ SET NOCOUNT OFF; BEGIN TRANSACTION
 SET NOEXEC OFF; SET PARSEONLY OFF; SET FMTONLY OFF;
 DECLARE @open int = @@TRANCOUNT; IF @open = 1 COMMIT TRANSACTION; IF @open > 1 ROLLBACK TRANSACTION; SELECT @open
 
--- name: recover_rounds
-EXEC {schema}.recover_rounds ?, ?, 1
+-- name: recover_batches
+EXEC {schema}.recover_batches ?, ?, 1
 
 -- name: start_part
 EXEC {schema}.start_part ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
@@ -294,14 +294,17 @@ EXEC {schema}.start_part ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
 -- name: end_part
 EXEC {schema}.end_part ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
 
--- name: claim_then
-EXEC {schema}.claim_then ?, ?, ?, ?, ?, ?, @answer = 1
+-- name: claim_callback
+EXEC {schema}.claim_callback ?, ?, ?, ?, ?, ?, @answer = 1
 
--- name: return_then
-EXEC {schema}.return_then ?, ?, 1
+-- name: return_callback
+EXEC {schema}.return_callback ?, ?, 1
 
--- name: end_then
-EXEC {schema}.end_then ?, ?, ?, ?, 1
+-- name: end_callback
+EXEC {schema}.end_callback ?, ?, ?, ?, 1
 
--- name: list_rounds
-EXEC {schema}.list_rounds ?, ?, ?
+-- name: abandon_batch
+EXEC {schema}.abandon_batch ?, ?
+
+-- name: list_batches
+EXEC {schema}.list_batches ?, ?, ?

@@ -18,8 +18,8 @@ BEGIN
 END;
 GO
 
--- Everything but the rows of entries: several results, whose first columns say what their rows are. rounds: those that are open,
--- or failed and not begun anew, or whose continuation has not finished; without bodies. holds: the newest that ended as they
+-- Everything but the rows of entries: several results, whose first columns say what their rows are. batches: those that are open,
+-- or failed and not begun anew, or whose callback has not finished; without bodies. holds: the newest that ended as they
 -- should, among the last 200 requests of each of the 200 resources that are wanted most. rates: what the procedure of that name
 -- tells, of the 200 for which most wait, or that were used last.
 IF OBJECT_ID(N'{schema}.overview') IS NULL EXEC (N'CREATE PROCEDURE {schema}.overview AS RETURN 0');
@@ -76,28 +76,28 @@ BEGIN
     SELECT N'queue' AS what, q.queue_name, q.pending, q.running, q.finished, q.failed, q.cancelled, q.lost, q.oldest, q.rate,
            q.blocked_by
     FROM @queue AS q ORDER BY q.queue_name;
-    SELECT N'round' AS what, r.round_id, r.round_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
+    SELECT N'batch' AS what, r.batch_id, r.batch_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
            r.ended_at,
            DATEDIFF_BIG(microsecond, r.opened_at, COALESCE(r.ended_at, @now)) / CAST(1000000 AS float) AS seconds,
-           r.then_status, r.then_kind, CAST(NULL AS nvarchar(1)) AS then_body, r.then_attempt, r.then_owner, r.then_started,
-           r.then_ended,
-           DATEDIFF_BIG(microsecond, r.then_started, COALESCE(r.then_ended, @now)) / CAST(1000000 AS float) AS then_seconds,
-           r.then_error, p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid,
+           r.callback_status, r.callback_kind, CAST(NULL AS nvarchar(1)) AS callback_body, r.callback_attempt, r.callback_owner, r.callback_started,
+           r.callback_ended,
+           DATEDIFF_BIG(microsecond, r.callback_started, COALESCE(r.callback_ended, @now)) / CAST(1000000 AS float) AS callback_seconds,
+           r.callback_error, p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid,
            p.started_at, p.ended_at AS part_ended,
            DATEDIFF_BIG(microsecond, p.started_at, COALESCE(p.ended_at, @now)) / CAST(1000000 AS float) AS part_seconds, p.error,
            CASE WHEN p.status = N'running' AND (b.missing IS NULL OR b.missing = 1)
                 THEN DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
                                                     ELSE COALESCE(m.missing_since, m.seen_at, p.started_at) END, @now)
                      / CAST(1000000 AS float) END AS missing_for,
-           r.opened_by, p.login
-    FROM {schema}.[round] AS r WITH (NOLOCK) JOIN {schema}.round_part AS p WITH (NOLOCK) ON p.round_id = r.round_id
+           r.opened_by, p.login, r.callback_kept_by, r.callback_login
+    FROM {schema}.batch AS r WITH (NOLOCK) JOIN {schema}.batch_part AS p WITH (NOLOCK) ON p.batch_id = r.batch_id
     LEFT JOIN @member AS b ON b.member_id = p.member_id
     LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = p.member_id
-    WHERE r.status = N'open' OR r.then_status IN (N'pending', N'running')
-       OR ((r.status = N'failed' OR r.then_status = N'failed')
-           AND NOT EXISTS (SELECT 1 FROM {schema}.[round] AS n WITH (NOLOCK)
-                           WHERE n.round_name = r.round_name AND n.round_id > r.round_id))
-    ORDER BY r.round_id DESC, p.part;
+    WHERE r.status = N'open' OR r.callback_status IN (N'pending', N'running')
+       OR ((r.status = N'failed' OR r.callback_status = N'failed')
+           AND NOT EXISTS (SELECT 1 FROM {schema}.batch AS n WITH (NOLOCK)
+                           WHERE n.batch_name = r.batch_name AND n.batch_id > r.batch_id))
+    ORDER BY r.batch_id DESC, p.part;
     INSERT INTO @wanted (resource_id)
     SELECT TOP (200) t.resource_id FROM {schema}.entry AS t WITH (NOLOCK) GROUP BY t.resource_id
     ORDER BY SUM(CASE WHEN t.granted_at IS NULL THEN 1 ELSE 0 END) DESC, t.resource_id;

@@ -1,5 +1,5 @@
 -- sqlsem, roles for SQL Server. May be run again. Add a user to one of them: ALTER ROLE {schema}_user ADD MEMBER etl;
---   {schema}_user      takes and gives back locks, and the parts of rounds
+--   {schema}_user      takes and gives back locks, and the parts of batches
 --   {schema}_putter    puts tasks of every kind, which run with the rights of the workers; cancels and retries its own
 --   {schema}_worker    claims, runs and ends tasks
 --   {schema}_operator  caps, pauses, revokes and reaps, takes locks, cancels and retries tasks, sees everything; puts none
@@ -56,10 +56,10 @@ FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'
              (N'once_last', N'uor'),
              (N'entries', N'uwor'), (N'status', N'uor'), (N'why', N'uor'), (N'estimate', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
              (N'resource_settings', N'uor'), (N'priorities', N'uor'), (N'operations', N'uor'),
-             (N'recover_rounds', N'uo'), (N'start_part', N'uo'), (N'end_part', N'uo'), (N'claim_then', N'uo'),
-             (N'return_then', N'uo'), (N'end_then', N'uo'), (N'round_part_start', N'uo'), (N'round_part_done', N'uo'),
-             (N'round_part_failed', N'uo'), (N'round_resume', N'uo'), (N'round_continued', N'uo'),
-             (N'list_rounds', N'uor'),
+             (N'recover_batches', N'uo'), (N'start_part', N'uo'), (N'end_part', N'uo'), (N'claim_callback', N'uo'),
+             (N'return_callback', N'uo'), (N'end_callback', N'uo'), (N'batch_part_start', N'uo'), (N'batch_part_done', N'uo'),
+             (N'batch_part_failed', N'uo'), (N'batch_resume', N'uo'), (N'batch_callback_ended', N'uo'),
+             (N'list_batches', N'uor'),
              (N'check_guard', N'upwor'), (N'guard_table', N'uo'), (N'unguard_table', N'uo'), (N'session_entry', N'uo'),
              (N'guarded_tables', N'uor'),
              (N'put', N'p'), (N'put_task', N'p'), (N'save_schedule', N'p'), (N'set_schedule', N'po'),
@@ -69,13 +69,13 @@ FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'
              (N'claim_task', N'w'), (N'claim_parked', N'w'), (N'show_task_locks', N'pwor'), (N'claim_tasks', N'w'), (N'end_task', N'w'), (N'next_task', N'w'),
              (N'return_claim', N'w'), (N'recover_tasks', N'pwo'), (N'work', N'w'),
              (N'set_queue', N'o'), (N'set_resource', N'o'), (N'set_limit', N'o'), (N'pause', N'o'), (N'resume', N'o'), (N'revoke', N'o'),
-             (N'reap', N'o')
+             (N'reap', N'o'), (N'abandon_batch', N'o')
      ) AS o (name, letters)
 JOIN @role AS r ON CHARINDEX(r.letter, o.letters) > 0
 UNION ALL
 SELECT N'SELECT', o.name, r.name
 FROM (VALUES (N'{table}'), (N'entry'), (N'member'), (N'resource'), (N'history'), (N'setting'),
-             (N'task'), (N'task_log'), (N'round'), (N'round_part'), (N'operation'), (N'schedule'),
+             (N'task'), (N'task_log'), (N'batch'), (N'batch_part'), (N'operation'), (N'schedule'),
              (N'handover'), (N'task_lock'), (N'parking'), (N'queue_setting'), (N'queue_key'), (N'queue_wait'), (N'limit_pattern'), (N'once_run'),
              (N'rate_window'), (N'rate_slot')) AS o (name)
 JOIN @role AS r ON r.letter IN (N'o', N'r');

@@ -7,7 +7,7 @@
 --   entry.<queue_position>        Session      held by the session of a row's owner while the row stands
 --   waiting.<queue_position>      Session      held by a session while it waits for that row's grant
 --   pin.<queue_position>          Transaction  shared: somebody's open transaction leans on the row (assert_holding)
---   round.<name>                  Transaction  held for the length of one decision about rounds (rounds.sql)
+--   batch.<name>                  Transaction  held for the length of one decision about batches (batches.sql)
 -- Rows are removed and committed first, their entry lock is freed next: who wakes up sees the row gone.
 --
 -- Procedures answer by their return code and OUTPUT parameters; with @answer = 1 by a row too, which costs clients less.
@@ -1784,7 +1784,7 @@ BEGIN
         EXEC {schema}.suspect @resource, @position, -1;
     END;
     EXEC {schema}.recover_tasks NULL, -1;
-    EXEC {schema}.recover_rounds NULL, -1;
+    EXEC {schema}.recover_batches NULL, -1;
     -- Members that own nothing leave no row to find them by.
     WHILE 1 = 1
     BEGIN

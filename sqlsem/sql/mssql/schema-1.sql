@@ -385,41 +385,43 @@ CREATE TABLE {schema}.schedule (
     paused_by     nvarchar(128) NULL
 );
 
--- Rounds ------------------------------------------------------------------------------------------------------------
+-- Batches ------------------------------------------------------------------------------------------------------------
 
--- One row a round: a set of parts that run side by side, and the continuation that the last part to succeed starts.
-CREATE TABLE {schema}.[round] (
-    round_id     bigint IDENTITY NOT NULL CONSTRAINT round_pk PRIMARY KEY,
-    round_name   nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
-    window_ms    bigint NOT NULL CONSTRAINT round_window_ms_check CHECK (window_ms > 0),
-    status       nvarchar(16) NOT NULL CONSTRAINT round_status_default DEFAULT N'open'
-        CONSTRAINT round_status_check CHECK (status IN (N'open', N'failed', N'succeeded', N'expired', N'abandoned')),
-    opened_at    datetime2(6) NOT NULL CONSTRAINT round_opened_at_default DEFAULT SYSUTCDATETIME(),
-    opened_by    nvarchar(128) NULL CONSTRAINT round_opened_by_default DEFAULT ORIGINAL_LOGIN(),
-    ended_at     datetime2(6) NULL,
-    then_status  nvarchar(16) NOT NULL CONSTRAINT round_then_status_default DEFAULT N'none'
-        CONSTRAINT round_then_status_check CHECK (then_status IN (N'none', N'pending', N'running', N'finished', N'failed')),
-    then_kind    nvarchar(8) NULL,
-    then_body    nvarchar(max) NULL,
-    then_attempt int NOT NULL CONSTRAINT round_then_attempt_default DEFAULT 0,  -- a member that ends an attempt must name it
-    then_uid     nvarchar(64) NULL,  -- made by the client: a repeated claim finds its row
-    then_member  bigint NULL,
-    then_owner   nvarchar(255) NULL,
-    then_started datetime2(6) NULL,
-    then_ended   datetime2(6) NULL,
-    then_error   nvarchar(max) NULL
+-- One row a batch: a set of parts that run side by side, and the callback that the last part to succeed starts.
+CREATE TABLE {schema}.batch (
+    batch_id         bigint IDENTITY NOT NULL CONSTRAINT batch_pk PRIMARY KEY,
+    batch_name       nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    window_ms        bigint NOT NULL CONSTRAINT batch_window_ms_check CHECK (window_ms BETWEEN 1 AND 315360000000),
+    status           nvarchar(16) NOT NULL CONSTRAINT batch_status_default DEFAULT N'open'
+        CONSTRAINT batch_status_check CHECK (status IN (N'open', N'failed', N'succeeded', N'expired', N'abandoned')),
+    opened_at        datetime2(6) NOT NULL CONSTRAINT batch_opened_at_default DEFAULT SYSUTCDATETIME(),
+    opened_by        nvarchar(128) NULL CONSTRAINT batch_opened_by_default DEFAULT ORIGINAL_LOGIN(),
+    ended_at         datetime2(6) NULL,
+    callback_status  nvarchar(16) NOT NULL CONSTRAINT batch_callback_status_default DEFAULT N'none'
+        CONSTRAINT batch_callback_status_check CHECK (callback_status IN (N'none', N'pending', N'running', N'finished', N'failed')),
+    callback_kind    nvarchar(8) NULL,
+    callback_body    nvarchar(max) NULL,
+    callback_attempt int NOT NULL CONSTRAINT batch_callback_attempt_default DEFAULT 0,  -- a member that ends an attempt must name it
+    callback_uid     nvarchar(64) NULL,  -- made by the client: a repeated claim finds its row
+    callback_member  bigint NULL,
+    callback_owner   nvarchar(255) NULL,
+    callback_kept_by nvarchar(128) NULL,  -- the login that kept what is run; and the login that ran it last
+    callback_login   nvarchar(128) NULL,
+    callback_started datetime2(6) NULL,
+    callback_ended   datetime2(6) NULL,
+    callback_error   nvarchar(max) NULL
 );
-CREATE INDEX round_round_name ON {schema}.[round] (round_name, round_id);
-CREATE INDEX round_then ON {schema}.[round] (then_status, round_name, round_id);
+CREATE INDEX batch_batch_name ON {schema}.batch (batch_name, batch_id);
+CREATE INDEX batch_callback ON {schema}.batch (callback_status, batch_name, batch_id);
 
-CREATE TABLE {schema}.round_part (
-    round_id   bigint NOT NULL CONSTRAINT round_part_round_id_fk REFERENCES {schema}.[round] ON DELETE CASCADE,
+CREATE TABLE {schema}.batch_part (
+    batch_id   bigint NOT NULL CONSTRAINT batch_part_batch_id_fk REFERENCES {schema}.batch ON DELETE CASCADE,
     part       nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
-    status     nvarchar(16) NOT NULL CONSTRAINT round_part_status_default DEFAULT N'expected'
-        CONSTRAINT round_part_status_check CHECK (status IN (N'expected', N'running', N'succeeded', N'failed')),
-    attempt    int NOT NULL CONSTRAINT round_part_attempt_default DEFAULT 0,  -- how often it was started in this round
+    status     nvarchar(16) NOT NULL CONSTRAINT batch_part_status_default DEFAULT N'expected'
+        CONSTRAINT batch_part_status_check CHECK (status IN (N'expected', N'running', N'succeeded', N'failed')),
+    attempt    int NOT NULL CONSTRAINT batch_part_attempt_default DEFAULT 0,  -- how often it was started in this batch
     start_uid  nvarchar(64) NULL,  -- made by the client for each start: a call that ends the part must name it
-    is_last    bit NOT NULL CONSTRAINT round_part_is_last_default DEFAULT 0,  -- its success was the round's
+    is_last    bit NOT NULL CONSTRAINT batch_part_is_last_default DEFAULT 0,  -- its success was the batch's
     member_id  bigint NULL,
     owner      nvarchar(255) NULL,
     host       nvarchar(255) NULL,
@@ -428,7 +430,7 @@ CREATE TABLE {schema}.round_part (
     started_at datetime2(6) NULL,
     ended_at   datetime2(6) NULL,
     error      nvarchar(max) NULL,
-    CONSTRAINT round_part_pk PRIMARY KEY (round_id, part)
+    CONSTRAINT batch_part_pk PRIMARY KEY (batch_id, part)
 );
-CREATE INDEX round_part_status ON {schema}.round_part (status, round_id);
+CREATE INDEX batch_part_status ON {schema}.batch_part (status, batch_id);
 GO

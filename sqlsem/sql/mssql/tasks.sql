@@ -1801,7 +1801,7 @@ GO
 -- is rolled back, and the task has failed. Give the call all the time that it needs (no command timeout).
 -- EXEC ends what a text sets, the database it uses, whom it impersonates (WITH NO REVERT is refused there) and its
 -- local tables. What belongs to the session stays until that ends: application locks, global cursors, SESSION_CONTEXT,
--- and sqlsem's own locks and parts of rounds.
+-- and sqlsem's own locks and parts of batches.
 IF OBJECT_ID(N'{schema}.work') IS NULL EXEC (N'CREATE PROCEDURE {schema}.work AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.work

@@ -173,7 +173,7 @@ SELECT * FROM {schema}.past(%s, %s, %s::float, %s::float, %s, %s)
 SELECT * FROM {schema}.resources()
 
 -- name: overview
-SELECT o.taken_at, o.settings, o.members, o.queues, o.rounds, o.holds, {schema}.overview_rates() FROM {schema}.overview() AS o
+SELECT o.taken_at, o.settings, o.members, o.queues, o.batches, o.holds, {schema}.overview_rates() FROM {schema}.overview() AS o
 
 -- name: kept_locks
 SELECT kind, resource_id, pid, login, program, seconds, is_stranger FROM {schema}.kept_locks(%s)
@@ -347,26 +347,29 @@ SELECT * FROM {schema}.asked_of_tasks(%s, %s::bigint[])
 -- name: prune_tasks
 SELECT {schema}.prune_tasks(%s)
 
--- name: recover_rounds
-SELECT {schema}.recover_rounds(%s, %s)
+-- name: recover_batches
+SELECT {schema}.recover_batches(%s, %s)
 
 -- name: start_part
 SELECT code, id, attempt, previous FROM {schema}.start_part(%s, %s, %s, %s, %s, %s, %s, %s, %s)
 
 -- name: end_part
-SELECT code, id, is_last, round_status, then_attempt, kind, body FROM {schema}.end_part(%s, %s, %s, %s, %s, %s, %s, %s, %s)
+SELECT code, id, is_last, batch_status, callback_attempt, kind, body FROM {schema}.end_part(%s, %s, %s, %s, %s, %s, %s, %s, %s)
 
--- name: claim_then
-SELECT id, name, then_attempt, kind, body FROM {schema}.claim_then(%s, %s, %s, %s, %s, %s)
+-- name: claim_callback
+SELECT id, name, callback_attempt, kind, body FROM {schema}.claim_callback(%s, %s, %s, %s, %s, %s)
 
--- name: return_then
-SELECT {schema}.return_then(%s, %s)
+-- name: return_callback
+SELECT {schema}.return_callback(%s, %s)
 
--- name: end_then
-SELECT {schema}.end_then(%s, %s, %s, %s)
+-- name: end_callback
+SELECT {schema}.end_callback(%s, %s, %s, %s)
 
--- name: list_rounds
-SELECT * FROM {schema}.list_rounds(%s, %s, %s)
+-- name: abandon_batch
+SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.abandon_batch(%s, %s)
+
+-- name: list_batches
+SELECT * FROM {schema}.list_batches(%s, %s, %s)
 
 -- name: tend_queue
 SELECT * FROM {schema}.tend_queue(%s, %s)

@@ -31,7 +31,7 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     WITH held AS MATERIALIZED (
         SELECT CASE l.classid::bigint - {schema}.lock_class(0)
-                   WHEN 0 THEN 'gate' WHEN 1 THEN 'beacon' WHEN 2 THEN 'entry' WHEN 3 THEN 'waiting' WHEN 4 THEN 'round'
+                   WHEN 0 THEN 'gate' WHEN 1 THEN 'beacon' WHEN 2 THEN 'entry' WHEN 3 THEN 'waiting' WHEN 4 THEN 'batch'
                    WHEN 5 THEN 'news' WHEN 6 THEN 'put' WHEN 7 THEN 'number' END AS kind,
                l.objid::bigint AS key, l.mode = 'ExclusiveLock' AS is_alone, l.pid, l.virtualtransaction
         FROM pg_locks AS l
@@ -70,7 +70,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_first text[] := ARRAY(SELECT concat_ws(' ', h.kind, h.key, h.pid, h.transaction) FROM {schema}.held_locks(p_resource) AS h
-                            WHERE h.kind IN ('gate', 'round', 'install', 'limits', 'turns', 'pin')
+                            WHERE h.kind IN ('gate', 'batch', 'install', 'limits', 'turns', 'pin')
                                OR h.kind IN ('put', 'number') AND h.is_alone);
 BEGIN
     IF v_first <> '{}' THEN
@@ -103,10 +103,10 @@ BEGIN
 END
 $$;
 
--- Everything but the rows of entries(): one row, whose columns are arrays in JSON. rounds: those that are open, or failed and not
--- begun anew, or whose continuation has not finished; without bodies. holds: of the 200 resources that are wanted most.
+-- Everything but the rows of entries(): one row, whose columns are arrays in JSON. batches: those that are open, or failed and not
+-- begun anew, or whose callback has not finished; without bodies. holds: of the 200 resources that are wanted most.
 CREATE OR REPLACE FUNCTION {schema}.overview(
-    OUT taken_at timestamptz, OUT settings json, OUT members json, OUT queues json, OUT rounds json, OUT holds json)
+    OUT taken_at timestamptz, OUT settings json, OUT members json, OUT queues json, OUT batches json, OUT holds json)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -129,23 +129,23 @@ BEGIN
     queues := (SELECT json_agg(json_build_array(
                    c.queue_name, c.pending, c.running, c.finished, c.failed, c.cancelled, c.lost, c.oldest, c.rate, c.blocked_by))
                FROM {schema}.queue_counts(NULL) AS c);
-    rounds := (
+    batches := (
         SELECT json_agg(json_build_array(
-                   r.round_id, r.round_name, r.status, r.window_ms / 1000.0, {schema}.microseconds(r.opened_at), {schema}.microseconds(r.ended_at),
-                   extract(epoch FROM coalesce(r.ended_at, taken_at) - r.opened_at), r.then_status, r.then_kind, NULL,
-                   r.then_attempt, r.then_owner, {schema}.microseconds(r.then_started), {schema}.microseconds(r.then_ended),
-                   extract(epoch FROM coalesce(r.then_ended, taken_at) - r.then_started), r.then_error,
+                   r.batch_id, r.batch_name, r.status, r.window_ms / 1000.0, {schema}.microseconds(r.opened_at), {schema}.microseconds(r.ended_at),
+                   extract(epoch FROM coalesce(r.ended_at, taken_at) - r.opened_at), r.callback_status, r.callback_kind, NULL,
+                   r.callback_attempt, r.callback_owner, {schema}.microseconds(r.callback_started), {schema}.microseconds(r.callback_ended),
+                   extract(epoch FROM coalesce(r.callback_ended, taken_at) - r.callback_started), r.callback_error,
                    p.part, p.status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid,
                    {schema}.microseconds(p.started_at), {schema}.microseconds(p.ended_at),
                    extract(epoch FROM coalesce(p.ended_at, taken_at) - p.started_at), p.error,
                    CASE WHEN p.status = 'running' AND l.missing IS NOT FALSE
                         THEN extract(epoch FROM taken_at - coalesce(l.since, p.started_at)) END,
-                   r.opened_by, p.login) ORDER BY r.round_id DESC, p.part)
-        FROM {schema}.round AS r JOIN {schema}.round_part AS p ON p.round_id = r.round_id
+                   r.opened_by, p.login, r.callback_kept_by, r.callback_login) ORDER BY r.batch_id DESC, p.part)
+        FROM {schema}.batch AS r JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
         LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = p.member_id AND p.status = 'running'
-        WHERE r.status = 'open' OR r.then_status IN ('pending', 'running')
-           OR (r.status = 'failed' OR r.then_status = 'failed')
-              AND NOT EXISTS (SELECT FROM {schema}.round AS n WHERE n.round_name = r.round_name AND n.round_id > r.round_id));
+        WHERE r.status = 'open' OR r.callback_status IN ('pending', 'running')
+           OR (r.status = 'failed' OR r.callback_status = 'failed')
+              AND NOT EXISTS (SELECT FROM {schema}.batch AS n WHERE n.batch_name = r.batch_name AND n.batch_id > r.batch_id));
     holds := (
         SELECT json_agg(json_build_array(w.resource_id, h.held, h.waited, h.note, h.program))
         FROM (SELECT t.resource_id FROM {schema}.{table} AS t

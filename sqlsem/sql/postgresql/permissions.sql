@@ -1,6 +1,6 @@
 -- sqlsem, roles for PostgreSQL. May be run again, and takes back what these roles should not have. Grant some of them to a
 -- login: GRANT {schema}_user TO etl;
---   {schema}_user      takes and gives back locks, runs parts of rounds
+--   {schema}_user      takes and gives back locks, runs parts of batches
 --   {schema}_putter    puts tasks of every kind, which run with the rights of the workers; cancels and retries its own
 --   {schema}_worker    runs tasks
 --   {schema}_operator  may what users may, and caps, pauses, revokes and reaps; cancels and retries tasks; reads the tables
@@ -48,15 +48,15 @@ DECLARE
                     'check_request', 'check_lease', 'attend', 'waits_for_itself', 'has_others', 'deadlock_words', 'free_waits',
                     'adopt_rows', 'hand_over', 'adopt', 'session_rows', 'leave_behind', 'new_token', 'token_hash',
                     'take_rate', 'settle_rate', 'check_rate', 'check_rate_name', 'sleep_until_due', 'attend_head', 'acquire_row', 'is_outermost', 'take', 'settle', 'time_left', 'ended_how', 'release_rows', 'renew_row', 'new_uid',
-                    'recover_rounds', 'start_part', 'end_part', 'claim_then', 'return_then', 'end_then',
-                    'round_part_start', 'round_part_done', 'round_part_failed', 'round_resume', 'round_continued',
-                    'session_part_start', 'session_part_end', 'session_round_resume',
+                    'recover_batches', 'start_part', 'end_part', 'claim_callback', 'return_callback', 'end_callback',
+                    'batch_part_start', 'batch_part_done', 'batch_part_failed', 'batch_resume', 'batch_callback_ended',
+                    'session_part_start', 'session_part_end', 'session_batch_resume',
                     -- (Who may put triggers on a table guards it.)
                     'check_guard', 'guard_table', 'unguard_table', 'session_entry'],
         -- (What a worker needs for the locks of its tasks: they are its own to keep and to give back, as any row of its login.)
         'uwo', ARRAY['release', 'pin', 'hand_over_rows', 'leave_with', 'has_left', 'forget_left'],
         'uwor', ARRAY['entries'],
-        'uor', ARRAY['rates', 'priorities', 'status', 'why', 'estimate', 'past', 'resources', 'resource_settings', 'operations', 'list_rounds',
+        'uor', ARRAY['rates', 'priorities', 'status', 'why', 'estimate', 'past', 'resources', 'resource_settings', 'operations', 'list_batches',
                      'guarded_tables', 'guards', 'family', 'once_last'],
         'p', ARRAY['put_tasks', 'put_tasks_once', 'put', 'save_schedule'],
         'po', ARRAY['set_task', 'cancel_task', 'set_schedule'],
@@ -66,7 +66,7 @@ DECLARE
                        'list_schedules'],
         'w', ARRAY['claim_task', 'claim_parked', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
                    'asked_of_tasks', 'fire_schedule', 'session_leftovers', 'session_asked', 'seconds_since', 'error_words'],
-        'o', ARRAY['set_queue', 'set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap']);
+        'o', ARRAY['set_queue', 'set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap', 'abandon_batch']);
     v_role  record;
     v_thing record;
 BEGIN
@@ -96,7 +96,7 @@ BEGIN
                    ARRAY(SELECT a.privilege_type FROM aclexplode(c.relacl) AS a WHERE a.grantee = v_role.oid) AS has
             FROM pg_class AS c
             CROSS JOIN LATERAL (SELECT v_role.letter IN ('o', 'r') AND c.relname IN (
-                lower('{table}'), 'member', 'resource', 'history', 'setting', 'low_water', 'task', 'task_log', 'round', 'round_part',
+                lower('{table}'), 'member', 'resource', 'history', 'setting', 'low_water', 'task', 'task_log', 'batch', 'batch_part',
                 'operation', 'schedule', 'handover', 'queue_setting', 'queue_key', 'queue_wait', 'limit_pattern',
                 'task_lock', 'parking', 'once_run', 'rate_window', 'rate_slot') AS may) AS n
             WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind IN ('r', 'S')

@@ -5,7 +5,7 @@
 --   class + 1, beacon                 beacon   held by a member's session for as long as it lives
 --   class + 2, queue_position         entry    held by the session of a row's owner while the row stands
 --   class + 3, queue_position         waiting  held by a session while it waits for that row's grant
---   class + 4, hash of the round      round    held for the length of one decision about rounds (rounds.sql)
+--   class + 4, hash of the batch      batch    held for the length of one decision about batches (batches.sql)
 --   class + 5, 1                      news     shared by sessions that listen for tasks (tasks.sql)
 --   class + 6, hash of the queue      put      shared by those who put tasks, for the length of that (tasks.sql)
 --   class + 7, member                 number   shared by the member's registrations, each for its length (raise_marks)
@@ -250,7 +250,7 @@ BEGIN
                                                            UNION ALL SELECT queue_position FROM {schema}.history) AS p) AS given
                   UNION ALL SELECT pg_get_serial_sequence('{schema}.member', 'member_id'), (SELECT max(member_id) FROM {schema}.member)
                   UNION ALL SELECT pg_get_serial_sequence('{schema}.task', 'task_id'), (SELECT max(task_id) FROM {schema}.task)
-                  UNION ALL SELECT pg_get_serial_sequence('{schema}.round', 'round_id'), (SELECT max(round_id) FROM {schema}.round)
+                  UNION ALL SELECT pg_get_serial_sequence('{schema}.batch', 'batch_id'), (SELECT max(batch_id) FROM {schema}.batch)
                  ) AS s
             JOIN pg_sequences AS q ON s.sequence = format('%I.%I', q.schemaname, q.sequencename)
         LOOP
@@ -1902,7 +1902,7 @@ BEGIN
         PERFORM {schema}.suspect(v_row.resource_id, v_row.queue_position, -1);
     END LOOP;
     PERFORM {schema}.recover_tasks(NULL, -1);
-    PERFORM {schema}.recover_rounds(NULL, -1);
+    PERFORM {schema}.recover_batches(NULL, -1);
     -- Members that own nothing leave no row to find them by.
     PERFORM {schema}.test_member(l.member_id, -1) FROM {schema}.look_at_members() AS l WHERE l.dead;
     v_gone := v_before - (SELECT count(*) FROM {schema}.{table});

@@ -406,42 +406,44 @@ CREATE TABLE {schema}.schedule (
 );
 COMMENT ON TABLE {schema}.schedule IS 'sqlsem: tasks that are put at the times of a cron expression';
 
--- Rounds ------------------------------------------------------------------------------------------------------------
+-- Batches ------------------------------------------------------------------------------------------------------------
 
--- One row a round: a set of parts that run side by side, and the continuation that the last part to succeed starts.
-CREATE TABLE {schema}.round (
-    round_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    round_name   varchar(255) COLLATE "C" NOT NULL,
-    window_ms    bigint NOT NULL CHECK (window_ms > 0),
-    status       varchar(16) NOT NULL DEFAULT 'open'
+-- One row a batch: a set of parts that run side by side, and the callback that the last part to succeed starts.
+CREATE TABLE {schema}.batch (
+    batch_id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    batch_name       varchar(255) COLLATE "C" NOT NULL,
+    window_ms        bigint NOT NULL CHECK (window_ms BETWEEN 1 AND 315360000000),
+    status           varchar(16) NOT NULL DEFAULT 'open'
         CHECK (status IN ('open', 'failed', 'succeeded', 'expired', 'abandoned')),
-    opened_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-    opened_by    name,
-    ended_at     timestamptz,
-    then_status  varchar(16) NOT NULL DEFAULT 'none'
-        CHECK (then_status IN ('none', 'pending', 'running', 'finished', 'failed')),
-    then_kind    varchar(8),
-    then_body    text,
-    then_attempt integer NOT NULL DEFAULT 0,  -- a member that ends an attempt must name it
-    then_uid     varchar(64),                 -- made by the client: a repeated claim finds its row
-    then_member  bigint,
-    then_owner   varchar(255),
-    then_started timestamptz,
-    then_ended   timestamptz,
-    then_error   text
+    opened_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    opened_by        name,
+    ended_at         timestamptz,
+    callback_status  varchar(16) NOT NULL DEFAULT 'none'
+        CHECK (callback_status IN ('none', 'pending', 'running', 'finished', 'failed')),
+    callback_kind    varchar(8),
+    callback_body    text,
+    callback_attempt integer NOT NULL DEFAULT 0,  -- a member that ends an attempt must name it
+    callback_uid     varchar(64),                 -- made by the client: a repeated claim finds its row
+    callback_member  bigint,
+    callback_owner   varchar(255),
+    callback_kept_by name,                        -- the login that kept what is run; and the login that ran it last
+    callback_login   name,
+    callback_started timestamptz,
+    callback_ended   timestamptz,
+    callback_error   text
 );
-CREATE INDEX ON {schema}.round (round_name, round_id);
-CREATE INDEX round_then ON {schema}.round (round_name, round_id) WHERE then_status IN ('pending', 'running');
-COMMENT ON TABLE {schema}.round IS 'sqlsem: rounds of parts that run side by side, and their continuations';
+CREATE INDEX ON {schema}.batch (batch_name, batch_id);
+CREATE INDEX batch_callback ON {schema}.batch (batch_name, batch_id) WHERE callback_status IN ('pending', 'running');
+COMMENT ON TABLE {schema}.batch IS 'sqlsem: batches of parts that run side by side, and their callbacks';
 
-CREATE TABLE {schema}.round_part (
-    round_id   bigint NOT NULL REFERENCES {schema}.round ON DELETE CASCADE,
+CREATE TABLE {schema}.batch_part (
+    batch_id   bigint NOT NULL REFERENCES {schema}.batch ON DELETE CASCADE,
     part       varchar(255) COLLATE "C" NOT NULL,
     status     varchar(16) NOT NULL DEFAULT 'expected'
         CHECK (status IN ('expected', 'running', 'succeeded', 'failed')),
-    attempt    integer NOT NULL DEFAULT 0,      -- how often it was started in this round
+    attempt    integer NOT NULL DEFAULT 0,      -- how often it was started in this batch
     start_uid  varchar(64),                     -- made by the client for each start: a call that ends the part must name it
-    is_last    boolean NOT NULL DEFAULT false,  -- its success was the round's
+    is_last    boolean NOT NULL DEFAULT false,  -- its success was the batch's
     member_id  bigint,
     owner      varchar(255),
     host       varchar(255),
@@ -450,7 +452,7 @@ CREATE TABLE {schema}.round_part (
     started_at timestamptz,
     ended_at   timestamptz,
     error      text,
-    PRIMARY KEY (round_id, part)
+    PRIMARY KEY (batch_id, part)
 );
-CREATE INDEX round_part_running ON {schema}.round_part (round_id) WHERE status = 'running';
-COMMENT ON TABLE {schema}.round_part IS 'sqlsem: the parts of each round';
+CREATE INDEX batch_part_running ON {schema}.batch_part (batch_id) WHERE status = 'running';
+COMMENT ON TABLE {schema}.batch_part IS 'sqlsem: the parts of each batch';

@@ -488,13 +488,13 @@ UNION ALL
 SELECT prefix || '*', cap, NULL, NULL, NULL, cap_by FROM {schema}_limit_pattern AS l
 WHERE NOT EXISTS (SELECT 1 FROM {schema}_resource AS o WHERE o.resource_id = l.prefix || '*')
 
--- name: unfinished_rounds
--- Open, or failed and not begun anew, or with a continuation that has not finished.
-SELECT r.round_id FROM {schema}_round AS r
-WHERE r.status = 'open' OR r.then_status IN ('pending', 'running')
-   OR (r.status = 'failed' OR r.then_status = 'failed')
-      AND NOT EXISTS (SELECT 1 FROM {schema}_round AS n WHERE n.round_name = r.round_name AND n.round_id > r.round_id)
-ORDER BY r.round_id DESC
+-- name: unfinished_batches
+-- Open, or failed and not begun anew, or with a callback that has not finished.
+SELECT r.batch_id FROM {schema}_batch AS r
+WHERE r.status = 'open' OR r.callback_status IN ('pending', 'running')
+   OR (r.status = 'failed' OR r.callback_status = 'failed')
+      AND NOT EXISTS (SELECT 1 FROM {schema}_batch AS n WHERE n.batch_name = r.batch_name AND n.batch_id > r.batch_id)
+ORDER BY r.batch_id DESC
 
 -- name: recent_holds
 -- Of each of these resources the newest that ended as they should, along the index.
@@ -586,8 +586,8 @@ SELECT resource_id, queue_position FROM {table}
 SELECT member_id, beacon FROM {schema}_member
 WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NULL)
   AND member_id NOT IN (SELECT member_id FROM {schema}_task WHERE is_open AND member_id IS NOT NULL)
-  AND member_id NOT IN (SELECT member_id FROM {schema}_round_part WHERE status = 'running' AND member_id IS NOT NULL)
-  AND member_id NOT IN (SELECT then_member FROM {schema}_round WHERE then_status = 'running' AND then_member IS NOT NULL)
+  AND member_id NOT IN (SELECT member_id FROM {schema}_batch_part WHERE status = 'running' AND member_id IS NOT NULL)
+  AND member_id NOT IN (SELECT callback_member FROM {schema}_batch WHERE callback_status = 'running' AND callback_member IS NOT NULL)
   AND coalesce(lease_until, joined_at + grace_ms / 1000.0) < {clock}
 
 -- name: beacons
@@ -1070,154 +1070,176 @@ DELETE FROM {schema}_task WHERE task_id IN (
 -- name: clock
 SELECT {clock} AS now
 
--- name: round_members
-SELECT p.member_id FROM {schema}_round_part AS p JOIN {schema}_round AS r ON r.round_id = p.round_id
-WHERE p.status = 'running' AND (:name IS NULL OR r.round_name = :name)
+-- name: batch_members
+SELECT p.member_id FROM {schema}_batch_part AS p JOIN {schema}_batch AS r ON r.batch_id = p.batch_id
+WHERE p.status = 'running' AND (:name IS NULL OR r.batch_name = :name)
 UNION
-SELECT then_member FROM {schema}_round WHERE then_status = 'running' AND (:name IS NULL OR round_name = :name)
+SELECT callback_member FROM {schema}_batch WHERE callback_status = 'running' AND (:name IS NULL OR batch_name = :name)
 
--- name: orphaned_rounds
-SELECT DISTINCT p.round_id FROM {schema}_round_part AS p JOIN {schema}_round AS r ON r.round_id = p.round_id
-WHERE p.status = 'running' AND (:name IS NULL OR r.round_name = :name)
+-- name: orphaned_batches
+SELECT DISTINCT p.batch_id FROM {schema}_batch_part AS p JOIN {schema}_batch AS r ON r.batch_id = p.batch_id
+WHERE p.status = 'running' AND (:name IS NULL OR r.batch_name = :name)
   AND p.member_id NOT IN (SELECT member_id FROM {schema}_member)
 ORDER BY 1
 
--- name: recover_then
-UPDATE {schema}_round SET then_status = 'pending', then_uid = NULL
-WHERE then_status = 'running' AND (:name IS NULL OR round_name = :name)
-  AND then_member NOT IN (SELECT member_id FROM {schema}_member)
+-- name: recover_callback
+UPDATE {schema}_batch SET callback_status = 'pending', callback_uid = NULL
+WHERE callback_status = 'running' AND (:name IS NULL OR batch_name = :name)
+  AND callback_member NOT IN (SELECT member_id FROM {schema}_member)
 
 -- name: recover_parts
-UPDATE {schema}_round_part
+UPDATE {schema}_batch_part
 SET status = 'failed', ended_at = {clock}, error = 'its process died'
-WHERE round_id = ? AND status = 'running' AND member_id NOT IN (SELECT member_id FROM {schema}_member)
+WHERE batch_id = ? AND status = 'running' AND member_id NOT IN (SELECT member_id FROM {schema}_member)
 
--- name: fail_round
-UPDATE {schema}_round SET status = 'failed', ended_at = {clock}
-WHERE round_id = :round AND status = 'open'
-  AND NOT EXISTS (SELECT 1 FROM {schema}_round_part WHERE round_id = :round AND status IN ('expected', 'running'))
-  AND EXISTS (SELECT 1 FROM {schema}_round_part WHERE round_id = :round AND status = 'failed')
+-- name: fail_batch
+UPDATE {schema}_batch SET status = 'failed', ended_at = {clock}
+WHERE batch_id = :batch AND status = 'open'
+  AND NOT EXISTS (SELECT 1 FROM {schema}_batch_part WHERE batch_id = :batch AND status IN ('expected', 'running'))
+  AND EXISTS (SELECT 1 FROM {schema}_batch_part WHERE batch_id = :batch AND status = 'failed')
 
--- name: latest_round
-SELECT round_id, status, opened_at FROM {schema}_round WHERE round_name = ? ORDER BY round_id DESC LIMIT 1
+-- name: latest_batch
+-- The last columns tell whether the member that runs its callback is missing.
+SELECT r.batch_id, r.status, r.opened_at, r.window_ms / 1000.0 AS "window", r.opened_by, r.callback_status,
+       m.grace_ms / 1000.0 AS grace, r.callback_status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
+       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
+FROM {schema}_batch AS r LEFT JOIN {schema}_member AS m ON m.member_id = r.callback_member
+WHERE r.batch_name = ? ORDER BY r.batch_id DESC LIMIT 1
 
--- name: round_parts
-SELECT part, status, start_uid, member_id, attempt, started_at FROM {schema}_round_part WHERE round_id = ?
+-- name: batch_parts
+SELECT part, status, start_uid, member_id, attempt, started_at, is_last FROM {schema}_batch_part WHERE batch_id = ?
 
--- name: close_round
-UPDATE {schema}_round SET status = :status, ended_at = coalesce(:now, ended_at) WHERE round_id = :round
+-- name: expire_batch
+UPDATE {schema}_batch SET status = 'expired', ended_at = :now WHERE batch_id = :batch
 
--- name: open_round
-INSERT INTO {schema}_round (round_name, window_ms, opened_at, opened_by) VALUES (:name, :window, :now, :login)
+-- name: batch_to_abandon
+-- Of one number, or the newest of a name.
+SELECT batch_id, batch_name, status FROM {schema}_batch
+WHERE batch_id = coalesce(:batch, (SELECT max(batch_id) FROM {schema}_batch WHERE batch_name = :name))
+  AND (status IN ('open', 'failed') OR status = 'succeeded' AND callback_status IN ('pending', 'failed'))
+
+-- name: abandon_batch
+UPDATE {schema}_batch
+SET status = 'abandoned', ended_at = coalesce(ended_at, {clock}),
+    callback_status = CASE callback_status WHEN 'pending' THEN 'failed' ELSE callback_status END,
+    callback_ended = CASE callback_status WHEN 'pending' THEN {clock} ELSE callback_ended END,
+    callback_error = CASE callback_status WHEN 'pending' THEN 'the batch was abandoned' ELSE callback_error END
+WHERE batch_id = :batch
+
+-- name: open_batch
+INSERT INTO {schema}_batch (batch_name, window_ms, opened_at, opened_by) VALUES (:name, :window, :now, :login)
 
 -- name: open_part
-INSERT INTO {schema}_round_part (round_id, part) VALUES (?, ?)
+INSERT INTO {schema}_batch_part (batch_id, part) VALUES (?, ?)
 
--- name: prune_round_parts
-DELETE FROM {schema}_round_part WHERE round_id IN (
-    SELECT round_id FROM {schema}_round
-    WHERE round_name = :name AND then_status NOT IN ('pending', 'running')
+-- name: prune_batch_parts
+DELETE FROM {schema}_batch_part WHERE batch_id IN (
+    SELECT batch_id FROM {schema}_batch
+    WHERE batch_name = :name AND callback_status NOT IN ('pending', 'running')
       AND ended_at < :now - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days'))
 
--- name: prune_rounds
-DELETE FROM {schema}_round
-WHERE round_name = :name AND then_status NOT IN ('pending', 'running')
+-- name: prune_batches
+DELETE FROM {schema}_batch
+WHERE batch_name = :name AND callback_status NOT IN ('pending', 'running')
   AND ended_at < :now - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
 
--- name: reopen_round
-UPDATE {schema}_round SET status = 'open', ended_at = NULL, window_ms = :window WHERE round_id = :round
+-- name: reopen_batch
+UPDATE {schema}_batch
+SET status = 'open', ended_at = NULL, window_ms = :window, callback_status = 'none', callback_uid = NULL, callback_ended = NULL,
+    callback_error = NULL
+WHERE batch_id = :batch
 
 -- name: start_part
-UPDATE {schema}_round_part
+UPDATE {schema}_batch_part
 SET status = 'running', attempt = attempt + 1, start_uid = :uid, member_id = :member, owner = :owner,
     (host, pid, login) = (SELECT host, pid, login FROM {schema}_member WHERE member_id = :member),
-    started_at = :now, ended_at = NULL, error = NULL
-WHERE round_id = :round AND part = :part
+    started_at = :now, ended_at = NULL, error = NULL, is_last = 0
+WHERE batch_id = :batch AND part = :part
 
--- name: keep_then
-UPDATE {schema}_round SET then_kind = :kind, then_body = :body WHERE round_id = :round
+-- name: keep_callback
+UPDATE {schema}_batch SET callback_kind = :kind, callback_body = :body, callback_kept_by = :login WHERE batch_id = :batch
 
 -- name: expired_by
-SELECT round_id FROM {schema}_round
-WHERE round_name = :name AND round_id < :round AND status = 'expired'
-  AND ended_at = (SELECT opened_at FROM {schema}_round WHERE round_id = :round)
-ORDER BY round_id DESC LIMIT 1
+SELECT batch_id FROM {schema}_batch
+WHERE batch_name = :name AND batch_id < :batch AND status = 'expired'
+  AND ended_at = (SELECT opened_at FROM {schema}_batch WHERE batch_id = :batch)
+ORDER BY batch_id DESC LIMIT 1
 
 -- name: started_part
-SELECT r.round_id, r.status, r.opened_at + r.window_ms / 1000.0, p.status, p.member_id, p.error
-FROM {schema}_round AS r JOIN {schema}_round_part AS p ON p.round_id = r.round_id
-WHERE r.round_name = :name AND p.part = :part AND p.start_uid = :uid
-ORDER BY r.round_id DESC LIMIT 1
+SELECT r.batch_id, r.status, r.opened_at + r.window_ms / 1000.0, p.status, p.member_id, p.error
+FROM {schema}_batch AS r JOIN {schema}_batch_part AS p ON p.batch_id = r.batch_id
+WHERE r.batch_name = :name AND p.part = :part AND p.start_uid = :uid
+ORDER BY r.batch_id DESC LIMIT 1
 
 -- name: end_part
-UPDATE {schema}_round_part SET status = :status, ended_at = :now, error = :error
-WHERE round_id = :round AND part = :part
+UPDATE {schema}_batch_part SET status = :status, ended_at = :now, error = :error
+WHERE batch_id = :batch AND part = :part
 
--- name: succeed_round
-UPDATE {schema}_round SET status = 'succeeded', ended_at = :now
-WHERE round_id = :round AND status = 'open'
-  AND NOT EXISTS (SELECT 1 FROM {schema}_round_part WHERE round_id = :round AND status <> 'succeeded')
+-- name: succeed_batch
+UPDATE {schema}_batch SET status = 'succeeded', ended_at = :now
+WHERE batch_id = :batch AND status = 'open'
+  AND NOT EXISTS (SELECT 1 FROM {schema}_batch_part WHERE batch_id = :batch AND status <> 'succeeded')
 
 -- name: mark_last
-UPDATE {schema}_round_part SET is_last = 1 WHERE round_id = :round AND part = :part
+UPDATE {schema}_batch_part SET is_last = 1 WHERE batch_id = :batch AND part = :part
 
--- name: begin_then
+-- name: begin_callback
 -- What only the process knows that declared it waits for that.
-UPDATE {schema}_round
-SET then_status = CASE WHEN then_kind = 'local' AND NOT :own THEN 'pending' ELSE 'running' END,
-    then_attempt = then_attempt + (then_kind <> 'local' OR :own), then_uid = :uid, then_member = :member,
-    then_owner = :owner, then_started = CASE WHEN then_kind <> 'local' OR :own THEN :now END
-WHERE round_id = :round AND then_kind IS NOT NULL
+UPDATE {schema}_batch
+SET callback_status = CASE WHEN callback_kind = 'local' AND NOT :own THEN 'pending' ELSE 'running' END,
+    callback_attempt = callback_attempt + (callback_kind <> 'local' OR :own), callback_uid = :uid, callback_member = :member,
+    callback_owner = :owner, callback_login = :login, callback_started = CASE WHEN callback_kind <> 'local' OR :own THEN :now END
+WHERE batch_id = :batch AND callback_kind IS NOT NULL
 
--- name: return_then
-UPDATE {schema}_round SET then_status = 'pending', then_uid = NULL
-WHERE then_status = 'running' AND then_member = :member AND then_uid = :uid
+-- name: return_callback
+UPDATE {schema}_batch SET callback_status = 'pending', callback_uid = NULL
+WHERE callback_status = 'running' AND callback_member = :member AND callback_uid = :uid
 
 -- name: ended_part
-SELECT r.status, p.is_last FROM {schema}_round AS r JOIN {schema}_round_part AS p ON p.round_id = r.round_id
-WHERE r.round_id = :round AND p.part = :part
+SELECT r.status, p.is_last FROM {schema}_batch AS r JOIN {schema}_batch_part AS p ON p.batch_id = r.batch_id
+WHERE r.batch_id = :batch AND p.part = :part
 
--- name: claimed_then
-SELECT round_id, round_name, then_attempt, then_kind, then_body FROM {schema}_round
-WHERE then_status = 'running' AND then_member = :member AND then_uid = :uid
+-- name: claimed_callback
+SELECT batch_id, batch_name, callback_attempt, callback_kind, callback_body FROM {schema}_batch
+WHERE callback_status = 'running' AND callback_member = :member AND callback_uid = :uid
 
--- name: claim_then
-UPDATE {schema}_round
-SET then_status = 'running', then_attempt = then_attempt + 1, then_uid = :uid, then_member = :member,
-    then_owner = :owner, then_started = {clock}, then_ended = NULL, then_error = NULL
-WHERE round_id = (SELECT round_id FROM {schema}_round
-                  WHERE CASE WHEN :round IS NULL THEN round_name = :name AND then_status = 'pending'
-                             ELSE round_id = :round AND then_status IN ('pending', 'failed') END
-                    AND (:own OR then_kind NOT IN ('local', 'session'))
-                  ORDER BY round_id LIMIT 1)
+-- name: claim_callback
+UPDATE {schema}_batch
+SET callback_status = 'running', callback_attempt = callback_attempt + 1, callback_uid = :uid, callback_member = :member,
+    callback_owner = :owner, callback_login = :login, callback_started = {clock}, callback_ended = NULL, callback_error = NULL
+WHERE batch_id = (SELECT batch_id FROM {schema}_batch
+                  WHERE CASE WHEN :batch IS NULL THEN batch_name = :name AND callback_status = 'pending'
+                             ELSE batch_id = :batch AND status = 'succeeded' AND callback_status IN ('pending', 'failed') END
+                    AND (:own OR callback_kind NOT IN ('local', 'session'))
+                  ORDER BY batch_id LIMIT 1)
 
--- name: end_then
-UPDATE {schema}_round
-SET then_status = CASE WHEN :error IS NULL THEN 'finished' ELSE 'failed' END,
-    then_ended = {clock}, then_error = :error
-WHERE round_id = :round AND then_status = 'running' AND then_attempt = :attempt AND then_member = :member
+-- name: end_callback
+UPDATE {schema}_batch
+SET callback_status = CASE WHEN :error IS NULL THEN 'finished' ELSE 'failed' END,
+    callback_ended = {clock}, callback_error = :error
+WHERE batch_id = :batch AND callback_status = 'running' AND callback_attempt = :attempt AND callback_member = :member
   AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
 
--- name: ended_then
-SELECT round_id FROM {schema}_round
-WHERE round_id = :round AND then_status IN ('finished', 'failed') AND then_attempt = :attempt AND then_member = :member
+-- name: ended_callback
+SELECT batch_id FROM {schema}_batch
+WHERE batch_id = :batch AND callback_status IN ('finished', 'failed') AND callback_attempt = :attempt AND callback_member = :member
 
--- name: list_rounds
+-- name: list_batches
 -- The last columns tell who must be looked at.
-SELECT r.round_id, r.round_name AS name, r.status, r.window_ms / 1000.0 AS window, r.opened_at, r.ended_at,
+SELECT r.batch_id, r.batch_name AS name, r.status, r.window_ms / 1000.0 AS window, r.opened_at, r.ended_at,
        max(0.0, coalesce(r.ended_at, {clock}) - r.opened_at) AS seconds,
-       r.then_status, r.then_kind, r.then_body, r.then_attempt, r.then_owner, r.then_started, r.then_ended,
-       max(0.0, coalesce(r.then_ended, {clock}) - r.then_started) AS then_seconds, r.then_error, r.opened_by,
+       r.callback_status, r.callback_kind, r.callback_body, r.callback_attempt, r.callback_owner, r.callback_started, r.callback_ended,
+       max(0.0, coalesce(r.callback_ended, {clock}) - r.callback_started) AS callback_seconds, r.callback_error, r.opened_by, r.callback_kept_by, r.callback_login,
        p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid, p.started_at,
        p.ended_at AS part_ended_at, max(0.0, coalesce(p.ended_at, {clock}) - p.started_at) AS part_seconds, p.error, p.login,
        m.grace_ms / 1000.0 AS grace, p.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
        CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
-FROM (SELECT * FROM {schema}_round
-      WHERE (:name IS NULL OR round_name = :name) AND (:round IS NULL OR round_id = :round)
-      ORDER BY round_id DESC LIMIT :most) AS r
-JOIN {schema}_round_part AS p ON p.round_id = r.round_id
+FROM (SELECT * FROM {schema}_batch
+      WHERE (:name IS NULL OR batch_name = :name) AND (:batch IS NULL OR batch_id = :batch)
+      ORDER BY batch_id DESC LIMIT :most) AS r
+JOIN {schema}_batch_part AS p ON p.batch_id = r.batch_id
 LEFT JOIN {schema}_member AS m ON m.member_id = p.member_id
-ORDER BY r.round_id DESC, p.part
+ORDER BY r.batch_id DESC, p.part
 
 -- name: due_schedule
 SELECT 1 FROM {schema}_schedule WHERE queue_name = ? AND paused_at IS NULL AND next_due <= {clock} LIMIT 1

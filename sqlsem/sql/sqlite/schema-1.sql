@@ -397,41 +397,43 @@ CREATE TABLE {schema}_schedule (
     paused_by     TEXT
 ) WITHOUT ROWID;
 
--- Rounds ------------------------------------------------------------------------------------------------------------
+-- Batches ------------------------------------------------------------------------------------------------------------
 
--- One row a round: a set of parts that run side by side, and the continuation that the last part to succeed starts.
-CREATE TABLE {schema}_round (
-    round_id     INTEGER PRIMARY KEY AUTOINCREMENT,
-    round_name   TEXT NOT NULL,
-    window_ms    INTEGER NOT NULL CHECK (window_ms > 0),
-    status       TEXT NOT NULL DEFAULT 'open'
+-- One row a batch: a set of parts that run side by side, and the callback that the last part to succeed starts.
+CREATE TABLE {schema}_batch (
+    batch_id         INTEGER PRIMARY KEY AUTOINCREMENT,
+    batch_name       TEXT NOT NULL,
+    window_ms        INTEGER NOT NULL CHECK (window_ms BETWEEN 1 AND 315360000000),
+    status           TEXT NOT NULL DEFAULT 'open'
         CHECK (status IN ('open', 'failed', 'succeeded', 'expired', 'abandoned')),
-    opened_at    REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
-    opened_by    TEXT,
-    ended_at     REAL,
-    then_status  TEXT NOT NULL DEFAULT 'none'
-        CHECK (then_status IN ('none', 'pending', 'running', 'finished', 'failed')),
-    then_kind    TEXT,
-    then_body    TEXT,
-    then_attempt INTEGER NOT NULL DEFAULT 0,  -- a member that ends an attempt must name it
-    then_uid     TEXT,                        -- made by the client: a repeated claim finds its row
-    then_member  INTEGER,
-    then_owner   TEXT,
-    then_started REAL,
-    then_ended   REAL,
-    then_error   TEXT
+    opened_at        REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
+    opened_by        TEXT,
+    ended_at         REAL,
+    callback_status  TEXT NOT NULL DEFAULT 'none'
+        CHECK (callback_status IN ('none', 'pending', 'running', 'finished', 'failed')),
+    callback_kind    TEXT,
+    callback_body    TEXT,
+    callback_attempt INTEGER NOT NULL DEFAULT 0,  -- a member that ends an attempt must name it
+    callback_uid     TEXT,                        -- made by the client: a repeated claim finds its row
+    callback_member  INTEGER,
+    callback_owner   TEXT,
+    callback_kept_by TEXT,                        -- the login that kept what is run; and the login that ran it last
+    callback_login   TEXT,
+    callback_started REAL,
+    callback_ended   REAL,
+    callback_error   TEXT
 );
-CREATE INDEX {schema}_round_name ON {schema}_round (round_name, round_id);
-CREATE INDEX {schema}_round_then ON {schema}_round (round_name, round_id) WHERE then_status IN ('pending', 'running');
+CREATE INDEX {schema}_batch_name ON {schema}_batch (batch_name, batch_id);
+CREATE INDEX {schema}_batch_callback ON {schema}_batch (batch_name, batch_id) WHERE callback_status IN ('pending', 'running');
 
-CREATE TABLE {schema}_round_part (
-    round_id   INTEGER NOT NULL REFERENCES {schema}_round (round_id) ON DELETE CASCADE,
+CREATE TABLE {schema}_batch_part (
+    batch_id   INTEGER NOT NULL REFERENCES {schema}_batch (batch_id) ON DELETE CASCADE,
     part       TEXT NOT NULL,
     status     TEXT NOT NULL DEFAULT 'expected'
         CHECK (status IN ('expected', 'running', 'succeeded', 'failed')),
-    attempt    INTEGER NOT NULL DEFAULT 0,    -- how often it was started in this round
+    attempt    INTEGER NOT NULL DEFAULT 0,    -- how often it was started in this batch
     start_uid  TEXT,                          -- made by the client for each start: a call that ends the part must name it
-    is_last    INTEGER NOT NULL DEFAULT 0,    -- its success was the round's
+    is_last    INTEGER NOT NULL DEFAULT 0,    -- its success was the batch's
     member_id  INTEGER,
     owner      TEXT,
     host       TEXT,
@@ -440,6 +442,6 @@ CREATE TABLE {schema}_round_part (
     started_at REAL,
     ended_at   REAL,
     error      TEXT,
-    PRIMARY KEY (round_id, part)
+    PRIMARY KEY (batch_id, part)
 );
-CREATE INDEX {schema}_round_part_running ON {schema}_round_part (round_id) WHERE status = 'running';
+CREATE INDEX {schema}_batch_part_running ON {schema}_batch_part (batch_id) WHERE status = 'running';

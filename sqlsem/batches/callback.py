@@ -1,4 +1,4 @@
-"""What comes after a round: claimed by one process, run there, and how it ended."""
+"""What comes after a batch: claimed by one process, run there, and how it ended."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import uuid
 from collections.abc import Callable
 
 from sqlsem import bodies
+from sqlsem.batches.declaration import Declaration, brief
 from sqlsem.core.claims import Claim, owner_name
 from sqlsem.core.options import Alarm
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
-from sqlsem.errors import RoundFailed, SqlsemError
-from sqlsem.model import Continuation
-from sqlsem.rounds.declaration import Declaration, brief
+from sqlsem.errors import BatchFailed, SqlsemError
+from sqlsem.model import Callback
 
-__all__ = ["ContinuationClaim", "carry_out", "claim_continuation", "resume", "take_over"]
+__all__ = ["CallbackClaim", "carry_out", "claim_callback", "resume", "take_over"]
 
 log = logging.getLogger("sqlsem")
 
 
-class ContinuationClaim(Claim):
-    """A continuation that is ours to run. Until it has run, its end is that others may."""
+class CallbackClaim(Claim):
+    """A callback that is ours to run. Until it has run, its end is that others may."""
 
-    def __init__(self, process: Process, continuation: Continuation, uid: str) -> None:
+    def __init__(self, process: Process, callback: Callback, uid: str) -> None:
         self._process = process
-        self.continuation = continuation
-        self.title = f"The continuation of round {continuation.round_id} of {continuation.name!r}"
-        self.opened(process.claims, lambda session, me: session.return_then(me, uid))
+        self.callback = callback
+        self.title = f"The callback of batch {callback.batch_id} of {callback.name!r}"
+        self.opened(process.claims, lambda session, me: session.return_callback(me, uid))
 
     def run(self, function: Callable[[], object] | None, alarm: Alarm) -> None:
-        """Run it, as kept or as this function, and record how it ended. Raises `RoundFailed` when it failed."""
+        """Run it, as kept or as this function, and record how it ended. Raises `BatchFailed` when it failed."""
         try:
             try:
                 self._run(function)
@@ -59,58 +59,56 @@ class ContinuationClaim(Claim):
         if function is not None:
             function()
         else:
-            bodies.run(self.continuation.kind, self.continuation.body or "", self._process)
+            bodies.run(self.callback.kind, self.callback.body or "", self._process)
 
-    def _record_failure(self, exc: BaseException) -> RoundFailed:
+    def _record_failure(self, exc: BaseException) -> BatchFailed:
         words = bodies.format_error(exc)
         try:
             self._record(words)
         except SqlsemError as struck:
             log.warning("%s: %s", self.title, struck)
         failure = self._failure(
-            f"has failed: {brief(words)}; mend that and run: sqlsem rounds resume {self.continuation.round_id}"
+            f"has failed: {brief(words)}; mend that and run: sqlsem batches resume {self.callback.batch_id}"
         )
         failure.__cause__ = exc
         return failure
 
     def _record(self, error: str | None) -> bool:
         """How it ended; False when it was given up meanwhile."""
-        round_id, attempt = self.continuation.round_id, self.continuation.attempt
-        return self.end_by("end of a continuation", lambda session, me: session.end_then(me, round_id, attempt, error))
+        batch_id, attempt = self.callback.batch_id, self.callback.attempt
+        return self.end_by("end of a callback", lambda session, me: session.end_callback(me, batch_id, attempt, error))
 
-    def _failure(self, what: str) -> RoundFailed:
-        return RoundFailed(f"{self.title} {what}", resource=self.continuation.name, round_id=self.continuation.round_id)
+    def _failure(self, what: str) -> BatchFailed:
+        return BatchFailed(f"{self.title} {what}", resource=self.callback.name, batch_id=self.callback.batch_id)
 
 
-def claim_continuation(
-    process: Process, name: str | None, round_id: int | None, *, own: bool
-) -> ContinuationClaim | None:
-    """A continuation that nobody runs, of a round of this name or number. ``own``: this process declares it."""
+def claim_callback(process: Process, name: str | None, batch_id: int | None, *, own: bool) -> CallbackClaim | None:
+    """A callback that nobody runs, of a batch of this name or number. ``own``: this process declares it."""
     uid, owner = uuid.uuid4().hex, owner_name()
 
-    def claim(session: Session, me: int) -> ContinuationClaim | None:
-        found = session.claim_then(me, name, round_id, owner, uid, own)
-        return None if found is None else ContinuationClaim(process, found, uid)
+    def claim(session: Session, me: int) -> CallbackClaim | None:
+        found = session.claim_callback(me, name, batch_id, owner, uid, own)
+        return None if found is None else CallbackClaim(process, found, uid)
 
     try:
-        return process.member.call("resuming a round", claim, sign=True)
+        return process.member.call("resuming a batch", claim, sign=True)
     except BaseException:
-        process.member.later(lambda session, me: session.return_then(me, uid))
+        process.member.later(lambda session, me: session.return_callback(me, uid))
         raise
 
 
-def carry_out(declaration: Declaration, claim: ContinuationClaim) -> None:
+def carry_out(declaration: Declaration, claim: CallbackClaim) -> None:
     """Run it as this process declares it. (What is kept is for those who declare nothing themselves.)"""
     kind, body = declaration.kept
     if kind is not None:
-        claim.continuation = dataclasses.replace(claim.continuation, kind=kind, body=body)
+        claim.callback = dataclasses.replace(claim.callback, kind=kind, body=body)
     claim.run(declaration.function, declaration.alarm)
 
 
 def resume(declaration: Declaration) -> bool:
-    """See `Round.resume`."""
+    """See `Batch.resume`."""
     declaration.recover()
-    claim = claim_continuation(declaration.process, declaration.name, None, own=declaration.kept[0] is not None)
+    claim = claim_callback(declaration.process, declaration.name, None, own=declaration.kept[0] is not None)
     if claim is None:
         return False
     log.warning("Taking over: %s", claim.title)
@@ -123,4 +121,4 @@ def take_over(declaration: Declaration) -> None:
     try:
         resume(declaration)
     except SqlsemError as exc:
-        log.warning("Looking after earlier rounds of %r: %s", declaration.name, exc)
+        log.warning("Looking after earlier batches of %r: %s", declaration.name, exc)

@@ -1,4 +1,4 @@
-"""A part of a round: claimed when it starts, and ended with its block."""
+"""A part of a batch: claimed when it starts, and ended with its block."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 import uuid
 from collections.abc import Callable
 
+from sqlsem.batches.callback import CallbackClaim, carry_out, take_over
+from sqlsem.batches.declaration import Declaration, brief, listed
 from sqlsem.bodies import format_error
 from sqlsem.core.claims import Claim, owner_name
 from sqlsem.core.pauses import pauses
 from sqlsem.engines.base import Session
-from sqlsem.errors import ConfigurationError, NotHeld, RoundFailed, SqlsemError
-from sqlsem.model import PartEnd, PartEntry, PartStart, RoundEntry
-from sqlsem.rounds.continuation import ContinuationClaim, carry_out, take_over
-from sqlsem.rounds.declaration import Declaration, brief, listed
+from sqlsem.errors import BatchFailed, ConfigurationError, NotHeld, SqlsemError
+from sqlsem.model import BatchEntry, PartEnd, PartEntry, PartStart
 
 __all__ = ["Part"]
 
@@ -22,42 +22,46 @@ log = logging.getLogger("sqlsem")
 
 
 class Part(Claim):
-    """One run of a part, made by `Round.part`. Leave its ``with`` block well and the part has succeeded; with an error,
+    """One run of a part, made by `Batch.part`. Leave its ``with`` block well and the part has succeeded; with an error,
     whatever its kind, and it has failed. (Without a block: `start`, then `done` or `failed`.) To be used once.
 
-    Leaving the block raises `RoundFailed` when this part was the last to end but others have failed, when it ended
-    after the window, when it was given up because the database was out of reach, and when the continuation failed.
+    A part that has succeeded ends well, whatever became of the others: `Batch.wait` and ``on_failed`` tell which of
+    them failed. Leaving the block raises `BatchFailed` when the part does not count, as it ended after the window or
+    after an operator had abandoned the batch, or was given up because the database was out of reach; and when this part
+    was the last one and the callback failed. Run the part again then. A part may be run again at any time: the
+    batch waits for it once more.
 
     Attributes:
         name: The part's name.
-        round_id: The number of the round, once started.
-        attempt: How often the part was started in this round.
-        is_last: After the end: whether this success was the last, and so the round's.
+        batch_id: The number of the batch, once started.
+        attempt: How often the part was started in this batch.
+        is_last: After the end: whether this success was the last, and so the batch's.
     """
 
     _started = False
-    _continuation: ContinuationClaim | None = None  # ours to run, when this part was the last
+    _callback: CallbackClaim | None = None  # ours to run, when this part was the last
 
     def __init__(self, declaration: Declaration, name: str) -> None:
         self._declaration = declaration
         self._process = declaration.process
-        self.title = f"Part {name!r} of round {declaration.name!r}"
+        self.title = f"Part {name!r} of batch {declaration.name!r}"
         self.name = name
-        self.round_id: int | None = None
+        self.batch_id: int | None = None
         self.attempt: int | None = None
         self.is_last = False
 
     # -- its start ----------------------------------------------------------------------------------------------
 
     def start(self) -> Part:
-        """Start the part, in the open round or, where there is none, in a new one.
+        """Start the part, in the newest batch or, where that has succeeded or its window is over, in a new one.
 
-        Raises `ConfigurationError` when it runs already, or has succeeded while the round waits for others, or the open
-        round has other parts.
+        Raises `ConfigurationError` when the part runs already, and when the open batch has other parts.
         """
         if self._started:
-            raise NotHeld(f"{self!r} was started before; each run needs a part of its own: round.part({self.name!r})")
-        take_over(self._declaration)
+            raise NotHeld(f"{self!r} was started before; each run needs a part of its own: batch.part({self.name!r})")
+        before = self._batch_to_repeat()
+        if before is None:
+            take_over(self._declaration)
         self._started = True
         self._uid = uuid.uuid4().hex
         try:
@@ -67,14 +71,27 @@ class Part(Claim):
             if began.code != "started":
                 self.settle()
                 raise ConfigurationError(self._why_refused(began), resource=self._declaration.name)
-            self.round_id, self.attempt = began.round_id, began.attempt
+            self.batch_id, self.attempt = began.batch_id, began.attempt
             if began.previous is not None:
                 self._tell_expired(began.previous)
+            if before not in (None, began.batch_id):
+                take_over(self._declaration)
             self._closing = self._ending("it was dropped without an end")
             return self
         except BaseException:
             self.leave()  # who called does not have it
             raise
+
+    def _batch_to_repeat(self) -> int | None:
+        """Return the newest batch if this part was its last one and the callback has not ended. This start may
+        repeat a process that died in the callback: then it joins that batch, and runs the callback at its end.
+        """
+        self._declaration.recover()
+        entry = self._declaration.entry()
+        part = _part_of(entry, self.name)
+        if entry is None or part is None or not part.is_last or entry.callback_status not in ("pending", "running"):
+            return None
+        return entry.batch_id
 
     def _start(self) -> PartStart:
         asked, name, uid, owner = self._declaration, self.name, self._uid, owner_name()
@@ -86,102 +103,121 @@ class Part(Claim):
         left = pauses(self._process.retry)
         while True:
             began = self._process.member.call("start of a part", start, sign=True)
-            if began.code != "running":
+            if began.code not in ("running", "in_callback"):
                 return began
-            running = _part_of(asked.entry(began.round_id), name)
+            running = _part_of(asked.entry(began.batch_id), name)
             pause = next(left, None)
-            if pause is None or running is None or running.missing_for is None:
+            is_missing = began.code == "in_callback" or (running is not None and running.missing_for is not None)
+            if pause is None or not is_missing:
                 return began
             time.sleep(pause)
             asked.recover()
 
     def _why_refused(self, began: PartStart) -> str:
-        of = f"{began.round_id} of {self._declaration.name!r}"
-        entry = self._declaration.entry(began.round_id)
+        of = f"{began.batch_id} of {self._declaration.name!r}"
+        entry = self._declaration.entry(began.batch_id)
         parts = entry.parts if entry is not None else ()
         if began.code == "differs":
             there, ours = {part.part for part in parts}, set(self._declaration.parts)
             more = f"it also has {', '.join(sorted(there - ours))}" if there - ours else ""
             less = f"it lacks {', '.join(sorted(ours - there))}" if ours - there else ""
             return (
-                f"Round {of} is open with other parts: {' and '.join(filter(None, (more, less)))}; "
-                f"declare the same in all of them (a change takes effect with the next round)"
+                f"Batch {of} is open with other parts: {' and '.join(filter(None, (more, less)))}; "
+                f"{_opened(entry)}declare the same in all parts (a change takes effect with the next batch), or have "
+                f"an operator run: sqlsem batches abandon {began.batch_id}"
             )
-        if began.code == "succeeded":
-            waits = ", ".join(part.part for part in parts if part.status != "succeeded")
+        if began.code == "in_callback" and entry is not None:
             return (
-                f"Part {self.name!r} has succeeded already in round {of}, which waits for "
-                f"{waits or 'nothing any more'}; the next round begins when they have ended or its window is over"
+                f"The callback of batch {of} runs already ({entry.callback_owner} since {entry.callback_started}); its "
+                f"process is missing, but not yet for its grace: start part {self.name!r} again in a moment"
             )
         running = _part_of(entry, self.name)
-        where = f"{running.host}:{running.pid} since {running.started_at}" if running is not None else "elsewhere"
+        where = "elsewhere"
+        if running is not None:
+            where = f"{running.host}:{running.pid} since {running.started_at}, login {running.login}"
         if running is not None and running.missing_for is not None:
             where += f", missing for {running.missing_for:.0f} s but not yet for its grace"
         return f"{self.title} runs already ({where}); wait until it has ended"
 
-    def _tell_expired(self, round_id: int) -> None:
-        lacks = self._declaration.errors_of(round_id, "failed", "expected", "running")
+    def _tell_expired(self, batch_id: int) -> None:
+        lacks = self._declaration.errors_of(batch_id, "failed", "expected", "running")
         self._declaration.alarm(
             self._declaration.failure(
-                f"has expired: {listed(lacks)}; a new round has begun without it", round_id, lacks
+                f"has expired: {listed(lacks)}; a new batch has begun without it", batch_id, lacks
             )
         )
 
     # -- its end ------------------------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """The part has succeeded. When it was the last, runs the continuation. Whether it was. See the class for what
+        """The part has succeeded. When it was the last, runs the callback. Whether it was. See the class for what
         it raises.
         """
         self.require_open()
         try:
-            # Should it have been recorded all the same, what is done otherwise gives the continuation back.
+            # Should it have been recorded all the same, what is done otherwise gives the callback back.
             ended = self._record(None, otherwise="its end could not be recorded")
             self.is_last = ended.is_last
         except BaseException as exc:
             self.leave()
-            if self._continuation is not None:
-                self._continuation.leave()
+            if self._callback is not None:
+                self._callback.leave()
             failure = self._declaration.failure(
                 f"may lack part {self.name!r}, whose end could not be recorded ({brief(format_error(exc))}); see "
-                f"sqlsem rounds, and if it has failed run it again",
-                self.round_id,
+                f"sqlsem batches, and if it has failed run it again",
+                self.batch_id,
                 {self.name: "its end could not be recorded"},
             )
             failure.__cause__ = exc
             self._declaration.alarm(failure)
             raise
-        if self._continuation is not None:
-            carry_out(self._declaration, self._continuation)
-        failed = self._why_failed(ended)
-        if failed is not None:
-            self._declaration.alarm(failed)
-            raise failed
+        if self._callback is not None:
+            carry_out(self._declaration, self._callback)
+        does_not_count = self._why_it_does_not_count(ended)
+        if does_not_count is not None:
+            self._declaration.alarm(does_not_count)
+            raise does_not_count
+        self._tell_what_keeps_the_batch(ended)
         take_over(self._declaration)
         return self.is_last
 
-    def _why_failed(self, ended: PartEnd) -> RoundFailed | None:
+    def _tell_what_keeps_the_batch(self, ended: PartEnd) -> None:
+        """Call the alarm when this was the last part to end, and nothing follows. The part itself has succeeded."""
+        if ended.batch_status == "failed" and ended.batch_id is not None:
+            failed = self._declaration.errors_of(ended.batch_id, "failed")
+            self._declaration.alarm(
+                self._declaration.failure(
+                    f"has failed, though part {self.name!r} has succeeded: {listed(failed)}; run these parts again, "
+                    f"and the last of them continues the batch",
+                    ended.batch_id,
+                    failed,
+                )
+            )
+        elif ended.is_last and ended.callback is None and (why := self._declaration.why_pending(ended.batch_id)):
+            self._declaration.alarm(
+                self._declaration.failure(f"has succeeded, but its callback is pending: {why}", ended.batch_id)
+            )
+
+    def _why_it_does_not_count(self, ended: PartEnd) -> BatchFailed | None:
+        if ended.code == "late" and ended.batch_status == "abandoned":
+            return self._declaration.failure(
+                f"was abandoned before part {self.name!r} ended: that does not count; run the part again",
+                ended.batch_id,
+                {self.name: "ended after the batch was abandoned"},
+            )
         if ended.code == "late":
             return self._declaration.failure(
                 f"was over, or its window of {self._declaration.window:g} s, when part {self.name!r} ended: that does "
                 f"not count; run the part again, or declare a longer window",
-                ended.round_id,
+                ended.batch_id,
                 {self.name: "ended after the window"},
             )
         if ended.code != "succeeded":
             return self._declaration.failure(
                 f"has given up part {self.name!r}: this process was out of the database's reach for longer than its "
                 f"grace; what the part did does not count, run it again",
-                self.round_id,
+                self.batch_id,
                 {self.name: "its process was given up"},
-            )
-        if ended.round_status == "failed":
-            failed = self._declaration.errors_of(ended.round_id, "failed") if ended.round_id is not None else {}
-            return self._declaration.failure(
-                f"has failed, though part {self.name!r} has succeeded: {listed(failed)}; run these parts again, and "
-                f"the last of them continues the round",
-                ended.round_id,
-                failed,
             )
         return None
 
@@ -190,7 +226,7 @@ class Part(Claim):
         self.require_open()
         words = format_error(error) or "it said nothing"
         failure = self._declaration.failure(
-            f"has a failed part: {self.name!r} ({brief(words)}); run it again", self.round_id, {self.name: words}
+            f"has a failed part: {self.name!r} ({brief(words)}); run it again", self.batch_id, {self.name: words}
         )
         if isinstance(error, BaseException):
             failure.__cause__ = error
@@ -214,8 +250,8 @@ class Part(Claim):
 
         def end(session: Session, me: int) -> PartEnd:
             ended = end_part(session, me)
-            if ended.then is not None:
-                self._continuation = ContinuationClaim(self._process, ended.then, self._uid)
+            if ended.callback is not None:
+                self._callback = CallbackClaim(self._process, ended.callback, self._uid)
             return ended
 
         return self.end_by("end of a part", end, otherwise=self._closing)
@@ -228,7 +264,7 @@ class Part(Claim):
     # -- its block ----------------------------------------------------------------------------------------------
 
     def require_open(self) -> None:
-        if self.round_id is None:
+        if self.batch_id is None:
             raise NotHeld(f"{self.title} was not started")
         super().require_open()
 
@@ -242,5 +278,9 @@ class Part(Claim):
         self.failed(error)
 
 
-def _part_of(entry: RoundEntry | None, name: str) -> PartEntry | None:
-    return next((part for part in entry.parts if part.part == name), None) if entry is not None else None
+def _opened(entry: BatchEntry | None) -> str:
+    return f"login {entry.opened_by} opened it at {entry.opened_at}; " if entry is not None else ""
+
+
+def _part_of(entry: BatchEntry | None, name: str) -> PartEntry | None:
+    return {part.part: part for part in entry.parts}.get(name) if entry is not None else None

@@ -1,4 +1,4 @@
-"""What ``sqlsem rounds`` shows."""
+"""What ``sqlsem batches`` shows."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sqlsem.model import RoundEntry
+from sqlsem.model import BatchEntry
 from sqlsem.printable import clean, first_line
 from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
 from sqlsem.terminal.tasks import shortened
 
-__all__ = ["render_rounds"]
+__all__ = ["render_batches"]
 
 
-def render_rounds(found: Sequence[RoundEntry], width: int, only: str | None = None) -> RenderableType:
-    """What ``sqlsem rounds`` shows, at most ``width`` columns wide."""
+def render_batches(found: Sequence[BatchEntry], width: int, only: str | None = None) -> RenderableType:
+    """What ``sqlsem batches`` shows, at most ``width`` columns wide."""
     if not found:
-        return Text("There are no rounds." if only is None else f"There are no rounds {only!r}.")
+        return Text("There are no batches." if only is None else f"There are no batches {only!r}.")
     parts: list[RenderableType] = []
     for one in found:
         if parts:
             parts.append(Text(""))
         title = Text(no_wrap=True, overflow="ellipsis")
-        title.append(f"{one.round_id}  ")
+        title.append(f"{one.batch_id}  ")
         title.append(clean(one.name), style="bold")
         title.append(f"  {one.status}", style={"succeeded": "green", "open": ""}.get(one.status, "red"))
         title.append(f"  {seconds_in_words(one.seconds)} of {seconds_in_words(one.window)}")
         if one.overdue:
             title.append("  OVERDUE", style="bold red")
-        title.append(f"  opened {local_time(one.opened_at)}", style="dim")
+        by = f" by {clean(one.opened_by)}" if one.opened_by else ""
+        title.append(f"  opened {local_time(one.opened_at)}{by}", style="dim")
         parts.append(title)
         heads = ("PART", "STATE", "TRIES", "FOR", "STARTED", "WHO", "NOTE")
         rows = []
@@ -45,20 +46,22 @@ def render_rounds(found: Sequence[RoundEntry], width: int, only: str | None = No
             rows.append((*cells, who_is(part.host, part.pid), note))
         widths = fit(heads, rows, width, elastic=(0, 5, 6), indent=2)
         parts.append(table(heads, rows, widths, right=(2, 3), state=1, indent=2))
-        if one.then_status != "none":
-            parts.append(_continuation(one))
+        if one.callback_status != "none":
+            parts.append(_callback(one))
     return Group(*parts)
 
 
-def _continuation(one: RoundEntry) -> Text:
-    what = {"local": "a function", "session": "a session's own code"}.get(one.then_kind or "") or shortened(
-        one.then_kind or "", one.then_body or "", None
+def _callback(one: BatchEntry) -> Text:
+    what = {"local": "a function", "session": "a session's own code"}.get(one.callback_kind or "") or shortened(
+        one.callback_kind or "", one.callback_body or "", None
     )
-    then = Text(no_wrap=True, overflow="ellipsis")
-    then.append(f"  then {clean(what)}: ")
-    then.append(one.then_status, style={"failed": "red", "finished": "green"}.get(one.then_status, "yellow"))
-    if one.then_seconds is not None:
-        then.append(f" {'for' if one.then_status == 'running' else 'after'} {seconds_in_words(one.then_seconds)}")
-    if one.then_error:
-        then.append(f": {clean(first_line(one.then_error))}", style="red")
-    return then
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"  callback {clean(what)}: ")
+    text.append(one.callback_status, style={"failed": "red", "finished": "green"}.get(one.callback_status, "yellow"))
+    if one.callback_seconds is not None:
+        text.append(
+            f" {'for' if one.callback_status == 'running' else 'after'} {seconds_in_words(one.callback_seconds)}"
+        )
+    if one.callback_error:
+        text.append(f": {clean(first_line(one.callback_error))}", style="red")
+    return text

@@ -1,4 +1,4 @@
-"""Rounds from T-SQL, as Agent jobs take part in them: what is special to SQL Server (the rest is in ``routines``)."""
+"""Batches from T-SQL, as Agent jobs take part in them: what is special to SQL Server (the rest is in ``routines``)."""
 
 import contextlib
 import secrets
@@ -7,11 +7,11 @@ import pytest
 from support import PATIENCE, remains
 
 import sqlsem
-from sqlsem import rounds, sql
+from sqlsem import batches, sql
 
 pytestmark = pytest.mark.engines("mssql")
 
-START = "EXEC {s}.round_part_start ?, ?, ?, ?"
+START = "EXEC {s}.batch_part_start ?, ?, ?, ?"
 
 
 def start(session, name, part, parts="a, b", window=60.0):
@@ -20,7 +20,7 @@ def start(session, name, part, parts="a, b", window=60.0):
 
 
 def done(session, name, part):
-    ((is_last, outcome),) = session.rows("EXEC {s}.round_part_done ?, ?", name, part)
+    ((is_last, outcome),) = session.rows("EXEC {s}.batch_part_done ?, ?", name, part)
     return is_last, outcome
 
 
@@ -28,8 +28,8 @@ def test_answers_by_output_parameters(session, name):
     one = session()
     start(one, name, "a", "a")
     rows = one.rows(
-        "DECLARE @last bit; DECLARE @o nvarchar(16); EXEC {s}.round_part_done ?, 'a', @last OUTPUT, @o OUTPUT; "
-        "SELECT CAST(@last AS int), @o; EXEC {s}.round_continued ?",
+        "DECLARE @last bit; DECLARE @o nvarchar(16); EXEC {s}.batch_part_done ?, 'a', @last OUTPUT, @o OUTPUT; "
+        "SELECT CAST(@last AS int), @o; EXEC {s}.batch_callback_ended ?",
         *(name, name),
     )
     assert rows[:2] == [(1, "succeeded"), (1, "succeeded")]
@@ -43,27 +43,27 @@ def test_refused_in_a_transaction(session, name, refused):
 
 
 def test_what_was_taken_over_meanwhile_is_left_alone(session, new_session, database, name, connect, held_member):
-    """The recovery is kept waiting between its look at the rounds and its decision."""
+    """The recovery is kept waiting between its look at the batches and its decision."""
     victim, one, live = new_session(), session(), session()
     start(victim, name, "a")
     start(live, name, "b")
-    row = f"SELECT member_id FROM {database.beside('round_part')} WHERE part = ? AND round_id = ?"
-    (entry,) = rounds.list_rounds(connect(), name)
-    ((dead,),), ((member,),) = (database.rows(row, part, entry.round_id) for part in ("a", "b"))
+    row = f"SELECT member_id FROM {database.beside('batch_part')} WHERE part = ? AND batch_id = ?"
+    (entry,) = batches.list_batches(connect(), name)
+    ((dead,),), ((member,),) = (database.rows(row, part, entry.batch_id) for part in ("a", "b"))
     with held_member(dead):
         victim.die()
-        recovering = one.later(one.call, "recover_rounds", name, None)
+        recovering = one.later(one.call, "recover_batches", name, None)
         remains(lambda: not recovering.done(), 1, "the recovery waits for the member's row")
         database.rows(
-            f"UPDATE {database.beside('round_part')} SET attempt = 2, member_id = ? WHERE part = 'a' AND round_id = ?",
-            *(member, entry.round_id),
+            f"UPDATE {database.beside('batch_part')} SET attempt = 2, member_id = ? WHERE part = 'a' AND batch_id = ?",
+            *(member, entry.batch_id),
         )
     recovering.result(PATIENCE)
-    one.call("recover_rounds", name, None)
-    (entry,) = rounds.list_rounds(connect(), name)
+    one.call("recover_batches", name, None)
+    (entry,) = batches.list_batches(connect(), name)
     assert [(part.status, part.attempt) for part in entry.parts] == [("running", 2), ("running", 1)]
     assert [done(live, name, part) for part in ("a", "b")] == [(0, "succeeded"), (1, "succeeded")]
-    live.rows("EXEC {s}.round_continued ?", name)
+    live.rows("EXEC {s}.batch_callback_ended ?", name)
 
 
 @pytest.mark.parametrize("settings", ["IMPLICIT_TRANSACTIONS", "ROWCOUNT"])
@@ -76,33 +76,33 @@ def test_the_sessions_own_settings_do_no_harm(new_session, session, name, connec
     }[settings]
     one.rows(set_them)
     start(one, name, "a", "a, b, c")
-    (entry,) = rounds.list_rounds(connect(), name)
+    (entry,) = batches.list_batches(connect(), name)
     assert [part.part for part in entry.parts] == ["a", "b", "c"], "all of them"
-    assert one.rows("EXEC {s}.round_part_failed ?, 'a', 'no file'", name) == [(0, "failed")]
+    assert one.rows("EXEC {s}.batch_part_failed ?, 'a', 'no file'", name) == [(0, "failed")]
     start(one, name, "a", "a, b, c")
     start(one, name, "b", "a, b, c")
     start(other, name, "c", "a, b, c")
     assert [done(one, name, part) for part in "ab"] == [(0, "succeeded")] * 2
     assert done(other, name, "c") == (1, "succeeded")
-    assert one.rows("EXEC {s}.round_resume ?", name) == [(0,)]
-    other.rows("EXEC {s}.round_continued ?, 'no'", name)
+    assert one.rows("EXEC {s}.batch_resume ?", name) == [(0,)]
+    other.rows("EXEC {s}.batch_callback_ended ?, 'no'", name)
     assert one.rows("SELECT @@TRANCOUNT") == [(0,)]
     one.rows(undo)
-    (entry,) = rounds.list_rounds(connect(), name)
-    assert (entry.status, entry.then_status) == ("succeeded", "failed")
+    (entry,) = batches.list_batches(connect(), name)
+    assert (entry.status, entry.callback_status) == ("succeeded", "failed")
 
 
-def test_sql_as_continuation(database, session, connect, name):
+def test_sql_as_callback(database, session, connect, name):
     database.rows(f"CREATE TABLE made_{name} (n int)")
-    made = rounds.round(name, ["a", "b"], window=60, coordinator=connect())
-    made.then(sqlsem.Sql(f"INSERT INTO made_{name} (n) VALUES (1)"))
+    made = batches.batch(name, ["a", "b"], window=60, coordinator=connect())
+    made._declaration.declare_callback(sqlsem.Sql(f"INSERT INTO made_{name} (n) VALUES (1)"))
     one = session()
     start(one, name, "b")
     with made.part("a"):
         pass
-    start_again = rounds.list_rounds(connect(), name)[0]
-    assert start_again.then_kind == "sql"
-    one.rows("EXEC {s}.round_part_failed ?, 'b'", name)
+    start_again = batches.list_batches(connect(), name)[0]
+    assert start_again.callback_kind == "sql"
+    one.rows("EXEC {s}.batch_part_failed ?, 'b'", name)
     with made.part("b") as last:
         pass
     assert last.is_last
@@ -149,7 +149,7 @@ def plain(database):
 
 
 def test_a_plain_user_does_not_undo_what_an_operator_has_kept(plain, connect, name):
-    made = rounds.round(name, ["a", "b", "c"], window=60, coordinator=connect()).then(sqlsem.Sql("SELECT 1"))
+    made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect(), on_success=sqlsem.Sql("SELECT 1"))
     with made.part("a"):
         pass
     member = plain("EXEC {s}.enrol N'host', 1, N'program', 60000, @answer = 1")
@@ -158,22 +158,22 @@ def test_a_plain_user_does_not_undo_what_an_operator_has_kept(plain, connect, na
     text = "EXEC {s}.end_part ?, ?, N'b', N'uid', N'succeeded', NULL, N'me', N'shell', N'rm', @answer = 1"
     assert plain(text, member, name) == "succeeded"
     entry = made.entry()
-    assert (entry.then_kind, entry.then_body) == ("sql", "SELECT 1")
+    assert (entry.callback_kind, entry.callback_body) == ("sql", "SELECT 1")
     with made.part("c"):
         pass
-    assert made.entry().then_status == "finished"
+    assert made.entry().callback_status == "finished"
     plain("EXEC {s}.resign ?; SELECT 1", member)
 
 
 def test_an_end_that_is_neither_ends_nothing(session, name, connect, refused):
     one = session()
     number = start(one, name, "a", "a")
-    ((member, uid),) = one.rows("SELECT member_id, start_uid FROM {s}.round_part WHERE round_id = ?", number)
+    ((member, uid),) = one.rows("SELECT member_id, start_uid FROM {s}.batch_part WHERE batch_id = ?", number)
     for outcome in (None, "", "late"):
         with refused(50000, "ends as succeeded or failed"):
             one.rows("EXEC {s}.end_part ?, ?, 'a', ?, ?, NULL, 'me'", member, name, uid, outcome)
-    assert rounds.list_rounds(connect(), name)[0].parts[0].status == "running"
-    one.rows("EXEC {s}.round_part_failed ?, 'a'", name)
+    assert batches.list_batches(connect(), name)[0].parts[0].status == "running"
+    one.rows("EXEC {s}.batch_part_failed ?, 'a'", name)
 
 
 class Clock:
@@ -182,10 +182,10 @@ class Clock:
     def __init__(self, session, name):
         self.session, self.name = session, name
         self.table, self.routine = f"clock_{name}", f"start_part_{name}"
-        script = sql.script("mssql", "rounds", schema=session.schema)
+        script = sql.script("mssql", "batches", schema=session.schema)
         before = f"ALTER PROCEDURE {session.schema}.start_part\n"
         (batch,) = (one for one in script.split("\nGO\n") if before in one)
-        assert batch.count("SYSUTCDATETIME()") == 1
+        assert batch.count("SYSUTCDATETIME()") == 2  # (and of a lease)
         batch = batch.replace("SYSUTCDATETIME()", f"(SELECT now FROM {session.schema}.{self.table})")
         session.rows(f"CREATE TABLE {{s}}.{self.table} (now datetime2(6) NOT NULL)")
         # (A day ahead: what ends by the real clock is in time.)

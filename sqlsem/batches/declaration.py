@@ -1,0 +1,184 @@
+"""A batch as this process declares it, and what the database says of the batches of that name."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from sqlsem import bodies
+from sqlsem.core.defaults import Coordinated, process_of
+from sqlsem.core.options import Alarm
+from sqlsem.core.process import Process
+from sqlsem.engines.base import Session
+from sqlsem.engines.roles import BatchSession
+from sqlsem.errors import BatchFailed, ConfigurationError, SqlsemError
+from sqlsem.model import BatchEntry, Duration, check_duration, check_name
+from sqlsem.printable import first_line
+
+__all__ = ["Declaration", "brief", "errors_in", "listed", "why_not_here"]
+
+log = logging.getLogger("sqlsem")
+T = TypeVar("T")
+
+#: What is quoted of an error in a message about something else.
+MOST_QUOTED_CHARACTERS = 200
+LEAST_WINDOW_SECONDS = 0.001
+MOST_PARTS = 10_000
+
+
+class Declaration:
+    """What `Batch`, its parts and its callback have in common.
+
+    Attributes:
+        name, parts, window: As of `Batch`.
+        kept: What comes after it, as it is kept: its kind and text. Nothing: this process has not declared it.
+        function: What comes after it, if it is a function that only this process knows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: Iterable[str],
+        window: Duration,
+        on_failed: Alarm | None,
+        coordinator: Coordinated | None,
+    ) -> None:
+        self.name = check_name("The batch's name", name)
+        if isinstance(parts, str) or not isinstance(parts, Iterable):
+            raise ConfigurationError(f"The parts of batch {name!r} must be a list of names, not {parts!r}")
+        self.parts = tuple(check_name(f"A part of batch {name!r}", part) for part in parts)
+        if not self.parts:
+            raise ConfigurationError(f"Batch {name!r} has no parts; name all of them: parts=['a', 'b']")
+        if len(self.parts) > MOST_PARTS:
+            raise ConfigurationError(f"Batch {name!r} has {len(self.parts)} parts, at most {MOST_PARTS} are allowed")
+        given = Counter(self.parts)
+        twice = sorted(part for part, times in given.items() if times > 1)
+        if twice:
+            raise ConfigurationError(f"Batch {name!r} names a part twice: {', '.join(twice)}; each part is one job")
+        self.window = check_duration(f"The window of batch {name!r}", window, zero=False)
+        if self.window < LEAST_WINDOW_SECONDS:
+            raise ConfigurationError(f"The window of batch {name!r} must be at least a millisecond, not {window!r}")
+        if on_failed is not None and not callable(on_failed):
+            raise ConfigurationError(f"on_failed must be a function that takes a BatchFailed, not {on_failed!r}")
+        self._on_failed = on_failed
+        self._given = coordinator
+        self.kept: tuple[str | None, str | None] = (None, None)
+        self.function: Callable[[], object] | None = None
+
+    @property
+    def process(self) -> Process:
+        """In which database; without a coordinator the default one, as it is now."""
+        process = process_of(self._given)
+        process.engine.require(BatchSession, f"Batch {self.name!r}")
+        return process
+
+    def declare_callback(self, what: Any) -> None:
+        """Keep what the last part runs; see `sqlsem.batch`."""
+        function = None
+        if isinstance(what, bodies.Call):
+            found = bodies.import_by_name(what.function)
+            if not callable(found) or inspect.iscoroutinefunction(found):
+                raise ConfigurationError(f"{what.function} is no plain function, so batch {self.name!r} cannot call it")
+            kind, body = bodies.encode(what)
+        elif isinstance(what, bodies.Sql | bodies.Shell):
+            kind, body = bodies.encode(what)
+        elif not callable(what) or inspect.iscoroutinefunction(what):
+            raise ConfigurationError(
+                f"Batch {self.name!r} cannot continue with {what!r}; give it a plain function, Call, Sql or Shell"
+            )
+        else:
+            function = what
+            try:
+                kind, body = bodies.encode(what)
+            except ConfigurationError:
+                kind, body = "local", ""
+        self.kept = (kind, body or None)
+        self.function = function
+
+    # -- in the database ----------------------------------------------------------------------------------------
+
+    def call(self, what: str, call: Callable[[Session, int], T]) -> T:
+        """A call of the main session, which may be repeated."""
+        return self.process.member.call(what, call)
+
+    def entry(self, batch_id: int | None = None) -> BatchEntry | None:
+        """A batch with its parts; the newest one of this name, if no other is asked for."""
+        name = self.name if batch_id is None else None
+        found = self.call("look at a batch", lambda session, _: session.list_batches(name, batch_id, 1))
+        return found[0] if found else None
+
+    def why_pending(self, batch_id: int | None) -> str | None:
+        """Return why the callback of a batch waits for another process, if it does. Raises nothing."""
+        try:
+            entry = self.entry(batch_id)
+        except SqlsemError as exc:
+            log.warning("The callback of batch %s of %r cannot be read: %s", batch_id, self.name, exc)
+            return None
+        if entry is None or entry.callback_status != "pending":
+            return None
+        return why_not_here(entry)
+
+    def recover(self) -> None:
+        """Act for those whose process died; the alarm for each batch in which a part failed by that."""
+        for batch_id in self.call("recovery of a batch", lambda session, me: session.recover_batches(self.name, me)):
+            failed = self.errors_of(batch_id, "failed")
+            self.alarm(self.failure(f"has failed parts: {listed(failed)}; run these again", batch_id, failed))
+
+    # -- what goes wrong ----------------------------------------------------------------------------------------
+
+    def errors_of(self, batch_id: int, *states: str) -> dict[str, str]:
+        """As `errors_in`. For what is told once: rather with less than not at all."""
+        try:
+            entry = self.entry(batch_id)
+        except SqlsemError as exc:
+            log.warning("The parts of batch %d of %r cannot be read: %s", batch_id, self.name, exc)
+            return {}
+        return errors_in(entry, *states) if entry is not None else {}
+
+    def failure(self, what: str, batch_id: int | None, failed: dict[str, str] | None = None) -> BatchFailed:
+        """What has gone wrong with a batch, with whose parts."""
+        which = f"Batch {batch_id} of" if batch_id is not None else "Batch"
+        return BatchFailed(f"{which} {self.name!r} {what}", resource=self.name, batch_id=batch_id, failed=failed)
+
+    def alarm(self, failure: BatchFailed) -> None:
+        """Tell the hook. What goes wrong in it must not hide what it is told."""
+        log.error("%s", failure)
+        if self._on_failed is not None:
+            try:
+                self._on_failed(failure)
+            except Exception:
+                log.exception("on_failed of batch %r failed", self.name)
+
+
+def why_not_here(entry: BatchEntry) -> str:
+    """Return why a callback that is pending is not run by this process, and what runs it."""
+    if entry.callback_kind == "session":
+        return "it is the code of a database session, which runs it by batch_resume"
+    if entry.callback_kind == "local":
+        return (
+            "it is a function that is not kept here; it is resumed by a process that declares it (Batch.resume(), or "
+            "the next start of a part)"
+        )
+    return (
+        f"login {entry.callback_kept_by} keeps it, and only that login, putters and operators may run it: "
+        f"sqlsem batches resume {entry.batch_id}"
+    )
+
+
+def errors_in(entry: BatchEntry, *states: str) -> dict[str, str]:
+    """The parts in these states, with what is wrong with each."""
+    words = {"expected": "never started", "running": "still running"}
+    return {part.part: part.error or words.get(part.status, "") for part in entry.parts if part.status in states}
+
+
+def brief(error: str | None) -> str:
+    """An error, in a message about something else."""
+    return first_line(error)[:MOST_QUOTED_CHARACTERS]
+
+
+def listed(failed: dict[str, str]) -> str:
+    """Parts, and what is wrong with each."""
+    return ", ".join(f"{part} ({brief(error)})" for part, error in failed.items()) or "nothing is known"

@@ -1,0 +1,154 @@
+"""``sqlsem batches``."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import click
+
+from sqlsem import batches
+from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.cli.group import Listing
+from sqlsem.cli.here import folders_to_import_from, same_database
+from sqlsem.cli.options import json_option, most_option, name_of, pass_url_option
+from sqlsem.errors import BatchFailed, ConfigurationError
+from sqlsem.printable import clean
+from sqlsem.terminal import output
+from sqlsem.terminal.batches import render_batches
+
+__all__ = ["batches_"]
+
+#: Batches that ``batches resume`` looks through when it is not told which.
+MOST_RESUMED = 1000
+_batch_name = name_of("The batch's name")
+
+
+@click.group(
+    "batches", cls=Listing, invoke_without_command=True, short_help="Show batches and their parts; resume, abandon."
+)
+@click.argument("name", required=False, type=_batch_name)
+@click.option("--name", "also", type=_batch_name, metavar="NAME", help="The name, should it be that of a command.")
+@most_option(20)
+@json_option
+@connecting
+def batches_(options: Connecting, name: str | None, also: str | None, most: int, as_json: bool) -> None:
+    """Show batches, the newest first: their parts, how long each took, and what became of the callback.
+
+    A part is expected, running, succeeded or failed; the one that was last is marked. A batch is open, succeeded,
+    failed (a part has), expired (not done within its window) or abandoned.
+
+    \b
+    Examples:
+      sqlsem batches
+      sqlsem batches nightly --most 1 --json
+      sqlsem batches resume nightly
+      sqlsem batches abandon nightly
+    """
+    if name is not None and also is not None:
+        raise click.UsageError("Name the batch once.")
+    name = name or also
+    with options.coordinator(looks=True) as coordinator:
+        found = batches.list_batches(coordinator, name, most)
+    if as_json:
+        output.print_json([one.as_dict() for one in found])
+        return
+    console = output.console()
+    output.show(console, render_batches(found, console.width, name))
+
+
+@batches_.command("resume", short_help="Run what a batch's dead process left undone.")
+@click.argument("which", required=False, metavar="[NAME|ID]")
+@click.option("--name", type=_batch_name, metavar="NAME", help="The name, should it be a number.")
+@pass_url_option
+@connecting
+def batches_resume(options: Connecting, which: str | None, name: str | None, pass_url: bool) -> int:
+    """Run the callback of a batch whose process died before its end; of the batch with that number also one that
+    has failed. Left out which: of all batches.
+
+    It runs here: SQL on the database, commands and Python functions on this host, where functions are imported from the
+    current folder too, if they are nowhere else. One that only its own program knows (a lambda, a session's code) is
+    resumed by that.
+
+    \b
+    Examples:
+      sqlsem batches resume
+      sqlsem batches resume nightly
+      sqlsem batches resume 42
+
+    \b
+    Exit codes: 0 done, or nothing was left to do; 1 it failed; 78 there is
+      no such batch, or its callback is not kept.
+    """
+    if which is not None and name is not None:
+        raise click.UsageError("Say which batch once.")
+    with options.coordinator(runs="callbacks") as coordinator, same_database(options, pass_url):
+        coordinator.resources()  # the driver is there before anything can be imported from here
+        sys.path.extend(one for one in folders_to_import_from() if one not in sys.path)
+        wanted: list[int | str]
+        if which is not None or name is not None:
+            wanted = [_which_batch(which, name)]
+        else:
+            found = batches.list_batches(coordinator, None, MOST_RESUMED)
+            wanted = list(dict.fromkeys(one.name for one in found if one.callback_status in ("pending", "running")))
+        count, code = 0, 0
+        for one in wanted:
+            try:
+                while batches.resume(coordinator, one):
+                    count += 1
+                    output.echo(f"Done: the callback of batch {clean(repr(one))}.")
+                    if isinstance(one, int):
+                        break
+            except BatchFailed as exc:
+                output.print_error(exc)
+                code = 1
+            except ConfigurationError as exc:
+                if which is not None or name is not None:
+                    raise
+                output.print_error(exc)  # the others shall not suffer for it
+                code = 1
+        if not count and not code:
+            output.echo("Nothing was left to do.")
+    return code
+
+
+@batches_.command("abandon", short_help="Give up a batch; the next start of a part begins a new one.")
+@click.argument("which", required=False, metavar="NAME|ID")
+@click.option("--name", type=_batch_name, metavar="NAME", help="The name, should it be a number.")
+@connecting
+def batches_abandon(options: Connecting, which: str | None, name: str | None) -> int:
+    """Give up the newest batch of a name, or the batch with that number: one that is open or has failed, or whose
+    callback is pending or has failed. Nothing follows it. What its parts do from now on does not count, and the
+    next start of a part begins a new batch. For operators; recorded in `sqlsem history --operations`.
+
+    \b
+    Examples:
+      sqlsem batches abandon nightly
+      sqlsem batches abandon 42
+
+    \b
+    Exit codes: 0 done; 1 it has ended, or its callback runs; 78 there is
+      no such batch.
+    """
+    if (which is None) == (name is None):
+        raise click.UsageError("Say which batch, once: its name or its number.")
+    wanted = _which_batch(which, name)
+    with options.coordinator() as coordinator:
+        number = batches.abandon(coordinator, wanted)
+        if number is not None:
+            output.echo(f"Abandoned: batch {number}.")
+            return 0
+        found = batches.list_batches(coordinator, wanted if isinstance(wanted, str) else None, MOST_RESUMED)
+        entry = next((one for one in found if isinstance(wanted, str) or one.batch_id == wanted), None)
+    if entry is None:
+        raise ConfigurationError(f"There is no batch {wanted!r}; see: sqlsem batches")
+    running = entry.callback_status == "running"
+    what = f"its callback runs ({clean(entry.callback_owner or '')})" if running else f"it is {entry.status}"
+    output.echo(f"Nothing to abandon: batch {entry.batch_id} of {clean(entry.name)!r} has ended, {what}.")
+    return 1
+
+
+def _which_batch(which: str | None, name: str | None) -> int | str:
+    if which is None or name is not None:
+        return name or ""
+    return int(which) if re.fullmatch(r"[0-9]{1,18}", which) else _batch_name(which)

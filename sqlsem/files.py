@@ -1,0 +1,192 @@
+"""Reading files that decide something: opened once, without following links, judged and read by the open file itself.
+
+A path that is judged first and read later may lead to another file by then. So a `Folder` is opened, and what is read
+is read in it; owner, mode and size are those of the file that is read. This is the only module that reads settings,
+secrets and the like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from sqlsem.errors import ConfigurationError
+
+__all__ = ["MOST_BYTES", "Content", "Folder", "Unfit", "read", "writable_by_others"]
+
+#: The largest file that is read.
+MOST_BYTES = 1_000_000
+#: Attempts to read a file that is written at the same time.
+ATTEMPTS = 3
+_BY_DESCRIPTOR = os.name == "posix" and os.open in os.supports_dir_fd
+_CLOSED = getattr(os, "O_CLOEXEC", 0)
+# O_PATH: a folder that may be passed through, but not listed, can be opened as well.
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | _CLOSED
+_FILE = os.O_RDONLY | _CLOSED
+for _name in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"):  # O_NONBLOCK: a pipe must not keep us waiting
+    _FILE |= getattr(os, _name, 0)
+
+
+class Unfit(ConfigurationError):
+    """A file that is not read: it is a link, no regular file, too large, or changes all the time."""
+
+
+class _Changed(Exception):
+    """The file was written while it was read."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """A file that was read."""
+
+    path: Path
+    data: bytes
+    status: os.stat_result
+    folder: os.stat_result
+
+    @property
+    def others(self) -> str | None:
+        """Say who else than this user and the administrator can decide what the file says; None if nobody can."""
+        return _writers(self.path, self.status) or _writers(self.path.parent, self.folder, sticky=True)
+
+    @property
+    def readable_by_others(self) -> bool:
+        """True if other users can read the file."""
+        return os.name == "posix" and bool(self.status.st_mode & (stat.S_IROTH | stat.S_IRGRP))
+
+
+class Folder:
+    """A folder that is open. Names are looked up in it, even if its path leads to another folder by now."""
+
+    def __init__(self, path: Path, within: Folder | None = None) -> None:
+        """Open the folder ``path``, or the one above ``within`` (whose path that must be)."""
+        self.path = path
+        self._fd: int | None = None
+        if _BY_DESCRIPTOR:
+            if within is None:
+                self._fd = os.open(path, _FOLDER)
+            else:
+                self._fd = os.open("..", _FOLDER, dir_fd=within._fd)
+        self.status = os.stat(path) if self._fd is None else os.fstat(self._fd)
+
+    @property
+    def others(self) -> str | None:
+        """Say who else than this user and the administrator can put a file into the folder; None if nobody can."""
+        return _writers(self.path, self.status)
+
+    def read(self, name: str, most: int = MOST_BYTES) -> Content:
+        """Read a file of the folder.
+
+        Raises `OSError` if it cannot be opened, and `Unfit` for what is not read.
+        """
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(_Changed):
+                return self._read(name, most)
+        raise Unfit(f"{self.path / name} is being written; try again when that is done")
+
+    def _read(self, name: str, most: int) -> Content:
+        path = self.path / name
+        if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
+            raise Unfit(f"{path} is a link, and links are not followed")
+        try:
+            fd = os.open(path, _FILE) if self._fd is None else os.open(name, _FILE, dir_fd=self._fd)
+        except OSError as exc:
+            if exc.errno in (errno.ELOOP, errno.EMLINK):
+                raise Unfit(f"{path} is a link, and links are not followed") from exc
+            if exc.errno in (errno.ENXIO, errno.EOPNOTSUPP):  # a socket, a device without its driver
+                raise Unfit(f"{path} is not a regular file") from exc
+            raise
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise Unfit(f"{path} is not a regular file")
+            _require_small(path, status.st_size, most)
+            parts, length = [], 0
+            while length <= most and (part := os.read(fd, most + 1 - length)):
+                parts.append(part)
+                length += len(part)
+            after = os.fstat(fd)
+        finally:
+            os.close(fd)
+        _require_small(path, length, most)
+        if (after.st_mtime_ns, after.st_ctime_ns, after.st_size) != (status.st_mtime_ns, status.st_ctime_ns, length):
+            raise _Changed
+        return Content(path, b"".join(parts), after, self.status)
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _require_small(path: Path, size: int, most: int) -> None:
+    if size > most:
+        raise Unfit(f"{path} is larger than {most:,} bytes, and is not read")
+
+
+def read(path: Path, most: int = MOST_BYTES) -> Content:
+    """Read a file that the user has named: links to it are followed, to the end, before anything is opened.
+
+    Raises as `Folder.read`.
+    """
+    real = Path(os.path.realpath(path))
+    with Folder(real.parent) as folder:
+        return folder.read(real.name, most)
+
+
+def writable_by_others(path: Path) -> str | None:
+    """Say who else than this user and the administrator can decide what is in a file or folder; None if nobody can.
+
+    In a folder like ``/tmp`` a file of this user is this user's own, but others can put files into the folder.
+    """
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        return _writers(path, status)
+    return _writers(path, status) or _writers(path.parent, path.parent.stat(), sticky=True)
+
+
+def _writers(path: Path, status: os.stat_result, *, sticky: bool = False) -> str | None:
+    """Say who else can write to a file or folder; with ``sticky``, who can replace this user's files in a folder."""
+    if os.name != "posix":
+        return None
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to user {_user(status.st_uid)}"
+    if sticky and status.st_mode & stat.S_ISVTX:
+        return None
+    if status.st_mode & stat.S_IWOTH:
+        return f"everybody can write to {path}"
+    if status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid, status.st_uid):
+        return f"group {status.st_gid} can write to {path}"
+    return None
+
+
+def _user(number: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _is_private(gid: int, uid: int) -> bool:
+    """True if a group is a user's own, as many systems give one to each user."""
+    import grp
+
+    if gid == 0:
+        return True
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == _user(uid) and not set(group.gr_mem) - {_user(uid)}

@@ -1,0 +1,1001 @@
+-- sqlsem, the batches, for SQL Server. May be run again at any time, after tasks.sql.
+--
+-- Whatever is decided about the batches of a name is decided under one application lock, N'sqlsem.{schema}.batch.' and
+-- the name, Transaction, taken in a statement of its own before anything is read: so of several parts that end at the
+-- same instant one is the last. A part, and the callback, belongs to the member that runs it; when the member is
+-- gone, recover_batches says so.
+--
+-- Locks: as in tasks.sql an index is read without going on to the row, and rows are read and written by their number.
+-- Errors as in routines.sql, and 50007: the part cannot be started now.
+
+SET QUOTED_IDENTIFIER ON;
+SET ANSI_NULLS ON;
+GO
+
+-- What makes the decisions of one name come one after the other, until the transaction ends.
+IF OBJECT_ID(N'{schema}.lock_batch') IS NULL EXEC (N'CREATE PROCEDURE {schema}.lock_batch AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.lock_batch @name nvarchar(400), @patience int = 1000
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    DECLARE @code int, @lock nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.batch.', @name), 255);
+    EXEC @code = sys.sp_getapplock @Resource = @lock, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        @LockTimeout = @patience, @DbPrincipal = @principal;
+    IF @code < 0
+        THROW 50002, N'sqlsem: busy: somebody keeps the batches of this name locked in an open transaction', 1;
+END;
+GO
+
+-- Keep what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
+-- kept stays): what is kept may be run with the rights of the login that resumes it.
+IF OBJECT_ID(N'{schema}.keep_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.keep_callback AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.keep_callback @batch bigint, @kind nvarchar(8), @body nvarchar(max)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    IF @kind IS NULL OR @kind = N'session'
+        RETURN 0;
+    IF @kind NOT IN (N'sql', N'shell', N'call', N'local')
+        THROW 50000, N'sqlsem: a callback of this kind is unknown; it is sql, shell, call, local or session', 1;
+    IF COALESCE(IS_ROLEMEMBER(N'{schema}_putter'), 0) = 0
+       AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
+        UPDATE {schema}.batch
+        SET callback_kept_by = CASE WHEN callback_kind IS NULL THEN ORIGINAL_LOGIN() ELSE callback_kept_by END,
+            callback_kind = COALESCE(callback_kind, N'local')
+        WHERE batch_id = @batch;
+    ELSE
+        UPDATE {schema}.batch SET callback_kind = @kind, callback_body = @body, callback_kept_by = ORIGINAL_LOGIN() WHERE batch_id = @batch;
+END;
+GO
+
+-- Return 1 if this login may run, and end, the callback of a batch: what is kept, the login that kept it, putters and
+-- operators; what only a program or a session knows (@own: the caller does), the logins that take part in the batch, too.
+IF OBJECT_ID(N'{schema}.may_run_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_run_callback AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.may_run_callback @batch bigint, @own bit
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @kind nvarchar(8), @kept_by nvarchar(128), @opened_by nvarchar(128);
+    SELECT @kind = COALESCE(callback_kind, N'session'), @kept_by = callback_kept_by, @opened_by = opened_by
+    FROM {schema}.batch WHERE batch_id = @batch;
+    IF @kind IS NULL OR (@own = 0 AND @kind IN (N'local', N'session'))
+        RETURN 0;
+    IF IS_ROLEMEMBER(N'{schema}_putter') = 1 OR IS_ROLEMEMBER(N'{schema}_operator') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
+       OR IS_SRVROLEMEMBER(N'sysadmin') = 1 OR @kept_by = ORIGINAL_LOGIN()
+        RETURN 1;
+    IF @kind IN (N'local', N'session')
+       AND (@opened_by = ORIGINAL_LOGIN()
+            OR EXISTS (SELECT 1 FROM {schema}.batch_part WHERE batch_id = @batch AND login = ORIGINAL_LOGIN()))
+        RETURN 1;
+    RETURN 0;
+END;
+GO
+
+-- The parts of a batch in some states, for messages: a, b (why).
+IF OBJECT_ID(N'{schema}.parts_in') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parts_in AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.parts_in @batch bigint, @states nvarchar(100), @told nvarchar(1000) OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @part nvarchar(255) = N'', @error nvarchar(200), @count int = 1;
+    SET @told = N'';
+    WHILE @count = 1
+    BEGIN
+        SET @count = 0;
+        SELECT TOP (1) @count = 1, @part = part, @error = LEFT(error, 200) FROM {schema}.batch_part
+        WHERE batch_id = @batch AND part > @part COLLATE Latin1_General_100_BIN2
+          AND @states LIKE CONCAT(N'%', status, N'%')
+        ORDER BY part;
+        IF @count = 1
+            SET @told = LEFT(CONCAT(@told, CASE WHEN @told <> N'' THEN N', ' END, @part, N' (' + @error + N')'), 1000);
+    END;
+END;
+GO
+
+-- Tests the members that run parts or callbacks of a name's batches (NULL: of all), except @mine. Parts of the dead
+-- have failed, their callbacks are to be done again. With @answer the batches in which parts failed so, a row each;
+-- with @tell a message each, for a session.
+IF OBJECT_ID(N'{schema}.recover_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_batches AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.recover_batches
+    @name nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0, @tell bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: recover_batches must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @part TABLE (batch_id bigint NOT NULL, part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL);
+    DECLARE @callback TABLE (batch_id bigint NOT NULL);
+    DECLARE @gone TABLE (member_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @found TABLE (batch_id bigint NOT NULL, batch_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+                          member_id bigint NOT NULL);
+    DECLARE @dead TABLE (batch_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @member bigint = -1, @before bigint, @batch bigint = 0, @batch_before bigint, @batch_name nvarchar(255),
+            @told nvarchar(1000), @message nvarchar(2000);
+    INSERT INTO @part (batch_id, part)
+    SELECT batch_id, part FROM {schema}.batch_part WITH (INDEX (batch_part_status)) WHERE status = N'running';
+    INSERT INTO @callback (batch_id)
+    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_callback)) WHERE callback_status = N'running';
+    INSERT INTO @found (batch_id, batch_name, member_id)
+    SELECT r.batch_id, r.batch_name, p.member_id
+    FROM @part AS f JOIN {schema}.batch_part AS p ON p.batch_id = f.batch_id AND p.part = f.part
+    JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+    WHERE p.status = N'running' AND (@name IS NULL OR r.batch_name = @name)
+    UNION
+    SELECT r.batch_id, r.batch_name, r.callback_member FROM @callback AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+    WHERE r.callback_status = N'running' AND (@name IS NULL OR r.batch_name = @name);
+    WHILE 1 = 1
+    BEGIN
+        SET @before = @member;
+        SELECT TOP (1) @member = member_id FROM @found WHERE member_id > @before ORDER BY member_id;
+        IF @member = @before
+            BREAK;
+        EXEC {schema}.test_member @member, @mine;
+        -- Decided by number, once: who is gone does not come back, and the number is never used again.
+        IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
+            INSERT INTO @gone (member_id) VALUES (@member);
+    END;
+    WHILE 1 = 1
+    BEGIN
+        SET @batch_before = @batch;
+        SELECT TOP (1) @batch = f.batch_id, @batch_name = f.batch_name FROM @found AS f
+        WHERE f.batch_id > @batch_before AND f.member_id IN (SELECT g.member_id FROM @gone AS g)
+        ORDER BY f.batch_id;
+        IF @batch = @batch_before
+            BREAK;
+        BEGIN TRY
+            BEGIN TRANSACTION;
+            EXEC {schema}.lock_batch @batch_name;
+            UPDATE {schema}.batch SET callback_status = N'pending', callback_uid = NULL
+            WHERE batch_id = @batch AND callback_status = N'running'
+              AND callback_member IN (SELECT g.member_id FROM @gone AS g);
+            UPDATE {schema}.batch_part SET status = N'failed', ended_at = SYSUTCDATETIME(), error = N'its process died'
+            WHERE batch_id = @batch AND status = N'running'
+              AND member_id IN (SELECT g.member_id FROM @gone AS g);
+            IF @@ROWCOUNT > 0
+            BEGIN
+                INSERT INTO @dead (batch_id) VALUES (@batch);
+                UPDATE {schema}.batch SET status = N'failed', ended_at = SYSUTCDATETIME()
+                WHERE batch_id = @batch AND status = N'open'
+                  AND NOT EXISTS (SELECT 1 FROM {schema}.batch_part AS p
+                                  WHERE p.batch_id = @batch AND p.status IN (N'expected', N'running'));
+            END;
+            COMMIT TRANSACTION;
+        END TRY
+        BEGIN CATCH
+            IF @@TRANCOUNT > 0
+                ROLLBACK TRANSACTION;
+            THROW;
+        END CATCH;
+        -- At once: nobody finds it a second time, should the next batch be busy.
+        IF @tell = 1 AND EXISTS (SELECT 1 FROM @dead WHERE batch_id = @batch)
+        BEGIN
+            EXEC {schema}.parts_in @batch, N'failed', @told OUTPUT;
+            SET @message = CONCAT(N'sqlsem: batch ', @batch, N' of ''', @batch_name, N''' has failed parts: ', @told,
+                N'; run these parts again');
+            RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
+        END;
+    END;
+    IF @answer = 1
+        SELECT batch_id FROM @dead ORDER BY batch_id;
+END;
+GO
+
+-- Start a part, in the newest batch of the name or in a new one. @parts: the names of all parts, one a line (LF). @code:
+--   started     @id and @attempt say which; @previous is the batch that expired by this, if one did
+--   running     refused: the part runs already, and its process lives
+--   in_callback refused: the part was the last one, and the process that runs the callback is missing, but not yet
+--               for its grace
+--   differs     refused: the batch has other parts
+-- A new batch begins when there is none, or the newest one has succeeded, was abandoned, or its window is over. Until then
+-- every start joins it: a part that has failed is repeated, and so is one that has succeeded, and the batch waits for it.
+-- The last part of a batch that has succeeded joins it again for as long as the callback has not ended well and no
+-- living process runs it: its process has failed, and is repeated to continue the batch.
+-- May be repeated with the same @uid.
+IF OBJECT_ID(N'{schema}.start_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.start_part AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.start_part
+    @member bigint, @name nvarchar(400), @part nvarchar(400), @parts nvarchar(max), @window_ms bigint,
+    @owner nvarchar(255), @uid nvarchar(64), @callback_kind nvarchar(8) = NULL, @callback_body nvarchar(max) = NULL,
+    @code nvarchar(16) = NULL OUTPUT,
+    @id bigint = NULL OUTPUT, @attempt int = NULL OUTPUT, @previous bigint = NULL OUTPUT, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET @code = NULL;
+    SET @id = NULL;
+    SET @attempt = NULL;
+    SET @previous = NULL;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: a part must not be started inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    DECLARE @asked TABLE (part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
+    DECLARE @old TABLE (batch_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @at int, @rest nvarchar(max) = CONCAT(@parts, NCHAR(10)), @now datetime2(6), @host nvarchar(255), @pid int,
+            @status nvarchar(16), @opened datetime2(6), @limit datetime2(6), @same bit = 0, @joins bit = 0, @asked_ms bigint = @window_ms,
+            @part_status nvarchar(16), @part_uid nvarchar(64), @part_member bigint, @started datetime2(6), @days int,
+            @before bigint, @one nvarchar(400), @is_last bit, @callback_status nvarchar(16), @callback_member bigint, @opened_by nvarchar(128),
+            @own_ms bigint, @missing bigint, @count int = 0, @message nvarchar(2000);
+    EXEC {schema}.check_name N'batch', @name;
+    EXEC {schema}.check_name N'part', @part;
+    IF @window_ms IS NULL OR @window_ms NOT BETWEEN 1 AND 315360000000
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: the window of batch ''', @name, N''' must be 1 to 315360000000 ms (ten years), not ',
+            COALESCE(CAST(@window_ms AS nvarchar(20)), N'NULL'));
+        EXEC {schema}.refuse 50000, @message;
+    END;
+    IF @uid IS NULL
+        THROW 50000, N'sqlsem: the uid of a start is NULL; give each start a text of its own', 1;
+    SET @at = CHARINDEX(NCHAR(10), @rest);
+    WHILE @at > 0
+    BEGIN
+        SET @one = LEFT(@rest, CASE WHEN @at > 401 THEN 400 ELSE @at - 1 END);
+        EXEC {schema}.check_name N'part', @one;
+        SET @count = @count + 1;
+        IF @count > 10000
+        BEGIN
+            SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has more than 10000 parts');
+            EXEC {schema}.refuse 50000, @message;
+        END;
+        IF EXISTS (SELECT 1 FROM @asked WHERE part = @one)
+        BEGIN
+            SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' names part ''', @one, N''' twice; each part is one job');
+            EXEC {schema}.refuse 50000, @message;
+        END;
+        INSERT INTO @asked (part) VALUES (@one);
+        SET @rest = SUBSTRING(@rest, @at + 1, 2147483647);
+        SET @at = CHARINDEX(NCHAR(10), @rest);
+    END;
+    IF NOT EXISTS (SELECT 1 FROM @asked WHERE part = @part COLLATE Latin1_General_100_BIN2)
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no part ''', @part, N'''; it has ',
+            REPLACE(LEFT(@parts, 1000), NCHAR(10), N', '));
+        EXEC {schema}.refuse 50000, @message;
+    END;
+    -- Whether the process that runs the callback of the newest batch is missing: tested under no lock.
+    SELECT TOP (1) @before = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+    WHERE batch_name = @name ORDER BY batch_id DESC;
+    SELECT @missing = m.member_id FROM {schema}.batch AS r JOIN {schema}.member AS m ON m.member_id = r.callback_member
+    WHERE r.batch_id = @before AND r.callback_status = N'running'
+      AND CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < SYSUTCDATETIME() THEN 1 ELSE 0 END
+               WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
+               ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') END = 1;
+    SET @before = NULL;
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        EXEC {schema}.lock_batch @name;
+        EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
+        SET @now = SYSUTCDATETIME();
+        SELECT TOP (1) @id = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+        WHERE batch_name = @name ORDER BY batch_id DESC;
+        SELECT @status = status, @opened = opened_at, @opened_by = opened_by, @own_ms = window_ms, @callback_status = callback_status,
+               @callback_member = callback_member
+        FROM {schema}.batch WHERE batch_id = @id;
+        SELECT @part_status = status, @part_uid = start_uid, @part_member = member_id, @attempt = attempt,
+               @started = started_at, @is_last = is_last
+        FROM {schema}.batch_part WHERE batch_id = @id AND part = @part;
+        IF NOT EXISTS (SELECT 1 FROM {schema}.batch_part AS p
+                       WHERE p.batch_id = @id AND p.part NOT IN (SELECT a.part FROM @asked AS a))
+           AND NOT EXISTS (SELECT 1 FROM @asked AS a
+                           WHERE a.part NOT IN (SELECT p.part FROM {schema}.batch_part AS p WHERE p.batch_id = @id))
+            SET @same = 1;
+        -- A batch's window is the one of the login that opened it: another login must not end it early.
+        IF @opened_by <> ORIGINAL_LOGIN()
+            SET @window_ms = @own_ms;
+        SET @limit = DATEADD(millisecond, CAST(@window_ms % 1000 AS int),
+                             DATEADD(second, CAST(@window_ms / 1000 AS int), @opened));
+        IF @part_uid = @uid AND @part_status = N'running' AND @part_member = @member
+            SET @code = N'started';  -- the first reply was lost
+        ELSE
+        BEGIN
+            IF @status = N'succeeded'
+            BEGIN
+                IF @is_last = 1 AND @same = 1 AND @limit > @now AND @callback_status IN (N'pending', N'running', N'failed')
+                BEGIN
+                    IF @callback_status <> N'running' OR NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @callback_member)
+                        SET @joins = 1;
+                    ELSE IF @callback_member = @missing
+                        SET @code = N'in_callback';
+                END;
+            END
+            ELSE IF @status IN (N'open', N'failed')
+            BEGIN
+                IF @limit <= @now
+                    UPDATE {schema}.batch SET status = N'expired', ended_at = @now WHERE batch_id = @id;
+                ELSE IF @same = 0
+                    SET @code = N'differs';
+                ELSE IF @part_status = N'running' AND EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @part_member)
+                    SET @code = N'running';
+                ELSE
+                    SET @joins = 1;
+            END;
+            IF @joins = 0 AND @code IS NULL
+                SET @id = NULL;
+            IF @code IS NULL
+            BEGIN
+                IF @id IS NULL
+                BEGIN
+                    INSERT INTO {schema}.batch (batch_name, window_ms, opened_at) VALUES (@name, @asked_ms, @now);
+                    SET @id = SCOPE_IDENTITY();
+                    SET @opened = @now;
+                    SET @attempt = 0;
+                    INSERT INTO {schema}.batch_part (batch_id, part) SELECT @id, part FROM @asked;
+                    SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
+                    -- By number: these are locked until the commit, and those of other names must not be waited for.
+                    INSERT INTO @old (batch_id)
+                    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+                    WHERE batch_name = @name AND batch_id < @id AND callback_status NOT IN (N'pending', N'running')
+                      AND ended_at < DATEADD(day, -@days, @now);
+                    IF @@ROWCOUNT > 0
+                        DELETE FROM {schema}.batch WHERE batch_id IN (SELECT o.batch_id FROM @old AS o);
+                END
+                ELSE
+                BEGIN
+                    UPDATE {schema}.batch
+                    SET status = N'open', ended_at = NULL, window_ms = @window_ms, callback_status = N'none', callback_uid = NULL,
+                        callback_ended = NULL, callback_error = NULL
+                    WHERE batch_id = @id;
+                    IF @now = @opened  -- the clock may tick in milliseconds, but only one part begins with its batch
+                        SET @now = DATEADD(microsecond, 1, @now);
+                END;
+                SET @attempt = @attempt + 1;
+                SET @started = @now;
+                UPDATE {schema}.batch_part
+                SET status = N'running', attempt = @attempt, start_uid = @uid, member_id = @member, owner = @owner,
+                    host = @host, pid = @pid, login = ORIGINAL_LOGIN(), started_at = @now, ended_at = NULL, error = NULL,
+                    is_last = 0
+                WHERE batch_id = @id AND part = @part;
+                EXEC {schema}.keep_callback @id, @callback_kind, @callback_body;
+                SET @code = N'started';
+            END;
+        END;
+        IF @code <> N'started'
+            SET @attempt = NULL;
+        ELSE IF @attempt = 1 AND @started = @opened  -- this is what opened the batch
+        BEGIN
+            SELECT TOP (1) @before = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+            WHERE batch_name = @name AND batch_id < @id ORDER BY batch_id DESC;
+            SELECT @previous = batch_id FROM {schema}.batch
+            WHERE batch_id = @before AND status = N'expired' AND ended_at = @opened;
+        END;
+        COMMIT TRANSACTION;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        THROW;
+    END CATCH;
+    IF @answer = 1
+        SELECT @code AS code, @id AS id, @attempt AS attempt, @previous AS previous;
+END;
+GO
+
+-- Gives back a callback that this member claimed; returns 1 when there was one. May be repeated.
+IF OBJECT_ID(N'{schema}.return_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_callback AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.return_callback @member bigint, @uid nvarchar(64), @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @count int = 0, @batch bigint;
+    DECLARE @callback TABLE (batch_id bigint NOT NULL);
+    INSERT INTO @callback (batch_id)
+    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_callback)) WHERE callback_status = N'running';
+    SELECT @batch = r.batch_id FROM @callback AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+    WHERE r.callback_member = @member AND r.callback_uid = @uid
+      AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN());
+    UPDATE {schema}.batch SET callback_status = N'pending', callback_uid = NULL
+    WHERE batch_id = @batch AND callback_status = N'running' AND callback_member = @member AND callback_uid = @uid;
+    SET @count = @@ROWCOUNT;
+    IF @answer = 1
+        SELECT @count AS returned;
+    RETURN @count;
+END;
+GO
+
+-- Ends a part: N'succeeded' or N'failed'. @code:
+--   succeeded  it counts        failed  as was asked for
+--   late       it took longer than the window, or the batch is over (expired, abandoned): it has failed
+--   lost       it was given up meanwhile, and is not this member's any more
+-- Where it was the last to succeed @is_last says so, and with @callback_attempt the callback is this member's to run.
+-- May be repeated with the same @uid; failed after succeeded gives the callback back, should it be ours.
+-- With @callback_kind the caller knows what to run, and gets the callback whatever its kind, if its login may run that
+-- (may_run_callback). Otherwise the callback is pending until a login that may resumes it.
+IF OBJECT_ID(N'{schema}.end_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_part AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.end_part
+    @member bigint, @name nvarchar(400), @part nvarchar(400), @uid nvarchar(64), @outcome nvarchar(16),
+    @error nvarchar(max), @owner nvarchar(255), @callback_kind nvarchar(8) = NULL, @callback_body nvarchar(max) = NULL,
+    @code nvarchar(16) = NULL OUTPUT,
+    @id bigint = NULL OUTPUT, @is_last bit = NULL OUTPUT, @batch_status nvarchar(16) = NULL OUTPUT, @answer bit = 0,
+    @continues bit = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET @code = NULL;
+    SET @id = NULL;
+    SET @is_last = 0;
+    SET @batch_status = NULL;
+    SET @continues = 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: a part must not be ended inside an open transaction; commit first', 1;
+    IF @outcome IS NULL OR @outcome NOT IN (N'succeeded', N'failed')
+        THROW 50000, N'sqlsem: a part ends as succeeded or failed', 1;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @now datetime2(6), @limit datetime2(6), @status nvarchar(16), @part_member bigint, @part_error nvarchar(max),
+            @known int, @callback_status nvarchar(16), @kind nvarchar(8), @attempt int, @body nvarchar(max), @own bit, @may int;
+    DECLARE @batches TABLE (batch_id bigint NOT NULL PRIMARY KEY);
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        EXEC {schema}.lock_batch @name;
+        SET @now = SYSUTCDATETIME();
+        INSERT INTO @batches (batch_id)
+        SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name)) WHERE batch_name = @name;
+        SELECT TOP (1) @id = p.batch_id, @status = p.status, @part_member = p.member_id, @part_error = p.error
+        FROM @batches AS r JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
+        WHERE p.part = @part AND p.start_uid = @uid ORDER BY p.batch_id DESC;
+        SELECT @batch_status = status,
+               @limit = DATEADD(millisecond, CAST(window_ms % 1000 AS int),
+                                DATEADD(second, CAST(window_ms / 1000 AS int), opened_at))
+        FROM {schema}.batch WHERE batch_id = @id;
+        EXEC @known = {schema}.give_sign @member;  -- the callback may come with it
+        IF @known = 0 OR @id IS NULL OR @part_member <> @member
+           OR (@status = N'failed' AND @part_error = N'its process died')
+            SET @code = N'lost';
+        ELSE IF @status = N'running'
+        BEGIN
+            SET @code = CASE WHEN @outcome = N'succeeded' AND (@batch_status <> N'open' OR @limit < @now)
+                             THEN N'late' ELSE @outcome END;
+            UPDATE {schema}.batch_part
+            SET status = CASE @code WHEN N'succeeded' THEN @code ELSE N'failed' END, ended_at = @now,
+                error = CASE @code WHEN N'late' THEN CASE @batch_status WHEN N'abandoned' THEN N'ended after the batch was abandoned'
+                                                                        ELSE N'ended after the window' END
+                                   WHEN N'failed' THEN COALESCE(@error, N'it said nothing') END
+            WHERE batch_id = @id AND part = @part;
+            EXEC {schema}.keep_callback @id, @callback_kind, @callback_body;
+            IF @batch_status = N'open' AND NOT EXISTS (SELECT 1 FROM {schema}.batch_part
+                                                       WHERE batch_id = @id AND status IN (N'expected', N'running'))
+            BEGIN
+                IF EXISTS (SELECT 1 FROM {schema}.batch_part WHERE batch_id = @id AND status = N'failed')
+                    UPDATE {schema}.batch SET status = N'failed', ended_at = @now WHERE batch_id = @id;
+                ELSE
+                BEGIN
+                    UPDATE {schema}.batch_part SET is_last = 1 WHERE batch_id = @id AND part = @part;
+                    SELECT @kind = COALESCE(callback_kind, @callback_kind) FROM {schema}.batch WHERE batch_id = @id;
+                    SET @own = CASE WHEN @callback_kind IS NULL THEN 0 ELSE 1 END;
+                    EXEC @may = {schema}.may_run_callback @id, @own;
+                    SET @callback_status = CASE WHEN @kind IS NULL THEN N'none' WHEN @may = 1 THEN N'running' ELSE N'pending' END;
+                    UPDATE {schema}.batch
+                    SET status = N'succeeded', ended_at = @now, callback_kind = @kind, callback_status = @callback_status
+                    WHERE batch_id = @id;
+                    IF @callback_status = N'running'
+                        UPDATE {schema}.batch
+                        SET callback_attempt = callback_attempt + 1, callback_uid = @uid, callback_member = @member,
+                            callback_owner = @owner, callback_login = ORIGINAL_LOGIN(), callback_started = @now
+                        WHERE batch_id = @id;
+                END;
+            END;
+        END
+        ELSE
+        BEGIN
+            SET @code = CASE WHEN @part_error LIKE N'ended after the %' THEN N'late' ELSE @status END;
+            IF @status = N'succeeded' AND @outcome = N'failed'
+                UPDATE {schema}.batch SET callback_status = N'pending', callback_uid = NULL
+                WHERE batch_id = @id AND callback_status = N'running' AND callback_member = @member AND callback_uid = @uid;
+        END;
+        IF @code <> N'lost'
+        BEGIN
+            SELECT @is_last = is_last FROM {schema}.batch_part WHERE batch_id = @id AND part = @part;
+            SET @kind = NULL;
+            SELECT @batch_status = status,
+                   @attempt = CASE WHEN @is_last = 1 AND callback_status = N'running' AND callback_member = @member
+                                        AND callback_uid = @uid THEN callback_attempt END,
+                   @kind = callback_kind, @body = callback_body
+            FROM {schema}.batch WHERE batch_id = @id;
+            IF @attempt IS NULL
+                SELECT @kind = NULL, @body = NULL;
+            ELSE
+                SET @continues = 1;
+        END;
+        COMMIT TRANSACTION;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        THROW;
+    END CATCH;
+    IF @answer = 1
+        SELECT @code AS code, @id AS id, @is_last AS is_last, @batch_status AS batch_status, @attempt AS callback_attempt,
+               @kind AS kind, @body AS body;
+END;
+GO
+
+-- Claims a callback that nobody runs: of a name's oldest such batch, or of one batch, then also one that failed. No
+-- row, and @id NULL, where there is none that this login may run (may_run_callback). @own: the caller has something of its own to
+-- run for those of kind local and session. May be repeated with the same @uid.
+IF OBJECT_ID(N'{schema}.claim_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_callback AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.claim_callback
+    @member bigint, @name nvarchar(400), @batch bigint, @owner nvarchar(255), @uid nvarchar(64), @own bit,
+    @id bigint = NULL OUTPUT, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET @id = NULL;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: a batch must not be resumed inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @lock nvarchar(400) = @name, @known int, @may int, @candidate bigint, @before bigint = 0;
+    DECLARE @batches TABLE (batch_id bigint NOT NULL PRIMARY KEY);
+    IF @batch IS NOT NULL
+        SELECT @lock = batch_name FROM {schema}.batch WHERE batch_id = @batch;
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        EXEC {schema}.lock_batch @lock;
+        EXEC @known = {schema}.give_sign @member;
+        IF @known = 0
+            THROW 50005, N'sqlsem: this member is not known here (any more), or is another login''s; enrol again', 1;
+        IF @batch IS NULL
+            INSERT INTO @batches (batch_id)
+            SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_callback))
+            WHERE callback_status IN (N'pending', N'running') AND batch_name = @name;
+        ELSE
+            INSERT INTO @batches (batch_id) VALUES (@batch);
+        SELECT @id = r.batch_id FROM @batches AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+        WHERE r.callback_status = N'running' AND r.callback_member = @member AND r.callback_uid = @uid;
+        IF @id IS NULL
+        BEGIN
+            WHILE @id IS NULL
+            BEGIN
+                SET @candidate = NULL;
+                SELECT TOP (1) @candidate = r.batch_id FROM @batches AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+                WHERE (r.callback_status = N'pending' OR (@batch IS NOT NULL AND r.status = N'succeeded' AND r.callback_status = N'failed'))
+                  AND r.batch_id > @before
+                ORDER BY r.batch_id;
+                IF @candidate IS NULL
+                    BREAK;
+                EXEC @may = {schema}.may_run_callback @candidate, @own;
+                IF @may = 1
+                    SET @id = @candidate;
+                SET @before = @candidate;
+            END;
+            UPDATE {schema}.batch
+            SET callback_status = N'running', callback_attempt = callback_attempt + 1, callback_uid = @uid, callback_member = @member,
+                callback_owner = @owner, callback_login = ORIGINAL_LOGIN(), callback_started = SYSUTCDATETIME(), callback_ended = NULL,
+                callback_error = NULL
+            WHERE batch_id = @id;
+        END;
+        COMMIT TRANSACTION;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        THROW;
+    END CATCH;
+    IF @answer = 1
+        SELECT batch_id, batch_name, callback_attempt, callback_kind, callback_body FROM {schema}.batch WHERE batch_id = @id;
+END;
+GO
+
+-- Ends a callback: it failed where there is an error. Returns 1, or 0 when it was given up meanwhile. May be
+-- repeated.
+IF OBJECT_ID(N'{schema}.end_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_callback AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.end_callback @member bigint, @batch bigint, @attempt int, @error nvarchar(max) = NULL, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @done int = 0;
+    UPDATE {schema}.batch
+    SET callback_status = CASE WHEN @error IS NULL THEN N'finished' ELSE N'failed' END, callback_ended = SYSUTCDATETIME(),
+        callback_error = @error
+    WHERE batch_id = @batch AND callback_status = N'running' AND callback_attempt = @attempt AND callback_member = @member
+      AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN());
+    SET @done = @@ROWCOUNT;
+    IF @done = 0
+        SELECT @done = 1 FROM {schema}.batch
+        WHERE batch_id = @batch AND callback_status IN (N'finished', N'failed') AND callback_attempt = @attempt
+          AND callback_member = @member AND callback_login = ORIGINAL_LOGIN();
+    IF @answer = 1
+        SELECT @done AS done;
+    RETURN @done;
+END;
+GO
+
+-- Abandon a batch, by its number, or the newest one of a name: one that is open or has failed, or whose callback is
+-- pending or has failed. The next start of a part begins a new one. For operators. A row with the number; NULL: there is none
+-- to abandon.
+IF OBJECT_ID(N'{schema}.abandon_batch') IS NULL EXEC (N'CREATE PROCEDURE {schema}.abandon_batch AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.abandon_batch @name nvarchar(400), @batch bigint = NULL, @abandoned bigint = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET @abandoned = NULL;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: abandon_batch must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @lock nvarchar(400) = @name, @status nvarchar(16), @now datetime2(6);
+    IF @batch IS NULL
+        EXEC {schema}.check_name N'batch', @name;
+    ELSE
+    BEGIN
+        SET @lock = NULL;
+        SELECT @lock = batch_name FROM {schema}.batch WHERE batch_id = @batch;
+    END;
+    IF @lock IS NOT NULL
+    BEGIN
+        BEGIN TRY
+            BEGIN TRANSACTION;
+            EXEC {schema}.lock_batch @lock;
+            SET @now = SYSUTCDATETIME();
+            IF @batch IS NULL
+                SELECT TOP (1) @batch = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+                WHERE batch_name = @lock ORDER BY batch_id DESC;
+            SELECT @abandoned = batch_id, @status = status FROM {schema}.batch
+            WHERE batch_id = @batch AND (status IN (N'open', N'failed')
+                                         OR (status = N'succeeded' AND callback_status IN (N'pending', N'failed')));
+            IF @abandoned IS NOT NULL
+            BEGIN
+                UPDATE {schema}.batch
+                SET status = N'abandoned', ended_at = COALESCE(ended_at, @now),
+                    callback_ended = CASE callback_status WHEN N'pending' THEN @now ELSE callback_ended END,
+                    callback_error = CASE callback_status WHEN N'pending' THEN N'the batch was abandoned' ELSE callback_error END,
+                    callback_status = CASE callback_status WHEN N'pending' THEN N'failed' ELSE callback_status END
+                WHERE batch_id = @abandoned;
+                INSERT INTO {schema}.operation (host, pid, program, action, resource_id, old_value)
+                VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'abandon', @lock,
+                        CONCAT(N'batch ', @abandoned, N', ', @status));
+            END;
+            COMMIT TRANSACTION;
+        END TRY
+        BEGIN CATCH
+            IF @@TRANCOUNT > 0
+                ROLLBACK TRANSACTION;
+            THROW;
+        END CATCH;
+    END;
+    SELECT @abandoned AS batch_id;
+END;
+GO
+
+
+-- What people look at ----------------------------------------------------------------------------------------------
+
+-- Batches, newest first, one row a part. What a callback runs is shown to putters, operators and readers, and to the login
+-- that kept it.
+IF OBJECT_ID(N'{schema}.list_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_batches AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.list_batches @name nvarchar(400) = NULL, @batch bigint = NULL, @most int = 20
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @shown TABLE (batch_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @now datetime2(6), @all int;
+    SET @all = CASE WHEN IS_ROLEMEMBER(N'{schema}_putter') = 1 OR IS_ROLEMEMBER(N'{schema}_operator') = 1
+                         OR IS_ROLEMEMBER(N'{schema}_reader') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
+                         OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
+    IF @batch IS NOT NULL
+        INSERT INTO @shown (batch_id) SELECT batch_id FROM {schema}.batch WHERE batch_id = @batch;
+    ELSE
+        INSERT INTO @shown (batch_id)
+        SELECT TOP (@most) batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+        WHERE @name IS NULL OR batch_name = @name ORDER BY batch_id DESC;
+    SET @now = SYSUTCDATETIME();
+    SELECT r.batch_id, r.batch_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
+           r.ended_at,
+           DATEDIFF_BIG(microsecond, r.opened_at, COALESCE(r.ended_at, @now)) / CAST(1000000 AS float) AS seconds,
+           r.callback_status, r.callback_kind, CASE WHEN @all = 1 OR r.callback_kept_by = ORIGINAL_LOGIN() THEN r.callback_body END AS callback_body,
+           r.callback_attempt, r.callback_owner, r.callback_started, r.callback_ended,
+           DATEDIFF_BIG(microsecond, r.callback_started, COALESCE(r.callback_ended, @now)) / CAST(1000000 AS float)
+               AS callback_seconds,
+           r.callback_error, p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid,
+           p.started_at, p.ended_at AS part_ended,
+           DATEDIFF_BIG(microsecond, p.started_at, COALESCE(p.ended_at, @now)) / CAST(1000000 AS float) AS part_seconds,
+           p.error,
+           CASE WHEN p.status = N'running' AND b.missing = 1 THEN
+               DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
+                                              ELSE COALESCE(m.missing_since, m.seen_at, p.started_at) END, @now)
+               / CAST(1000000 AS float) END AS missing_for, r.opened_by, p.login, r.callback_kept_by, r.callback_login
+    FROM @shown AS s JOIN {schema}.batch AS r ON r.batch_id = s.batch_id
+    JOIN {schema}.batch_part AS p ON p.batch_id = s.batch_id
+    LEFT JOIN {schema}.member AS m ON m.member_id = p.member_id
+    CROSS APPLY (SELECT CASE WHEN m.member_id IS NULL THEN 1
+                             WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
+                             WHEN p.status <> N'running' THEN 0
+                             WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session')
+                                  <> N'NoLock' THEN 0
+                             ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared',
+                                               N'Session') END AS missing) AS b
+    ORDER BY r.batch_id DESC, p.part;
+END;
+GO
+
+
+-- For sessions -----------------------------------------------------------------------------------------------------
+
+-- Starts a part for this session: a row with the number of the batch. @parts names all parts of the batch, with commas
+-- in between or as a JSON array. The part has failed when the session ends before the part.
+IF OBJECT_ID(N'{schema}.batch_part_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_start AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.batch_part_start
+    @name nvarchar(400), @part nvarchar(400), @parts nvarchar(max), @window_seconds float,
+    @batch_id bigint = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET @batch_id = NULL;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: batch_part_start must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @names TABLE (part nvarchar(400) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
+    DECLARE @given TABLE (ordinal int NOT NULL PRIMARY KEY, part nvarchar(400) COLLATE Latin1_General_100_BIN2 NULL);
+    DECLARE @at int, @ordinal int = 0, @most int, @rest nvarchar(max), @one nvarchar(400),
+            @lines nvarchar(max) = N'', @member bigint, @owner nvarchar(400),
+            @uid nvarchar(64) = CONVERT(nvarchar(64), NEWID()), @window_ms bigint, @code nvarchar(16), @attempt int,
+            @previous bigint, @told nvarchar(1000), @message nvarchar(2000);
+    EXEC {schema}.check_name N'batch', @name;
+    EXEC {schema}.check_name N'part', @part;
+    IF NOT (@window_seconds >= 0.001 AND @window_seconds <= 315360000) OR @window_seconds IS NULL
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: window_seconds must be above 0 and at most ten years, not ',
+            COALESCE(CONVERT(nvarchar(40), @window_seconds), N'NULL'));
+        EXEC {schema}.refuse 50000, @message;
+    END;
+    SET @window_ms = CAST(@window_seconds * 1000 AS bigint);
+    SET @rest = LTRIM(RTRIM(COALESCE(@parts, N'')));
+    IF LEFT(@rest, 1) = N'['
+        INSERT INTO @given (ordinal, part) SELECT CAST([key] AS int) + 1, LEFT(value, 400) FROM OPENJSON(@rest);
+    ELSE IF @rest <> N''
+    BEGIN
+        SET @rest = CONCAT(@rest, N',');
+        SET @at = CHARINDEX(N',', @rest);
+        WHILE @at > 0
+        BEGIN
+            SET @ordinal = @ordinal + 1;
+            INSERT INTO @given (ordinal, part) VALUES (@ordinal, LEFT(LTRIM(RTRIM(LEFT(@rest, @at - 1))), 400));
+            SET @rest = SUBSTRING(@rest, @at + 1, 2147483647);
+            SET @at = CHARINDEX(N',', @rest);
+        END;
+    END;
+    SELECT @most = COUNT(*) FROM @given;
+    SET @ordinal = 0;
+    WHILE @ordinal < @most
+    BEGIN
+        SET @ordinal = @ordinal + 1;
+        SELECT @one = part FROM @given WHERE ordinal = @ordinal;
+        EXEC {schema}.check_name N'part', @one;
+        IF EXISTS (SELECT 1 FROM @names WHERE part = @one)
+        BEGIN
+            SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' names part ''', @one,
+                N''' twice; each part is one job');
+            EXEC {schema}.refuse 50000, @message;
+        END;
+        INSERT INTO @names (part) VALUES (@one);
+        SET @lines = CONCAT(@lines, CASE WHEN @lines <> N'' THEN NCHAR(10) END, @one);
+    END;
+    IF @lines = N''
+        SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no parts; name all of them in @parts');
+    ELSE IF NOT EXISTS (SELECT 1 FROM @names WHERE part = @part)
+        SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no part ''', @part, N'''; it has ',
+            REPLACE(LEFT(@lines, 1000), NCHAR(10), N', '));
+    IF @message IS NOT NULL
+        EXEC {schema}.refuse 50000, @message;
+
+    EXEC {schema}.session_name @owner OUTPUT;
+    EXEC {schema}.session_member NULL, @member OUTPUT;
+    EXEC {schema}.recover_batches @name, @member, @tell = 1;
+    EXEC {schema}.start_part @member, @name, @part, @lines, @window_ms, @owner, @uid, NULL, NULL, @code OUTPUT,
+        @batch_id OUTPUT, @attempt OUTPUT, @previous OUTPUT;
+    IF @code = N'running'
+        SELECT @message = CONCAT(N'sqlsem: part ''', @part, N''' of batch ''', @name, N''' runs already (', host, N':',
+            pid, N' since ', CONVERT(nvarchar(30), started_at, 126), N', login ', login, N'); wait until it has ended')
+        FROM {schema}.batch_part WHERE batch_id = @batch_id AND part = @part;
+    ELSE IF @code = N'in_callback'
+        SELECT @message = CONCAT(N'sqlsem: the callback of batch ', @batch_id, N' of ''', @name, N''' runs already (',
+            callback_owner, N' since ', CONVERT(nvarchar(30), callback_started, 126),
+            N'); its process is missing, but not yet for its grace: start the part again in a moment')
+        FROM {schema}.batch WHERE batch_id = @batch_id;
+    ELSE IF @code = N'differs'
+    BEGIN
+        EXEC {schema}.parts_in @batch_id, N'expected running failed succeeded', @told OUTPUT;
+        SELECT @message = CONCAT(N'sqlsem: batch ', @batch_id, N' of ''', @name, N''' is open with other parts: ', @told,
+            N'; login ', opened_by, N' opened it at ', CONVERT(nvarchar(30), opened_at, 126),
+            N'; declare the same in all parts, or have an operator abandon it: EXEC {schema}.abandon_batch')
+        FROM {schema}.batch WHERE batch_id = @batch_id;
+    END;
+    IF @message IS NOT NULL
+        EXEC {schema}.refuse 50007, @message;
+    IF @previous IS NOT NULL
+    BEGIN
+        EXEC {schema}.parts_in @previous, N'expected running failed', @told OUTPUT;
+        SET @message = CONCAT(N'sqlsem: batch ', @previous, N' of ''', @name, N''' has expired; it lacked ', @told);
+        RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
+    END;
+    SELECT @batch_id AS batch_id;
+END;
+GO
+
+IF OBJECT_ID(N'{schema}.session_part_end') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_part_end AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.session_part_end
+    @name nvarchar(400), @part nvarchar(400), @outcome nvarchar(16), @error nvarchar(max), @code nvarchar(16) OUTPUT,
+    @id bigint OUTPUT, @is_last bit OUTPUT, @batch_status nvarchar(16) OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @member bigint, @owner nvarchar(400), @uid nvarchar(64), @message nvarchar(1000), @continues bit;
+    DECLARE @batches TABLE (batch_id bigint NOT NULL PRIMARY KEY);
+    EXEC {schema}.check_name N'batch', @name;
+    EXEC {schema}.check_name N'part', @part;
+    EXEC {schema}.session_name @owner OUTPUT;
+    EXEC {schema}.session_member NULL, @member OUTPUT;
+    EXEC {schema}.recover_batches @name, @member, @tell = 1;
+    INSERT INTO @batches (batch_id)
+    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name)) WHERE batch_name = @name;
+    SELECT TOP (1) @uid = p.start_uid FROM @batches AS r JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
+    WHERE p.part = @part AND p.member_id = @member AND p.status = N'running' ORDER BY r.batch_id DESC;
+    IF @uid IS NULL
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: this session does not run part ''', @part, N''' of batch ''', @name,
+            N'''; call batch_part_start before, in the same session');
+        EXEC {schema}.refuse 50004, @message;
+    END;
+    EXEC {schema}.end_part @member, @name, @part, @uid, @outcome, @error, @owner, N'session', NULL, @code OUTPUT,
+        @id OUTPUT, @is_last OUTPUT, @batch_status OUTPUT, 0, @continues OUTPUT;
+    IF @is_last = 1 AND @continues = 0
+    BEGIN
+        SET @is_last = 0;
+        SELECT @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has succeeded, but its callback is pending: login ',
+            callback_kept_by, N' kept it; that login, a putter or an operator runs it: sqlsem batches resume ', @id)
+        FROM {schema}.batch WHERE batch_id = @id AND callback_status = N'pending';
+        IF @message IS NOT NULL
+            RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
+    END;
+END;
+GO
+
+-- This session's part has succeeded. With is_last = 1 it was the last, and the session has the callback to run (a message
+-- says so where only another login may), and
+-- then to call batch_callback_ended. outcome: succeeded; late, it took longer than the window, or the batch was abandoned, and it
+-- does not count. A message names the parts that have failed where all others have ended. A row, and OUTPUT parameters.
+IF OBJECT_ID(N'{schema}.batch_part_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_done AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.batch_part_done
+    @name nvarchar(400), @part nvarchar(400), @is_last bit = NULL OUTPUT, @outcome nvarchar(16) = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: batch_part_done must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @id bigint, @status nvarchar(16), @told nvarchar(1000), @message nvarchar(2000);
+    EXEC {schema}.session_part_end @name, @part, N'succeeded', NULL, @outcome OUTPUT, @id OUTPUT,
+        @is_last OUTPUT, @status OUTPUT;
+    IF @outcome = N'succeeded' AND @status = N'failed'
+    BEGIN
+        EXEC {schema}.parts_in @id, N'failed', @told OUTPUT;
+        SET @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has failed: ', @told,
+            N'; run these parts again');
+    END
+    ELSE IF @outcome = N'late'
+        SET @message = CONCAT(N'sqlsem: part ''', @part, N''' of batch ''', @name,
+            N''' has ended after ', CASE @status WHEN N'abandoned' THEN N'the batch was abandoned' ELSE N'the window' END,
+            N', and does not count');
+    IF @message IS NOT NULL
+        RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
+    SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
+END;
+GO
+
+-- This session's part has failed. (is_last is always 0.)
+IF OBJECT_ID(N'{schema}.batch_part_failed') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_failed AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.batch_part_failed @name nvarchar(400), @part nvarchar(400), @error nvarchar(max) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: batch_part_failed must not be called inside an open transaction; roll back first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @id bigint, @status nvarchar(16), @is_last bit, @outcome nvarchar(16);
+    EXEC {schema}.session_part_end @name, @part, N'failed', @error, @outcome OUTPUT, @id OUTPUT,
+        @is_last OUTPUT, @status OUTPUT;
+    SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
+END;
+GO
+
+-- Takes over a callback that nobody runs: is_last is 1 when this session has one to run now, else 0.
+IF OBJECT_ID(N'{schema}.batch_resume') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_resume AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.batch_resume @name nvarchar(400), @is_last bit = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: batch_resume must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @member bigint, @owner nvarchar(400), @id bigint, @uid nvarchar(64) = CONVERT(nvarchar(64), NEWID());
+    EXEC {schema}.check_name N'batch', @name;
+    EXEC {schema}.session_name @owner OUTPUT;
+    EXEC {schema}.session_member NULL, @member OUTPUT;
+    EXEC {schema}.recover_batches @name, @member, @tell = 1;
+    EXEC {schema}.claim_callback @member, @name, NULL, @owner, @uid, 1, @id OUTPUT;
+    SET @is_last = CASE WHEN @id IS NULL THEN 0 ELSE 1 END;
+    SELECT CAST(@is_last AS int) AS is_last;
+END;
+GO
+
+-- The callback that this session has to run (of several: that it was given last) has ended: well, or with an error.
+-- A row with the number of the batch.
+IF OBJECT_ID(N'{schema}.batch_callback_ended') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_callback_ended AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.batch_callback_ended
+    @name nvarchar(400), @error nvarchar(max) = NULL, @batch_id bigint = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: batch_callback_ended must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @member bigint, @attempt int, @done int = 0, @message nvarchar(1000);
+    DECLARE @callback TABLE (batch_id bigint NOT NULL);
+    SET @batch_id = NULL;
+    EXEC {schema}.check_name N'batch', @name;
+    EXEC {schema}.session_member NULL, @member OUTPUT;
+    INSERT INTO @callback (batch_id)
+    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_callback))
+    WHERE callback_status = N'running' AND batch_name = @name;
+    SELECT TOP (1) @batch_id = r.batch_id, @attempt = r.callback_attempt
+    FROM @callback AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+    WHERE r.callback_member = @member ORDER BY r.callback_started DESC, r.batch_id DESC;
+    IF @batch_id IS NOT NULL
+        EXEC @done = {schema}.end_callback @member, @batch_id, @attempt, @error;
+    IF @done = 0
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: this session has no callback of batch ''', @name,
+            N''' to run; batch_part_done, or batch_resume, says is_last = 1 to the one that has');
+        EXEC {schema}.refuse 50004, @message;
+    END;
+    SELECT @batch_id AS batch_id;
+END;
+GO

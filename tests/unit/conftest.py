@@ -1,0 +1,28 @@
+"""Fixtures of the unit tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from sqlsem import chosen
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home folder of a user without any configuration, who is in a folder of a project. See `support.projects`."""
+    for name in ("SQLSEM_URL", "SQLSEM_PROFILE", "SQLSEM_REQUIRE_SERVER", "SQLSEM_CONFIG", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USERPROFILE", str(home))
+    monkeypatch.setattr(platformdirs, "user_config_path", lambda *_: home / "config")
+    monkeypatch.setattr(platformdirs, "user_state_path", lambda *_: home / "state")
+    monkeypatch.setattr(chosen, "_warned_of_embedded", False)
+    project = home / "project" / "below"
+    project.mkdir(parents=True)
+    (home / "config").mkdir()
+    monkeypatch.chdir(project)
+    return home

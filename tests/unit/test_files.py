@@ -1,0 +1,184 @@
+"""Files that decide something are read by `sqlsem.files` alone."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.projects import STRANGER, as_root, posix
+
+from sqlsem import files
+from sqlsem.cli import here
+
+PACKAGE = Path(__file__).resolve().parents[2] / "sqlsem"
+#: Modules that open or read files themselves, and why that decides nothing, or is judged there. A module that is not
+#: here reads by `sqlsem.files`.
+THEMSELVES = {
+    "files.py": "this is where it is done",
+    "cli/metrics.py": "a file of the package",
+    "cli/supervisor.py": "the terminal",
+    "config/allowing.py": "writes a file that mkstemp has made",
+    "engines/mssql/connection.py": "/dev/null",
+    "engines/postgresql/wire.py": "/dev/null",
+    "engines/sqlite/beacons.py": "empty files beside the database, judged by their descriptors",
+    "engines/sqlite/database.py": "makes the database's file",
+    "engines/sqlite/doctor.py": "/proc/self/mounts",
+    "guard.py": "/proc",
+    "sql/__init__.py": "files of the package",
+    "terminal/output.py": "/dev/null, and the standard streams",
+}
+READERS = {"open", "fdopen", "FileIO", "read_text", "read_bytes"}
+#: Of the standard library, which open files by their names.
+MODULES = {"fileinput", "linecache", "configparser", "shelve", "dbm", "netrc", "runpy", "mmap"}
+
+
+def readers(name: str, tree: ast.AST) -> Iterator[str]:
+    """Where a module opens or reads files."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called.rpartition(".")[2] in READERS and called not in ("self.engine.open", "engine.open"):
+                yield f"{name}:{node.lineno} {called}"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
+            yield from (f"{name}:{node.lineno} {one}" for one in modules if one.partition(".")[0] in MODULES)
+
+
+def outside_of_testing() -> Iterator[tuple[str, ast.AST]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith("testing/"):
+            yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_files_are_read_in_one_place() -> None:
+    found = [place for name, tree in outside_of_testing() for place in readers(name, tree) if name not in THEMSELVES]
+    assert found == []
+
+
+def test_table_of_readers_is_no_longer_than_need_be() -> None:
+    reading = {name for name, tree in outside_of_testing() if any(readers(name, tree))}
+    assert set(THEMSELVES) - reading == set()
+
+
+def test_reader_is_found_wherever_it_hides() -> None:
+    text = "open(p)\nos.open(p, 0)\nPath(p).read_text()\np.open()\nimport configparser\nfrom netrc import netrc\n"
+    assert len(list(readers("x", ast.parse(text)))) == 6
+    assert list(readers("x", ast.parse("self.engine.open()\nfiles.read(p)\nfolder.read('a')"))) == []
+
+
+def test_settings_are_judged_by_what_was_read() -> None:
+    """No path of a file is judged in the modules of settings: by then it may lead elsewhere."""
+    judging = {"stat", "lstat", "exists", "is_file", "is_symlink", "access", "samefile", "resolve", "realpath"}
+    found = {}
+    for path in sorted((PACKAGE / "config").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in judging:
+                found.setdefault(path.name, set()).add(ast.unparse(node))
+    assert found == {
+        "reading.py": {
+            "os.stat(os.path.expanduser('~'))",  # where the search ends
+            "os.path.realpath(path.parent)",  # of a folder that is opened then
+            "path.is_file()",  # to refuse it
+        }
+    }
+
+
+# -- who can write ----------------------------------------------------------------------------------------------------
+
+
+@posix
+@pytest.mark.parametrize(
+    ("folder", "file", "in_folder", "in_file"),
+    [
+        (0o755, 0o644, False, False),
+        (0o777, 0o644, True, True),
+        (0o1777, 0o644, True, False),  # others can add to it, but not replace what is this user's
+        (0o755, 0o666, False, True),
+        (0o1777, 0o666, True, True),
+    ],
+)
+def test_writers_of_a_folder_and_of_a_file(
+    tmp_path: Path, folder: int, file: int, in_folder: bool, in_file: bool
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    path = place / "file"
+    path.touch()
+    path.chmod(file)
+    place.chmod(folder)
+    assert (files.writable_by_others(place) is not None) is in_folder
+    assert (files.writable_by_others(path) is not None) is in_file
+    assert (files.read(path).others is not None) is in_file
+    with files.Folder(place) as opened:
+        assert (opened.others is not None) is in_folder
+        assert (opened.read("file").others is not None) is in_file
+
+
+@as_root
+@pytest.mark.parametrize("what", ["folder", "file", "group"])
+def test_writers_are_owners_and_groups(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "place" / "file"
+    path.parent.mkdir()
+    path.touch()
+    os.chown(path.parent if what == "folder" else path, 0 if what == "group" else STRANGER, STRANGER)
+    path.chmod(0o664)
+    words = f"group {STRANGER} can write to" if what == "group" else f"belongs to user {STRANGER}"
+    assert words in (files.writable_by_others(path) or "")
+    assert words in (files.read(path).others or "")
+
+
+@posix
+def test_nothing_is_imported_from_a_folder_like_tmp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Others cannot replace a module there, but add one."""
+    monkeypatch.chdir(tmp_path)
+    assert here.folders_to_import_from() == (str(tmp_path),)
+    tmp_path.chmod(0o1777)
+    try:
+        assert here.folders_to_import_from() == ()
+    finally:
+        tmp_path.chmod(0o700)
+    assert "Nothing is imported from the current folder" in capsys.readouterr().err
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 10)
+    assert files.read(path, most=10).data == b"x" * 10
+    with pytest.raises(files.Unfit, match="larger than 9 bytes"):
+        files.read(path, most=9)
+
+
+@posix
+def test_links_to_a_named_file_are_followed(tmp_path: Path) -> None:
+    """As of a secret that Kubernetes mounts."""
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "..data" / "secret").write_text("x")
+    (tmp_path / "secret").symlink_to("..data/secret")
+    found = files.read(tmp_path / "secret")
+    assert found.data == b"x"
+    assert found.path == tmp_path / "..data" / "secret"
+    with files.Folder(tmp_path) as folder, pytest.raises(files.Unfit, match="is a link"):
+        folder.read("secret")
+
+
+@posix
+def test_descriptors_are_closed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    os.mkfifo(tmp_path / "pipe")
+    os.close(before := os.dup(0))
+    for name in ("file", "pipe", "nowhere"):
+        try:
+            files.read(tmp_path / name, most=1)
+        except (files.Unfit, OSError):
+            assert name != "file"
+    os.close(after := os.dup(0))
+    assert before == after
