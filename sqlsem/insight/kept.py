@@ -50,7 +50,7 @@ class KeptLock:
     @property
     def remedy(self) -> str:
         """The statement that ends it."""
-        return f"SELECT pg_terminate_backend({self.pid})"
+        return f"SELECT pg_catalog.pg_terminate_backend({self.pid})"
 
     @property
     def words(self) -> str:

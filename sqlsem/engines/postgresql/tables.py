@@ -80,7 +80,7 @@ class PostgresTables(PostgresConnection, Tables):
 
     def _installers(self) -> str:
         rows = self.cursor.execute(self.queries["installers"]).fetchall()
-        named = [f"session {pid} of login {login} (SELECT pg_terminate_backend({pid}))" for pid, login in rows]
+        named = [f"session {pid} of login {login} (SELECT pg_catalog.pg_terminate_backend({pid}))" for pid, login in rows]
         return ", ".join(named) or "a session that has just ended"
 
     def _end_install(self) -> None:
