@@ -34,9 +34,10 @@ from support.overviews import FakeLive, a_night
 import sqlsem
 from sqlsem import cli
 from sqlsem.core.operators import Operators
-from sqlsem.dashboard import guarding, server
+from sqlsem.dashboard import server
 from sqlsem.dashboard.app import Dashboard
 from sqlsem.dashboard.pages import Asked, Pages
+from sqlsem.hosts import LOOPBACK, Hosts
 from sqlsem.insight.overview import Overview
 from sqlsem.model import Entry
 from sqlsem.terminal import output
@@ -158,7 +159,7 @@ def dashboard() -> bytes:
     """The dashboard as a browser shows it, as PNG; what it says stands in it, too."""
     from playwright.sync_api import sync_playwright
 
-    shown = Dashboard(FakeLive(a_night()), guarding.LOOPBACK)
+    shown = Dashboard(FakeLive(a_night()), Hosts(LOOPBACK))
     place = server.listen("127.0.0.1", 0)
     running = server.Server(shown, lambda: None)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [place]})

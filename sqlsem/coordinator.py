@@ -30,7 +30,7 @@ from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.leading import Leader, Told
 from sqlsem.locks import Lock, adopt_in
-from sqlsem.model import Duration, Schedule, check_duration
+from sqlsem.model import Duration, Schedule, check_duration, check_name, check_some
 from sqlsem.model_rates import Windows
 from sqlsem.periodic import Once
 from sqlsem.rates import Rate
@@ -128,7 +128,7 @@ class Coordinator(Operators):
     def rate(
         self,
         name: Name,
-        limit: int | Windows,
+        limit: int | Windows | None = None,
         per: Duration | None = None,
         *,
         cost: int = 1,
@@ -180,6 +180,7 @@ class Coordinator(Operators):
 
     def schedules(self, queue: str | None = None) -> list[Schedule]:
         """The schedules of one queue or all, by name; see `Queue.schedule`."""
+        check_some("The queue's name", queue)
         return self.process.look(lambda session: session.list_schedules(None, queue), ScheduleSession)
 
     def pause_schedule(self, name: str) -> None:
@@ -195,11 +196,14 @@ class Coordinator(Operators):
         self._set_schedule(name, "remove")
 
     def _set_schedule(self, name: str, what: str) -> None:
+        check_name("The schedule's name", name)
 
         def change(session: Session) -> bool:
-            found = session.list_schedules(name, None)
             due = None
-            if found and what == "resume":
+            if what == "resume":
+                found = session.list_schedules(name, None)
+                if not found:
+                    return False
                 due = tasks.next_due(found[0].cron, found[0].time_zone, found[0].taken_at)
             return session.set_schedule(name, what, due)
 
@@ -227,7 +231,10 @@ class Coordinator(Operators):
         return self.process.closed
 
     def close(self) -> None:
-        """Give everything back, close the connections, end the threads. Locks still held are released."""
+        """Release all locks, close the connections, end the threads.
+
+        A thread or task that runs on with a lock is told first that the lock is lost (``on_lost``, `LockLost`).
+        """
         self.process.close()
 
     def __enter__(self) -> Coordinator:

@@ -19,13 +19,16 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 import sqlsem
+from sqlsem.core.threads import spawn
 from sqlsem.model import Entry, Resource
+from sqlsem.runtime import Thread
 from sqlsem.terminal import output
 from sqlsem.terminal.queues import render_queues
 
@@ -64,15 +67,14 @@ def demo(console: Console, *, seconds: float, workers: int, limit: int) -> int:
         url = f"sqlite:///{Path(folder, 'demo.db')}"
         console.print(f"{workers} processes, one table, at most {limit} of them in at a time, for {seconds:g} s.")
         processes: list[subprocess.Popen[str]] = []
-        readers: list[threading.Thread] = []
+        readers: list[Thread] = []
         try:
             with sqlsem.connect(url) as coordinator:
                 coordinator.entries()  # makes the tables
                 for number in range(workers):
                     process = _start(url, inside, limit)
                     processes.append(process)
-                    readers.append(threading.Thread(target=_read, args=(process, seen), daemon=True))
-                    readers[number].start()
+                    readers.append(spawn(partial(_read, process, seen), f"reader-{number}"))
                 _await(seen, processes)
                 _watch(console, coordinator, seen, seconds, limit, processes, inside)
         finally:
@@ -242,7 +244,7 @@ def _work(url: str, inside: Path, limit: int) -> None:
         lock = coordinator.limit(RESOURCE, limit, note=f"worker {os.getpid()}")
         print(json.dumps({"ready": os.getpid()}), flush=True)
         sys.stdin.readline()  # all start together
-        threading.Thread(target=listen, daemon=True).start()
+        spawn(listen, "listen")
         while not stopped.is_set():
             with lock as grant:
                 if stopped.is_set():

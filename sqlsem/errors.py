@@ -19,6 +19,9 @@ Every message says what happened, to which resource, and what to do next. All of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from sqlsem.printable import clean
 
 __all__ = [
@@ -51,7 +54,17 @@ class SqlsemError(Exception):
 
 
 class Timeout(SqlsemError, TimeoutError):
-    """The lock was not granted within the given time. Nothing is left in the queue."""
+    """The lock was not granted within the given time. Nothing is left in the queue.
+
+    The message names the holder: host, process, program, and since when. ``holders`` are the rows of all that were in
+    the way and held it at that moment, as `Coordinator.entries` gives them: empty when the database could not say, when
+    the last one had just left, and where others only waited before (or the resource was paused). Of a work queue
+    (`Queue.join`) they are the tasks that run.
+    """
+
+    def __init__(self, message: str = "", *, resource: str | None = None, holders: Sequence[Any] = ()) -> None:
+        super().__init__(message, resource=resource)
+        self.holders: tuple[Any, ...] = tuple(holders)
 
 
 class LockLost(SqlsemError):

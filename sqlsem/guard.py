@@ -1,10 +1,11 @@
-"""Ends a command with all that it started: the guard of ``sqlsem run``, and what that does itself by the same means.
+"""Ends commands with all that they started when the process that runs them dies; and ends them by the same means while
+it lives. For ``sqlsem run``, workers and callbacks of batches.
 
-The guard is this file, run as a script. It does nothing but read a pipe whose other end only ``sqlsem run`` has. When
-that dies in any way whatever (``kill -9``, out of memory), the system closes the pipe, and the guard ends the command:
-nothing goes on unlocked and unnoticed. Linux's PR_SET_PDEATHSIG would do the same for the command alone, not for what
-it started, on Linux only, and to set it Python would have to run code between fork and exec, which is not safe beside
-threads.
+The guard is this file, run as a script. It does nothing but read a pipe whose other end only the process has that runs
+commands. When that dies in any way whatever (``kill -9``, out of memory), the system closes the pipe, and the guard
+ends the commands: nothing goes on unlocked and unnoticed, or beside its next attempt. Linux's PR_SET_PDEATHSIG would do
+the same for a command alone, not for what it started, on Linux only, and to set it Python would have to run code
+between fork and exec, which is not safe beside threads.
 
 So nothing of sqlsem or its dependencies is imported here: the guard has to be small and quick.
 """
@@ -14,10 +15,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["MARKS", "POSIX", "Tree", "children", "end", "send"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+
+__all__ = ["MARKS", "POSIX", "Guard", "Tree", "children", "end", "send"]
 
 POSIX = os.name == "posix"
 #: The variable by which what a command starts is found.
@@ -162,13 +168,119 @@ def _group(pid: int) -> int | None:
         return None
 
 
-def main(patience: float) -> None:
-    """Remember whom to end, and end it when the pipe closes."""
-    tree = Tree(0, False, "", None)
-    for line in sys.stdin:
-        root, whole, mark = line.split()
-        tree = Tree(int(root), whole == "1", mark, None)
+class Guard:
+    """The guard as the process has it that is watched: one for all of its commands, started with the first of them and
+    ended with the last ``with`` block. Where none can be had, things go on without, and the log says so.
+    """
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = False
+        self._hooked = False
+
+    def __enter__(self) -> Guard:
+        with self._lock:
+            self._users += 1
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            process, self._process, self._started = self._process, None, False
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+
+    def start(self) -> None:
+        """Start the guard process, if that was not done before."""
+        with self._lock:
+            self._start()
+
+    def _start(self) -> None:
+        import logging  # the guard process itself needs neither
+        import subprocess
+
+        if self._started:
+            return
+        self._started = True
+        log = logging.getLogger("sqlsem")
+        if not POSIX or not sys.executable or not os.path.isfile(__file__):
+            log.info("No guard here: commands would survive a kill -9 of this process")
+            return
+        if not self._hooked:
+            os.register_at_fork(after_in_child=self._forked)
+            self._hooked = True
+        try:
+            # A session of its own: what ends our whole group shall not end the guard as well.
+            self._process = subprocess.Popen(  # noqa: S603 - a file of ours
+                [sys.executable, "-I", "-S", __file__],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as exc:
+            log.warning("No guard: %s", exc)
+
+    def _forked(self) -> None:
+        """Leave the guard to the parent. Its end of the pipe must not live on here, or the parent's end went unseen."""
+        self._lock = threading.Lock()
+        process, self._process, self._started = self._process, None, False
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.returncode = 0  # not our child: nobody waits for it here
+
+    def watch(self, tree: Tree, patience: float) -> None:
+        """Have this ended when our process dies: by SIGTERM, and by SIGKILL after ``patience`` seconds."""
+        self._tell(f"watch {tree.mark} {tree.root} {int(tree.whole)} {patience}\n")
+
+    def dismiss(self, tree: Tree) -> None:
+        """Leave this alone from now on: it has ended."""
+        self._tell(f"dismiss {tree.mark}\n")
+
+    def _tell(self, line: str) -> None:
+        with self._lock:
+            self._start()
+            if self._process is None:
+                return
+            assert self._process.stdin is not None
+            try:
+                self._process.stdin.write(line.encode())
+            except OSError:
+                import logging
+
+                logging.getLogger("sqlsem").warning(
+                    "The guard is gone; commands would survive a kill -9 of this process"
+                )
+                self._process.stdin.close()
+                self._process.wait()
+                self._process = None
+
+
+def main() -> None:
+    """Remember what to end, and end it when the pipe closes."""
+    watched: dict[str, tuple[Tree, float]] = {}
+    for line in sys.stdin:
+        what, mark, *rest = line.split()
+        watched.pop(mark, None)
+        if what == "watch":
+            root, whole, patience = rest
+            watched[mark] = Tree(int(root), whole == "1", mark, None), float(patience)
+    threads = [threading.Thread(target=_end_orphan, args=one) for one in watched.values()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _end_orphan(tree: Tree, patience: float) -> None:
     def ended() -> bool:
         if sys.platform == "linux" and os.path.isdir("/proc/self"):
             now = _process(tree.root)
@@ -179,11 +291,10 @@ def main(patience: float) -> None:
             return True
         return False
 
-    if tree.root:
-        end(tree, patience, ended)
+    end(tree, patience, ended)
 
 
 if __name__ == "__main__":
     for _name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"):
         signal.signal(getattr(signal, _name), signal.SIG_IGN)
-    main(float(sys.argv[1]))
+    main()

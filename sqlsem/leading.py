@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import logging
 import threading
 from collections.abc import Callable
@@ -14,9 +13,10 @@ from sqlsem.core.defaults import Coordinated
 from sqlsem.core.grants import Grant
 from sqlsem.core.leading import LONGEST_PAUSE_SECONDS, Candidacy, LeaderEntry, Stay, may_go_on, watch_sigterm
 from sqlsem.core.pauses import pauses
+from sqlsem.core.threads import call_out, spawn_in_handler
 from sqlsem.errors import SqlsemError
 from sqlsem.locks import Lock
-from sqlsem.model import Duration
+from sqlsem.model import Duration, check_call
 
 __all__ = ["Leader", "Term", "Told", "leader"]
 
@@ -89,24 +89,18 @@ class Term:
 
     def _begin(self, grant: Grant) -> None:
         self._grant = grant
+        grant.holding.when_lost.append(self.ending.set)
         with self._lock:
             self._began = grant.holding.why_lost is None
         grant.holding.require()
 
     def _tell_ending(self) -> None:
         """In a handler of signals: this very thread may be inside `ending`, which it would wait for."""
-        _thread.start_new_thread(self.ending.set, ())
+        spawn_in_handler(self.ending.set, "sqlsem-leader")
 
-    def _was_lost(self, grant: Grant) -> None:
-        """In a thread of the membership's, which must not wait for a program's callbacks."""
-        self.ending.set()
-        runtime.current().thread(self._stop_lost, "sqlsem-leader").start()
-
-    def _stop_lost(self) -> None:
-        try:
-            self._stop()
-        except Exception:
-            log.exception("on_stopped of the leader %r failed", self.name)
+    def _was_lost(self, _: Grant) -> None:
+        """In a thread for callbacks."""
+        call_out(f"on_stopped of the leader {self.name!r}", self._stop)
 
     def _stop(self) -> None:
         """Nobody leads here any more when this returns."""
@@ -140,6 +134,9 @@ class Leader:
         self, candidacy: Candidacy, on_started: Told | None, on_stopped: Told | None, handle_sigterm: bool
     ) -> None:
         self._candidacy = candidacy
+        for what, told in (("on_started", on_started), ("on_stopped", on_stopped)):
+            if told is not None:
+                check_call(what, told)
         self._on_started = on_started
         self._on_stopped = on_stopped
         self._handle_sigterm = handle_sigterm
@@ -169,6 +166,7 @@ class Leader:
         ...         tick(term.fence)
         >>> sqlsem.leader("scheduler").run(schedule)  # doctest: +SKIP
         """
+        check_call("The function of a leader", function)
         self.current()
         waits = pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
         while True:

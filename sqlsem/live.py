@@ -12,8 +12,10 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 
 from sqlsem.coordinator import Coordinator
+from sqlsem.core.threads import GoesOn, Kept
 from sqlsem.engines.base import Allowance, Session, bounded
 from sqlsem.engines.roles import Administration
 from sqlsem.errors import ConfigurationError, SchemaError, SqlsemError
@@ -72,7 +74,7 @@ class Live:
         self._session: Session | None = None
         self._soon = threading.Event()
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Kept | None = None
 
     @property
     def where(self) -> str:
@@ -89,8 +91,8 @@ class Live:
 
     def start(self, tell: Callable[[Seen], None]) -> None:
         """Begin to look. ``tell`` is called with what is seen after each look, in another thread; it must not block."""
-        self._thread = threading.Thread(target=self._run, args=(tell,), name="sqlsem-live", daemon=True)
-        self._thread.start()
+        self._thread = Kept("sqlsem-live", partial(self._run, tell), self._ended)
+        self._thread.begin()
 
     def look_now(self) -> None:
         """Look again at once."""
@@ -107,7 +109,7 @@ class Live:
         if self._thread is not None:
             self._thread.join(PARTING)
 
-    def _run(self, tell: Callable[[Seen], None]) -> None:
+    def _run(self, tell: Callable[[Seen], None], _: GoesOn) -> None:
         try:
             while not self._ended.is_set():
                 tell(self.seen)

@@ -6,8 +6,10 @@ The same objects serve tasks: ``async with`` and decorated coroutine functions g
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem import runtime
@@ -19,7 +21,7 @@ from sqlsem.core.defaults import Coordinated
 from sqlsem.core.grants import Grant, give_back
 from sqlsem.core.handover import Adoption
 from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
-from sqlsem.core.loose import LooseGrants
+from sqlsem.core.loose import Holds, LooseGrants
 from sqlsem.core.options import GroupOptions, ModuleLockOptions
 from sqlsem.core.places import Token
 from sqlsem.core.process import Process
@@ -27,6 +29,7 @@ from sqlsem.core.ranked import kind_of
 from sqlsem.core.rating import GroupTaking, Taking, split
 from sqlsem.core.steps import carry_out, drive
 from sqlsem.core.terms import Ask, Name, Terms
+from sqlsem.core.threads import voice as log
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.model import Duration
 from sqlsem.model_rates import RateRequest
@@ -79,14 +82,14 @@ class Lock:
             Unavailable: The database is out of reach.
         """
         seconds, stack = self.terms.seconds(blocking, timeout), self._stack()
-        depth = len(stack)
+        mark = stack.mark()
         try:
             grant = self._acquire(self.terms.requests, seconds, stack)
             if grant is not None and self.terms.semaphore:
                 self._loose.add(grant)
             return grant is not None
         except BaseException:
-            self._unwind(stack, depth)
+            self._unwind(stack, mark)
             raise
 
     def locked(self) -> bool:
@@ -136,8 +139,10 @@ class Lock:
             if stack and stack[-1].token is by:
                 del stack[-1]
 
-    def _unwind(self, stack: list[Hold[Grant]], depth: int) -> None:
+    def _unwind(self, stack: Holds[Grant], mark: tuple[int, int]) -> None:
         """Interrupted on the way in: what was had since the stack was so deep is given back."""
+        depth, blocks = mark
+        del stack.blocks[blocks:]
         while len(stack) > depth:
             if stack[-1].ended:
                 stack.pop()
@@ -151,6 +156,7 @@ class Lock:
             if stack and stack[-1] is last:
                 stack.pop()
             abandon(last.grant, last.token)
+        stack.drop_blocks()
 
     @property
     def grant(self) -> Grant:
@@ -164,8 +170,11 @@ class Lock:
         """What this thread acquired last, and neither it nor another one has given back."""
         return self._loose.last(self._stack())
 
-    def _stack(self) -> list[Hold[Grant]]:
-        stack: list[Hold[Grant]] = runtime.namespace(self._mine).setdefault("stack", [])
+    def _stack(self) -> Holds[Grant]:
+        kept = runtime.namespace(self._mine)
+        stack: Holds[Grant] | None = kept.get("stack")
+        if stack is None:
+            stack = kept["stack"] = Holds()
         return stack
 
     def _acquire(self, requests: Sequence[Ask], timeout: float | None, stack: list[Hold[Grant]]) -> Grant | None:
@@ -185,34 +194,60 @@ class Lock:
 
         return carry_out(GroupTaking(acquisition, taking, rates, timeout), process.perform)
 
-    def _enter(self, requests: Sequence[Ask], stack: list[Hold[Grant]]) -> Grant:
+    def _enter(self, requests: Sequence[Ask], stack: Holds[Grant]) -> Grant:
+        depth = len(stack)
         grant = self._acquire(requests, self.terms.timeout, stack)
         if grant is None:
-            raise self.terms.too_late(requests)
+            raise drive(self.terms.too_late(requests, this_thread()), self.terms.process.perform)
+        stack.enter_block(depth)
         return grant
 
     def __enter__(self) -> Grant:
         stack = self._stack()
-        depth = len(stack)
+        mark = stack.mark()
         try:
             return self._enter(self.terms.requests, stack)
         except BaseException:
-            self._unwind(stack, depth)
+            self._unwind(stack, mark)
             raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
         last = None
         try:
-            last = self._last()
-            if last is not None and last.grant.holding.handed_over:
-                self._stack().pop()  # it is somebody else's, as it should be
+            last, stack = self._last(), self._stack()
+            if stack.leave_block():
+                return
+            if last is not None and last.grant.holding.is_given_back:
+                stack.pop()  # by another thread, or handed over
             else:
                 self._release()
         except BaseException as struck:
             self._abandon(last)
+            if last is None and isinstance(struck, NotHeld):
+                self._left_elsewhere(sys._getframe(1))
             # What went wrong inside matters more; a lost lock has been logged, and called on_lost, when it was lost.
             if exc is None or not isinstance(struck, Exception):
                 raise
+
+    def _left_elsewhere(self, block: FrameType) -> None:
+        """A block was left by a thread that did not enter it, as that of a generator may be: release what it had."""
+        names = {request.resource for request in split(self.terms.requests)[0]}
+        had = [
+            one
+            for one in block.f_locals.values()
+            if isinstance(one, Grant) and not one.holding.released and names == set(one.positions)
+        ]
+        for grant in had:
+            abandon(grant, grant.holding.first)
+        log.warning(
+            "The block of %r at %s:%d (%s) was left by thread %s, which did not enter it; %s",
+            self,
+            block.f_code.co_filename,
+            block.f_lineno,
+            block.f_code.co_name,
+            threading.current_thread().name,
+            "what it had is released" if had else "it stays held: name its grant (as grant), or leave it there",
+        )
 
     # -- with asyncio -------------------------------------------------------------------------------------------
 
@@ -261,11 +296,11 @@ class _Block:
 
     def __enter__(self) -> Grant:
         lock, stack = self._lock, self._lock._stack()
-        depth = len(stack)
+        mark = stack.mark()
         try:
             return lock._enter(self._requests, stack)
         except BaseException:
-            lock._unwind(stack, depth)
+            lock._unwind(stack, mark)
             raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:

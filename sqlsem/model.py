@@ -5,15 +5,31 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 
+from sqlsem.checks import (
+    MAX_ID,
+    MAX_INT,
+    MAX_LABEL,
+    MAX_NAME,
+    MAX_NOTE,
+    MAX_SECONDS,
+    Duration,
+    check_call,
+    check_count,
+    check_duration,
+    check_id,
+    check_name,
+    check_some,
+    utf16_length,
+)
 from sqlsem.errors import ConfigurationError
 from sqlsem.model_tasks import (
+    MAX_NESTED,
+    TASK_BOUNDS,
     Attempt,
     Claimed,
     End,
@@ -28,15 +44,19 @@ from sqlsem.model_tasks import (
     plain,
     task_locks,
 )
+from sqlsem.names import access_in_words
 from sqlsem.runtime import monotonic
 
 __all__ = [
+    "MAX_ID",
     "MAX_INT",
     "MAX_LABEL",
     "MAX_NAME",
+    "MAX_NESTED",
     "MAX_NOTE",
     "MAX_SECONDS",
     "READ",
+    "TASK_BOUNDS",
     "UPGRADE",
     "WRITE",
     "Attempt",
@@ -65,9 +85,12 @@ __all__ = [
     "TaskLock",
     "Ticket",
     "Upgrading",
+    "check_call",
     "check_count",
     "check_duration",
+    "check_id",
     "check_name",
+    "check_some",
     "monotonic",
     "task_locks",
 ]
@@ -78,84 +101,6 @@ WRITE = "write"
 READ = "read"
 #: What a reader is while it waits to be the writer. Nothing shares with it, and nobody can ask for it.
 UPGRADE = "upgrade"
-
-#: SQL Server's limit for an application lock's name, and so the longest name on any engine (in UTF-16 units).
-MAX_NAME = 255
-MAX_LABEL = 64
-MAX_NOTE = 1000
-MAX_INT = 2**31 - 1
-
-
-def _utf16_length(text: str) -> int:
-    return len(text.encode("utf-16-le")) // 2
-
-
-def check_name(what: str, value: object, longest: int = MAX_NAME) -> str:
-    """Return ``value`` when it can serve as a name on every engine, else raise `ConfigurationError`."""
-    if not isinstance(value, str):
-        raise ConfigurationError(f"{what} must be a string, not {type(value).__name__}: {value!r}")
-    if not value:
-        raise ConfigurationError(f"{what} is empty; give it a name of 1 to {longest} characters")
-    if value != value.strip():
-        raise ConfigurationError(
-            f"{what} {value!r} begins or ends with white space, which databases compare differently; strip it"
-        )
-    try:
-        length = _utf16_length(value)
-    except UnicodeEncodeError:
-        raise ConfigurationError(f"{what} {value!r} holds half a surrogate pair and is not valid text") from None
-    if length > longest:
-        raise ConfigurationError(f"{what} has {length} characters, at most {longest} fit: {value[:40]!r}…")
-    if not value.isprintable() and any(unicodedata.category(character) == "Cc" for character in value):
-        raise ConfigurationError(f"{what} {value!r} contains a control character; use printable text")
-    return value
-
-
-def check_count(what: str, value: object, least: int = 1, most: int = MAX_INT) -> int:
-    """Return ``value`` when it is a whole number from ``least`` to ``most``, else raise `ConfigurationError`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError(f"{what} must be a whole number, not {type(value).__name__}: {value!r}")
-    if not least <= value <= most:
-        raise ConfigurationError(f"{what} must be from {least} to {most}, not {value}")
-    return value
-
-
-#: A length of time, as every call takes it: seconds, text such as ``"10s"`` or ``"1h30m"``, or a `timedelta`.
-Duration = float | str | timedelta
-#: The longest one that a database's milliseconds can hold.
-MAX_SECONDS = MAX_INT // 1000
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-
-
-def check_duration(what: str, value: object, *, zero: bool = True, most: float = MAX_SECONDS) -> float:
-    """Return ``value`` as seconds, or raise `ConfigurationError`. It is one kind everywhere: a number of seconds
-    (``5``, ``0.5``), text (``"90"``, ``"1.5s"``, ``"250ms"``, ``"1h30m"``; units ms, s, m, h, d, w) or a `timedelta`.
-
-    >>> check_duration("The window", "1h30m")
-    5400.0
-    """
-    seconds: object = value
-    if isinstance(value, timedelta):
-        seconds = value.total_seconds()
-    elif isinstance(value, str):
-        parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])", value)
-        if re.fullmatch(r"[0-9]+(\.[0-9]+)?", value):
-            seconds = float(value)
-        elif parts and "".join(number + unit for number, unit in parts) == value:
-            seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-        else:
-            raise ConfigurationError(f"{what} {value!r} is not a duration; write seconds, or 90s, 5m, 2h, 1d, 1h30m")
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise ConfigurationError(
-            f"{what} must be a number of seconds, text such as '90s' or '1h30m', or a timedelta, not "
-            f"{type(value).__name__}: {value!r}"
-        )
-    # 'not <=' also refuses NaN
-    if not 0 <= seconds <= most or (seconds == 0 and not zero):
-        raise ConfigurationError(
-            f"{what} must be {'at least 0' if zero else 'above 0'} and at most {most:.0f} seconds, not {value!r}"
-        )
-    return float(seconds)
 
 
 class Upgrading(enum.Enum):
@@ -214,7 +159,7 @@ class Request:
             if "\x00" in self.note:
                 raise ConfigurationError("The note contains a NUL character; remove it")
             try:
-                length = _utf16_length(self.note)
+                length = utf16_length(self.note)
             except UnicodeEncodeError:
                 raise ConfigurationError("The note holds half a surrogate pair and is not valid text") from None
             if length > MAX_NOTE:
@@ -284,10 +229,7 @@ class Request:
 
     def describe(self) -> str:
         """A few words for messages: ``limit 3 on 'etl'``."""
-        kind = self.access
-        if self.access == WRITE:
-            kind = "mutex" if self.limit == 1 else "limit" if self.limit is None else f"limit {self.limit}"
-        return f"{kind} on {self.resource!r}"
+        return f"{access_in_words(self.access, self.limit)} on {self.resource!r}"
 
 
 class Ticket(NamedTuple):  # (Made at every lock, and faster than a frozen dataclass.)
@@ -394,8 +336,8 @@ class Operation:
     host: str | None
     pid: int | None
     program: str | None
-    #: 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'reap'; of a batch 'abandon'; of a task 'retry' or
-    #: 'cancel'
+    #: 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'revoke_members', 'reap', 'forget'; of a rate
+    #: 'reset' or 'rate_limit'; of a batch 'abandon'; of a task 'retry' or 'cancel'
     action: str
     resource: str | None  # what it was done to: a resource, and a row of its queue;
     position: int | None

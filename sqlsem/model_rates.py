@@ -9,11 +9,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import MAX_NAME, MAX_SECONDS, Duration, Request, check_count, check_duration, check_name
+from sqlsem.model import (
+    MAX_NAME,
+    MAX_SECONDS,
+    Duration,
+    Request,
+    check_count,
+    check_duration,
+    check_name,
+)
+from sqlsem.names import RATE_PREFIX
 
 __all__ = [
     "AHEAD_MS",
-    "RATE_PREFIX",
     "RateAnswer",
     "RateEntry",
     "RateRequest",
@@ -23,10 +31,10 @@ __all__ = [
     "windows_of",
 ]
 
-#: The waiting line of rate ``api`` is the queue of the resource ``rate:api``.
-RATE_PREFIX = "rate:"
 #: So many windows a rate may have.
 MOST_WINDOWS = 10
+#: So many windows of one rate are known at a time, of all programs.
+MOST_KNOWN_WINDOWS = 40
 #: A window is kept in so many parts (slots); a part counts until all of it is out of the window.
 PARTS = 100
 #: Those of a process that wait together, with one row in the line, want no more than may be used in so long.
@@ -59,8 +67,8 @@ def _words(ms: int) -> str:
 
 
 def windows_of(limit: object, per: object) -> tuple[Window, ...]:
-    """What ``rate(name, limit, per=…)`` means; ``limit`` may be a mapping of windows to limits. Raises
-    `ConfigurationError`.
+    """What ``rate(name, limit, per=…)`` means; ``limit`` may be a mapping of windows to limits, and no window where
+    neither is given. Raises `ConfigurationError`.
 
     >>> [str(window) for window in windows_of({"1s": 10, "1m": 100}, None)]
     ['10/1s', '100/1m']
@@ -69,6 +77,8 @@ def windows_of(limit: object, per: object) -> tuple[Window, ...]:
         if per is not None:
             raise ConfigurationError("A rate takes either a limit and per=…, or windows with their limits")
         pairs = list(limit.items())
+    elif limit is None and per is None:
+        return ()  # an operator's limits
     elif per is None:
         raise ConfigurationError("A rate needs the time in which so much may be used: rate('api', 100, per='1m')")
     else:
@@ -105,14 +115,18 @@ class RateRequest:
     def __post_init__(self) -> None:
         check_name("The name of a rate", self.name, MAX_NAME - len(RATE_PREFIX))
         check_count(f"The cost asked of rate {self.name!r}", self.cost)
-        lowest = min(window.limit for window in self.windows)
-        if self.cost > lowest:
+        lowest = min((window.limit for window in self.windows), default=None)
+        if lowest is not None and self.cost > lowest:
             raise ConfigurationError(
                 f"A cost of {self.cost} can never fit into the rate {self.name!r}, which allows {lowest} at once; "
                 f"lower the cost or raise the limit",
                 resource=self.resource,
             )
         if self.burst is not None:
+            if lowest is None:
+                raise ConfigurationError(
+                    f"A burst goes with a limit and a window, and rate {self.name!r} leaves these to an operator"
+                )
             if len(self.windows) > 1:
                 raise ConfigurationError(
                     f"A burst goes with one window, and rate {self.name!r} has {len(self.windows)}; leave it out, or "
@@ -134,7 +148,7 @@ class RateRequest:
     @property
     def batch(self) -> int:
         """How much a process takes at once for those of it that wait together: what may be used in `BATCH_MS`."""
-        at_once = min(window.limit * BATCH_MS // window.ms for window in self.windows)
+        at_once = min((window.limit * BATCH_MS // window.ms for window in self.windows), default=0)
         return at_once if self.burst is None else min(at_once, self.burst)
 
     def in_line(self) -> Request:
@@ -143,6 +157,8 @@ class RateRequest:
 
     def describe(self) -> str:
         """A few words for messages."""
+        if not self.windows:
+            return f"rate on {self.name!r}"
         return f"rate {' and '.join(map(str, self.windows))} on {self.name!r}"
 
 
@@ -198,15 +214,16 @@ class RateEntry:
     Attributes:
         name: The rate's.
         window: Its length, in seconds.
-        limit: How much may be used in it, as it was declared last.
+        limit: How much may be used in it: the lowest limit that counts, of programs that use it and of an operator.
         used: How much counts just now.
         idle: Seconds since it was last used.
         taken: How much was ever taken while this window was known, also by settling more. It is forgotten with the
             window, a day after that was last used.
         returned: How much of that was given back, by settling less.
         waits: How often it was not there at once.
-        free_in: Seconds until there is room in it for 1 more; 0 where there is now. Who waits in line has that first,
-            and a burst may let nobody have it even then.
+        free_in: Seconds until there is room in it for 1 more, also in the bucket of a burst; 0 where there is now.
+            Requests that wait have that first.
+        cap: The limit that an operator has set for windows of this length, or None.
     """
 
     name: str
@@ -218,6 +235,7 @@ class RateEntry:
     returned: int = 0
     waits: int = 0
     free_in: float = 0.0
+    cap: int | None = None
 
     @property
     def resource(self) -> str:
@@ -236,10 +254,11 @@ class RateEntry:
         returned: int,
         waits: int,
         free_in: float,
+        cap: int | None = None,
     ) -> RateEntry:
         """As the routine `rates` says it."""
         name = str(resource).removeprefix(RATE_PREFIX)
-        return cls(name, window_ms / 1000, limit, used, float(idle), taken, returned, waits, float(free_in))
+        return cls(name, window_ms / 1000, limit, used, float(idle), taken, returned, waits, float(free_in), cap)
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""

@@ -10,6 +10,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 __all__ = [
+    "MAX_NESTED",
+    "TASK_BOUNDS",
     "Attempt",
     "Claimed",
     "End",
@@ -24,6 +26,19 @@ __all__ = [
     "plain",
     "task_locks",
 ]
+
+#: From and to which number each amount of a task goes, on every engine: in Python, at the command line, in SQL. Times
+#: are in milliseconds.
+TASK_BOUNDS = {
+    "after_ms": (0, 315_360_000_000),
+    "backoff_ms": (0, 300_000),
+    "time_limit_ms": (1, 2**31 - 1),
+    "max_attempts": (1, 2**31 - 1),
+    "priority": (-(2**31), 2**31 - 1),
+    "order": (-(2**31), 2**31 - 1),
+}
+#: So deep may JSON be nested, that every client can read it.
+MAX_NESTED = 100
 
 
 def plain(value: Any) -> dict[str, Any]:
@@ -72,7 +87,7 @@ class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to mak
     unique: str | None = None  # a key: it is only put when no other one with this key is open
     replace: str | None = None  # a key: it is put in the place of the one that has it
     key: str | None = None  # whose it is: workers share themselves out between the keys
-    priority: int = 0  # among those of its key; lower ones first
+    priority: int = 0  # among those of its key; higher ones first
     locks: tuple[TaskLock, ...] = ()  # what it needs to run
 
     def as_options(self) -> dict[str, Any]:
@@ -149,6 +164,7 @@ class End(NamedTuple):
     outcome: str
     result: str | None = None
     error: str | None = None
+    last: bool = True  # whether the task is tried no more when this attempt has failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.core.blocking import require_no_loop
+from sqlsem.core.callers import this_thread
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.grants import Grant
 from sqlsem.core.holdings import LostCallback
@@ -134,7 +135,8 @@ class Once:
     def __enter__(self) -> Run | None:
         run, late = self._begin(self._periodic.terms.timeout)
         if late:
-            raise self._periodic.terms.too_late(self._periodic.terms.requests)
+            terms = self._periodic.terms
+            raise drive(terms.too_late(terms.requests, this_thread()), self._periodic.process.perform)
         self._mine.__dict__.setdefault("stack", []).append(run)
         return run
 

@@ -41,13 +41,13 @@ def first_line(text: object) -> str:
     return str(text or "").strip().partition("\n")[0].rstrip()
 
 
-def clean_json(value: Any, *, indent: int | None = 2, allow_nan: bool = True) -> str:
+def clean_json(value: Any, *, indent: int | None = 2, allow_nan: bool = True, ascii_only: bool = False) -> str:
     r"""A value as JSON of printable characters only (but for the line breaks between its parts): the same value.
 
     >>> clean_json(["\x9b\u202e\x7f é"], indent=None)
     '["\\u009b\\u202e\\u007f é"]'
     """
-    text = json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=allow_nan)
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent, allow_nan=allow_nan)
     if text.isprintable():
         return text
     return "".join(

@@ -46,10 +46,10 @@ class RateGrant(BaseRateGrant):
     def settle(self, actual: int) -> None:
         """Say what it has cost in the end, where that is known only afterwards.
 
-        What was too much is given back, as far as it counts still (and counts as used where the answer to that is lost,
-        as it must not be given back twice); 0 gives back all. What was too little counts as used
-        now. That may go beyond the limit: then nobody gets anything until enough is out of the window again. May be
-        called again.
+        What was too much is returned, as far as it counts still and this login has taken it (and counts as used where
+        the answer to that is lost, as it must not be returned twice); 0 returns all. What was too little counts as used
+        now. That may go beyond the limit: then nobody gets anything until enough is out of the window again, with a
+        burst after ten windows at the latest. May be called again.
 
         Raises `Unavailable` when the database is out of reach, and `ConfigurationError` for what is no whole number.
 
@@ -97,7 +97,7 @@ class Rate:
     def _enter(self, asked: Sequence[Ask]) -> RateGrant:
         grant = self._take(asked, self.terms.timeout)
         if grant is None:
-            raise self.terms.too_late(asked)
+            raise drive(self.terms.too_late(asked, this_thread()), self.terms.process.perform)
         return grant
 
     def __enter__(self) -> RateGrant:
@@ -138,7 +138,7 @@ class Rate:
 
 def rate(
     name: Name,
-    limit: int | Windows,
+    limit: int | Windows | None = None,
     per: Duration | None = None,
     *,
     cost: int = 1,
@@ -148,12 +148,15 @@ def rate(
     """At most ``limit`` in any stretch of time as long as ``per``, by everybody together, in the order of asking.
 
     Time is the database's, and nobody's clock else. Who waits stands in the line of the resource ``rate:NAME``, visible
-    to all (``sqlsem ls``), and is not overtaken, also not by one who wants less. What others declare for the same rate
-    should be the same; where it is not, each goes by its own numbers, and whatever anybody uses counts for all.
+    to all (``sqlsem ls``), and is not overtaken, also not by one who wants less. Where programs declare different
+    limits for the same rate, all of them hold: the lowest limit of a window counts, and windows of different lengths
+    count together. A declared limit counts until the last request that has declared it is out of its window. An
+    operator's limit (`Coordinator.set_rate`, ``sqlsem rates set``) always counts.
 
     Args:
         name: The rate's, 1 to 250 characters; or, for a decorator, a function of the call's arguments that gives it.
-        limit: How much may be used in the window; or several windows at once: ``{"1s": 10, "1h": 1000}``.
+        limit: How much may be used in the window; or several windows at once: ``{"1s": 10, "1h": 1000}``. Left out,
+            together with ``per``: what an operator has set.
         per: The window: seconds, ``"1m"``, a `timedelta`; from a millisecond to 24 days.
         cost: How much is used by one block or call: from 1 to the limit.
         burst: How much may be used at once; from then on so much as comes back evenly (100 in a minute: 1 in 0.6 s).

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ __all__ = [
     "THREADS",
     "Condition",
     "Lock",
+    "Queue",
     "Runtime",
     "Thread",
     "Timer",
@@ -30,6 +33,8 @@ __all__ = [
     "monotonic",
     "namespace",
 ]
+
+log = logging.getLogger("sqlsem")
 
 
 class Lock(Protocol):
@@ -71,6 +76,9 @@ class Thread(Protocol):
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end."""
 
+    def is_alive(self) -> bool:
+        """True from its start to its end."""
+
 
 class Timer(Protocol):
     """As much of `threading.Timer` as is used."""
@@ -82,8 +90,27 @@ class Timer(Protocol):
         """Do not call."""
 
 
+class Queue(Protocol):
+    """As much of `queue.SimpleQueue` as is used."""
+
+    def put(self, item: Any) -> None:
+        """Have somebody get it."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The next one; raises `queue.Empty` where there is none in time."""
+
+    def qsize(self) -> int:
+        """How many there are."""
+
+
 class Runtime:
-    """Threads of the operating system."""
+    """Threads of the operating system.
+
+    Attributes:
+        ends: What a thread is ended by that shall end: no fault, and nothing to be caught.
+    """
+
+    ends: tuple[type[BaseException], ...] = ()
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back. See `sqlsem.model.monotonic`."""
@@ -101,19 +128,30 @@ class Runtime:
         """A new condition on that lock."""
         return threading.Condition(lock)
 
+    def queue(self) -> Queue:
+        """A new queue."""
+        return queue.SimpleQueue()
+
     def thread(self, target: Callable[[], object], name: str) -> Thread:
-        """A daemon thread, not started yet."""
+        """A daemon thread, not started yet. (For `sqlsem.core.threads`, which sees to it that none ends unseen.)"""
         return threading.Thread(target=target, name=name, daemon=True)
 
     def timer(self, seconds: float, call: Callable[[], object]) -> Timer:
-        """Calls after so many seconds, in a thread of its own; not started yet."""
-        timer = threading.Timer(seconds, call)
+        """Calls after so many seconds, in a thread of its own; not started yet. What that raises is logged at ERROR."""
+        timer = threading.Timer(seconds, _call_logged, (call,))
         timer.daemon = True
         return timer
 
     def namespace(self, local: threading.local) -> dict[str, Any]:
         """What the thread that calls keeps there."""
         return local.__dict__
+
+
+def _call_logged(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except BaseException:
+        log.exception("What a timer was to do failed")
 
 
 _read_clock: Callable[[], float] = (

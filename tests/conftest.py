@@ -34,7 +34,6 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -53,6 +52,7 @@ pytest.register_assert_rewrite("support")
 import face as aio_face  # noqa: E402
 import microsoft  # noqa: E402
 import support  # noqa: E402
+from support import dispositions  # noqa: E402
 
 import sqlsem  # noqa: E402
 from clients.mixed import dotnet  # noqa: E402
@@ -85,9 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "faces(*names): run with these faces: 'sync' (if left out), 'aio'")
     config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
     config.addinivalue_line("markers", "quiet: normal running, nothing logged at WARNING (False: may be)")
-    # A shell starts what runs in the background with SIGINT ignored, and so would be all that tests start.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    dispositions.pass_on_no_ignored_signals()
     # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
     os.environ["SQLSEM_CONFIG"] = ""  # no file of whoever runs the tests
     # Bytecode is kept in any case, beside what pytest keeps: tests start many processes, and compiling takes each of
@@ -421,7 +419,7 @@ def connect(
 
 
 #: What a test still holds when it ends is told, and rightly.
-LEFT_HELD = ("its coordinator was closed", "was still held when its event loop ended")
+LEFT_HELD = ("its coordinator was closed",)
 
 
 class Loud(logging.Handler):

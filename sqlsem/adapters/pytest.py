@@ -13,6 +13,9 @@ import pytest
 
 import sqlsem
 from sqlsem import config
+from sqlsem.core.callers import this_thread
+from sqlsem.core.steps import drive
+from sqlsem.model import check_duration
 
 MARKER = (
     'sqlsem(resource, *, limit=1, weight=1, access="write", timeout=None): hold a lock from before its fixtures '
@@ -74,8 +77,9 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
                 raise pytest.UsageError(f"{item.nodeid}: pytest.mark.sqlsem: {exc}") from exc
         lock = wanted[0] if len(wanted) == 1 else locks.all_of(*wanted)
         if not lock.acquire(timeout=min(patience, default=None)):
-            names = ", ".join(str(mark.kwargs.get("resource", *mark.args[:1])) for mark in marks)
-            raise sqlsem.Timeout(f"{names} was not free within {min(patience)}; who has it: sqlsem ls")
+            seconds = check_duration("timeout", min(patience))
+            late = lock.terms.too_late(lock.terms.requests, this_thread(), seconds)
+            raise drive(late, lock.terms.process.perform)
         item.stash[_held] = lock
     return (yield)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.aio.driver import Driver, Signal, drive, this_caller, this_task
+from sqlsem.aio.driver import Driver, Signal, drive, elsewhere, this_caller, this_task
 from sqlsem.aio.grants import Grant, give_back
 from sqlsem.aio.leading import Leader, Term, Told
 from sqlsem.aio.periodic import Once, Run
@@ -24,7 +25,7 @@ from sqlsem.core.defaults import Coordinated
 from sqlsem.core.handover import Adoption
 from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
 from sqlsem.core.leading import Candidacy
-from sqlsem.core.loose import LooseGrants
+from sqlsem.core.loose import Holds, LooseGrants
 from sqlsem.core.options import GroupOptions, LockOptions, ModuleLockOptions, ModuleRateOptions, RateOptions
 from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.places import Token
@@ -82,7 +83,7 @@ class Lock:
     def __init__(self, terms: Terms) -> None:
         #: For the package; programs have no use for it.
         self.terms = terms
-        self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], list[Hold[Grant]]] = weakref.WeakKeyDictionary()
+        self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], Holds[Grant]] = weakref.WeakKeyDictionary()
         self._loose: LooseGrants[Grant] = LooseGrants()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -163,8 +164,12 @@ class Lock:
         """What this task acquired last, and neither it nor another one has given back."""
         return self._loose.last(self._stack())
 
-    def _stack(self) -> list[Hold[Grant]]:
-        return self._mine.setdefault(this_task(), [])
+    def _stack(self) -> Holds[Grant]:
+        task = this_task()
+        stack = self._mine.get(task)
+        if stack is None:
+            stack = self._mine[task] = Holds()
+        return stack
 
     async def _acquire(self, requests: Sequence[Ask], timeout: float | None) -> Grant | None:
         terms, keep = self.terms, self._stack()
@@ -190,21 +195,27 @@ class Lock:
         return had
 
     async def _enter(self, requests: Sequence[Ask]) -> Grant:
+        stack = self._stack()
+        depth = len(stack)
         grant = await self._acquire(requests, self.terms.timeout)
         if grant is None:
-            raise self.terms.too_late(requests)
+            driver = Driver.of(self.terms.process)
+            raise await drive(self.terms.too_late(requests, this_caller()), driver.perform)
+        stack.enter_block(depth)
         return grant
 
     async def __aenter__(self) -> Grant:
         return await self._enter(self.terms.requests)
 
     async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: Any) -> None:
-        last = self._last()
-        # (Only before 3.11 can it not be told whether somebody else cancels too; then the loss is what comes out.)
-        lost = False if last is None else last.grant.disarm(exc)
+        last, stack, lost = self._last(), self._stack(), False
         try:
-            if last is not None and last.grant.holding.handed_over:
-                self._stack().pop()
+            if stack.leave_block():
+                return
+            # (Only before 3.11 can it not be told whether somebody else cancels too; then the loss is what comes out.)
+            lost = last is not None and last.grant.disarm(exc)
+            if last is not None and last.grant.holding.is_given_back:
+                stack.pop()  # by another task, or handed over
             else:
                 await self._release()
         except Exception as struck:
@@ -291,7 +302,7 @@ def stage(name: Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
 
 def rate(
     name: Name,
-    limit: int | Windows,
+    limit: int | Windows | None = None,
     per: Duration | None = None,
     *,
     cost: int = 1,
@@ -380,7 +391,7 @@ class AsyncLocks:
     def rate(
         self,
         name: Name,
-        limit: int | Windows,
+        limit: int | Windows | None = None,
         per: Duration | None = None,
         *,
         cost: int = 1,
@@ -426,7 +437,8 @@ class AsyncLocks:
 
     async def close(self) -> None:
         """`Coordinator.close`, without blocking the loop."""
-        await asyncio.get_running_loop().run_in_executor(None, self._process.close)
+        if not self._process.closed:
+            await elsewhere(self._process, partial(self._process.close, this_caller().number))
 
     async def adopt(self, token: str, *, on_lost: LostCallback | None = None, cancel_on_lost: bool = False) -> Grant:
         """See `sqlsem.aio.adopt`."""

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import logging
 import threading
 import weakref
 from collections import deque
@@ -32,14 +31,15 @@ from sqlsem.core.main_session import unavailable
 from sqlsem.core.places import Token
 from sqlsem.core.process import Process
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, Verb, WaitFor
+from sqlsem.core.threads import voice
 from sqlsem.core.waiting import MOST_IDLE_SESSIONS
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import monotonic
 
-__all__ = ["Driver", "Signal", "awaited", "drive", "this_caller", "this_task"]
+__all__ = ["Driver", "Signal", "awaited", "drive", "elsewhere", "this_caller", "this_task"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def this_caller() -> Caller:
     number = _numbers.get(task)
     if number is None:
         number = _numbers[task] = new_number()
-    return Caller("task", number, task.get_name())
+    return Caller("task", number, task.get_name(), weakref.ref(task))
 
 
 async def drive(steps: Generator[S, Any, T], perform: Callable[[S], Awaitable[Any]]) -> T:
@@ -178,6 +178,14 @@ class Driver:
             driver = process.loops.drivers[loop] = Driver(process, loop)
         assert isinstance(driver, Driver)
         return driver
+
+    def running(self) -> int | None:
+        """The number of the task that this thread runs just now; None outside of this loop."""
+        try:
+            task = asyncio.current_task() if asyncio.get_running_loop() is self.loop else None
+        except RuntimeError:
+            return None
+        return None if task is None else _numbers.get(task)
 
     def require_here(self, grant: BaseGrant) -> None:
         """Raise `ConfigurationError` outside of the loop that the grant belongs to."""
@@ -339,8 +347,13 @@ class Driver:
             verb.done()
         for grant in list(self.grants):
             if not grant.holding.released and grant.holding.why_lost is None:
-                log.warning("%r was still held when its event loop ended, and is given back", grant)
+                log.info("%r was still held when its event loop ended, and is released", grant)
                 grant.holding.registry.disown(grant)  # however often it is had
+
+
+async def elsewhere(process: Process, call: Callable[[], T]) -> T:
+    """Await a call that blocks, and is no operation, in a thread of its own."""
+    return await asyncio.wrap_future(process.loops.submit("others", call))
 
 
 async def awaited(answer: Any) -> Any:

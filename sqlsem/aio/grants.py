@@ -7,7 +7,7 @@ import functools
 import sys
 from typing import Any, TypeVar
 
-from sqlsem.aio.driver import Driver, Signal, awaited, drive
+from sqlsem.aio.driver import Driver, Signal, awaited, drive, this_caller
 from sqlsem.core.convert import Upgrade, downgrade
 from sqlsem.core.grants import asserting, checking
 from sqlsem.core.handover import TTL_SECONDS, handing_over
@@ -111,7 +111,7 @@ class Grant(BaseGrant):
     ) -> None:
         lost, leaves = self.disarm(exc), Exit()
         try:
-            if not self.holding.handed_over:
+            if not self.holding.is_given_back:
                 await give_back(self, leaves)
         except BaseException as struck:
             abandon(self, leaves)
@@ -124,8 +124,8 @@ class Grant(BaseGrant):
         await self._drive(settling(rate_of(self.rates, rate, self), actual))
 
     async def release(self) -> None:
-        """Give the lock back, from any task. Raises `NotHeld` when done before, `LockLost` when it was lost."""
-        await give_back(self, Exit())
+        """Release the lock, from any task of its loop; see `sqlsem.Grant.release`."""
+        await give_back(self, self.holding.exit_of(this_caller()))
 
     async def _drive(self, steps: Operations[T]) -> T:
         return await drive(steps, self.driver.perform)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.aio.driver import awaited, this_task
+from sqlsem.aio.driver import awaited, elsewhere, this_task
 from sqlsem.core.leading import (
     LONGEST_PAUSE_SECONDS,
     TERMINATED,
@@ -21,6 +22,7 @@ from sqlsem.core.leading import (
 from sqlsem.core.pauses import pauses
 from sqlsem.core.terms import Terms
 from sqlsem.errors import SqlsemError
+from sqlsem.model import check_call
 
 if TYPE_CHECKING:
     from sqlsem import aio  # the locks that this is made of; they import it
@@ -84,16 +86,17 @@ class Term:
 
     def _begin(self, grant: aio.Grant) -> None:
         self._grant = grant
+        grant.holding.when_lost.append(self._was_lost)
         self._leads = grant.holding.why_lost is None
         grant.holding.require()
 
     def _soon(self, call: Callable[[], object]) -> None:
         """Have the loop call something, from any thread and from a handler of signals."""
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # closed: nobody is left who could care
             self._loop.call_soon_threadsafe(call)
 
-    def _was_lost(self, grant: aio.Grant) -> None:
-        """In a thread of the membership's."""
+    def _was_lost(self) -> None:
+        """In any thread, under the lock of all states."""
         self._soon(self._start_to_stop)
 
     def _tell_ending(self) -> None:
@@ -184,6 +187,9 @@ class Leader:
     ) -> None:
         self._candidacy = candidacy
         self._make_lock = make_lock
+        for what, told in (("on_started", on_started), ("on_stopped", on_stopped)):
+            if told is not None:
+                check_call(what, told)
         self._on_started = on_started
         self._on_stopped = on_stopped
         self._handle_sigterm = handle_sigterm
@@ -192,10 +198,11 @@ class Leader:
 
     async def current(self) -> LeaderEntry | None:
         """See `sqlsem.Leader.current`."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._candidacy.current)
+        return await elsewhere(self._candidacy.terms(None).process, self._candidacy.current)
 
     async def run(self, function: Callable[[Term], Awaitable[T]]) -> T:
         """As `sqlsem.Leader.run`, with a coroutine function; that is cancelled when the term is lost."""
+        check_call("The function of a leader", function)
         await self.current()
         waits = pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
         while True:
@@ -214,7 +221,7 @@ class Leader:
 
     async def __aenter__(self) -> Term:
         term = Term(self._candidacy.name, self._on_stopped)
-        block = _Block(term, self._make_lock(self._candidacy.terms(term._was_lost, self._cancel_on_lost)))
+        block = _Block(term, self._make_lock(self._candidacy.terms(None, self._cancel_on_lost)))
         try:
             if self._handle_sigterm:
                 watch_sigterm(block.stay)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.aio.driver import Driver, drive, this_task
+from sqlsem.aio.driver import Driver, drive, elsewhere, this_caller, this_task
 from sqlsem.core.periodic import Period, Periodic, let_go
 from sqlsem.core.terms import Terms
 from sqlsem.engines.periodic import OnceEntry
@@ -106,16 +106,17 @@ class Once:
 
     async def last(self) -> OnceEntry | None:
         """See `sqlsem.Once.last`."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._periodic.last)
+        return await elsewhere(self._periodic.terms.process, self._periodic.last)
 
     async def forget(self) -> bool:
         """See `sqlsem.Once.forget`."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._periodic.forget)
+        return await elsewhere(self._periodic.terms.process, self._periodic.forget)
 
     async def __aenter__(self) -> Run | None:
         run, late = await self._begin(self._periodic.terms.timeout)
         if late:
-            raise self._periodic.terms.too_late(self._periodic.terms.requests)
+            terms, driver = self._periodic.terms, Driver.of(self._periodic.process)
+            raise await drive(terms.too_late(terms.requests, this_caller()), driver.perform)
         self._runs.setdefault(this_task(), []).append(run)
         return run
 

@@ -64,7 +64,7 @@ class Rate:
     async def _enter(self, asked: Sequence[Ask]) -> RateGrant:
         grant = await self._take(asked, self.terms.timeout)
         if grant is None:
-            raise self.terms.too_late(asked)
+            raise await drive(self.terms.too_late(asked, this_caller()), Driver.of(self.terms.process).perform)
         return grant
 
     async def __aenter__(self) -> RateGrant:

@@ -6,8 +6,8 @@ commands  carrying out commands
 texts     what is kept of results and errors
 """
 
-from sqlsem.bodies.commands import END_SECONDS
-from sqlsem.bodies.kinds import Call, Shell, Sql, arguments, encode, import_by_name
+from sqlsem.bodies.commands import END_SECONDS, guarded
+from sqlsem.bodies.kinds import Call, Json, Shell, Sql, arguments, encode, import_by_name
 from sqlsem.bodies.running import Allowed, Stop, run
 from sqlsem.bodies.texts import as_json, format_error
 
@@ -15,6 +15,7 @@ __all__ = [
     "END_SECONDS",
     "Allowed",
     "Call",
+    "Json",
     "Shell",
     "Sql",
     "Stop",
@@ -22,6 +23,7 @@ __all__ = [
     "as_json",
     "encode",
     "format_error",
+    "guarded",
     "import_by_name",
     "run",
 ]

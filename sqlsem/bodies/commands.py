@@ -12,11 +12,13 @@ from collections.abc import Callable
 from time import sleep
 from typing import IO
 
+from sqlsem import guard
 from sqlsem.bodies.texts import MOST_KEPT_CHARACTERS, keepable
 from sqlsem.core.pauses import pauses
+from sqlsem.core.threads import spawn
 from sqlsem.errors import TaskFailed
 
-__all__ = ["END_SECONDS", "run_command"]
+__all__ = ["END_SECONDS", "guarded", "run_command"]
 
 #: For a command to end after it was told to.
 END_SECONDS = 5.0
@@ -25,11 +27,23 @@ LAST_OUTPUT_SECONDS = 1.0
 #: Between two looks whether a command has ended that was told to: at first, and at the most.
 FIRST_LOOK_SECONDS, LOOK_SECONDS = 0.001, 0.05
 
+#: Ends the commands of this process when that dies.
+guarded = guard.Guard()
 
-def run_command(command: str | list[str], started: Callable[[Callable[[], None]], None]) -> str:
-    """Run a command, with a shell if it is one text: the end of what it says. `TaskFailed` when its status is not 0."""
+
+def run_command(command: str | list[str], started: Callable[[Callable[[], None]], None], patience: float) -> str:
+    """Run a command, with a shell if it is one text; return the end of what it says. Raises `TaskFailed` when its
+    status is not 0. Should this process die, it is told to end, and ended after ``patience`` seconds.
+    """
+    with guarded:
+        return _run_command(command, started, patience)
+
+
+def _run_command(command: str | list[str], started: Callable[[Callable[[], None]], None], patience: float) -> str:
     if os.name == "nt" and not isinstance(command, str):
         _require_program(command[0])
+    mark = os.urandom(8).hex()
+    marks = ":".join([*filter(None, [os.environ.get(guard.MARKS)]), mark])
     # A session of its own: a Ctrl-C is for the worker, which lets the task end.
     try:
         process = subprocess.Popen(  # noqa: S603 - what the task wants, with a shell or without
@@ -38,7 +52,8 @@ def run_command(command: str | list[str], started: Callable[[Callable[[], None]]
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=os.name == "posix",
+            start_new_session=guard.POSIX,
+            env={**os.environ, guard.MARKS: marks},
         )
     except OSError as exc:
         what = command if isinstance(command, str) else command[0]
@@ -49,7 +64,9 @@ def run_command(command: str | list[str], started: Callable[[Callable[[], None]]
         with ending:
             _end(process)
 
+    tree = guard.Tree(process.pid, guard.POSIX, mark, None)
     try:
+        guarded.watch(tree, patience)
         started(stop)
         assert process.stdout is not None
         output = _Output(process.stdout)
@@ -59,6 +76,8 @@ def run_command(command: str | list[str], started: Callable[[Callable[[], None]]
     except BaseException:
         _end(process)
         raise
+    finally:
+        guarded.dismiss(tree)
     words = output.end()
     if status != 0:
         said = words.strip()
@@ -88,8 +107,7 @@ class _Output:
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
         self._kept = b""
-        self._reader = threading.Thread(target=self._read, name="sqlsem-output", daemon=True)
-        self._reader.start()
+        self._reader = spawn(self._read, "sqlsem-output")
 
     def _read(self) -> None:
         with self._pipe:

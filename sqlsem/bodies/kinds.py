@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlsem.errors import ConfigurationError
+from sqlsem.model import MAX_NESTED
 
-__all__ = ["Call", "Shell", "Sql", "arguments", "encode", "import_by_name"]
+__all__ = ["Call", "Json", "Shell", "Sql", "arguments", "encode", "import_by_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,15 @@ class Sql:
     """A task that is SQL text, run on the worker's database in one transaction (or those that the text begins)."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """A task for code that claims for itself: any JSON value, also a plain text. (Lists, objects, numbers, truth values
+    and None may be put as they are.)
+    """
+
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,10 @@ class Shell:
 
     def __post_init__(self) -> None:
         if not isinstance(self.command, str):
+            if not isinstance(self.command, Iterable):
+                raise ConfigurationError(
+                    f"A command is text or a list of a program and its arguments, not {type(self.command).__name__}"
+                )
             object.__setattr__(self, "command", tuple(self.command))
 
 
@@ -104,6 +119,17 @@ def import_by_name(name: str) -> Any:
     return found
 
 
+def _nested(text: str) -> int:
+    """Return how deep a JSON text is nested; about, where that is little."""
+    if (brackets := text.count("[") + text.count("{")) <= MAX_NESTED:
+        return brackets
+    depth = most = 0
+    for bracket in re.findall(r"[][{}]", re.sub(r'"(?:[^"\\]|\\.)*"', "", text)):
+        depth += 1 if bracket in "[{" else -1
+        most = max(most, depth)
+    return most
+
+
 _as_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
@@ -119,15 +145,24 @@ def encode(body: Any) -> tuple[str, str]:
         if not isinstance(text, str) or not text.strip():
             raise ConfigurationError(f"The text of a task is empty: {body!r}")
     else:
+        if isinstance(body, str):
+            raise ConfigurationError(
+                f"A plain text is no task: {body[:100]!r}; put sqlsem.Sql(…) for SQL, sqlsem.Shell(…) for a command, "
+                f"sqlsem.Call(…) for a function, or sqlsem.tasks.Json(…) for code that claims for itself"
+            )
         if callable(body) and not isinstance(body, Call):
             body = Call(body)
-        kind = "json"
+        kind, body = "json", body.value if isinstance(body, Json) else body
         if isinstance(body, Call):
             kind, body = "call", {"function": body.function, "args": body.args, "kwargs": body.kwargs}
         try:
             text = _as_json(body)
         except (TypeError, ValueError, RecursionError) as exc:
             raise ConfigurationError(f"This cannot be kept as JSON: {exc}; put what it is made of") from exc
+        if _nested(text) > MAX_NESTED:
+            raise ConfigurationError(
+                f"The body of a task is nested deeper than {MAX_NESTED}, which not all clients read"
+            )
     try:
         text.encode()
     except UnicodeEncodeError:

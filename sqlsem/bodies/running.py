@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlsem.bodies.commands import run_command
+from sqlsem.bodies.commands import END_SECONDS, run_command
 from sqlsem.bodies.kinds import arguments, import_by_name
 from sqlsem.bodies.texts import as_json
 from sqlsem.core.process import Process
@@ -85,10 +85,18 @@ def run(
     if kind == "sql":
         return _run_sql(body, process, started)
     if kind == "shell":
-        return run_command(arguments(body) or body, started)
+        return run_command(arguments(body) or body, started, _patience(process))
     if kind == "call":
         return _run_call(body, allowed, started)
     raise ConfigurationError(f"A worker cannot carry out a task of kind {kind}; claim it with sqlsem.queue(…).claim()")
+
+
+def _patience(process: Process) -> float:
+    """Return how long a command may take to end when this process has died: its next attempt must not begin before. (On
+    SQLite that may be at once.)
+    """
+    options = process.engine.options
+    return min(END_SECONDS, (options.lease or options.grace) / 2) if process.engine.beacon_may_fail else 0.0
 
 
 def _run_sql(text: str, process: Process, started: Started) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from sqlsem.errors import TaskFailed
+from sqlsem.errors import ConfigurationError, TaskFailed
 from sqlsem.printable import clean, clean_json
 
 __all__ = ["MOST_KEPT_CHARACTERS", "as_json", "format_error", "keepable"]
@@ -33,6 +33,8 @@ def format_error(error: BaseException | str) -> str:
         words = error
     elif isinstance(error, TaskFailed):
         words = str(error)
+    elif not isinstance(error, BaseException):
+        raise ConfigurationError(f"An error is an exception or text, not {type(error).__name__}")
     else:
         summary = "".join(traceback.format_exception_only(type(error), error)).strip()
         trace = "".join(traceback.format_tb(error.__traceback__))

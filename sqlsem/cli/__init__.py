@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import sys
@@ -16,7 +15,6 @@ from sqlsem.cli.connecting import Connecting
 from sqlsem.cli.group import Commands, Loaded
 from sqlsem.cli.options import duration
 from sqlsem.printable import CleanFormatter
-from sqlsem.terminal import output
 
 __all__ = ["main"]
 
@@ -66,8 +64,9 @@ Examples:
 
 \b
 Exit codes: 0 done, 1 not in order (doctor, audit, release), 64 wrong
-  usage, 69 database out of reach, 70 a fault of sqlsem's, 75 not had in time,
-  76 lock lost, 78 configuration or schema. `sqlsem run` has more.
+  usage, 69 database out of reach, 70 a fault of sqlsem's, 74 done, but the
+  output could not be written, 75 not had in time, 76 lock lost, 78
+  configuration or schema. `sqlsem run` has more.
 """,
 )
 @click.option(
@@ -109,6 +108,5 @@ def main(
     All of them are rows of one table that everybody can look at, in the order of asking.
     """
     main.traces = verbose > 1
-    atexit.register(output.let_terminal_go)
     ctx.with_resource(_logging(verbose))
     ctx.obj = Connecting(url, profile, {name: one for name, one in given.items() if one is not None}, verbose, quiet)

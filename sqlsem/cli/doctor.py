@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import click
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sqlsem import config, sql
+from sqlsem import config, sql, tasks
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import json_option
 from sqlsem.engines.roles import Check, Tables
+from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.printable import clean
 from sqlsem.terminal import output
 
 __all__ = ["doctor"]
 
+#: More members of one login are rarely meant.
+MANY_MEMBERS = 500
 AGAIN = "Run again with -vv to see all of it."
 
 
@@ -29,8 +33,8 @@ def doctor(options: Connecting, as_json: bool) -> int:
     """Check everything that has to be in order, and say how to mend what is not.
 
     Driver, connection, tables, permissions, clock, isolation, whether a session's lock stays with its session (behind
-    a pooler it may not), and a mutex taken and given back. Leaves no more than a line in the history (and makes the
-    embedded SQLite file, where that is missing).
+    a pooler it may not), the time zones of schedules, and a mutex taken and given back. Leaves no more than a line in
+    the history (and makes the embedded SQLite file, where that is missing).
 
     \b
     Examples:
@@ -82,10 +86,14 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
         checks.append(Check("connect", True, f"in {(time.perf_counter() - began) * 1000:.1f} ms"))
         if engine.has(Tables):
             checks += [_schema(session), *_engine(session)]
+        if engine.has(ScheduleSession) and all(check.ok for check in checks if check.name == "schema"):
+            checks += _schedules(session)
     finally:
         session.close()
     if all(check.ok for check in checks if check.name == "schema"):
         try:
+            if engine.has(Tables):
+                checks.append(_members(options))
             checks.append(_round_trip(options))
         except SqlsemError as exc:
             checks.append(_failed("round trip", exc, AGAIN))
@@ -114,6 +122,39 @@ def _engine(session: Tables) -> list[Check]:
         return session.diagnose()
     except (SqlsemError, NotImplementedError) as exc:
         return [_failed("engine", exc, AGAIN)]
+
+
+def _members(options: Connecting) -> Check:
+    """The login with the most members: a program that enrols without end slows everything that lists them."""
+    with options.coordinator(looks=True, told=True) as coordinator:
+        number = Counter(one.login or "" for one in coordinator.overview().members)
+    login, most = number.most_common(1)[0] if number else ("", 0)
+    told = f"{number.total()} members"
+    if most > MANY_MEMBERS:
+        told += f", {most} of them of login {clean(login)}"
+        return Check(
+            "members", True, told, f"If these are no processes of yours: sqlsem release --login {clean(login)}"
+        )
+    return Check("members", True, told)
+
+
+def _schedules(session: ScheduleSession) -> list[Check]:
+    """Whether a worker on this host could put the tasks of the schedules that this login sees."""
+    try:
+        found = session.list_schedules(None, None)
+        now = session.clock()
+    except SqlsemError as exc:
+        return [Check("schedules", True, f"not looked at: {exc}")]
+    failures = []
+    for one in found:
+        try:
+            tasks.next_due(one.cron, one.time_zone, now)
+        except ConfigurationError as exc:
+            failures.append(f"{one.name!r}: {exc}")
+    if failures:
+        mend = "Workers on this host leave them to others. Bring its time zones up to date: pip install -U tzdata"
+        return [Check("schedules", True, f"this host does not know when they are due: {'; '.join(failures)}", mend)]
+    return [Check("schedules", True, f"{len(found)}, of which this host knows when they are due")] if found else []
 
 
 def _round_trip(options: Connecting) -> Check:

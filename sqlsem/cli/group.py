@@ -26,7 +26,7 @@ from sqlsem.terminal import output
 __all__ = ["EXIT_LOST", "EXIT_TEMPFAIL", "Commands", "Listing", "Loaded", "WithCommand"]
 
 #: What we exit with, after sysexits.h; a status of 1 says no more than that something was not in order.
-EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE, EXIT_TEMPFAIL, EXIT_LOST, EXIT_CONFIG = 64, 69, 70, 75, 76, 78
+EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE, EXIT_IO, EXIT_TEMPFAIL, EXIT_LOST, EXIT_CONFIG = 64, 69, 70, 74, 75, 76, 78
 EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (
     (ConfigurationError, EXIT_CONFIG),
     (SchemaError, EXIT_CONFIG),
@@ -91,6 +91,7 @@ class Commands(_InOrder):
         run_main: Callable[..., Any] = super().main
         if not options.pop("standalone_mode", True):
             return run_main(*args, standalone_mode=False, **options)
+        output.open_streams()
         try:
             code = run_main(*args, standalone_mode=False, **options)
         except click.ClickException as exc:
@@ -108,7 +109,17 @@ class Commands(_InOrder):
             output.print_trace()
             output.print_error(f"{type(exc).__name__}: {exc} (this is a fault of sqlsem's; please report it)")
             code = EXIT_SOFTWARE
-        sys.exit(code if isinstance(code, int) else 0)
+        sys.exit((code if isinstance(code, int) else 0) or _exit_code_of_output())
+
+
+def _exit_code_of_output() -> int:
+    """The exit code of a command that is done: 0, unless what it shows could not be written."""
+    error = output.write_error()
+    if error is None:
+        return 0
+    if not isinstance(error, BrokenPipeError):  # a reader that has left wants to hear nothing more
+        output.print_error(f"Cannot write to standard output: {error.strerror}")
+    return EXIT_IO
 
 
 class WithCommand(click.Command):

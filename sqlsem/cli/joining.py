@@ -17,8 +17,10 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 
+from sqlsem.core.threads import GoesOn, Kept, spawn
 from sqlsem.errors import ConfigurationError, NotHeld
 
 __all__ = ["JOIN", "Joinable", "Joined"]
@@ -43,6 +45,7 @@ class Joinable:
         self._polite = polite
         self._folder: str | None = None
         self._listener: socket.socket | None = None
+        self._accepting = Kept("sqlsem-join", self._accept)
         self._lock = threading.Lock()
         self._joined: dict[socket.socket, int] = {}  # and their process numbers
         self._gone = threading.Condition(self._lock)
@@ -54,7 +57,7 @@ class Joinable:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.bind(os.path.join(self._folder, "join"))
             self._listener.listen()
-            threading.Thread(target=self._accept, name="sqlsem-join", daemon=True).start()
+            self._accepting.begin()
         except (OSError, AttributeError) as exc:
             log.info("Nothing can join this lock (--join): %s", exc)
             self._close()
@@ -65,14 +68,14 @@ class Joinable:
         """What the command is told."""
         return {} if self._folder is None else {JOIN: os.path.join(self._folder, "join")}
 
-    def _accept(self) -> None:
+    def _accept(self, _: GoesOn) -> None:
         listener = self._listener
         while listener is not None:
             try:
                 line, _ = listener.accept()
             except OSError:
                 return  # closed
-            threading.Thread(target=self._serve, args=(line,), name="sqlsem-joined", daemon=True).start()
+            spawn(partial(self._serve, line), "sqlsem-joined")
 
     def _serve(self, line: socket.socket) -> None:
         """Until whoever has joined is gone."""
@@ -158,9 +161,10 @@ class Joined:
         self.polite = float(answer[1])
         self._line.settimeout(None)
         self._ended = ended
-        threading.Thread(target=self._listen, name="sqlsem-join", daemon=True).start()
+        self._listening = Kept("sqlsem-join", self._listen)
+        self._listening.begin()
 
-    def _listen(self) -> None:
+    def _listen(self, _: GoesOn) -> None:
         with contextlib.suppress(OSError):
             while self._line.recv(1):
                 pass

@@ -71,7 +71,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
         elif console.is_terminal and not as_json:
             _watch(look, console, resource, watch)
         else:
-            while True:
+            while not output.is_gone():
                 now = datetime.now().astimezone()
                 try:
                     queues, told = look()
@@ -91,7 +91,7 @@ def _watch(look: Callable[[], Seen], console: Console, only: str | None, every: 
     """Draw the queue again and again; while the database is away, what was seen last."""
     seen: RenderableType = Text("")
     with output.picture(console, vertical_overflow="visible") as live:
-        while True:
+        while not output.is_gone():
             try:
                 queues, told = look()
                 seen = shown = render_queues(queues, console.width, only, told)
@@ -125,9 +125,10 @@ def history(
 ) -> None:
     """Show finished requests, the newest first: who it was, how long they waited and held, how they ended and by whom.
 
-    OUTCOME is released, timeout or cancelled (gave up waiting), reaped (its process died), revoked (an operator took
-    it away) or lost; upgraded and downgraded go on as something else. HELD of one that was reaped is until its last
-    sign of life. With --operations: what operators did, to this resource or work queue or to all.
+    OUTCOME is released, timeout or cancelled (gave up waiting), died (its process did, as that login has found; to look
+    for these: --outcome reaped), revoked (by that operator) or lost; upgraded and downgraded go on as something else.
+    HELD of one that died is until its last heartbeat. With --operations: what operators did, to this resource or work
+    queue or to all.
 
     \b
     Examples:
@@ -284,11 +285,14 @@ def _by(login: str | None) -> str:
 
 
 @click.command(short_help="Take a row away from its owner.")
-@click.argument("position", type=click.IntRange(1))
+@click.argument("position", type=click.IntRange(1), required=False)
+@click.option("--member", type=click.IntRange(1), metavar="N", help="All rows of this member, and the member itself.")
+@click.option("--login", metavar="NAME", help="All rows of all members of this login, and the members themselves.")
 @click.option("--force", is_flag=True, help="At once: others may be let in before the holder knows.")
 @connecting
-def release(options: Connecting, position: int, force: bool) -> None:
-    """Take a row away from its owner, by its position (see `sqlsem ls`).
+def release(options: Connecting, position: int | None, member: int | None, login: str | None, force: bool) -> None:
+    """Take a row away from its owner, by its position (see `sqlsem ls`); or all rows of a member, or of a login, with
+    its members.
 
     One that waits is gone at once. A living holder is told, and has its grace to stop (`sqlsem run` ends its command);
     with --force it is not waited for.
@@ -297,11 +301,24 @@ def release(options: Connecting, position: int, force: bool) -> None:
     Examples:
       sqlsem release 4711
       sqlsem release 4711 --force
+      sqlsem release --login nightly_etl --force
 
     \b
     Exit codes: 0 it is gone, or its holder has been told; 1 there is no
       such row.
     """
+    if sum(one is not None for one in (position, member, login)) != 1:
+        raise click.UsageError("Name one of POSITION, --member and --login.")
+    if position is None:
+        with options.coordinator(looks=True) as coordinator:
+            number = coordinator.revoke_members(member=member, login=login, force=force)
+        output.echo(
+            f"{number} members are gone, with their rows."
+            if force
+            else f"{number} members are gone; members that still hold something have been told, and have their "
+            f"grace to stop. Not to wait: --force"
+        )
+        return
     with options.coordinator(looks=True) as coordinator:
         entry, gone = take_away(coordinator, position, force=force)
     what = f"Position {position}"
@@ -320,7 +337,7 @@ def release(options: Connecting, position: int, force: bool) -> None:
 @click.command()
 @connecting
 def reap(options: Connecting) -> None:
-    """Look for the dead now, and remove what they left.
+    """Look for dead members now, and remove them with their rows.
 
     Nobody has to do this: anyone who waits, does. It tidies up where nobody waits. The living are left alone, and who
     cannot be found has its grace to return: on a database server the first call finds it missing, and one after the
@@ -331,8 +348,15 @@ def reap(options: Connecting) -> None:
       sqlsem reap
     """
     with options.coordinator(looks=True) as coordinator:
-        number = coordinator.reap()
-        missing = sum(entry.missing_for is not None for entry in coordinator.entries())
-    output.echo(f"{number} row{'' if number == 1 else 's'} removed.")
+        before = {one.member_id for one in coordinator.overview().members if one.missing_for is not None}
+        rows = coordinator.reap()
+        after = coordinator.overview().members
+    gone = len(before - {one.member_id for one in after})
+    missing = sum(one.missing_for is not None for one in after)
+    output.echo(f"{_number(gone, 'dead member')} and {_number(rows, 'row')} removed.")
     if missing:
-        output.echo(f"The owners of {missing} more cannot be found; they have their grace to return. Then: sqlsem reap")
+        output.echo(f"{_number(missing, 'more member')} cannot be found, with a grace to return. Then: sqlsem reap")
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

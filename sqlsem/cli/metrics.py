@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import threading
 import time
 from importlib import resources
 from pathlib import Path
@@ -12,6 +14,7 @@ import click
 
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.errors import ConfigurationError
+from sqlsem.hosts import LOOPBACK, Hosts, is_loopback
 from sqlsem.terminal import output
 
 if TYPE_CHECKING:
@@ -48,6 +51,13 @@ Examples:
     show_default=True,
     help="Where to answer scrapes. There is no password: who can reach it sees names, programs and notes.",
 )
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="HOST",
+    help="A name by which it may be asked, beside its address and the names of this host; may be repeated.",
+)
 @click.option("--once", is_flag=True, help="Print them once, and end.")
 @click.option("--dashboard", "shown", flag_value="grafana.json", help="Print a dashboard for Grafana, and end.")
 @click.option("--alerts", "shown", flag_value="alerts.yaml", help="Print alert rules for Prometheus, and end.")
@@ -76,6 +86,7 @@ Examples:
 def metrics(
     connection: Connecting,
     listen: tuple[str, int],
+    names: tuple[str, ...],
     once: bool,
     shown: str | None,
     file: Path | None,
@@ -102,7 +113,7 @@ def metrics(
                 exporter.count_ends()
                 _print(exporter, file)
             else:
-                _serve(exporter, *listen)
+                _serve(exporter, *listen, names)
 
 
 def _print(exporter: Exporter, file: Path | None) -> None:
@@ -115,21 +126,27 @@ def _print(exporter: Exporter, file: Path | None) -> None:
     else:
         try:
             prometheus_client.write_to_textfile(str(file), registry)
-        except OSError as exc:
-            raise ConfigurationError(f"Cannot write {file}: {exc.strerror}") from exc
+        except (OSError, ValueError) as exc:  # the latter of a name that none can have
+            raise ConfigurationError(f"Cannot write {file}: {exc}") from exc
     if exporter.trouble is not None:
         raise exporter.trouble
 
 
-def _serve(exporter: Exporter, host: str, port: int) -> None:
+def _serve(exporter: Exporter, host: str, port: int, names: tuple[str, ...]) -> None:
     import prometheus_client  # as above
+
+    from sqlsem.metrics.serving import Server  # as above
 
     registry = prometheus_client.CollectorRegistry()
     registry.register(exporter)
+    local = is_loopback(host)
+    here = LOOPBACK if local else {*LOOPBACK, socket.gethostname(), socket.getfqdn()}
     try:
-        server, thread = prometheus_client.start_http_server(port, host, registry)
+        server = Server((host, port), registry, Hosts({host, *here, *names}, addresses=not local))
     except OSError as exc:
         raise ConfigurationError(f"Cannot listen on {host}:{port}: {exc.strerror}; choose another --listen") from exc
+    thread = threading.Thread(target=server.serve_forever, name="scrapes", daemon=True)
+    thread.start()
     shown = f"[{host}]" if ":" in host else host
     output.say(f"metrics at http://{shown}:{server.server_port}/metrics")
     try:

@@ -228,7 +228,7 @@ def numbered(value: str) -> tuple[str, int]:
 @click.option(
     "-n",
     "--most",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 10_000_000),
     default=MOST_REQUESTS,
     show_default=True,
     metavar="N",

@@ -103,7 +103,7 @@ class OncePerPeriod:
 def rate_of(coordinator: sqlsem.Coordinator, asked: RateRequest, note: str) -> sqlsem.Rate:
     """What the command line asks of a rate."""
     windows: dict[Duration, int] = {window.ms / 1000: window.limit for window in asked.windows}
-    return coordinator.rate(asked.name, windows, cost=asked.cost, note=note)
+    return coordinator.rate(asked.name, windows or None, cost=asked.cost, note=note)
 
 
 def take_rates(coordinator: sqlsem.Coordinator, rates: Sequence[RateRequest], note: str, timeout: float | None) -> bool:

@@ -112,13 +112,19 @@ def rate_window(value: str) -> Window:
 
 @refusing
 def rated(value: str) -> RateRequest:
-    """``NAME=LIMIT/WINDOW``, ``NAME=LIMIT/WINDOW,LIMIT/WINDOW``, with ``:COST`` at the end or without."""
-    match = re.fullmatch(r"(.+)=(\d+/[^/,:=]+(?:,\d+/[^/,:=]+)*)(?::(\d+))?", value)
+    """``NAME``, ``NAME=:COST``, ``NAME=LIMIT/WINDOW``, ``NAME=LIMIT/WINDOW,LIMIT/WINDOW``, with ``:COST`` at the end or
+    without. Without LIMIT it is an operator's.
+    """
+    match = re.fullmatch(r"([^=]+)|(.+)=(?=.)(\d+/[^/,:=]+(?:,\d+/[^/,:=]+)*)?(?::(\d+))?", value)
     if match is None:
-        raise click.BadParameter(f"{value!r} is not NAME=LIMIT/WINDOW or NAME=LIMIT/WINDOW,LIMIT/WINDOW:COST")
-    pairs = [part.split("/") for part in match[2].split(",")]
+        raise click.BadParameter(
+            f"{value!r} is not NAME, NAME=:COST, NAME=LIMIT/WINDOW or NAME=LIMIT/WINDOW,LIMIT/WINDOW:COST"
+        )
+    if match[3] is None:
+        return RateRequest(match[1] or match[2], (), int(match[4] or 1))
+    pairs = [part.split("/") for part in match[3].split(",")]
     windows: dict[model.Duration, int] = {window: int(limit) for limit, window in pairs}
-    return RateRequest(match[1], windows_of(windows, None), int(match[3] or 1))
+    return RateRequest(match[2], windows_of(windows, None), int(match[4] or 1))
 
 
 def staged(value: str) -> tuple[str, int]:

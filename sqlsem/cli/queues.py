@@ -28,7 +28,7 @@ _queue_name = name_of("The queue's name")
 )
 @json_option
 @connecting
-def queues(options: Connecting, queue: str | None, also: str | None, as_json: bool) -> int:
+def queues(options: Connecting, queue: str | None, also: str | None, as_json: bool) -> None:
     """Show the work queues, or one: how many tasks are in which state, and what holds it up.
 
     FINISHED, FAILED and CANCELLED count those that are kept (setting history_days). RUNNING has those in it whose
@@ -42,9 +42,6 @@ def queues(options: Connecting, queue: str | None, also: str | None, as_json: bo
       sqlsem queues nightly --json | jq '.[0].pending'
       sqlsem queues set mails --limit 10 --per-key 2
       sqlsem queues set mails --rate-per-key 100/1m
-
-    \b
-    Exit codes: 0 there was something to show, 1 nothing.
     """
     if queue is not None and also is not None:
         raise click.UsageError("Name the queue once.")
@@ -57,7 +54,6 @@ def queues(options: Connecting, queue: str | None, also: str | None, as_json: bo
     else:
         console = output.console()
         output.show(console, render_counts(found, console.width, queue, limits))
-    return 0 if found else 1
 
 
 @queues.command(

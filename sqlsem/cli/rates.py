@@ -1,25 +1,35 @@
-"""The command that shows rates: ``sqlsem rates``."""
+"""The commands around rates: ``sqlsem rates``."""
 
 from __future__ import annotations
+
+import re
 
 import click
 
 from sqlsem.cli.connecting import Connecting, connecting
-from sqlsem.cli.options import json_option, name_of
+from sqlsem.cli.group import Listing
+from sqlsem.cli.options import duration, json_option, name_of
+from sqlsem.printable import clean
 from sqlsem.terminal import output
 from sqlsem.terminal.rates import render_rates
 
 __all__ = ["rates"]
 
+_rate_name = name_of("The rate's name")
 
-@click.command(short_help="Show rates: what is used of each window, and how many wait.")
-@click.argument("name", required=False, type=name_of("The rate's name"))
+
+@click.group(
+    "rates", cls=Listing, invoke_without_command=True, short_help="Show rates: what is used of each window; set, reset."
+)
+@click.argument("name", required=False, type=_rate_name)
+@click.option("--name", "also", type=_rate_name, metavar="NAME", help="The name, should it be that of a command.")
 @json_option
 @connecting
-def rates(options: Connecting, name: str | None, as_json: bool) -> int:
+def rates(options: Connecting, name: str | None, also: str | None, as_json: bool) -> None:
     """Show rates, or one: each window, how much may be used in it and how much is just now, and how many wait in line.
 
-    LIMIT is what a program declared last. USED may be more than that after a cost was settled, and has in it what is
+    LIMIT is the lowest one that counts: of the programs that use the rate, and of an operator (`sqlsem rates set`).
+    USED may be more than that after a cost was settled, and has in it what is
     promised for soon. ROOM IN says when there is room for 1 more, where there is none now, which who waits in line has
     first. LAST says how long ago anything was used. Who waits, and until when: sqlsem why rate:NAME.
 
@@ -27,10 +37,12 @@ def rates(options: Connecting, name: str | None, as_json: bool) -> int:
     Examples:
       sqlsem rates
       sqlsem rates api --json | jq '.[0].used'
-
-    \b
-    Exit codes: 0 there was something to show, 1 nothing.
+      sqlsem rates set api 100 --per 1m
+      sqlsem rates reset api
     """
+    if name is not None and also is not None:
+        raise click.UsageError("Name the rate once.")
+    name = name or also
     with options.coordinator(looks=True) as coordinator:
         found = coordinator.rates(name)
         waiting = {resource: len(coordinator.entries(resource)) for resource in {one.resource for one in found}}
@@ -39,4 +51,51 @@ def rates(options: Connecting, name: str | None, as_json: bool) -> int:
     else:
         console = output.console()
         output.show(console, render_rates(found, waiting, console.width, name))
-    return 0 if found else 1
+
+
+@rates.command("set", short_help="Set the limit of a rate, whatever programs declare.")
+@click.argument("name", type=_rate_name)
+@click.argument("limit", metavar="LIMIT|none")
+@click.option("--per", required=True, type=duration, metavar="TIME", help="In any stretch of time of this length.")
+@connecting
+def rates_set(options: Connecting, name: str, limit: str, per: float) -> None:
+    """Set the most that may be used of a rate in any stretch of a time, by everybody together.
+
+    Programs that declare a higher limit get no more than this, and programs that declare none (sqlsem run --rate NAME)
+    get this. Several windows may be set, one after the other. none lifts the limit of that window. Counts at once, also
+    for what was used before.
+
+    \b
+    Examples:
+      sqlsem rates set api 100 --per 1m
+      sqlsem rates set api none --per 1m
+    """
+    if limit != "none" and not re.fullmatch(r"[0-9]{1,10}", limit):
+        raise click.BadParameter(f"{limit!r} is no whole number, and not none", param_hint="LIMIT")
+    with options.coordinator(looks=True) as coordinator:
+        coordinator.set_rate(name, None if limit == "none" else int(limit), per)
+        capped = sorted((one for one in coordinator.rates(name) if one.cap is not None), key=lambda one: one.window)
+    told = ", ".join(f"{one.cap:,} in {one.window:g} s" for one in capped) or "no limit of an operator's"
+    output.echo(f"Rate {clean(name)}: {told}.")
+
+
+@rates.command("reset", short_help="Forget the use and debts of a rate.")
+@click.argument("name", type=_rate_name)
+@connecting
+def rates_reset(options: Connecting, name: str) -> int:
+    """Begin a rate anew: forget all use of it, debts, and the limits that programs have declared.
+
+    Requests that wait are granted what they want at once, up to the whole limit, which may exceed the limit in the
+    window that is under way. Limits that an operator has set stay.
+
+    \b
+    Example:
+      sqlsem rates reset api
+
+    \b
+    Exit codes: 0 done, 1 nothing is known of that rate.
+    """
+    with options.coordinator(looks=True) as coordinator:
+        known = coordinator.reset_rate(name)
+    output.echo(f"Rate {clean(name)} begins anew." if known else f"Nothing is known of a rate {clean(name)}.")
+    return 0 if known else 1

@@ -23,12 +23,16 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import EXIT_LOST, EXIT_TEMPFAIL
 from sqlsem.cli.obtaining import Adopted, OncePerPeriod, rate_of, take_rates
 from sqlsem.cli.options import duration, limited, pass_url_option, periodic, rated, resource_name, staged
+from sqlsem.core.late import look_for_blockers
 from sqlsem.core.options import LockOptions
 from sqlsem.core.periodic import Period
+from sqlsem.core.terms import own_mutex
+from sqlsem.core.threads import spawn
 from sqlsem.errors import ConfigurationError, SqlsemError
+from sqlsem.insight.blockers import in_words
 from sqlsem.model_rates import RateRequest
+from sqlsem.printable import clean
 from sqlsem.terminal import output
-from sqlsem.terminal.tables import seconds_in_words, who_is
 
 __all__ = ["run"]
 
@@ -180,10 +184,10 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
             output.say(f"locking {', '.join(map(repr, names))} in {coordinator.engine.where}")
         waiting = _Waiting(coordinator, command[0])
         if options.verbose:
-            threading.Thread(target=waiting.tell, daemon=True).start()
+            spawn(waiting.tell, "sqlsem-tell")
         environment = config.environment(options.chosen_url, hand_on=chosen.pass_url)
         job = supervisor.Job(command, environment, kill_after, waiting.had)
-        note = os.path.basename(command[0])[:200] if chosen.note is None else chosen.note
+        note = clean(os.path.basename(command[0]))[:200] if chosen.note is None else chosen.note
         try:
             if chosen.adopt:
                 return _hold(partial(Adopted, coordinator, token), job, coordinator, events, wanted, chosen)
@@ -250,7 +254,7 @@ def _hold(
 def _tell_not_had(
     coordinator: sqlsem.Coordinator, wanted: _Wanted, timeout: float | None, conflict_exit_code: int
 ) -> int:
-    words = f"not had within {timeout:g} s in {coordinator.engine.where}: {_in_the_way(coordinator, wanted.resources)}"
+    words = f"not granted within {timeout:g} s in {coordinator.engine.where}: {_in_the_way(coordinator, wanted)}"
     (output.say if conflict_exit_code else log.info)(words)  # who is content without it needs no mail about it
     return conflict_exit_code
 
@@ -367,33 +371,22 @@ class _Wanted:
             locks += [coordinator.write(name, **given) for name in self.write]
             locks += [coordinator.stage(name, order, **given) for name, order in self.stage]
             if self.once_per is not None:
-                locks.append(coordinator.mutex(self.period.resource, note=note))
+                locks.append(sqlsem.Lock(own_mutex(self.period.resource, {"note": note}, coordinator.process)))
             locks += [rate_of(coordinator, one, note) for one in self.rates]
             return sqlsem.all_of(*locks, on_lost=on_lost)
         except ConfigurationError as exc:
             raise click.UsageError(str(exc)) from exc
 
 
-def _in_the_way(coordinator: sqlsem.Coordinator, wanted: Sequence[str]) -> str:
-    """Who is ahead of a request that was not granted, in words."""
-    told = []
+def _in_the_way(coordinator: sqlsem.Coordinator, wanted: _Wanted) -> str:
+    """Say who is in the way of the locks that were not granted."""
+    requests = wanted.lock(coordinator, "", lambda _: None).terms.requests if wanted.is_held else wanted.rates
     try:
-        paused = {one.resource for one in coordinator.resources() if one.paused}
-        for name in wanted:
-            entries = coordinator.entries(name)
-            if name in paused:
-                told.append(f"{name!r} is paused")
-            elif entries:
-                first = entries[0]
-                who = who_is(first.host, first.pid, first.requesting_id)
-                what = first.program if first.note in (None, first.program) else first.note
-                state = "waits" if first.state == "waits" else "is in"
-                more = f", and {len(entries) - 1} more" if len(entries) > 1 else ""
-                about = f" ({what})" if what else ""
-                told.append(f"{name!r}: {who}{about} {state} for {seconds_in_words(first.seconds)}{more}")
+        found = coordinator.process.look(lambda session: look_for_blockers(session, requests))
     except SqlsemError as exc:
         log.info("cannot see the queue: %s", exc)
-    return "; ".join(told) or "anyone who was ahead has just left"
+        return "see who holds it with: sqlsem ls"
+    return in_words(found) or "the last one in the way has just left"
 
 
 def _cannot_start(program: str) -> int:
@@ -406,7 +399,7 @@ def _cannot_start(program: str) -> int:
 
 
 class _Waiting:
-    """What the log says of our wait."""
+    """What the log says of our wait beyond the events of the lock: how it goes on, and the command's start."""
 
     def __init__(self, coordinator: sqlsem.Coordinator, program: str) -> None:
         self.over = threading.Event()
@@ -416,12 +409,12 @@ class _Waiting:
     def had(self, grant: sqlsem.Grant, pid: int) -> None:
         """It has come to its end."""
         self.over.set()
-        places = ", ".join(f"{name} at {position}" for name, position in grant.positions.items())
-        log.info("had %s after %.1f s; started %s as process %d", places, grant.waited, self._program, pid)
+        places = ", ".join(f"{name!r} at {position}" for name, position in grant.positions.items())
+        log.info("Started %s as process %d under %s", self._program, pid, places)
 
     def tell(self) -> None:
-        """Thread of ``run -v``: who is ahead, whenever that has changed."""
-        told, pause = "", 0.25
+        """Thread of ``sqlsem -v run``: how many are ahead, whenever that has changed."""
+        told, pause = None, 0.25
         while not self.over.wait(pause):
             pause = min(pause * 1.5, 5.0)
             try:
@@ -430,8 +423,9 @@ class _Waiting:
                 log.info("cannot see the queue: %s", exc)
                 continue
             if text and text != told and not self.over.is_set():
+                if told is not None:  # the first place was told when the wait began
+                    log.info("Still waiting for %s", text)
                 told = text
-                log.info("waiting for %s", text)
 
     def _place(self) -> str:
         """Where we stand, in words."""
@@ -440,5 +434,5 @@ class _Waiting:
         for entry in entries:
             if (entry.host, entry.pid, entry.state) == (socket.gethostname(), os.getpid(), "waits"):
                 ahead = [e for e in entries if e.resource == entry.resource and e.position < entry.position]
-                waits.append(f"{entry.resource!r} at position {entry.position}, behind {len(ahead)}")
+                waits.append(f"{entry.resource!r} at {entry.position}, behind {len(ahead)}")
         return "; ".join(waits)

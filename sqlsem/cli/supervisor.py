@@ -36,6 +36,7 @@ from sqlsem.core import nesting
 from sqlsem.core.grants import Grant
 from sqlsem.core.leading import LONGEST_PAUSE_SECONDS
 from sqlsem.core.pauses import pauses
+from sqlsem.core.threads import spawn
 from sqlsem.errors import LockLost, Unavailable
 from sqlsem.model import Duration, monotonic
 
@@ -204,14 +205,15 @@ def run(
     options = coordinator.engine.options
     polite = job.kill_after if coordinator.engine.beacon_may_fail and (options.grace or options.lease) else 0.0
     joinable = Joinable(polite)
-    with _Guarding(polite) as guarding, joinable:
+    with guard.Guard() as guarding, joinable:
+        guarding.start()
         grant = _acquire(lock, timeout, events)
         if grant is None:
             return None, None
         status = 0
         try:
             if not grant.lost:
-                status = _supervise(job, grant, events, guarding, running, joinable.environment)
+                status = _supervise(job, grant, events, guarding, polite, running, joinable.environment)
                 joinable.end()
                 job.finished(grant, status)
         finally:
@@ -274,8 +276,8 @@ def run_joined(job: Job, events: Events) -> tuple[int, bool]:
     link = Joined(job.environment, end)
     job = dataclasses.replace(job, kill_after=min(job.kill_after, link.polite))
     try:
-        with _Guarding(job.kill_after) as guarding:
-            status = _supervise(job, None, events, guarding, threading.Event(), {})
+        with guard.Guard() as guarding:
+            status = _supervise(job, None, events, guarding, job.kill_after, threading.Event(), {})
         return status, over.is_set()
     finally:
         link.leave()
@@ -296,8 +298,8 @@ def run_after(obtain: Callable[[], bool], job: Job, events: Events) -> int | Non
     """
     if _in_thread(lambda: obtain() or None, events) is None:
         return None
-    with _Guarding(job.kill_after) as guarding:
-        return _supervise(job, None, events, guarding, threading.Event(), {})
+    with guard.Guard() as guarding:
+        return _supervise(job, None, events, guarding, job.kill_after, threading.Event(), {})
 
 
 def _acquire(lock: Obtainable, timeout: float | None, events: Events) -> Grant | None:
@@ -318,7 +320,7 @@ def _in_thread(obtain: Callable[[], T | None], events: Events) -> T | None:
             events.put(("asked", 0))
 
     # Its name is what the queue shows of us beside the program's.
-    threading.Thread(target=acquire, name="run", daemon=True).start()
+    spawn(acquire, "run")
     what = ""
     while what != "asked":
         try:
@@ -336,7 +338,8 @@ def _supervise(
     job: Job,
     grant: Grant | None,
     events: Events,
-    guarding: _Guarding,
+    guarding: guard.Guard,
+    polite: float,
     running: threading.Event,
     more: Mapping[str, str],
 ) -> int:
@@ -354,7 +357,7 @@ def _supervise(
         )
         running.set()
         tree = guard.Tree(child.pid, alone, mark, others)
-        guarding.watch(tree)
+        guarding.watch(tree, polite)
         if grant is not None:
             job.started(grant, child.pid)
         if not guard.POSIX:
@@ -365,7 +368,7 @@ def _supervise(
             guard.end(tree, job.kill_after, lambda: child.poll() is not None)
             raise
         finally:
-            guarding.dismiss()
+            guarding.dismiss(tree)
     status = child.wait()
     return 128 - status if status < 0 else status
 
@@ -402,7 +405,7 @@ def _tell_end(child: subprocess.Popen[bytes], events: Events) -> None:
         child.wait()
         events.put(("child", 0))
 
-    threading.Thread(target=wait, name="sqlsem-child", daemon=True).start()
+    spawn(wait, "sqlsem-child")
 
 
 # -- terminals --------------------------------------------------------------------------------------------------------
@@ -435,7 +438,7 @@ def _in_foreground() -> bool:
         os.close(tty)
 
 
-# -- the command's family and its guard --------------------------------------------------------------------------------
+# -- the command's family ----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -469,51 +472,3 @@ def _bury(others: set[int]) -> None:
             os.waitpid(ended.si_pid, os.WNOHANG)
         except ChildProcessError:
             return
-
-
-class _Guarding:
-    """Our side of the guard. Where none can be had, things go on without, and the log says so."""
-
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> _Guarding:
-        if guard.POSIX and sys.executable and os.path.isfile(guard.__file__):
-            try:
-                # A session of its own: what ends our whole group shall not end the guard as well.
-                self._process = subprocess.Popen(  # noqa: S603 - a file of ours
-                    [sys.executable, "-I", "-S", guard.__file__, str(self._patience)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            except OSError as exc:
-                log.warning("No guard: %s", exc)
-        else:
-            log.info("No guard here: the command would survive a kill -9 of sqlsem run")
-        return self
-
-    def watch(self, tree: guard.Tree) -> None:
-        self._tell(f"{tree.root} {int(tree.whole)} {tree.mark}\n")
-
-    def dismiss(self) -> None:
-        self._tell("0 0 -\n")
-
-    def _tell(self, line: str) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            try:
-                self._process.stdin.write(line.encode())
-                self._process.stdin.flush()
-            except OSError:
-                log.warning("The guard is gone; the command would survive a kill -9")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process is not None:
-            if self._process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    self._process.stdin.close()
-            self._process.wait()

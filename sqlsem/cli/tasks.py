@@ -32,8 +32,8 @@ __all__ = ["put", "schedules", "tasks_"]
 MOST_FAILED = 1000
 #: Running tasks that are counted for limits.
 MOST_RUNNING = 10_000
-#: The longest time before a second attempt, seconds: what the databases allow.
-LONGEST_BACKOFF_SECONDS = 300
+#: The longest time before a second attempt.
+LONGEST_BACKOFF_SECONDS = model.TASK_BOUNDS["backoff_ms"][1] // 1000
 _queue_name = name_of("The queue's name")
 
 
@@ -51,7 +51,7 @@ def _argument(value: str) -> tuple[str | None, Any]:
     name, text = (match[1], match[2]) if match else (None, value)
     try:
         return name, json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise click.BadParameter(f"{text!r} is not JSON ({exc}); a text needs its quotes: '\"{text}\"'") from exc
 
 
@@ -81,7 +81,7 @@ def _given(text: str) -> str:
 @click.option("--json-body", metavar="JSON", help="Any JSON, for code that claims for itself (Queue.claim).")
 @click.option(
     "--order",
-    type=whole_number(-model.MAX_INT, "a whole number that fits"),
+    type=whole_number(model.TASK_BOUNDS["order"][0], "a whole number that fits"),
     default="0",
     show_default=True,
     metavar="N",
@@ -124,11 +124,11 @@ def _given(text: str) -> str:
 )
 @click.option(
     "--priority",
-    type=whole_number(-model.MAX_INT, "a whole number that fits"),
+    type=whole_number(model.TASK_BOUNDS["order"][0], "a whole number that fits"),
     default="0",
     show_default=True,
     metavar="N",
-    help="Among the tasks of its key and order: lower ones first.",
+    help="Among the tasks of its key and order: higher ones first.",
 )
 @click.option(
     "--lock",
@@ -224,7 +224,7 @@ def _body(
     if call is not None:
         return _call(call, arguments)
     assert json_body is not None
-    return _json_value(_given(json_body))
+    return tasks.Json(_json_value(_given(json_body)))
 
 
 def _call(function: str, arguments: Sequence[tuple[str | None, Any]]) -> tasks.Call:
@@ -267,6 +267,7 @@ def tasks_(
     """Show the tasks of one queue or all: open ones in the order in which they will run, then those that have ended,
     the newest first.
 
+    PRIORITY is shown where any has one: of the tasks of an order, higher ones come first.
     FOR is how long it ran, or has been running. WHEN is when it was put, started or ended. TRIES counts the times it
     was started, of those it may be. WHY is what a pending task waits for, if it is not its turn: when it is due, or
     what of a lower order has not ended, and in about how many minutes and seconds it will be started (~02:51; in full:
@@ -410,7 +411,7 @@ def schedules_remove(options: Connecting, name: str) -> int:
 @click.argument("task_id", metavar="ID", type=click.IntRange(1))
 @json_option
 @connecting
-def tasks_log(options: Connecting, task_id: int, as_json: bool) -> int:
+def tasks_log(options: Connecting, task_id: int, as_json: bool) -> None:
     """Show every attempt at a task: who, when, how long, how it ended, with its error or what it said.
 
     An attempt is running, finished, failed, lost (its worker died) or returned (given back unfinished).
@@ -419,9 +420,6 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> int:
     Examples:
       sqlsem tasks log 17
       sqlsem tasks log 17 --json | jq '.[-1].error'
-
-    \b
-    Exit codes: 0 there was something to show, 1 nothing.
     """
     with options.coordinator(looks=True) as coordinator:
         attempts = coordinator.attempts(task_id)
@@ -432,7 +430,6 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> int:
             _show_attempt(one)
     else:
         output.say(f"Task {task_id} has not been started yet, or there is none of that number; see: sqlsem tasks")
-    return 0 if attempts else 1
 
 
 def _show_attempt(one: Attempt) -> None:

@@ -15,6 +15,7 @@ from sqlsem import files
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import often
 from sqlsem.errors import ConfigurationError
+from sqlsem.hosts import LOOPBACK, Hosts, is_loopback
 from sqlsem.live import Live
 from sqlsem.terminal import output
 
@@ -114,12 +115,12 @@ def dashboard(
     """
     for module in ("starlette", "jinja2", "uvicorn"):
         _require(module, "dashboard")
-    from sqlsem.dashboard import guarding, server  # they load Starlette and uvicorn, which no other command needs
+    from sqlsem.dashboard import server  # loads Starlette and uvicorn, which no other command needs
     from sqlsem.dashboard.app import Dashboard  # as above
 
     if tls_key and not tls_cert:
         raise click.UsageError("--tls-key is the key of a --tls-cert.")
-    local = guarding.is_loopback(host)
+    local = is_loopback(host)
     if not local and not tls_cert:
         raise click.UsageError(
             f"{host} can be reached from elsewhere, and the token could be read on its way: add --tls-cert; or listen "
@@ -130,7 +131,7 @@ def dashboard(
     with options.coordinator(looks=True) as coordinator:
         live = Live(coordinator, every)
         live.first_look()
-        hosts = {host, *names, *(guarding.LOOPBACK if local else ())}
+        hosts = Hosts({host, *names, *(LOOPBACK if local else ())})
         application = Dashboard(live, hosts, token, private=private, allow_changes=allow_changes)
         place = server.listen(host, port)
         shown = f"[{host}]" if ":" in host else host
@@ -152,7 +153,7 @@ def _token(file: Path | None) -> tuple[str, bool]:
             if os.name == "posix" and stat.S_IMODE(content.status.st_mode) & 0o077:
                 raise ConfigurationError(f"{file} can be read or written by others; close it with: chmod 600 {file}")
             return content.data.decode("ascii").strip(), False
-        except (OSError, UnicodeError) as exc:
+        except (OSError, ValueError) as exc:
             raise ConfigurationError(f"Cannot read the token from {file}: {exc}") from exc
     given = os.environ.get(TOKEN)
     return (given, False) if given else (secrets.token_urlsafe(24), True)

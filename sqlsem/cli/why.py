@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -12,11 +13,11 @@ from sqlsem.cli.options import json_option, most_option
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.chains import Waits
 from sqlsem.insight.overview import Overview
-from sqlsem.insight.rates import goes_in, rate_words
+from sqlsem.insight.rates import goes_in, rate_words, used_words
 from sqlsem.insight.reasons import reasons, task_reasons
 from sqlsem.insight.task_estimates import MOST_ENDED
 from sqlsem.model import TaskEntry
-from sqlsem.model_rates import RATE_PREFIX
+from sqlsem.names import RATE_PREFIX
 from sqlsem.printable import clean
 from sqlsem.terminal import output
 from sqlsem.terminal.why import entry_as_dict, task_as_dict, told_of_entry, told_of_task
@@ -61,6 +62,8 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
         lines, plain = ([], []) if is_task else _requests(coordinator, found, what, most)
         if not plain:
             lines, plain = _tasks(coordinator, found, what, most)
+        if not plain and not is_task and what.startswith(RATE_PREFIX):
+            lines, plain = _rate(coordinator, what.removeprefix(RATE_PREFIX))
     if as_json:
         output.print_json(plain)
     elif plain:
@@ -75,7 +78,7 @@ def _requests(
     coordinator: sqlsem.Coordinator, found: Overview, what: str, most: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """A request by its position, or all of a resource."""
-    position = int(what) if what.isascii() and what.isdigit() else None
+    position = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
     entries = [one for one in found.entries if one.position == position]
     if not entries:
         entries = [one for one in found.entries if one.resource == what]
@@ -102,11 +105,18 @@ def _requests(
     return lines, plain
 
 
+def _rate(coordinator: sqlsem.Coordinator, name: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """A rate for which nobody waits now."""
+    windows = coordinator.rates(name)
+    lines = [f"Nobody waits for the rate {name!r}: {used_words(windows)}"] if windows else []
+    return lines, [{"rate": {"windows": [window.as_dict() for window in windows]}}] if windows else []
+
+
 def _tasks(
     coordinator: sqlsem.Coordinator, found: Overview, what: str, most: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """A task by its number, or the open ones of a work queue."""
-    number = int(what) if what.isascii() and what.isdigit() else None
+    number = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
     queues = [one.queue for one in found.queues]
     opened: list[TaskEntry] = []
     for queue in [what] if what in queues else queues if number is not None else []:

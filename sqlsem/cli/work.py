@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,6 +25,7 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.here import folders_to_import_from, require_own_database, same_database
 from sqlsem.cli.known import unknown_queue
 from sqlsem.cli.options import duration, name_of, pass_url_option, shared_option
+from sqlsem.core.threads import Kept, spawn
 from sqlsem.errors import SqlsemError
 from sqlsem.model import TaskEntry
 from sqlsem.printable import CleanFormatter, clean
@@ -90,6 +92,7 @@ def _modules(value: str) -> Sequence[str]:
     metavar="FOLDER",
     help="Import functions from here, if they are nowhere else; may be repeated. Left out: the current folder.",
 )
+@click.option("--fail-on-error", is_flag=True, help="Exit with 1 when a task that ran here has failed for good.")
 @click.option("--new", is_flag=True, help="Nothing has ever been put into this queue: do not warn of it.")
 @shared_option
 @pass_url_option
@@ -102,6 +105,7 @@ def work(
     kinds: Sequence[str] | None,
     modules: Sequence[str] | None,
     paths: Sequence[str],
+    fail_on_error: bool,
     new: bool,
     shared: bool,
     pass_url: bool,
@@ -122,11 +126,13 @@ def work(
     Examples:
       sqlsem work nightly --workers 4
       sqlsem work nightly --idle-exit 30s     what a scheduled job runs
+      sqlsem work nightly --idle-exit 30s --fail-on-error
 
     \b
     Exit codes: 0 it left in order (failed tasks are in the queue, see
-      `sqlsem tasks`), 69 the database is out of reach, 78 others can write
-      the SQLite file, 130 or 143 stopped by a second signal.
+      `sqlsem tasks`), 1 with --fail-on-error: a task that ran here has
+      failed and is tried no more, 69 the database is out of reach, 78 others
+      can write the SQLite file, 130 or 143 stopped by a second signal.
     """
     allowed = bodies.Allowed(kinds, modules, paths or folders_to_import_from())
     console = output.console()
@@ -144,7 +150,7 @@ def work(
         output.say(crew.summary())
         if crew.error is not None:
             raise crew.error
-    return code
+    return 1 if fail_on_error and code == 0 and crew.worker.failed else code
 
 
 @contextlib.contextmanager
@@ -174,8 +180,7 @@ def _picture(console: Console, live: bool) -> Iterator[Live | None]:
     try:
         yield picture
     finally:
-        with contextlib.suppress(OSError):  # the terminal is gone
-            picture.stop()
+        picture.stop()
 
 
 class _Above(logging.Handler):
@@ -290,28 +295,24 @@ class Crew:
             pause = max(LOOK_SECONDS, (time.monotonic() - began) / LOOK_SHARE)
 
     def summary(self) -> str:
-        """How many have ended, and how."""
-        return f"{self.worker.finished} finished, {self.worker.failed} failed"
+        """Say how many tasks have ended, and how; and how many attempts had to be followed by another one."""
+        words = f"{self.worker.finished} finished, {self.worker.failed} failed"
+        return f"{words}, {self.worker.retried} tried again" if self.worker.retried else words
 
 
 def _supervise(crew: Crew, events: SimpleQueue[int | None], picture: Live | None) -> int:
     """Have the crew work, and mind signals, until it has left: the exit code. Does not return from a second signal."""
-    worker = threading.Thread(target=crew.run, args=(events,), name="crew", daemon=True)
-    worker.start()
+    worker = spawn(partial(crew.run, events), "crew")
     if picture is not None:
-        threading.Thread(target=crew.look_ahead, name="look", daemon=True).start()
-    told, drawn = False, picture
+        looking = Kept("look", lambda _: crew.look_ahead(), crew.over)
+        looking.begin()
+    told = False
     while True:
         try:
             event = events.get(timeout=PICTURE_SECONDS)
         except Empty:
-            if drawn is not None:
-                try:
-                    drawn.update(render_worker(crew, drawn.console.width, told), refresh=True)
-                except OSError as exc:
-                    log.info("The terminal is gone (%s); working on", exc)
-                    output.let_terminal_go()
-                    drawn = None
+            if picture is not None and not output.is_gone():  # the work goes on without its picture
+                picture.update(render_worker(crew, picture.console.width, told), refresh=True)
             continue
         if event is None:
             worker.join()
@@ -328,12 +329,10 @@ def _supervise(crew: Crew, events: SimpleQueue[int | None], picture: Live | None
 def _leave_at_once(crew: Crew, events: SimpleQueue[int | None], number: int, picture: Live | None) -> NoReturn:
     """Give back what runs and end the process: Python code that runs cannot be ended in any other way."""
     if picture is not None:
-        with contextlib.suppress(OSError):
-            picture.stop()
+        picture.stop()
     crew.at_once = True
     count = len(crew.running())
-    aborting = threading.Thread(target=crew.worker.abort, name="abort", daemon=True)
-    aborting.start()
+    aborting = spawn(crew.worker.abort, "abort")
     deadline = time.monotonic() + ABORT_SECONDS
     while aborting.is_alive() and time.monotonic() < deadline:
         aborting.join(0.02)
@@ -342,8 +341,7 @@ def _leave_at_once(crew: Crew, events: SimpleQueue[int | None], number: int, pic
                 break  # the third signal
     output.say(f"{crew.summary()}, {count} given back")
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+        stream.flush()
     os._exit(128 + number)
 
 

@@ -16,6 +16,7 @@ from sqlsem.core.process import Process
 from sqlsem.core.signals import Trace
 from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep, Verify
 from sqlsem.core.terms import Terms
+from sqlsem.core.threads import voice
 from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.ranking import is_place, line_of
@@ -25,7 +26,7 @@ from sqlsem.model import MAX_NAME, Entry, Request, Resource, Ticket, monotonic
 
 __all__ = ["Acquisition", "locked"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 G = TypeVar("G", bound=BaseGrant)
 
 #: The sleep of those behind others of ours. They are told when it is their turn, and when their row is gone.
@@ -337,7 +338,7 @@ class Acquisition(WaitingVerb, Generic[G]):
         for ticket in self.tickets:
             if not self.member.knows(ticket):
                 missing = [one.position for one in self.tickets if not self.member.knows(one)]
-                self.process.lose(missing, "its row was removed before it could be used")
+                self.process.lose_and_tell(missing, "its row was removed before it could be used")
                 holding.require()
 
     # -- telling ------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ import itertools
 import os
 import socket
 import threading
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
 
 from sqlsem import runtime
 from sqlsem.engines.base import this_program
@@ -26,6 +28,17 @@ class Caller:
     kind: str  # "thread" or "task"
     number: int  # never given to another one in this process
     name: str
+    #: The `threading.Thread` or the `asyncio.Task`; weakly, as grants refer to callers, and frames to grants.
+    runner: weakref.ref[Any] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_running(self) -> bool:
+        """True until the thread or the task has ended."""
+        runner = None if self.runner is None else self.runner()
+        if runner is None:
+            return False
+        running: bool = runner.is_alive() if self.kind == "thread" else not runner.done()
+        return running
 
     @property
     def owner(self) -> str:
@@ -42,9 +55,11 @@ def this_thread() -> Caller:
     """The thread that calls."""
     kept = runtime.namespace(_threads)
     known: Caller | None = kept.get("caller")
-    name = threading.current_thread().name
+    thread = threading.current_thread()
+    name = thread.name
     if known is None or known.name != name:
-        known = kept["caller"] = Caller("thread", new_number() if known is None else known.number, name)
+        number = new_number() if known is None else known.number
+        known = kept["caller"] = Caller("thread", number, name, weakref.ref(thread))
     return known
 
 

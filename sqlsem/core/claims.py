@@ -15,7 +15,6 @@ Invariant
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from sqlsem.core.membership import Membership
+from sqlsem.core.threads import voice
 from sqlsem.engines.base import Session
 from sqlsem.errors import LockLost, NotHeld, SqlsemError
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Claim", "Claims", "Ending", "owner_name"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 T = TypeVar("T")
 
 #: A call of the main session, and the number of our member.
@@ -184,14 +184,14 @@ class Claims:
                 claim._ended = True
                 self._known.discard(claim)
 
-    def lose(self, why: str) -> None:
-        """Declare all of them lost that can be."""
+    def lose(self, why: str) -> list[Claim]:
+        """Declare all of them lost that can be; which those are."""
         with self._lock:
             lost = [claim for claim in self._known if claim.can_be_lost]
             self._known.difference_update(lost)
         for claim in lost:
             claim.lose(why)
-            log.error("Lost %r: %s", claim, why)
+        return lost
 
     def all(self) -> list[Claim]:
         """Those that are open."""

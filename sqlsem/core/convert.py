@@ -10,20 +10,23 @@ from typing import Any
 
 from sqlsem import deadlocks
 from sqlsem.core.holdings import Holding
+from sqlsem.core.late import blockers
 from sqlsem.core.lines import Waiter
 from sqlsem.core.pauses import pauses
 from sqlsem.core.process import Process
 from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep
+from sqlsem.core.threads import voice
 from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.roles import Convertible
 from sqlsem.errors import ConfigurationError, Deadlock, SqlsemError, Timeout
 from sqlsem.events import Behind, Deadlocked, Event, Granted, TimedOut, Waiting
+from sqlsem.insight.blockers import in_words
 from sqlsem.model import READ, UPGRADE, WRITE, Duration, Upgrading, check_duration
 
 __all__ = ["Upgrade", "downgrade"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 
 class Upgrade(WaitingVerb):
@@ -70,11 +73,7 @@ class Upgrade(WaitingVerb):
             writes: bool | None = begun is Upgrading.DONE
             left = self.seconds_left()
             if not writes and left <= 0 and begun is not Upgrading.GONE:
-                raise Timeout(
-                    f"The reader of {self._ticket.resource!r} at position {self._ticket.position} did not become the "
-                    f"writer within {self.timeout:g} s, and reads on; see who else is inside with: sqlsem ls",
-                    resource=self._ticket.resource,
-                )
+                raise (yield from self._too_late())
             if begun in (Upgrading.BEGUN, Upgrading.NOT_YET) and not self._has_waited:
                 self._has_waited = True
                 self.process.wanted.came(self._ticket.resource, self._ticket.position, upgrades=True)
@@ -88,6 +87,16 @@ class Upgrade(WaitingVerb):
                 self._holding.set_access(WRITE)
                 self._holding.require()
                 return
+
+    def _too_late(self) -> Operations[Timeout]:
+        found = yield from blockers(self.process, self._holding.requests, self.caller, self._ticket)
+        words = in_words(found)
+        return Timeout(
+            f"The reader of {self._ticket.resource!r} at position {self._ticket.position} did not become the writer "
+            f"within {self.timeout:g} s, and reads on{f': {words}' if words else ''}; see the queue with: sqlsem ls",
+            resource=self._ticket.resource,
+            holders=[holder for one in found for holder in one.holders],
+        )
 
     def withdraw(self) -> Operations[None]:
         """Make it a reader again, at the latest when the database can be reached."""
@@ -249,5 +258,5 @@ def _alone(process: Process, holding: Holding) -> Iterator[None]:
 
 
 def _lose(process: Process, holding: Holding) -> None:
-    process.lose([holding.tickets[0].position], "its row was removed or taken away")
+    process.lose_and_tell([holding.tickets[0].position], "its row was removed or taken away")
     holding.require()

@@ -24,6 +24,8 @@ def cursor_of(given: Any, what: str = "assert_held") -> Any:
     if hasattr(given, "execute") and hasattr(given, "get_bind") and callable(getattr(given, "connection", None)):
         given = given.connection()  # a Session; its transaction begins here
     if not hasattr(given, "exec_driver_sql"):
+        if not callable(getattr(given, "execute", None)):
+            raise ConfigurationError(f"{what} takes a cursor of the same database, not {type(given).__name__}")
         return given
     if not given.in_transaction():
         given.begin()

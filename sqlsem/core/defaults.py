@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from sqlsem import runtime
 from sqlsem.core.process import Process
+from sqlsem.errors import ConfigurationError
 
 __all__ = ["Coordinated", "process_of", "provide", "provide_here"]
 
@@ -41,4 +42,8 @@ def provide_here(coordinator: Coordinated) -> None:
 
 def process_of(coordinator: Coordinated | None) -> Process:
     """Of this coordinator; None: of the default one, as it is now."""
-    return (coordinator or runtime.namespace(_threads).get("coordinator") or _default()).process
+    found = coordinator if coordinator is not None else runtime.namespace(_threads).get("coordinator") or _default()
+    process = getattr(found, "process", None)
+    if process is None:
+        raise ConfigurationError(f"coordinator must be what sqlsem.connect() gives, not {type(found).__name__}")
+    return cast("Process", process)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
 from sqlsem import runtime
+from sqlsem.core.callers import this_thread
 from sqlsem.core.convert import Upgrade, downgrade
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
 from sqlsem.core.handover import TTL_SECONDS, handing_over
@@ -19,13 +19,14 @@ from sqlsem.core.process import Process
 from sqlsem.core.settling import rate_of, settling
 from sqlsem.core.standing import beginning, connection_of, ending_session
 from sqlsem.core.steps import Operations, carry_out, drive
+from sqlsem.core.threads import voice
 from sqlsem.engines.base import Replaced
 from sqlsem.errors import Unavailable
 from sqlsem.model import Duration
 
 __all__ = ["Grant", "asserting", "checking", "give_back"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 
 def checking(process: Process, holding: Holding) -> Operations[None]:
@@ -58,7 +59,7 @@ def asserting(process: Process, holding: Holding, given: Any) -> Generator[Any, 
             raise refusal from exc
         if not there:
             yield from placed(process, cursor, "assert_held")
-            process.lose([ticket.position], "its row is no longer in the table")
+            process.lose_and_tell([ticket.position], "its row is no longer in the table")
             holding.require()
 
 
@@ -250,7 +251,7 @@ class Grant(BaseGrant):
         leaves = None
         try:
             leaves = Exit()
-            if not self.holding.handed_over:
+            if not self.holding.is_given_back:
                 give_back(self, leaves)
         except BaseException as struck:
             abandon(self, leaves or Exit())
@@ -264,8 +265,11 @@ class Grant(BaseGrant):
         drive(settling(rate_of(self.rates, rate, self), actual), self._process.perform)
 
     def release(self) -> None:
-        """Give the lock back, from any thread. Raises `NotHeld` when done before, `LockLost` when it was lost."""
-        give_back(self, Exit())
+        """Release the lock, from any thread. The end of its block has then nothing to do.
+
+        Raises `NotHeld` when it was released before, `LockLost` when it was lost.
+        """
+        give_back(self, self.holding.exit_of(this_thread()))
 
 
 def give_back(grant: Grant, by: Token) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from sqlsem.core.callers import Caller
 from sqlsem.core.holdings import BaseGrant, Holding, LostCallback
 from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, Operations
+from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.travelling import Travelling
 from sqlsem.errors import ConfigurationError, LockLost, SqlsemError
@@ -20,7 +20,7 @@ from sqlsem.model import Duration, Request, Ticket, check_duration, check_name, 
 
 __all__ = ["LONGEST_TOKEN", "TTL_SECONDS", "Adoption", "check_token", "handing_over"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 G = TypeVar("G", bound=BaseGrant)
 
 #: How long a lock waits to be adopted, unless told otherwise.
@@ -149,7 +149,7 @@ def _refused(process: Process, holding: Holding) -> Operations[None]:
 
 def _lose(process: Process, holding: Holding, why: str) -> None:
     process.member.forget(holding.tickets)
-    process.lose([ticket.position for ticket in holding.tickets], why)
+    process.lose_and_tell([ticket.position for ticket in holding.tickets], why)
     process.member.disown()  # if it is ours after all, nobody shall hold it
 
 
@@ -191,7 +191,7 @@ class Adoption(Generic[G]):
         holdings.add(grant)
         missing = [ticket.position for ticket in self._tickets if not self._member.knows(ticket)]
         if missing:  # the main session was lost in between, and they with it
-            process.lose(missing, "its row was removed before it could be used")
+            process.lose_and_tell(missing, "its row was removed before it could be used")
             holding.require()
         holding.told = True
         holdings.tell_granted(holding, grant.waited, {})

@@ -16,13 +16,14 @@ from sqlsem.core.membership import Membership
 from sqlsem.core.places import Token
 from sqlsem.core.signals import Signals, Trace
 from sqlsem.core.steps import Operations
+from sqlsem.core.threads import call_out, voice
 from sqlsem.errors import Deadlock, LockLost, NotHeld, Unavailable
 from sqlsem.events import Behind, Granted, Lost, Released, meets
 from sqlsem.model import READ, WRITE, Request, Ticket, monotonic
 
 __all__ = ["BaseGrant", "Exit", "Hold", "Holding", "Holdings", "LostCallback", "abandon"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: So many of our own grants on one resource are looked at to know whether they keep others of ours out.
 MOST_AHEAD = 64
@@ -97,7 +98,7 @@ class Holding:
         self.caller = caller
         self.pid = os.getpid()
         self.first = Token()  # the hold of who acquired it
-        self._holds: set[Token] = {self.first}
+        self._holds: dict[Token, None] = {self.first: None}  # the latest last
         self._exits: set[Token] = set()
         self.since = since  # when it was granted (`monotonic`)
         self.trace = trace
@@ -131,17 +132,31 @@ class Holding:
         with self.registry.state_lock:
             there = self.depth > 0
             if there:
-                self._holds.add(hold)
+                self._holds[hold] = None
             return there
 
     def end(self, by: Token) -> bool:
         """This hold ends, or one of them by this exit. Whether nobody has it any more. Repeatable."""
         with self.registry.state_lock:
             if not isinstance(by, Exit):
-                self._holds.discard(by)
+                self._holds.pop(by, None)
             elif self.depth > 0:
                 self._exits.add(by)
             return self.depth <= 0
+
+    def exit_of(self, caller: Caller) -> Token:
+        """Return the token by which a release through the grant ends a hold: the latest one for the thread or task that
+        holds it, so that the blocks around the latest one go on holding; for any other thread or task a new `Exit`.
+        """
+        with self.registry.state_lock:
+            if caller.number == self.caller.number and self._holds and not self._exits:
+                return next(reversed(self._holds))
+        return Exit()
+
+    @property
+    def is_given_back(self) -> bool:
+        """True when it was released or handed over, and not lost before: the end of a block has nothing to do."""
+        return self.released and self.why_lost is None
 
     def set_access(self, access: str) -> None:
         """What it is from now on."""
@@ -151,7 +166,7 @@ class Holding:
         """It is ours no more."""
         self.why_lost = why
         for call in tuple(self.when_lost):  # read after the reason was set; who adds one does it the other way round
-            call()
+            call_out("What was to be told of a loss", call)  # none shall keep the next one from being told
 
     def require(self) -> None:
         """Raise `NotHeld` or `LockLost` unless it is held."""
@@ -468,6 +483,13 @@ class Holdings:
         if holding.told and holding.why_lost is None:
             holding.told = False
             self._tell(Released, holding, held=monotonic() - holding.since)
+
+    def close(self, why: str) -> None:
+        """All rows were released with the member: nothing is held from now on, and asking for it says ``why``."""
+        for grant in self.lose(None, why):
+            if grant.holding.told:
+                grant.holding.told = False
+                self._tell(Released, grant.holding, held=monotonic() - grant.holding.since)
 
     def tell_lost(self, holding: Holding) -> None:
         """It is lost."""

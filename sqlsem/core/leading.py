@@ -67,7 +67,7 @@ class Candidacy:
         self.name = check_name("The leader's name", name)
         self._info = info
         self._timeout = timeout
-        self._given = process if coordinator is None else coordinator.process
+        self._given = process if coordinator is None else process_of(coordinator)
         self.terms(None)  # what cannot be is told at once
 
     def terms(self, on_lost: LostCallback | None, cancel_on_lost: bool = False) -> Terms:

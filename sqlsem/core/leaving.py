@@ -8,7 +8,6 @@ dies in between, it goes as that of any other dead owner.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Generator
@@ -21,13 +20,14 @@ from sqlsem.core.pauses import pauses
 from sqlsem.core.places import Token
 from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, drive
+from sqlsem.core.threads import GoesOn, Kept, voice
 from sqlsem.engines.base import Session
 from sqlsem.engines.leaving import LeavingSession
 from sqlsem.errors import ConfigurationError, SqlsemError
 
 __all__ = ["Departure", "elsewhere", "here", "leaving", "placed"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: Between two looks whether the transaction has been committed: at first, and at the longest.
 FIRST_SECONDS, LONGEST_SECONDS = 0.005, 0.25
@@ -81,11 +81,12 @@ class Departure:
         self._lock = runtime.lock()  # of who gives the grant back; never held during I/O
         self._settled = False
         self._left = False
+        self._thread = Kept("sqlsem-leaving", self._watch, process.member.closing)
         self._parted = runtime.event()  # having left, it is in nobody's hands any more
 
     def begin(self) -> None:
         """Look, in a thread."""
-        runtime.current().thread(self._watch, "sqlsem-leaving").start()
+        self._thread.begin()
 
     def also(self, word: str) -> None:
         """Leave by this word, too: the one before may be undone (a savepoint), or be all that is committed."""
@@ -109,10 +110,10 @@ class Departure:
             self._parted.wait()  # (which comes before the database is asked)
         return left
 
-    def _watch(self) -> None:
+    def _watch(self, goes_on: GoesOn) -> None:
         process, closing = self._process, self._process.member.closing
         for pause in pauses(first=FIRST_SECONDS, longest=LONGEST_SECONDS):
-            if closing.wait(pause):
+            if closing.wait(pause) or not goes_on():
                 return
             holding = self._grant.holding
             if self._settled or holding.released or holding.why_lost is not None:
@@ -174,7 +175,7 @@ def leaving(process: Process, grant: BaseGrant, given: Any) -> Generator[Any, An
                 raise
             raise refusal from exc
         if not there:
-            process.lose([ticket.position], "its row is no longer in the table")
+            process.lose_and_tell([ticket.position], "its row is no longer in the table")
             holding.require()
     word = secrets.token_hex(16)
     yield from engine.leave_with(cursor, word)

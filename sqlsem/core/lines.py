@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import enum
 import itertools
-import logging
 import math
 import random
 import threading
@@ -29,6 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 
 from sqlsem.core.callers import ours
+from sqlsem.core.threads import voice
 from sqlsem.engines.base import Session
 from sqlsem.errors import SqlsemError
 from sqlsem.events import Behind, meets
@@ -36,7 +36,7 @@ from sqlsem.model import Request, Ticket, monotonic
 
 __all__ = ["Lines", "Place", "Waiter"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: The longest pause between two looks at one that stands, and the sleep of those that do not lead.
 LONGEST_SECONDS = 4.0

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import abc
-import logging
-import threading
 from typing import ClassVar
 
-from sqlsem import runtime
 from sqlsem.core.membership import Membership
+from sqlsem.core.threads import GoesOn, Kept, voice
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.engines.base import Session
 from sqlsem.errors import SqlsemError
 
 __all__ = ["Lookout"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: Seconds for which an answer may be awaited.
 ANSWER_SECONDS = 15.0
@@ -38,9 +36,8 @@ class Lookout(abc.ABC):
         self.member = member
         self.waiting_room = waiting_room
         self.state_lock = member.state_lock
-        self.thread: runtime.Thread | None = None
+        self.thread = Kept(self.name, self.run, member.closing)
         self._session: Session | None = None
-        self._looks = False  # there is a thread, and it has begun
 
     @abc.abstractmethod
     def cares(self) -> bool:
@@ -52,30 +49,21 @@ class Lookout(abc.ABC):
 
     def begin(self) -> None:
         """Somebody cares."""
-        if self.thread is None and not self.member.closing.is_set():
-            thread = runtime.current().thread(self.run, self.name)
+        if not self.member.closing.is_set():
             try:
-                self.thread = thread
-                thread.start()
-            except BaseException as exc:  # no more threads, or this process is ending, or an interrupt
-                self.thread = None
-                if not isinstance(exc, RuntimeError):
-                    raise
-                log.warning("Nobody looks for %s of this process: %s", self.what, exc)
+                self.thread.begin()
+            except RuntimeError as exc:  # no more threads, or this process is ending
+                log.warning("Nobody looks for %s of this process, which is tried again: %s", self.what, exc)
 
-    def run(self) -> None:
+    def run(self, goes_on: GoesOn) -> None:
         """Thread: look, until nobody is left for whom."""
-        with self.state_lock:
-            if self._looks:  # an interrupt has kept it from being known
-                return
-            self._looks = True
         while True:
             self.member.closing.wait(self.every)
             with self.state_lock:
-                if self.member.closing.is_set() or not self.cares():
+                if not goes_on() or not self.cares():
                     # In one go: the next who cares makes a new one.
-                    session, self._session, self.thread = self._session, None, None
-                    self._looks = False
+                    session, self._session = self._session, None
+                    self.thread.let_go()
                     break
             try:
                 if self._session is None:
@@ -96,9 +84,7 @@ class Lookout(abc.ABC):
 
     def close(self) -> None:
         """Wait for the thread, which ends by itself."""
-        thread = self.thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(CLOSE_SECONDS)
+        self.thread.join(CLOSE_SECONDS)
 
     def sessions(self) -> list[Session]:
         """What it has open: for a forked child."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from sqlsem.core import ending
 from sqlsem.core.membership import Membership
 from sqlsem.core.places import Places
+from sqlsem.core.threads import Pool
 from sqlsem.engines.base import AsyncSession, Wire
 
 __all__ = ["LoopDriver", "Loops"]
@@ -25,6 +26,9 @@ class LoopDriver(Protocol):
     def soon(self, call: Callable[[], object]) -> None:
         """Have the loop call something, from any thread."""
 
+    def running(self) -> int | None:
+        """The number of the task that this thread runs just now; None outside of its loop."""
+
     def end(self) -> None:
         """Nothing of it can be awaited any more: give back, withdraw, close."""
 
@@ -36,18 +40,20 @@ class Loops:
         self._member = member
         self.drivers: dict[Any, LoopDriver] = {}
         self.places = Places(member.engine.async_sessions)  # to wait in the database
-        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self.pools: dict[str, Pool] = {}
 
     def submit(self, pool: str, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Have a thread do what asyncio cannot await: one for the 'calls' on the main session, a few for 'waits'."""
-        threads = self._pools.get(pool)
+        """Have a thread do what asyncio cannot await: one for the 'calls' on the main session, a few for
+        'waits', and for 'others'.
+        """
+        threads = self.pools.get(pool)
         if threads is None:
             with self._member.state_lock:
                 self._member.main.require_open()
-                if pool not in self._pools:
-                    most = 1 if pool == "calls" else self._member.engine.async_sessions
-                    self._pools[pool] = ThreadPoolExecutor(most, thread_name_prefix=f"sqlsem-aio-{pool}")
-                threads = self._pools[pool]
+                if pool not in self.pools:
+                    most = 1 if pool == "calls" else max(1, self._member.engine.async_sessions)
+                    self.pools[pool] = Pool(f"sqlsem-aio-{pool}", most)
+                threads = self.pools[pool]
         try:
             return threads.submit(call, *arguments)
         except RuntimeError:
@@ -62,12 +68,18 @@ class Loops:
             if driver is not None:
                 driver.end()
 
+    def running(self) -> int | None:
+        """The number of the task that this thread runs just now, if any."""
+        numbers = (driver.running() for driver in list(self.drivers.values()))
+        return next((number for number in numbers if number is not None), None)
+
     def close(self) -> None:
         """End the threads, and have each loop end what it has."""
         with self._member.state_lock:
-            pools, self._pools = self._pools, {}
-        for pool in pools.values():
-            pool.shutdown(wait=False)
+            pools = list(self.pools.values())
+            self.pools.clear()
+        for pool in pools:
+            pool.close()
         for driver in list(self.drivers.values()):
             driver.soon(driver.end)
 

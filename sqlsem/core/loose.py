@@ -1,4 +1,4 @@
-"""Grants that anybody may release: those of semaphores."""
+"""What one lock object knows of its grants: the holds of each thread or task, and those that anybody may release."""
 
 from __future__ import annotations
 
@@ -8,9 +8,46 @@ from typing import Generic, TypeVar
 
 from sqlsem.core.holdings import BaseGrant, Hold
 
-__all__ = ["LooseGrants"]
+__all__ = ["Holds", "LooseGrants"]
 
 G = TypeVar("G", bound=BaseGrant)
+
+
+class Holds(list[Hold[G]], Generic[G]):
+    """The holds of one thread or task by one lock object, the latest last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: For each block of the lock that this thread or task is in: how many holds there were before it, and its own.
+        self.blocks: list[tuple[int, Hold[G]]] = []
+
+    def mark(self) -> tuple[int, int]:
+        """Return how many holds and blocks there are."""
+        return len(self), len(self.blocks)
+
+    def enter_block(self, depth: int) -> None:
+        """A block begins, whose hold is the last one; before it there were so many."""
+        self.blocks.append((depth, self[-1]))
+
+    def leave_block(self) -> bool:
+        """The innermost block ends. Return True when all that was acquired in it has been released; not so outside of
+        blocks. Raises `LockLost` when the lock was lost before it was released.
+        """
+        if not self.blocks:
+            return False
+        depth, own = self.blocks.pop()
+        if len(self) > depth:
+            return False
+        if own.grant.holding.why_lost is not None:
+            own.grant.holding.require()
+        return True
+
+    def drop_blocks(self) -> None:
+        """The end of a block was interrupted, and its hold has ended: its entry must not be taken for that of the block
+        around it.
+        """
+        while self.blocks and self.blocks[-1][1].ended:
+            self.blocks.pop()
 
 
 class LooseGrants(Generic[G]):

@@ -7,22 +7,26 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 import tenacity
 
 from sqlsem import runtime
+from sqlsem.core import ending
+from sqlsem.core.threads import foreign_place, voice
 from sqlsem.engines.base import (
     Allowance,
     Busy,
     Disconnected,
     Engine,
+    Refused,
     Replaced,
     Session,
     Unanswered,
@@ -34,7 +38,7 @@ from sqlsem.model import Ticket, monotonic
 
 __all__ = ["MainSession", "Member", "unavailable"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 T = TypeVar("T")
 
 #: A statement is not given up sooner than after this many seconds, however short the grace: a slow server is not dead.
@@ -227,6 +231,7 @@ class MainSession:
         except BaseException:
             session.close()
             raise
+        ending.watch_child()
         came_back = self.member_id == member_id
         try:
             self.member_id, self.session = member_id, session
@@ -249,6 +254,16 @@ class MainSession:
             log.warning("%s has not answered for %.1f s; dropping the connection", self._engine.where, overdue)
             self._unanswered = session
             session.interrupt()
+
+    def stuck_in(self) -> str | None:
+        """Where in a program's code the thread stands that holds the session; None where there is none."""
+        for frame in sys._current_frames().values():
+            step: FrameType | None = frame
+            while step is not None:
+                if step.f_code in HOLDING and step.f_locals.get("self") is self:
+                    return foreign_place(frame)
+                step = step.f_back
+        return None
 
     def leave(self, waiting: Iterable[Ticket], seconds: float) -> bool:
         """Leave the database, with all rows: those of ``waiting`` as cancelled. False when a call does not end."""
@@ -286,10 +301,15 @@ class MainSession:
             log.warning("Could not leave %s in order, others will notice: %s", self._engine.where, exc)
 
 
+#: What runs only while the session is held.
+HOLDING = frozenset({MainSession._attempt.__code__, MainSession._enter.__code__})
+
+
 def unavailable(what: str, exc: Disconnected, statistics: dict[str, Any]) -> Unavailable:
     """What is raised when the attempts of `MainSession.policy` are used up."""
     attempts = statistics.get("attempt_number", 1)
+    question = "" if isinstance(exc, Refused) else "; is the server up, and the address right?"
     return Unavailable(
         f"{exc} ({what}: {attempts} attempt{'s' if attempts != 1 else ''} in "
-        f"{time.monotonic() - statistics['start_time']:.1f} s; is the server up, and the address right?)"
+        f"{time.monotonic() - statistics['start_time']:.1f} s{question})"
     )

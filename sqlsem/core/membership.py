@@ -10,9 +10,14 @@ watch
     looks only at the clock, so that no network can hold it up, and declares all locks lost when the last proof of life
     is too old: before anybody else can be let in
 
+Neither runs any code of a program's (`sqlsem.core.threads`), and each begins the other one again, should that end.
+Where the pulse cannot go on all the same, everything is declared lost: nobody would hear of a loss any more.
+
 Invariants
     ``state_lock`` guards what we believe (``tickets`` here; grants and queues beside it). It is never held
     during I/O, and nobody who holds it waits for the main session.
+    Its threads keep the coordinator alive as long as it has rows, and no longer (`_Weakly`): one that is dropped is
+    closed.
     ``_proved`` only moves forward: no sign of life that the database has of us is older than this. When the call that
     gave the last one *began*, less an eighth of our life where the call may have found a sign that young and left it.
     So nobody can be let in before ``_proved`` plus the grace, or the lease.
@@ -21,10 +26,13 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-import logging
+import functools
+import math
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from sqlsem import runtime
@@ -32,19 +40,25 @@ from sqlsem.core.main_session import MainSession
 from sqlsem.core.places import Places, Token
 from sqlsem.core.retention import Retention
 from sqlsem.core.steps import Call, Operations
+from sqlsem.core.threads import GoesOn, Kept, tend, voice
 from sqlsem.engines.base import Busy, Disconnected, Engine, Session
 from sqlsem.errors import SqlsemError
 from sqlsem.model import Ticket, monotonic
 
 __all__ = ["Membership", "Owner"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 T = TypeVar("T")
 
 #: Seconds that threads get to end when a coordinator is closed.
 CLOSE_JOIN_SECONDS = 10.0
 #: Woken later than this many seconds, a thread was paused together with the whole process.
 PAUSED_SECONDS = 0.25
+#: Between two looks at a thread that is late and may be stuck; and how much later than it said a thread may be that is
+#: not, at the least.
+SUSPECT_SECONDS, LATE_SECONDS = 0.1, 0.5
+#: After so many requests it is looked whether both threads have ended.
+LOOK_EVERY = 32
 #: Seconds for which the database is asked after a pause, before the worst is believed.
 VERIFY_SECONDS = 1.0
 
@@ -52,8 +66,8 @@ VERIFY_SECONDS = 1.0
 class Owner(Protocol):
     """Who is told about our rows: the coordinator."""
 
-    def lose(self, positions: Collection[int] | None, why: str) -> None:
-        """These rows (None: all) are lost to us; declare so."""
+    def lose(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
+        """These rows (None: all) are lost to us; declare so. Returns the callbacks that are under way."""
 
     def forgot(self, positions: Collection[int]) -> None:
         """These rows, which were lost to us, are ours no more."""
@@ -74,13 +88,68 @@ class Owner(Protocol):
         """Give up what belonged to somebody who is no more."""
 
 
+class _Weakly:
+    """The owner, who is kept alive by its threads while it has rows, and no longer. After that nobody is told."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._reference = weakref.ref(owner)
+        self._pin: Owner | None = None
+
+    def pin(self) -> None:
+        """It has rows."""
+        self._pin = self._pin or self._reference()
+
+    def unpin(self) -> None:
+        """It has none, and was told what has become of them."""
+        self._pin = None
+
+    def lose(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
+        owner = self._reference()
+        return [] if owner is None else owner.lose(positions, why)
+
+    def forgot(self, positions: Collection[int]) -> None:
+        if (owner := self._reference()) is not None:
+            owner.forgot(positions)
+
+    def holds_any(self) -> bool:
+        owner = self._reference()
+        return owner is not None and owner.holds_any()
+
+    def interrupt_overdue(self) -> None:
+        if (owner := self._reference()) is not None:
+            owner.interrupt_overdue()
+
+    def undone(self) -> Iterable[Callable[[Session, int], object]]:
+        owner = self._reference()
+        return () if owner is None else owner.undone()
+
+    def returned(self, ticket: Ticket, session: Session, member_id: int) -> None:
+        if (owner := self._reference()) is not None:
+            owner.returned(ticket, session, member_id)
+
+    def tidy(self) -> None:
+        if (owner := self._reference()) is not None:
+            owner.tidy()
+
+
+def _when_all(done: list[Future[None]], call: Callable[[], object]) -> None:
+    """Call something when all of these are done."""
+
+    def look(_: Future[None]) -> None:
+        if all(one.done() for one in done):
+            call()
+
+    for one in done:
+        one.add_done_callback(look)
+
+
 class Membership:
     """The member that this process is in one database."""
 
     def __init__(self, engine: Engine, owner: Owner, retry: float) -> None:
         self.engine = engine
         self.retry = retry
-        self._owner = owner
+        self._owner = _Weakly(owner)
         options = engine.options
         life = self._life = options.grace if options.lease is None else options.lease
         # How old the last proof of life may grow. 0: not watched, as nothing can be lost while we live (SQLite), or
@@ -108,7 +177,10 @@ class Membership:
         self._activity = 0
         self._retention = Retention(engine, self.main, self._ping_every / 3)
         self._runtime = runtime.current()
-        self._threads: dict[str, runtime.Thread] = {}
+        self.pulse = Kept("sqlsem-pulse", self._pulse, self.closing, vital=True, behind=self.main.stuck_in)
+        self.watch = Kept("sqlsem-watch", self._watch, self.closing, vital=True)
+        self._patience = max(LATE_SECONDS, self._ping_every * 0.75)  # how late one of them may be
+        self._parting: set[int] = set()  # taken away, and given back when their owners have been told
         self._beat = runtime.event()  # wakes the pulse
         self._resting = False  # the pulse sleeps long: wake it when there is something to look after
         self._urgent = False  # ping at once
@@ -137,15 +209,8 @@ class Membership:
             # A server that took over, or was restored, may not know all that we believe.
             self.leftovers.extend(self._owner.undone())
             self.urge()
-        for name, job in [("pulse", self._pulse), *([("watch", self._watch)] if self.trust else [])]:
-            if name not in self._threads:
-                thread = self._runtime.thread(job, f"sqlsem-{name}")
-                try:
-                    self._threads[name] = thread
-                    thread.start()
-                except BaseException:  # an interrupt, for one: whoever enters next tries again
-                    self._threads.pop(name, None)
-                    raise
+        self.pulse.begin()
+        self.watch.begin()
 
     # -- our rows -----------------------------------------------------------------------------------------------
 
@@ -164,7 +229,10 @@ class Membership:
         with self.state_lock:
             for ticket in tickets:
                 self.tickets[ticket.position] = ticket
+                self._owner.pin()
         self._activity += 1
+        if not self._activity % LOOK_EVERY and not self.pulse.runs:
+            self.urge()
         if self._resting:  # read after the rows were added, as the pulse looks for rows after it set this
             self._beat.set()
 
@@ -173,6 +241,8 @@ class Membership:
         with self.state_lock:
             for ticket in tickets:
                 self.tickets.pop(ticket.position, None)
+            if not self.tickets:
+                self._owner.unpin()
 
     def knows(self, ticket: Ticket) -> bool:
         """Whether, as far as we know, the row is there."""
@@ -212,6 +282,8 @@ class Membership:
         """Have the pulse ping at once."""
         self._urgent = True
         self._beat.set()
+        if not self.pulse.runs:
+            tend()  # as both threads may have ended at once
 
     def disown(self) -> None:
         """Rows of ours that could not be given back may still stand: ping, until a ping has removed them."""
@@ -237,9 +309,9 @@ class Membership:
             with self._proofs:
                 self._proofs.notify_all()
 
-    def _pulse(self) -> None:
+    def _pulse(self, goes_on: GoesOn) -> None:
         seen = 0
-        while not self.closing.is_set():
+        while goes_on():
             # Rest only after a whole round without activity, so that a busy process is not woken at every lock.
             self._resting = seen == self._activity
             held = self.tickets or self._limbo or self._late or self.leftovers or self._owner.holds_any()
@@ -247,18 +319,22 @@ class Membership:
                 self._resting = False
             seen = self._activity
             rested = self._resting
-            woken = self._beat.wait(self._rest if rested else self._ping_every)
+            pause = self._rest if rested else self._ping_every
+            self.pulse.due = monotonic() + pause + self._patience
+            woken = self._beat.wait(pause)
+            self.pulse.due = monotonic() + self._patience
             self._resting = False
             self._beat.clear()
             if woken and rested and not self._urgent:
                 continue
             self._urgent = False
+            self.watch.mend()
             if self.main.displaced is not None:
-                self.closing.wait()
-                return
-            self._owner.tidy()
+                continue  # all is lost, and nothing of it can be given back
             try:
+                self._owner.tidy()
                 self.ping()
+                self.pulse.replaced = 0
                 self._give_back_late()
                 self._retention.after_ping(self._activity)
             except SqlsemError as exc:
@@ -296,24 +372,38 @@ class Membership:
             # (What an interrupt left in limbo does not stay there for ever.)
             limbo = any(monotonic() - since < 2 * self.retry + 10 for since in list(self._limbo.values()))
             positions = [ticket.position for ticket in taken]
-            strangers = set() if limbo else pulse.positions.difference(self.tickets, positions)
+            strangers = set() if limbo else pulse.positions.difference(self.tickets, positions, self._parting)
         if gone:
             self._owner.lose(gone, "its row was removed")
+        callbacks: list[Future[None]] = []
         if taken:
-            self._owner.lose(positions, "an operator took it away")
+            callbacks = self._owner.lose(positions, "an operator took it away")
             self._owner.forgot(positions)
             self._disowned = True
         self.prove(began)  # not before: who is in doubt takes it for the answer, and looks what has become of its lock
-        for ticket in taken:
-            session.release(ticket, "revoked")
+
+        def part(session: Session, _: int) -> None:
+            for ticket in taken:
+                session.release(ticket, "revoked")
+            self._parting.difference_update(positions)
+
+        if callbacks:
+            # When they have returned, as they may have to end what the lock was for. (A callback that does not return
+            # keeps nobody out: the time of these rows is up by the database's clock.)
+            self._parting.update(positions)
+            _when_all(callbacks, functools.partial(self.later, part))
+        else:
+            part(session, member_id)
         if strangers:
             # Left by a call that was interrupted, or by a crash of the server that undid a release.
             for entry in session.entries(None):
                 if entry.member_id == member_id and entry.position in strangers:
                     log.info("Removing a forgotten row of ours: %r at %d", entry.resource, entry.position)
-                    outcome = "revoked" if entry.position in pulse.revoked else "cancelled"
+                    ended = "cancelled" if entry.granted_at is None else "released"
+                    outcome = "revoked" if entry.position in pulse.revoked else ended
                     session.release(Ticket(entry.resource, entry.position, entry.requesting_id, False), outcome)
         self._disowned = limbo and self._disowned
+        self.forget(())
 
     def _give_back_late(self) -> None:
         while self.leftovers:
@@ -330,19 +420,30 @@ class Membership:
             def release(session: Session, member_id: int, ticket: Ticket = ticket) -> None:
                 session.release(ticket, "released")
                 with self.state_lock:
-                    self.tickets.pop(ticket.position, None)
                     self._late.remove(ticket)
+                self.forget([ticket])
                 self._owner.returned(ticket, session, member_id)
 
             with contextlib.suppress(Busy):
                 self.call("release", release, 0.0)
 
-    def _watch(self) -> None:
-        while not self.closing.wait(max(0.01, self._until_doubt())):
+    def _watch(self, goes_on: GoesOn) -> None:
+        while goes_on():
+            pause = max(0.01, min(self._until_doubt(), self._ping_every))
+            if self.pulse.is_suspect:
+                pause = min(pause, SUSPECT_SECONDS)
+            self.watch.due = monotonic() + pause + self._patience
+            if self.closing.wait(pause):
+                return
+            self.watch.due = monotonic() + VERIFY_SECONDS + self._patience
+            stuck = self.pulse.mend()
+            tend()
+            if stuck or (not self.pulse.runs and self.unheard()):
+                self.verify(believe=True)
             self.main.interrupt_overdue()
             self._owner.interrupt_overdue()
             late = -self._until_doubt()
-            if late < 0 or not self._owner.holds_any():
+            if late < 0 or not self.trust or not self._owner.holds_any():
                 continue
             # Woken on time, nothing has been heard for too long. Woken late, we were paused, and may be well.
             if late > PAUSED_SECONDS:
@@ -352,6 +453,8 @@ class Membership:
 
     def _until_doubt(self) -> float:
         """Seconds until the last proof is too old; with nothing held, until something new could be."""
+        if not self.trust:
+            return math.inf
         left = self._proved + self.trust - monotonic()
         return left if left > 0 or self._owner.holds_any() else self.trust
 
@@ -361,13 +464,14 @@ class Membership:
         """
         return monotonic() - self._proved > self._certain > 0 and self._owner.holds_any()
 
-    def verify(self) -> None:
+    def verify(self, *, believe: bool = False) -> None:
         """Was nothing heard for too long? Then ask, for a second; and if no answer comes, believe the worst. (Not where
         only an operator takes a row away: the answer may be late for other reasons.)
 
         Where nobody else can be inside yet, as only this thread is late, the worst is believed before anybody can.
+        ``believe``: also where only an operator takes a row away, and whenever the last ping was; as there are none.
         """
-        if not self.unheard():
+        if not (believe and self._owner.holds_any()) and not self.unheard():
             return
         asked = monotonic()
         left = self._proved + self._life - asked
@@ -380,11 +484,11 @@ class Membership:
                 self._proofs.wait_for(lambda: self._proved >= asked or self.closing.is_set(), seconds)
         finally:
             self._doubting.give_back(doubting)
-        if self._proved < asked and not self.closing.is_set() and self.trust:
-            self._give_up()
+        if self._proved < asked and not self.closing.is_set() and (self.trust or believe):
+            self._give_up("the thread that asks for it does not go on" if believe else "")
 
-    def _give_up(self) -> None:
-        self.lose_all(f"nothing was heard of {self.engine.where} for {self.trust:.1f} s")
+    def _give_up(self, why: str = "") -> None:
+        self.lose_all(why or f"nothing was heard of {self.engine.where} for {self.trust:.1f} s")
         self.main.interrupt_overdue()
 
     def lose_all(self, why: str, *, for_good: bool = False) -> bool:
@@ -398,19 +502,20 @@ class Membership:
             self.tickets.clear()
         self._disowned = True
         self._owner.lose(None, why)
+        self.forget(())
         return left
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def close(self, waiting: Iterable[Ticket] = ()) -> None:
-        """End the threads, leave, with all rows: those of ``waiting`` as cancelled."""
+    def close(self, waiting: Iterable[Ticket] = ()) -> bool:
+        """End the threads, leave, with all rows: those of ``waiting`` as cancelled. False when a call does not end."""
         self.closing.set()
         self._beat.set()
         with self._proofs:
             self._proofs.notify_all()
         deadline = monotonic() + CLOSE_JOIN_SECONDS
         if not self.main.leave(waiting, CLOSE_JOIN_SECONDS):
-            return
-        for thread in list(self._threads.values()):
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - monotonic()))
+            return False
+        for kept in (self.pulse, self.watch):
+            kept.join(max(0.0, deadline - monotonic()))
+        return True

@@ -6,19 +6,19 @@ one statement a second for all of its tasks, as long as any runs for longer than
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
 from sqlsem import runtime
 from sqlsem.core.claims import Claim, Claims
 from sqlsem.core.membership import Membership
+from sqlsem.core.threads import GoesOn, Kept, spawn, voice
 from sqlsem.errors import SqlsemError
 from sqlsem.model import monotonic
 
 __all__ = ["Minder", "Stoppable"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: Between two looks, and how old a task is that is asked about.
 LOOK_SECONDS, LEAST_SECONDS = 1.0, 0.5
@@ -62,7 +62,9 @@ class Stoppable(Claim):
 
     def keep_time(self) -> None:
         """Stop it when its time is up. (For the package.)"""
-        if self.deadline is not None and monotonic() >= self.deadline:
+        if self.why_stopped is not None:
+            self._end_by_ender()
+        elif self.deadline is not None and monotonic() >= self.deadline:
             self.stop(f"it ran for longer than its time limit of {self.time_limit:g} s")
 
     def stop(self, why: str, *, cancelled: bool = False) -> None:
@@ -82,9 +84,14 @@ class Stoppable(Claim):
             self._end_by_ender()
 
     def _end_by_ender(self) -> None:
-        ender, self._ender = self._ender, None
+        ender = self._ender
         if ender is not None:
-            threading.Thread(target=ender, name="sqlsem-end", daemon=True).start()
+            try:
+                spawn(ender, "sqlsem-end")
+            except RuntimeError as exc:  # no more threads: `keep_time` tries again
+                log.error("%s cannot be ended now, which is tried again: %s", self.title, exc)
+                return
+            self._ender = None
 
 
 class Minder:
@@ -93,36 +100,30 @@ class Minder:
     def __init__(self, member: Membership, claims: Claims) -> None:
         self._member = member
         self._claims = claims
-        self._lock = threading.Lock()
         self._wanted = runtime.event()
-        self._thread: runtime.Thread | None = None
+        self._thread = Kept("sqlsem-minder", self._work, member.closing)
 
     def mind(self) -> None:
         """Something was claimed that others may want to end."""
         if self._wanted.is_set():
             return
-        with self._lock:
-            if self._thread is None and not self._member.closing.is_set():
-                thread = runtime.current().thread(self._work, "sqlsem-minder")
-                try:
-                    self._thread = thread
-                    thread.start()
-                except BaseException:  # an interrupt, for one: the next who is claimed tries again
-                    self._thread = None
-                    raise
+        if not self._member.closing.is_set():
+            try:
+                self._thread.begin()
+            except RuntimeError as exc:  # no more threads, or this process is ending
+                log.error("Nobody learns what is asked of running tasks, which is tried again: %s", exc)
             self._wanted.set()
 
     def close(self) -> None:
         """End the thread; ``closing`` is set."""
         self._wanted.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_SECONDS)
+        self._thread.join(CLOSE_SECONDS)
 
-    def _work(self) -> None:
+    def _work(self, goes_on: GoesOn) -> None:
         # Between two looks nothing here may refer to a claim: one that is dropped is given back when nothing does.
         closing = self._member.closing
         looked = monotonic()
-        while not closing.is_set():
+        while goes_on():
             self._wanted.wait()
             due = self._due(looked)
             if due is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from sqlsem import deadlocks
 from sqlsem.core.holdings import Holding
 from sqlsem.core.steps import Call, Operations
+from sqlsem.core.threads import voice
 from sqlsem.deadlocks import Edge, Found, Row, Step
 from sqlsem.engines.base import Session
 from sqlsem.errors import Deadlock, Unavailable
@@ -26,7 +26,7 @@ from sqlsem.model import Entry, Request
 
 __all__ = ["HELD", "Above", "Held", "find_deadlock", "inherited", "refuse", "tell"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: The environment variable by which a command knows what those above it hold, the innermost last.
 HELD = "SQLSEM_HELD"

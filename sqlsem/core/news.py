@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator
 
 from sqlsem.core.bell import Bell
 from sqlsem.core.places import Places, Token
+from sqlsem.core.threads import GoesOn, Kept, voice
 from sqlsem.engines.base import Engine, Session
 from sqlsem.errors import SqlsemError
 
 __all__ = ["News"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: Between two attempts to listen; and how long one call listens.
 AGAIN_SECONDS, HEAR_SECONDS = 1.0, 5.0
@@ -33,10 +33,10 @@ class News:
         self._engine = engine
         self._bell = bell
         self._closing = closing
-        self._lock = threading.Lock()
         self._waiting = Places()  # those who wait
-        self._thread: threading.Thread | None = None
+        self._thread = Kept("sqlsem-news", self._listen, closing)
         self._session: Session | None = None
+        self._silent = False  # this database tells nothing
 
     @contextlib.contextmanager
     def wanted(self) -> Iterator[None]:
@@ -44,11 +44,11 @@ class News:
         place = Token()
         try:
             self._waiting.take(place)
-            with self._lock:
-                # (Where an interrupt came in between, one is named that was never started.)
-                if (self._thread is None or self._thread.ident is None) and not self._closing.is_set():
-                    self._thread = threading.Thread(target=self._listen, name="sqlsem-news", daemon=True)
-                    self._thread.start()
+            if not self._silent and not self._closing.is_set():
+                try:
+                    self._thread.begin()
+                except RuntimeError as exc:  # no more threads, or this process is ending: looking will do
+                    log.warning("Nobody listens for tasks that others put, which is tried again: %s", exc)
             yield
         finally:
             self._waiting.give_back(place)
@@ -59,18 +59,18 @@ class News:
 
     def close(self) -> None:
         """End the thread; ``closing`` is set."""
-        thread, session = self._thread, self._session
+        session = self._session
         if session is not None:
             session.interrupt()
-        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
-            thread.join(CLOSE_SECONDS)
+        self._thread.join(CLOSE_SECONDS)
 
-    def _listen(self) -> None:
-        while not self._closing.is_set():
+    def _listen(self, goes_on: GoesOn) -> None:
+        while goes_on():
             try:
                 self._session = session = self._engine.connect("listen")
                 try:
                     if not session.listen():
+                        self._silent = True
                         return
                     self.heard = True
                     self._bell.notify()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlsem.core.process import Process
@@ -33,9 +34,12 @@ from sqlsem.model import (
     TaskEntry,
     check_count,
     check_duration,
+    check_id,
     check_name,
+    check_some,
 )
-from sqlsem.model_rates import RATE_PREFIX, RateEntry
+from sqlsem.model_rates import RateEntry, RateRequest, Windows, windows_of
+from sqlsem.names import RATE_PREFIX
 
 __all__ = ["Operators"]
 
@@ -54,6 +58,7 @@ class Operators:
 
     def entries(self, resource: str | None = None) -> list[Entry]:
         """The queue as it is now: who holds and who waits, one or all resources."""
+        check_some("The resource name", resource)
         return self.process.look(lambda session: session.entries(resource))
 
     def overview(self) -> Overview:
@@ -86,6 +91,8 @@ class Operators:
                 ``"lost"``.
             who: Of this login, host, ``host:pid``, program or id; or ended by this login.
         """
+        check_some("The resource name", resource)
+        check_count("most", most, 0)
         wanted = _wanted(since, until, outcome=outcome, who=who)
         return self.process.look(lambda session: session.history(resource, most, **wanted), Administration)
 
@@ -107,20 +114,51 @@ class Operators:
             since: No longer ago than this (``"24h"``), by the database's clock.
             until: No shorter ago than this.
             action: Only this: ``"pause"``, ``"resume"``, ``"cap"``, ``"stale_after"``, ``"ageing"``, ``"revoke"``,
-                ``"reap"``, ``"retry"``, ``"cancel"``; of a work queue ``"limit"``, ``"key_limit"``, ``"rate"``,
+                ``"revoke_members"``, ``"reap"``, ``"retry"``, ``"cancel"``; ``"forget"`` of a periodic run, ``"reset"``
+                and ``"rate_limit"`` of a rate; of a work queue ``"limit"``, ``"key_limit"``, ``"rate"``,
                 ``"key_rate"`` or ``"weight"``.
             who: Of this login, host, ``host:pid`` or program.
 
         >>> coordinator.operations("etl", action="pause")[0].login  # doctest: +SKIP
         'anna'
         """
+        check_some("The name", name)
+        check_count("most", most, 0)
         wanted = _wanted(since, until, action=action, who=who)
         return self.process.look(lambda session: session.operations(name, most, **wanted), Administration)
 
     def rates(self, name: str | None = None) -> list[RateEntry]:
         """Every window of one rate or all, and how much of it is used just now."""
+        check_some("The rate's name", name)
         resource = None if name is None else RATE_PREFIX + name
         return self.process.look(lambda session: session.rates(resource), RateSession)
+
+    def set_rate(self, name: str, limit: int | Windows | None, per: Duration | None = None) -> None:
+        """Set the most that may be used of a rate in a window, whatever programs declare; `sqlsem.rate` without numbers
+        goes by it. It counts at once, for what was used before, too.
+
+        Args:
+            name: The rate's.
+            limit: As of `sqlsem.rate`, also several windows; None lifts the limit of the window ``per``.
+            per: The window.
+
+        >>> coordinator.set_rate("api", 100, per="1m")  # doctest: +SKIP
+        """
+        resource = RateRequest(name, ()).resource
+        if limit is None:
+            (window,) = windows_of(1, per)
+            changes: list[tuple[int, int | None]] = [(window.ms, None)]
+        else:
+            changes = [(window.ms, window.limit) for window in windows_of(limit, per)]
+        for window_ms, number in changes:
+            self.process.look(partial(_set_rate, resource, window_ms, number), RateSession)
+
+    def reset_rate(self, name: str) -> bool:
+        """Begin a rate anew: forget all use of it, debts, and the limits that programs have declared. False where
+        nothing is known of it. An operator's limits stay. Programs may use the whole limit once more at once.
+        """
+        resource = RateRequest(name, ()).resource
+        return self.process.look(lambda session: session.reset_rate(resource), RateSession)
 
     def resources(self) -> list[Resource]:
         """All resources that have rows or settings."""
@@ -192,10 +230,29 @@ class Operators:
         """Take a row away from its owner. True when it is gone, False when a living holder has been told and gets its
         grace to notice (``force=True`` does not wait for that). Raises `NotHeld` when there is no such row.
         """
-        code = self.process.look(lambda session: session.revoke(position, force), Administration)
+        check_id("The position", position)
+        code = self.process.look(lambda session: session.revoke(position, bool(force)), Administration)
         if code < 0:
             raise NotHeld(f"There is no row at position {position}; see: sqlsem ls")
         return code == 0
+
+    def revoke_members(self, *, member: int | None = None, login: str | None = None, force: bool = False) -> int:
+        """Take all rows away from a member, or from all members of a login, as `revoke` does, and remove the members. A
+        living holder is told first, and its member stays until it has given up its rows, unless ``force``. The number
+        of members removed.
+
+        Args:
+            member: The member's number.
+            login: The login; name one of the two.
+            force: Do not wait for living holders.
+        """
+        if (member is None) == (login is None):
+            raise ConfigurationError("Name either a member or a login whose members are removed")
+        if member is not None:
+            check_count("The number of a member", member, most=2**63 - 1)
+        if login is not None:
+            check_name("The login", login)
+        return self.process.look(lambda session: session.revoke_members(member, login, force), Administration)
 
     def reap(self) -> int:
         """Test every owner now and remove what the dead left behind; the number of rows removed."""
@@ -216,10 +273,12 @@ class Operators:
         1
         """
         name = check_name("The resource name", resource)
+        check_name("The table", table)
         return self._guarding(lambda session: session.guard_table(table, name))
 
     def unguard_table(self, table: str) -> int:
         """Take the guard off a table, with its partitions; the number of triggers that there were."""
+        check_name("The table", table)
         return self._guarding(lambda session: session.unguard_table(table))
 
     def guarded_tables(self) -> list[GuardedTable]:
@@ -242,12 +301,14 @@ class Operators:
 
         >>> [(one.queue, one.pending) for one in coordinator.queues()]  # doctest: +SKIP
         """
+        check_some("The queue's name", queue)
         return self.process.look(lambda session: session.queue_counts(queue), TaskSession)
 
     def queue_limits(self, queue: str | None = None) -> list[QueueLimit]:
         """What is set of one work queue, or all: how many tasks run at a time, of each key, rates, weights; see
         `Queue.set_limit`.
         """
+        check_some("The queue's name", queue)
         return self.process.look(lambda session: session.queue_limits(queue), QueueLimitSession)
 
     def queue_waits(self, queue: str | None = None) -> list[QueueWait]:
@@ -256,6 +317,7 @@ class Operators:
 
         >>> [(one.task_key, one.seconds) for one in coordinator.queue_waits("mails")]  # doctest: +SKIP
         """
+        check_some("The queue's name", queue)
         return self.process.look(lambda session: session.queue_waits(queue), QueueLimitSession)
 
     def tasks(
@@ -265,15 +327,20 @@ class Operators:
 
         ``skip`` leaves out the first ones: a page is ``most=100, skip=200``.
         """
+        check_some("The queue's name", queue)
+        check_some("The status", status)
+        check_count("most", most, 0)
         check_count("skip", skip, 0)
         return self.process.look(lambda session: session.list_tasks(queue, status, most, skip), TaskSession)
 
     def attempts(self, task_id: int) -> list[Attempt]:
         """Every attempt at a task: who, when, how long, how it ended."""
+        check_id("The task's number", task_id)
         return self.process.look(lambda session: session.task_attempts(task_id), TaskSession)
 
     def retry_task(self, task_id: int) -> None:
         """Make a failed or cancelled task pending again. Raises `NotHeld` when it is neither."""
+        check_id("The task's number", task_id)
 
         def change(session: Session) -> int:
             code = session.set_task(task_id, "retry")
@@ -299,6 +366,7 @@ class Operators:
 
         >>> coordinator.cancel_task(17)  # doctest: +SKIP
         """
+        check_id("The task's number", task_id)
         code = self.process.look(lambda session: session.cancel_task(task_id), TaskSession)
         if code < 0:
             raise _cannot("cancel", task_id, code, "pending, running or failed")
@@ -306,9 +374,15 @@ class Operators:
         return code != RUNS
 
 
+def _set_rate(resource: str, window_ms: int, limit: int | None, session: RateSession) -> bool:
+    return session.set_rate(resource, window_ms, limit)
+
+
 def _wanted(since: Duration | None, until: Duration | None, **others: Any) -> dict[str, Any]:
     """What is asked for, of ages and others."""
     ages = {"since": since, "until": until}
+    for name, value in others.items():
+        check_some(name, value)
     asked = {name: check_duration(name, age, most=MAX_INT) for name, age in ages.items() if age is not None}
     return asked | {name: value for name, value in others.items() if value is not None}
 

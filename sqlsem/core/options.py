@@ -124,6 +124,18 @@ class BatchOptions(TypedDict, total=False):
     on_failed: Alarm | None
 
 
+#: How others call an option.
+OTHER_WORDS = {
+    **dict.fromkeys(("retries", "max_retries", "attempts", "tries", "max_tries"), "max_attempts"),
+    **dict.fromkeys(("delay", "countdown", "eta", "schedule_in"), "after"),
+    **dict.fromkeys(("retry_delay", "retry_backoff"), "backoff"),
+    **dict.fromkeys(("timeout", "max_runtime"), "time_limit"),
+    **dict.fromkeys(("description", "comment"), "note"),
+    **dict.fromkeys(("tenant", "partition", "group"), "key"),
+    **dict.fromkeys(("lock", "mutex"), "locks"),
+}
+
+
 class UnknownOption(ConfigurationError, TypeError):
     """A function was given an option that it does not have."""
 
@@ -140,6 +152,7 @@ def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> 
         if name not in names:
             import difflib  # takes longer to load than all of ours
 
-            near = difflib.get_close_matches(name, names, 1, 0.5)
+            meant = [word for word in [OTHER_WORDS.get(name)] if word in names]
+            near = meant or difflib.get_close_matches(name, names, 1, 0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
             raise UnknownOption(f"{function} has no option {name!r}; {hint}")

@@ -11,9 +11,10 @@ from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, Operations
 from sqlsem.core.terms import Terms
 from sqlsem.engines.base import Session
-from sqlsem.engines.periodic import ONCE_PREFIX, OnceEntry, PeriodicSession
+from sqlsem.engines.periodic import OnceEntry, PeriodicSession
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.model import MAX_NAME, Duration, Ticket, check_duration, check_name
+from sqlsem.names import ONCE_PREFIX
 
 __all__ = ["Period", "Periodic", "let_go"]
 
@@ -67,7 +68,7 @@ class Period:
 
 
 def _lose(process: Process, grant: BaseGrant) -> None:
-    process.lose(list(grant.positions.values()), "its row is no longer in the table")
+    process.lose_and_tell(list(grant.positions.values()), "its row is no longer in the table")
     grant.holding.require()
 
 
@@ -85,8 +86,8 @@ class Periodic:
         cancel_on_lost: bool = False,
     ) -> None:
         self.period = period
-        self._given = process if coordinator is None else coordinator.process
-        self.terms: Terms = terms.mutex(
+        self._given = process if coordinator is None else process_of(coordinator)
+        self.terms: Terms = terms.own_mutex(
             period.resource,
             {"note": note, "timeout": timeout, "on_lost": on_lost, "cancel_on_lost": cancel_on_lost},
             self._given,

@@ -10,24 +10,25 @@ Invariants
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import logging
 import os
 import socket
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import tenacity
 
+from sqlsem import runtime
 from sqlsem.core import ending, nesting
 from sqlsem.core.bell import Bell
-from sqlsem.core.callers import Caller
-from sqlsem.core.claims import Claims
+from sqlsem.core.callers import Caller, this_thread
+from sqlsem.core.claims import Claim, Claims
 from sqlsem.core.deadlock_watch import DeadlockWatch
-from sqlsem.core.holdings import Holdings
+from sqlsem.core.holdings import BaseGrant, Holdings
 from sqlsem.core.lines import Lines
 from sqlsem.core.loops import Loops
 from sqlsem.core.membership import Membership
@@ -35,22 +36,27 @@ from sqlsem.core.minder import Minder
 from sqlsem.core.news import News
 from sqlsem.core.signals import Signals, drain, everywhere
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
+from sqlsem.core.threads import Pool, call_out, hush, spawn, spawn_in_handler, voice
 from sqlsem.core.turns import Turns
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.core.wanted import WantedWatch
 from sqlsem.engines.base import Allowance, Engine, Session, Wire, bounded
 from sqlsem.engines.roles import LockSession
-from sqlsem.model import End, Ticket, monotonic
+from sqlsem.model import End, Entry, Ticket, monotonic
 
 __all__ = ["Process", "processes"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 T = TypeVar("T")
 
 #: Seconds that the server may be behind in what it has told us is done, when another one takes over from it.
 UNDONE_SECONDS = 60.0
-#: At the end of the interpreter, for what happened before to be told.
+#: Why a lock is lost that was held when `Process.close` was called.
+CLOSED = "its coordinator was closed"
+#: At the end, for what happened before to be told.
 TELL_SECONDS = 1.0
+#: So many callbacks of losses may run at a time.
+MOST_CALLBACKS = 32
 
 
 class Process:
@@ -60,11 +66,14 @@ class Process:
         engine: The database.
         retry: Seconds for which a call tries to reach it.
         signals: Who is told what happens.
+        callbacks: The threads in which ``on_lost`` is called.
+        telling: The thread that tells of losses.
         member: This process as a member, with the main session.
         state_lock: Guards what we believe to have; the membership's.
         holdings: Its grants.
         claims: Its tasks, parts and callbacks.
         recent_ends: Ends of tasks, and when each was recorded: a server that takes over may not know them.
+        looks: What was seen of queues a moment ago, and when (see `sqlsem.core.late`).
         lines: Who of it waits.
         turns: Who of it waits by priority.
         waiting_room: The sessions to wait in.
@@ -82,6 +91,7 @@ class Process:
         self.engine = engine
         self.retry = retry
         self.signals = Signals(engine.where, everywhere)
+        self._finalizer: weakref.finalize[Any, Process] | None = None
         self._reset()
         _processes.add(self)
 
@@ -94,10 +104,13 @@ class Process:
         self.secret = os.urandom(4).hex()
         self._uid = f"{self.secret}{os.getpid():x}."  # what each begins with
         self._uids = itertools.count(1)
+        self.callbacks = Pool("sqlsem-lost", MOST_CALLBACKS, patient=True)
+        self.telling = Pool("sqlsem-told", 1, patient=True)
         self.holdings = Holdings(self.member, self.signals)
         self.claims = Claims(self.member)
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
         self.above = nesting.Above()
+        self.looks: dict[str, tuple[float, list[Entry]]] = {}
         self.lines = Lines(self.state_lock)
         self.turns = Turns(self.state_lock)
         self.waiting_room = WaitingRoom(self.member)
@@ -107,6 +120,11 @@ class Process:
         self.bell = Bell(self.member.closing)
         self.news = News(self.engine, self.bell, self.member.closing)
         self.loops = Loops(self.member)
+        if self._finalizer is not None:
+            self._finalizer.detach()  # of the parent's
+        parts = self.member, self.waiting_room, self.news, self.minder, [self.callbacks, self.telling], self.loops.pools
+        self._finalizer = weakref.finalize(self, _dropped, *parts)
+        self._finalizer.atexit = False
 
     def requesting_id(self, caller: Caller) -> str:
         """Who asks, for those who look at the table."""
@@ -173,25 +191,39 @@ class Process:
         """Whether anything is held that could be lost."""
         return bool(self.holdings or self.claims)
 
-    def lose(self, positions: Collection[int] | None, why: str) -> None:
+    def lose_and_tell(self, positions: Collection[int], why: str) -> None:
+        """As `lose`, where a program's thread has found it out: what is logged is logged when this returns."""
+        self.lose(positions, why)
+        done = runtime.event()
+        _have_done(self.telling, done.set)
+        done.wait(TELL_SECONDS)
+
+    def lose(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
         """Declare what stands on these rows (None: everything) lost: flag, event, callback, in this order. Those who
-        wait with one of them are woken.
+        wait with one of them are woken. Callbacks, and the log, are left to other threads: who calls may hold the main
+        session, or be the only one to learn of the next loss. Returns the callbacks.
         """
         lost = self.holdings.lose(positions, why)
-        if positions is None:
-            self.claims.lose(why)
-        for grant in lost:
-            self.holdings.tell_lost(grant.holding)
-            if grant.holding.on_lost is not None:
-                try:
-                    grant.holding.on_lost(grant)
-                except Exception:
-                    log.exception("on_lost of %r failed", grant.resource)
+        claims = self.claims.lose(why) if positions is None else []
+        callbacks = [
+            _have_done(self.callbacks, call_out, f"on_lost of {grant.resource!r}", grant.holding.on_lost, grant)
+            for grant in lost
+            if grant.holding.on_lost is not None
+        ]
+        if lost or claims:
+            _have_done(self.telling, self._tell_lost, lost, claims, why)
         self.lines.wake(positions)
         self.turns.wake(positions)
         for grant in lost:  # those that waited for what was ours wait for others now
             for ticket in grant.holding.tickets:
                 self.nudge(ticket.resource)
+        return callbacks
+
+    def _tell_lost(self, grants: list[BaseGrant], claims: list[Claim], why: str) -> None:
+        for claim in claims:
+            log.error("Lost %r: %s", claim, why)
+        for grant in grants:
+            self.holdings.tell_lost(grant.holding)
 
     def forgot(self, positions: Collection[int]) -> None:
         """Who waits with one of these rows shall see that it is gone."""
@@ -239,23 +271,40 @@ class Process:
             ending.stay_asleep()
             self.member.main.require_open()
 
-    def close(self) -> None:
-        """Give everything back, close the connections, end the threads."""
+    def close(self, by: int | None = None) -> None:
+        """Release everything, close the connections, end the threads. ``by``: the number of the task that awaits it."""
         if self.closed:
             return
+        if self._finalizer is not None:
+            self._finalizer.detach()
         self.member.closing.set()
         self.lines.wake(None)
         self.turns.wake(None)
         self.waiting_room.dismiss()
         self.news.close()
         self.minder.close()
-        self.member.close(self._waited_for())
+        self.lose(self._held_by_others(by), CLOSED)  # before anybody else can be granted
+        if self.member.close(self._waited_for()):
+            self.holdings.close(CLOSED)
         self.watch.close()
         self.wanted.close()
-        self.lose(None, "its coordinator was closed")
+        self.lose(None, CLOSED)
+        self.telling.close(TELL_SECONDS)
+        self.callbacks.close(TELL_SECONDS)
         self.waiting_room.close()
         self.loops.close()
         _processes.discard(self)
+
+    def _held_by_others(self, by: int | None) -> list[int]:
+        """The positions held by threads and tasks that run on after `close`, and so lose them: not the caller of
+        `close`, and nobody at the end of the interpreter.
+        """
+        if ending.has_begun():
+            return []
+        callers = {this_thread().number, self.loops.running(), by}
+        holdings = [grant.holding for grant in self.holdings.grants()]
+        lost = [one for one in holdings if one.caller.number not in callers and one.caller.is_running]
+        return [ticket.position for one in lost for ticket in one.tickets]
 
     def _waited_for(self) -> list[Ticket]:
         """The rows of those who wait."""
@@ -287,6 +336,49 @@ class Process:
         return f"<Coordinator {self.engine.where}{', closed' if self.closed else ''}>"
 
 
+def _dropped(
+    member: Membership,
+    room: WaitingRoom,
+    news: News,
+    minder: Minder,
+    pools: list[Pool],
+    more_pools: Mapping[str, Pool],
+) -> None:
+    """A coordinator was dropped without being closed. It holds nothing then; its threads and connections end.
+
+    Called by the garbage collector: in any thread, with any lock held. So another thread does it.
+    """
+    if member.main.session is None and not member.pulse.needed:
+        return
+    warnings.warn(
+        f"unclosed coordinator of {member.engine.where}; use it in a with block, or close() it",
+        ResourceWarning,
+        stacklevel=2,
+    )
+
+    def close() -> None:
+        member.closing.set()
+        room.dismiss()
+        news.close()
+        minder.close()
+        member.close()
+        room.close()
+        for pool in (*pools, *more_pools.values()):
+            pool.close()
+
+    spawn_in_handler(lambda: spawn(close, "sqlsem-close"), "sqlsem-close")
+
+
+def _have_done(pool: Pool, call: Callable[..., object], *arguments: Any) -> Future[Any]:
+    """Have a pool do something; here, where it has just been closed."""
+    try:
+        return pool.submit(call, *arguments)
+    except RuntimeError:
+        done: Future[Any] = Future()
+        done.set_result(call(*arguments))
+        return done
+
+
 _processes: weakref.WeakSet[Process] = weakref.WeakSet()
 _inherited: list[Wire] = []  # kept, as they would be closed by being forgotten
 
@@ -305,9 +397,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-@atexit.register
+@ending.at_end
 def _at_exit() -> None:
     drain(TELL_SECONDS)
     ending.begin()
     for process in list(_processes):
         process.close()
+    hush(TELL_SECONDS)

@@ -10,6 +10,7 @@ from typing import Any
 from sqlsem.core.acquire import Acquisition, G
 from sqlsem.core.lines import Waiter
 from sqlsem.core.steps import Call, Operations, Sleep
+from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.ranking import RankedSession, Turn
 from sqlsem.errors import ConfigurationError, LockLost, SqlsemError
@@ -18,7 +19,7 @@ from sqlsem.model import Request, Ticket
 
 __all__ = ["RankedAcquisition", "kind_of"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: Those who have to look do so after this share of the time for which they have waited, but within these bounds (in
 #: seconds), which grow with the number of those ahead.

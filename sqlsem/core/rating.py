@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from sqlsem.core.holdings import BaseGrant, Exit, Hold, Holding
 from sqlsem.core.process import Process
 from sqlsem.core.settling import BaseRateGrant, giving_back
 from sqlsem.core.steps import Call, Operations, Sleep
+from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Disconnected, Session
 from sqlsem.engines.rating import RateSession
 from sqlsem.errors import LockLost, SqlsemError
@@ -27,7 +27,7 @@ from sqlsem.model_rates import AHEAD_MS, RateAnswer, RateRequest, RateTurn, Wish
 
 __all__ = ["GroupTaking", "Taking", "split"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 G = TypeVar("G", bound=BaseGrant)
 R = TypeVar("R", bound=BaseRateGrant)
 
@@ -363,7 +363,7 @@ class Taking(Generic[R]):
         keep: list[Hold[BaseGrant]] = []
         self._line = line = Acquisition(
             process,
-            terms.mutex(request.resource, {}, process),
+            terms.own_mutex(request.resource, {}, process),
             [request],
             timeout,
             self._caller,
@@ -394,7 +394,7 @@ class Taking(Generic[R]):
             if self._taken_ms is not None and self._pass_on(car, grant):
                 return
             if answer.turn is RateTurn.GONE:
-                process.lose([grant.position], "its row was removed while it waited")
+                process.lose_and_tell([grant.position], "its row was removed while it waited")
                 raise LockLost(
                     f"The place in the line of rate {self._request.name!r} was lost (by an operator, or because the "
                     f"database was out of reach for too long); ask again",

@@ -10,7 +10,7 @@ from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, Operations
 from sqlsem.engines.base import Busy, Session
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import check_count
+from sqlsem.model import check_count, check_some
 from sqlsem.model_rates import RateRequest
 
 __all__ = ["BaseRateGrant", "giving_back", "rate_of", "settling"]
@@ -75,6 +75,7 @@ def giving_back(resource: str, taken_ms: int, cost: int) -> Callable[[Session, i
 
 def rate_of(taken: Mapping[str, R], name: str | None, what: object) -> R:
     """The one of these that is meant by ``settle(…, rate=name)``."""
+    check_some("The rate's name", name)
     if name is None and len(taken) == 1:
         return next(iter(taken.values()))
     if name is None or name not in taken:

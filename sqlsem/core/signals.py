@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
-import logging
 import os
 import queue
 import threading
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 
 from sqlsem.core import ending
 from sqlsem.core.callers import Caller
+from sqlsem.core.threads import GoesOn, Kept, call_out, voice
 from sqlsem.errors import ConfigurationError
 from sqlsem.events import EVENTS, Deadlocked, Event, Granted, Lost, Released, TimedOut, Waiting
 from sqlsem.model import Request
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Signals", "Subscription", "Tap", "Trace", "Tracer", "drain", "everywhere"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class Signals:
 
         >>> undo = sqlsem.on("lost", lambda event: page(event.resource, event.why)).undo  # doctest: +SKIP
         """
-        if kind not in EVENTS:
+        if not isinstance(kind, str) or kind not in EVENTS:
             raise ConfigurationError(f"There is no event {kind!r}; there are {', '.join(map(repr, EVENTS))}")
         subscription: Subscription[Any] = Subscription(self, kind)
         if callback is not None:
@@ -257,8 +257,8 @@ def _is_coroutine(callback: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _failed(callback: Callable[..., object], event: Event) -> None:
-    log.exception("What listens to %r failed: %r", event.name, callback)
+def _name(callback: Callable[..., object], event: Event) -> str:
+    return f"What listens to {event.name!r}, {callback!r},"
 
 
 class _Deliveries:
@@ -266,8 +266,7 @@ class _Deliveries:
 
     def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self.starting = threading.Lock()
-        self.thread: threading.Thread | None = None
+        self.thread = Kept("sqlsem-events", self.run)
         self.dropping = False
 
     def put(self, job: Callable[[], object]) -> None:
@@ -279,14 +278,9 @@ class _Deliveries:
             return
         self.dropping = self.dropping and behind > MOST_BEHIND // 2
         self.jobs.put(job)
-        if self.thread is None:
-            with self.starting:
-                if self.thread is None:
-                    thread = threading.Thread(target=self.run, name="sqlsem-events", daemon=True)
-                    thread.start()
-                    self.thread = thread
+        self.thread.begin()
 
-    def run(self) -> None:
+    def run(self, _: GoesOn) -> None:
         _in_callback.set(True)
         while True:
             job = self.jobs.get()
@@ -313,21 +307,15 @@ if hasattr(os, "register_at_fork"):
 
 def drain(seconds: float) -> None:
     """Wait, for so long at most, until what has happened so far was told."""
-    if _deliveries.thread is not None and not _in_callback.get():
+    if _deliveries.thread.runs and not _in_callback.get():
         done = threading.Event()
         _deliveries.jobs.put(done.set)
         done.wait(seconds)
 
 
 def _post(callback: Callable[[Event], object], event: Event) -> None:
-    def call() -> None:
-        try:
-            callback(event)
-        except BaseException:
-            _failed(callback, event)
-
     if not _in_callback.get():
-        _deliveries.put(call)
+        _deliveries.put(functools.partial(call_out, _name(callback, event), callback, event))
 
 
 class _Awaiting:
@@ -367,7 +355,7 @@ class _Awaiting:
                 try:
                     await self._callback(event)
                 except Exception:
-                    _failed(self._callback, event)
+                    log.exception("%s failed", _name(self._callback, event))
             self._dropping = False
         except BaseException:  # cancelled, as the loop ends
             self._events.clear()

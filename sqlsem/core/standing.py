@@ -66,7 +66,7 @@ def beginning(process: Process, holding: Holding, connection: Any) -> Generator[
     for ticket in holding.tickets:
         entry = yield from engine.session_entry(cursor, ticket)
         if not entry:
-            process.lose([ticket.position], "its row is no longer in the table")
+            process.lose_and_tell([ticket.position], "its row is no longer in the table")
             holding.require()
         entries.append(entry)
     yield from engine.note_session(cursor, " ".join([*known.split(), *entries]))

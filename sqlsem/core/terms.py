@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from sqlsem.core.callers import Caller
 from sqlsem.core.defaults import process_of
 from sqlsem.core.holdings import LostCallback
+from sqlsem.core.late import blockers
 from sqlsem.core.options import (
     GroupOptions,
     LockOptions,
@@ -17,11 +19,27 @@ from sqlsem.core.options import (
     check_options,
 )
 from sqlsem.core.process import Process
+from sqlsem.core.steps import Operations
 from sqlsem.errors import ConfigurationError, Timeout
-from sqlsem.model import READ, WRITE, Duration, Request, check_count, check_duration
+from sqlsem.insight.blockers import in_words
+from sqlsem.model import READ, WRITE, Duration, Request, check_call, check_count, check_duration
 from sqlsem.model_rates import RateRequest, Windows, windows_of
+from sqlsem.names import check_free
 
-__all__ = ["Ask", "HasTerms", "Name", "Terms", "all_of", "limit", "mutex", "rate", "read", "stage", "write"]
+__all__ = [
+    "Ask",
+    "HasTerms",
+    "Name",
+    "Terms",
+    "all_of",
+    "limit",
+    "mutex",
+    "own_mutex",
+    "rate",
+    "read",
+    "stage",
+    "write",
+]
 
 #: What a lock asks for, or takes of a rate.
 Ask = Request | RateRequest
@@ -44,7 +62,9 @@ class Asked:
         name = self.name(*args, **kwargs)
         if isinstance(self.request, RateRequest):
             return replace(self.request, name=name)
-        return replace(self.request, resource=name)
+        found = replace(self.request, resource=name)
+        check_free(name)
+        return found
 
 
 class Terms:
@@ -65,6 +85,8 @@ class Terms:
         self.given_process = process
         self.timeout = None if timeout is None else check_duration("timeout", timeout)
         self.reentrant = reentrant
+        if on_lost is not None:
+            check_call("on_lost", on_lost)
         self.on_lost = on_lost
         self.cancel_on_lost = cancel_on_lost
         # As of a semaphore, what one thread acquired, and no block holds, any other thread may release.
@@ -128,12 +150,16 @@ class Terms:
             )
         return check_count("The number to release", n)
 
-    def too_late(self, requests: Sequence[Ask]) -> Timeout:
-        """What is raised when the time was up."""
+    def too_late(self, requests: Sequence[Ask], caller: Caller, timeout: float | None = None) -> Operations[Timeout]:
+        """Return the error for requests that were not granted in time; it names the holders. The caller raises it."""
+        seconds = self.timeout if timeout is None else timeout
         names = ", ".join(request.describe() for request in requests)
+        found = yield from blockers(self.process, requests, caller)
+        words = in_words(found)
         return Timeout(
-            f"Did not get {names} within {self.timeout:g} s; see who holds it with: sqlsem ls",
+            f"Did not get {names} within {seconds:g} s{f': {words}' if words else ''}; see the queue with: sqlsem ls",
             resource=requests[0].resource,
+            holders=[holder for one in found for holder in one.holders],
         )
 
     def __str__(self) -> str:
@@ -165,6 +191,11 @@ def _unpickled(asked: Sequence[Asked], options: dict[str, Any], where: str) -> T
 def mutex(name: Name, options: LockOptions, process: Process | None = None) -> Terms:
     """One at a time."""
     return _one("mutex", name, WRITE, 1, options, process)
+
+
+def own_mutex(name: str, options: LockOptions, process: Process | None = None) -> Terms:
+    """One at a time, of a resource whose name users cannot take (`RESERVED`)."""
+    return _one("mutex", name, WRITE, 1, options, process, own=True)
 
 
 def limit(name: Name, limit: int | None, weight: int, options: LockOptions, process: Process | None = None) -> Terms:
@@ -225,7 +256,7 @@ def all_of(locks: Sequence[HasTerms], options: GroupOptions, process: Process | 
 
 def rate(
     name: Name,
-    limit: int | Windows,
+    limit: int | Windows | None,
     per: Duration | None,
     cost: int,
     burst: int | None,
@@ -239,7 +270,7 @@ def rate(
     note, coordinator = others.pop("note", None), others.pop("coordinator", None)
     known_name = name if isinstance(name, str) or not callable(name) else "computed"
     request = RateRequest(known_name, windows_of(limit, per), cost, burst, note)
-    return Terms([Asked(name, request)], process if coordinator is None else coordinator.process, **others)
+    return Terms([Asked(name, request)], process if coordinator is None else process_of(coordinator), **others)
 
 
 def _one(
@@ -250,6 +281,7 @@ def _one(
     options: LockOptions,
     process: Process | None,
     weight: int = 1,
+    own: bool = False,
 ) -> Terms:
     known = ModuleLockOptions if process is None else LockOptions
     check_options(f"{kind}()", options, known.__optional_keys__)
@@ -259,5 +291,7 @@ def _one(
     # A stand-in lets everything but a computed name be checked at once.
     resource = name if isinstance(name, str) or not callable(name) else "computed"
     request = Request(resource, access, limit, weight, note, priority)
-    given = process if coordinator is None else coordinator.process
+    if not own:
+        check_free(resource)
+    given = process if coordinator is None else process_of(coordinator)
     return Terms([Asked(name, request)], given, semaphore=kind == "limit", **others)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from sqlsem import deadlocks
@@ -10,13 +9,14 @@ from sqlsem.core.callers import Caller
 from sqlsem.core.lines import Waiter
 from sqlsem.core.process import Process
 from sqlsem.core.steps import NO_ROOM, Call, Operations, WaitFor
+from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.errors import Deadlock
 from sqlsem.model import monotonic
 
 __all__ = ["SLICE_SECONDS", "WaitingVerb"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: The longest single wait in the database. Long enough that waiting costs less than a statement a second and waiter,
 #: pings included; short enough that an operator's change of a limit is felt soon, wherever no event tells it.

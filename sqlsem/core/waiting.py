@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import weakref
 from collections.abc import Iterator
 
 from sqlsem.core.membership import Membership
 from sqlsem.core.places import Places, Token
+from sqlsem.core.threads import voice
 from sqlsem.engines.base import Session, Wire
 from sqlsem.model import monotonic
 
 __all__ = ["MOST_IDLE_SESSIONS", "MOST_WAITING_SESSIONS", "WaitingRoom"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: Connections that may wait in the database at the same time; of more, those that are left are looked at together.
 MOST_WAITING_SESSIONS = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from sqlsem.dashboard.feed import MOST_STREAMS, Feed
+from sqlsem.core.places import Token
+from sqlsem.dashboard.feed import Feed
 from sqlsem.dashboard.guarding import Doors, Guard, cookie_of, from_elsewhere, read_form
 from sqlsem.dashboard.pages import Asked, Pages, action_of, row_of
 from sqlsem.errors import SqlsemError
+from sqlsem.hosts import Hosts
 from sqlsem.insight.consequences import Action, consequence
 from sqlsem.live import Live, in_a_line
 from sqlsem.model import MAX_INT
@@ -47,7 +49,7 @@ class Dashboard:
     def __init__(
         self,
         live: Live,
-        hosts: Collection[str],
+        hosts: Hosts,
         token: str | None = None,
         *,
         allow_changes: bool = False,
@@ -131,10 +133,11 @@ class Dashboard:
             return self._refuse(request, 403, "Another site's page may not listen.")
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        if len(self.feed.streams) >= MOST_STREAMS:
+        place = Token()
+        if not self.feed.streams.take(place):  # before the answer is begun: many may ask at once
             return self._refuse(request, 503, "Too many have this page open; close some.")
         asked = Asked.of(request.query_params)
-        stream = self.feed.stream(asked.url(), lambda: self._pages.board(self.feed.seen, asked))
+        stream = self.feed.stream(place, asked.url(), lambda: self._pages.board(self.feed.seen, asked))
         return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def _row(self, request: Request) -> Response:
@@ -198,12 +201,10 @@ class Dashboard:
             shown = (await read_form(request)).get("token", "")
         except ValueError as exc:
             return self._refuse(request, 400, f"{exc}.")
-        closed = self._doors.closed_for()
-        if closed:
-            return self._page(request, "login.html", 429, failed=f"Too many wrong ones; try again in {closed:.0f} s.")
         name = self._doors.enter(shown.strip())
         if name is None:
-            return self._page(request, "login.html", 403, failed="That is not the token.")
+            status = 429 if self._doors.too_many_failures() else 403
+            return self._page(request, "login.html", status, failed="That is not the token.")
         self._doors.leave(request)  # one that it had before
         answer = RedirectResponse("/", 303)
         secure = request.headers["origin"].startswith("https:")

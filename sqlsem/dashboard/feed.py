@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from sqlsem.core.places import Places, Token
 from sqlsem.live import Live, Seen
 
-__all__ = ["MOST_STREAMS", "Feed"]
+__all__ = ["Feed"]
 
 #: Pages that are open at the same time.
 MOST_STREAMS = 200
@@ -26,7 +26,7 @@ class Feed:
         self._next: asyncio.Event = asyncio.Event()
         self._drawn: dict[str, str] = {}
         self._ended = False
-        self.streams = Places()
+        self.streams = Places(MOST_STREAMS)
 
     @property
     def seen(self) -> Seen:
@@ -54,14 +54,16 @@ class Feed:
         self._next.set()
         self._next = asyncio.Event()
 
-    async def stream(self, what: str, draw: Callable[[], str]) -> AsyncIterator[str]:
-        """Server-sent events: what ``draw`` gives, now and after each look.
+    async def stream(self, place: Token, what: str, draw: Callable[[], str]) -> AsyncIterator[str]:
+        """Yield server-sent events: what ``draw`` gives, now and after each look.
 
-        ``what`` is the same for all who see the same.
+        Args:
+            place: One of `streams`, which is given back at the end. (A stream that is never begun has no end: its
+                place is free again when nobody has it any more.)
+            what: The same for all who see the same.
+            draw: Draws that.
         """
-        place = Token()
         try:
-            self.streams.take(place)
             while not self._ended:
                 following = self._next
                 text = self._drawn.get(what)

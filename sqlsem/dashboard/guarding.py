@@ -9,37 +9,38 @@ A browser that somebody uses for other things as well may be led to send request
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
-import ipaddress
+import logging
 import secrets
 import time
 import urllib.parse
 from collections import OrderedDict, deque
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sqlsem.errors import ConfigurationError
+from sqlsem.hosts import Hosts
 
-__all__ = ["Doors", "Guard", "cookie_of", "from_elsewhere", "is_loopback", "read_form"]
+log = logging.getLogger("sqlsem")
+
+__all__ = ["Doors", "Guard", "cookie_of", "from_elsewhere", "read_form"]
 
 #: Seconds after which a session has to show the token again.
 SESSION_SECONDS = 12 * 3600.0
 #: Sessions at the same time; the oldest give way.
 MOST_SESSIONS = 100
-#: So many wrong tokens within a minute, and nobody is let in until it is over.
+#: More wrong tokens than this within a minute are answered by 429, and logged once.
 MOST_FAILURES = 10
 #: The shortest token that somebody may choose: shorter ones can be guessed.
 SHORTEST_TOKEN = 16
 #: The longest form, bytes.
 MOST_BYTES = 10_000
-#: The names of this host for itself.
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 HEADERS = {
     # Nothing but our own files, and nothing that stands in the page itself.
@@ -55,20 +56,12 @@ HEADERS = {
 }
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach what listens there."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, which may lead anywhere
-        return False
-
-
 class Guard:
-    """Lets those through that name a host of ours, and adds the headers to every answer."""
+    """Refuses requests that do not name a host of ours, and adds the headers to every answer."""
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app = app
-        self._hosts = frozenset(one.lower() for one in hosts)
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
@@ -83,22 +76,12 @@ class Guard:
                     headers[name] = value
             await send(message)
 
-        named = HTTPConnection(scope).headers.getlist("host")
-        if len(named) != 1 or host_of(named[0]) not in self._hosts:
+        if not self._hosts.accept(HTTPConnection(scope).headers.getlist("host")):
             told = "This dashboard is not known by that name; start it with --name if it should be.\n"
             await PlainTextResponse(told, 421)(scope, receive, send_with_headers)
             return
-        await self._app(scope, receive, send_with_headers)
-
-
-def host_of(named: str) -> str | None:
-    """The name in a ``Host`` header, without the port."""
-    try:
-        parts = urllib.parse.urlsplit(f"//{named}")
-        plain = parts.hostname if not (parts.username or parts.path or parts.query or parts.fragment) else None
-        return plain if parts.port is None or parts.port else None
-    except ValueError:  # as the port of host:x
-        return None
+        with contextlib.suppress(ClientDisconnect):  # nobody is left to be answered, and it is no fault of ours
+            await self._app(scope, receive, send_with_headers)
 
 
 def cookie_of(request: Request) -> str:
@@ -160,25 +143,35 @@ class Doors:
                 f"when none is given"
             )
 
-    def closed_for(self) -> float:
-        """Seconds until another token may be tried; 0: now."""
-        now = time.monotonic()
-        while self._failures and now - self._failures[0] > 60:
-            self._failures.popleft()
-        return 60 - (now - self._failures[0]) if len(self._failures) >= MOST_FAILURES else 0.0
+    def too_many_failures(self) -> bool:
+        """True if more wrong tokens than usual were shown within the last minute."""
+        return len(self._failures) > MOST_FAILURES
 
     def enter(self, shown: str) -> str | None:
-        """The id of a new session, if that is the token."""
-        if self.token is None or self.closed_for():
+        """Return the id of a new session, if that is the token.
+
+        The token always opens one, however many wrong ones were shown before: otherwise anybody who reaches the port
+        could lock its owner out. A token is too long to be guessed (`SHORTEST_TOKEN`).
+        """
+        if self.token is None:
             return None
-        if not hmac.compare_digest(shown.encode(), self.token.encode()):
-            self._failures.append(time.monotonic())
+        if not hmac.compare_digest(shown.encode(errors="surrogatepass"), self.token.encode()):
+            self._count_failure()
             return None
         name = secrets.token_urlsafe(32)
         self._sessions[name] = Session(time.monotonic() + SESSION_SECONDS)
         while len(self._sessions) > MOST_SESSIONS:
             self._sessions.popitem(last=False)
         return name
+
+    def _count_failure(self) -> None:
+        now = time.monotonic()
+        while self._failures and now - self._failures[0] > 60:
+            self._failures.popleft()
+        if len(self._failures) == MOST_FAILURES:
+            log.warning("More than %d wrong tokens were shown to the dashboard within a minute", MOST_FAILURES)
+        if not self.too_many_failures():  # one more than are allowed is all that has to be known
+            self._failures.append(now)
 
     def session(self, request: Request) -> Session | None:
         """The session that a request has."""

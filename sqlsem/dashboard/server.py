@@ -9,10 +9,13 @@ from collections.abc import Callable
 import uvicorn
 
 from sqlsem.dashboard.app import Dashboard
+from sqlsem.dashboard.connection import MOST_HEADER_BYTES, Connection
 from sqlsem.errors import ConfigurationError
 from sqlsem.printable import CleanFilter
 
 __all__ = ["Server", "listen", "serve"]
+
+CLEAN = CleanFilter()
 
 
 class Server(uvicorn.Server):
@@ -27,6 +30,9 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 dashboard.app,
+                http=Connection,
+                ws="none",
+                h11_max_incomplete_event_size=MOST_HEADER_BYTES,
                 log_config=None,
                 access_log=False,
                 proxy_headers=False,
@@ -37,6 +43,10 @@ class Server(uvicorn.Server):
                 ssl_keyfile=tls[1] if tls else None,
             )
         )
+        for name in ("uvicorn.error", "uvicorn.asgi"):
+            logger = logging.getLogger(name)
+            logger.addFilter(CLEAN)
+            logger.setLevel(logging.ERROR)  # a warning is about one request, and any client can send many
         self._dashboard = dashboard
         self._ready = ready
 
@@ -66,6 +76,4 @@ def serve(
     dashboard: Dashboard, place: socket.socket, ready: Callable[[], None], tls: tuple[str, str | None] | None = None
 ) -> None:
     """Serve until a signal ends it (Ctrl-C, SIGTERM); see `Server`."""
-    for name in ("uvicorn.error", "uvicorn.asgi"):
-        logging.getLogger(name).addFilter(CleanFilter())
     Server(dashboard, ready, tls).run(sockets=[place])

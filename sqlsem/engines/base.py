@@ -32,6 +32,7 @@ __all__ = [
     "LockSession",
     "Options",
     "Plan",
+    "Refused",
     "Replaced",
     "Session",
     "Unanswered",
@@ -48,6 +49,10 @@ Creator = Callable[[], Any]
 
 class Disconnected(Unavailable):
     """This session is gone or never came; another may do better."""
+
+
+class Refused(Disconnected):
+    """The server has answered, and makes no connection now: its address is right."""
 
 
 class Replaced(Disconnected):

@@ -137,8 +137,8 @@ class Store:
             event.set()
 
 
-class MemorySession(RankedSession, DeadlockSearch, SettingSession, PeriodicSession, RateSession):
-    """A look at the store of one engine."""
+class MemoryRates(RateSession):
+    """Rates, by a clock that never steps."""
 
     def __init__(self, store: Store, options: Options) -> None:
         self._store = store
@@ -151,6 +151,54 @@ class MemorySession(RankedSession, DeadlockSearch, SettingSession, PeriodicSessi
             if self._interrupted:
                 raise Disconnected("The session was closed")
             yield self._store
+
+    def take_rate(
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
+    ) -> RateAnswer:
+        with self._open() as store:
+            row = None if ticket is None else store.row(ticket)
+            if ticket is not None and row is None:
+                return RateAnswer(RateTurn.GONE)
+            first = next(iter(store.queues.get(request.resource, ())), None)
+            if first != (None if row is None else row.position) or store.paused.get(request.resource):
+                return RateAnswer(RateTurn.OTHERS_FIRST)
+            now_us = int(monotonic() * 1_000_000)
+            wait_ms = store.rates[request.resource].take(request, now_us, waited=row is not None)
+            if wait_ms:
+                return RateAnswer(RateTurn.TOO_EARLY, seconds=wait_ms / 1000)
+            if row is not None:
+                store.remove(row)
+            return RateAnswer(RateTurn.TAKEN, times=(now_us // 1000,))
+
+    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
+        with self._open() as store:
+            store.rates[resource].use(more, int(monotonic() * 1_000_000), taken_ms)
+
+    def reset_rate(self, resource: str) -> bool:
+        with self._open() as store:
+            known = resource in store.rates
+            if known:
+                store.rates[resource].reset()
+            return known
+
+    def set_rate(self, resource: str, window_ms: int, limit: int | None) -> bool:
+        with self._open() as store:
+            before = store.rates[resource].set_cap(window_ms, limit, int(monotonic() * 1000))
+            return before is not None or limit is not None
+
+    def rates(self, resource: str | None) -> list[RateEntry]:
+        with self._open() as store:
+            now_ms = int(monotonic() * 1000)
+            return [
+                entry
+                for name, state in sorted(store.rates.items())
+                if resource in (None, name)
+                for entry in state.entries(name, now_ms)
+            ]
+
+
+class MemorySession(MemoryRates, RankedSession, DeadlockSearch, SettingSession, PeriodicSession):
+    """A look at the store of one engine."""
 
     @property
     def usable(self) -> bool:
@@ -377,40 +425,6 @@ class MemorySession(RankedSession, DeadlockSearch, SettingSession, PeriodicSessi
                 raise ConfigurationError(
                     f"{what} cannot be set in memory, where every row has an owner in this process"
                 )
-
-    # -- rates; the clock is one that never steps ---------------------------------------------------------------
-
-    def take_rate(
-        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
-    ) -> RateAnswer:
-        with self._open() as store:
-            row = None if ticket is None else store.row(ticket)
-            if ticket is not None and row is None:
-                return RateAnswer(RateTurn.GONE)
-            first = next(iter(store.queues.get(request.resource, ())), None)
-            if first != (None if row is None else row.position) or store.paused.get(request.resource):
-                return RateAnswer(RateTurn.OTHERS_FIRST)
-            now_us = int(monotonic() * 1_000_000)
-            wait_ms = store.rates[request.resource].take(request, now_us, waited=row is not None)
-            if wait_ms:
-                return RateAnswer(RateTurn.TOO_EARLY, seconds=wait_ms / 1000)
-            if row is not None:
-                store.remove(row)
-            return RateAnswer(RateTurn.TAKEN, times=(now_us // 1000,))
-
-    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
-        with self._open() as store:
-            store.rates[resource].use(more, int(monotonic() * 1_000_000), taken_ms)
-
-    def rates(self, resource: str | None) -> list[RateEntry]:
-        with self._open() as store:
-            now_ms = int(monotonic() * 1000)
-            return [
-                entry
-                for name, state in sorted(store.rates.items())
-                if resource in (None, name)
-                for entry in state.entries(name, now_ms)
-            ]
 
     def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:
         with self._open() as store:

@@ -9,10 +9,7 @@ from typing import ClassVar
 
 from sqlsem.model import Ticket
 
-__all__ = ["ONCE_PREFIX", "OnceEntry", "PeriodicSession"]
-
-#: A run holds the mutex of this name, followed by its own.
-ONCE_PREFIX = "once:"
+__all__ = ["OnceEntry", "PeriodicSession"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ import shlex
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sqlsem.engines.periodic import ONCE_PREFIX
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import READ, Entry, Request, Ticket
-from sqlsem.model_rates import RATE_PREFIX
+from sqlsem.names import PRIORITY_PREFIX, RESERVED
 
 __all__ = [
     "LINE",
@@ -35,11 +34,9 @@ __all__ = [
 ]
 
 #: What the name of a line begins with.
-LINE = "priority:"
+LINE = PRIORITY_PREFIX
 #: Priorities are below it. It is the limit of places, whose weights are 1 more than the priority.
 PLACES = 100
-#: Queues that sqlsem asks for itself, without a priority: by what their names begin with, and what those are.
-UNRANKED = {RATE_PREFIX: "the line of a rate", ONCE_PREFIX: "what runs once per period", LINE: "a line of priorities"}
 
 
 def line_of(resource: str) -> str:
@@ -57,9 +54,9 @@ def never_ranked(resource: str) -> str | None:
     """What is wrong with priorities for this resource, if anything is.
 
     >>> never_ranked("rate:api")
-    "'rate:api' is the line of a rate, which is always first come, first served; priorities cannot be set there"
+    "'rate:api' is the queue of a rate, which is always first come, first served; priorities cannot be set there"
     """
-    for prefix, what in UNRANKED.items():
+    for prefix, (what, _) in RESERVED.items():
         if resource.startswith(prefix):
             return f"{resource!r} is {what}, which is always first come, first served; priorities cannot be set there"
     return None

@@ -46,5 +46,15 @@ class RateSession(abc.ABC):
         """
 
     @abc.abstractmethod
+    def reset_rate(self, resource: str) -> bool:
+        """For operators: forget all use, debts, promises and declared limits of a rate. False where it is not known."""
+
+    @abc.abstractmethod
+    def set_rate(self, resource: str, window_ms: int, limit: int | None) -> bool:
+        """For operators: set the most that may be used in windows of this length, or lift that (None). False where
+        there was nothing to lift.
+        """
+
+    @abc.abstractmethod
     def rates(self, resource: str | None) -> list[RateEntry]:
         """Every window of one rate or all, and how much of it is used."""

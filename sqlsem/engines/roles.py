@@ -25,6 +25,7 @@ from sqlsem.engines.periodic import PeriodicSession
 from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.engines.ranking import RankedSession
 from sqlsem.engines.rating import RateSession
+from sqlsem.engines.removing import RemovalSession
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.engines.settings import SettingSession, setting_number
 from sqlsem.engines.sparing import InPlace, Sparing
@@ -236,7 +237,7 @@ class DeadlockSearch(LockSession):
         """The deadlock whose youngest request is this member's, if there is one: it has to be given up."""
 
 
-class Administration(LockSession, SettingSession):
+class Administration(LockSession, SettingSession, RemovalSession):
     """What operators see and do."""
 
     offers = "history, and what operators do"
@@ -275,9 +276,8 @@ class Administration(LockSession, SettingSession):
 
     @abc.abstractmethod
     def rights(self) -> frozenset[str]:
-        """What this login may do beside looking, as far as can be known without trying: ``operate`` (cap, pause,
-        revoke, reap), ``retry`` (its own tasks at least).
-        """
+        """Return what this login may do beside looking, as far as can be known: ``operate``, and ``retry`` (its own
+        tasks at least)."""
 
     @abc.abstractmethod
     def revoke(self, position: int, force: bool) -> int:

@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 import abc
-from datetime import datetime
+import json
+import re
+from datetime import datetime, timezone
 from typing import Any, ClassVar
 
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import MAX_INT, MAX_NOTE, Schedule, check_name
+from sqlsem.model import MAX_NOTE, TASK_BOUNDS, Schedule, check_name
 
-__all__ = ["ScheduleSession", "check_task_options"]
+__all__ = ["ScheduleSession", "check_due", "check_task_options", "check_times", "read_options"]
 
-#: From and to which number an option of a task goes, and what is said of another one.
-_RANGES = {
-    "after_ms": (0, 315_360_000_000, "a task can wait from now to ten years from now, not {} ms"),
-    "backoff_ms": (0, MAX_INT, "the pause before the next attempt at a task is from {least} to {most} ms, not {}"),
-    "time_limit_ms": (1, MAX_INT, "the time limit of a task must be from {least} to {most} ms, not {}"),
-    "max_attempts": (1, MAX_INT, "max_attempts of a task must be from {least} to {most}, not {}"),
-    "priority": (-MAX_INT - 1, MAX_INT, "the priority of a task must be from {least} to {most}, not {}"),
-    "order": (-MAX_INT - 1, MAX_INT, "the order of a task must be from {least} to {most}, not {}"),
+#: What is said of an amount that is none.
+_WORDS = {
+    "after_ms": "a task can wait from now to ten years from now, not {} ms",
+    "backoff_ms": "the pause before the next attempt at a task is from {least} to {most} ms, not {}",
+    "time_limit_ms": "the time limit of a task must be from {least} to {most} ms, not {}",
+    "max_attempts": "max_attempts of a task must be from {least} to {most}, not {}",
+    "priority": "the priority of a task must be from {least} to {most}, not {}",
+    "order": "the order of a task must be from {least} to {most}, not {}",
 }
+
+
+_FIRST_DUE, _LAST_DUE = datetime(1, 1, 3, tzinfo=timezone.utc), datetime(9999, 12, 30, tzinfo=timezone.utc)
+
+
+def check_due(due: datetime | None) -> None:
+    """Raise `ConfigurationError` for a next time that not every client's calendar has: as `check_task_options`."""
+    if due is None or not _FIRST_DUE <= due <= _LAST_DUE:
+        raise ConfigurationError(f"the next time of a schedule must be from 0001-01-03 to 9999-12-30, not {due}")
+
+
+def check_times(cron: str, zone: str, due: datetime) -> None:
+    """Raise `ConfigurationError` for what cannot be the times of a schedule: as `check_task_options`."""
+    check_due(due)
+    if not cron.strip() or len(cron) > 255:
+        raise ConfigurationError(f"a cron expression has 1 to 255 characters, not {len(cron)}")
+    if len(zone) > 64 or not re.fullmatch(r"[-A-Za-z0-9_+/]*[A-Za-z][-A-Za-z0-9_+/]*", zone):
+        raise ConfigurationError(f"{zone[:100]!r} is no time zone; write UTC or Europe/Berlin")
+
+
+def read_options(text: str) -> dict[str, Any]:
+    """Return the options of a schedule's task as they are kept; none where somebody wrote something else by hand."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def check_task_options(options: object) -> None:
@@ -28,11 +57,11 @@ def check_task_options(options: object) -> None:
     """
     if not isinstance(options, dict):
         raise ConfigurationError("the options of a schedule are a JSON object, such as {}")
-    numbers = {name: options[name] for name in _RANGES if options.get(name) is not None}
+    numbers = {name: options[name] for name in TASK_BOUNDS if options.get(name) is not None}
     for name, value in numbers.items():
-        least, most, words = _RANGES[name]
+        least, most = TASK_BOUNDS[name]
         if isinstance(value, (int, float)) and not least <= value <= most:
-            raise ConfigurationError(words.format(value, least=least, most=most))
+            raise ConfigurationError(_WORDS[name].format(value, least=least, most=most))
     for name in ("key", "unique", "replace"):
         if options.get(name) is not None:
             check_name("The key", options[name])
@@ -72,11 +101,12 @@ class ScheduleSession(abc.ABC):
 
     @abc.abstractmethod
     def fire_schedule(
-        self, name: str, due: datetime, last: datetime, following: datetime | None, put: bool
+        self, name: str, due: datetime, last: datetime, following: datetime, put: bool
     ) -> tuple[bool, int | None]:
-        """Put the task of a time that is ``due``, and write down the ``following`` one, in one transaction; whether
-        nobody was faster, and the task's number. May be repeated. ``last``: the latest time that this one stands for.
-        Without ``put`` the time is left out.
+        """Put the task of a time that is ``due``, and write down the ``following`` one, in one transaction; return
+        whether that was done, and the task's number. It is not done where another process was faster, or the following
+        time has come meanwhile. May be repeated. ``last``: the latest time that this one stands for. Without ``put``
+        the time is left out, of a schedule whose option ``missed`` is 'skip'.
         """
 
     @abc.abstractmethod

@@ -7,28 +7,62 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sqlsem.model_rates import RateEntry, RateRequest, Window
+from sqlsem.errors import ConfigurationError
+from sqlsem.model_rates import MOST_KNOWN_WINDOWS, RateEntry, RateRequest, Window
 
-__all__ = ["Known", "RateState"]
+__all__ = ["Known", "RateState", "Slot"]
 
-#: No time of a bucket is later; in microseconds. (A debt may be so large that it is never paid.)
-LAST_US = 2**62
+#: The bucket of a burst has room again after so many windows, however large a debt is.
+DEBT_WINDOWS = 10
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The use of a hundredth of a window; ``limit`` and ``burst``: the lowest ones that were declared with it."""
+
+    used: int
+    limit: int | None = None
+    burst: int | None = None
+
+    def __add__(self, other: Slot) -> Slot:
+        return Slot(self.used + other.used, _least(self.limit, other.limit), _least(self.burst, other.burst))
 
 
 @dataclass
 class Known:
     """What is known of one window. Times are of the database's clock, since 1970."""
 
-    limit: int
+    limit: int  # as it counted at the last take, like the burst
     seen_ms: int
     full_us: int | None = None
     taken: int = 0  # since it is known; these three only grow
     returned: int = 0
     waits: int = 0
-    slots: dict[int, int] = field(default_factory=dict)
+    burst: int | None = None
+    cap: int | None = None  # an operator's limit
+    slots: dict[int, Slot] = field(default_factory=dict)
 
     def copy(self) -> Known:
         return replace(self, slots=dict(self.slots))
+
+
+@dataclass(frozen=True)
+class _Force:
+    """A window that counts for a request: the slots that count, the limit that does not lapse, and what counts now."""
+
+    ms: int
+    slots: dict[int, Slot]
+    fixed: int | None
+    limit: int
+    burst: int | None
+
+    @property
+    def used(self) -> int:
+        return sum(slot.used for slot in self.slots.values())
+
+
+def _least(*values: int | None) -> int | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 def _slot_ms(window_ms: int) -> int:
@@ -41,100 +75,187 @@ class RateState:
     def __init__(self, windows: dict[int, Known] | None = None) -> None:
         self.windows = windows or {}
 
-    def counted(self, window_ms: int, now_ms: int) -> dict[int, int]:
+    def counted(self, window_ms: int, now_ms: int) -> dict[int, Slot]:
         """The slots of a window that count now, in order."""
         known = self.windows.get(window_ms)
         first = (now_ms - window_ms) // _slot_ms(window_ms)
         return {} if known is None else {slot: known.slots[slot] for slot in sorted(known.slots) if slot >= first}
 
-    def take(self, request: RateRequest, now_us: int, *, waited: bool = False) -> int:
-        """Take what is asked if it is there, which was waited for or not; how many ms to wait, 0 where it was taken."""
-        now_ms = now_us // 1000
-        self.begin(request.windows, now_ms)
-        wait_ms = max(self._wait_ms(window, request.cost, now_ms) for window in request.windows)
+    def take(self, request: RateRequest, now_us: int, *, waited: bool = False, declares: bool = True) -> int:
+        """Take what is asked if it is there, which was waited for or not; how many ms to wait, 0 where it was taken.
+        The limits of a request that ``declares`` them count for others, until it is out of its windows.
+
+        Raises `ConfigurationError` for what can never be taken.
+        """
+        self.begin(request.windows, now_us // 1000)
         if request.burst is not None:
-            (window,) = request.windows
-            known = self.windows[window.ms]
-            if known.full_us is None:
-                known.full_us = now_us
-            room = (request.burst - request.cost) * window.ms * 1000 // window.limit
-            wait_ms = max(wait_ms, -((now_us + room - known.full_us) // 1000))
+            known = self.windows[request.windows[0].ms]
+            known.full_us = now_us if known.full_us is None else known.full_us
+        forces = self._in_force(request.windows, request.burst, now_us // 1000)
+        if not forces:
+            raise ConfigurationError(
+                f"No limit is set for rate {request.name!r}: name a limit and a window, or have an operator set them "
+                f"with sqlsem rates set",
+                resource=request.resource,
+            )
+        wait_ms = 0
+        for force in forces:
+            if force.fixed is not None and request.cost > force.fixed:
+                raise ConfigurationError(
+                    f"A cost of {request.cost} can never fit into the rate {request.name!r}: an operator allows "
+                    f"{Window(force.ms, force.fixed)}; lower the cost, or have the limit raised",
+                    resource=request.resource,
+                )
+            wait_ms = max(wait_ms, self._wait_ms(force, request.cost, now_us))
         if wait_ms <= 0:
-            for window in request.windows:
-                self.windows[window.ms].limit = window.limit
+            for force in forces:
+                self.windows[force.ms].limit, self.windows[force.ms].burst = force.limit, force.burst
             for known in self.windows.values():
                 known.waits += waited
-            self.use(request.cost, now_us, 0)
-        return max(0, wait_ms)
+            self.use(request.cost, now_us, 0, request if declares else None)
+        return wait_ms
 
-    def _wait_ms(self, window: Window, cost: int, now_ms: int) -> int:
-        counted = self.counted(window.ms, now_ms)
-        over = sum(counted.values()) + cost - window.limit
-        for slot, used in counted.items():
-            if over <= 0:
+    def _in_force(self, windows: Sequence[Window], burst: int | None, now_ms: int) -> list[_Force]:
+        """The windows that count: those that a request declares, those that others have declared and taken from within
+        the window, and those for which an operator has set a limit.
+        """
+        declared, forces = {window.ms: window.limit for window in windows}, []
+        for ms, known in self.windows.items():
+            slots = self.counted(ms, now_ms)
+            fixed = _least(declared.get(ms), known.cap)
+            limit = _least(fixed, *(slot.limit for slot in slots.values()))
+            if limit is not None:
+                own = burst if ms in declared else None
+                forces.append(_Force(ms, slots, fixed, limit, _least(own, *(slot.burst for slot in slots.values()))))
+        return forces
+
+    def _wait_ms(self, force: _Force, cost: int, now_us: int) -> int:
+        """In how many ms so much may be taken of a window: the slots leave one after the other, and their limits."""
+        now_ms, numbers = now_us // 1000, list(force.slots)
+        used, lowest = cost, force.fixed
+        while numbers:
+            slot = force.slots[numbers[-1]]
+            used, lowest = used + slot.used, _least(lowest, slot.limit)
+            if lowest is not None and used > lowest:
                 break
-            over -= used
-            if over <= 0:
-                return (slot + 1) * window.slot_ms + window.ms - now_ms
-        return 0
+            numbers.pop()
+
+        def left(slot: int) -> int:
+            return (slot + 1) * _slot_ms(force.ms) + force.ms - now_ms
+
+        wait_ms = left(numbers[-1]) if numbers else 0
+        full_us = self.windows[force.ms].full_us
+        if force.burst is not None and force.burst < cost:
+            lower = [number for number, slot in force.slots.items() if slot.burst is not None and slot.burst < cost]
+            wait_ms = max(wait_ms, left(max(lower)))
+        elif force.burst is not None and full_us is not None:
+            # How far before the moment at which the bucket is empty again this may be had.
+            room = (force.burst - cost) * force.ms * 1000 // force.limit
+            wait_ms = max(wait_ms, -((now_us + room - full_us) // 1000))
+        return wait_ms
 
     def entries(self, resource: str, now_ms: int) -> list[RateEntry]:
         """Its windows as people see them."""
-        return [
-            RateEntry.of_row(
-                resource,
-                ms,
-                known.limit,
-                sum(self.counted(ms, now_ms).values()),
-                max(0, now_ms - known.seen_ms) / 1000,
-                known.taken,
-                known.returned,
-                known.waits,
-                self._wait_ms(Window(ms, known.limit), 1, now_ms) / 1000,
+        found = []
+        for ms, known in sorted(self.windows.items()):
+            forces = self._in_force([Window(ms, known.limit)], known.burst, now_ms)
+            (force,) = (force for force in forces if force.ms == ms)
+            found.append(
+                RateEntry.of_row(
+                    resource,
+                    ms,
+                    force.limit,
+                    force.used,
+                    max(0, now_ms - known.seen_ms) / 1000,
+                    known.taken,
+                    known.returned,
+                    known.waits,
+                    self._wait_ms(force, 1, now_ms * 1000) / 1000,
+                    known.cap,
+                )
             )
-            for ms, known in sorted(self.windows.items())
-        ]
+        return found
 
     def begin(self, windows: Sequence[Window], now_ms: int) -> None:
         """Make windows known that are not yet, and put right what a clock that went back has left in the future."""
         for ms, known in self.windows.items():
             if known.seen_ms > now_ms:
                 here = now_ms // _slot_ms(ms)
-                ahead = sum(known.slots.pop(slot) for slot in list(known.slots) if slot > here)
-                if ahead:
-                    known.slots[here] = known.slots.get(here, 0) + ahead
+                for number in [number for number in known.slots if number > here]:
+                    ahead = known.slots.pop(number)
+                    known.slots[here] = known.slots.get(here, Slot(0)) + ahead
                 if known.full_us is not None:
                     known.full_us -= (known.seen_ms - now_ms) * 1000
                 known.seen_ms = now_ms
         for window in windows:
             if window.ms not in self.windows:
+                self._make_room([one.ms for one in windows], now_ms)
                 new = Known(window.limit, now_ms)
                 if self.windows:  # the shortest of those that are longer, or else the longest
                     other = min(self.windows, key=lambda ms: (ms < window.ms, abs(ms - window.ms)))
-                    for slot, used in self.windows[other].slots.items():
-                        if slot >= (now_ms - window.ms) // _slot_ms(other):
-                            at = min(now_ms, (slot + 1) * _slot_ms(other) - 1) // window.slot_ms
-                            new.slots[at] = new.slots.get(at, 0) + used
+                    for number, slot in self.windows[other].slots.items():
+                        if number >= (now_ms - window.ms) // _slot_ms(other):
+                            at = min(now_ms, (number + 1) * _slot_ms(other) - 1) // window.slot_ms
+                            new.slots[at] = new.slots.get(at, Slot(0)) + Slot(slot.used)
                 self.windows[window.ms] = new
 
-    def use(self, used: int, now_us: int, then_ms: int) -> None:
-        """So much was used now (or, negative, is given back of what was used then)."""
+    def _make_room(self, kept: Sequence[int], now_ms: int) -> None:
+        """Forget windows that are in force for nobody, where there are many: every take writes to all of them."""
+        if len(self.windows) < MOST_KNOWN_WINDOWS:
+            return
+        kept = [*kept, *(force.ms for force in self._in_force((), None, now_ms))]
+        self.windows = {ms: known for ms, known in self.windows.items() if ms in kept}
+        if len(self.windows) >= MOST_KNOWN_WINDOWS:
+            raise ConfigurationError(
+                f"Programs have declared {len(self.windows)} windows for one rate within these windows, and no further "
+                f"one fits; sqlsem rates shows them, sqlsem rates reset NAME forgets them"
+            )
+
+    def use(self, used: int, now_us: int, then_ms: int, request: RateRequest | None = None) -> None:
+        """So much was used now, by this request (or, negative, is returned of what was used then, and no more)."""
         now_ms = now_us // 1000
+        declared = {} if request is None else {window.ms: window.limit for window in request.windows}
         for ms, known in self.windows.items():
+            then = then_ms // _slot_ms(ms)
+            more = used if used > 0 else -min(-used, known.slots[then].used if then in known.slots else 0)
             known.seen_ms = max(known.seen_ms, now_ms)
-            known.taken += max(0, used)
-            known.returned += max(0, -used)
+            known.taken += max(0, more)
+            known.returned += max(0, -more)
             if known.full_us is not None:
-                advance = abs(used) * ms * 1000
+                advance = abs(more) * ms * 1000
                 if used > 0:
-                    known.full_us = min(max(known.full_us, now_us) - (-advance // known.limit), LAST_US)
+                    debt = max(known.full_us, now_us) - (-advance // known.limit)
+                    known.full_us = min(debt, now_us + DEBT_WINDOWS * ms * 1000)
                 else:
-                    # (Of what has leaked since nothing is left that could be given back.)
-                    back = min(advance // known.limit, LAST_US)
-                    known.full_us -= max(0, min(back, min(then_ms * 1000, now_us) + back - now_us))
-            slot = (now_ms if used > 0 else then_ms) // _slot_ms(ms)
-            if used > 0:
-                known.slots[slot] = known.slots.get(slot, 0) + used
-            elif slot in known.slots:
-                known.slots[slot] = max(0, known.slots[slot] + used)
+                    # (Of what has leaked since nothing is left that could be returned.)
+                    back = max(0, advance // known.limit - max(0, now_us - then_ms * 1000))
+                    known.full_us = max(min(known.full_us, now_us), known.full_us - back)
+            if more > 0:
+                burst = request.burst if request is not None and ms in declared else None
+                here = now_ms // _slot_ms(ms)
+                known.slots[here] = known.slots.get(here, Slot(0)) + Slot(more, declared.get(ms), burst)
+            elif more < 0:
+                known.slots[then] = replace(known.slots[then], used=known.slots[then].used + more)
             known.slots = self.counted(ms, now_ms)
+
+    # -- what operators do ---------------------------------------------------------------------------------------
+
+    def reset(self) -> int:
+        """Forget all use, debts and declared limits; how much was used of the window of which most was."""
+        used = max((sum(slot.used for slot in known.slots.values()) for known in self.windows.values()), default=0)
+        for known in self.windows.values():
+            known.slots, known.full_us, known.burst = {}, None, None
+        return used
+
+    def set_cap(self, window_ms: int, cap: int | None, now_ms: int) -> int | None:
+        """Set an operator's limit for windows of this length, or lift it (None); the one before."""
+        if cap is not None:
+            capped = [ms for ms, known in self.windows.items() if known.cap is not None and ms != window_ms]
+            if len(capped) >= 10:
+                raise ConfigurationError("This rate has limits for 10 windows; lift one of them first")
+            self.begin([Window(window_ms, cap)], now_ms)
+        known = self.windows.get(window_ms)
+        if known is None:
+            return None
+        before, known.cap, known.limit = known.cap, cap, cap or known.limit
+        return before

@@ -13,8 +13,9 @@ from sqlsem.insight.overview import MemberEntry, Overview, Percentiles
 from sqlsem.insight.rates import goes_in, rate_words, used_words
 from sqlsem.insight.reasons import Reason
 from sqlsem.insight.words import clock, seconds_in_words, who_is
-from sqlsem.model import WRITE, BatchEntry, Entry, QueueCounts, Resource
+from sqlsem.model import BatchEntry, Entry, QueueCounts, Resource
 from sqlsem.model_rates import RateEntry
+from sqlsem.names import access_in_words
 from sqlsem.printable import clean
 
 __all__ = ["ORDER", "VIEWS", "Column", "Listing", "Row", "View", "listing", "offered", "summary"]
@@ -182,7 +183,7 @@ def summary(overview: Overview) -> str:
     counted = {
         "dead": states.count("dead"),
         "paused": sum(one.paused for one in overview.resources),
-        "missing": sum(one.missing_for is not None for one in overview.members),
+        "missing": sum(one.is_missed for one in overview.members),
         "tasks pending": sum(one.pending for one in overview.queues),
         "running": sum(one.running for one in overview.queues),
         "failed": sum(one.failed for one in overview.queues),
@@ -199,11 +200,7 @@ def _several(number: int, what: str) -> str:
 
 
 def _access(entry: Entry) -> str:
-    if entry.access == WRITE:
-        words = "no limit" if entry.limit is None else "mutex" if entry.limit == 1 else f"limit {entry.limit}"
-    else:
-        words = entry.access.replace("stage:", "stage ", 1)
-    return words if entry.weight == 1 else f"{words} x{entry.weight}"
+    return access_in_words(entry.access, entry.limit, entry.weight)
 
 
 def _owner(entry: Entry) -> str:

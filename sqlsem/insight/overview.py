@@ -36,6 +36,14 @@ class MemberEntry:
     holding: int
     waiting: int
 
+    @property
+    def is_missed(self) -> bool:
+        """True when it cannot be found and that matters: within its grace, and as long as anything of it stands. A
+        process that was killed and held nothing is of no concern to anybody.
+        """
+        dead = self.grace_left is not None and self.grace_left <= 0
+        return self.missing_for is not None and (not dead or self.holding + self.waiting > 0)
+
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
         return plain(self)

@@ -16,6 +16,7 @@ from sqlsem.insight.task_estimates import task_estimates
 from sqlsem.insight.words import clock, seconds_in_words, span_in_words, who_is
 from sqlsem.model import READ, UPGRADE, WRITE, Entry, QueueLimit, QueueWait, TaskEntry
 from sqlsem.model_rates import Window
+from sqlsem.names import access_in_words
 
 __all__ = ["Reason", "TaskReason", "reasons", "task_reasons"]
 
@@ -279,7 +280,7 @@ class _Turns:
             ahead = sum(one.task_id < task.task_id for one in pending)
             return f" after {ahead} before it" if ahead else ""
         ahead = sum(
-            one.key == task.key and (one.priority, one.task_id) < (task.priority, task.task_id) for one in pending
+            one.key == task.key and (-one.priority, one.task_id) < (-task.priority, task.task_id) for one in pending
         )
         whose = "without a key" if task.key is None else f"of key {task.key!r}"
         told = f" after {ahead} {whose} before it" if ahead else ""
@@ -373,12 +374,7 @@ def _by_itself(
 
 def _parked(task: TaskEntry, requests: Mapping[int, Reason]) -> TaskReason:
     """Of one that could run but for its locks."""
-    names = ", ".join(
-        f"{one.access.partition(':')[0]} on {one.resource!r}"
-        if one.limit == 1
-        else f"{'limit' if one.limit is None else f'limit {one.limit}'} on {one.resource!r}"
-        for one in task.locks
-    )
+    names = ", ".join(f"{access_in_words(one.access, one.limit)} on {one.resource!r}" for one in task.locks)
     if any(one.position is None for one in task.locks):
         words = f"it will stand in the lines of its locks ({names}) as soon as a worker of its queue looks"
         return TaskReason("locks", words, "not in line yet", ())

@@ -101,7 +101,7 @@ def task_estimates(tasks: Iterable[TaskEntry], taken_at: datetime) -> dict[int, 
         history = Ended(one for one in known if one.status in ("finished", "failed"))
         opened = sorted(
             (one for one in known if one.status in ("pending", "running", "lost") or _holds_up(one)),
-            key=lambda one: (one.order, one.task_id),
+            key=lambda one: (one.order, -one.priority, one.task_id),
         )
         found.update(WorkQueue(opened[:MOST_OPEN], history, taken_at).play())
     return found
@@ -195,17 +195,20 @@ class WorkQueue:
         heapq.heapify(free)
         opens = 0.0  # when the tasks of an order may be started: those of the orders before it have ended
         for order in self._orders:
-            to_come = sorted((self._due[one.task_id], one.task_id) for one in order if one.status != "running")
+            rank = {one.task_id: number for number, one in enumerate(order)}
+            to_come = sorted(
+                (self._due[one.task_id], rank[one.task_id], one.task_id) for one in order if one.status != "running"
+            )
             to_come.reverse()
-            ready: list[int] = []
+            ready: list[tuple[int, int]] = []  # rank and number
             moment = opens
             while to_come or ready:
                 moment = max(moment, free[0])
                 if not ready:
                     moment = max(moment, to_come[-1][0])
                 while to_come and to_come[-1][0] <= moment:
-                    heapq.heappush(ready, to_come.pop()[1])
-                task_id = heapq.heappop(ready)
+                    heapq.heappush(ready, to_come.pop()[1:])
+                _, task_id = heapq.heappop(ready)
                 ends[task_id] = moment + lasting[task_id]
                 heapq.heapreplace(free, ends[task_id])
                 yield task_id, moment

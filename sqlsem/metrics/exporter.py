@@ -21,7 +21,8 @@ from sqlsem.insight.chains import Leader, is_waiting, leaders
 from sqlsem.insight.overview import Overview, Percentiles
 from sqlsem.metrics.labels import MOST_LABELS, OTHER, Few, Patterns, label
 from sqlsem.model import Entry, Past, QueueCounts, monotonic
-from sqlsem.model_rates import RATE_PREFIX, RateEntry
+from sqlsem.model_rates import RateEntry
+from sqlsem.names import RATE_PREFIX
 
 __all__ = ["Exporter"]
 
@@ -443,8 +444,8 @@ def _members(overview: Overview) -> Iterator[_Rows]:
     kinds: Counter[tuple[str, ...]] = Counter({("beacon",): 0, ("lease",): 0})
     kinds.update((one.kind,) for one in overview.members)
     yield "members", "Processes and sessions that take part.", ("kind",), kinds
-    missing = sum(one.missing_for is not None for one in overview.members)
-    yield "members_missing", "Those of them that cannot be found at the moment.", (), {(): missing}
+    missing = sum(one.is_missed for one in overview.members)
+    yield "members_missing", "Those of them that cannot be found: within their grace, or with rows.", (), {(): missing}
     states: Counter[tuple[str, ...]] = Counter({("open",): 0, ("failed",): 0})
     states.update((one.status,) for one in overview.batches)
     yield "batches", "Batches that have not ended well.", ("status",), states

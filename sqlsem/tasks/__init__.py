@@ -15,20 +15,24 @@ queues    putting, waiting and looking: what programs have
 claiming  claiming tasks and ending them, for programs and workers
 task      a task that was claimed
 worker    threads that carry tasks out
+recording ends of tasks that are recorded later
 schedules tasks that are put again and again
+cron      the times of a cron expression, in any time zone
 groups    how short tasks are claimed and ended together
 ahead     the thread that claims the next group while one is run
 """
 
-from sqlsem.bodies import Call, Shell, Sql, encode
+from sqlsem.bodies import Call, Json, Shell, Sql, encode
+from sqlsem.tasks.cron import check_cron, next_due
 from sqlsem.tasks.queues import Queue, check_put, queue
-from sqlsem.tasks.schedules import MISSED, check_cron, next_due
+from sqlsem.tasks.schedules import MISSED
 from sqlsem.tasks.task import Task
 from sqlsem.tasks.worker import Worker
 
 __all__ = [
     "MISSED",
     "Call",
+    "Json",
     "Queue",
     "Shell",
     "Sql",

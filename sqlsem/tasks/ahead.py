@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from sqlsem.core.threads import GoesOn, Kept
+
 __all__ = ["Ahead"]
 
 #: For the thread to get Python's lock; nothing depends on it.
@@ -19,10 +21,9 @@ class Ahead:
     """
 
     def __init__(self, name: str, claim: Callable[[], bool]) -> None:
-        self._name = name
         self._claim = claim
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._thread = Kept(name, self._work)
         self._asked = False  # and not begun
         self._over = False
         self._failure: BaseException | None = None
@@ -35,10 +36,7 @@ class Ahead:
         with self._changed:
             if self._over or self.flies:
                 return
-            if self._thread is None:
-                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                thread.start()
-                self._thread = thread
+            self._thread.begin()
             self._asked = self.flies = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._asked, START_SECONDS)
@@ -65,10 +63,10 @@ class Ahead:
         with self._changed:
             self._over = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(seconds)
+        self._thread.join(seconds)
 
-    def _work(self) -> None:
+    def _work(self, _: GoesOn) -> None:
+        self._rest(None)  # should a thread have ended at it, those who wait ask again
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._asked or self._over)
@@ -82,7 +80,10 @@ class Ahead:
                     pass
             except BaseException as exc:
                 failure = exc  # for who leads, as if it had claimed itself
-            with self._changed:
-                self._failure = failure
-                self.flies = False
-                self._changed.notify_all()
+            self._rest(failure)
+
+    def _rest(self, failure: BaseException | None) -> None:
+        with self._changed:
+            self._failure = failure
+            self.flies = self._asked
+            self._changed.notify_all()

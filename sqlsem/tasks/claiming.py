@@ -18,7 +18,7 @@ from sqlsem.engines.parking import ParkingSession
 from sqlsem.engines.roles import TaskSession
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.model import Claimed, End, monotonic
-from sqlsem.tasks.schedules import fire_due
+from sqlsem.tasks.schedules import Scheduler
 from sqlsem.tasks.task import Task, remember_ends, tickets_of
 
 __all__ = ["Claiming"]
@@ -45,6 +45,7 @@ class Claiming:
         self._given = coordinator
         self._recovering = threading.Lock()
         self._recovered_at = 0.0
+        self._scheduler = Scheduler(queue)
         self._parked_at = 0.0  # when to look at the tasks that wait for their locks
 
     @property
@@ -121,7 +122,8 @@ class Claiming:
         """End what was done, and claim up to ``most`` in the same call: what has become of each, and what was claimed.
 
         ``ahead_of``: for the owner of that name, who is busy; then nothing that has locks, as others would wait for it.
-        What is not known to have ended, or been claimed, in time ends or is given back as soon as that can be.
+        What is not known to have been claimed in time is given back as soon as that can be; what is not known to have
+        ended is left to the caller (`end_later`).
         """
         process, queue = self.process, self.queue
         member = process.member
@@ -175,7 +177,7 @@ class Claiming:
             if parks and not asked and not any(claimed):
                 claimed = park(session, me, again)
             remember_ends(process, ends)
-            return statuses, Task.all_of(process, queue, claimed, uid)
+            return _recorded(session, ends, statuses), Task.all_of(process, queue, claimed, uid)
 
         try:
             if not most:
@@ -189,19 +191,24 @@ class Claiming:
             # Interrupted, or the answer never came.
             if tried and most:
                 member.later(lambda session, me: session.return_claim(me, queue, uid))
-            self.end_later(ends)
             if held:
                 member.forget(tickets_of(held[0], requesting_id))
             raise
         finally:
             member.settled(uid)
 
-    def end_later(self, ends: Sequence[End]) -> None:
-        """End these as soon as that can be."""
+    def end_later(self, ends: Sequence[End], answer: Callable[[list[str | None]], object]) -> None:
+        """End these as soon as that can be, and tell ``answer`` then what has become of each. (In the heartbeat's
+        thread, and again where the answer to that was lost.)
+        """
         process, queue = self.process, self.queue
         uid = process.new_uid()
         if ends:
-            process.member.later(lambda session, me: session.next_tasks(me, ends, queue, "", uid, True, 0))
+            process.member.later(
+                lambda session, me: answer(
+                    _recorded(session, ends, session.next_tasks(me, ends, queue, "", uid, True, 0)[0])
+                )
+            )
 
     def recover(self, *, now: bool = False) -> int:
         """Now and then, or now, look after tasks whose workers died; how many are pending again."""
@@ -211,7 +218,7 @@ class Claiming:
                 return 0
             self._recovered_at = monotonic()
         count, due = process.member.call("recovery", self._tend)
-        if due and fire_due(process, self.queue):
+        if due and self._scheduler.fire_due(process):
             process.bell.notify()
         if count:
             log.warning("%d task%s of %r lost their worker", count, "s" if count > 1 else "", self.queue)
@@ -226,3 +233,18 @@ class Claiming:
     def _recover_every(self) -> float:
         least, most = RECOVER_SECONDS
         return max(least, min(most, self.process.engine.options.grace * RECOVER_PART))
+
+
+def _recorded(session: Session, ends: Sequence[End], statuses: Sequence[str | None]) -> list[str | None]:
+    """What has become of each: where the end was not taken from this member, as an earlier call recorded it and the
+    answer to that was lost, the log of the attempt says so. None: the attempt was taken away.
+    """
+    found = list(statuses)
+    for number, end in enumerate(ends):
+        if found[number] is None and any(
+            (one.attempt, one.outcome) == (end.attempt, end.outcome) for one in session.task_attempts(end.task_id)
+        ):
+            found[number] = (
+                "pending" if end.outcome == "returned" or (end.outcome == "failed" and not end.last) else end.outcome
+            )
+    return found

@@ -28,6 +28,12 @@ class TaskEnd(NamedTuple):
     end: End
     begun: bool = True
 
+    def told(self, status: str | None) -> str:
+        """Return how the attempt ended, where this is the task's status now; None: it was taken away."""
+        if status is None:
+            return "lost"
+        return "cancelled" if status == "cancelled" else self.end.outcome
+
 
 class Group:
     """What a worker has claimed: tasks that have not begun, and those that are done but not recorded as such. Of those

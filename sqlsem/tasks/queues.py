@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlsem.bodies import encode
 from sqlsem.core.cursors import cursor_of, refuse_autocommit
 from sqlsem.core.defaults import Coordinated
+from sqlsem.core.late import running_tasks
 from sqlsem.core.leaving import here
 from sqlsem.core.operators import Operators
 from sqlsem.core.options import AnyLock, PutOptions, check_options
 from sqlsem.core.process import Process
+from sqlsem.core.steps import drive
 from sqlsem.core.terms import Terms
 from sqlsem.engines.base import Session
 from sqlsem.engines.parking import ParkingSession
@@ -21,9 +23,10 @@ from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.engines.roles import TaskSession
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed, Timeout
+from sqlsem.insight.blockers import tasks_in_words
 from sqlsem.model import (
-    MAX_INT,
     MAX_NOTE,
+    TASK_BOUNDS,
     Attempt,
     Duration,
     NewTask,
@@ -40,7 +43,8 @@ from sqlsem.model import (
 from sqlsem.model_rates import RateRequest, windows_of
 from sqlsem.printable import first_line
 from sqlsem.tasks.claiming import Claiming
-from sqlsem.tasks.schedules import MISSED, check_cron, next_due
+from sqlsem.tasks.cron import check_cron, next_due
+from sqlsem.tasks.schedules import MISSED
 from sqlsem.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -54,8 +58,8 @@ MOST_TASKS, MOST_CHARACTERS = 500, 4_000_000
 MOST_LOCKS = 100
 #: Between two looks whether a queue has come to its end, of which nobody tells.
 WAIT_SECONDS = 0.5
-#: The longest time that a task may be kept back, or a queue waited for: some ten years.
-LONGEST_SECONDS = 3.2e8
+#: The longest time that a task may be kept back, or a queue waited for: ten years.
+LONGEST_SECONDS = TASK_BOUNDS["after_ms"][1] / 1000
 
 
 class Queue:
@@ -71,7 +75,8 @@ class Queue:
         """Put one task; returns its number.
 
         Args:
-            body: `Sql`, `Shell`, `Call` or a function for workers; any JSON value for code that claims for itself.
+            body: `Sql`, `Shell`, `Call` or a function for workers; any JSON value for code that claims for itself (a
+                plain text only as `Json`).
             cursor: A DB-API cursor on the *same database* with a transaction open (psycopg, pyodbc, sqlite3, Django),
                 or a ``Connection`` or ``Session`` of SQLAlchemy: the task is there when that transaction is committed,
                 together with what it has written, and never if it is rolled back. It is put by that cursor's login.
@@ -126,7 +131,7 @@ class Queue:
             key: Whose task it is (a tenant, a customer, a host). Workers share themselves out between the keys of a
                 queue, however many tasks each has waiting, and how many run at a time can be limited for each; see
                 `set_limit`.
-            priority: Among the tasks of the same key and order: lower ones first.
+            priority: Among the tasks of the same key and order: higher ones first; negative ones after those of 0.
             locks: What each of them needs to run: ``[sqlsem.write("customers"), sqlsem.limit("pg", 4)]``. The task
                 waits in the lines of all of them at once, without a process, and any worker starts it when its turn has
                 come in all, holding them (`Task.grant`). They are given back with the end of the attempt.
@@ -136,7 +141,7 @@ class Queue:
 
         >>> sqlsem.queue("nightly").put_many([sqlsem.Call("etl:load", n) for n in range(20)])  # doctest: +SKIP
         """
-        bodies = [encode(body) for body in bodies]
+        bodies = _encoded(bodies)
         locks = _listed(locks)
         failing = self._on_failure if on_failure is None else on_failure
         how = check_put(
@@ -181,7 +186,7 @@ class Queue:
         A schedule of the same name is replaced.
 
         Args:
-            cron: Minute, hour, day of month, month, day of week: ``"0 2 * * *"``.
+            cron: Minute, hour, day of month, month, day of week: ``"0 2 * * *"``; or ``"@daily"`` and its like.
             body: As for `put`.
             name: What it is called, in the whole database. Left out, made of the queue's name and the body.
             time_zone: Of the expression, as the IANA database calls it. The clock is the database's.
@@ -259,15 +264,19 @@ class Queue:
 
     def join(self, timeout: Duration | None = None) -> None:
         """As `wait`, and raises `TaskFailed` when a task failed that was not put with ``on_failure='continue'``,
-        `Timeout` when time is up.
+        `Timeout` when time is up: it names the worker that runs a task, and its ``holders`` are the tasks that run.
 
         >>> sqlsem.queue("nightly").join(timeout="1h")  # doctest: +SKIP
         """
         seconds = None if timeout is None else check_duration("timeout", timeout, most=LONGEST_SECONDS)
         if not self.wait(seconds):
+            process = self.claiming.process
+            running = drive(running_tasks(process, self.name), process.perform)
+            words = f": {tasks_in_words(running)}" if running else ""
             raise Timeout(
-                f"Queue {self.name!r} still has work after {seconds:g} s; see: sqlsem tasks {self.name}",
+                f"Queue {self.name!r} still has work after {seconds:g} s{words}; see: sqlsem tasks {self.name}",
                 resource=self.name,
+                holders=running,
             )
         state = self.state()
         if state.failed is not None:
@@ -396,15 +405,15 @@ def check_put(
     locks: Iterable[AnyLock] = (),
 ) -> NewTask:
     """The options of `Queue.put`, as a task without a body. Raises `ConfigurationError` for what cannot be."""
-    check_count("The order of a task", order, -MAX_INT)
-    check_count("max_attempts", max_attempts)
-    check_count("The priority of a task", priority, -MAX_INT)
+    check_count("The order of a task", order, *TASK_BOUNDS["order"])
+    check_count("max_attempts", max_attempts, *TASK_BOUNDS["max_attempts"])
+    check_count("The priority of a task", priority, *TASK_BOUNDS["priority"])
     if key is not None:
         check_name("The key", key)
     if note is not None:
         check_name("The note", note, MAX_NOTE)
     seconds = check_duration("after", after, most=LONGEST_SECONDS)
-    pause = check_duration("backoff", backoff, most=300.0)
+    pause = check_duration("backoff", backoff, most=TASK_BOUNDS["backoff_ms"][1] / 1000)
     for what, one in (("unique", unique), ("replace", replace)):
         if one is not None:
             check_name(f"The key ({what})", one)
@@ -414,8 +423,15 @@ def check_put(
     limit = None if time_limit is None else check_duration("time_limit", time_limit, zero=False)
     return NewTask(
         *("json", "null", order, seconds, max_attempts, pause, failing, note, limit, unique, replace, key, priority),
-        _locks(locks),
+        _locks(_listed(locks)),
     )
+
+
+def _encoded(bodies: Iterable[Any]) -> list[tuple[str, str]]:
+    """Return the bodies as they are kept."""
+    if not isinstance(bodies, Iterable):
+        raise ConfigurationError(f"put_many() takes a list of bodies, not {type(bodies).__name__}; one: put()")
+    return [encode(body) for body in bodies]
 
 
 def _listed(locks: Iterable[AnyLock]) -> list[AnyLock]:

@@ -3,105 +3,108 @@
 The next time that is due is written in the database. Whoever finds it past, by the database's clock, puts the task and
 writes down the time after that, in one transaction that only succeeds for one of them. So what dies in between has done
 all of it, or nothing.
+
+The next time is later than the database's now, or it is not written: `sqlsem.tasks.cron` computes it so, and the
+database asks again. A host that cannot compute it (it lacks time zone data, or a newer host wrote the expression)
+changes nothing and says so: other hosts put the tasks.
 """
 
 from __future__ import annotations
 
 import logging
 import shlex
-from datetime import datetime, timedelta, timezone
-from zoneinfo import ZoneInfo
-
-from cronsim import CronSim, CronSimError
+import threading
+from datetime import timedelta
 
 from sqlsem.core.process import Process
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.model import Schedule
+from sqlsem.tasks.cron import last_due, next_due
 
-__all__ = ["MISSED", "check_cron", "fire_due", "next_due"]
+__all__ = ["MISSED", "Scheduler"]
 
 log = logging.getLogger("sqlsem")
 
 #: What becomes of times that nobody saw: one task for all of them, or none.
 MISSED = ("one", "skip")
-#: So late may a task be put that is left out when it was missed, seconds.
-LATE_SECONDS = 60.0
-FIELDS = 5
+#: So late may a task be put that is left out when it was missed.
+LATE = timedelta(seconds=60)
+#: How often a schedule is looked at in a row, where its next time has come meanwhile.
+LOOKS = 3
 
 
-def check_cron(cron: str, zone: str) -> None:
-    """Raise `ConfigurationError` for what is no cron expression that ever comes, or no time zone."""
-    next_due(cron, zone, datetime.now(timezone.utc))
-
-
-def next_due(cron: str, zone: str, after: datetime) -> datetime:
-    """The first time after this one, in UTC. Errors as for `check_cron`.
-
-    Where clocks are put forward, a time that does not come is due when they are; where they are put back, one that
-    comes twice is due once (unless hours or minutes are ``*``).
-
-    >>> next_due("0 2 * * *", "Europe/Berlin", datetime(2026, 1, 1, tzinfo=timezone.utc)).isoformat()
-    '2026-01-01T01:00:00+00:00'
+class Scheduler:
+    """Puts what is due of a queue's schedules. What one of them cannot do does not keep the others from their times,
+    nor the workers from their tasks, and is logged once.
     """
-    return _search(cron, zone, after, back=False)
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+        self._lock = threading.Lock()
+        self._told: dict[str, object] = {}  # by schedule: what was logged last: of which time, and which error
+
+    def fire_due(self, process: Process) -> int:
+        """Put what is due now; return the number of tasks."""
+        found = process.member.call("look at schedules", lambda session, _: session.list_schedules(None, self._queue))
+        return sum(self._try_to_fire(process, one) for one in found if _is_due(one))
+
+    def _try_to_fire(self, process: Process, one: Schedule) -> int:
+        try:
+            count = _fire(process, one)
+        except Exception as exc:
+            process.require_open()
+            words = (
+                "is not understood by this host, which leaves it to others"
+                if isinstance(exc, _Unknown)
+                else "could not put its task, and is tried again; if it stays so, save it anew with other options, or: "
+                f"sqlsem schedules pause {shlex.quote(one.name)}"
+            )
+            with self._lock:
+                known = self._told.get(one.name)
+                self._told[one.name] = what = one.next_due, type(exc)
+            if known != what:
+                traced = None if isinstance(exc, SqlsemError) else exc
+                log.error("Schedule %r of %s %s: %s", one.name, one.put_by, words, exc, exc_info=traced)
+            return 0
+        with self._lock:
+            self._told.pop(one.name, None)
+        return count
 
 
-def _search(cron: str, zone: str, start: datetime, *, back: bool) -> datetime:
-    if not isinstance(cron, str) or len(cron.split()) != FIELDS or len(cron) > 255:
-        raise ConfigurationError(
-            f"{cron!r} is no cron expression; write minute, hour, day of month, month, day of week: '0 2 * * *'"
-        )
-    try:
-        place = ZoneInfo(zone)
-    except (KeyError, ValueError, TypeError, OSError) as exc:
-        raise ConfigurationError(f"{zone!r} is no time zone of the IANA database; write UTC or Europe/Berlin") from exc
-    try:
-        found = next(CronSim(cron, start.astimezone(place), reverse=back))
-    except CronSimError as exc:
-        raise ConfigurationError(f"{cron!r} is no cron expression: {exc}") from exc
-    except StopIteration:
-        raise ConfigurationError(f"{cron!r} never comes") from None
-    return found.astimezone(timezone.utc)
+class _Unknown(ConfigurationError):
+    """This host cannot compute the next time of a schedule."""
 
 
-def fire_due(process: Process, queue: str) -> int:
-    """Put what is due now of a queue's schedules; how many tasks."""
-    found = process.member.call("look at schedules", lambda session, _: session.list_schedules(None, queue))
-    return sum(_try_to_fire(process, one) for one in found)
-
-
-def _try_to_fire(process: Process, one: Schedule) -> int:
-    """`_fire`; one that cannot be put does not keep the queue's other schedules from their times, nor its workers."""
-    try:
-        return _fire(process, one)
-    except SqlsemError as exc:
-        process.require_open()
-        log.error(
-            "Schedule %r of %s could not put its task, and is tried again; if it stays so, save it anew with other "
-            "options, or: sqlsem schedules pause %s: %s",
-            *(one.name, one.put_by, shlex.quote(one.name), exc),
-        )
-        return 0
+def _is_due(one: Schedule) -> bool:
+    return one.next_due is not None and one.paused_at is None and one.next_due <= one.taken_at
 
 
 def _fire(process: Process, one: Schedule) -> int:
-    due = one.next_due
-    if due is None or one.paused_at is not None or due > one.taken_at:
-        return 0
-    put, last = True, due
-    following: datetime | None = None
-    try:
-        following = next_due(one.cron, one.time_zone, one.taken_at)
-        last = max(due, _search(one.cron, one.time_zone, one.taken_at + timedelta(seconds=1), back=True))
-        put = one.options.get("missed") != "skip" or one.taken_at - last <= timedelta(seconds=LATE_SECONDS)
-    except ConfigurationError as exc:
-        put = False
-        log.error("Schedule %r is not due any more, as nobody knows when: %s", one.name, exc)
-    done, task_id = process.member.call(
-        "put of a schedule", lambda session, _: session.fire_schedule(one.name, due, last, following, put)
-    )
-    if done:
-        log.info(
-            "Schedule %r was due at %s: %s", one.name, last, f"task {task_id}" if put else "left out, as it is late"
+    for _ in range(LOOKS):
+        due = one.next_due
+        assert due is not None
+        try:
+            following = next_due(one.cron, one.time_zone, one.taken_at)
+            last = max(due, last_due(one.cron, one.time_zone, one.taken_at))
+        except ConfigurationError as exc:
+            raise _Unknown(str(exc)) from exc
+        put = one.options.get("missed") != "skip" or one.taken_at - last <= LATE
+        done, task_id = process.member.call(
+            "put of a schedule",
+            lambda session, _, now=(one.name, due, last, following, put): session.fire_schedule(*now),  # type: ignore[misc]
         )
-    return int(done and put)
+        if done:
+            what = f"task {task_id}" if put else "left out, as it is late"
+            log.info("Schedule %r was due at %s: %s", one.name, last, what)
+            return int(put)
+        # Another process was faster; or the next time has come meanwhile, and the one after it is looked for.
+        found = process.member.call(
+            "look at schedules",
+            lambda session, _, name=one.name: session.list_schedules(name, None),  # type: ignore[misc]
+        )
+        if not found or not _is_due(found[0]):
+            return 0
+        (one,) = found
+    raise _Unknown(
+        f"the next time as computed here, {following}, is not later than the database's clock, {one.taken_at}"
+    )

@@ -64,6 +64,7 @@ class Task(Stoppable):
         self.order = claimed.order
         self.note = claimed.note
         self.attempt = claimed.attempt
+        self._last = claimed.failures + 1 >= claimed.max_attempts
         self.text = claimed.body
         self.began = monotonic()
         self.opened(process.claims, partial(_give_back, claimed.task_id, claimed.attempt), known=False)
@@ -101,7 +102,7 @@ class Task(Stoppable):
         self.close_by(closing)
         missing = [ticket.position for ticket in tickets if not process.member.knows(ticket)]
         if missing:  # the main session was lost in between, and they with it
-            process.lose(missing, "its row was removed before it could be used")
+            process.lose_and_tell(missing, "its row was removed before it could be used")
         else:
             holding.told = True
             holdings.tell_granted(holding, grant.waited, {})
@@ -154,7 +155,7 @@ class Task(Stoppable):
 
     def make_end(self, outcome: str, result: str | None = None, error: str | None = None) -> End:
         """An end of this attempt. (For the package.)"""
-        return End(self.id, self.attempt, outcome, result, error)
+        return End(self.id, self.attempt, outcome, result, error, self._last)
 
     def finish(self, result: Any = None) -> None:
         """End the attempt well. Raises `LockLost` when the claim was lost, `NotHeld` when it was ended before."""
@@ -186,7 +187,7 @@ class Task(Stoppable):
             process.bell.notify()
         remember_ends(process, [end])
         self.ended_with(status)
-        if self.why_lost is not None:
+        if status is None:  # (What was recorded counts, also when it was thought lost meanwhile.)
             self.require_open()
         if unlocked is not None and self.grant is not None and end.outcome == "failed":
             self.grant.holding.require()

@@ -21,15 +21,17 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from sqlsem.bodies import END_SECONDS, Allowed, Stop, format_error, run
+from sqlsem.bodies import END_SECONDS, Allowed, Stop, format_error, guarded, run
 from sqlsem.core.claims import owner_name
 from sqlsem.core.places import Places, Token
-from sqlsem.errors import SqlsemError, TaskFailed, Unavailable
-from sqlsem.model import Duration, check_count, check_duration, monotonic
+from sqlsem.core.threads import GoesOn, Kept, call_out, spawn, tend
+from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
+from sqlsem.model import Duration, check_call, check_count, check_duration, monotonic
 from sqlsem.printable import first_line
 from sqlsem.tasks.ahead import Ahead
 from sqlsem.tasks.groups import GROUP_LATE_SECONDS, MOST_IN_GROUP, Group, Pace, TaskEnd
 from sqlsem.tasks.queues import Queue
+from sqlsem.tasks.recording import Unrecorded
 from sqlsem.tasks.task import Task
 
 __all__ = ["Worker"]
@@ -48,6 +50,8 @@ LEAD_SECONDS, LOOK_SECONDS = 0.005, 0.02
 AWAY_SECONDS = 0.5
 #: For what runs to end when it is aborted, and after which it is told again.
 ABORT_SECONDS, ABORT_AGAIN_SECONDS = 2.5 * END_SECONDS, 0.25
+#: How long a worker that leaves waits for ends to be recorded that could not be.
+LAST_SECONDS = 1.0
 #: Between two looks, for anyone who waits for the threads: signal handlers run on every system.
 JOIN_SECONDS = 0.2
 
@@ -68,6 +72,11 @@ class Worker:
         outlast: Once it has reached the database, go on trying when that is away, for however long. (With
             ``idle_exit``, for so long.) Otherwise it ends with `Unavailable` after the coordinator's ``retry``.
 
+    Attributes:
+        finished, failed: How many tasks have finished, or failed for good, as the database has recorded it.
+        retried: How many attempts have failed that are followed by another one.
+        running: The tasks that run now.
+
     What tasks do is logged (logger ``sqlsem``); errors are kept with the task.
 
     >>> sqlsem.tasks.Worker(sqlsem.queue("nightly"), threads=4, idle_exit=30).run()  # doctest: +SKIP
@@ -84,12 +93,17 @@ class Worker:
         allowed: Allowed | None = None,
         outlast: bool = False,
     ) -> None:
+        if not isinstance(queue, Queue):
+            raise ConfigurationError(f"A worker works on a sqlsem.queue(…), not on {type(queue).__name__}")
+        if on_task is not None:
+            check_call("on_task", on_task)
         self.queue = queue
         self._claiming = queue.claiming
         self.threads = check_count("The number of a worker's threads", threads, 1, MOST_THREADS)
         self.idle_exit = None if idle_exit is None else check_duration("idle_exit", idle_exit)
         self.finished = 0
         self.failed = 0
+        self.retried = 0
         self.running: set[Task] = set()
         self._on_task = on_task
         self._allowed = allowed
@@ -105,6 +119,7 @@ class Worker:
         self._ahead = Ahead(f"{queue.name[:200]}-ahead", self._claim_ahead)
         self._ahead_of = ""  # the leader's name, when it was asked last
         self._more = False  # the last claim has found as many as it asked for, and nobody claims ahead
+        self._unrecorded = Unrecorded(self._claiming, self._changed)
         self._stops: dict[int, Stop] = {}  # by task: of commands and SQL
         self._calls: dict[int, Stop] = {}  # and of functions
         self._leader: int | None = None  # the thread that claims
@@ -120,20 +135,22 @@ class Worker:
 
     def run(self) -> None:
         """Work. Returns when stopped, or idle for long enough; raises what ended it otherwise (`Unavailable`)."""
+        with guarded:  # one guard for all commands, which is started with the first of them
+            self._run()
+
+    def _run(self) -> None:
         self._active = monotonic()
         self._pace = Pace(self._most, ahead=self._claiming.process.engine.claims_ahead)
         name = self.queue.name[:200]
-        crew = [
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
-            for number in range(1, self.threads + 1)
-        ]
-        relief = threading.Thread(target=self._relieve, name=f"{name}-relief", daemon=True)
+        crew = [Kept(f"{name}-{number}", partial(self._work, set())) for number in range(1, self.threads + 1)]
+        relief = Kept(f"{name}-relief", self._relieve, self._over)
         try:
             for thread in (*crew, relief):
-                thread.start()
+                thread.begin()
             for thread in crew:
-                while thread.is_alive():
+                while thread.needed:
                     thread.join(JOIN_SECONDS)
+                    tend()
                     if self._stopping.is_set():
                         self._claiming.process.bell.notify()  # which a signal handler must not do
         except BaseException:
@@ -146,8 +163,7 @@ class Worker:
             with self._changed:
                 self._changed.notify_all()
             self._ahead.close(ABORT_SECONDS)
-            if relief.is_alive():  # it may be recording what was done
-                relief.join(ABORT_SECONDS)
+            relief.join(ABORT_SECONDS)  # it may be recording what was done
             self._leave_behind()
         if self._errors:
             raise self._errors[0]
@@ -165,7 +181,11 @@ class Worker:
         # The thread that runs a command or SQL gives it back when it has ended (or finishes it, if that came first):
         # given back earlier, it would run on beside its next attempt. All are told at once, as each may take a while.
         for task_id, stop in stops:
-            threading.Thread(target=self._insist, args=(task_id, stop), name="sqlsem-end", daemon=True).start()
+            try:
+                spawn(partial(self._insist, task_id, stop), "sqlsem-end")
+            except RuntimeError as exc:  # no more threads: one after the other
+                log.error("Task %d is ended before the next one is: %s", task_id, exc)
+                self._insist(task_id, stop)
         self._lighten()
         self._claiming.process.bell.notify()  # for those who wait for tasks
         with self._changed:
@@ -196,8 +216,11 @@ class Worker:
 
     # -- the crew -----------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _work(self, begun: set[bool], _: GoesOn) -> None:
         try:
+            if begun:  # the thread has ended at a task, of which nobody knows how far it came
+                raise RuntimeError(f"A thread of a worker of {self.queue.name!r} has ended unexpectedly")
+            begun.add(True)
             with self._at_work():
                 try:
                     while (task := self._next()) is not None:
@@ -428,47 +451,49 @@ class Worker:
 
     def _end(self, ends: list[TaskEnd], most: int, *, ahead_of: str | None = None) -> list[Task]:
         """Record how these have ended, tell of it, and claim up to ``most`` in the same call."""
-        for one in ends:
-            if one.task.why_lost is not None:
-                one.task.leave()
+        # (Also of those that are thought lost: the database may know them as ours, and then nobody else runs them.)
         ours = [one for one in ends if one.task.is_open]
-        lost = [one for one in ends if not one.task.is_open]  # or given back by abort
         following: list[Task] = []
+        # (The others were given back by abort.)
+        known: list[tuple[TaskEnd, str | None]] = [(one, None) for one in ends if not one.task.is_open]
         for one in ours:
             one.task.ending()
         try:
             if ours or most:
                 statuses, following = self._claiming.end_and_claim([one.end for one in ours], most, ahead_of=ahead_of)
+                known += zip(ours, statuses, strict=True)
                 for one, status in zip(ours, statuses, strict=True):
                     one.task.ended_with(status, settles=False)
-                if ours:
-                    self._claiming.process.claims.settle(one.task for one in ours)
+                self._claiming.process.claims.settle(one.task for one in ours)
         except BaseException:
-            for one in ours:
-                one.task.settle()
+            self._unrecorded.add(ours)
+            with self._changed:
+                self.running.difference_update(one.task for one in ours)
             raise
         finally:
-            known = [(one, "lost" if one.task.why_lost is not None else one.end.outcome) for one in ours]
-            self._conclude(known + [(one, "lost") for one in lost])
+            self._conclude(known)
         return following
 
-    def _conclude(self, ends: list[tuple[TaskEnd, str]]) -> None:
-        """Tell what has become of tasks."""
+    def _conclude(self, ends: list[tuple[TaskEnd, str | None]]) -> None:
+        """Tell what has become of tasks: their status as it is recorded, None of those that were taken away."""
+        if not ends:
+            return
+        known = [(one, status, one.told(status)) for one, status in ends]
         with self._changed:
-            if ends:
-                self._active = monotonic()
-            for one, outcome in ends:
+            self._active = monotonic()
+            for one, status, outcome in known:
                 self.running.discard(one.task)
                 self.finished += outcome == "finished"
-                self.failed += outcome == "failed"
+                self.failed += outcome == "failed" and status == "failed"
+                self.retried += outcome == "failed" and status == "pending"
             self._changed.notify_all()
-        if ends:
-            self._claiming.process.bell.notify()
-        for one, outcome in ends:
+        self._claiming.process.bell.notify()
+        for one, status, outcome in known:
             task, error = one.task, one.end.error
             if outcome == "failed" and error is not None:
                 lasted, why = monotonic() - task.began, first_line(error)
-                log.warning("Task %d of %r failed after %.1f s: %s", task.id, self.queue.name, lasted, why)
+                again = "; it will be tried again" if status == "pending" else ""
+                log.warning("Task %d of %r failed after %.1f s: %s%s", task.id, self.queue.name, lasted, why, again)
             elif outcome == "lost":
                 why = task.why_lost or "it was given back"
                 log.warning("The claim of task %d was lost: %s; it will be run by somebody else", task.id, why)
@@ -477,18 +502,18 @@ class Worker:
 
     def _tell(self, task: Task, outcome: str | None, error: str | None) -> None:
         if self._on_task is not None:
-            try:
-                self._on_task(task, outcome, error)
-            except Exception:
-                log.exception("on_task of a worker of %r failed", self.queue.name)
+            call_out(f"on_task of a worker of {self.queue.name!r}", self._on_task, task, outcome, error)
 
     # -- the relief ---------------------------------------------------------------------------------------------
 
-    def _relieve(self) -> None:
+    def _relieve(self, _: GoesOn) -> None:
         """Thread: tasks that take long must not keep those that were claimed with them."""
         while True:
             with self._changed:
-                found = self._changed.wait_for(lambda: self._over.is_set() or self._group.keeps(), TEND_SECONDS)
+                found = self._changed.wait_for(
+                    lambda: self._over.is_set() or self._group.keeps() or self._unrecorded.answered(), TEND_SECONDS
+                )
+            self._conclude(self._unrecorded.take())
             if not found and not self._stopping.is_set():
                 self._tend()
             if self._over.wait(GROUP_LOOK_SECONDS):
@@ -508,12 +533,18 @@ class Worker:
             log.exception("Looking after %r failed", self.queue.name)
 
     def _leave_behind(self) -> None:
-        """What was claimed ahead, and done, while something went wrong ends as soon as that can be."""
-        left = [one for one in self._group.take() if one.task.is_open]
-        if left:
-            self._claiming.end_later([one.end for one in left])
-            self._claiming.process.claims.settle(one.task for one in left)
-            self._conclude([(one, one.end.outcome) for one in left])
+        """Have what was done while something went wrong recorded, and wait a moment for that, so that it is told."""
+        self._unrecorded.add([one for one in self._group.take() if one.task.is_open])
+        deadline = monotonic() + LAST_SECONDS
+        while self._unrecorded.left() and (seconds := deadline - monotonic()) > 0:
+            with self._changed:
+                self._changed.wait_for(self._unrecorded.answered, seconds)
+            self._conclude(self._unrecorded.take())
+        for one in self._unrecorded.left():
+            words = "Task %d has %s, which is not recorded yet; the task is run again unless this process can do that"
+            log.warning(words, one.task.id, one.end.outcome)
+            if one.begun:
+                self._tell(one.task, "lost", one.end.error)
 
     def _lighten(self, *, ahead: bool = True) -> None:
         """End what is done, and give back what has not begun (unless ``ahead`` is false)."""

@@ -11,6 +11,7 @@ from rich.text import Text
 from sqlsem.insight.audit import Audit, Finding
 from sqlsem.insight.replay import Night, Replay
 from sqlsem.model import Entry, Past
+from sqlsem.names import access_in_words
 from sqlsem.printable import clean
 from sqlsem.terminal.tables import fit, seconds_in_words, table, who_is
 
@@ -32,8 +33,7 @@ def _number(count: int, what: str) -> str:
 
 
 def _asked(row: Past | Entry) -> str:
-    limit = "no limit" if row.limit is None else f"limit {row.limit}"
-    return f"{row.access}, {limit}" + ("" if row.weight == 1 else f", weight {row.weight}")
+    return access_in_words(row.access, row.limit, row.weight)
 
 
 def _finding(one: Finding, width: int) -> Iterable[RenderableType]:

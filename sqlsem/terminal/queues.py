@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sqlsem import model
 from sqlsem.insight.reasons import Reason
 from sqlsem.insight.words import clock
 from sqlsem.model import Entry, Operation, Past, Resource
+from sqlsem.names import access_in_words
 from sqlsem.printable import clean
 from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
 
@@ -54,14 +54,6 @@ def as_dict(resource: Resource, entries: Iterable[Entry], reasons: Mapping[int, 
     }
 
 
-def _access(access: str, limit: int | None, weight: int) -> str:
-    if access == model.WRITE:
-        words = "no limit" if limit is None else "mutex" if limit == 1 else f"limit {limit}"
-    else:
-        words = access.replace("stage:", "stage ", 1)
-    return words if weight == 1 else f"{words} x{weight}"
-
-
 def _owner(owner: str | None) -> str:
     """The thread, where it says something."""
     return "" if owner in (None, "", "MainThread") else f" {owner}"
@@ -83,7 +75,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
         str(entry.position),
         entry.state,
         seconds_in_words(entry.seconds),
-        _access(entry.access, entry.limit, entry.weight),
+        access_in_words(entry.access, entry.limit, entry.weight),
         who,
         f"{entry.program or ''}{_owner(entry.owner)}".strip(),
         note,
@@ -143,6 +135,13 @@ def render_queues(
     return Group(*parts)
 
 
+def _ending(one: Past) -> str:
+    """How it ended: of one that was found dead, that nobody has ended it."""
+    if one.outcome == "reaped":
+        return "died" if one.ended_by is None else f"died (found by {one.ended_by})"
+    return one.outcome if one.ended_by is None else f"{one.outcome} by {one.ended_by}"
+
+
 def render_history(past: Sequence[Past], width: int) -> RenderableType:
     """What ``sqlsem history`` shows, at most ``width`` columns wide."""
     if not past:
@@ -152,11 +151,11 @@ def render_history(past: Sequence[Past], width: int) -> RenderableType:
         (
             str(one.position),
             one.resource,
-            _access(one.access, one.limit, one.weight).replace("no limit", "write"),
+            access_in_words(one.access, one.limit, one.weight),
             seconds_in_words(one.waited),
             "-" if one.held is None else seconds_in_words(one.held),
             one.ended_at.astimezone().strftime("%m-%d %H:%M:%S"),
-            one.outcome if one.ended_by is None else f"{one.outcome} by {one.ended_by}",
+            _ending(one),
             who_is(one.host, one.pid, one.requesting_id),
             one.note or one.program or "",
         )
@@ -167,8 +166,12 @@ def render_history(past: Sequence[Past], width: int) -> RenderableType:
 
 def _done(one: Operation) -> str:
     """What was done, with what it was before."""
-    if one.action in ("cap", "stale_after", "ageing"):
-        unit = "" if one.action == "cap" else " ms"
+    if one.action == "revoke_members":
+        return f"revoke {one.old} ({one.new})"
+    if one.action == "reset":
+        return f"reset ({one.old} used)"
+    if one.action in ("cap", "stale_after", "ageing", "rate_limit"):
+        unit = " ms" if one.action in ("stale_after", "ageing") else ""
         return f"{one.action} {one.old or 'none'} → {one.new or 'none'}{unit}"
     if one.action == "revoke":
         return f"revoke ({one.old}{', at once' if one.new == 'force' else ''})"

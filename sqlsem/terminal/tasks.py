@@ -157,12 +157,15 @@ def render_schedules(found: Sequence[Schedule], width: int) -> RenderableType:
     return table(heads, rows, fit(heads, rows, width, elastic=(0, 1, 3, 4, 6)), right=())
 
 
-def _cells(one: TaskEntry, why: TaskReason | None, *, with_queue: bool, with_key: bool) -> list[str]:
+def _cells(
+    one: TaskEntry, why: TaskReason | None, *, with_priority: bool, with_queue: bool, with_key: bool
+) -> list[str]:
     tries = str(one.attempt) if one.max_attempts == 1 else f"{one.attempt}/{one.max_attempts}"
     when = one.ended_at or (one.claimed_at if one.status in ("running", "lost") else one.put_at)
     lasted = "" if one.seconds is None else seconds_in_words(one.seconds)
     return [
-        *(str(one.task_id), str(one.order), "parked" if one.parked else one.status, tries, lasted, local_time(when)),
+        *(str(one.task_id), str(one.order), *([str(one.priority)] if with_priority else [])),
+        *("parked" if one.parked else one.status, tries, lasted, local_time(when)),
         *([one.queue] if with_queue else []),
         *([one.key or ""] if with_key else []),
         *("" if why is None else why.short, who_is(one.host, one.pid), shortened(one.kind, one.body, one.note)),
@@ -177,16 +180,34 @@ def render_tasks(
         return Text("There are no such tasks." if only is None else f"There are no such tasks in {only!r}.")
     told = why or {}
     keyed = any(one.key is not None for one in found)
-    rows = [_cells(one, told.get(one.task_id), with_queue=only is None, with_key=keyed) for one in found]
+    ranked = any(one.priority for one in found)
+    rows = [
+        _cells(one, told.get(one.task_id), with_priority=ranked, with_queue=only is None, with_key=keyed)
+        for one in found
+    ]
     held_up = Counter(
         told[one.task_id].behind[0].task_id
         for one in found
         if one.task_id in told and any(other.status == "failed" for other in told[one.task_id].behind)
     )
     also = [*(["QUEUE"] if only is None else []), *(["KEY"] if keyed else [])]
-    heads = ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", *also, "WHY", "WHO", "WHAT"]
-    widths = fit(heads, rows, width, elastic=range(6, len(heads)))
-    parts: list[RenderableType] = [table(heads, rows, widths, right=(0, 1, 4), state=2)]
+    heads = [
+        "ID",
+        "ORDER",
+        *(["PRIORITY"] if ranked else []),
+        "STATE",
+        "TRIES",
+        "FOR",
+        "WHEN",
+        *also,
+        "WHY",
+        "WHO",
+        "WHAT",
+    ]
+    state = heads.index("STATE")
+    widths = fit(heads, rows, width, elastic=range(state + 4, len(heads)))
+    right = (*range(state), heads.index("FOR"))
+    parts: list[RenderableType] = [table(heads, rows, widths, right=right, state=state)]
     failures = [one for one in found if one.status in ("failed", "pending", "cancelled") and one.error]
     if failures:
         parts.append(Text(""))

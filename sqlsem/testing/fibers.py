@@ -7,12 +7,14 @@ and time stands still unless it is set forward. So a run is decided by nothing b
 from __future__ import annotations
 
 import math
+import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sqlsem.errors import ConfigurationError
-from sqlsem.runtime import Condition, Lock, Runtime, Thread, Timer
+from sqlsem.runtime import Condition, Lock, Queue, Runtime, Thread, Timer
 
 try:
     import greenlet
@@ -64,6 +66,8 @@ class Fibers(Runtime):
         now: The time, in seconds. Whoever steps the fibers sets it forward.
         ended: What is left shall end: whoever waits gets `GreenletExit`.
     """
+
+    ends = (greenlet.GreenletExit,)
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -170,6 +174,9 @@ class Fibers(Runtime):
 
     def condition(self, lock: threading.Lock) -> Condition:
         return _Condition(self, lock)
+
+    def queue(self) -> Queue:
+        return _Queue(self)
 
     def thread(self, target: Callable[[], object], name: str) -> Thread:
         return _Thread(self, target, name)
@@ -287,6 +294,27 @@ class _Condition:
         self._lock.release()
 
 
+class _Queue:
+    def __init__(self, fibers: Fibers) -> None:
+        self._items: deque[Any] = deque()
+        self._there = _Event(fibers)
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._there.set()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if not self._items and block:
+            self._there.clear()
+            self._there.wait(timeout)
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
+
+    def qsize(self) -> int:
+        return len(self._items)
+
+
 class _Thread:
     def __init__(self, fibers: Fibers, target: Callable[[], object], name: str) -> None:
         self._fibers, self._target = fibers, target
@@ -297,6 +325,9 @@ class _Thread:
 
     def start(self) -> None:
         self._fiber = self._fibers.spawn(self._name, self._group, self._target)
+
+    def is_alive(self) -> bool:
+        return self._fiber is not None and not self._fiber.over
 
     def join(self, timeout: float | None = None) -> None:
         fiber, fibers = self._fiber, self._fibers

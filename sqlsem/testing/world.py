@@ -23,7 +23,7 @@ from sqlsem.core.process import Process
 from sqlsem.engines.base import Options
 from sqlsem.errors import ConfigurationError, LockLost, Unavailable
 from sqlsem.model import Entry, Request
-from sqlsem.model_rates import RATE_PREFIX
+from sqlsem.names import RATE_PREFIX
 from sqlsem.testing.faults import Faults, Trouble
 from sqlsem.testing.fibers import Fiber, Fibers
 from sqlsem.testing.real import RealServer, Row

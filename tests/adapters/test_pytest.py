@@ -69,7 +69,7 @@ def test_who_waits_too_long_is_an_error(run, others):
     with others.mutex("gate"):
         result = run(text)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*Timeout: gate was not free within 0.2*"])
+    result.stdout.fnmatch_lines(["*Timeout: Did not get * on 'gate' within 0.2 s: 'gate' is held by *"])
 
 
 def test_fixtures_are_inside_and_it_is_given_back(run, others):

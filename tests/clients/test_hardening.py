@@ -111,7 +111,11 @@ def test_what_is_done_after_a_release_is_durable(user, name):
 
 
 def test_caps_on_grace_and_lease(user, database, name):
-    database.rows("INSERT INTO sqlsem.setting VALUES ('max_grace', '60'), ('max_lease', '3600')")
+    before = database.rows("SELECT name, value FROM sqlsem.setting WHERE name IN ('max_grace', 'max_lease')")
+    database.rows(
+        "UPDATE sqlsem.setting SET value = CASE name WHEN 'max_grace' THEN '60' ELSE '3600' END "
+        "WHERE name IN ('max_grace', 'max_lease')"
+    )
     try:
         with user.raw() as connection:
             enrol(connection, grace=60_000)
@@ -135,7 +139,8 @@ def test_caps_on_grace_and_lease(user, database, name):
         ):
             coordinator.mutex(name).acquire(timeout=5)
     finally:
-        database.rows("DELETE FROM sqlsem.setting WHERE name LIKE 'max%%'")
+        for setting, value in before:
+            database.rows("UPDATE sqlsem.setting SET value = ? WHERE name = ?", value, setting)
 
 
 def test_another_logins_batch_is_not_ended_early(user, login, name):

@@ -9,6 +9,7 @@ from psycopg import errors
 import sqlsem
 from sqlsem.cli import nights
 from sqlsem.insight.audit import audit
+from sqlsem.tasks import Json
 
 pytestmark = pytest.mark.engines("postgresql")
 
@@ -315,16 +316,16 @@ def test_a_worker_keeps_gives_back_and_hands_over_the_locks_of_its_tasks(databas
     worker, boss = login("sqlsem_worker"), connect()
     queue = boss.queue(name)
     with contextlib.closing(worker.coordinator(grace=3)) as theirs, worker.raw() as connection:
-        queue.put("load", locks=[sqlsem.mutex(name)])
+        queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         with theirs.queue(name).try_claim() as task, connection.transaction():
             task.grant.assert_held(connection.cursor())
         with pytest.raises(errors.InsufficientPrivilege):
             connection.execute("CALL sqlsem.acquire(%s)", (name,))
-        queue.put("load", locks=[sqlsem.mutex(name)])
+        queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         with theirs.queue(name).try_claim() as task:
             token = task.grant.hand_over()
         boss.adopt(token).release()
-        queue.put("load", locks=[sqlsem.mutex(name)], on_failure="continue")
+        queue.put(Json("load"), locks=[sqlsem.mutex(name)], on_failure="continue")
         task = theirs.queue(name).try_claim()
         boss.revoke(task.grant.position)
         theirs.process.member.ping()  # which gives back what an operator wants

@@ -727,9 +727,10 @@ def test_a_loop_that_ends_gives_back_what_was_held_in_it(run, connect, database,
         await lock.acquire()
         kept.append(lock.grant)
 
-    with caplog.at_level(logging.WARNING, "sqlsem"):
+    with caplog.at_level(logging.INFO, "sqlsem"):
         run(main())
     assert "still held when its event loop ended" in caplog.text
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
     until(lambda: database.queue(name) == [], "given back")
 
     async def later():
@@ -772,7 +773,7 @@ def test_a_loop_that_is_dropped_without_a_word(connect, database, name, caplog):
         waiting = loop.run_until_complete(main())
         behind = Attempt(coordinator.mutex(name("wanted")))
         until(lambda: len(database.queue(name("wanted"))) == 4)
-        with caplog.at_level(logging.WARNING, "sqlsem"):
+        with caplog.at_level(logging.INFO, "sqlsem"):
             loop.close()
             until(lambda: database.queue(name("held")) == [], "what was held is given back")
             until(lambda: len(database.queue(name("wanted"))) == 2, "what was wanted is withdrawn")

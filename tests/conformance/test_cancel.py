@@ -12,7 +12,7 @@ import sqlsem
 from sqlsem.core import minder
 from sqlsem.core.operators import Operators
 from sqlsem.model import End
-from sqlsem.tasks import Worker
+from sqlsem.tasks import Json, Worker
 
 #: What functions that run here tell.
 told: list[str] = []
@@ -191,7 +191,7 @@ def test_a_function_in_a_call_to_the_system_runs_on(connect, queue, running):
 
 
 def test_one_that_was_claimed_by_a_program_is_told(connect, queue):
-    number = queue.put("x", max_attempts=5)
+    number = queue.put(Json("x"), max_attempts=5)
     task = queue.try_claim()
     cancel(connect, number)
     assert task.stop_event.wait(PATIENCE)
@@ -206,7 +206,7 @@ def test_one_that_was_claimed_by_a_program_is_told(connect, queue):
 @pytest.mark.parametrize("outcome", ["failed", "returned", "finished"])
 def test_whoever_does_not_hear_of_it_ends_it_as_well(connect, queue, outcome):
     """A worker that does not ask; but a task that it has finished is finished."""
-    number = queue.put("x", max_attempts=5)
+    number = queue.put(Json("x"), max_attempts=5)
     task = queue.try_claim()
     cancel(connect, number)
     session, member = task_session(queue)
@@ -231,7 +231,7 @@ def hold(channel, url, options, name):
 
 
 def test_one_whose_worker_dies_before_it_hears_of_it_is_not_run_again(spawn, connect, queue, name):
-    number = queue.put("x")
+    number = queue.put(Json("x"))
     child = spawn(hold, name=str(name))
     child.expect("claimed")
     child.pause()
@@ -302,7 +302,7 @@ def test_a_limit_counts_from_the_beginning_of_each_attempt(queue, running):
 
 
 def test_a_program_is_told_that_its_time_is_up(queue):
-    queue.put("x", time_limit=0.7)
+    queue.put(Json("x"), time_limit=0.7)
     with queue.try_claim() as task:
         assert task.stop_event.wait(PATIENCE)
         assert task.why_stopped == "it ran for longer than its time limit of 0.7 s"

@@ -94,7 +94,7 @@ def test_run_with_timeout_0(bench: Bench, tmp_path: Path) -> None:
     assert past[0]["host"]
     assert past[0]["held"] < GRACE + 30  # until its last sign of life
     assert json.loads(bench.call("history", bench.name, "--until", "1h", "--json").stdout) == []
-    assert "reaped" in bench.call("history", bench.name).stdout
+    assert "died (found by " in bench.call("history", bench.name).stdout
 
 
 def test_tasks(bench: Bench) -> None:

@@ -269,3 +269,27 @@ def test_a_cell_of_a_notebook(connect, name, monkeypatch):
 
     asyncio.run(kernel())
     assert len(seen) == 2
+
+
+def test_decorated_call_that_releases_early_ends_quietly(connect, name):
+    coordinator = connect()
+    for lock in (coordinator.mutex(name), coordinator.limit(name, 2), coordinator.mutex(name, reentrant=True)):
+
+        @lock
+        def by_lock(lock=lock):
+            lock.release()
+            return holders(coordinator, name)
+
+        @lock
+        def by_grant(lock=lock):
+            lock.grant.release()
+            return holders(coordinator, name)
+
+        assert by_lock() == by_grant() == []
+
+        @lock
+        async def awaiting(lock=lock):
+            await lock._aio.grant.release()
+            return holders(coordinator, name)
+
+        assert asyncio.run(awaiting()) == []

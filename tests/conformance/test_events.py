@@ -171,6 +171,7 @@ def test_what_is_lost(connect, name, told, caplog):
     coordinator.process.lose([grant.position], "it was taken away")
     with pytest.raises(sqlsem.LockLost):
         lock.release()
+    until(lambda: "lost" in names(told()), "it is told")
     (lost,) = (event for event in told() if isinstance(event, events.Lost))
     assert (lost.position, lost.why) == (grant.position, "it was taken away")
     assert lost.held >= 0

@@ -6,6 +6,7 @@ import pytest
 
 import sqlsem
 from sqlsem.core.operators import Operators
+from sqlsem.tasks import Json
 
 
 @pytest.fixture
@@ -18,20 +19,20 @@ def states(queue):
 
 
 def test_one_that_is_open_is_not_put_again(connect, queue, name):
-    number = queue.put("report", unique="report")
-    assert queue.put("report", unique="report", order=-5) == number
-    other = queue.put("x", unique="Report")
-    elsewhere = connect().queue(name("b")).put("report", unique="report")
+    number = queue.put(Json("report"), unique="report")
+    assert queue.put(Json("report"), unique="report", order=-5) == number
+    other = queue.put(Json("x"), unique="Report")
+    elsewhere = connect().queue(name("b")).put(Json("report"), unique="report")
     assert len({number, other, elsewhere}) == 3, "keys are told apart exactly, and by queue"
     (entry,) = [one for one in queue.tasks() if one.task_id == number]
     assert (entry.unique, entry.order) == ("report", 0)
     task = queue.try_claim()
     assert task.id == number
-    assert queue.put("report", unique="report") == number, "while it runs, too"
+    assert queue.put(Json("report"), unique="report") == number, "while it runs, too"
     task.finish()
-    again = queue.put("report", unique="report")
+    again = queue.put(Json("report"), unique="report")
     assert again not in (number, other, elsewhere)
-    assert queue.put("without") not in (number, again)
+    assert queue.put(Json("without")) not in (number, again)
 
 
 def test_what_failed_and_holds_up_is_open(queue):
@@ -44,9 +45,9 @@ def test_what_failed_and_holds_up_is_open(queue):
 
 
 def test_the_later_one_takes_its_place(queue):
-    first = queue.put("old", replace="index", order=3)
-    before = queue.put("other")
-    second = queue.put("new", replace="index", note="again")
+    first = queue.put(Json("old"), replace="index", order=3)
+    before = queue.put(Json("other"))
+    second = queue.put(Json("new"), replace="index", note="again")
     assert states(queue) == {first: "cancelled", before: "pending", second: "pending"}
     (gone,) = queue.tasks("cancelled")
     assert gone.error == f"replaced by task {second}"
@@ -54,14 +55,14 @@ def test_the_later_one_takes_its_place(queue):
     assert other.body == "other", "it takes the key, not the place in the queue"
     task = queue.try_claim()
     assert task.id == second
-    third = queue.put("newer", replace="index")
+    third = queue.put(Json("newer"), replace="index")
     assert states(queue)[second] == "running", "what runs is not taken away"
-    assert queue.put("newer", unique="index") == third
+    assert queue.put(Json("newer"), unique="index") == third
     task.finish()
-    fourth = queue.put("newest", replace="index")
+    fourth = queue.put(Json("newest"), replace="index")
     assert (states(queue)[third], states(queue)[fourth]) == ("cancelled", "pending")
     queue.try_claim().fail("no")
-    fifth = queue.put("the last", replace="index")
+    fifth = queue.put(Json("the last"), replace="index")
     assert (states(queue)[fourth], states(queue)[fifth]) == ("cancelled", "pending")
     assert queue.state().failed is None
 
@@ -101,7 +102,7 @@ def test_many_at_once(connect, name, threads, how):
         queue = coordinator.queue(name)
         start.wait(30)
         for _ in range(10):
-            numbers.append(queue.put("x", **{how: "k"}))
+            numbers.append(queue.put(Json("x"), **{how: "k"}))
 
     for coordinator in coordinators:
         threads.start(put, coordinator)

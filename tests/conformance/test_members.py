@@ -10,6 +10,7 @@ import sqlsem
 from sqlsem.engines.base import Busy
 from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.model import Request, Ticket
+from sqlsem.tasks import Json
 
 
 @pytest.fixture
@@ -89,8 +90,8 @@ def rated(coordinator, name):
 
 def worked(coordinator, name):
     queue = coordinator.queue(name("work"))
-    queue.put("plain")
-    queue.put("parked", locks=[coordinator.mutex(name("parked"))])
+    queue.put(Json("plain"))
+    queue.put(Json("parked"), locks=[coordinator.mutex(name("parked"))])
     tasks = queue.claim(wait=30)
     for _ in range(2):
         with next(tasks):

@@ -78,7 +78,7 @@ def ended(process):
 def test_the_same_lock_is_refused_at_once(run, name, program):
     code, said = ended(run("--mutex", name, "--", *run.words("--mutex", name, "--", "true")))
     assert code == 75
-    assert f"runs under 'sqlsem run', which holds mutex on '{name}' (position " in said
+    assert f"runs under 'sqlsem run', which holds write on '{name}' (position " in said
     code, said = ended(run("--read", name, "--", *run.words("--write", name, "--", "true")))
     assert (code, "until it ends" in said) == (75, True)
     code, said = ended(run("--mutex", name, "--", *program(name)))

@@ -12,7 +12,7 @@ from sqlsem.cli import main
 from sqlsem.engines.base import Busy
 from sqlsem.engines.parking import ParkingSession
 from sqlsem.model import monotonic
-from sqlsem.tasks import Worker
+from sqlsem.tasks import Json, Worker
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def waits_for(database, connection):
 
 def test_a_task_whose_locks_are_free_starts_at_once_holding_them(queue, other, name):
     customers, pg = f"{name} customers", f"{name} pg"
-    number = queue.put("load", locks=[sqlsem.write(customers), sqlsem.limit(pg, 4)])
+    number = queue.put(Json("load"), locks=[sqlsem.write(customers), sqlsem.limit(pg, 4)])
     (entry,) = queue.tasks()
     assert (entry.task_id, entry.status, entry.parked) == (number, "pending", True)
     assert [(one.resource, one.access, one.limit) for one in entry.locks] == [(customers, "write", 1), (pg, "write", 4)]
@@ -76,7 +76,7 @@ def test_a_task_whose_locks_are_free_starts_at_once_holding_them(queue, other, n
 
 def test_it_waits_in_the_line_without_anybody_and_starts_in_its_turn(queue, other, name):
     with other.mutex(name):
-        number = queue.put("load", locks=[sqlsem.mutex(name)])
+        number = queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
         assert rows(other, name)[1:] == [(f"task {number} of {name}", "waits")]
         assert queue.state().pending
@@ -95,8 +95,8 @@ def test_it_waits_in_the_line_without_anybody_and_starts_in_its_turn(queue, othe
 
 def test_others_of_the_queue_go_past_one_that_waits(queue, other, name):
     with other.mutex(name):
-        queue.put("parked", locks=[sqlsem.mutex(name)])
-        queue.put_many(["a", "b"])
+        queue.put(Json("parked"), locks=[sqlsem.mutex(name)])
+        queue.put_many([Json("a"), Json("b")])
         found = []
         while (task := queue.try_claim()) is not None:
             with task:
@@ -108,8 +108,8 @@ def test_others_of_the_queue_go_past_one_that_waits(queue, other, name):
 
 def test_a_later_order_waits_for_one_that_is_parked(queue, other, name):
     with other.mutex(name):
-        queue.put("parked", locks=[sqlsem.mutex(name)])
-        queue.put("late", order=1)
+        queue.put(Json("parked"), locks=[sqlsem.mutex(name)])
+        queue.put(Json("late"), order=1)
         assert queue.try_claim() is None
     with queue.try_claim() as task:
         assert task.body == "parked"
@@ -119,8 +119,8 @@ def test_a_later_order_waits_for_one_that_is_parked(queue, other, name):
 
 
 def test_a_later_order_does_not_stand_in_the_lines(queue, other, name):
-    first = queue.put("first")
-    queue.put("parked", order=1, locks=[sqlsem.mutex(name)])
+    first = queue.put(Json("first"))
+    queue.put(Json("parked"), order=1, locks=[sqlsem.mutex(name)])
     with queue.try_claim() as task:
         assert task.id == first
         assert queue.try_claim() is None
@@ -133,10 +133,10 @@ def test_who_may_not_start_in_its_turn_gives_way(queue, other, name):
     """A lower order is opened while it stands in the line: nobody waits for what waits for others."""
     held = other.mutex(name)
     assert held.acquire()
-    queue.put("parked", order=1, locks=[sqlsem.mutex(name)])
+    queue.put(Json("parked"), order=1, locks=[sqlsem.mutex(name)])
     assert queue.try_claim() is None
     assert len(rows(other, name)) == 2
-    queue.put("first", order=0)
+    queue.put(Json("first"), order=0)
     with queue.try_claim() as task:
         assert task.body == "first"
         held.release()
@@ -148,7 +148,7 @@ def test_who_may_not_start_in_its_turn_gives_way(queue, other, name):
 
 
 def test_a_retry_asks_again_and_holds_nothing_meanwhile(queue, other, name):
-    queue.put("load", locks=[sqlsem.mutex(name)], max_attempts=3, backoff=0.2)
+    queue.put(Json("load"), locks=[sqlsem.mutex(name)], max_attempts=3, backoff=0.2)
     with pytest.raises(ValueError), queue.try_claim() as task:
         first = task.grant.fence
         raise ValueError
@@ -165,7 +165,7 @@ def test_a_retry_asks_again_and_holds_nothing_meanwhile(queue, other, name):
 
 def test_cancelling_one_that_waits_takes_it_out_of_the_lines(queue, other, name):
     with other.mutex(name):
-        number = queue.put("load", locks=[sqlsem.mutex(name)])
+        number = queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
         other.cancel_task(number)
         assert len(rows(other, name)) == 1
@@ -177,9 +177,9 @@ def test_cancelling_one_that_waits_takes_it_out_of_the_lines(queue, other, name)
 
 def test_replacing_one_that_waits_takes_it_out_of_the_lines(queue, other, name):
     with other.mutex(name):
-        queue.put("old", replace="k", locks=[sqlsem.mutex(name)])
+        queue.put(Json("old"), replace="k", locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
-        queue.put("new", replace="k", locks=[sqlsem.mutex(name)])
+        queue.put(Json("new"), replace="k", locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
         assert len(rows(other, name)) == 2
     with queue.try_claim() as task:
@@ -191,7 +191,7 @@ def test_an_operator_releases_a_row_of_one_that_waits(queue, other, name):
     """It asks for all of its locks again, at the end of the lines."""
     second = f"{name} 2"
     with other.mutex(name):
-        queue.put("load", locks=[sqlsem.mutex(name), sqlsem.mutex(second)])
+        queue.put(Json("load"), locks=[sqlsem.mutex(name), sqlsem.mutex(second)])
         assert queue.try_claim() is None
         before = other.entries(second)[0].position
         other.revoke(other.entries(name)[1].position)
@@ -200,7 +200,7 @@ def test_an_operator_releases_a_row_of_one_that_waits(queue, other, name):
 
 
 def test_a_paused_resource_keeps_it_waiting(queue, other, name):
-    queue.put("load", locks=[sqlsem.mutex(name)])
+    queue.put(Json("load"), locks=[sqlsem.mutex(name)])
     other.pause(name)
     try:
         assert queue.try_claim() is None
@@ -213,7 +213,7 @@ def test_a_paused_resource_keeps_it_waiting(queue, other, name):
 def test_what_is_paused_after_its_turn_had_come_keeps_it_waiting(queue, other, name):
     """It is the turn of one lock, and later of the other one: both are looked at again."""
     second = name("second")
-    queue.put("load", locks=[sqlsem.mutex(name), sqlsem.mutex(second)])
+    queue.put(Json("load"), locks=[sqlsem.mutex(name), sqlsem.mutex(second)])
     with other.mutex(second):
         assert queue.try_claim() is None
         other.pause(name)
@@ -226,7 +226,7 @@ def test_what_is_paused_after_its_turn_had_come_keeps_it_waiting(queue, other, n
 
 
 def test_a_lost_lock_fails_the_attempt(queue, other, name):
-    queue.put("load", locks=[sqlsem.mutex(name)], on_failure="continue")
+    queue.put(Json("load"), locks=[sqlsem.mutex(name)], on_failure="continue")
     task = queue.try_claim()
     other.revoke(task.grant.position, force=True)
     with pytest.raises(sqlsem.LockLost):
@@ -240,8 +240,8 @@ def test_a_lost_lock_fails_the_attempt(queue, other, name):
 def test_limits_of_a_key_count_with_locks(queue, name):
     queue.set_key_limit(1)
     queue.set_limit(2)
-    queue.put_many(["a", "b"], key="k", locks=[sqlsem.read(name)])
-    queue.put("c", key="l", locks=[sqlsem.read(name)])
+    queue.put_many([Json("a"), Json("b")], key="k", locks=[sqlsem.read(name)])
+    queue.put(Json("c"), key="l", locks=[sqlsem.read(name)])
     first, second = queue.try_claim(), queue.try_claim()
     assert {first.body, second.body} == {"a", "c"}
     assert queue.try_claim() is None
@@ -253,7 +253,7 @@ def test_limits_of_a_key_count_with_locks(queue, name):
 
 
 def test_the_grant_may_be_handed_over_and_stays_after_the_end(queue, other, name):
-    queue.put("load", locks=[sqlsem.mutex(name)])
+    queue.put(Json("load"), locks=[sqlsem.mutex(name)])
     with queue.try_claim() as task:
         fence = task.grant.fence
         token = task.grant.hand_over()
@@ -277,7 +277,7 @@ def test_what_cannot_be_is_refused(queue, name, connect):
         [sqlsem.mutex(f"{name} {number}") for number in range(101)],
     ):
         with pytest.raises(sqlsem.ConfigurationError):
-            queue.put("x", locks=locks)
+            queue.put(Json("x"), locks=locks)
     assert queue.tasks() == []
 
 
@@ -322,10 +322,10 @@ def test_workers_hold_what_their_tasks_were_put_with(patient, queue, other, name
 @pytest.mark.leaves_rows
 def test_500_of_them_cost_no_connection_and_no_row_that_holds(queue, other, name):
     with other.mutex(name):
-        queue.put_many(["x"] * 500, locks=[sqlsem.mutex(name)])
+        queue.put_many([Json("x")] * 500, locks=[sqlsem.mutex(name)])
         until(lambda: queue.try_claim() is None and len(other.entries(name)) == 501)
         assert [one.state for one in other.entries(name)].count("holds") == 1
-        queue.put("plain")
+        queue.put(Json("plain"))
         began = time.monotonic()
         with queue.try_claim() as task:
             assert task.body == "plain"
@@ -337,7 +337,7 @@ def test_a_reader_that_upgrades_does_not_wait_for_one_that_is_parked(queue, othe
     second = f"{name} 2"
     with other.read(name) as grant:
         with patient().mutex(second):
-            queue.put("load", locks=[sqlsem.read(name), sqlsem.mutex(second)])
+            queue.put(Json("load"), locks=[sqlsem.read(name), sqlsem.mutex(second)])
             assert queue.try_claim() is None
             grant.upgrade(timeout=PATIENCE)
         assert queue.try_claim() is None
@@ -348,7 +348,7 @@ def test_a_reader_that_upgrades_does_not_wait_for_one_that_is_parked(queue, othe
 
 def test_what_this_process_adopts_again_is_not_ended_with_the_task(queue, patient, other, name):
     worker = patient()
-    queue.put("load", locks=[sqlsem.mutex(name)])
+    queue.put(Json("load"), locks=[sqlsem.mutex(name)])
     with worker.queue(name).try_claim() as task:
         grant = worker.adopt(task.grant.hand_over())
     with grant:
@@ -358,8 +358,8 @@ def test_what_this_process_adopts_again_is_not_ended_with_the_task(queue, patien
 
 def test_a_key_that_is_full_keeps_no_other_key_from_asking(queue, name):
     queue.set_key_limit(1)
-    queue.put_many([str(number) for number in range(120)], key="k", locks=[sqlsem.read(name)])
-    queue.put("other", key="l", locks=[sqlsem.read(name)])
+    queue.put_many([Json(str(number)) for number in range(120)], key="k", locks=[sqlsem.read(name)])
+    queue.put(Json("other"), key="l", locks=[sqlsem.read(name)])
     with queue.try_claim() as first, queue.try_claim() as second:
         assert {first.body, second.body} == {"0", "other"}
         assert queue.try_claim() is None
@@ -368,7 +368,7 @@ def test_a_key_that_is_full_keeps_no_other_key_from_asking(queue, name):
 @pytest.mark.engines("postgresql")  # SQLite has one writer at a time, SQL Server waits for the row
 def test_a_row_that_is_taken_away_during_the_claim(queue, other, name, database, threads):
     with other.mutex(name):
-        queue.put("load", locks=[sqlsem.mutex(name)])
+        queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
     (entry,) = other.entries(name)
     operator = database.raw(autocommit=False)
@@ -387,7 +387,7 @@ def test_a_row_that_is_taken_away_during_the_claim(queue, other, name, database,
 @pytest.mark.engines("postgresql")
 def test_cancelling_one_whose_row_somebody_keeps(queue, other, name, database, threads):
     with other.mutex(name):
-        number = queue.put("load", locks=[sqlsem.mutex(name)])
+        number = queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
         operator = database.raw(autocommit=False)
         operator.execute(f"SELECT {database.schema}.revoke(%s, false)", (other.entries(name)[1].position,))
@@ -447,7 +447,7 @@ def test_a_claim_whose_reply_is_lost_finds_its_locks_again(patient, name, monkey
     if not queue.claiming.process.engine.has(ParkingSession):
         pytest.skip("this engine has no tasks with locks")
     queue.try_claim()  # there is a main session
-    queue.put("load", locks=[sqlsem.mutex(name)])
+    queue.put(Json("load"), locks=[sqlsem.mutex(name)])
     session = queue.claiming.process.member.main.session
     claim, lost = session.claim_parked, []
 
@@ -479,7 +479,7 @@ def offered(queue):
                 return
 
     def put(locks):
-        queue.put("x", locks=locks)
+        queue.put(Json("x"), locks=locks)
         workers.append(threading.Thread(target=work))
         workers[0].start()
         return claimed
@@ -539,7 +539,7 @@ def test_a_task_with_locks_in_a_knot(offered, patient, queue, name, between):
 def test_a_parked_task_that_is_deleted_by_hand_leaves_its_lines(database, queue, other, name):
     """Others of its queue stay parked all the while, so the lease of their places is renewed."""
     with other.mutex(name):
-        gone, stays = (queue.put(body, locks=[sqlsem.mutex(name)]) for body in ("gone", "stays"))
+        gone, stays = (queue.put(Json(body), locks=[sqlsem.mutex(name)]) for body in ("gone", "stays"))
         assert queue.try_claim() is None
         assert len(rows(other, name)) == 3
         database.rows(f"DELETE FROM {database.beside('task')} WHERE task_id = ?", gone)

@@ -374,10 +374,86 @@ def test_another_thread_releases_only_through_the_grant(connect, name, threads):
         lock.release()
 
 
-def test_leaving_a_block_whose_lock_was_released_inside(connect, name):
+KINDS = {
+    "mutex": lambda c, name: c.mutex(name),
+    "limit": lambda c, name: c.limit(name, 2),
+    "read": lambda c, name: c.read(name),
+    "write": lambda c, name: c.write(name),
+    "stage": lambda c, name: c.stage(name, 1),
+    "reentrant": lambda c, name: c.mutex(name, reentrant=True),
+    "all_of": lambda c, name: sqlsem.all_of(c.mutex(name), c.read(name("b"))),
+}
+RELEASES = {"grant": lambda lock, grant: grant.release(), "lock": lambda lock, grant: lock.release()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", RELEASES)
+def test_block_released_early_ends_quietly(connect, database, name, kind, how):
+    lock = KINDS[kind](connect(), name)
+    for _ in range(2):
+        with lock as grant:
+            RELEASES[how](lock, grant)
+            assert database.queue(name) == []
+            with pytest.raises(sqlsem.NotHeld):
+                grant.check()
+    with pytest.raises(sqlsem.NotHeld):
+        lock.release()
+    with pytest.raises(ZeroDivisionError), lock as grant:
+        RELEASES[how](lock, grant)
+        _ = 1 / 0
+
+
+@pytest.mark.parametrize("how", RELEASES)
+def test_inner_block_released_early_leaves_the_outer_one(connect, database, name, how):
+    """Of a lock that is held several times, only the innermost hold ends."""
+    coordinator = connect()
+    for lock in (coordinator.mutex(name, reentrant=True), coordinator.limit(name, 3)):
+        with lock as outer:
+            with lock as inner:
+                RELEASES[how](lock, inner)
+            outer.check()
+            assert len(database.queue(name)) == 1
+        assert database.queue(name) == []
+
+
+@pytest.mark.parametrize("how", RELEASES)
+def test_block_released_early_and_acquired_again(connect, database, name, how):
+    """As one does around a wait: the end of the block releases what is held then."""
     lock = connect().mutex(name)
-    with pytest.raises(sqlsem.NotHeld), lock as grant:
+    with lock as grant:
+        RELEASES[how](lock, grant)
+        assert lock.acquire(timeout=60)
+        assert len(database.queue(name)) == 1
+    assert database.queue(name) == []
+
+
+def test_block_released_by_another_thread_ends_quietly(connect, database, name, threads):
+    with connect().mutex(name) as grant:
+        threads.start(grant.release)
+        threads.join()
+        assert database.queue(name) == []
+
+
+def test_block_released_early_in_an_acquired_lock_keeps_it(connect, database, name):
+    lock = connect().mutex(name, reentrant=True)
+    lock.acquire()
+    with lock as grant:
         grant.release()
+    assert len(database.queue(name)) == 1
+    lock.release()
+    assert database.queue(name) == []
+
+
+@pytest.mark.quiet(False)
+def test_block_lost_and_released_early_still_tells(connect, database, name):
+    """The release inside tells of the loss; and so does the end of the block, for code that swallowed it."""
+    lock = connect().mutex(name)
+    with pytest.raises(sqlsem.LockLost), lock as grant:
+        database.rows("DELETE FROM {table} WHERE queue_position = ?", grant.position)
+        with pytest.raises(sqlsem.LockLost):
+            grant.release()
+    with pytest.raises(sqlsem.NotHeld):
+        lock.release()
 
 
 # -- again in the same thread
@@ -409,7 +485,7 @@ def test_what_excludes_the_own_request_is_named(connect, name):
         with pytest.raises(sqlsem.Deadlock, match="read on"):
             coordinator.stage(name, 1).acquire()
         assert coordinator.write(name).acquire(blocking=False) is False
-    with coordinator.write(name), pytest.raises(sqlsem.Deadlock, match="mutex on"):
+    with coordinator.write(name), pytest.raises(sqlsem.Deadlock, match="write on"):
         coordinator.read(name).acquire()
     with coordinator.limit(name, 4, weight=3), pytest.raises(sqlsem.Deadlock, match="limit 4 on"):
         coordinator.limit(name, 4, weight=2).acquire()

@@ -8,6 +8,7 @@ from support import until
 
 import sqlsem
 from sqlsem.errors import ConfigurationError
+from sqlsem.tasks import Json
 
 
 @pytest.fixture
@@ -68,14 +69,14 @@ def test_all_kinds_and_options(connect, transaction, name):
 
 def test_a_key_counts_there_too(connect, transaction, name):
     queue = connect().queue(name)
-    first = queue.put("a", unique="k")
+    first = queue.put(Json("a"), unique="k")
     cursor = transaction()
-    assert queue.put("b", unique="k", cursor=cursor) == first
-    second = queue.put("c", replace="k", cursor=cursor)
+    assert queue.put(Json("b"), unique="k", cursor=cursor) == first
+    second = queue.put(Json("c"), replace="k", cursor=cursor)
     assert second != first
     cursor.connection.rollback()
     assert [(task.task_id, task.status) for task in queue.tasks()] == [(first, "pending")]
-    second = queue.put("c", replace="k", cursor=cursor)
+    second = queue.put(Json("c"), replace="k", cursor=cursor)
     cursor.connection.commit()
     assert {task.task_id: task.status for task in queue.tasks()} == {second: "pending", first: "cancelled"}
 
@@ -116,7 +117,7 @@ def test_a_waiting_worker_takes_it_up_after_the_commit(connect, transaction, nam
 
     threads.start(work)
     cursor = transaction()
-    queue.put("late", cursor=cursor)
+    queue.put(Json("late"), cursor=cursor)
     assert claimed == []
     cursor.connection.commit()
     until(lambda: claimed == ["late"])
@@ -184,6 +185,6 @@ def test_whatever_a_cursor_makes_of_rows(connect, database, name):
     queue = connect().queue(name)
     for makes in (rows.tuple_row, rows.dict_row, rows.namedtuple_row, rows.scalar_row):
         with database.raw(autocommit=False) as connection:
-            number = queue.put("x", cursor=connection.cursor(row_factory=makes))
+            number = queue.put(Json("x"), cursor=connection.cursor(row_factory=makes))
             connection.commit()
         assert [task.task_id for task in queue.tasks()][-1] == number

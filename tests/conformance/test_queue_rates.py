@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem.engines.sqlite.turns import by_lot
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.model import NewTask
-from sqlsem.tasks import Worker
+from sqlsem.tasks import Json, Worker
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def most_in(window, times):
 
 def test_a_key_whose_rate_is_used_up_blocks_no_other(queue):
     queue.set_key_rate(2, per="1h")
-    queue.put_many(["a"] * 4, key="a")
-    queue.put_many(["b"] * 3, key="b")
-    queue.put_many(["none"] * 3)
+    queue.put_many([Json("a")] * 4, key="a")
+    queue.put_many([Json("b")] * 3, key="b")
+    queue.put_many([Json("none")] * 3)
     assert Counter(drain(queue)) == {"a": 2, "b": 2, "none": 3}
     assert queue.try_claim() is None
     queue.set_rate(3, per="1h", key="b")
@@ -65,8 +65,8 @@ def test_a_key_whose_rate_is_used_up_blocks_no_other(queue):
 
 def test_a_rate_of_all(queue):
     queue.set_rate(3, per="1h")
-    queue.put_many(["a"] * 2, key="a")
-    queue.put_many(["none"] * 3)
+    queue.put_many([Json("a")] * 2, key="a")
+    queue.put_many([Json("none")] * 3)
     assert len(drain(queue)) == 3
     (wait,) = queue.claiming.process.look(lambda session: session.queue_waits(queue.name))
     assert (wait.queue, wait.task_key) == (queue.name, None)
@@ -78,7 +78,7 @@ def test_a_rate_of_all(queue):
 def test_every_attempt_is_a_start(queue):
     """One that failed and is tried again, and one that was given back."""
     queue.set_key_rate(3, per="1h")
-    queue.put("again", key="a", max_attempts=9, backoff=0)
+    queue.put(Json("again"), key="a", max_attempts=9, backoff=0)
     with pytest.raises(ZeroDivisionError), queue.try_claim():
         raise ZeroDivisionError
     next(queue.claim(wait=PATIENCE)).give_back()
@@ -160,8 +160,8 @@ def test_tasks_with_locks_obey(queue, name):
     queue.set_key_rate(2, per="1h")
     resources = [f"{name}-{number}" for number in range(3)]
     for resource in resources:
-        queue.put(resource, key="a", locks=[sqlsem.mutex(resource)])
-    queue.put("other", key="b", locks=[sqlsem.mutex(f"{name}-other")])
+        queue.put(Json(resource), key="a", locks=[sqlsem.mutex(resource)])
+    queue.put(Json("other"), key="b", locks=[sqlsem.mutex(f"{name}-other")])
     found = []
     for task in queue.claim(wait=3):
         with task:
@@ -212,8 +212,8 @@ def test_it_is_shown(queue):
     of_queue, of_key = queue.limits()
     assert (of_queue.task_rate, of_queue.task_per, of_queue.key_rate, of_queue.key_per) == (5, 3600, 1, 3600)
     assert (of_key.task_key, of_key.task_rate, of_key.task_per, of_key.key_rate) == ("b", 2, 1800, None)
-    _, second = queue.put_many(["a"] * 2, key="a")
-    queue.put("b", key="b")
+    _, second = queue.put_many([Json("a")] * 2, key="a")
+    queue.put(Json("b"), key="b")
     assert len(drain(queue)) == 2
     coordinator = queue.claiming.process
     waits = coordinator.look(lambda session: session.queue_waits(queue.name))

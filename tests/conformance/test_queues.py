@@ -7,7 +7,7 @@ from support import until
 
 import sqlsem
 from sqlsem.insight.reasons import task_reasons
-from sqlsem.tasks import Worker
+from sqlsem.tasks import Json, Worker
 
 
 def nothing():
@@ -32,13 +32,13 @@ def test_counts_by_state_the_oldest_the_rate_and_what_holds_it_up(connect, name)
     failed = queue.put(fail, order=1)
     queue.put_many([nothing] * 3)
     Worker(queue, idle_exit=0).run()
-    queue.put_many(["late", "later"], order=2)
-    queue.put("kept back", order=2, after=3600)
-    coordinator.cancel_task(queue.put("cancelled", order=3))
-    running = queue.put("runs", order=0)
+    queue.put_many([Json("late"), Json("later")], order=2)
+    queue.put(Json("kept back"), order=2, after=3600)
+    coordinator.cancel_task(queue.put(Json("cancelled"), order=3))
+    running = queue.put(Json("runs"), order=0)
     task = queue.try_claim()
     assert task.id == running
-    other.put("x", after=60)
+    other.put(Json("x"), after=60)
     counts = queue.counts()
     assert (counts.pending, counts.running, counts.lost) == (3, 1, 0)
     assert (counts.finished, counts.failed, counts.cancelled) == (3, 1, 1)
@@ -61,8 +61,8 @@ def test_when_a_task_will_be_started(connect, name):
     queue = coordinator.queue(name)
     queue.put_many([nothing] * 20, note="short")
     Worker(queue, idle_exit=0).run()
-    queue.put("runs", note="short")
-    waits, behind = queue.put("waits", note="short"), queue.put("behind", order=1, note="short")
+    queue.put(Json("runs"), note="short")
+    waits, behind = queue.put(Json("waits"), note="short"), queue.put(Json("behind"), order=1, note="short")
     with queue.try_claim():
         listed = coordinator.tasks(name)
         found = task_reasons(listed, max(one.put_at for one in listed))

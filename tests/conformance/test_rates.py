@@ -1,5 +1,6 @@
 """Rates: so much in so long, by everybody together, in the order of asking."""
 
+import contextlib
 import math
 import pickle
 import threading
@@ -147,7 +148,91 @@ def test_what_others_declare_is_counted_too(connect, name):
     assert other.rate(name, 3, per=1800).take(False) is None, "a new window began without what was used of late"
     assert other.rate(name, 5, per=LONG).take(False) is not None
     assert one.rate(name, 5, per=LONG).take(False) is None
-    assert one.rate(name, 6, per=LONG).take(False) is not None, "each goes by its own numbers"
+    assert one.rate(name, 6, per=LONG).take(False) is None, "the lower limit counts as long as what it has granted"
+    assert one.reset_rate(name) is True
+    assert one.rate(name, 6, per=LONG, cost=6).take(False) is not None
+
+
+def test_the_lower_limit_of_two_programs_counts(connect, name):
+    strict, loose = connect(), connect()
+    assert loose.rate(name, 10, per=LONG, cost=2).take(False) is not None
+    assert strict.rate(name, 3, per=LONG).take(False) is not None
+    assert loose.rate(name, 10, per=LONG).take(False) is None
+    assert strict.rate(name, 3, per=LONG).take(False) is None
+    assert [(one.used, one.limit) for one in loose.rates(name)] == [(3, 3)]
+
+
+def test_limits_of_windows_of_different_length_hold_together(connect, name):
+    strict, loose = connect(), connect()
+    assert strict.rate(name, 2, per=LONG).take(False) is not None
+    assert loose.rate(name, 10, per=1800).take(False) is not None
+    assert loose.rate(name, 10, per=1800).take(False) is None, "the longer window is full"
+    assert strict.rate(name, 2, per=LONG).take(False) is None
+
+
+def test_a_declared_limit_counts_until_its_requests_are_out_of_the_window(connect, name):
+    strict, loose = connect(), connect()
+    assert strict.rate(name, 1, per=1).take(False) is not None
+    began = time.monotonic()
+    assert loose.rate(name, 5, per=1, cost=5).take(timeout=PATIENCE) is not None, "it waits for the limit to lapse"
+    assert time.monotonic() - began > 0.5
+    assert [one.limit for one in loose.rates(name)] == [5]
+
+
+def test_the_lower_burst_of_two_programs_counts(connect, name):
+    strict, loose = connect(), connect()
+    assert strict.rate(name, 10, per=LONG, burst=2).take(False) is not None
+    assert loose.rate(name, 10, per=LONG, burst=9).take(False) is not None
+    assert loose.rate(name, 10, per=LONG, burst=9).take(False) is None
+    assert loose.rate(name, 10, per=LONG).take(False) is None
+
+
+def test_an_operators_limit_bounds_what_programs_declare(connect, name):
+    coordinator = connect()
+    with pytest.raises(ConfigurationError, match="o limit is set for"):
+        coordinator.rate(name).take(False)
+    coordinator.set_rate(name, {3600: 3, 1800: 2})
+    assert coordinator.rate(name, cost=2).take(False) is not None
+    assert coordinator.rate(name).take(False) is None
+    assert coordinator.rate(name, 10, per=LONG).take(False) is None
+    assert {one.window: one.cap for one in coordinator.rates(name)} == {3600: 3, 1800: 2}
+    with pytest.raises(ConfigurationError, match="can never fit"):
+        coordinator.rate(name, 10, per=LONG, cost=4).take(False)
+    coordinator.set_rate(name, None, per=1800)
+    coordinator.set_rate(name, 4, per=LONG)
+    assert coordinator.rate(name, cost=2).take(False) is not None
+    assert coordinator.rate(name).take(False) is None
+
+
+def test_a_reset_forgets_use_and_debts_and_keeps_operators_limits(connect, name):
+    coordinator = connect()
+    assert coordinator.reset_rate(name) is False
+    coordinator.set_rate(name, 3, per=LONG)
+    coordinator.rate(name, 3, per=LONG, burst=3, cost=3).take().settle(1000)
+    (one,) = coordinator.rates(name)
+    assert one.used == 1000
+    assert 3600 < one.free_in <= 36_000, "a debt is paid after ten windows at the latest"
+    assert coordinator.reset_rate(name) is True
+    assert [(one.used, one.free_in, one.cap) for one in coordinator.rates(name)] == [(0, 0, 3)]
+    assert coordinator.rate(name, 5, per=LONG, burst=3, cost=3).take(False) is not None
+
+
+def test_no_more_is_returned_than_was_taken_then(connect, name):
+    coordinator = connect()
+    grant = coordinator.rate(name, 5, per=LONG, cost=2).take()
+    with contextlib.closing(coordinator.process.engine.connect("look")) as session:
+        session.settle_rate(f"rate:{name}", grant.taken_ms, -100)
+        session.settle_rate(f"rate:{name}", grant.taken_ms, -100)
+    assert [(one.used, one.returned) for one in coordinator.rates(name)] == [(0, 2)]
+
+
+def test_windows_of_a_rate_are_bounded(connect, name):
+    coordinator = connect()
+    for number in range(40):
+        assert coordinator.rate(name, 100, per=3600 + number).take(False) is not None
+    with pytest.raises(ConfigurationError, match="declared 40 windows"):
+        coordinator.rate(name, 100, per=3599).take(False)
+    assert coordinator.rate(name, 100, per=LONG).take(False) is not None
 
 
 def test_first_come_first_served(looks_often, connect, name):
@@ -539,4 +624,5 @@ def test_who_died_in_the_line_keeps_no_try_out(connect, name, spawn):
     child = spawn(wait_in_line, name=str(name))
     until(lambda: coordinator.entries(f"rate:{name}"), "the child waits")
     child.kill()
-    until(lambda: coordinator.rate(name, 2, per=LONG).take(False) is not None, "a try is served")
+    coordinator.reset_rate(name)
+    until(lambda: coordinator.rate(name, 1, per=LONG).take(False) is not None, "a try is served")

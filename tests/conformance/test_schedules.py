@@ -2,13 +2,13 @@
 
 import re
 import time
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from support import PATIENCE, until
 
 import sqlsem
-from sqlsem.tasks import Worker, check_cron, next_due
+from sqlsem.tasks import Json, Worker, check_cron, next_due
 
 
 @pytest.fixture
@@ -148,8 +148,8 @@ def test_one_that_cannot_be_put_stops_nobody(database, connect, queue, name, cap
         ({"order": -(2**31) - 1}, "the order of a task must be from -2147483648 to 2147483647, not -2147483649"),
         ({"after_ms": -1}, "a task can wait from now to ten years from now, not -1 ms"),
         (
-            {"backoff_ms": 2**31},
-            "the pause before the next attempt at a task is from 0 to 2147483647 ms, not 2147483648",
+            {"backoff_ms": 300_001},
+            "the pause before the next attempt at a task is from 0 to 300000 ms, not 300001",
         ),
         ({"time_limit_ms": 0}, "the time limit of a task must be from 1 to 2147483647 ms, not 0"),
         ({"max_attempts": 0}, "max_attempts of a task must be from 1 to 2147483647, not 0"),
@@ -172,9 +172,9 @@ def test_options_that_cannot_be_are_refused_when_they_are_saved(database, connec
 
 
 def test_unique_tasks_do_not_pile_up(database, queue, name):
-    queue.schedule("0 2 * * *", "x", name=str(name), unique="k")
+    queue.schedule("0 2 * * *", Json("x"), name=str(name), unique="k")
     other = name("replacing")
-    queue.schedule("0 2 * * *", "y", name=other, replace="r")
+    queue.schedule("0 2 * * *", Json("y"), name=other, replace="r")
     for times in range(1, 4):
         make_due(database, name, 1000 * times)
         make_due(database, other, 1000 * times)
@@ -186,7 +186,7 @@ def test_unique_tasks_do_not_pile_up(database, queue, name):
 @pytest.mark.timeout(300)
 def test_who_is_killed_in_between_has_done_all_of_it_or_nothing(spawn, database, queue, name):
     """However often: each time that was due has one task."""
-    queue.schedule("0 2 * * *", "x", name=str(name))
+    queue.schedule("0 2 * * *", Json("x"), name=str(name))
     children = [spawn(watch, name=str(name)) for _ in range(2)]
     for child in children:
         child.expect("ready")
@@ -205,7 +205,7 @@ def test_who_is_killed_in_between_has_done_all_of_it_or_nothing(spawn, database,
         child.kill()
 
 
-@pytest.mark.parametrize("cron", ["", "x", "* * * *", "60 * * * *", "@daily", "* * * * * *", "0 0 31 2 *", None, 5])
+@pytest.mark.parametrize("cron", ["", "x", "* * * *", "60 * * * *", "@never", "* * * * * *", "0 0 31 2 *", None, 5])
 def test_what_is_no_cron_expression(queue, cron):
     with pytest.raises(sqlsem.ConfigurationError, match=r"cron expression|never comes"):
         queue.schedule(cron, nothing)
@@ -222,6 +222,199 @@ def test_what_else_cannot_be_scheduled(queue):
     ):
         with pytest.raises(sqlsem.ConfigurationError, match=words):
             queue.schedule("0 2 * * *", nothing, **options)
+
+
+UTC = timezone.utc
+#: What a session cannot be told to write down, and what is said of it.
+NEVER_DUE = {
+    "nothing": (None, "the next time of a schedule must be from 0001-01-03 to 9999-12-30"),
+    "the first day": (datetime(1, 1, 1, 1, tzinfo=UTC), "the next time of a schedule must be from 0001-01-03"),
+    "the last day": (datetime(9999, 12, 31, 1, tzinfo=UTC), "the next time of a schedule must be from 0001-01-03"),
+}
+
+
+def refused(call, words):
+    """(SQL Server has one number for whatever a routine refuses.)"""
+    with pytest.raises((sqlsem.ConfigurationError, sqlsem.Unavailable), match=re.escape(words)):
+        call()
+
+
+@pytest.fixture
+def session(database):
+    session = database.session(grace=600)
+    yield session
+    session.close()
+
+
+@pytest.mark.parametrize("case", NEVER_DUE)
+def test_schedule_refuses_times_beyond_the_calendar(database, queue, session, name, case):
+    due, words = NEVER_DUE[case]
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    make_due(database, name, 60)
+    (before,) = session.list_schedules(str(name), None)
+    refused(lambda: session.save_schedule(str(name), str(name), "* * * * *", "UTC", "sql", "x", {}, due), words)
+    refused(lambda: session.set_schedule(str(name), "resume", due), words)
+    refused(lambda: session.fire_schedule(str(name), before.next_due, before.next_due, due, True), words)
+    (after,) = session.list_schedules(str(name), None)
+    assert (after.next_due, after.last_due) == (before.next_due, before.last_due)
+
+
+@pytest.mark.parametrize("text", ["infinity", "-infinity", "4000-01-01 BC", "20000-01-01"])
+def test_schedule_refuses_times_of_postgresql_alone(database, queue, name, text, connect):
+    """Where a DBA writes it into the row, clients read it, and workers go on."""
+    if database.engine != "postgresql":
+        pytest.skip("other engines have no such times")
+    other = name("other")
+    with database.raw() as raw:
+        for call in (
+            "SELECT sqlsem.save_schedule(%(name)s, %(name)s, '* * * * *', 'UTC', 'sql', 'select 1', '{}', %(due)s)",
+            "SELECT sqlsem.set_schedule(%(name)s, 'resume', %(due)s)",
+            "SELECT sqlsem.fire_schedule(%(name)s, clock_timestamp(), clock_timestamp(), %(due)s, true)",
+        ):
+            queue.schedule("0 2 * * *", nothing, name=str(name))
+            with pytest.raises(Exception, match="the next time of a schedule must be from 0001-01-03 to 9999-12-30"):
+                raw.execute(call, {"name": str(name), "due": text})
+        queue.schedule("0 2 * * *", nothing, name=other)
+        make_due(database, other, 60)
+        raw.execute("UPDATE sqlsem.schedule SET next_due = %s WHERE schedule_name = %s", (text, str(name)))
+    Worker(queue, idle_exit=0).run()
+    assert queue.counts().finished == 1, "the other one's"
+    coordinator = connect()
+    assert {one.name for one in coordinator.schedules(str(name))} == {name, other}
+    coordinator.remove_schedule(str(name))
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone", "words"),
+    [
+        ("* " * 128, "UTC", "a cron expression has 1 to 255 characters"),
+        (" ", "UTC", "a cron expression has 1 to 255 characters"),
+        ("* * * * *", "Mars/Olympus" * 8, "time zone"),
+        ("* * * * *", "", "time zone"),
+        ("* * * * *", "Europe/Berlin\n", "time zone"),
+        ("* * * * *", "'; --", "time zone"),
+    ],
+)
+def test_session_refuses_malformed_times_of_schedules(session, name, cron, zone, words):
+    due = datetime.now(UTC)
+    refused(lambda: session.save_schedule(str(name), str(name), cron, zone, "sql", "x", {}, due), words)
+    assert session.list_schedules(str(name), None) == []
+
+
+def test_schedule_refuses_a_zone_unknown_to_the_server(database, session, name):
+    if database.engine != "postgresql":
+        pytest.skip("other engines do not know the zones of the IANA database")
+    words = "the database knows no time zone Mars/Olympus"
+    due = datetime.now(UTC)
+    refused(
+        lambda: session.save_schedule(str(name), str(name), "* * * * *", "Mars/Olympus", "sql", "x", {}, due), words
+    )
+
+
+def test_schedule_refuses_a_next_time_that_has_passed(database, session, queue, name):
+    """Whatever a client computes: nothing is put at every look."""
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    make_due(database, name, 60)
+    (one,) = session.list_schedules(str(name), None)
+    for ago in (0.01, 1, 3600):
+        following = one.taken_at - timedelta(seconds=ago)
+        assert session.fire_schedule(str(name), one.next_due, one.next_due, following, True) == (False, None)
+    assert queue.tasks() == []
+    assert session.fire_schedule(str(name), one.next_due, one.next_due, one.taken_at + timedelta(hours=1), True)[0]
+    assert len(queue.tasks()) == 1
+
+
+def test_schedule_puts_no_task_when_a_library_looks_back(database, queue, name, monkeypatch, caplog):
+    """The database asks whether the next time is later than its clock."""
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    make_due(database, name, 60)
+    with monkeypatch.context() as patched:
+        patched.setattr("sqlsem.tasks.schedules.next_due", lambda cron, zone, after: after - timedelta(minutes=35))
+        for _ in range(5):
+            queue.claiming.recover(now=True)
+    assert queue.tasks() == []
+    assert caplog.text.count("is not later than the database's clock") == 1
+    queue.claiming.recover(now=True)
+    assert len(queue.tasks()) == 1
+
+
+def test_schedule_merges_a_time_that_comes_while_it_fires(database, queue, name, monkeypatch):
+    """Both times are one task's, and the one after them is written down."""
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    make_due(database, name, 60)
+    passed = iter([datetime.now(UTC) - timedelta(minutes=1)])
+    monkeypatch.setattr("sqlsem.tasks.schedules.next_due", lambda *asked: next(passed, None) or next_due(*asked))
+    queue.claiming.recover(now=True)
+    assert len(queue.tasks()) == 1
+    (after,) = queue.claiming.process.look(lambda session: session.list_schedules(str(name), None))
+    assert after.next_due > after.taken_at
+
+
+def test_worker_leaves_schedules_of_unknown_zones_to_others(database, connect, queue, name, monkeypatch, caplog):
+    """It says so once, changes nothing, and works on; another host puts the task."""
+    queue.schedule("0 2 * * *", nothing, name=str(name), time_zone="Europe/Berlin", note="zoned")
+    other = name("other")
+    queue.schedule("0 2 * * *", nothing, name=other, note="in UTC")
+    for one in (name, other):
+        make_due(database, one, 60)
+
+    def missing(zone):
+        raise KeyError(zone)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sqlsem.tasks.cron.ZoneInfo", missing)
+        for _ in range(3):
+            Worker(queue, idle_exit=0).run()
+    assert [task.note for task in queue.tasks()] == ["in UTC"]
+    assert caplog.text.count(f"Schedule '{name}' of ") == 1
+    assert "is not understood by this host, which leaves it to others" in caplog.text
+    Worker(connect().queue(name), idle_exit=0).run()
+    assert sorted(task.note for task in queue.tasks()) == ["in UTC", "zoned"]
+
+
+def test_schedule_notes_times_left_out_as_operations(database, connect, session, queue, name):
+    """So is what it puts off for more than a year; and it leaves out nothing of a schedule that does not say so."""
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    skipping = name("skipping")
+    queue.schedule("0 2 * * *", nothing, name=skipping, missed="skip")
+    for one, put, done, noted in (
+        (name, False, False, []),
+        (skipping, False, True, ["skip"]),
+        (name, True, True, ["postpone", "skip"]),
+    ):
+        make_due(database, one, 60)
+        (found,) = session.list_schedules(str(one), None)
+        following = found.taken_at + timedelta(days=400 if put else 1)
+        assert session.fire_schedule(str(one), found.next_due, found.next_due, following, put)[0] == done
+        assert [each.action for each in connect().operations(str(name))] == noted
+
+
+def test_schedule_is_removed_without_a_look(database, connect, queue, name, monkeypatch):
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    coordinator = connect()
+    with monkeypatch.context() as patched:
+        module = f"sqlsem.engines.{database.engine}.schedules"
+        patched.setattr(f"{module}.read_options", lambda _: pytest.fail("it was listed"))
+        coordinator.pause_schedule(str(name))
+        coordinator.remove_schedule(str(name))
+    assert coordinator.schedules(str(name)) == []
+
+
+@pytest.mark.parametrize("options", ["nonsense", "[]", "{" * 5000])
+def test_worker_survives_schedule_options_that_are_no_json(database, connect, queue, name, options):
+    if database.engine != "sqlite":
+        pytest.skip("servers keep JSON")
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    other = name("other")
+    queue.schedule("0 2 * * *", nothing, name=other)
+    with database.raw() as raw:
+        raw.execute("UPDATE sqlsem_schedule SET options = ? WHERE schedule_name = ?", (options, str(name)))
+    for one in (name, other):
+        make_due(database, one, 60)
+    Worker(queue, idle_exit=0).run()
+    assert queue.counts().finished >= 1, "the other one's"
+    assert len(connect().schedules(str(name))) == 2
+    connect().remove_schedule(str(name))
 
 
 def test_zones_and_their_clocks():

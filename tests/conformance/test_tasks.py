@@ -18,7 +18,7 @@ from sqlsem.bodies import END_SECONDS as ENDING
 from sqlsem.core import minder
 from sqlsem.core.operators import Operators
 from sqlsem.model import End, NewTask
-from sqlsem.tasks import Task, Worker
+from sqlsem.tasks import Json, Task, Worker
 
 #: Set when the late task of the reference load was put.
 late = threading.Event()
@@ -87,9 +87,9 @@ def states(queue):
 
 @pytest.mark.quiet
 def test_first_come_first_served_within_an_order(queue):
-    late = queue.put("late", order=5)
-    numbers = queue.put_many(["a", "b", "c"], order=-3)
-    middle = queue.put("middle")
+    late = queue.put(Json("late"), order=5)
+    numbers = queue.put_many([Json("a"), Json("b"), Json("c")], order=-3)
+    middle = queue.put(Json("middle"))
     assert numbers == sorted(numbers)
     found = []
     for task in queue.claim(wait=0):
@@ -109,7 +109,7 @@ def test_first_come_first_served_within_an_order(queue):
     [None, 0, "", "täsk 'quoted' \"twice\" \\ 🐘\n\t", {"a": [1, 2.5, None, True], "b": {"c": "%s ? :x"}}, "x" * 2**20],
 )
 def test_any_json_value_comes_back_as_it_was_put(queue, body):
-    queue.put(body, note='what\'s "this"')
+    queue.put(Json(body), note='what\'s "this"')
     with queue.try_claim() as task:
         assert task.body == body
         assert task.kind == "json"
@@ -145,7 +145,7 @@ def test_a_claim_waits_for_what_is_put_elsewhere(connect, name):
     thread = threading.Thread(target=take)
     thread.start()
     for body in ("first", "last"):
-        giver.put(body)
+        giver.put(Json(body))
         until(lambda body=body: body in found)
     thread.join(PATIENCE)
     assert found == ["first", "last"]
@@ -158,8 +158,8 @@ def test_claim_ends_when_nothing_comes(queue):
 
 
 def test_not_before_its_time(queue):
-    queue.put("later", after=timedelta(seconds=1.2))
-    queue.put("now")
+    queue.put(Json("later"), after=timedelta(seconds=1.2))
+    queue.put(Json("now"))
     began = time.monotonic()
     found = []
     for task in queue.claim(wait=PATIENCE):
@@ -173,9 +173,9 @@ def test_not_before_its_time(queue):
 
 def test_a_clock_that_stepped_back_holds_nothing_up(database, queue):
     """As by an hour, since these were put."""
-    queue.put("at once")
-    queue.put("later", after=0.5)
-    failed = queue.put("failed", order=1)
+    queue.put(Json("at once"))
+    queue.put(Json("later"), after=0.5)
+    failed = queue.put(Json("failed"), order=1)
     with pytest.raises(ValueError, match="no"), queue.try_claim() as task:
         assert task.body == "at once"
         raise ValueError("no")
@@ -216,7 +216,7 @@ def test_what_is_put_in_bulk_is_put_in_portions(queue):
         return put(name, uid, tasks)
 
     session.put_tasks = watch
-    large = queue.put_many(["x" * 1_500_000] * 5 + ["y" * 5_000_000, "z"])
+    large = queue.put_many([Json("x" * 1_500_000)] * 5 + [Json("y" * 5_000_000), Json("z")])
     assert [len(some) for some in portions] == [2, 2, 1, 1, 1]
     small = queue.put_many(range(1200))
     assert [len(some) for some in portions[5:]] == [500, 500, 200]
@@ -244,7 +244,7 @@ def test_wait_and_join(connect, queue, name):
 
 
 def test_an_error_is_kept_and_goes_on_to_the_caller(queue):
-    number = queue.put("x")
+    number = queue.put(Json("x"))
     with pytest.raises(ZeroDivisionError), queue.try_claim():
         divide(1, 0)
     (entry,) = queue.tasks()
@@ -261,7 +261,7 @@ def test_an_error_is_kept_and_goes_on_to_the_caller(queue):
 
 
 def test_an_interrupt_gives_the_task_back_at_once(queue):
-    queue.put("x")
+    queue.put(Json("x"))
     with pytest.raises(KeyboardInterrupt), queue.try_claim():
         raise KeyboardInterrupt
     with queue.try_claim() as task:
@@ -270,7 +270,7 @@ def test_an_interrupt_gives_the_task_back_at_once(queue):
 
 
 def test_tried_again_with_growing_pauses(queue):
-    number = queue.put("x", max_attempts=3, backoff=0.2)
+    number = queue.put(Json("x"), max_attempts=3, backoff=0.2)
     ends = []
     for task in queue.claim(wait=PATIENCE):
         with pytest.raises(RuntimeError), task:
@@ -875,7 +875,9 @@ def test_many_small_tasks_in_many_workers(connect, name):
         (sqlsem.Sql("  "), "is empty"),
         (sqlsem.Shell(""), "is empty"),
         (sqlsem.Sql("a\0b"), "NUL"),
-        ("half \ud800", "surrogate"),
+        (Json("half \ud800"), "surrogate"),
+        ("CALL x()", r"A plain text is no task: 'CALL x\(\)'; put sqlsem.Sql"),
+        ("", "A plain text is no task"),
     ],
 )
 def test_bodies_that_cannot_be(queue, body, words):
@@ -889,7 +891,7 @@ def test_bodies_that_cannot_be(queue, body, words):
     [
         ({"order": 1.5}, "whole number"),
         ({"order": True}, "whole number"),
-        ({"order": 2**40}, "from -2147483647 to"),
+        ({"order": 2**40}, "from -2147483648 to"),
         ({"max_attempts": 0}, "from 1 to"),
         ({"after": -1}, "at least 0"),
         ({"after": float("inf")}, "at least 0"),

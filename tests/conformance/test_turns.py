@@ -1,6 +1,7 @@
 """Work queues with keys and limits: on every engine, by programs, workers and the command line."""
 
 import contextlib
+import json
 import threading
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ import sqlsem
 from sqlsem.engines.sqlite.turns import SqliteTurns
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.model import NewTask
-from sqlsem.tasks import Worker
+from sqlsem.tasks import Json, Worker
 
 
 @pytest.fixture
@@ -40,8 +41,8 @@ def drain(queue):
 
 
 def test_a_long_backlog_keeps_nobody_waiting(queue):
-    queue.put_many(["hot"] * 30, key="hot")
-    queue.put_many(["cold"] * 3, key="cold")
+    queue.put_many([Json("hot")] * 30, key="hot")
+    queue.put_many([Json("cold")] * 3, key="cold")
     found = drain(queue)
     assert Counter(found) == {"hot": 30, "cold": 3}
     # One worker: nothing else runs, so each turn is a lot between two. That the cold ones come so late has odds of
@@ -60,8 +61,8 @@ def test_the_key_with_the_fewest_running_comes_next(queue):
 
 def test_a_weight_is_a_share(queue):
     queue.set_weight("a", 3)
-    queue.put_many(["a"] * 8, key="a")
-    queue.put_many(["b"] * 8, key="b")
+    queue.put_many([Json("a")] * 8, key="a")
+    queue.put_many([Json("b")] * 8, key="b")
     claimed = [queue.try_claim() for _ in range(8)]
     assert Counter(task.body for task in claimed) == {"a": 6, "b": 2}
     for task in claimed:
@@ -96,7 +97,7 @@ def test_keys_are_compared_byte_by_byte(queue):
     keys = ["a", "A", "ä", "a\u0308", "a.", ".a", "aa", "ﬀ", "ff"]
     queue.set_key_limit(1)
     for key in keys * 2:
-        queue.put(key, key=key)
+        queue.put(Json(key), key=key)
     claimed = [queue.try_claim() for _ in keys]
     assert sorted(task.body for task in claimed) == sorted(keys)
     assert queue.try_claim() is None
@@ -111,7 +112,7 @@ def test_a_claim_looks_at_one_instant(queue, connect, monkeypatch):
     others = connect().queue(queue.name)
     queue.set_key_limit(1)
     for key in ("a", "a", "b"):
-        queue.put(key, key=key)
+        queue.put(Json(key), key=key)
     held = {task.body: task for task in (others.try_claim(), others.try_claim())}
     held.pop("b").give_back()
     rows, turned = SqliteTurns.rows, []
@@ -192,15 +193,30 @@ def test_a_heavy_key_has_its_share_among_many(database, queue):
     assert 90 < drawn[True] < 210
 
 
-def test_within_a_key_the_priority_counts_then_the_number(queue):
-    for body, priority in (("c", 1), ("d", 1), ("b", 0), ("a", -5)):
-        queue.put(body, key="k", priority=priority)
+def test_higher_priorities_of_a_key_come_first(queue):
+    for body, priority in (("c", -1), ("d", -1), ("b", 0), ("a", 5)):
+        queue.put(Json(body), key="k", priority=priority)
     assert drain(queue) == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize("most", [2, 100])
+def test_open_tasks_are_listed_in_the_order_of_running(queue, most):
+    """Page by page, on every engine: by order, then by priority (higher ones first), then by number."""
+    for number, (order, priority) in enumerate(
+        [(2, 0), (1, 0), (1, -1), (1, 7), (2, 9), (1, 0), (1, 7), (1, -(2**31) + 1)]
+    ):
+        queue.put(number, order=order, priority=priority)
+    for status in (None, "pending"):
+        listed = [one for skip in range(0, 8, most) for one in queue.tasks(status, most=most, skip=skip)]
+        assert [(one.order, one.priority) for one in listed] == [
+            *((1, 7), (1, 7), (1, 0), (1, 0), (1, -1), (1, -(2**31) + 1), (2, 9), (2, 0)),
+        ]
+    assert drain(queue) == [json.loads(one.body) for one in listed]
+
+
 def test_orders_come_before_keys_and_priorities(queue):
-    queue.put("late", key="a", order=1, priority=-9)
-    queue.put("first", key="b")
+    queue.put(Json("late"), key="a", order=1, priority=9)
+    queue.put(Json("first"), key="b")
     task = queue.try_claim()
     assert task.body == "first"
     assert queue.try_claim() is None
@@ -213,8 +229,8 @@ def test_limits_of_all_of_each_key_and_of_one(queue):
     queue.set_key_limit(1)
     queue.set_limit(2, key="b")
     for key in "abc":
-        queue.put_many([key] * 3, key=key)
-    queue.put_many(["none"] * 3)
+        queue.put_many([Json(key)] * 3, key=key)
+    queue.put_many([Json("none")] * 3)
     claimed = []
     while (task := queue.try_claim()) is not None:
         claimed.append(task)
@@ -344,12 +360,12 @@ def test_a_killed_worker_frees_its_place(spawn, queue, name):
 
 def test_what_has_no_key_does_not_wait_behind_a_key_that_is_at_its_limit(queue):
     """It was put while nothing with a key was pending, so the queue had no turns then."""
-    queue.put("keyed", key="a")
+    queue.put(Json("keyed"), key="a")
     with queue.try_claim() as task:
-        queue.put_many(["plain"] * 2)
+        queue.put_many([Json("plain")] * 2)
         task.give_back()
     queue.set_limit(0, key="a")
-    queue.put("later")
+    queue.put(Json("later"))
     assert sorted(drain(queue)) == ["later", "plain", "plain"]
     queue.set_limit(None, key="a")
     assert drain(queue) == ["keyed"]

@@ -11,8 +11,9 @@ import pytest
 from support import until
 from support.overviews import FakeLive, a_night
 
-from sqlsem.dashboard import guarding, server
+from sqlsem.dashboard import server
 from sqlsem.dashboard.app import Dashboard
+from sqlsem.hosts import LOOPBACK, Hosts
 
 
 @pytest.fixture
@@ -26,9 +27,10 @@ def serve() -> Iterator[Callable[..., str]]:
     with contextlib.ExitStack() as ended:
 
         def serve(live: Any, **options: Any) -> str:
-            dashboard = Dashboard(live, guarding.LOOPBACK, **options)
+            dashboard = Dashboard(live, Hosts(LOOPBACK), **options)
             place = server.listen("127.0.0.1", 0)
             running = server.Server(dashboard, lambda: None)
+            serve.servers.append(running)  # type: ignore[attr-defined]
             thread = threading.Thread(target=running.run, kwargs={"sockets": [place]})
             thread.start()
             ended.callback(thread.join)
@@ -36,5 +38,6 @@ def serve() -> Iterator[Callable[..., str]]:
             until(lambda: running.started, "the server answers")
             return f"http://127.0.0.1:{place.getsockname()[1]}"
 
+        serve.servers = []  # type: ignore[attr-defined]
         serve.end = ended.close  # type: ignore[attr-defined]
         yield serve

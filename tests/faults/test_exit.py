@@ -1,5 +1,7 @@
 """Interpreters that end with locks held."""
 
+import asyncio
+import inspect
 import logging
 import os
 import sys
@@ -18,6 +20,196 @@ GRACE = 120.0
 def rows_are_gone(database, name):
     """At once, before anybody looks after the dead."""
     until(lambda: database.queue(name) == [], "the rows are gone")
+
+
+def returns(lock):
+    lock.acquire()
+
+
+def raises(lock):
+    lock.acquire()
+    _ = 1 / 0
+
+
+def exits(lock):
+    lock.acquire()
+    sys.exit(3)
+
+
+def exits_inside_a_block(lock):
+    with lock:
+        sys.exit(3)
+
+
+def closes(lock, coordinator):
+    lock.acquire()
+    coordinator.close()
+
+
+def leaves_the_coordinators_block(lock, coordinator):
+    with coordinator:
+        lock.acquire()
+
+
+def closes_after_the_holder(lock, coordinator):
+    thread = threading.Thread(target=lock.acquire)
+    thread.start()
+    thread.join()
+    coordinator.close()
+
+
+def daemon_acquired(lock):
+    thread = threading.Thread(target=lock.acquire, daemon=True)
+    thread.start()
+    thread.join()
+
+
+def daemon_holds(lock):
+    _daemon_in_a_block(lock, lambda: threading.Event().wait())
+
+
+def daemon_waits(lock):
+    lock.acquire()
+    _daemon(lock.acquire)
+
+
+def _daemon(target):
+    threading.Thread(target=target, daemon=True).start()
+
+
+def _daemon_in_a_block(lock, stay):
+    entered = threading.Event()
+
+    def hold():
+        with lock:
+            entered.set()
+            stay()
+
+    _daemon(hold)
+    entered.wait()
+
+
+def task_acquired(lock):
+    async def main():
+        await lock._aio.acquire()
+
+    asyncio.run(main())
+
+
+def task_holds(lock):
+    async def main():
+        entered = asyncio.Event()
+
+        async def hold():
+            async with lock:
+                entered.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(hold())
+        await entered.wait()
+        return task
+
+    asyncio.run(main())
+
+
+def task_exits(lock):
+    async def main():
+        await lock._aio.acquire()
+        sys.exit(3)
+
+    asyncio.run(main())
+
+
+def task_closes(lock, coordinator):
+    async def main():
+        await lock._aio.acquire()
+        coordinator.close()
+
+    asyncio.run(main())
+
+
+def task_awaits_the_close(lock, coordinator):
+    async def main():
+        await lock._aio.acquire()
+        await coordinator.aio.close()
+
+    asyncio.run(main())
+
+
+def early_released(lock):
+    with lock as grant:
+        grant.release()
+
+
+ENDINGS = [
+    returns,
+    raises,
+    exits,
+    exits_inside_a_block,
+    closes,
+    leaves_the_coordinators_block,
+    closes_after_the_holder,
+    daemon_acquired,
+    daemon_holds,
+    daemon_waits,
+    task_acquired,
+    task_holds,
+    task_exits,
+    task_closes,
+    task_awaits_the_close,
+    early_released,
+]
+CODES = {raises: 1, exits: 3, exits_inside_a_block: 3, task_exits: 3}
+
+
+def end_by(channel, url, options, name, how, kind, default):
+    """Log what is loud to standard error, from before the end to the very end."""
+    logging.basicConfig(level=logging.WARNING, format="LOUD %(levelname)s %(message)s")
+    if default:
+        sqlsem.configure(url, **options, grace=GRACE)
+    coordinator = sqlsem.default() if default else sqlsem.connect(url, **options, grace=GRACE)
+    make = {"mutex": coordinator.mutex, "limit": lambda one: coordinator.limit(one, 2), "read": coordinator.read}
+    lock = make[kind](name)
+    (ending,) = (one for one in ENDINGS if one.__name__ == how)
+    given = {"lock": lock, "coordinator": coordinator}
+    ending(*(given[one] for one in inspect.signature(ending).parameters))
+
+
+@pytest.mark.parametrize("how", [one.__name__ for one in ENDINGS])
+@pytest.mark.parametrize("kind", ["mutex", "limit", "read"])
+def test_ordinary_end_is_quiet(spawn, connect, database, name, how, kind):
+    """Nothing was lost: the history says released or cancelled, and no record is at WARNING or above."""
+    (ending,) = (one for one in ENDINGS if one.__name__ == how)
+    child = spawn(end_by, name=str(name), how=how, kind=kind, default=kind == "limit")
+    assert child.process.wait(60) == CODES.get(ending, 0)
+    rows_are_gone(database, name)
+    assert "LOUD" not in child.errors()
+    outcomes = {one.outcome for one in connect().history(name)}
+    assert "released" in outcomes
+    assert outcomes <= {"released", "cancelled"}
+
+
+def test_close_under_a_running_holder_is_loud(spawn, database, name):
+    """That thread goes on without the lock, and so it is told: before anybody else can have it."""
+    child = spawn(close_under_a_holder, name=str(name))
+    assert child.expect("told")["lost"] == [True, True]
+    assert child.process.wait(60) == 0
+    assert "LOUD ERROR Lost the lock on" in child.errors()
+
+
+def close_under_a_holder(channel, url, options, name):
+    logging.basicConfig(level=logging.WARNING, format="LOUD %(levelname)s %(message)s")
+    other = sqlsem.connect(url, **options)
+    seen = []
+
+    def lost(grant):
+        seen.append(grant.lost)
+        seen.append(not other.mutex(name).acquire(blocking=False))
+
+    coordinator = sqlsem.connect(url, **options, grace=GRACE)
+    _daemon_in_a_block(coordinator.mutex(name, on_lost=lost), lambda: threading.Event().wait())
+    coordinator.close()
+    channel.tell("told", lost=seen)
 
 
 @pytest.mark.parametrize("how", ["return", "sys.exit", "exception", "thread", "other_thread_holds"])

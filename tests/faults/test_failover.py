@@ -258,7 +258,7 @@ def test_the_end_of_a_task_that_the_standby_never_heard_of_is_told_again(start_p
     database = pair.database
     with database.coordinator(grace=12, retry=30) as coordinator:
         queue = coordinator.queue(name)
-        queue.put_many("abc")
+        queue.put_many([1, 2, 3])
         first, second, third = (queue.try_claim() for _ in range(3))
         pair.streaming()
         pair.cut()

@@ -14,6 +14,7 @@ from support.striking import PACKAGE, after_calls, interrupted, leaves_with
 
 import sqlsem
 from sqlsem.core.waiting import MOST_WAITING_SESSIONS
+from sqlsem.tasks import Json
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 
@@ -148,7 +149,7 @@ def upgrade(coordinator, resource):
 
 
 def put(coordinator, resource):
-    coordinator.queue(resource).put("work")
+    coordinator.queue(resource).put(Json("work"))
 
 
 def wait(coordinator, resource):

@@ -67,3 +67,35 @@ def test_a_full_table_is_named(small):
         with pytest.raises(sqlsem.Unavailable, match="max_locks_per_transaction"):
             for number in range(1000):
                 coordinator.mutex(f"lock.{number}").acquire()
+
+
+FILL = "SELECT count(pg_advisory_lock(4711, number)) FROM generate_series(1, 100000) AS number"
+
+
+def test_a_full_table_is_named_to_new_connections(small):
+    """The server is up and the address right: it has no room for what a new session locks at its start."""
+    with psycopg.connect(small.url, autocommit=True) as other:
+        with contextlib.suppress(psycopg.errors.OutOfMemory):
+            other.execute(FILL)
+        for number in range(100_000):  # (an error gives back what its statement took)
+            try:
+                other.execute("SELECT pg_advisory_lock(4712, %s)", (number,))
+            except psycopg.errors.OutOfMemory:
+                break
+        with small.coordinator(retry=1) as coordinator, pytest.raises(sqlsem.Unavailable) as caught:
+            coordinator.mutex("late").acquire()
+        assert "its table of locks, which all its programs share, is full" in str(caught.value)
+        assert "is the server up" not in str(caught.value)
+    with small.coordinator() as coordinator, coordinator.mutex("later"):
+        pass
+
+
+def test_a_server_that_refuses_is_not_asked_whether_it_is_up(small, start_postgres):
+    """Enumerated: what a server answers to a new connection, beside a wrong password."""
+    with contextlib.ExitStack() as opened, small.coordinator(retry=1) as coordinator:
+        with pytest.raises(psycopg.OperationalError, match=r"too many clients|remaining connection slots"):
+            for _ in range(100):
+                opened.enter_context(psycopg.connect(small.url))
+        with pytest.raises(sqlsem.Unavailable, match=r"too many clients|remaining connection slots") as caught:
+            coordinator.mutex("late").acquire()
+        assert "is the server up" not in str(caught.value)

@@ -5,6 +5,7 @@ from support import PATIENCE, until
 
 import sqlsem
 from sqlsem.engines.parking import ParkingSession
+from sqlsem.tasks import Json
 
 GRACE = 1.5
 
@@ -27,7 +28,7 @@ def hold(channel, url, options, name):
 
 def test_a_killed_worker_frees_its_locks_and_the_retry_asks_again(spawn, coordinator, name):
     queue, second = coordinator.queue(name), f"{name} 2"
-    number = queue.put("x", locks=[sqlsem.mutex(name), sqlsem.limit(second, 1)])
+    number = queue.put(Json("x"), locks=[sqlsem.mutex(name), sqlsem.limit(second, 1)])
     child = spawn(hold, name=str(name))
     claimed = child.expect("claimed")
     assert claimed["id"] == number
@@ -47,7 +48,7 @@ def test_it_keeps_its_place_while_a_worker_that_waited_for_it_dies(spawn, coordi
     held = coordinator.mutex(name)
     assert held.acquire()
     queue = coordinator.queue(name)
-    number = queue.put("x", locks=[sqlsem.mutex(name)])
+    number = queue.put(Json("x"), locks=[sqlsem.mutex(name)])
     child = spawn(hold, name=str(name))
     until(lambda: len(coordinator.entries(name)) == 2)
     position = coordinator.entries(name)[1].position
@@ -64,7 +65,7 @@ def test_a_queue_without_workers_keeps_nobody_out(coordinator, database, name):
     held = coordinator.mutex(name)
     assert held.acquire()
     queue = coordinator.queue(name)
-    number = queue.put("x", locks=[sqlsem.mutex(name)])
+    number = queue.put(Json("x"), locks=[sqlsem.mutex(name)])
     assert queue.try_claim() is None
     assert len(coordinator.entries(name)) == 2
     held.release()
@@ -85,7 +86,7 @@ def test_who_keeps_it_out_and_dies_is_found(spawn, coordinator, name):
     child = spawn(keep, name=str(name))
     child.expect("held")
     queue = coordinator.queue(name)
-    number = queue.put("x", locks=[sqlsem.mutex(name)])
+    number = queue.put(Json("x"), locks=[sqlsem.mutex(name)])
     assert queue.try_claim() is None
     child.kill()
     for task in queue.claim(wait=PATIENCE):

@@ -12,7 +12,7 @@ from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem.model import End
-from sqlsem.tasks import Worker, groups
+from sqlsem.tasks import Json, Worker, groups
 
 GRACE = 1.5
 #: Of workers that must lose nothing while others are killed, on a machine that does much else.
@@ -37,7 +37,7 @@ def hold(channel, url, options, name, grace):
 
 def test_a_killed_worker_gives_its_task_back(spawn, connect, name):
     queue = connect().queue(name)
-    number = queue.put("x")
+    number = queue.put(Json("x"))
     child = spawn(hold, name=str(name), grace=GRACE)
     assert child.expect("claimed")["id"] == number
     killed = child.kill()
@@ -56,7 +56,7 @@ def test_a_killed_worker_gives_its_task_back(spawn, connect, name):
 
 def test_join_sees_to_the_dead_as_well(spawn, connect, name):
     queue = connect().queue(name)
-    queue.put("x")
+    queue.put(Json("x"))
     child = spawn(hold, name=str(name), grace=0.5)
     child.expect("claimed")
     child.kill()
@@ -67,7 +67,7 @@ def test_join_sees_to_the_dead_as_well(spawn, connect, name):
 
 def test_a_paused_worker_keeps_its_task(spawn, connect, name):
     queue = connect().queue(name)
-    number = queue.put("x")
+    number = queue.put(Json("x"))
     child = spawn(hold, name=str(name), grace=0.5)
     child.expect("claimed")
     child.pause()
@@ -93,7 +93,7 @@ def asks(channel, url, options, name, lease):
 def test_a_worker_that_was_stopped_learns_what_it_lost_as_soon_as_it_asks(spawn, connect, name):
     """Others have its task by then, as its lease has run out; nothing in its memory says so when it wakes."""
     queue = connect().queue(name)
-    queue.put("x")
+    queue.put(Json("x"))
     child = spawn(asks, name=str(name), lease=GRACE)
     child.expect("claimed")
     child.pause()
@@ -109,7 +109,7 @@ def test_a_worker_that_was_stopped_learns_what_it_lost_as_soon_as_it_asks(spawn,
 
 def test_a_task_that_kills_its_workers_does_not_do_so_for_ever(spawn, connect, name):
     queue = connect().queue(name)
-    number = queue.put("poison", max_attempts=3)
+    number = queue.put(Json("poison"), max_attempts=3)
     for attempt in range(1, 6):
         child = spawn(hold, name=str(name), grace=0)
         assert child.expect("claimed")["attempt"] == attempt
@@ -124,7 +124,7 @@ def test_a_task_that_kills_its_workers_does_not_do_so_for_ever(spawn, connect, n
 def test_a_worker_cut_off_knows_first(agents, spawn, connect, database, name):
     """Its session is ended and cannot come back in time."""
     queue = connect().queue(name)
-    queue.put("x")
+    queue.put(Json("x"))
     mine = sqlsem.connect(database.url, **database.options, grace=1.0, retry=30)
     try:
         task = mine.queue(name).try_claim()

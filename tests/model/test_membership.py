@@ -6,7 +6,6 @@ break at once or linger. At every moment: whoever believes that it holds somethi
 """
 
 import itertools
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -176,14 +175,14 @@ class Machine(RuleBasedStateMachine):
             connect=lambda purpose: Session(self),
         )
         self.member = Membership(engine, self, retry=1.0)
-        self.member._threads = dict.fromkeys(
-            ("pulse", "watch"), threading.current_thread()
-        )  # none of its own: see `pass_time`
+        none = SimpleNamespace(begin=lambda: None, runs=True)
+        self.member.pulse = self.member.watch = none  # no threads of its own: see `pass_time`
 
     # -- what the membership tells its owner
 
     def lose(self, positions, why):
         self.holding = False
+        return []
 
     def holds_any(self):
         return self.holding

@@ -27,6 +27,7 @@ SLOT_SECONDS = 200
 class Used:
     at: float
     cost: int
+    windows: list[int]  # which it has declared
     counts_from: float = 0.0  # later than that, where the clock went back in between
 
     def __post_init__(self):
@@ -42,7 +43,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self):
         self.passed = 0.0
         self.used = []
-        self.declared = {}  # when a window was first named: what was used before is not all known
+        self.known = {}  # when a window was first named: what was used before is not all known
         self.start()
 
     def start(self):
@@ -56,26 +57,33 @@ class Machine(RuleBasedStateMachine):
         request = RateRequest(self.name, windows_of({one: WINDOWS[one] for one in windows}, None), cost)
         before = self.now()
         for length in windows:
-            self.declared.setdefault(length, before)
+            self.known.setdefault(length, before)
+        # A window counts as long as something that has declared it is inside; by what slots round up, longer.
+        certain = {*windows, *(length for length in WINDOWS if self.counts(length, before, 0))}
+        possible = {*windows, *(length for length in WINDOWS if self.counts(length, before, 2 * SLOT_SECONDS + 2))}
         wait = self.take_now(request)
         if wait is None:
-            self.used.append(Used(before, cost))
-        if wait is None:
-            for length in windows:
+            self.used.append(Used(before, cost, windows))
+            for length in certain:
                 assert self.inside(length) <= WINDOWS[length]
         else:
-            assert 0 < wait <= max(windows) * 1.01 + 1
+            assert 0 < wait <= max(possible) * 1.01 + 1
             # A limit would have been passed, if only by what slots round up.
             now, slack = self.now(), 2 * SLOT_SECONDS + 2
             counted = {
                 length: sum(one.cost for one in self.used if now - one.counts_from < length + slack)
-                for length in windows
+                for length in possible
             }
-            assert any(counted[length] + cost > WINDOWS[length] for length in windows)
+            assert any(counted[length] + cost > WINDOWS[length] for length in possible)
+
+    def counts(self, length, now, slack):
+        return any(
+            length in one.windows and now - (one.counts_from if slack else one.at) < length + slack for one in self.used
+        )
 
     def inside(self, length):
         now = self.now()
-        return sum(one.cost for one in self.used if now - one.at < length and one.at >= self.declared[length])
+        return sum(one.cost for one in self.used if now - one.at < length and one.at >= self.known[length])
 
     @rule(slots=st.integers(1, 120))
     def time_passes(self, slots):
@@ -94,7 +102,7 @@ class Machine(RuleBasedStateMachine):
     def settle_more(self, more, data):
         if self.used:
             self.settle(more)
-            self.used.append(Used(self.now(), more))
+            self.used.append(Used(self.now(), more, []))
 
 
 class InMemory(Machine):

@@ -80,7 +80,7 @@ class Model:
         if self.rate is not None and self.started[""] >= self.rate:
             return set()
         heads: dict[str, Task] = {}
-        for one in sorted(pending, key=lambda one: (one.priority, one.number)):
+        for one in sorted(pending, key=lambda one: (-one.priority, one.number)):
             heads.setdefault(one.key or "", one)
         shares = {key: running[key] / self.weights.get(key, 1) for key in heads if self.room(key, running)}
         return {heads[key].number for key, share in shares.items() if share == min(shares.values())}

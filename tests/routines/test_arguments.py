@@ -1,5 +1,7 @@
 """Bad arguments are refused in words, and nothing is done; what looks like SQL is only text."""
 
+import json
+
 import pytest
 
 pytestmark = pytest.mark.engines("postgresql", "mssql")
@@ -54,6 +56,55 @@ def test_bad_names(session, refused, routine):
                 one.acquire(bad, routine)
             else:
                 one.call(routine, bad, *more)
+
+
+RESERVED = [
+    ("rate:{}", "take from the rate"),
+    ("once:{}", "once_begin"),
+    ("priority:{}", "acquire the resource itself"),
+    ("tasks:{}", "choose another name"),
+    ("{}:*", "is a pattern of names"),
+]
+
+
+@pytest.mark.parametrize("routine", ["acquire", "try"])
+def test_reserved_names(session, connect, refused, name, routine):
+    """The queues of rates, of runs and of priorities belong to sqlsem, whose own routines go on using them."""
+    one, coordinator = session(), connect()
+    for form, words in RESERVED:
+        taken = form.format(name)
+        with refused("22023", 50000, words):
+            one.acquire(taken, routine)
+        assert coordinator.entries(taken) == []
+        coordinator.pause(taken)  # operators may still look after them
+        coordinator.resume(taken)
+    for free in (f"{name}:x", f"rates:{name}", f"{name}*x"):
+        assert one.acquire(free, routine)[0] == 0
+        assert one.call("release", free) == 0
+    code, position, _ = one.acquire(name, "once_begin", per_seconds=3600.0)
+    assert (code, one.call("once_done", name, position)) == (0, 0)
+
+
+def test_bare_row_of_a_reserved_name_is_refused(session, database, refused, name):
+    one = session()
+    for form, words in RESERVED:
+        taken = form.format(name)
+        with refused("22023", 50000, words):
+            one.rows(
+                f"INSERT INTO {database.schema}.ProcessControl (resource_id, requesting_id) VALUES (?, ?)", taken, "me"
+            )
+        assert database.queue(name) == []
+
+
+def test_task_lock_of_a_reserved_name_is_refused(session, refused, name):
+    one = session()
+    for form, words in RESERVED:
+        locks = json.dumps([{"resource": form.format(name), "access": "write", "limit": 1}])
+        with refused("22023", 50000, words):
+            if one.tsql:
+                one.rows(f"EXEC {one.database.schema}.check_locks ?", locks)
+            else:
+                one.rows(f"SELECT {one.database.schema}.check_locks(CAST(? AS jsonb))", locks)
 
 
 @pytest.mark.parametrize("routine", ["acquire", "try"])

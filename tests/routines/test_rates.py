@@ -149,8 +149,8 @@ def test_what_is_over_is_forgotten_wholly(database, name):
     slot = database.beside("rate_slot")
     for _ in range(5):
         database.rows(
-            f"INSERT INTO {slot} (resource_id, window_ms, slot, used) "
-            f"SELECT resource_id, window_ms, MIN(slot) - 1, 1 FROM {slot} WHERE resource_id LIKE ? "
+            f"INSERT INTO {slot} (resource_id, window_ms, slot, login, used) "
+            f"SELECT resource_id, window_ms, MIN(slot) - 1, MIN(login), 1 FROM {slot} WHERE resource_id LIKE ? "
             f"GROUP BY resource_id, window_ms",
             f"rate:{name}%",
         )

@@ -47,7 +47,7 @@ def no_gate(patch):
 @bug(lease=2.0, seed=510)
 def no_watch(patch):
     """Nobody looks at the clock."""
-    patch.setattr(Membership, "_watch", lambda self: None)
+    patch.setattr(Membership, "_watch", lambda self, goes_on: None)
     patch.setattr(Membership, "unheard", lambda self: False)
 
 

@@ -148,7 +148,7 @@ def dead_without_a_look(patch):
 @bug(lease=2.0, seed=145)
 def no_watch(patch):
     """Nobody looks at the clock."""
-    patch.setattr(Membership, "_watch", lambda self: None)
+    patch.setattr(Membership, "_watch", lambda self, goes_on: None)
     patch.setattr(Membership, "unheard", lambda self: False)
     patch.setattr(Membership, "prove", lambda self, since: None)
 

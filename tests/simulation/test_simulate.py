@@ -181,7 +181,7 @@ def test_a_failure_can_be_read_and_is_the_same_again():
         texts.append([line.split("MainThread")[0] for line in str(failed.value).splitlines()])
     assert texts[0] == texts[1]
     assert "replay='seed=" in str(failed.value)
-    assert any("register mutex on 'r': " in line for line in failed.value.steps)
+    assert any("register write on 'r': " in line for line in failed.value.steps)
 
 
 @pytest.mark.parametrize(

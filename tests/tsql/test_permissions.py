@@ -35,7 +35,8 @@ GUARDS = {"guard_table", "unguard_table", "session_entry"}
 ASKED = {"check_guard"}  # of the triggers of guarded tables
 OPERATORS = {"set_queue", "set_resource", "set_limit", "pause", "resume", "revoke", "reap", "abandon_batch"}
 INTERNAL = {"acquire_ranked", "refuse_unranked",
-            "remove", "let_go", "bury", "suspect", "suspect_all", "check_name", "check_lease", "check_request",
+            "remove", "let_go", "bury", "suspect", "suspect_all", "check_name", "check_free", "check_lease",
+            "check_request",
             "session_name", "session_member", "doze", "release_rows", "test_member", "take_task", "session_claim",
             "session_end", "session_leftovers", "lock_batch", "keep_callback", "parts_in", "refuse", "clean",
             "give_sign", "may_run_callback", "take_beacon", "check_life", "worker_sign", "sees_all",

@@ -9,8 +9,8 @@ pytestmark = pytest.mark.engines("mssql")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| `([^`]*)`[^|]* \| ([a-z, ]+) \|$", re.MULTILINE)
-#: Of the member level, on the same procedure.
-MEMBERS = {"release": ["@outcome", "@answer"]}
+#: Of the member level, on the same procedure; and of sqlsem's own calls.
+MEMBERS = {"release": ["@outcome", "@answer"], "acquire": ["@own"]}
 
 
 def test_the_parameters(database):

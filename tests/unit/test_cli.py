@@ -18,6 +18,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
+from support import command_line
 
 import sqlsem
 from sqlsem import cli, sql
@@ -106,6 +107,27 @@ def test_as_a_module(coordinator: sqlsem.Coordinator) -> None:
     assert found.stdout == "Nobody holds or waits.\n"
 
 
+#: Commands about one thing that must be there, and one that SQLite cannot do; all others that list exit with 0.
+NOT_THERE = {("why",): 1, ("guard",): 78}
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_listings_exit_0_when_empty(coordinator: sqlsem.Coordinator, as_json: bool) -> None:
+    """Enumerated: every command that has --json and changes nothing."""
+    coordinator.resources()
+    listing = [
+        path
+        for path, command in command_line.commands()
+        if any("--json" in parameter.opts for parameter in command.params) and path != ("put",)
+    ]
+    assert {("ls",), ("queues",), ("rates",), ("tasks", "log"), *NOT_THERE} <= set(listing)
+    for path in listing:
+        result = call(*path, *command_line.examples()[path], *["--json"] * as_json)
+        assert result.exit_code == NOT_THERE.get(path, 0), (path, result.output)
+        if as_json and result.exit_code == 0:
+            assert json.loads(result.stdout) is not None
+
+
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
@@ -191,7 +213,7 @@ def test_ls_fits_80_columns() -> None:
         "3m05s",
         "limit 3 x2",
         "stage 200",
-        "mutex",
+        "write",
         "etl01:4041",
         "orders",
     ):
@@ -461,8 +483,20 @@ def test_release(coordinator: sqlsem.Coordinator) -> None:
 
 def test_reap_leaves_the_living_alone(coordinator: sqlsem.Coordinator) -> None:
     with coordinator.mutex("x") as grant:
-        assert done("reap") == "0 rows removed.\n"
+        assert done("reap") == "0 dead members and 0 rows removed.\n"
         grant.check()
+
+
+def test_reap_counts_members_without_rows(url: str) -> None:
+    lock = f"lock = sqlsem.connect({url!r}, grace=0).mutex('x')"
+    script = f"import os, sqlsem; {lock}; lock.acquire(); lock.release(); os._exit(0)"
+    for _ in range(2):
+        subprocess.run(
+            [sys.executable, "-c", script],
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(Path(sqlsem.__file__).parents[1])},
+        )
+    assert done("reap") == "2 dead members and 0 rows removed.\n"
 
 
 def test_reap_removes_the_dead(url: str) -> None:
@@ -472,7 +506,8 @@ def test_reap_removes_the_dead(url: str) -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": str(Path(sqlsem.__file__).parents[1])},
     )
-    assert done("reap") == "1 row removed.\n"
+    for code in ("1 dead member and 1 row", "0 dead members and 0 rows"):
+        assert done("reap") == f"{code} removed.\n"
     assert done("ls") == "Nobody holds or waits.\n"
 
 

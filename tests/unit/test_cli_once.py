@@ -113,7 +113,7 @@ def test_what_is_lost_is_not_done(bench):
         (["--once-per", "a=1d", "--offset", "1d"], "less than per"),
         (["--mutex", "a", "--offset", "1h"], "--once-per"),
         (["--once-per", "a=1d", "--join"], "stand alone"),
-        (["--once-per", "a=1d", "--mutex", "once:a"], "twice"),
+        (["--once-per", "a=1d", "--mutex", "once:a"], "choose another name"),
     ],
 )
 def test_what_cannot_be_is_told(bench, arguments, words):

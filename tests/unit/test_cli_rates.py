@@ -25,7 +25,7 @@ def test_rates(tmp_path, monkeypatch):
     with sqlsem.connect(url) as coordinator:
         coordinator.resources()  # the tables are there
         nothing = call()
-        assert (nothing.exit_code, nothing.stdout) == (1, "There are no rates.\n")
+        assert (nothing.exit_code, nothing.stdout) == (0, "There are no rates.\n")
         assert "'api'" in call("api").stdout
         windows = {"1h": 10, "1d": 1000}
         taken = coordinator.rate("api", windows, cost=7).take()
@@ -46,7 +46,7 @@ def test_rates(tmp_path, monkeypatch):
     assert [{**one, "idle": None} for one in found] == [
         {
             **{"name": "mail", "window": 3600.0, "limit": 3, "used": 1, "idle": None, "waiting": 0},
-            **{"taken": 1, "returned": 0, "waits": 0, "free_in": 0.0},
+            **{"taken": 1, "returned": 0, "waits": 0, "free_in": 0.0, "cap": None},
         }
     ]
 
@@ -61,3 +61,54 @@ def test_names_that_are_long_or_hostile():
     assert all(len(line) <= 60 for line in lines)
     assert "\x1b[31m" not in lines[1]
     assert lines[1].split()[-5:-2] == ["130", "0", "12s"], "less than nothing is not left"
+
+
+def test_rates_are_set_and_reset(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/locks.db"
+    monkeypatch.setenv("SQLSEM_URL", url)
+    with sqlsem.connect(url) as coordinator:
+        coordinator.resources()  # the tables are there
+        assert call("set", "api", "3", "--per", "1h").stdout == "Rate api: 3 in 3600 s.\n"
+        assert coordinator.rate("api", 10, per="1h", cost=3).take(False) is not None
+        assert coordinator.rate("api").take(False) is None
+        assert call("set", "api", "none", "--per", "1h").stdout == "Rate api: no limit of an operator's.\n"
+        assert call("reset", "api").stdout == "Rate api begins anew.\n"
+        assert coordinator.rate("api", 10, per="1h", cost=10).take(False) is not None
+        assert call("reset", "other").exit_code == 1
+        assert "set" in call("--name", "set").stdout
+        assert call("set", "api", "many", "--per", "1h").exit_code == 64
+        done = [(one.action, one.old, one.new) for one in coordinator.operations("rate:api")]
+    assert done == [
+        ("reset", "3", None),
+        ("rate_limit", "3 in 3600000 ms", None),
+        ("rate_limit", None, "3 in 3600000 ms"),
+    ]
+
+
+def test_members_are_removed_by_number_and_by_login(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/locks.db"
+    monkeypatch.setenv("SQLSEM_URL", url)
+    runner = CliRunner()
+    with sqlsem.connect(url) as coordinator, sqlsem.connect(url) as other:
+        lock = coordinator.mutex("etl")
+        lock.acquire()
+        other.mutex("dwh").acquire()
+        member = next(one for one in coordinator.entries("etl")).member_id
+        found = runner.invoke(cli.main, ["release", "--member", str(member)], prog_name="sqlsem")
+        assert found.stdout.startswith("0 members are gone; members that still hold something have been told")
+        until(lambda: lock.grant is None or lock.grant.lost, "the holder is told")
+        login = other.overview().members[0].login
+        found = runner.invoke(cli.main, ["release", "--login", login, "--force"], prog_name="sqlsem")
+        assert found.stdout.endswith("members are gone, with their rows.\n")
+        assert other.entries() == []
+        assert runner.invoke(cli.main, ["release", "1", "--login", login], prog_name="sqlsem").exit_code == 64
+
+
+def test_why_shows_a_rate_that_nobody_waits_for(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/locks.db"
+    monkeypatch.setenv("SQLSEM_URL", url)
+    with sqlsem.connect(url) as coordinator:
+        coordinator.rate("api", 3, per="1h", burst=3, cost=3).take().settle(1000)
+        found = CliRunner().invoke(cli.main, ["why", "rate:api"], prog_name="sqlsem")
+    assert found.exit_code == 0
+    assert found.stdout.startswith("Nobody waits for the rate 'api': 1,000 of 3 used in 1h00m, room in ")

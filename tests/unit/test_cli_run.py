@@ -143,14 +143,30 @@ def test_not_had_in_time(bench: Bench) -> None:
         assert (code, out) == (75, "")
         # Why: where, who, for how long.
         assert re.fullmatch(
-            rf"sqlsem: not had within 0 s in .*queue.db: 'x': .*:{os.getpid()} .*is in for [0-9.]+s\n", err
+            rf"sqlsem: not granted within 0 s in .*queue.db: 'x' is held by .*:{os.getpid()} .* since "
+            r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8} \(for [0-9.]+s\)\n",
+            err,
         )
         assert bench.run("run", "--mutex", "x", "--timeout", "50ms", "-E", "0", "--", "false") == (0, "", "")
         code, _, err = bench.run("-v", "run", "--limit", "x=2:2", "--timeout", "1", "-E", "9", "--", "true")
         assert code == 9
-        assert "waiting for 'x'" in err
-        assert "behind 1" in err
+        assert "Waiting for 'x'" in err
+        assert "behind " in err
     assert bench.run("run", "--mutex", "x", "--timeout", "0", "--", "true")[0] == 0
+
+
+def test_verbose_run_tells_each_thing_once(bench: Bench) -> None:
+    """The wait, the grant and the start: one line each, of one style."""
+    with sqlsem.connect(bench.url) as coordinator:
+        with coordinator.mutex("x") as grant:
+            process = bench.start("-v", "run", "--mutex", "x", "--", "sleep", "0.1")
+            until(lambda: len(bench.entries()) == 2, "it waits")
+            grant.release()
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    told = [line for line in err.splitlines() if "'x'" in line]
+    found = [re.sub(r"^.*?((Still )?[Ww]aiting for|Granted|[Hh]ad|Started).*", r"\1", line) for line in told]
+    assert [one for one in found if one != "Still waiting for"] == ["Waiting for", "Granted", "Started"], err
 
 
 def test_what_cannot_be_started(bench: Bench) -> None:
@@ -424,7 +440,8 @@ def test_a_rate_is_taken_from_and_not_held(bench: Bench) -> None:
     assert [bench.run(*words) for _ in range(2)] == [(0, "ran\n", "")] * 2
     code, out, err = bench.run(*words)
     assert (code, out) == (75, "")
-    assert "not had within 0 s" in err
+    assert "not granted within 0 s" in err
+    assert "all of rate 'api' was used" in err
     assert bench.run("run", "--rate", "b=5/1m,3/1s:3", "--", "true") == (0, "", "")
     assert bench.run("run", "--rate", "b=5/1m,3/1s:3", "--timeout", "0", "-E", "0", "--", "true") == (0, "", "")
     assert bench.entries() == []

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
+from support import PATIENCE
 
 import sqlsem
 from sqlsem import bodies, cli, config
@@ -36,8 +37,6 @@ from sqlsem.terminal.batches import render_batches
 from sqlsem.terminal.tasks import counted, render_counts, render_tasks, shortened
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-#: Machines may be slow; nothing waits for so long unless it fails.
-PATIENCE = 60.0
 ROOT = str(Path(sqlsem.__file__).resolve().parents[1])
 #: What tasks call. Functions say when they start, and wait for a file before they end.
 JOBS = """
@@ -272,6 +271,22 @@ def test_schedules(coordinator: sqlsem.Coordinator) -> None:
         assert call("put", "q", "--sql", "x", *wrong).exit_code == 64
 
 
+def test_doctor_names_schedules_that_this_host_cannot_compute(
+    coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "schedules" not in done("doctor")
+    coordinator.queue("q").schedule("@daily", sqlsem.Sql("SELECT 1"), name="daily", time_zone="Asia/Tokyo")
+    assert "1, of which this host knows when they are due" in done("doctor")
+
+    def missing(zone: str) -> None:
+        raise KeyError(zone)
+
+    monkeypatch.setattr("sqlsem.tasks.cron.ZoneInfo", missing)
+    (check,) = [one for one in json.loads(done("doctor", "--json"))["checks"] if one["name"] == "schedules"]
+    assert "'daily': This host knows no time zone 'Asia/Tokyo'" in check["detail"]
+    assert "pip install -U tzdata" in check["mend"]
+
+
 def test_keys(coordinator: sqlsem.Coordinator) -> None:
     number = put("--sql", "1", "--unique", "k")
     assert put("--sql", "2", "--unique", "k") == number
@@ -311,6 +326,24 @@ def test_work_of_every_kind(coordinator: sqlsem.Coordinator) -> None:
     assert "ValueError: no" in (found[bad].error or "")
     assert "nowhere_at_all" in (found[missing].error or "")
     assert "claim" in (found[claims].error or "")
+
+
+@pytest.mark.parametrize(
+    ("shell", "attempts", "code", "words"),
+    [
+        ("true", 1, 0, "1 finished, 0 failed"),
+        ("[ -f again ] || { touch again; exit 3; }", 2, 0, "1 finished, 0 failed, 1 tried again"),
+        ("exit 3", 1, 1, "0 finished, 1 failed"),
+        ("exit 3", 2, 1, "0 finished, 1 failed, 1 tried again"),
+    ],
+)
+def test_worker_exits_with_1_on_failed_tasks(url: str, shell: str, attempts: int, code: int, words: str) -> None:
+    """It counts tasks, and not attempts."""
+    put("--shell", shell, "--max-attempts", str(attempts), "--backoff", "0", "--on-failure", "continue")
+    result = call("work", "q", "--idle-exit", "0.5", "--fail-on-error")
+    assert result.exit_code == code
+    assert result.stderr.rstrip().endswith(f"sqlsem: {words}")
+    assert call("work", "q", "--idle-exit", "0").exit_code == 0
 
 
 def test_what_a_worker_logs(url: str) -> None:
@@ -511,6 +544,88 @@ def test_the_task_of_a_killed_worker_is_run_again(bench: Bench, coordinator: sql
     assert bench.told("end a") == 1
 
 
+#: A command that says which process it is, and starts another one that leaves its group: where there is /proc both end.
+FAMILY = (
+    "echo $$ >> pids; {setsid} sh -c 'echo $$ >> pids; trap \"\" TERM; while :; do sleep 0.1; done' & "
+    "while :; do sleep 0.1; done"
+)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return True
+
+
+@posix
+@pytest.mark.parametrize(
+    "setsid", ["", pytest.param("setsid", marks=pytest.mark.skipif(sys.platform != "linux", reason="/proc"))]
+)
+def test_commands_end_with_their_killed_worker(
+    bench: Bench, coordinator: sqlsem.Coordinator, tmp_path: Path, setsid: str
+) -> None:
+    """Both of them, and what they have started; a short one before them has the same guard, and is left alone."""
+    put("--shell", "echo $PPID > worker; sleep 300 > /dev/null 2>&1 & echo $! > service")
+    for _ in range(2):
+        put("--shell", FAMILY.format(setsid=setsid))
+    process = bench.start("work", "q", "--workers", "2")
+    pids = tmp_path / "pids"
+    until(lambda: pids.exists() and len(pids.read_text().split()) == 4, "the start of both commands")
+    found = [int(pid) for pid in pids.read_text().split()]
+    service = int((tmp_path / "service").read_text())
+    try:
+        if sys.platform == "linux":
+            guards = [pid for pid in children_of(process.pid) if "guard.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+            assert len(guards) == 1
+        process.kill()
+        process.wait(PATIENCE)
+        until(lambda: not any(map(alive, found)), "the end of the commands")
+        assert alive(service), "its task had ended, so it is nobody's but its own"
+    finally:
+        for pid in (*found, service):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def children_of(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if path.read_text().rpartition(")")[2].split()[1] == str(parent):
+                found.append(int(path.parent.name))
+    return found
+
+
+@posix
+def test_guard_ends_commands_beside_a_forked_child(bench: Bench, tmp_path: Path) -> None:
+    """Neither a worker that leaves nor what a function forked keeps it, or it keeps anything from ending."""
+    (tmp_path / "jobs_of_ours.py").write_text(
+        JOBS + "\ndef fork():\n    pid = os.fork()\n    if pid == 0:\n        time.sleep(300)\n    return pid\n"
+    )
+    put("--shell", "true")
+    number = put("--call", "jobs_of_ours:fork", "--order", "1")
+    put("--shell", "echo $$ > pids; sleep 300", "--order", "2")
+    process = bench.start("work", "q")
+    pids = tmp_path / "pids"
+    until(lambda: pids.exists() and pids.read_text().strip(), "the start of the command")
+    forked = int(json.loads(done("tasks", "log", str(number), "--json"))[0]["result"])
+    command = int(pids.read_text())
+    try:
+        process.kill()
+        process.wait(PATIENCE)
+        until(lambda: not alive(command), "the end of the command")
+        assert alive(forked)
+    finally:
+        for pid in (forked, command):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 @posix
 def test_the_picture_on_a_terminal(bench: Bench) -> None:
     import pty
@@ -570,8 +685,8 @@ def test_work_goes_on_when_the_terminal_is_gone(bench: Bench, coordinator: sqlse
 LAST_WORDS = """
 import atexit, sys
 from sqlsem.terminal import output
+if sys.argv[1] == "let go": output.open_streams()
 atexit.register(lambda: sys.stderr.write("the very last words"))
-if sys.argv[1] == "let go": atexit.register(output.let_terminal_go)
 sys.stdin.readline()
 if sys.argv[2] == "before": sys.stdout.write("last words")
 """
@@ -691,7 +806,7 @@ def test_listing(coordinator: sqlsem.Coordinator) -> None:
 
 def test_queues(coordinator: sqlsem.Coordinator) -> None:
     nothing = call("queues")
-    assert (nothing.exit_code, nothing.stdout) == (1, "There are no tasks.\n")
+    assert (nothing.exit_code, nothing.stdout) == (0, "There are no tasks.\n")
     assert "There are no tasks in 'q'." in call("queues", "q").stdout
     bad = put("--shell", "exit 3")
     put("--shell", "true", "--order", "1")
@@ -760,6 +875,15 @@ def test_who_holds_up_whom(coordinator: sqlsem.Coordinator) -> None:
     assert "q: at least" in done("tasks", "q", "-n", "2")
 
 
+def test_priorities_are_shown_where_there_are_any() -> None:
+    lines = drawn(render_tasks([task(1, priority=12), task(2)], 100, "nightly"), 100)
+    assert lines[0].split()[:4] == ["ID", "ORDER", "PRIORITY", "STATE"]
+    assert lines[1].split()[:4] == ["1", "100", "12", "pending"]
+    assert lines[2].split()[:4] == ["2", "100", "0", "pending"]
+    assert "PRIORITY" not in drawn(render_tasks([task(1), task(2)], 100, "nightly"), 100)[0]
+    assert max(map(len, drawn(render_tasks([task(1, priority=-(2**31) + 1)], 80), 80))) <= 80
+
+
 def test_a_lost_task_is_shown_so() -> None:
     lines = drawn(render_tasks([task(1, status="lost", claimed_at=NOW, seconds=3.0)], 100), 100)
     assert "lost" in lines[1].split()
@@ -768,7 +892,7 @@ def test_a_lost_task_is_shown_so() -> None:
 
 def test_the_log(url: str) -> None:
     number = put("--max-attempts", "2", "--backoff", "0", "--", "sh", "-c", "echo one; echo two; exit 4")
-    assert call("tasks", "log", str(number)).exit_code == 1
+    assert "has not been started yet" in call("tasks", "log", str(number)).stderr
     assert f"Task {number} has not been started yet" in call("tasks", "log", str(number)).stderr
     work()
     lines = done("tasks", "log", str(number)).splitlines()
@@ -858,7 +982,7 @@ def test_commands_without_a_shell(coordinator: sqlsem.Coordinator, tmp_path: Pat
 def test_batch_files_are_refused_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands.os, "name", "nt")
     with pytest.raises(sqlsem.TaskFailed, match="batch file"):
-        commands.run_command(["report.BAT", "a & calc"], lambda _: None)
+        commands.run_command(["report.BAT", "a & calc"], lambda _: None, 0.0)
 
 
 @pytest.mark.parametrize("text", ["[ -f x ] && y", "[1]", "[]", '["a", 1]', "[[[[", '{"a": 1}', ' ["a"]'])
@@ -1020,7 +1144,7 @@ def test_help_of_the_commands_below(url: str) -> None:
         text = done(*command, "--help")
         assert text.startswith(f"Usage: sqlsem {' '.join(command)} ")
         assert "Example" in text
-        assert "Exit codes" in text
+        assert ("Exit codes" in text) == (command != ["tasks", "log"])  # which only shows
         assert max(map(len, text.splitlines())) <= 80
     text = done("batches", "resume", "--help")
     assert "Exit codes" in text

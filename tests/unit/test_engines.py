@@ -227,7 +227,7 @@ def test_a_default_coordinator_may_be_one(monkeypatch):
         with sqlsem.mutex("x"):
             assert sqlsem.mutex("x").locked()
         with pytest.raises(sqlsem.ConfigurationError, match="Queue 'q' needs work queues"):
-            sqlsem.queue("q").put("x")
+            sqlsem.queue("q").put(["x"])
     finally:
         monkeypatch.undo()
         sqlsem.configure()

@@ -64,7 +64,7 @@ def test_nobody_ends_what_has_ended(locks):
         assert not holding.enter(Token())
         assert holding.depth <= 0
         holding._exits.clear()
-        holding._holds.add(holding.first)
+        holding._holds[holding.first] = None
 
 
 def test_each_hold_and_each_exit_counts_once(locks):

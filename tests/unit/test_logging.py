@@ -46,13 +46,13 @@ def test_waiting_is_told_with_whom_it_is_behind(
             other.join(PATIENCE)
         thread.join(PATIENCE)
     told = {one.message: one.levelname for one in caplog.records if one.name == "sqlsem"}
-    (at_once,) = (one for one in told if one.startswith(f"Granted mutex on 'etl' at {grant.position}, after "))
+    (at_once,) = (one for one in told if one.startswith(f"Granted write on 'etl' at {grant.position}, after "))
     assert told[at_once] == "DEBUG"
     (waiting,) = (one for one in told if one.startswith("Waiting for 'etl' at "))
     assert told[waiting] == "INFO"
     assert f", behind {grant.holding.tickets[0].requesting_id.rpartition(':')[0].rpartition(':')[0]}" in waiting
     assert ", which holds for " in waiting
-    assert told["Not had within 0 s: mutex on 'etl'"] == "INFO"
+    assert told["Not had within 0 s: write on 'etl'"] == "INFO"
     (released,) = (one for one in told if one.startswith(f"Released 'etl' at {grant.position}, held for "))
     assert told[released] == "DEBUG"
     position = int(waiting.split()[4].rstrip(","))

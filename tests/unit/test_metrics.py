@@ -96,16 +96,25 @@ def collector():
 def test_what_this_process_does_is_counted(collector):
     with sqlsem.testing.memory() as locks:
         with locks.mutex("load:7", note=ODD):
-            waiting = threading.Thread(target=lambda: locks.mutex("load:7").acquire(timeout=PATIENCE))
+            held, closed = threading.Event(), threading.Event()
+
+            def hold():
+                assert locks.mutex("load:7").acquire(timeout=PATIENCE)
+                held.set()
+                closed.wait(PATIENCE)
+
+            waiting = threading.Thread(target=hold)
             waiting.start()
             until(lambda: of(values(collector), "sqlsem_client_waiting", resource="load:*") == 1, "it waits")
             assert of(values(collector), "sqlsem_client_holding", resource="load:*") == 1
             late = threading.Thread(target=lambda: locks.limit("load:7", 2).acquire(timeout=0.05))
             late.start()
             late.join(PATIENCE)
-        waiting.join(PATIENCE)
+        assert held.wait(PATIENCE)
         with locks.read("dim_a"), locks.read("dim_b"), pytest.raises(sqlsem.Deadlock):
             locks.write("dim_b").acquire()
+    closed.set()
+    waiting.join(PATIENCE)
     found = values(collector)
     assert of(found, "sqlsem_client_grants_total", resource="load:*") == 2
     assert of(found, "sqlsem_client_grants_total", resource="dim_*") == 2

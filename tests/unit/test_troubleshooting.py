@@ -22,6 +22,7 @@ ABOUT_WHAT_IS_WRITTEN = (
         "aio/periodic.py",
         "aio/rates.py",
         "bodies/",
+        "checks.py",
         "cli/",
         "config/",
         "coordinator.py",
@@ -55,6 +56,8 @@ ABOUT_WHAT_IS_WRITTEN = (
 )
 #: Pieces of messages whose page would say no more than they do.
 PLAIN = (
+    " takes a cursor of the same database, not ",
+    "coordinator must be what sqlsem.connect() gives, not ",
     " has no rows that a transaction could keep: ask check() instead",  # an engine without tables
     " is not known in the URL of an SQLite file",
     "SQLite takes a file, not creator=",

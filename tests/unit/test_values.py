@@ -2,14 +2,17 @@
 
 import dataclasses
 import json
+import re
 import time
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import sqlsem
+from sqlsem.insight.overview import MemberEntry
 from sqlsem.model import (
     MAX_LABEL,
     MAX_NAME,
@@ -128,16 +131,26 @@ def test_requests_are_frozen():
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (Request("a"), "mutex on 'a'"),
+        (Request("a"), "write on 'a'"),
         (Request("a", limit=3), "limit 3 on 'a'"),
         (Request("a", "read"), "read on 'a'"),
-        (Request("a", "stage:200"), "stage:200 on 'a'"),
+        (Request("a", "stage:200"), "stage 200 on 'a'"),
         (Request("a", limit=None), "limit on 'a'"),
     ],
 )
 def test_describe(request_, words):
     assert request_.describe() == words
     assert request_.shared == (request_.access != "write")
+
+
+def test_access_is_turned_into_words_in_one_place():
+    """Else a list calls a row by another word than a message does."""
+    own = re.compile(
+        r"""replace\("stage:|["']mutex["'] if|["'](mutex|no limit)["'] (if|else)|f["']limit \{(\w+\.)*limit\}["']"""
+    )
+    root = Path(sqlsem.__file__).parent
+    found = {path.name for path in root.rglob("*.py") if own.search(path.read_text(encoding="utf-8"))}
+    assert found == {"names.py"}
 
 
 def test_an_entry_as_json():
@@ -151,3 +164,20 @@ def test_our_own_clock_is_not_the_time_of_day(monkeypatch):
     before = monotonic()
     monkeypatch.setattr(time, "time", lambda: before - 3600)
     assert monotonic() >= before
+
+
+@pytest.mark.parametrize(
+    ("missing_for", "grace_left", "holding", "waiting", "missed"),
+    [
+        (None, None, 1, 0, False),  # it lives
+        (2.0, 3.0, 0, 0, True),  # within its grace: it may come back
+        (9.0, -4.0, 1, 0, True),  # dead, and a row of it stands
+        (9.0, 0.0, 0, 1, True),
+        (9.0, -4.0, 0, 0, False),  # dead, and nothing is left of it
+        (None, 5.0, 0, 0, False),  # a lease that runs
+    ],
+)
+def test_member_is_missed_while_it_matters(missing_for, grace_left, holding, waiting, missed):
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    member = MemberEntry(1, "h", 1, "p", "l", now, "beacon", missing_for, 5.0, grace_left, holding, waiting)
+    assert member.is_missed is missed

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+yaml = pytest.importorskip("yaml")
 WORKFLOWS = Path(__file__).resolve().parents[2] / ".github" / "workflows"
 pytestmark = pytest.mark.skipif(not WORKFLOWS.is_dir(), reason="only in a clone: .github is not there")
 
@@ -46,3 +47,78 @@ def test_publishing_needs_no_stored_password():
     assert "id-token: write" in text
     assert "environment: pypi" in text
     assert "attestations: true" in text
+
+
+# -- what is published ------------------------------------------------------------------------------------------------
+
+
+def jobs(name):
+    return yaml.safe_load((WORKFLOWS / f"{name}.yml").read_text(encoding="utf-8"))["jobs"]
+
+
+def commands(job):
+    return "\n".join(step.get("run", "") for step in job["steps"])
+
+
+def uploads(job):
+    return {step["with"]["name"] for step in job["steps"] if "upload-artifact" in step.get("uses", "")}
+
+
+def downloads(job):
+    return {step["with"]["name"] for step in job["steps"] if "download-artifact" in step.get("uses", "")}
+
+
+def test_published_files_come_from_jobs_that_run_pinned_tools_only():
+    release = jobs("release")
+    published = downloads(release["publish"])
+    sources = {name: job for name, job in release.items() if uploads(job) & published}
+    assert {one for job in sources.values() for one in uploads(job)} == published
+    for name, job in sources.items():
+        ran = commands(job)
+        assert "pytest" not in ran, name
+        for install in re.findall(r".*\bpip\b.* install .*", ran):
+            pinned = re.search(r"--require-hashes .*-r (\S+)$", install)
+            # What is only looked at is not run: wheels, in an environment of its own.
+            looked_at = "/plain/bin/pip" in install and "--only-binary :all:" in install
+            assert pinned or looked_at, install
+            if pinned:
+                assert (WORKFLOWS.parents[1] / pinned[1]).is_file()
+
+
+def test_wheels_are_published_after_tests_that_cannot_change_them():
+    release = jobs("release")
+    assert set(release["publish"]["needs"]) == set(release) - {"publish", "keep"}
+    (testing,) = [job for job in release.values() if "pytest" in commands(job)]
+    assert not uploads(testing)
+    assert downloads(testing) == {"dist"}
+    built = release["build"]["steps"]
+    assert "upload-artifact" in built[-1]["uses"], "nothing runs between the build and its upload"
+    assert "--no-isolation" in commands(release["build"]), "what builds is pinned, too"
+
+
+@pytest.mark.parametrize("path", workflows())
+def test_wheels_are_uploaded_before_tests_run(path):
+    for job in jobs(path.stem).values():
+        steps = job["steps"]
+        tested = [number for number, step in enumerate(steps) if "pytest" in step.get("run", "")]
+        wheels = [number for number, step in enumerate(steps) if step.get("with", {}).get("path") in ("dist", "dist/")]
+        wheels = [number for number in wheels if "upload-artifact" in steps[number]["uses"]]
+        assert not (tested and wheels) or max(wheels) < min(tested)
+
+
+def test_tools_of_releases_are_pinned_by_hashes():
+    for file in (WORKFLOWS.parent / "requirements").glob("*.txt"):
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+        assert lines
+        for requirement, digest in zip(lines[::2], lines[1::2], strict=True):
+            assert re.fullmatch(r"[\w.-]+==[\w.]+ \\", requirement), requirement
+            assert re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", digest), digest
+
+
+def test_lowest_versions_are_tested_with_attacks():
+    ran = commands(jobs("ci")["lowest"])
+    assert "python tests/lowest.py" in ran
+    assert "-c " in ran
+    for tests in re.findall(r"tests/\S+", ran):
+        assert (WORKFLOWS.parents[1] / tests).exists(), tests
+    assert "tests/dashboard" in ran

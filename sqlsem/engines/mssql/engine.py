@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
+from sqlsem import runtime
 from sqlsem.engines import lent
 from sqlsem.engines.base import Session
 from sqlsem.engines.mssql import sockets
@@ -102,8 +103,7 @@ class SqlServerEngine(SqlServerDatabase):
                 if found is not None:
                     found.shut()
 
-            overdue = threading.Timer(limit, shut)
-            overdue.daemon = True
+            overdue = runtime.current().timer(limit, shut)
             try:
                 overdue.start()
                 connection = self._connect(purpose)

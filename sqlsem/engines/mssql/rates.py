@@ -27,5 +27,11 @@ class SqlServerRates(SqlServerConnection, RateSession):
     def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
         self.rows("settle_rate", resource, taken_ms, more)
 
+    def reset_rate(self, resource: str) -> bool:
+        return bool(self.value("reset_rate", resource) == 0)
+
+    def set_rate(self, resource: str, window_ms: int, limit: int | None) -> bool:
+        return bool(self.value("set_rate", resource, window_ms, limit) == 0)
+
     def rates(self, resource: str | None) -> list[RateEntry]:
         return [RateEntry.of_row(*row) for row in self.rows("rates", resource)]

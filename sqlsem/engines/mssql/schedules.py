@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from sqlsem.engines.mssql.connection import SqlServerConnection, aware
-from sqlsem.engines.scheduling import ScheduleSession
+from sqlsem.engines.scheduling import ScheduleSession, read_options
 from sqlsem.model import Schedule
 
 
@@ -37,7 +37,7 @@ class SqlServerSchedules(SqlServerConnection, ScheduleSession):
         self.rows("save_schedule", name, queue, cron, zone, kind, body, json.dumps(options), as_text(due))
 
     def fire_schedule(
-        self, name: str, due: datetime, last: datetime, following: datetime | None, put: bool
+        self, name: str, due: datetime, last: datetime, following: datetime, put: bool
     ) -> tuple[bool, int | None]:
         times = as_text(due), as_text(last), as_text(following)
         done, task_id = self.rows("fire_schedule", name, *times, int(put))[0]
@@ -48,4 +48,4 @@ class SqlServerSchedules(SqlServerConnection, ScheduleSession):
 
     def list_schedules(self, name: str | None, queue: str | None) -> list[Schedule]:
         found = [Schedule(*aware(row)) for row in self.rows("list_schedules", name, queue)]
-        return [dataclasses.replace(one, options=json.loads(str(one.options))) for one in found]
+        return [dataclasses.replace(one, options=read_options(str(one.options))) for one in found]

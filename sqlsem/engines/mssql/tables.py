@@ -7,18 +7,22 @@ import re
 
 from sqlsem.engines.mssql.connection import SqlServerConnection
 from sqlsem.engines.mssql.doctor import SqlServerDoctor
+from sqlsem.engines.removing import RemovalSession
 from sqlsem.engines.roles import Check, Plan, Tables
 
 _GO = re.compile(r"^[ \t]*GO[ \t]*\r?$", re.MULTILINE | re.IGNORECASE)
 
 
-class SqlServerTables(SqlServerConnection, Tables):
-    """Settings and scripts."""
+class SqlServerTables(SqlServerConnection, Tables, RemovalSession):
+    """Settings and scripts; members that an operator removes."""
 
     def settings(self) -> dict[str, str] | None:
         if self.value("version") is None:
             return None
         return {str(name): str(value) for name, value in self.rows("settings")}
+
+    def revoke_members(self, member: int | None, login: str | None, force: bool) -> int:
+        return int(self.value("revoke_members", member, login, int(force)))
 
     def install(self, plan: Plan) -> None:
         self.rows("wait_for_locks")

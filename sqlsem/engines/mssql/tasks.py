@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Sequence
 from typing import Any
 
+from sqlsem import runtime
 from sqlsem.engines.mssql.connection import CANCEL_SECONDS, SqlServerConnection, aware
 from sqlsem.engines.parking import ParkingSession
 from sqlsem.engines.queue_limits import QueueLimitSession
@@ -199,9 +199,7 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Parkin
                 self.interrupt()
 
         # The server is told first, as it may find out late that a socket was shut; but it need not listen.
-        timer = threading.Timer(CANCEL_SECONDS, insist)
-        timer.daemon = True
-        timer.start()
+        runtime.current().timer(CANCEL_SECONDS, insist).start()
         with self.cancelling, contextlib.suppress(Exception):
             if self.running is running:
                 self.stopped = running

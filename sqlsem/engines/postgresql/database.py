@@ -12,10 +12,17 @@ from psycopg import conninfo, errors
 
 from sqlsem.credentials import hide_values
 from sqlsem.engines import lent
-from sqlsem.engines.base import Creator, Disconnected, Engine, Options
+from sqlsem.engines.base import Creator, Disconnected, Engine, Options, Refused
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Ticket
 from sqlsem.printable import first_line
+
+#: What the server names when there is no room for another lock, in every language; and what that means.
+LOCKS_SETTING = "max_locks_per_transaction"
+LOCKS_FULL = (
+    "its table of locks, which all its programs share, is full: end the session that has most of them (see pg_locks; "
+    f"sqlsem doctor tells how full it is), or raise {LOCKS_SETTING}"
+)
 
 
 class PostgresDatabase(Engine):
@@ -62,6 +69,10 @@ class PostgresDatabase(Engine):
             isinstance(exc, psycopg.OperationalError) and any(word in text for word in words)
         ):
             return ConfigurationError(f"{self.where} refuses us: {first_line(text)}; check the URL")
+        if LOCKS_SETTING in text:
+            return Refused(f"Cannot reach {self.where}: {first_line(text)}; {LOCKS_FULL}")
+        if "FATAL:" in text:  # the server's own word, where it speaks English
+            return Refused(f"Cannot reach {self.where}: {first_line(text)}")
         if isinstance(exc, psycopg.OperationalError):
             return Disconnected(f"Cannot reach {self.where}: {first_line(text)}")
         return exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sqlsem.engines.base import here
 from sqlsem.engines.periodic import OnceEntry, PeriodicSession
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.model import Ticket
@@ -23,4 +24,4 @@ class PostgresPeriods(PostgresConnection, PeriodicSession):
         return OnceEntry(name, *rows[0]) if rows else None
 
     def once_forget(self, name: str) -> bool:
-        return self.number("once_forget", name) == 0
+        return bool(self.row("once_forget", here(), name)[1] == 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.rating import RateSession
 from sqlsem.model import Ticket
@@ -27,6 +28,12 @@ class PostgresRates(PostgresConnection, RateSession):
 
     def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
         self.rows("settle_rate", (resource, taken_ms, more))
+
+    def reset_rate(self, resource: str) -> bool:
+        return bool(self.row("reset_rate", here(), resource)[1] == 0)
+
+    def set_rate(self, resource: str, window_ms: int, limit: int | None) -> bool:
+        return bool(self.row("set_rate", here(), resource, window_ms, limit)[1] == 0)
 
     def rates(self, resource: str | None) -> list[RateEntry]:
         return [RateEntry.of_row(*row) for row in self.rows("rates", (resource,))]

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.scheduling import ScheduleSession
+from sqlsem.engines.scheduling import ScheduleSession, read_options
 from sqlsem.model import Schedule
 
 
@@ -30,7 +30,7 @@ class PostgresSchedules(PostgresConnection, ScheduleSession):
         self.rows("save_schedule", (name, queue, cron, zone, kind, body, json.dumps(options), due))
 
     def fire_schedule(
-        self, name: str, due: datetime, last: datetime, following: datetime | None, put: bool
+        self, name: str, due: datetime, last: datetime, following: datetime, put: bool
     ) -> tuple[bool, int | None]:
         done, task_id = self.row("fire_schedule", name, due, last, following, put)
         return bool(done), task_id
@@ -41,4 +41,4 @@ class PostgresSchedules(PostgresConnection, ScheduleSession):
 
     def list_schedules(self, name: str | None, queue: str | None) -> list[Schedule]:
         found = [Schedule(*row) for row in self.rows("list_schedules", (name, queue))]
-        return [dataclasses.replace(one, options=json.loads(str(one.options))) for one in found]
+        return [dataclasses.replace(one, options=read_options(str(one.options))) for one in found]

@@ -9,8 +9,10 @@ import psycopg
 from psycopg import errors
 
 from sqlsem import sql
+from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.postgresql.doctor import PostgresDoctor
+from sqlsem.engines.removing import RemovalSession
 from sqlsem.engines.roles import Check, Plan, Tables
 from sqlsem.engines.settings import setting_number
 from sqlsem.errors import ConfigurationError, Unavailable
@@ -20,13 +22,16 @@ from sqlsem.printable import first_line
 INSTALL_PATIENCE_SECONDS = 5
 
 
-class PostgresTables(PostgresConnection, Tables):
-    """Settings and scripts."""
+class PostgresTables(PostgresConnection, Tables, RemovalSession):
+    """Settings and scripts; members that an operator removes."""
 
     def settings(self) -> dict[str, str] | None:
         if self.row("version")[0] is None:
             return None
         return {str(name): str(value) for name, value in self.rows("settings")}
+
+    def revoke_members(self, member: int | None, login: str | None, force: bool) -> int:
+        return int(self.row("revoke_members", here(), member, login, force)[1])
 
     def install(self, plan: Plan) -> None:
         # Waits for another installer, however long that takes; but not for who keeps a lock on the tables: everybody

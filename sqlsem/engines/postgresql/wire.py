@@ -15,7 +15,7 @@ import psycopg
 from psycopg import errors, generators
 
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.engines.postgresql.database import PostgresDatabase
+from sqlsem.engines.postgresql.database import LOCKS_FULL, LOCKS_SETTING, PostgresDatabase
 from sqlsem.engines.roles import Wire
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.printable import first_line
@@ -90,11 +90,8 @@ class PostgresWire(Wire):
                 f"{where}: {text}; an administrator can GRANT {self.options.schema}_user (or _operator, _putter, "
                 f"_worker, for what these do) to this login (see: sqlsem sql postgresql permissions)"
             )
-        if "max_locks_per_transaction" in (exc.diag.message_hint or ""):
-            return Unavailable(
-                f"{where}: {text}; the locks of all its programs share a table, see: sqlsem doctor, and raise "
-                f"max_locks_per_transaction"
-            )
+        if LOCKS_SETTING in (exc.diag.message_hint or ""):
+            return Unavailable(f"{where}: {text}; {LOCKS_FULL}")
         if isinstance(exc, errors.ReadOnlySqlTransaction):
             self.given_up = True  # the primary that it was may be another one by now: look for that
             return Disconnected(f"{where} is read-only (a standby?): {text}")

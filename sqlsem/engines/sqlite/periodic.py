@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sqlsem.engines.periodic import OnceEntry, PeriodicSession
 from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.connection import SqliteConnection
+from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.values import shown, user_name
 from sqlsem.model import Ticket
 
 
-class SqlitePeriods(SqliteConnection, PeriodicSession):
+class SqlitePeriods(SqliteMembers, PeriodicSession):
     """Runs, and when they were done."""
 
     def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:
@@ -42,4 +42,8 @@ class SqlitePeriods(SqliteConnection, PeriodicSession):
 
     def once_forget(self, name: str) -> bool:
         with fork.held_off, self.writing():
-            return self.run("once_forget", (name,)).rowcount > 0
+            row = self.row("once_last", (name,))
+            if row is not None:
+                self.run("once_forget", (name,))
+                self.note_operation("forget", resource=f"once:{name}", old=str(row["done_at"]))
+        return row is not None

@@ -44,6 +44,27 @@ class SqliteRates(SqliteLocks, SqliteUsed, RateSession):
             return RateAnswer(RateTurn.TOO_EARLY, seconds=wait_ms / 1000)
         return RateAnswer(RateTurn.TAKEN, times=(now_us // 1000,))
 
+    def reset_rate(self, resource: str) -> bool:
+        with fork.held_off, self.writing():
+            state = self.rate_state(resource)
+            before = {ms: known.copy() for ms, known in state.windows.items()}
+            if before:
+                used = state.reset()
+                self.write_rate(resource, before, state)
+                self.note_operation("reset", resource=resource, old=str(used))
+        return bool(before)
+
+    def set_rate(self, resource: str, window_ms: int, limit: int | None) -> bool:
+        with fork.held_off, self.writing():
+            state = self.rate_state(resource)
+            before = {ms: known.copy() for ms, known in state.windows.items()}
+            cap = state.set_cap(window_ms, limit, self.now_us() // 1000)
+            self.write_rate(resource, before, state)
+            if cap != limit:
+                old, new = (None if one is None else f"{one} in {window_ms} ms" for one in (cap, limit))
+                self.note_operation("rate_limit", resource=resource, old=old, new=new)
+        return cap is not None or limit is not None
+
     def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
         with fork.held_off, self.writing():
             state, now_us = self.rate_state(resource), self.now_us()

@@ -6,11 +6,14 @@ import json
 from datetime import datetime
 from typing import Any
 
-from sqlsem.engines.scheduling import ScheduleSession, check_task_options
+from sqlsem.engines.scheduling import ScheduleSession, check_due, check_task_options, check_times, read_options
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.tasks import SqliteTasks
 from sqlsem.engines.sqlite.values import as_time, shown, user_name
 from sqlsem.model import NewTask, Schedule
+
+#: A schedule that is due so much later is noted as an operation.
+LONG_SECONDS = 366 * 86400
 
 
 class SqliteSchedules(SqliteTasks, ScheduleSession):
@@ -27,6 +30,7 @@ class SqliteSchedules(SqliteTasks, ScheduleSession):
     def save_schedule(
         self, name: str, queue: str, cron: str, zone: str, kind: str, body: str, options: dict[str, Any], due: datetime
     ) -> None:
+        check_times(cron, zone, due)
         check_task_options(options)
         values = {"name": name, "queue": queue, "cron": cron, "zone": zone, "kind": kind, "body": body}
         with fork.held_off, self.writing():
@@ -34,16 +38,19 @@ class SqliteSchedules(SqliteTasks, ScheduleSession):
             self.run("save_schedule", {**values, **kept})
 
     def fire_schedule(
-        self, name: str, due: datetime, last: datetime, following: datetime | None, put: bool
+        self, name: str, due: datetime, last: datetime, following: datetime, put: bool
     ) -> tuple[bool, int | None]:
-        following_at = None if following is None else following.timestamp()
-        times = {"due": due.timestamp(), "last": last.timestamp(), "next": following_at}
+        check_due(following)
+        times = {"due": due.timestamp(), "last": max(last, due).timestamp(), "next": following.timestamp()}
         with fork.held_off, self.writing():
             if self.run("fire_schedule", {**times, "name": name, "put": put}).rowcount != 1:
                 return False, None
+            (row,) = self.rows("list_schedules", {"name": name, "queue": None})
+            if not put or times["next"] > row["taken_at"] + LONG_SECONDS:
+                what = {"queue": row["queue"], "old": f"schedule {name}", "new": f"next {following}"}
+                self.note_operation("postpone" if put else "skip", **what)
             if not put:
                 return True, None
-            (row,) = self.rows("list_schedules", {"name": name, "queue": None})
             task = NewTask.of_options(row["kind"], row["body"], json.loads(row["options"]))
             (task_id,) = self.put_in_transaction(row["queue"], f"schedule.{name}.{due.timestamp()}", [task])
         return True, task_id
@@ -53,10 +60,12 @@ class SqliteSchedules(SqliteTasks, ScheduleSession):
         if what == "pause":
             values["login"] = user_name()
         elif what == "resume":
-            values["due"] = None if due is None else due.timestamp()
+            check_due(due)
+            assert due is not None
+            values["due"] = due.timestamp()
         with fork.held_off, self.writing():
             return bool(self.run(f"{what}_schedule", values).rowcount)
 
     def list_schedules(self, name: str | None, queue: str | None) -> list[Schedule]:
         rows = self.rows("list_schedules", {"name": name, "queue": queue})
-        return [shown(Schedule, row, options=json.loads(row["options"])) for row in rows]
+        return [shown(Schedule, row, options=read_options(row["options"])) for row in rows]

@@ -14,6 +14,7 @@ from sqlsem.engines.sqlite.used import SqliteUsed
 from sqlsem.engines.sqlite.values import shown, user_name
 from sqlsem.model import QueueLimit, QueueWait
 from sqlsem.model_rates import RateRequest, Window
+from sqlsem.names import TASKS_PREFIX
 
 #: The column of each thing that can be set, and that of its window.
 _COLUMNS: dict[str, tuple[str, str | None]] = {
@@ -78,7 +79,7 @@ class SqliteTurns(SqliteUsed, QueueLimitSession):
             if not key:
                 first += self.rows("first_without_key", {"queue": queue, "order": order})
             if first and (not start or self.may_start(queue, key, start=True)):
-                return int(min((task["task_priority"], task["task_id"]) for task in first)[1])
+                return int(min((-task["task_priority"], task["task_id"]) for task in first)[1])
         return None
 
     def _keys_in_turn(self, queue: str, order: int, running: dict[str, int]) -> Iterator[str]:
@@ -128,14 +129,16 @@ class SqliteTurns(SqliteUsed, QueueLimitSession):
             if ahead >= rate["most"] or self.row("key_waits", waits) is not None:
                 return False
             whose = hashlib.sha256(f"{queue}\x1f{rate['task_key']}".encode()).hexdigest()
-            state = self.rate_state(f"tasks:{whose}")
+            state = self.rate_state(TASKS_PREFIX + whose)
             before = {ms: known.copy() for ms, known in state.windows.items()}
-            wait_ms = state.take(RateRequest(whose, (Window(rate["ms"], rate["most"]),), 1 + ahead), now_us)
+            wait_ms = state.take(
+                RateRequest(whose, (Window(rate["ms"], rate["most"]),), 1 + ahead), now_us, declares=False
+            )
             if wait_ms:
                 if start:
                     self.run("put_queue_wait", {**waits, "since": now_us // 1000, "free": now_us // 1000 + wait_ms})
                 return False
-            used.append((f"tasks:{whose}", before, state))
+            used.append((TASKS_PREFIX + whose, before, state))
         if start:
             for one in used:
                 self.write_rate(*one)

@@ -102,6 +102,21 @@ class SqliteUpkeep(SqliteBatches, Administration, Tables):
                 return 0
         return 1
 
+    def revoke_members(self, member: int | None, login: str | None, force: bool) -> int:
+        gone = rows = 0
+        for (number,) in self.rows("members_of", {"member": member, "login": login}):
+            for (position,) in self.rows("positions_of", (number,)):
+                rows += self.revoke(position, force) >= 0
+            with fork.held_off, self.writing():
+                gone += self.run("drop_member_without_rows", {"member": number}).rowcount
+        if gone or rows:
+            with fork.held_off, self.writing():
+                told = f"{gone} members, {rows} rows{', force' if force else ''}"
+                self.note_operation(
+                    "revoke_members", old=f"member {member}" if login is None else f"login {login}", new=told
+                )
+        return gone
+
     def reap(self) -> int:
         before = self._positions()
         for resource, position in before:

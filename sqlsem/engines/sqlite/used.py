@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sqlsem.engines.slots import Known, RateState
+from sqlsem.engines.slots import Known, RateState, Slot
 from sqlsem.engines.sqlite.executing import SqliteExecuting
+from sqlsem.engines.sqlite.values import user_name
 from sqlsem.model_rates import RateEntry
 
 
@@ -22,13 +23,14 @@ class SqliteUsed(SqliteExecuting):
         """What is known of it."""
         windows = {
             int(row["window_ms"]): Known(
-                int(row["rate_limit"]), int(row["seen_ms"]), row["full_us"], row["taken"], row["returned"], row["waits"]
+                *(int(row["rate_limit"]), int(row["seen_ms"]), row["full_us"]),
+                *(row["taken"], row["returned"], row["waits"], row["burst"], row["cap"]),
             )
             for row in self.rows("rate_windows", (resource,))
         }
         for row in self.rows("rate_slots", (resource,)):
             if row["window_ms"] in windows:
-                windows[row["window_ms"]].slots[row["slot"]] = row["used"]
+                windows[row["window_ms"]].slots[row["slot"]] = Slot(row["used"], row["rate_limit"], row["burst"])
         return RateState(windows)
 
     def windows_of(self, resources: Iterable[str], now_ms: int) -> list[RateEntry]:
@@ -37,15 +39,21 @@ class SqliteUsed(SqliteExecuting):
 
     def write_rate(self, resource: str, before: dict[int, Known], state: RateState) -> None:
         """What is other than before, in the transaction in which that was read."""
+        for ms in before.keys() - state.windows.keys():
+            for slot in before[ms].slots:
+                self.run("drop_rate_slot", {"resource": resource, "window": ms, "slot": slot})
+            self.run("drop_rate_window", {"resource": resource, "window": ms})
         for ms, known in state.windows.items():
             old = before.get(ms, Known(0, 0))
             key = {"resource": resource, "window": ms}
             if replace(old, slots={}) != replace(known, slots={}):
                 values = {"limit": known.limit, "seen": known.seen_ms, "full": known.full_us}
                 counters = {"taken": known.taken, "returned": known.returned, "waits": known.waits}
-                self.run("put_rate_window", {**key, **values, **counters})
+                bounds = {"burst": known.burst, "cap": known.cap, "login": user_name()}
+                self.run("put_rate_window", {**key, **values, **counters, **bounds})
             for slot in old.slots.keys() - known.slots.keys():
                 self.run("drop_rate_slot", {**key, "slot": slot})
-            for slot, used in known.slots.items():
-                if old.slots.get(slot) != used:
-                    self.run("put_rate_slot", {**key, "slot": slot, "used": used})
+            for slot, one in known.slots.items():
+                if old.slots.get(slot) != one:
+                    values = {"slot": slot, "used": one.used, "limit": one.limit, "burst": one.burst}
+                    self.run("put_rate_slot", {**key, **values})

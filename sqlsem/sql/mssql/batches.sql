@@ -291,7 +291,7 @@ BEGIN
                            WHERE a.part NOT IN (SELECT p.part FROM {schema}.batch_part AS p WHERE p.batch_id = @id))
             SET @same = 1;
         -- A batch's window is the one of the login that opened it: another login must not end it early.
-        IF @opened_by <> ORIGINAL_LOGIN()
+        IF @opened_by IS NULL OR @opened_by <> ORIGINAL_LOGIN()
             SET @window_ms = @own_ms;
         SET @limit = DATEADD(millisecond, CAST(@window_ms % 1000 AS int),
                              DATEADD(second, CAST(@window_ms / 1000 AS int), @opened));

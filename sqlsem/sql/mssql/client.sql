@@ -68,6 +68,12 @@ EXEC {schema}.cancel ?, ?, ?, 1
 -- name: take_rate
 EXEC {schema}.take_rate ?, ?, ?, ?, ?, ?, @answer = 1
 
+-- name: reset_rate
+EXEC {schema}.reset_rate ?, 1
+
+-- name: set_rate
+EXEC {schema}.set_rate ?, ?, ?, 1
+
 -- name: settle_rate
 EXEC {schema}.settle_rate ?, ?, ?
 
@@ -160,6 +166,9 @@ SELECT CAST(COALESCE(HAS_PERMS_BY_NAME(N'{schema}.[revoke]', N'OBJECT', N'EXECUT
 
 -- name: revoke
 EXEC {schema}.[revoke] ?, ?, 1
+
+-- name: revoke_members
+EXEC {schema}.revoke_members ?, ?, ?, 1
 
 -- name: reap
 EXEC {schema}.reap 1

@@ -410,6 +410,12 @@ BEGIN
     SET ROWCOUNT 0;
     IF @@TRANCOUNT = 0
         THROW 50001, N'sqlsem: leave_with needs an open transaction, with which the lock shall go; BEGIN TRANSACTION first', 1;
+    IF DATALENGTH(@word) < 1 OR @word IS NULL
+        THROW 50000, N'sqlsem: leave_with needs a word of 1 to 64 characters', 1;
+    -- (The rows go when the lock's process has seen them: a login that has left thousands is doing something else.)
+    IF (SELECT COUNT(*) FROM (SELECT TOP (10000) 1 AS one FROM {schema}.departure WITH (READPAST, READCOMMITTEDLOCK)
+                              WHERE login = ORIGINAL_LOGIN()) AS d) >= 10000
+        THROW 50000, N'sqlsem: 10000 words of this login are kept, and no more fit until some are a day old', 1;
     INSERT INTO {schema}.departure (word) VALUES (@word);
 END;
 GO

@@ -97,7 +97,7 @@ BEGIN
 END;
 GO
 
--- Forgets that it was done: it may run again in this period. 0 done, -1 there was nothing to forget.
+-- Forgets that it was done: it may run again in this period. Only the login that has run it last, and operators. 0 done, -1 there was nothing to forget.
 IF OBJECT_ID(N'{schema}.once_forget') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_forget AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.once_forget @name nvarchar(400), @answer bit = 0
@@ -105,10 +105,25 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @code int = -1;
-    DELETE FROM {schema}.once_run WHERE once_name = @name;
+    SET XACT_ABORT ON;
+    DECLARE @code int = -1, @by nvarchar(128), @done_at datetime2(6), @message nvarchar(1000);
+    EXEC {schema}.check_name N'name', @name;
+    SELECT @by = login, @done_at = done_at FROM {schema}.once_run WHERE once_name = @name;
+    IF @by IS NOT NULL AND @by <> ORIGINAL_LOGIN() AND COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0 AND IS_ROLEMEMBER(N'db_owner') = 0
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: ''', @name, N''' was run by login ', @by, N'; only that login and operators forget its run, not ',
+            ORIGINAL_LOGIN());
+        EXEC {schema}.refuse 50000, @message;
+    END;
+    -- (Of that run, and none that was done meanwhile.)
+    DELETE FROM {schema}.once_run WHERE once_name = @name AND login = @by AND done_at = @done_at;
     IF @@ROWCOUNT > 0
+    BEGIN
         SET @code = 0;
+        INSERT INTO {schema}.operation (host, pid, program, action, resource_id, old_value)
+        VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'forget', N'once:' + @name,
+                CONVERT(nvarchar(40), @done_at, 126));
+    END;
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
@@ -176,7 +191,7 @@ BEGIN
         RETURN 2;
     SET @resource = CONCAT(N'once:', @name);
     EXEC @code = {schema}.acquire @resource, 1, N'write', 1, @timeout_ms, @note, @requesting_id, @lease_seconds,
-        @position OUTPUT, @fence OUTPUT;
+        @position OUTPUT, @fence OUTPUT, @own = 1;
     IF @code < 0
         RETURN @code;
     EXEC @due = {schema}.once_due @name, @position, @requesting_id, @per_ms, @offset_ms;

@@ -110,7 +110,7 @@ BEGIN
     WHERE h.outcome = N'released' AND h.granted_at IS NOT NULL
     ORDER BY w.resource_id, h.ended_at DESC, h.queue_position DESC;
     SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
-    SELECT N'rate' AS what, r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in
+    SELECT N'rate' AS what, r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in, r.cap
     FROM (SELECT TOP (200) w.resource_id FROM {schema}.rate_window AS w
           LEFT JOIN (SELECT t.resource_id, COUNT(*) AS waiting FROM {schema}.entry AS t
                      WHERE t.resource_id LIKE N'rate:%' GROUP BY t.resource_id) AS q ON q.resource_id = w.resource_id

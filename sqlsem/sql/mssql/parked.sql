@@ -37,6 +37,7 @@ BEGIN
         SET @number = @number + 1;
         SELECT @resource = a_resource, @access = an_access, @limit = a_limit, @weight = a_weight FROM @asked WHERE number = @number;
         EXEC {schema}.check_name N'resource', @resource;
+        EXEC {schema}.check_free @resource;
         IF @access COLLATE Latin1_General_100_BIN2 NOT IN (N'write', N'read')
            AND (@access COLLATE Latin1_General_100_BIN2 NOT LIKE N'stage:%[0-9]' OR TRY_CAST(SUBSTRING(@access, 7, 100) AS bigint) IS NULL
                 OR DATALENGTH(@access) > 64)
@@ -253,7 +254,7 @@ BEGIN
     FROM {schema}.task_lock AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
     WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.status = N'pending' AND t.locks_left IS NULL
       AND t.task_order = @order AND t.asks_at <= SYSUTCDATETIME()
-    ORDER BY t.task_priority, t.task_id;
+    ORDER BY t.task_priority DESC, t.task_id;
     WHILE @count < 100
     BEGIN
         SET @before = @place;
@@ -374,7 +375,7 @@ BEGIN
     SELECT t.task_id, t.task_key, t.lock_count, t.task_order
     FROM {schema}.task_lock AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
     WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.status = N'pending' AND t.locks_left = 0
-    ORDER BY t.task_order, t.task_priority, t.task_id;
+    ORDER BY t.task_order, t.task_priority DESC, t.task_id;
     SET @most = @@ROWCOUNT;
     WHILE @place < @most AND @task IS NULL
     BEGIN

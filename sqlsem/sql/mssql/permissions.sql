@@ -49,6 +49,7 @@ FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'
              (N'release', N'uwo'), (N'cancel', N'uo'),
              (N'pin', N'uwo'), (N'find_deadlock', N'uo'), (N'begin_upgrade', N'uo'), (N'upgrade', N'uo'),
              (N'downgrade', N'uo'), (N'acquire', N'uo'), (N'try', N'uo'), (N'renew', N'uo'), (N'assert_holding', N'uo'),
+             (N'reset_rate', N'o'), (N'set_rate', N'o'), (N'revoke_members', N'o'),
              (N'take_rate', N'uo'), (N'settle_rate', N'uo'), (N'take', N'uo'), (N'settle', N'uo'), (N'rates', N'uor'),
              (N'hand_over_rows', N'uwo'), (N'adopt_rows', N'uo'), (N'hand_over', N'uo'), (N'adopt', N'uo'),
              (N'leave_with', N'uwo'), (N'has_left', N'uwo'), (N'forget_left', N'uwo'),

@@ -39,6 +39,30 @@ BEGIN
 END;
 GO
 
+-- Refuses names that sqlsem uses itself, and patterns. (RESERVED of the Python client is the same table.)
+IF OBJECT_ID(N'{schema}.check_free') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_free AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_free @resource nvarchar(400)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @message nvarchar(1000), @prefix nvarchar(400), @use nvarchar(200);
+    IF RIGHT(@resource, 1) = N'*'
+        SET @message = CONCAT(N'sqlsem: resource ''', @resource,
+            N''' ends with ''*'', and so is a pattern of names, for which limits are set; choose another name');
+    SET @prefix = LEFT(@resource, CHARINDEX(N':', @resource));
+    SET @use = CASE @prefix COLLATE Latin1_General_100_BIN2
+                   WHEN N'rate:' THEN N'the queue of a rate: take from the rate (take), or choose another name'
+                   WHEN N'once:' THEN N'what runs once per period: begin a run (once_begin), or choose another name'
+                   WHEN N'priority:' THEN N'the queue of a resource with priorities: acquire the resource itself, or choose another name'
+                   WHEN N'tasks:' THEN N'the rates of work queues: choose another name' END;
+    IF @use IS NOT NULL
+        SET @message = CONCAT(N'sqlsem: resource ''', @resource, N''' begins with ''', @prefix, N''', which sqlsem uses itself, for ', @use);
+    IF @message IS NOT NULL
+        EXEC {schema}.refuse 50000, @message;
+END;
+GO
+
 -- In milliseconds; NULL stays NULL.
 IF OBJECT_ID(N'{schema}.check_lease') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_lease AS RETURN 0');
 GO
@@ -63,12 +87,14 @@ IF OBJECT_ID(N'{schema}.check_request') IS NULL EXEC (N'CREATE PROCEDURE {schema
 GO
 ALTER PROCEDURE {schema}.check_request
     @resource nvarchar(400), @limit int, @access nvarchar(100) OUTPUT, @weight int, @timeout_ms int,
-    @requesting_id nvarchar(400)
+    @requesting_id nvarchar(400), @own bit
 AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @message nvarchar(1000), @word nvarchar(100), @order nvarchar(100);
     EXEC {schema}.check_name N'resource', @resource;
+    IF @own = 0
+        EXEC {schema}.check_free @resource;
     EXEC {schema}.check_name N'requesting_id', @requesting_id;
     -- The bar, because = ignores blanks at the end.
     SET @word = CONCAT(LOWER(@access COLLATE Latin1_General_100_BIN2), N'|');
@@ -329,7 +355,8 @@ GO
 ALTER PROCEDURE {schema}.acquire
     @resource nvarchar(400), @limit int = 1, @access nvarchar(100) = N'write', @weight int = 1, @timeout_ms int = -1,
     @note nvarchar(1000) = NULL, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
-    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT, @priority int = NULL
+    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT, @priority int = NULL,
+    @own bit = 0  -- 1: of a routine of sqlsem, for a name that check_free keeps for it
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -359,7 +386,8 @@ BEGIN
        OR COALESCE(@timeout_ms, -2) < -1 OR COALESCE(@resource, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
        OR COALESCE(@requesting_id, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
        OR CONCAT(@resource, @requesting_id) COLLATE Latin1_General_100_BIN2 LIKE N'%[^ -~]%'
-        EXEC {schema}.check_request @resource, @limit, @access OUTPUT, @weight, @timeout_ms, @requesting_id;
+       OR (@own = 0 AND @resource COLLATE Latin1_General_100_BIN2 LIKE N'%[:*]%')
+        EXEC {schema}.check_request @resource, @limit, @access OUTPUT, @weight, @timeout_ms, @requesting_id, @own;
     IF @lease_seconds IS NOT NULL
         EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
     IF @priority IS NOT NULL AND @lease_ms IS NOT NULL

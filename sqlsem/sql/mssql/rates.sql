@@ -4,6 +4,8 @@
 -- soon as that is there, and leaves. What was taken is written down by hundredths of each window (slots): a slot counts until
 -- all of it is out of the window, so in no stretch of time of that length the limit is passed; at the worst a hundredth of
 -- the window is waited for too long. Whatever is taken counts for every window that anybody has declared for the rate.
+-- Limits that differ all count: a limit (and a burst) counts from each request that declares it until that request is out of the
+-- window. Until then every request keeps it, and the lowest limit of a window decides. An operator's limit (cap) always counts.
 -- With a burst there is a bucket besides, which leaks evenly (GCRA): https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
 -- Times are of the server's clock. Where that has gone back, what stands in its future counts as used now.
 --
@@ -59,10 +61,12 @@ BEGIN
                @bad = SUM(CASE WHEN w.ms BETWEEN 1 AND 2147483647 AND w.most BETWEEN 1 AND 2147483647 THEN 0 ELSE 1 END)
         FROM OPENJSON(@windows) WITH (most bigint '$.limit', ms bigint '$.ms') AS w;
     SET @message = CASE
-        WHEN COALESCE(@count, 0) NOT BETWEEN 1 AND 10 THEN N'needs from 1 to 10 limits, and a window for each'
+        WHEN COALESCE(@count, -1) NOT BETWEEN 0 AND 10
+            THEN N'needs up to 10 limits, and a window for each (or none, where an operator has set them)'
         WHEN @bad > 0 THEN N'has a limit or a window (ms) that is not from 1 to 2147483647'
         WHEN @lengths < @count THEN N'names a window twice'
-        WHEN COALESCE(@cost, 0) < 1 THEN CONCAT(N'is asked for ', COALESCE(CONVERT(nvarchar(20), @cost), N'NULL'), N'; the cost must be 1 or more')
+        WHEN COALESCE(@cost, 0) NOT BETWEEN 1 AND 2147483647
+            THEN CONCAT(N'is asked for ', COALESCE(CONVERT(nvarchar(20), @cost), N'NULL'), N'; the cost must be 1 or more, up to 2147483647')
         WHEN @cost > @lowest THEN CONCAT(N'is asked for ', @cost, N', which can never fit into its limit of ', @lowest)
         WHEN @burst IS NOT NULL AND @count <> 1 THEN N'has a burst and several windows; a burst goes with one window'
         WHEN @burst < 1 OR @burst > @lowest THEN CONCAT(N'has a burst that is not from 1 to its limit, but ', @burst)
@@ -83,18 +87,15 @@ ALTER PROCEDURE {schema}.turn_back_rate @resource nvarchar(255), @now bigint
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @ahead TABLE (window_ms bigint NOT NULL PRIMARY KEY, used bigint NOT NULL);
-    INSERT INTO @ahead (window_ms, used)
-    SELECT window_ms, SUM(used) FROM {schema}.rate_slot
-    WHERE resource_id = @resource AND slot > @now / ((window_ms + 99) / 100) GROUP BY window_ms;
-    DELETE FROM {schema}.rate_slot WHERE resource_id = @resource AND slot > @now / ((window_ms + 99) / 100);
-    INSERT INTO {schema}.rate_slot (resource_id, window_ms, slot, used)
-    SELECT @resource, a.window_ms, @now / ((a.window_ms + 99) / 100), 0 FROM @ahead AS a
-    WHERE NOT EXISTS (SELECT 1 FROM {schema}.rate_slot AS s
-                      WHERE s.resource_id = @resource AND s.window_ms = a.window_ms AND s.slot = @now / ((a.window_ms + 99) / 100));
-    UPDATE {schema}.rate_slot
-    SET used = used + COALESCE((SELECT a.used FROM @ahead AS a WHERE a.window_ms = rate_slot.window_ms), 0)
-    WHERE resource_id = @resource AND slot = @now / ((window_ms + 99) / 100);
+    DECLARE @ahead TABLE (window_ms bigint NOT NULL, login nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL, used bigint NOT NULL,
+                          rate_limit bigint NULL, burst bigint NULL);
+    INSERT INTO @ahead (window_ms, login, used, rate_limit, burst)
+    SELECT window_ms, login, SUM(used), NULLIF(MIN(COALESCE(rate_limit, 9223372036854775807)), 9223372036854775807),
+           NULLIF(MIN(COALESCE(burst, 9223372036854775807)), 9223372036854775807) FROM {schema}.rate_slot
+    WHERE resource_id = @resource AND slot >= @now / ((window_ms + 99) / 100) GROUP BY window_ms, login;
+    DELETE FROM {schema}.rate_slot WHERE resource_id = @resource AND slot >= @now / ((window_ms + 99) / 100);
+    INSERT INTO {schema}.rate_slot (resource_id, window_ms, slot, login, used, rate_limit, burst)
+    SELECT @resource, a.window_ms, @now / ((a.window_ms + 99) / 100), a.login, a.used, a.rate_limit, a.burst FROM @ahead AS a;
     UPDATE {schema}.rate_window SET full_us = full_us - (seen_ms - @now) * 1000, seen_ms = @now
     WHERE resource_id = @resource AND seen_ms > @now;
 END;
@@ -107,6 +108,25 @@ ALTER PROCEDURE {schema}.begin_window @resource nvarchar(255), @window_ms bigint
 AS
 BEGIN
     SET NOCOUNT ON;
+    DECLARE @message nvarchar(1000);
+    -- Every take writes to all of them: so there are not many, and those that are in force for nobody go first.
+    IF (SELECT COUNT(*) FROM {schema}.rate_window WHERE resource_id = @resource) >= 40
+    BEGIN
+        DELETE w FROM {schema}.rate_window AS w
+        WHERE w.resource_id = @resource AND w.cap IS NULL
+          AND NOT EXISTS (SELECT 1 FROM {schema}.rate_slot AS s
+                          WHERE s.resource_id = @resource AND s.window_ms = w.window_ms AND s.rate_limit IS NOT NULL
+                            AND s.slot >= (@now - w.window_ms) / ((w.window_ms + 99) / 100));
+        DELETE s FROM {schema}.rate_slot AS s
+        WHERE s.resource_id = @resource
+          AND NOT EXISTS (SELECT 1 FROM {schema}.rate_window AS w WHERE w.resource_id = @resource AND w.window_ms = s.window_ms);
+        IF (SELECT COUNT(*) FROM {schema}.rate_window WHERE resource_id = @resource) >= 40
+        BEGIN
+            SET @message = CONCAT(N'sqlsem: programs have declared 40 windows for ''', @resource, N''' within these windows, and no further ',
+                N'one fits; EXEC {schema}.rates shows them, reset_rate forgets them');
+            EXEC {schema}.refuse 50000, @message;
+        END;
+    END;
     DECLARE @other bigint, @slot_ms bigint = (@window_ms + 99) / 100, @other_slot_ms bigint;
     -- The shortest of those that are longer, or else the longest.
     SELECT TOP (1) @other = window_ms FROM {schema}.rate_window WHERE resource_id = @resource
@@ -114,75 +134,122 @@ BEGIN
     SET @other_slot_ms = (@other + 99) / 100;
     -- (What stands there already is of a time that is over.)
     DELETE FROM {schema}.rate_slot WHERE resource_id = @resource AND window_ms = @window_ms;
-    INSERT INTO {schema}.rate_slot (resource_id, window_ms, slot, used)
-    SELECT @resource, @window_ms, o.slot, SUM(o.used)
+    INSERT INTO {schema}.rate_slot (resource_id, window_ms, slot, login, used)
+    SELECT @resource, @window_ms, o.slot, o.login, SUM(o.used)
     FROM (SELECT CASE WHEN (slot + 1) * @other_slot_ms - 1 < @now THEN (slot + 1) * @other_slot_ms - 1 ELSE @now END / @slot_ms AS slot,
-                 used
+                 login, used
           FROM {schema}.rate_slot
           WHERE resource_id = @resource AND window_ms = @other AND slot >= (@now - @window_ms) / @other_slot_ms) AS o
-    GROUP BY o.slot;
+    GROUP BY o.slot, o.login;
     INSERT INTO {schema}.rate_window (resource_id, window_ms, rate_limit, seen_ms) VALUES (@resource, @window_ms, @limit, @now);
 END;
 GO
 
--- Writes down that so much was used now (or, negative, given back of what was used then), for all windows of a rate, by @waits that had
--- to wait for it.
+-- The windows of a rate that count for a request now: those that it declares (@windows), those that others have declared and taken
+-- from within the window, and those for which an operator has set a limit. fixed: the limit that does not lapse.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.windows_in_force;
+GO
+CREATE FUNCTION {schema}.windows_in_force(@resource nvarchar(255), @windows nvarchar(1000), @burst bigint, @now bigint) RETURNS TABLE AS RETURN (
+    SELECT f.window_ms, f.fixed, CASE WHEN f.lowest < COALESCE(f.fixed, f.lowest + 1) THEN f.lowest ELSE f.fixed END AS rate_limit,
+           CASE WHEN f.lowest_burst < COALESCE(f.own_burst, f.lowest_burst + 1) THEN f.lowest_burst ELSE f.own_burst END AS burst, f.full_us
+    FROM (SELECT w.window_ms, CASE WHEN w.cap < COALESCE(d.most, w.cap + 1) THEN w.cap ELSE d.most END AS fixed,
+                 CASE WHEN d.ms IS NOT NULL THEN @burst END AS own_burst, t.lowest, t.lowest_burst, w.full_us
+          FROM {schema}.rate_window AS w
+          LEFT JOIN OPENJSON(@windows) WITH (most bigint '$.limit', ms bigint '$.ms') AS d ON d.ms = w.window_ms
+          CROSS APPLY (SELECT NULLIF(MIN(COALESCE(s.rate_limit, 9223372036854775807)), 9223372036854775807) AS lowest,
+                              NULLIF(MIN(COALESCE(s.burst, 9223372036854775807)), 9223372036854775807) AS lowest_burst
+                       FROM {schema}.rate_slot AS s
+                       WHERE s.resource_id = @resource AND s.window_ms = w.window_ms
+                         AND s.slot >= (@now - w.window_ms) / ((w.window_ms + 99) / 100)) AS t
+          WHERE w.resource_id = @resource) AS f
+    WHERE f.fixed IS NOT NULL OR f.lowest IS NOT NULL
+);
+GO
+COMMIT TRANSACTION;
+GO
+
+-- Writes down that so much was used now (or, negative, returned of what this login used then, and no more than that), for all windows
+-- of a rate, by @waits that had to wait for it. @windows, @burst: what the request has declared.
 IF OBJECT_ID(N'{schema}.use_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.use_rate AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.use_rate @resource nvarchar(255), @used bigint, @now_us bigint, @then bigint, @waits int = 0
+ALTER PROCEDURE {schema}.use_rate
+    @resource nvarchar(255), @used bigint, @now_us bigint, @then bigint, @waits int = 0, @windows nvarchar(1000) = N'[]', @burst bigint = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @now bigint = @now_us / 1000, @leaked bigint;
+    DECLARE @now bigint = @now_us / 1000, @leaked bigint,
+            -- (Any worker of its queue returns the start of a task.)
+            @login nvarchar(128) = CASE WHEN @resource LIKE N'rate:%' THEN ORIGINAL_LOGIN() ELSE N'' END;
     SET @leaked = CASE WHEN @then < @now THEN @now_us - @then * 1000 ELSE 0 END;  -- since then, in microseconds
-    UPDATE {schema}.rate_window
-    SET seen_ms = CASE WHEN seen_ms < @now THEN @now ELSE seen_ms END,
-        taken = taken + CASE WHEN @used > 0 THEN @used ELSE 0 END,
-        returned = returned - CASE WHEN @used < 0 THEN @used ELSE 0 END,
-        waits = waits + @waits,
-        full_us = CASE WHEN @used > 0
-                       THEN CASE WHEN CASE WHEN full_us < @now_us THEN @now_us ELSE full_us END
-                                      + CEILING(CAST(@used AS decimal(19, 0)) * window_ms * 1000 / rate_limit) < 4611686018427387904
-                                 THEN CASE WHEN full_us < @now_us THEN @now_us ELSE full_us END
-                                      + CAST(CEILING(CAST(@used AS decimal(19, 0)) * window_ms * 1000 / rate_limit) AS bigint)
-                                 -- (A debt may be so large that it is never paid.)
-                                 WHEN full_us IS NOT NULL THEN 4611686018427387904 END
-                       WHEN FLOOR(CAST(-@used AS decimal(19, 0)) * window_ms * 1000 / rate_limit) >= 4611686018427387904
-                       THEN full_us - 4611686018427387904 + @leaked
-                       -- (Of what has leaked since nothing is left that could be given back.)
-                       WHEN FLOOR(CAST(-@used AS decimal(19, 0)) * window_ms * 1000 / rate_limit) > @leaked
-                       THEN full_us - CAST(FLOOR(CAST(-@used AS decimal(19, 0)) * window_ms * 1000 / rate_limit) AS bigint) + @leaked
-                       ELSE full_us END
-    WHERE resource_id = @resource;
+    DECLARE @use TABLE (window_ms bigint NOT NULL PRIMARY KEY, used bigint NOT NULL, advance decimal(38, 0) NOT NULL, most bigint NULL);
+    INSERT INTO @use (window_ms, used, advance, most)
+    SELECT u.window_ms, u.used,
+           CASE WHEN u.used > 0 THEN CEILING(CAST(u.used AS decimal(19, 0)) * u.window_ms * 1000 / u.rate_limit)
+                ELSE FLOOR(CAST(-u.used AS decimal(19, 0)) * u.window_ms * 1000 / u.rate_limit) END, d.most
+    FROM (SELECT w.window_ms, w.rate_limit,
+                 CASE WHEN @used > 0 THEN @used WHEN COALESCE(s.used, 0) < -@used THEN -COALESCE(s.used, 0) ELSE @used END AS used
+          FROM {schema}.rate_window AS w
+          LEFT JOIN {schema}.rate_slot AS s ON s.resource_id = @resource AND s.window_ms = w.window_ms
+              AND s.slot = @then / ((w.window_ms + 99) / 100) AND s.login = @login
+          WHERE w.resource_id = @resource) AS u
+    LEFT JOIN OPENJSON(@windows) WITH (most bigint '$.limit', ms bigint '$.ms') AS d ON d.ms = u.window_ms;
+    UPDATE w
+    SET seen_ms = CASE WHEN w.seen_ms < @now THEN @now ELSE w.seen_ms END,
+        taken = w.taken + CASE WHEN u.used > 0 THEN u.used ELSE 0 END,
+        returned = w.returned - CASE WHEN u.used < 0 THEN u.used ELSE 0 END,
+        waits = w.waits + @waits,
+        full_us = CASE WHEN w.full_us IS NULL THEN NULL
+                       -- (A debt is paid after ten windows at the latest.)
+                       WHEN @used > 0 AND CASE WHEN w.full_us < @now_us THEN @now_us ELSE w.full_us END + u.advance > @now_us + 10000 * w.window_ms
+                       THEN @now_us + 10000 * w.window_ms
+                       WHEN @used > 0 THEN CASE WHEN w.full_us < @now_us THEN @now_us ELSE w.full_us END + CAST(u.advance AS bigint)
+                       -- (Of what has leaked since nothing is left that could be returned.)
+                       WHEN u.advance > @leaked AND w.full_us - u.advance + @leaked > @now_us THEN w.full_us - CAST(u.advance AS bigint) + @leaked
+                       WHEN u.advance > @leaked AND w.full_us > @now_us THEN @now_us
+                       ELSE w.full_us END
+    FROM {schema}.rate_window AS w JOIN @use AS u ON u.window_ms = w.window_ms
+    WHERE w.resource_id = @resource;
     IF @used > 0
     BEGIN
-        UPDATE {schema}.rate_slot SET used = used + @used
-        WHERE resource_id = @resource AND slot = @now / ((window_ms + 99) / 100);
-        INSERT INTO {schema}.rate_slot (resource_id, window_ms, slot, used)
-        SELECT @resource, w.window_ms, @now / ((w.window_ms + 99) / 100), @used FROM {schema}.rate_window AS w
-        WHERE w.resource_id = @resource
-          AND NOT EXISTS (SELECT 1 FROM {schema}.rate_slot AS s
-                          WHERE s.resource_id = @resource AND s.window_ms = w.window_ms AND s.slot = @now / ((w.window_ms + 99) / 100));
+        UPDATE s
+        SET used = s.used + u.used,
+            rate_limit = CASE WHEN @login = N'' OR s.rate_limit < COALESCE(u.most, s.rate_limit + 1) THEN s.rate_limit ELSE u.most END,
+            burst = CASE WHEN u.most IS NULL OR s.burst < COALESCE(@burst, s.burst + 1) THEN s.burst ELSE @burst END
+        FROM {schema}.rate_slot AS s JOIN @use AS u ON u.window_ms = s.window_ms
+        WHERE s.resource_id = @resource AND s.slot = @now / ((s.window_ms + 99) / 100) AND s.login = @login;
+        INSERT INTO {schema}.rate_slot (resource_id, window_ms, slot, login, used, rate_limit, burst)
+        SELECT @resource, u.window_ms, @now / ((u.window_ms + 99) / 100), @login, u.used, CASE WHEN @login <> N'' THEN u.most END,
+               CASE WHEN u.most IS NOT NULL THEN @burst END
+        FROM @use AS u
+        WHERE NOT EXISTS (SELECT 1 FROM {schema}.rate_slot AS s
+                          WHERE s.resource_id = @resource AND s.window_ms = u.window_ms
+                            AND s.slot = @now / ((u.window_ms + 99) / 100) AND s.login = @login);
     END
     ELSE
-        UPDATE {schema}.rate_slot SET used = CASE WHEN used + @used > 0 THEN used + @used ELSE 0 END
-        WHERE resource_id = @resource AND slot = @then / ((window_ms + 99) / 100);
+        UPDATE s SET used = s.used + u.used
+        FROM {schema}.rate_slot AS s JOIN @use AS u ON u.window_ms = s.window_ms
+        WHERE s.resource_id = @resource AND s.slot = @then / ((s.window_ms + 99) / 100) AND s.login = @login;
     DELETE FROM {schema}.rate_slot WHERE resource_id = @resource AND slot < (@now - window_ms) / ((window_ms + 99) / 100);
 END;
 GO
 
--- How much of a window is used, and after how many ms @cost may be had of it: its slots leave it one after the other, until enough has.
+-- How much of a window is used, and after how many ms @cost may be had of it: its slots leave it one after the other, and the limits
+-- that were declared with them, until enough has. @fixed: the limit that does not lapse, if there is one.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.window_use;
 GO
-CREATE FUNCTION {schema}.window_use(@resource nvarchar(255), @window_ms bigint, @limit bigint, @cost bigint, @now bigint) RETURNS TABLE AS RETURN (
+CREATE FUNCTION {schema}.window_use(@resource nvarchar(255), @window_ms bigint, @fixed bigint, @cost bigint, @now bigint) RETURNS TABLE AS RETURN (
     SELECT COALESCE(SUM(f.used), 0) AS used,
-           COALESCE(MAX(CASE WHEN f.total - f.gone + f.used + @cost > @limit
+           COALESCE(MAX(CASE WHEN f.staying + @cost > @fixed OR f.staying + @cost > f.lowest
                              THEN (f.slot + 1) * ((@window_ms + 99) / 100) + @window_ms - @now ELSE 0 END), 0) AS wait_ms
-    FROM (SELECT s.slot, s.used, SUM(s.used) OVER () AS total,
-                 SUM(s.used) OVER (ORDER BY s.slot ROWS UNBOUNDED PRECEDING) AS gone
-          FROM {schema}.rate_slot AS s
-          WHERE s.resource_id = @resource AND s.window_ms = @window_ms AND s.slot >= (@now - @window_ms) / ((@window_ms + 99) / 100)) AS f
+    FROM (SELECT s.slot, s.used,
+                 -- With this slot and all that leave after it.
+                 SUM(s.used) OVER (ORDER BY s.slot DESC ROWS UNBOUNDED PRECEDING) AS staying,
+                 MIN(COALESCE(s.lowest, 9223372036854775807)) OVER (ORDER BY s.slot DESC ROWS UNBOUNDED PRECEDING) AS lowest
+          FROM (SELECT slot, SUM(used) AS used, MIN(COALESCE(rate_limit, 9223372036854775807)) AS lowest FROM {schema}.rate_slot
+                WHERE resource_id = @resource AND window_ms = @window_ms AND slot >= (@now - @window_ms) / ((@window_ms + 99) / 100)
+                GROUP BY slot) AS s) AS f
 );
 GO
 COMMIT TRANSACTION;
@@ -199,11 +266,9 @@ ALTER PROCEDURE {schema}.take_tokens
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @us bigint = {schema}.clock_us(), @window_ms bigint, @limit bigint, @full bigint, @room bigint, @seen bigint;
-    DECLARE @declared TABLE (window_ms bigint NOT NULL PRIMARY KEY, rate_limit bigint NOT NULL);
+    DECLARE @us bigint = {schema}.clock_us(), @window_ms bigint, @limit bigint, @seen bigint, @message nvarchar(1000), @fixed bigint, @by nvarchar(128);
+    DECLARE @force TABLE (window_ms bigint NOT NULL PRIMARY KEY, fixed bigint NULL, rate_limit bigint NOT NULL, burst bigint NULL, full_us bigint NULL);
     SET @taken_ms = @us / 1000;
-    INSERT INTO @declared (window_ms, rate_limit)
-    SELECT w.ms, w.most FROM OPENJSON(@windows) WITH (most bigint '$.limit', ms bigint '$.ms') AS w;
     -- (All its rows are kept from here on, as a row that a condition does not find is not: prune must not take them away before what
     -- was taken is written there.)
     SELECT @seen = MAX(seen_ms) FROM {schema}.rate_window WITH (UPDLOCK, ROWLOCK) WHERE resource_id = @resource;
@@ -212,33 +277,51 @@ BEGIN
     WHILE 1 = 1
     BEGIN
         SET @window_ms = NULL;
-        SELECT TOP (1) @window_ms = d.window_ms, @limit = d.rate_limit FROM @declared AS d
-        WHERE NOT EXISTS (SELECT 1 FROM {schema}.rate_window AS w WHERE w.resource_id = @resource AND w.window_ms = d.window_ms)
-        ORDER BY d.window_ms;
+        SELECT TOP (1) @window_ms = d.ms, @limit = d.most FROM OPENJSON(@windows) WITH (most bigint '$.limit', ms bigint '$.ms') AS d
+        WHERE NOT EXISTS (SELECT 1 FROM {schema}.rate_window AS w WHERE w.resource_id = @resource AND w.window_ms = d.ms)
+        ORDER BY d.ms;
         IF @window_ms IS NULL
             BREAK;
         EXEC {schema}.begin_window @resource, @window_ms, @limit, @taken_ms;
     END;
-    SELECT @wait_ms = COALESCE(MAX(u.wait_ms), 0)
-    FROM @declared AS d CROSS APPLY {schema}.window_use(@resource, d.window_ms, d.rate_limit, @cost, @taken_ms) AS u;
     IF @burst IS NOT NULL
+        UPDATE w SET full_us = @us
+        FROM {schema}.rate_window AS w JOIN OPENJSON(@windows) WITH (ms bigint '$.ms') AS d ON d.ms = w.window_ms
+        WHERE w.resource_id = @resource AND w.full_us IS NULL;
+    INSERT INTO @force (window_ms, fixed, rate_limit, burst, full_us)
+    SELECT f.window_ms, f.fixed, f.rate_limit, f.burst, f.full_us
+    FROM {schema}.windows_in_force(@resource, @windows, @burst, @taken_ms) AS f;
+    IF @@ROWCOUNT = 0
     BEGIN
-        SELECT @window_ms = window_ms, @limit = rate_limit FROM @declared;
-        -- How far before the moment at which the bucket is empty again this may be had.
-        SET @room = FLOOR(CAST(@burst - @cost AS decimal(19, 0)) * @window_ms * 1000 / @limit);
-        SELECT @full = full_us FROM {schema}.rate_window WHERE resource_id = @resource AND window_ms = @window_ms;
-        IF @full IS NULL
-            UPDATE {schema}.rate_window SET full_us = @us WHERE resource_id = @resource AND window_ms = @window_ms;
-        ELSE IF @full - @room - @us > @wait_ms * 1000
-            SET @wait_ms = (@full - @room - @us + 999) / 1000;
+        SET @message = CONCAT(N'sqlsem: no limit is set for ''', @resource, N'''; name a limit and a window, or have an operator set them: ',
+            N'EXEC {schema}.set_rate');
+        EXEC {schema}.refuse 50000, @message;
     END;
+    SELECT TOP (1) @window_ms = f.window_ms, @fixed = f.fixed FROM @force AS f WHERE f.fixed < @cost ORDER BY f.fixed;
+    IF @fixed IS NOT NULL
+    BEGIN
+        SELECT @by = cap_by FROM {schema}.rate_window WHERE resource_id = @resource AND window_ms = @window_ms;
+        SET @message = CONCAT(N'sqlsem: ''', @resource, N''' is asked for ', @cost, N', which can never fit into the limit of ', @fixed, N' in ',
+            @window_ms, N' ms that ', @by, N' has set');
+        EXEC {schema}.refuse 50000, @message;
+    END;
+    SELECT @wait_ms = MAX(COALESCE(CASE WHEN u.wait_ms > b.wait_ms THEN u.wait_ms ELSE b.wait_ms END, 0))
+    FROM @force AS f
+    CROSS APPLY {schema}.window_use(@resource, f.window_ms, f.fixed, @cost, @taken_ms) AS u
+    CROSS APPLY (SELECT COALESCE(CASE
+        WHEN f.burst < @cost THEN (
+            SELECT (MAX(COALESCE(s.slot, 0)) + 1) * ((f.window_ms + 99) / 100) + f.window_ms - @taken_ms FROM {schema}.rate_slot AS s
+            WHERE s.resource_id = @resource AND s.window_ms = f.window_ms AND s.burst < @cost)
+        -- How far before the moment at which the bucket is empty again this may be had.
+        WHEN f.full_us - CAST(FLOOR(CAST(f.burst - @cost AS decimal(19, 0)) * f.window_ms * 1000 / f.rate_limit) AS bigint) > @us
+        THEN (f.full_us - CAST(FLOOR(CAST(f.burst - @cost AS decimal(19, 0)) * f.window_ms * 1000 / f.rate_limit) AS bigint) - @us + 999) / 1000
+        END, 0) AS wait_ms) AS b;
     IF @wait_ms > 0 OR @only_look = 1
         RETURN 0;
-    UPDATE {schema}.rate_window
-    SET rate_limit = (SELECT d.rate_limit FROM @declared AS d WHERE d.window_ms = rate_window.window_ms)
-    WHERE resource_id = @resource
-      AND EXISTS (SELECT 1 FROM @declared AS d WHERE d.window_ms = rate_window.window_ms AND d.rate_limit <> rate_window.rate_limit);
-    EXEC {schema}.use_rate @resource, @cost, @us, NULL, @waits;
+    UPDATE w SET rate_limit = f.rate_limit, burst = f.burst
+    FROM {schema}.rate_window AS w JOIN @force AS f ON f.window_ms = w.window_ms
+    WHERE w.resource_id = @resource AND (w.rate_limit <> f.rate_limit OR COALESCE(w.burst, 0) <> COALESCE(f.burst, 0));
+    EXEC {schema}.use_rate @resource, @cost, @us, NULL, @waits, @windows, @burst;
 END;
 GO
 
@@ -316,8 +399,9 @@ BEGIN
 END;
 GO
 
--- What was taken at @taken_ms has cost @more than that (or less: negative). More counts as used now, and may go beyond the
--- limit; then nobody takes anything until enough of it is out of the window. Less is given back, where it counts still.
+-- What this login took at @taken_ms has cost @more than that (or less: negative). More counts as used now, and may go beyond the
+-- limit; then nobody takes anything until enough of it is out of the window, or the bucket of a burst has room, after ten windows at the
+-- latest. Less is returned, where it counts still, and no more than this login took then.
 IF OBJECT_ID(N'{schema}.settle_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.settle_rate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.settle_rate @resource nvarchar(400), @taken_ms bigint, @more bigint
@@ -356,16 +440,124 @@ BEGIN
 END;
 GO
 
+-- For operators: begins a rate anew. All use, debts and declared limits are forgotten; an operator's limits stay, and so do the counters.
+-- 0 done, -1 there is no such rate.
+IF OBJECT_ID(N'{schema}.reset_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reset_rate AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.reset_rate @resource nvarchar(400), @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: reset_rate must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @got int, @used bigint, @code int = -1,
+            @gate nvarchar(255) = LEFT(N'sqlsem.{schema}.gate.' + COALESCE(@resource, N''), 255);
+    EXEC {schema}.check_rate_name @resource;
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        EXEC @got = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', 10000, @principal;
+        IF @got < 0
+            THROW 50002, N'sqlsem: busy: somebody keeps the gate of this rate in an open transaction', 1;
+        SELECT @used = MAX(COALESCE(u.used, 0)) FROM (SELECT SUM(used) AS used FROM {schema}.rate_slot WHERE resource_id = @resource GROUP BY window_ms) AS u;
+        DELETE FROM {schema}.rate_slot WHERE resource_id = @resource;
+        UPDATE {schema}.rate_window SET full_us = NULL, burst = NULL WHERE resource_id = @resource;
+        IF @@ROWCOUNT > 0
+        BEGIN
+            SET @code = 0;
+            INSERT INTO {schema}.operation (host, pid, program, action, resource_id, old_value)
+            VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'reset', @resource, COALESCE(@used, 0));
+        END;
+        COMMIT TRANSACTION;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        THROW;
+    END CATCH;
+    IF @answer = 1
+        SELECT @code AS code;
+    RETURN @code;
+END;
+GO
+
+-- For operators: the most that may be used of a rate in a window of this length, whatever programs declare, and what counts for those
+-- that declare nothing. NULL: no such limit any more. 0 done, -1 there was none to lift.
+IF OBJECT_ID(N'{schema}.set_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_rate AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.set_rate @resource nvarchar(400), @window_ms bigint, @limit bigint, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: set_rate must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @got int, @before bigint, @code int = -1, @now bigint,
+            @gate nvarchar(255) = LEFT(N'sqlsem.{schema}.gate.' + COALESCE(@resource, N''), 255);
+    EXEC {schema}.check_rate_name @resource;
+    IF COALESCE(@window_ms, 0) NOT BETWEEN 1 AND 2147483647 OR @limit NOT BETWEEN 1 AND 2147483647
+        THROW 50000, N'sqlsem: set_rate needs a limit and a window (ms) from 1 to 2147483647', 1;
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        EXEC @got = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', 10000, @principal;
+        IF @got < 0
+            THROW 50002, N'sqlsem: busy: somebody keeps the gate of this rate in an open transaction', 1;
+        SELECT @before = cap FROM {schema}.rate_window WHERE resource_id = @resource AND window_ms = @window_ms;
+        IF @limit IS NOT NULL AND @before IS NULL
+           AND (SELECT COUNT(*) FROM {schema}.rate_window WHERE resource_id = @resource AND cap IS NOT NULL) >= 10
+            THROW 50000, N'sqlsem: this rate has limits for 10 windows; lift one of them first', 1;
+        SET @now = {schema}.clock_us() / 1000;
+        IF @limit IS NOT NULL AND NOT EXISTS (SELECT 1 FROM {schema}.rate_window WHERE resource_id = @resource AND window_ms = @window_ms)
+            EXEC {schema}.begin_window @resource, @window_ms, @limit, @now;
+        IF @limit IS NOT NULL OR @before IS NOT NULL
+            SET @code = 0;
+        UPDATE {schema}.rate_window
+        SET cap = @limit, rate_limit = COALESCE(@limit, rate_limit), cap_by = CASE WHEN @limit IS NOT NULL THEN ORIGINAL_LOGIN() END
+        WHERE @code = 0 AND resource_id = @resource AND window_ms = @window_ms;
+        IF COALESCE(@before, 0) <> COALESCE(@limit, 0)
+            INSERT INTO {schema}.operation (host, pid, program, action, resource_id, old_value, new_value)
+            VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'rate_limit', @resource,
+                    CASE WHEN @before IS NOT NULL THEN CONCAT(@before, N' in ', @window_ms, N' ms') END,
+                    CASE WHEN @limit IS NOT NULL THEN CONCAT(@limit, N' in ', @window_ms, N' ms') END);
+        COMMIT TRANSACTION;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        THROW;
+    END CATCH;
+    IF @answer = 1
+        SELECT @code AS code;
+    RETURN @code;
+END;
+GO
+
 -- A rate's windows, as rates tells them.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.windows_of;
 GO
 CREATE FUNCTION {schema}.windows_of(@resource nvarchar(255), @now bigint) RETURNS TABLE AS RETURN (
-    SELECT w.resource_id, w.window_ms, w.rate_limit, u.used,
-           CASE WHEN w.seen_ms < @now THEN (@now - w.seen_ms) / 1000e0 ELSE 0e0 END AS idle, w.taken, w.returned, w.waits,
-           u.wait_ms / 1000e0 AS free_in
-    FROM {schema}.rate_window AS w CROSS APPLY {schema}.window_use(w.resource_id, w.window_ms, w.rate_limit, 1, @now) AS u
-    WHERE w.resource_id = @resource
+    SELECT f.resource_id, f.window_ms, f.rate_limit, u.used, f.idle, f.taken, f.returned, f.waits,
+           CASE WHEN f.full_us - f.room_us - @now * 1000 > u.wait_ms * 1000 THEN (f.full_us - f.room_us - @now * 1000 + 999) / 1000
+                ELSE u.wait_ms END / 1000e0 AS free_in, f.cap
+    FROM (SELECT l.resource_id, l.window_ms, l.rate_limit, l.taken, l.returned, l.waits, l.cap, l.full_us,
+                 CASE WHEN l.seen_ms < @now THEN (@now - l.seen_ms) / 1000e0 ELSE 0e0 END AS idle,
+                 CAST(FLOOR(CAST(l.burst - 1 AS decimal(19, 0)) * l.window_ms * 1000 / l.rate_limit) AS bigint) AS room_us
+          FROM (SELECT w.resource_id, w.window_ms, w.taken, w.returned, w.waits, w.cap, w.full_us, w.burst, w.seen_ms,
+                       CASE WHEN t.lowest < w.rate_limit AND (w.cap IS NULL OR t.lowest < w.cap) THEN t.lowest
+                            WHEN w.cap < w.rate_limit THEN w.cap ELSE w.rate_limit END AS rate_limit
+                FROM {schema}.rate_window AS w
+                CROSS APPLY (SELECT NULLIF(MIN(COALESCE(s.rate_limit, 9223372036854775807)), 9223372036854775807) AS lowest FROM {schema}.rate_slot AS s
+                             WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms
+                               AND s.slot >= (@now - w.window_ms) / ((w.window_ms + 99) / 100)) AS t
+                WHERE w.resource_id = @resource) AS l) AS f
+    CROSS APPLY {schema}.window_use(f.resource_id, f.window_ms, f.rate_limit, 1, @now) AS u
 );
 GO
 COMMIT TRANSACTION;
@@ -383,7 +575,7 @@ BEGIN
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
     DECLARE @now bigint = {schema}.clock_us() / 1000;
-    SELECT r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in
+    SELECT r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in, r.cap
     FROM (SELECT DISTINCT w.resource_id FROM {schema}.rate_window AS w
           WHERE w.resource_id LIKE N'rate:%' AND (@resource IS NULL OR w.resource_id = @resource)) AS n  -- (not what starts of tasks are)
     CROSS APPLY {schema}.windows_of(n.resource_id, @now) AS r
@@ -395,7 +587,8 @@ GO
 -- For sessions -----------------------------------------------------------------------------------------------------
 
 -- Takes from a rate, waiting up to @timeout_ms for it, in the order of asking: at most @limit in any @per_ms, by everybody
--- together. @more_windows: further ones, as [{"limit": 1000, "ms": 3600000}]. Return code:
+-- together. @more_windows: further ones, as [{"limit": 1000, "ms": 3600000}]. @limit and @per_ms NULL: an operator's limits.
+-- Return code:
 --   0 taken at once   1 taken after waiting   -1 time is up   -2 its place in the line was taken away by an operator
 -- @taken_ms is what settle wants to know.
 IF OBJECT_ID(N'{schema}.take') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take AS RETURN 0');
@@ -421,9 +614,12 @@ BEGIN
         THROW 50000, N'sqlsem: timeout_ms must be 0 or more, or -1 for ever', 1;
     IF @more_windows IS NOT NULL AND (ISJSON(@more_windows) = 0 OR LEFT(LTRIM(@more_windows), 1) <> N'[')
         THROW 50000, N'sqlsem: more_windows is no list of windows as [{"limit": 1000, "ms": 3600000}]', 1;
-    SET @windows = CONCAT(N'[{"limit":', COALESCE(CONVERT(nvarchar(20), @limit), N'null'), N',"ms":',
-        COALESCE(CONVERT(nvarchar(20), @per_ms), N'null'), N'}', CASE WHEN @more_windows IS NULL THEN N']'
-            ELSE CONCAT(N',', STUFF(LTRIM(@more_windows), 1, 1, N'')) END);
+    IF @limit IS NULL AND @per_ms IS NULL
+        SET @windows = COALESCE(@more_windows, N'[]');  -- an operator's limits
+    ELSE
+        SET @windows = CONCAT(N'[{"limit":', COALESCE(CONVERT(nvarchar(20), @limit), N'null'), N',"ms":',
+            COALESCE(CONVERT(nvarchar(20), @per_ms), N'null'), N'}', CASE WHEN @more_windows IS NULL THEN N']'
+                ELSE CONCAT(N',', STUFF(LTRIM(@more_windows), 1, 1, N'')) END);
     IF @timeout_ms >= 0
         SET @deadline = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
     IF @requesting_id IS NULL
@@ -436,7 +632,7 @@ BEGIN
     SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), -1);
     IF @deadline IS NOT NULL AND @left < 1
         SET @left = 1;
-    EXEC @code = {schema}.acquire @resource, 1, N'write', 1, @left, @note, @requesting_id, NULL, @position OUTPUT;
+    EXEC @code = {schema}.acquire @resource, 1, N'write', 1, @left, @note, @requesting_id, NULL, @position OUTPUT, @own = 1;
     IF @code < 0
         RETURN @code;
     BEGIN TRY

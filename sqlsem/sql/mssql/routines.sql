@@ -570,6 +570,26 @@ BEGIN
 END;
 GO
 
+-- Refuses more members than an operator allows a login (setting max_members).
+IF OBJECT_ID(N'{schema}.check_members') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_members AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_members
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @most bigint, @count bigint, @message nvarchar(1000);
+    SELECT @most = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'max_members';
+    SELECT @count = COUNT(*)
+    FROM (SELECT TOP (@most) 1 AS one FROM {schema}.member WITH (READPAST, READCOMMITTEDLOCK) WHERE login = ORIGINAL_LOGIN()) AS m;
+    IF @count >= @most
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: login ', ORIGINAL_LOGIN(), N' has ', @most, N' members, and no more are allowed (setting max_members); ',
+            N'an operator removes them: EXEC {schema}.revoke_members');
+        EXEC {schema}.refuse 50000, @message;
+    END;
+END;
+GO
+
 -- A new member, with its beacon (or its lease). Called once a process, on the connection that it keeps.
 IF OBJECT_ID(N'{schema}.enrol') IS NULL EXEC (N'CREATE PROCEDURE {schema}.enrol AS RETURN 0');
 GO
@@ -588,6 +608,7 @@ BEGIN
     DECLARE @beacon int, @name nvarchar(255);
     EXEC {schema}.check_life N'grace', @grace_ms;
     EXEC {schema}.check_life N'lease', @lease_ms;
+    EXEC {schema}.check_members;
     EXEC {schema}.clean @host OUTPUT;
     EXEC {schema}.clean @program OUTPUT;
     BEGIN TRY
@@ -1628,8 +1649,9 @@ BEGIN
         THROW 50000, N'sqlsem: ageing is from 1 ms to 24 days, of one resource and no pattern', 1;
     IF @what = N'ageing' AND @value IS NOT NULL
        AND (@resource COLLATE Latin1_General_100_BIN2 LIKE N'rate:%' OR @resource COLLATE Latin1_General_100_BIN2 LIKE N'once:%'
-            OR @resource COLLATE Latin1_General_100_BIN2 LIKE N'priority:%')
-        THROW 50000, N'sqlsem: the queues of rate:, once: and priority: are always first come, first served; priorities cannot be set there', 1;
+            OR @resource COLLATE Latin1_General_100_BIN2 LIKE N'priority:%'
+            OR @resource COLLATE Latin1_General_100_BIN2 LIKE N'tasks:%')
+        THROW 50000, N'sqlsem: the queues of rate:, once:, priority: and tasks: are always first come, first served; priorities cannot be set there', 1;
     IF @what = N'stale_after' AND @value > 2147483647000
         THROW 50000, N'sqlsem: stale_after must be below 68 years', 1;
     EXEC {schema}.check_name N'resource', @resource;
@@ -1758,6 +1780,59 @@ BEGIN
 END;
 GO
 
+-- Takes away all rows of a member, or of all members of a login, and the members themselves: waiting rows at once, and a live
+-- holder is told first, unless @force, as revoke does; its member then stays until it has given its rows back. Returns the number
+-- of members that are gone.
+IF OBJECT_ID(N'{schema}.revoke_members') IS NULL EXEC (N'CREATE PROCEDURE {schema}.revoke_members AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.revoke_members @member bigint = NULL, @login nvarchar(128) = NULL, @force bit = 0, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: revoke_members must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    IF (@member IS NULL AND @login IS NULL) OR (@member IS NOT NULL AND @login IS NOT NULL) OR @login = N''
+        THROW 50000, N'sqlsem: revoke_members needs either a member or a login', 1;
+    DECLARE @one bigint = -1, @before bigint, @position bigint, @last bigint, @gone int = 0, @rows int = 0, @code int;
+    WHILE 1 = 1
+    BEGIN
+        SET @before = @one;
+        SELECT TOP (1) @one = member_id FROM {schema}.member
+        WHERE member_id > @before AND (member_id = @member OR login = @login) ORDER BY member_id;
+        IF @one = @before
+            BREAK;
+        SET @position = -1;
+        WHILE 1 = 1
+        BEGIN
+            SET @last = @position;
+            SELECT TOP (1) @position = queue_position FROM {schema}.entry WITH (INDEX (entry_member))
+            WHERE member_id = @one AND queue_position > @last
+            ORDER BY queue_position;
+            IF @position = @last
+                BREAK;
+            EXEC @code = {schema}.[revoke] @position, @force;
+            IF @code >= 0
+                SET @rows = @rows + 1;
+        END;
+        DELETE FROM {schema}.member
+        WHERE member_id = @one AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (INDEX (entry_member)) WHERE member_id = @one);
+        SET @gone = @gone + @@ROWCOUNT;
+    END;
+    IF @gone + @rows > 0
+        INSERT INTO {schema}.operation (host, pid, program, action, old_value, new_value)
+        VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'revoke_members',
+                COALESCE(N'login ' + @login, CONCAT(N'member ', @member)),
+                CONCAT(@gone, N' members, ', @rows, N' rows', CASE WHEN @force = 1 THEN N', force' END));
+    IF @answer = 1
+        SELECT @gone AS gone;
+    RETURN @gone;
+END;
+GO
+
 -- Tests every member now. Returns the number of rows removed.
 IF OBJECT_ID(N'{schema}.reap') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reap AS RETURN 0');
 GO
@@ -1840,7 +1915,7 @@ BEGIN
         DELETE TOP (@most) FROM {schema}.rate_slot WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
         WHERE (slot + 1) * ((window_ms + 99) / 100) + window_ms < @over;
         DELETE TOP (@most) w FROM {schema}.rate_window AS w WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
-        WHERE w.seen_ms + 2 * w.window_ms < @over
+        WHERE w.cap IS NULL AND w.seen_ms + 2 * w.window_ms < @over
           AND NOT EXISTS (SELECT 1 FROM {schema}.rate_slot AS s WITH (READPAST, READCOMMITTEDLOCK)
                           WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms);
     END;
@@ -1876,6 +1951,12 @@ BEGIN
         THROW 50000, N'sqlsem: bad row: a name, an id or an access type contains a control character; use printable text', 1;
     IF EXISTS (SELECT 1 FROM inserted WHERE access_type LIKE N'upgrade%')
         THROW 50000, N'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes the writer', 1;
+    SELECT TOP (1) @gate = i.resource_id FROM inserted AS i
+    WHERE i.resource_id COLLATE Latin1_General_100_BIN2 LIKE N'rate:%' OR i.resource_id COLLATE Latin1_General_100_BIN2 LIKE N'once:%'
+       OR i.resource_id COLLATE Latin1_General_100_BIN2 LIKE N'priority:%'
+       OR i.resource_id COLLATE Latin1_General_100_BIN2 LIKE N'tasks:%' OR RIGHT(i.resource_id, 1) = N'*';
+    IF @gate IS NOT NULL
+        EXEC {schema}.check_free @gate;
     SELECT @gate = MIN(LEFT(CONCAT(N'sqlsem.{schema}.gate.', COALESCE(resource_id, N'default')), 255)
                        COLLATE Latin1_General_100_BIN2) FROM inserted;
     WHILE @gate IS NOT NULL

@@ -11,7 +11,8 @@ CREATE TABLE {schema}.setting (
     value nvarchar(255) NOT NULL
 );
 INSERT INTO {schema}.setting (name, value)
-VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'30'), (N'history_rows', N'1000000');
+VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'30'), (N'history_rows', N'1000000'),
+       (N'max_grace', N'86400'), (N'max_lease', N'604800'), (N'max_members', N'5000');
 
 -- Members -----------------------------------------------------------------------------------------------------------
 
@@ -150,8 +151,12 @@ CREATE INDEX operation_done ON {schema}.operation (done_at);
 CREATE TABLE {schema}.rate_window (
     resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,  -- N'rate:' and the rate's name
     window_ms   bigint NOT NULL CONSTRAINT rate_window_window_ms_check CHECK (window_ms >= 1),
-    -- In one window, as it was declared last.
+    -- In one window, as it counted at the last take; and so the burst.
     rate_limit  bigint NOT NULL CONSTRAINT rate_window_rate_limit_check CHECK (rate_limit >= 1),
+    burst       bigint NULL,
+    -- An operator's upper bound for rate_limit, and its default.
+    cap         bigint NULL CONSTRAINT rate_window_cap_check CHECK (cap >= 1),
+    cap_by      nvarchar(128) NULL,
     seen_ms     bigint NOT NULL,  -- when it was last taken from
     full_us     bigint NULL,      -- with a burst: when the whole burst is there again
     -- Counted since the window is known; they only grow.
@@ -161,13 +166,17 @@ CREATE TABLE {schema}.rate_window (
     CONSTRAINT rate_window_pk PRIMARY KEY (resource_id, window_ms)
 );
 
--- The use of a rate in a hundredth part of a window. It counts until all of that part is out of the window.
+-- The use of a rate by a login in a hundredth part of a window. It counts until all of that part is out of the window, and with
+-- it the lowest limit and burst that the login's requests have declared for this window in that time.
 CREATE TABLE {schema}.rate_slot (
     resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     window_ms   bigint NOT NULL,
     slot        bigint NOT NULL,  -- since 1970
+    login       nvarchar(128) NOT NULL,  -- only this login adjusts the use; N'' of the starts of tasks
     used        bigint NOT NULL CONSTRAINT rate_slot_used_check CHECK (used >= 0),
-    CONSTRAINT rate_slot_pk PRIMARY KEY (resource_id, window_ms, slot)
+    rate_limit  bigint NULL,      -- NULL: no limit was declared for this window
+    burst       bigint NULL,
+    CONSTRAINT rate_slot_pk PRIMARY KEY (resource_id, window_ms, slot, login)
 );
 
 -- The last run of each name that runs once per period (once.sql).
@@ -186,8 +195,10 @@ CREATE TABLE {schema}.once_run (
 -- the lock knows the word.
 CREATE TABLE {schema}.departure (
     word    varchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT departure_pk PRIMARY KEY,
+    login   nvarchar(128) NOT NULL CONSTRAINT departure_login_default DEFAULT ORIGINAL_LOGIN(),
     left_at datetime2(6) NOT NULL CONSTRAINT departure_left_at_default DEFAULT SYSUTCDATETIME()
 );
+CREATE INDEX departure_login ON {schema}.departure (login);
 
 -- From hand_over to adopt the rows belong to a member of their own, in transit, which lives by a lease of ttl_ms: member_id.
 -- The token itself is nowhere. Rows of the past are kept for a day, to say why a token cannot be adopted.
@@ -228,7 +239,7 @@ CREATE TABLE {schema}.task (
     -- Workers share themselves out between the keys of a queue. '': no key, in a queue that has keys, limits or priorities;
     -- NULL: no key, in any other queue.
     task_key        nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,
-    task_priority   int NOT NULL CONSTRAINT task_task_priority_default DEFAULT 0,  -- among the tasks of its key; lower ones first
+    task_priority   int NOT NULL CONSTRAINT task_task_priority_default DEFAULT 0,  -- among the tasks of its key; higher ones first
     task_turn       nvarchar(263) COLLATE Latin1_General_100_BIN2 NULL,  -- the key behind eight digits of its hash (turn_of)
     -- Of the open tasks of a queue one has it. The routines see to that: an index that is unique for some rows is a filtered
     -- one, which wants QUOTED_IDENTIFIER ON of every client that touches the table.
@@ -281,9 +292,9 @@ CREATE TABLE {schema}.task (
 -- otherwise. The indexes include what is asked of them, so that no reader goes on to the row with a lock on an index, while a
 -- writer comes the other way.
 CREATE INDEX task_open ON {schema}.task (queue_name, is_open, task_order, task_id)
-    INCLUDE (status, ready_at, member_id, claim_uid, attempt);
+    INCLUDE (status, ready_at, member_id, claim_uid, attempt, task_priority);
 -- (With lock_count in front: claims read only tasks where it is NULL, and so do not pass the parked ones.)
-CREATE INDEX task_fair ON {schema}.task (queue_name, status, lock_count, task_order, task_turn, task_priority, task_id)
+CREATE INDEX task_fair ON {schema}.task (queue_name, status, lock_count, task_order, task_turn, task_priority DESC, task_id)
     INCLUDE (ready_at);
 CREATE INDEX task_ended ON {schema}.task (is_open, ended_at) INCLUDE (queue_name, status);
 CREATE UNIQUE INDEX task_put ON {schema}.task (put_uid);
@@ -377,7 +388,7 @@ CREATE TABLE {schema}.schedule (
     kind          nvarchar(8) NOT NULL CONSTRAINT schedule_kind_check CHECK (kind IN (N'sql', N'shell', N'call', N'json')),
     body          nvarchar(max) NOT NULL,
     options       nvarchar(max) NOT NULL CONSTRAINT schedule_options_default DEFAULT N'{}',  -- JSON; of each task: order, note, …
-    next_due      datetime2(6) NULL,  -- the next one; NULL: never, as no process understands the expression
+    next_due      datetime2(6) NOT NULL,  -- the next one
     last_due      datetime2(6) NULL,  -- the latest time for which a task was put
     put_at        datetime2(6) NOT NULL CONSTRAINT schedule_put_at_default DEFAULT SYSUTCDATETIME(),
     put_by        nvarchar(128) NOT NULL CONSTRAINT schedule_put_by_default DEFAULT ORIGINAL_LOGIN(),

@@ -98,14 +98,14 @@ BEGIN
         SET @message = N'sqlsem: order is NULL; give it a whole number';
     ELSE IF @priority IS NULL
         SET @message = N'sqlsem: priority is NULL; give it a whole number';
-    ELSE IF COALESCE(@after_ms, -1) < 0 OR @after_ms > 2147483647000
-        SET @message = CONCAT(N'sqlsem: after_seconds must be from 0 to 2147483647, not ',
+    ELSE IF COALESCE(@after_ms, -1) < 0 OR @after_ms > 315360000000
+        SET @message = CONCAT(N'sqlsem: after_seconds must be from 0 to ten years (315360000), not ',
             COALESCE(CONVERT(nvarchar(40), @after_ms / CAST(1000 AS float)), N'NULL'));
     ELSE IF COALESCE(@max_attempts, 0) < 1
         SET @message = CONCAT(N'sqlsem: max_attempts must be 1 or more, not ',
             COALESCE(CONVERT(nvarchar(20), @max_attempts), N'NULL'));
-    ELSE IF COALESCE(@backoff_ms, -1) < 0 OR @backoff_ms > 2147483647
-        SET @message = CONCAT(N'sqlsem: backoff_seconds must be from 0 to 2147483, not ',
+    ELSE IF COALESCE(@backoff_ms, -1) < 0 OR @backoff_ms > 300000
+        SET @message = CONCAT(N'sqlsem: backoff_seconds must be from 0 to 300, not ',
             COALESCE(CONVERT(nvarchar(40), @backoff_ms / CAST(1000 AS float)), N'NULL'));
     ELSE IF @unique_key IS NOT NULL AND @replace_key IS NOT NULL
         SET @message = N'sqlsem: a task has one key: give it unique_key or replace_key';
@@ -443,15 +443,15 @@ BEGIN
             FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
             WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn = @at
               AND ready_at <= SYSUTCDATETIME()
-            ORDER BY task_priority, task_id;
+            ORDER BY task_priority DESC, task_id;
             -- Those that were put without a key before the queue had turns. (They have no priority.)
             IF @key = N''
                 SELECT TOP (1) @plain = task_id
                 FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn IS NULL
                   AND ready_at <= SYSUTCDATETIME()
-                ORDER BY task_priority, task_id;
-            IF @plain IS NOT NULL AND (@id IS NULL OR @priority > 0 OR @priority = 0 AND @plain < @id)
+                ORDER BY task_priority DESC, task_id;
+            IF @plain IS NOT NULL AND (@id IS NULL OR @priority < 0 OR @priority = 0 AND @plain < @id)
                 SET @id = @plain;
             SELECT @task = task_id FROM {schema}.task WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
             WHERE task_id = @id AND status = N'pending' AND ready_at <= SYSUTCDATETIME();
@@ -480,13 +480,13 @@ BEGIN
         FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
         WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn = @at
           AND ready_at <= SYSUTCDATETIME()
-        ORDER BY task_priority, task_id;
+        ORDER BY task_priority DESC, task_id;
         IF @task IS NULL AND @key = N''
             SELECT TOP (1) @task = task_id
             FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
             WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn IS NULL
               AND ready_at <= SYSUTCDATETIME()
-            ORDER BY task_priority, task_id;
+            ORDER BY task_priority DESC, task_id;
         IF @task IS NULL OR @rated = 0
             CONTINUE;
         EXEC @code = {schema}.may_start @queue, @key, 0, 0, 1;
@@ -537,7 +537,7 @@ BEGIN
                 FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
                   AND task_turn IS NULL AND ready_at <= SYSUTCDATETIME()
-                ORDER BY task_priority, task_id;
+                ORDER BY task_priority DESC, task_id;
             -- Where an engine has no such hints two sessions may have found the same task: one of them looks again. (It
             -- may even have been run meanwhile, and be pending for a second attempt.)
             UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
@@ -732,7 +732,7 @@ BEGIN
                 FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
                   AND task_turn IS NULL AND ready_at <= SYSUTCDATETIME()
-                ORDER BY task_priority, task_id;
+                ORDER BY task_priority DESC, task_id;
             SET @last = @first;
             SET @alone = 1;  -- (each turn is drawn by itself)
             IF @most > 1 AND @turns = 0
@@ -900,7 +900,8 @@ BEGIN
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @pending bit = 0, @running bit = 0, @next_pending bit = 0, @failed bigint, @order int,
-            @any bit = 0, @any_next bit = 0;
+            @any bit = 0, @any_next bit = 0, @all bit;
+    EXEC @all = {schema}.sees_all;
     SELECT TOP (1) @order = task_order FROM {schema}.task WITH (INDEX (task_open))
     WHERE queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_order;
     -- One look for both: a task goes from the one to the other at any time, and two looks could miss it.
@@ -923,7 +924,8 @@ BEGIN
     SELECT TOP (1) @failed = task_id FROM {schema}.task WITH (INDEX (task_open))
     WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND status = N'failed' ORDER BY task_order, task_id;
     SELECT @pending AS pending, @running AS running, @next_pending AS next_pending, @failed AS failed,
-           (SELECT t.error FROM {schema}.task AS t WHERE t.task_id = @failed) AS error;
+           -- (A login that only puts tasks sees what became of its own.)
+           (SELECT t.error FROM {schema}.task AS t WHERE t.task_id = @failed AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())) AS error;
 END;
 GO
 
@@ -973,12 +975,12 @@ BEGIN
         INSERT INTO @shown (task_id)
         SELECT TOP (@skip + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
-        ORDER BY queue_name, task_order, task_id;
+        ORDER BY queue_name, task_order, task_priority DESC, task_id;
     ELSE
         INSERT INTO @shown (task_id)
         SELECT TOP (@skip + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
-        ORDER BY task_order, task_id;
+        ORDER BY task_order, task_priority DESC, task_id;
     SELECT @left = @skip + @most - COUNT(*) FROM @shown;
     IF @left > 0
         INSERT INTO @shown (task_id)
@@ -1429,8 +1431,8 @@ BEGIN
            @message = CASE
                WHEN NOT COALESCE(TRY_CAST(o.an_after AS float), 0) BETWEEN 0 AND 315360000000
                    THEN CONCAT(N'a task can wait from now to ten years from now, not ', LEFT(o.an_after, 40), N' ms')
-               WHEN NOT COALESCE(TRY_CAST(o.a_backoff AS float), 0) BETWEEN 0 AND 2147483647
-                   THEN CONCAT(N'the pause before the next attempt at a task is from 0 to 2147483647 ms, not ', LEFT(o.a_backoff, 40))
+               WHEN NOT COALESCE(TRY_CAST(o.a_backoff AS float), 0) BETWEEN 0 AND 300000
+                   THEN CONCAT(N'the pause before the next attempt at a task is from 0 to 300000 ms, not ', LEFT(o.a_backoff, 40))
                WHEN NOT COALESCE(TRY_CAST(o.a_limit AS float), 1) BETWEEN 1 AND 2147483647
                    THEN CONCAT(N'the time limit of a task must be from 1 to 2147483647 ms, not ', LEFT(o.a_limit, 40))
                WHEN NOT COALESCE(TRY_CAST(o.attempts AS float), 1) BETWEEN 1 AND 2147483647
@@ -1470,12 +1472,26 @@ BEGIN
 END;
 GO
 
+-- Refuses a next time that clients' calendars do not have.
+IF OBJECT_ID(N'{schema}.check_due') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_due AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_due @next datetime2(6)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @next IS NULL OR @next < CAST(N'00010103' AS datetime2(6)) OR @next > CAST(N'99991230' AS datetime2(6))
+        THROW 50000, N'sqlsem: the next time of a schedule must be from 0001-01-03 to 9999-12-30', 1;
+END;
+GO
+
 -- Keeps a schedule, in the place of one of the same name. @options: a JSON object of what put_task takes (order, after_ms,
--- max_attempts, backoff_ms, on_failure, note, time_limit_ms, unique, replace); and missed. @next: its first time.
+-- max_attempts, backoff_ms, on_failure, note, time_limit_ms, unique, replace); and missed. @next: its first time. (The zone is a
+-- name of the IANA database, which the server does not know: only how such names look.)
 IF OBJECT_ID(N'{schema}.save_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.save_schedule AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.save_schedule
-    @schedule nvarchar(400), @queue nvarchar(400), @cron nvarchar(255), @time_zone nvarchar(64), @kind nvarchar(100),
+    @schedule nvarchar(400), @queue nvarchar(400), @cron nvarchar(400), @time_zone nvarchar(400), @kind nvarchar(100),
     @body nvarchar(max), @options nvarchar(max), @next datetime2(6)
 AS
 BEGIN
@@ -1485,6 +1501,15 @@ BEGIN
     DECLARE @message nvarchar(1000), @code int, @by nvarchar(128), @count int, @locks nvarchar(max);
     EXEC {schema}.check_name N'queue', @queue;
     EXEC {schema}.check_name N'schedule', @schedule;
+    EXEC {schema}.check_due @next;
+    SET @message = CASE
+        WHEN LEN(CONCAT(@cron, N'|')) > 256 OR COALESCE(@cron, N'') NOT LIKE N'%[^ ]%'
+            THEN N'sqlsem: a cron expression has 1 to 255 characters'
+        WHEN LEN(CONCAT(@time_zone, N'|')) > 65 OR COALESCE(@time_zone, N'') NOT LIKE N'%[A-Za-z]%'
+             OR @time_zone COLLATE Latin1_General_100_BIN2 LIKE N'%[^-A-Za-z0-9_+/]%'
+            THEN N'sqlsem: that is no time zone; write UTC or Europe/Berlin' END;
+    IF @message IS NOT NULL
+        EXEC {schema}.refuse 50000, @message;
     EXEC {schema}.check_work @kind OUTPUT, @body;
     EXEC {schema}.check_task_options @options;
     SET @locks = JSON_QUERY(@options, N'$.locks');
@@ -1550,9 +1575,10 @@ BEGIN
 END;
 GO
 
--- Of a time that is due: puts the task (@put = 0: none, as that time is left out), and writes down the time after it (@next;
--- NULL: there is none), in one transaction, if nobody was faster. @last: the latest of the times for which this one task
--- stands. One row: whether it was done, and the task's number.
+-- Of a time that is due: puts the task (@put = 0: none, as that time is left out, as the schedule says of those that were missed),
+-- and writes down the time after it (@next), in one transaction, if nobody was faster and @next has not come meanwhile. @last: the
+-- latest of the times for which this one task stands. One row: whether it was done, and the task's number. When nothing is put, or
+-- nothing for a long time, that is noted as an operation.
 IF OBJECT_ID(N'{schema}.fire_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.fire_schedule AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.fire_schedule
@@ -1568,14 +1594,24 @@ BEGIN
     DECLARE @done int = 0, @task_id bigint, @put_by nvarchar(128), @queue nvarchar(255), @kind nvarchar(8),
             @body nvarchar(max), @options nvarchar(max), @order int, @after_ms bigint, @max_attempts int,
             @backoff_ms bigint, @on_failure nvarchar(100), @note nvarchar(1000), @time_limit_ms bigint,
-            @unique_key nvarchar(400), @replace_key nvarchar(400), @task_key nvarchar(400), @priority int, @locks nvarchar(max);
+            @unique_key nvarchar(400), @replace_key nvarchar(400), @task_key nvarchar(400), @priority int, @locks nvarchar(max),
+            @now datetime2(6) = SYSUTCDATETIME();
+    EXEC {schema}.check_due @next;
+    SET @last = CASE WHEN @last > @now THEN @now WHEN @last >= @due THEN @last ELSE @due END;
     BEGIN TRY
         BEGIN TRANSACTION;
         -- Its lock is what makes the others wait, who find another time then.
         UPDATE {schema}.schedule WITH (ROWLOCK)
         SET next_due = @next, last_due = CASE WHEN @put = 1 THEN @last ELSE last_due END
-        WHERE schedule_name = @schedule AND next_due = @due AND paused_at IS NULL AND next_due <= SYSUTCDATETIME();
+        WHERE schedule_name = @schedule AND next_due = @due AND paused_at IS NULL AND next_due <= SYSUTCDATETIME()
+          AND @next > SYSUTCDATETIME() AND (@put = 1 OR JSON_VALUE(options, N'$.missed') = N'skip');
         SET @done = @@ROWCOUNT;
+        IF @done = 1 AND (COALESCE(@put, 0) = 0 OR @next > DATEADD(day, 366, @now))
+            INSERT INTO {schema}.operation (host, pid, program, action, queue_name, old_value, new_value)
+            SELECT LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255),
+                   CASE WHEN @put = 1 THEN N'postpone' ELSE N'skip' END, queue_name, CONCAT(N'schedule ', @schedule),
+                   CONCAT(N'next ', CONVERT(nvarchar(40), @next, 126))
+            FROM {schema}.schedule WHERE schedule_name = @schedule;
         IF @done = 1 AND @put = 1
         BEGIN
             SELECT @put_by = put_by, @queue = queue_name, @kind = kind, @body = body, @options = options
@@ -1617,6 +1653,8 @@ BEGIN
     SET ROWCOUNT 0;
     IF @what NOT IN (N'pause', N'resume', N'remove') OR @what IS NULL
         THROW 50000, N'sqlsem: a schedule can be told to pause, resume or remove', 1;
+    IF @what = N'resume'
+        EXEC {schema}.check_due @next;
     SET XACT_ABORT ON;
     DECLARE @queue nvarchar(255), @code int = -1;
     BEGIN TRANSACTION;
@@ -1659,8 +1697,12 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @all int;
     EXEC @all = {schema}.sees_all;
-    SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options, s.next_due, s.last_due, s.put_at,
-           s.put_by, s.paused_at, s.paused_by, CAST(SYSUTCDATETIME() AS datetime2(6)) AS taken_at
+    SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options,
+           CASE WHEN s.next_due < CAST(N'00010103' AS datetime2(6)) THEN CAST(N'00010103' AS datetime2(6))
+                WHEN s.next_due > CAST(N'99991230' AS datetime2(6)) THEN CAST(N'99991230' AS datetime2(6)) ELSE s.next_due END AS next_due,
+           CASE WHEN s.last_due < CAST(N'00010103' AS datetime2(6)) THEN CAST(N'00010103' AS datetime2(6))
+                WHEN s.last_due > CAST(N'99991230' AS datetime2(6)) THEN CAST(N'99991230' AS datetime2(6)) ELSE s.last_due END AS last_due,
+           s.put_at, s.put_by, s.paused_at, s.paused_by, CAST(SYSUTCDATETIME() AS datetime2(6)) AS taken_at
     FROM {schema}.schedule AS s
     WHERE (@schedule IS NULL OR s.schedule_name = @schedule) AND (@queue IS NULL OR s.queue_name = @queue)
       AND (@all = 1 OR s.put_by = ORIGINAL_LOGIN())
@@ -1673,7 +1715,7 @@ GO
 
 -- Puts one task, a SQL text if @kind is not given. May be part of the caller's transaction. @unique_key: while one with this
 -- key is open, it is that one's number. @replace_key: in the place of the one with this key. @key: whose task it is; workers
--- share themselves out between the keys. @priority: among those of its key, lower ones first. @locks: what it needs to run, such as
+-- share themselves out between the keys. @priority: among those of its key, higher ones first. @locks: what it needs to run, such as
 -- N'[{"resource": "customers", "access": "write", "limit": 1}]'; it starts, on any worker, when it is its turn in all of their lines.
 IF OBJECT_ID(N'{schema}.put') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put AS RETURN 0');
 GO

@@ -197,7 +197,7 @@ BEGIN
     SELECT * INTO v_batch FROM {schema}.batch AS r WHERE r.batch_name = p_name ORDER BY r.batch_id DESC LIMIT 1;
     id := v_batch.batch_id;
     -- A batch's window is the one of the login that opened it: another login must not end it early.
-    v_window := CASE WHEN v_batch.opened_by <> session_user THEN v_batch.window_ms ELSE p_window_ms END;
+    v_window := CASE WHEN v_batch.opened_by IS DISTINCT FROM session_user THEN v_batch.window_ms ELSE p_window_ms END;
     SELECT * INTO v_part FROM {schema}.batch_part AS p WHERE p.batch_id = v_batch.batch_id AND p.part = p_part;
     v_same := ARRAY(SELECT p.part::text FROM {schema}.batch_part AS p WHERE p.batch_id = v_batch.batch_id
                     ORDER BY p.part COLLATE "C")
@@ -459,7 +459,7 @@ AS $$
            r.opened_by, p.login, r.callback_kept_by, r.callback_login
     FROM (SELECT * FROM {schema}.batch AS o
           WHERE (p_name IS NULL OR o.batch_name = p_name) AND (p_batch IS NULL OR o.batch_id = p_batch)
-          ORDER BY o.batch_id DESC LIMIT p_most) AS r
+          ORDER BY o.batch_id DESC LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END) AS r
     JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
     LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = p.member_id AND p.status = 'running'
     ORDER BY r.batch_id DESC, p.part

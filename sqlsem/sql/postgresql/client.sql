@@ -98,11 +98,17 @@ SELECT {schema}.cancel(%s, %s, %s)
 SELECT code, wait_ms, times
 FROM {schema}.take_rate(%s, %s, %s::bigint[], %s::bigint[], %s, %s, %s, %s::bigint[], %s::bigint[])
 
+-- name: reset_rate
+SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.reset_rate(%s)
+
+-- name: set_rate
+SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.set_rate(%s, %s, %s)
+
 -- name: settle_rate
 SELECT {schema}.settle_rate(%s, %s, %s)
 
 -- name: rates
-SELECT resource_id, window_ms, rate_limit, used, idle, taken, returned, waits, free_in FROM {schema}.rates(%s)
+SELECT resource_id, window_ms, rate_limit, used, idle, taken, returned, waits, free_in, cap FROM {schema}.rates(%s)
 
 -- name: hand_over
 SELECT {schema}.hand_over_rows(%s, %s::bigint[], %s, %s, %s)
@@ -121,7 +127,7 @@ SELECT {schema}.mark_once(%s, %s, %s)
 SELECT granted_at, done_at, queue_position, requesting_id, login, taken_at FROM {schema}.once_last(%s)
 
 -- name: once_forget
-SELECT {schema}.once_forget(%s)
+SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.once_forget(%s)
 
 -- name: deadlock_rows
 SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight, granted, cap
@@ -194,6 +200,9 @@ SELECT pg_catalog.has_function_privilege('{schema}.revoke(bigint, boolean)'::tex
 
 -- name: revoke
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.revoke(%s, %s)
+
+-- name: revoke_members
+SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.revoke_members(%s, %s, %s)
 
 -- name: reap
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.reap()

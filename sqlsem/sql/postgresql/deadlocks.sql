@@ -77,7 +77,7 @@ AS $$
 DECLARE
     v_member bigint;
 BEGIN
-    FOREACH v_member IN ARRAY p_members LOOP
+    FOREACH v_member IN ARRAY coalesce(p_members, '{}') LOOP
         PERFORM {schema}.test_member(v_member, p_mine);
         IF NOT EXISTS (SELECT FROM {schema}.member AS m
                        WHERE m.member_id = v_member AND m.missing_since IS NULL

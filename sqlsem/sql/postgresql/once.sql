@@ -64,13 +64,25 @@ AS $$
     SELECT granted_at, done_at, queue_position, requesting_id, login, clock_timestamp() FROM {schema}.once_run WHERE once_name = p_name
 $$;
 
--- Forgets that it was done: it may run again in this period. 0 done, -1 there was nothing to forget.
+-- Forgets that it was done: it may run again in this period. Only the login that has run it last, and operators. 0 done, -1 there was
+-- nothing to forget.
 CREATE OR REPLACE FUNCTION {schema}.once_forget(name text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_run {schema}.once_run;
 BEGIN
-    DELETE FROM {schema}.once_run WHERE once_name = name;
-    RETURN CASE WHEN FOUND THEN 0 ELSE -1 END;
+    PERFORM {schema}.check_name('name', name);
+    SELECT * INTO v_run FROM {schema}.once_run AS o WHERE o.once_name = name FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN -1;
+    ELSIF v_run.login IS DISTINCT FROM session_user AND NOT {schema}.has_role('operator') THEN
+        RAISE EXCEPTION 'sqlsem: % was run by login %; only that login and operators forget its run, not %', quote_literal(name),
+            v_run.login, session_user USING ERRCODE = '42501';
+    END IF;
+    DELETE FROM {schema}.once_run AS o WHERE o.once_name = name;
+    PERFORM {schema}.note_operation('forget', 'once:' || name, NULL, NULL, NULL, v_run.done_at::text, NULL);
+    RETURN 0;
 END
 $$;
 

@@ -93,7 +93,8 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.overview_rates() RETURNS json
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
-    SELECT json_agg(json_build_array(r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in)
+    SELECT json_agg(json_build_array(r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in,
+                                      r.cap)
                     ORDER BY r.resource_id, r.window_ms)
     FROM (SELECT w.resource_id FROM {schema}.rate_window AS w
           LEFT JOIN (SELECT t.resource_id, count(*) AS waiting FROM {schema}.{table} AS t
@@ -365,11 +366,11 @@ AS $$
            o.task_id, o.old_value, o.new_value
     FROM {schema}.operation AS o
     WHERE (p_name IS NULL OR p_name IN (o.resource_id, o.queue_name))
-      AND (p_since IS NULL OR o.done_at >= statement_timestamp() - p_since * interval '1 second')
-      AND (p_until IS NULL OR o.done_at <= statement_timestamp() - p_until * interval '1 second')
+      AND (p_since IS NULL OR o.done_at >= statement_timestamp() - least(greatest(p_since, 0), 3e9) * interval '1 second')
+      AND (p_until IS NULL OR o.done_at <= statement_timestamp() - least(greatest(p_until, 0), 3e9) * interval '1 second')
       AND (p_action IS NULL OR o.action = p_action)
       AND (p_who IS NULL OR p_who IN (o.login, o.host, o.host || ':' || o.pid, o.program))
-    ORDER BY o.operation_id DESC LIMIT p_most
+    ORDER BY o.operation_id DESC LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END
 $$;
 
 -- Removes what is past keeping, as prune does with the history: of the oldest p_most rows.
@@ -377,7 +378,7 @@ CREATE OR REPLACE FUNCTION {schema}.prune_operations(p_most integer) RETURNS big
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     WITH oldest AS MATERIALIZED (
-        SELECT o.operation_id, o.done_at FROM {schema}.operation AS o ORDER BY o.operation_id LIMIT p_most FOR UPDATE SKIP LOCKED),
+        SELECT o.operation_id, o.done_at FROM {schema}.operation AS o ORDER BY o.operation_id LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED),
     gone AS (
         DELETE FROM {schema}.operation WHERE operation_id = ANY (ARRAY(
             SELECT o.operation_id FROM oldest AS o

@@ -41,6 +41,7 @@ BEGIN
     END IF;
     FOR v_lock IN SELECT * FROM jsonb_to_recordset(p_locks) AS r (resource text, access text, "limit" numeric, weight numeric) LOOP
         PERFORM {schema}.check_name('resource', v_lock.resource);
+        PERFORM {schema}.check_free(v_lock.resource);
         IF coalesce(v_lock.access, 'write') NOT IN ('write', 'read')
            AND v_lock.access !~ '^stage:(0|-?[1-9][0-9]{0,18})$' THEN
             RAISE EXCEPTION 'sqlsem: access is %; it must be write, read or stage:<whole number>', quote_literal(v_lock.access)
@@ -268,7 +269,7 @@ BEGIN
         SELECT t.task_id, t.task_key, t.note, t.attempt, t.lock_count FROM {schema}.task AS t
         WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL
           AND t.task_order = p_order AND t.locks_left IS NULL AND t.asks_at <= greatest(clock_timestamp(), t.put_at)
-        ORDER BY t.task_priority, t.task_id
+        ORDER BY t.task_priority DESC, t.task_id
         FOR UPDATE OF t SKIP LOCKED
     LOOP
         CONTINUE WHEN v_task.task_key = ANY (v_full);
@@ -347,7 +348,7 @@ BEGIN
     FOR v_task IN
         SELECT t.task_id, t.task_order, t.task_key, t.lock_count FROM {schema}.task AS t
         WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL AND t.locks_left = 0
-        ORDER BY t.task_order, t.task_priority, t.task_id
+        ORDER BY t.task_order, t.task_priority DESC, t.task_id
         FOR UPDATE OF t SKIP LOCKED
     LOOP
         -- What is found of its rows stays true to the end of this transaction: nobody takes one away, and a reader ahead does

@@ -45,7 +45,7 @@ DECLARE
         'uo', ARRAY['register', 'register_all', 'take_turn', 'wait', 'look_all', 'cancel', 'find_deadlock', 'deadlock_rows', 'living',
                     'begin_upgrade', 'upgrade', 'once_begin', 'once_done', 'once_due', 'mark_once', 'once_forget', 'check_period',
                     'downgrade', 'hold_entry', 'spared_entries', 'spare_entries', 'keep_entries', 'acquire', 'try', 'renew', 'assert_holding',
-                    'check_request', 'check_lease', 'attend', 'waits_for_itself', 'has_others', 'deadlock_words', 'free_waits',
+                    'check_request', 'check_free', 'check_lease', 'attend', 'waits_for_itself', 'has_others', 'deadlock_words', 'free_waits',
                     'adopt_rows', 'hand_over', 'adopt', 'session_rows', 'leave_behind', 'new_token', 'token_hash',
                     'take_rate', 'settle_rate', 'check_rate', 'check_rate_name', 'sleep_until_due', 'attend_head', 'acquire_row', 'is_outermost', 'take', 'settle', 'time_left', 'ended_how', 'release_rows', 'renew_row', 'new_uid',
                     'recover_batches', 'start_part', 'end_part', 'claim_callback', 'return_callback', 'end_callback',
@@ -66,7 +66,7 @@ DECLARE
                        'list_schedules'],
         'w', ARRAY['claim_task', 'claim_parked', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
                    'asked_of_tasks', 'fire_schedule', 'session_leftovers', 'session_asked', 'seconds_since', 'error_words'],
-        'o', ARRAY['set_queue', 'set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap', 'abandon_batch']);
+        'o', ARRAY['reset_rate', 'set_rate', 'revoke_members', 'set_queue', 'set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap', 'abandon_batch']);
     v_role  record;
     v_thing record;
 BEGIN

@@ -82,6 +82,27 @@ BEGIN
 END
 $$;
 
+-- Refuses names that sqlsem uses itself, and patterns. (RESERVED of the Python client is the same table.)
+CREATE OR REPLACE FUNCTION {schema}.check_free(p_resource text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF right(p_resource, 1) = '*' THEN
+        RAISE EXCEPTION 'sqlsem: resource % ends with ''*'', and so is a pattern of names, for which limits are set; choose another name',
+            quote_literal(p_resource) USING ERRCODE = '22023';
+    ELSIF p_resource ~ '^(rate|once|priority|tasks):' THEN
+        RAISE EXCEPTION 'sqlsem: resource % begins with ''%:'', which sqlsem uses itself, for %', quote_literal(p_resource),
+            split_part(p_resource, ':', 1),
+            CASE split_part(p_resource, ':', 1)
+                WHEN 'rate' THEN 'the queue of a rate: take from the rate (take), or choose another name'
+                WHEN 'once' THEN 'what runs once per period: begin a run (once_begin), or choose another name'
+                WHEN 'priority' THEN 'the queue of a resource with priorities: acquire the resource itself, or choose another name'
+                ELSE 'the rates of work queues: choose another name' END
+            USING ERRCODE = '22023';
+    END IF;
+END
+$$;
+
 -- In milliseconds; NULL stays NULL.
 CREATE OR REPLACE FUNCTION {schema}.check_lease(p_seconds double precision) RETURNS integer
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
@@ -320,7 +341,7 @@ CREATE OR REPLACE FUNCTION {schema}.time_left(p_timeout_ms integer, p_started ti
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE WHEN p_timeout_ms >= 0
-                THEN greatest(0, p_timeout_ms - 1000 * extract(epoch FROM clock_timestamp() - p_started))::integer END
+                THEN least(p_timeout_ms, greatest(0, p_timeout_ms - 1000 * extract(epoch FROM clock_timestamp() - p_started)))::integer END
 $$;
 
 -- What tells a request of a session's from all others.
@@ -490,6 +511,7 @@ AS $$
 DECLARE
     v_stack text;
 BEGIN
+    PERFORM {schema}.check_free(resource);
     CALL {schema}.stand_alone('acquire');
     GET DIAGNOSTICS v_stack = PG_CONTEXT;
     CALL {schema}.acquire_row(resource, concurrency_limit, access, weight, timeout_ms, note, requesting_id, lease_seconds,
@@ -507,6 +529,7 @@ AS $$
 DECLARE
     v_stack text;
 BEGIN
+    PERFORM {schema}.check_free(resource);
     CALL {schema}.stand_alone('try');
     GET DIAGNOSTICS v_stack = PG_CONTEXT;
     CALL {schema}.acquire_row(resource, concurrency_limit, access, weight, 0, note, requesting_id, lease_seconds,

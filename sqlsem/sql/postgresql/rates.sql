@@ -4,6 +4,8 @@
 -- soon as that is there, and leaves. What was taken is written down by hundredths of each window (slots): a slot counts until
 -- all of it is out of the window, so in no stretch of time of that length the limit is passed; at the worst a hundredth of
 -- the window is waited for too long. Whatever is taken counts for every window that anybody has declared for the rate.
+-- Limits that differ all count: a limit (and a burst) counts from each request that declares it until that request is out of the
+-- window. Until then every request keeps it, and the lowest limit of a window decides. An operator's limit (cap) always counts.
 -- With a burst there is a bucket besides, which leaks evenly (GCRA): https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
 -- Times are of the server's clock. Where that has gone back, what stands in its future is moved back with it.
 --
@@ -47,15 +49,16 @@ DECLARE
 BEGIN
     PERFORM {schema}.check_rate_name(p_resource);
     v_what := CASE
-        WHEN coalesce(cardinality(p_limits), 0) = 0 OR cardinality(p_limits) IS DISTINCT FROM cardinality(p_windows)
+        WHEN p_limits IS NULL OR cardinality(p_limits) IS DISTINCT FROM cardinality(p_windows)
             OR cardinality(p_limits) > 10 OR array_ndims(p_limits) <> 1 OR array_ndims(p_windows) <> 1
-            THEN 'needs from 1 to 10 limits, and a window for each'
+            THEN 'needs up to 10 limits, and a window for each (or none, where an operator has set them)'
         WHEN (SELECT count(DISTINCT w) <> count(*) FROM unnest(p_windows) AS w) THEN 'names a window twice, or NULL'
         WHEN (SELECT bool_or((w BETWEEN 1 AND 2147483647) IS NOT TRUE) FROM unnest(p_windows) AS w)
             THEN 'has a window that is not from 1 to 2147483647 ms'
         WHEN (SELECT bool_or((l BETWEEN 1 AND 2147483647) IS NOT TRUE) FROM unnest(p_limits) AS l)
             THEN 'has a limit that is not from 1 to 2147483647'
-        WHEN (p_cost >= 1) IS NOT TRUE THEN format('is asked for %s; the cost must be 1 or more', coalesce(p_cost::text, 'NULL'))
+        WHEN (p_cost BETWEEN 1 AND 2147483647) IS NOT TRUE
+            THEN format('is asked for %s; the cost must be 1 or more, up to 2147483647', coalesce(p_cost::text, 'NULL'))
         WHEN (SELECT p_cost > min(l) FROM unnest(p_limits) AS l)
             THEN format('is asked for %s, which can never fit into its limit of %s', p_cost, (SELECT min(l) FROM unnest(p_limits) AS l))
         WHEN p_burst IS NOT NULL AND cardinality(p_limits) <> 1 THEN 'has a burst and several windows; a burst goes with one window'
@@ -84,12 +87,14 @@ BEGIN
             DELETE FROM {schema}.rate_slot AS s USING {schema}.rate_window AS w
             WHERE s.resource_id = p_resource AND w.resource_id = s.resource_id AND w.window_ms = s.window_ms
               AND s.slot > p_now / {schema}.slot_ms(s.window_ms)
-            RETURNING s.window_ms, s.used,
+            RETURNING s.window_ms, s.used, s.login, s.rate_limit, s.burst,
                       greatest(p_now, least((s.slot + 1) * {schema}.slot_ms(s.window_ms) - 1, greatest(w.seen_ms, w.promised_ms))
                                       - greatest(0, w.seen_ms - p_now)) / {schema}.slot_ms(s.window_ms) AS slot)
-        INSERT INTO {schema}.rate_slot AS s (resource_id, window_ms, slot, used)
-        SELECT p_resource, a.window_ms, a.slot, sum(a.used) FROM ahead AS a GROUP BY a.window_ms, a.slot
-        ON CONFLICT (resource_id, window_ms, slot) DO UPDATE SET used = s.used + excluded.used;
+        INSERT INTO {schema}.rate_slot AS s (resource_id, window_ms, slot, login, used, rate_limit, burst)
+        SELECT p_resource, a.window_ms, a.slot, a.login, sum(a.used), min(a.rate_limit), min(a.burst)
+        FROM ahead AS a GROUP BY a.window_ms, a.slot, a.login
+        ON CONFLICT (resource_id, window_ms, slot, login) DO UPDATE
+        SET used = s.used + excluded.used, rate_limit = least(s.rate_limit, excluded.rate_limit), burst = least(s.burst, excluded.burst);
         UPDATE {schema}.rate_window
         SET full_us = full_us - (seen_ms - p_now) * 1000, promised_ms = promised_ms - (seen_ms - p_now), seen_ms = p_now
         WHERE resource_id = p_resource AND seen_ms > p_now;
@@ -98,19 +103,33 @@ BEGIN
         SELECT n.window_ms, n.rate_limit FROM unnest(p_windows, p_limits) AS n (window_ms, rate_limit)
         WHERE NOT EXISTS (SELECT FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource AND w.window_ms = n.window_ms)
     LOOP
+        -- Every take writes to all of them: so there are not many, and those that are in force for nobody go first.
+        IF (SELECT count(*) >= 40 FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource) THEN
+            DELETE FROM {schema}.rate_window AS w
+            WHERE w.resource_id = p_resource AND NOT w.window_ms = ANY (p_windows)
+              AND NOT EXISTS (SELECT FROM {schema}.windows_in_force(p_resource, '{}', '{}', NULL, p_now * 1000) AS f
+                              WHERE f.window_ms = w.window_ms);
+            DELETE FROM {schema}.rate_slot AS s
+            WHERE s.resource_id = p_resource
+              AND NOT EXISTS (SELECT FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource AND w.window_ms = s.window_ms);
+            IF (SELECT count(*) >= 40 FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource) THEN
+                RAISE EXCEPTION 'sqlsem: programs have declared 40 windows for % within these windows, and no further one fits',
+                    quote_literal(p_resource) USING ERRCODE = '22023', HINT = 'sqlsem rates shows them, sqlsem rates reset NAME forgets them.';
+            END IF;
+        END IF;
         -- The shortest of those that are longer, or else the longest.
         SELECT w.window_ms, w.promised_ms INTO v_other, v_promised FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource
         ORDER BY w.window_ms < v_new.window_ms, abs(w.window_ms - v_new.window_ms) LIMIT 1;
         IF FOUND THEN
-            INSERT INTO {schema}.rate_slot AS s (resource_id, window_ms, slot, used)
-            SELECT p_resource, v_new.window_ms, o.slot, sum(o.used)
+            INSERT INTO {schema}.rate_slot AS s (resource_id, window_ms, slot, login, used)
+            SELECT p_resource, v_new.window_ms, o.slot, o.login, sum(o.used)
             FROM (SELECT least(greatest(p_now, v_promised), (slot + 1) * {schema}.slot_ms(window_ms) - 1)
-                         / {schema}.slot_ms(v_new.window_ms) AS slot, used
+                         / {schema}.slot_ms(v_new.window_ms) AS slot, login, used
                   FROM {schema}.rate_slot
                   WHERE resource_id = p_resource AND window_ms = v_other
                     AND slot >= (p_now - v_new.window_ms) / {schema}.slot_ms(window_ms)) AS o
-            GROUP BY o.slot
-            ON CONFLICT (resource_id, window_ms, slot) DO UPDATE SET used = greatest(s.used, excluded.used);
+            GROUP BY o.slot, o.login
+            ON CONFLICT (resource_id, window_ms, slot, login) DO UPDATE SET used = greatest(s.used, excluded.used);
         END IF;
         INSERT INTO {schema}.rate_window (resource_id, window_ms, rate_limit, seen_ms, promised_ms)
         VALUES (p_resource, v_new.window_ms, v_new.rate_limit, p_now, v_promised)
@@ -119,80 +138,124 @@ BEGIN
 END
 $$;
 
--- Writes down that so much is used at p_at_us, now or soon (or, negative, given back of what was used then), for all windows of
--- a rate, by p_waits that had to wait for it.
+-- Whose use a slot holds: the session's login; of the starts of tasks nobody's, as any worker of the queue returns them.
+CREATE OR REPLACE FUNCTION {schema}.rate_login(p_resource varchar) RETURNS name
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT CASE WHEN p_resource LIKE 'rate:%' THEN session_user ELSE '' END::name $$;
+
+-- The windows of a rate that count for a request at a moment: those that it declares, those that others have declared and taken
+-- from within the window, and those for which an operator has set a limit. fixed: the limit that does not lapse.
+CREATE OR REPLACE FUNCTION {schema}.windows_in_force(
+    p_resource varchar, p_limits bigint[], p_windows bigint[], p_burst bigint, p_at_us bigint)
+RETURNS TABLE (window_ms bigint, fixed bigint, rate_limit bigint, burst bigint, used bigint)
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT w.window_ms, least(d.rate_limit, w.cap), least(d.rate_limit, w.cap, t.rate_limit),
+           least(CASE WHEN d.window_ms IS NOT NULL THEN p_burst END, t.burst), t.used
+    FROM {schema}.rate_window AS w
+    LEFT JOIN unnest(p_windows, p_limits) AS d (window_ms, rate_limit) ON d.window_ms = w.window_ms
+    CROSS JOIN LATERAL (SELECT coalesce(sum(s.used), 0)::bigint AS used, min(s.rate_limit) AS rate_limit, min(s.burst) AS burst
+                        FROM {schema}.rate_slot AS s
+                        WHERE s.resource_id = p_resource AND s.window_ms = w.window_ms
+                          AND s.slot >= (p_at_us / 1000 - w.window_ms) / {schema}.slot_ms(w.window_ms)) AS t
+    WHERE w.resource_id = p_resource AND (d.window_ms IS NOT NULL OR w.cap IS NOT NULL OR t.rate_limit IS NOT NULL)
+$$;
+
+-- Writes down that so much is used at p_at_us, now or soon (or, negative, returned of what this login used at p_then, and no more
+-- than that), for all windows of a rate, by p_waits that had to wait for it. p_limits, p_windows, p_burst: what the request has declared.
 CREATE OR REPLACE FUNCTION {schema}.use_rate(
-    p_resource varchar, p_used bigint, p_now_us bigint, p_then bigint, p_at_us bigint, p_waits integer) RETURNS void
+    p_resource varchar, p_used bigint, p_now_us bigint, p_then bigint, p_at_us bigint, p_waits integer,
+    p_limits bigint[] DEFAULT '{}', p_windows bigint[] DEFAULT '{}', p_burst bigint DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_now constant bigint := p_now_us / 1000;
-    v_at  constant bigint := p_at_us / 1000;
+    v_now   constant bigint := p_now_us / 1000;
+    v_at    constant bigint := p_at_us / 1000;
+    v_login constant name := {schema}.rate_login(p_resource);
+    v_row   record;
 BEGIN
-    UPDATE {schema}.rate_window AS w
-    SET seen_ms = greatest(w.seen_ms, v_now),
-        taken = w.taken + greatest(0, p_used), returned = w.returned + greatest(0, -p_used), waits = w.waits + p_waits,
-        promised_ms = CASE WHEN v_at > v_now THEN greatest(w.promised_ms, v_at) ELSE w.promised_ms END,
-        full_us = CASE WHEN p_used > 0
-                       THEN CASE WHEN w.full_us IS NOT NULL
-                                 THEN least(greatest(w.full_us, p_at_us) + ceil(p_used::numeric * w.window_ms * 1000 / w.rate_limit),
-                                            4611686018427387904)::bigint END  -- (a debt may be so large that it is never paid)
-                       -- (Of what has leaked since nothing is left that could be given back.)
-                       ELSE w.full_us - greatest(0, least(floor(-p_used::numeric * w.window_ms * 1000 / w.rate_limit), 4611686018427387904)::bigint
-                                                    - greatest(0, p_now_us - least(p_then, v_now) * 1000)) END
-    WHERE w.resource_id = p_resource;
-    IF p_used > 0 THEN
-        INSERT INTO {schema}.rate_slot AS s (resource_id, window_ms, slot, used)
-        SELECT p_resource, w.window_ms, v_at / {schema}.slot_ms(w.window_ms), p_used
-        FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource
-        ON CONFLICT (resource_id, window_ms, slot) DO UPDATE SET used = s.used + excluded.used;
-    ELSE
-        UPDATE {schema}.rate_slot SET used = greatest(0, used + p_used)
-        WHERE resource_id = p_resource AND slot = p_then / {schema}.slot_ms(window_ms);
-    END IF;
+    FOR v_row IN
+        SELECT w.window_ms, w.rate_limit,
+               CASE WHEN p_used < 0 THEN -least(-p_used, coalesce(s.used, 0))
+                    ELSE p_used END AS used
+        FROM {schema}.rate_window AS w
+        LEFT JOIN {schema}.rate_slot AS s ON p_used < 0 AND s.resource_id = p_resource AND s.window_ms = w.window_ms
+            AND s.slot = p_then / {schema}.slot_ms(w.window_ms) AND s.login = v_login
+        WHERE w.resource_id = p_resource
+    LOOP
+        UPDATE {schema}.rate_window AS w
+        SET seen_ms = greatest(w.seen_ms, v_now),
+            taken = w.taken + greatest(0, v_row.used), returned = w.returned + greatest(0, -v_row.used), waits = w.waits + p_waits,
+            promised_ms = CASE WHEN v_at > v_now THEN greatest(w.promised_ms, v_at) ELSE w.promised_ms END,
+            full_us = CASE WHEN w.full_us IS NULL THEN NULL
+                           -- (A debt is paid after ten windows at the latest.)
+                           WHEN p_used > 0
+                           THEN least(greatest(w.full_us, p_at_us) + ceil(v_row.used::numeric * w.window_ms * 1000 / w.rate_limit),
+                                      p_at_us + 10 * w.window_ms * 1000)::bigint
+                           -- (Of what has leaked since nothing is left that could be returned.)
+                           ELSE greatest(least(w.full_us, p_now_us), w.full_us - greatest(0, floor(-v_row.used::numeric * w.window_ms * 1000 / w.rate_limit)
+                                                        - greatest(0, p_now_us - least(p_then, v_now) * 1000)))::bigint END
+        WHERE w.resource_id = p_resource AND w.window_ms = v_row.window_ms;
+        IF v_row.used > 0 THEN
+            INSERT INTO {schema}.rate_slot AS s (resource_id, window_ms, slot, login, used, rate_limit, burst)
+            VALUES (p_resource, v_row.window_ms, v_at / {schema}.slot_ms(v_row.window_ms), v_login, v_row.used,
+                    CASE WHEN v_login <> '' THEN p_limits[array_position(p_windows, v_row.window_ms)] END,
+                    CASE WHEN v_row.window_ms = ANY (p_windows) THEN p_burst END)
+            ON CONFLICT (resource_id, window_ms, slot, login) DO UPDATE
+            SET used = s.used + excluded.used, rate_limit = least(s.rate_limit, excluded.rate_limit),
+                burst = least(s.burst, excluded.burst);
+        ELSIF v_row.used < 0 THEN
+            UPDATE {schema}.rate_slot SET used = used + v_row.used
+            WHERE resource_id = p_resource AND window_ms = v_row.window_ms
+              AND slot = p_then / {schema}.slot_ms(v_row.window_ms) AND login = v_login;
+        END IF;
+    END LOOP;
     -- What is over.
     DELETE FROM {schema}.rate_slot WHERE resource_id = p_resource AND slot < (v_now - window_ms) / {schema}.slot_ms(window_ms);
 END
 $$;
 
--- After how many ms so much may be had of a rate whose windows are known (begin_rate): when enough is out of each window, the
--- bucket of a burst has room, and nobody has been promised anything for later.
+-- For each window in force, after how many ms so much may be taken of it: when enough has left it, or the limits that are too low
+-- for it have (never: NULL), and the bucket of a burst has room.
+CREATE OR REPLACE FUNCTION {schema}.window_waits(
+    p_resource varchar, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint, p_now_us bigint)
+RETURNS TABLE (window_ms bigint, rate_limit bigint, burst bigint, used bigint, wait_ms bigint)
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT f.window_ms, f.rate_limit, f.burst, f.used,
+           CASE WHEN p_cost > f.fixed THEN NULL
+                ELSE greatest(0,
+                    CASE WHEN f.used + p_cost > f.rate_limit THEN (
+                        -- The slots leave one after the other.
+                        SELECT min((l.slot + 1) * {schema}.slot_ms(f.window_ms) + f.window_ms) - p_now_us / 1000
+                        FROM (SELECT s.slot, sum(sum(s.used)) OVER (ORDER BY s.slot) AS gone,
+                                     min(min(s.rate_limit)) OVER (ORDER BY s.slot ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS lowest
+                              FROM {schema}.rate_slot AS s
+                              WHERE s.resource_id = p_resource AND s.window_ms = f.window_ms
+                                AND s.slot >= (p_now_us / 1000 - f.window_ms) / {schema}.slot_ms(f.window_ms)
+                              GROUP BY s.slot) AS l
+                        WHERE (f.used - l.gone + p_cost <= least(f.fixed, l.lowest)) IS NOT FALSE) END,
+                    CASE WHEN f.burst < p_cost THEN (
+                        SELECT (max(s.slot) + 1) * {schema}.slot_ms(f.window_ms) + f.window_ms - p_now_us / 1000
+                        FROM {schema}.rate_slot AS s
+                        WHERE s.resource_id = p_resource AND s.window_ms = f.window_ms AND s.burst < p_cost)
+                    -- How far before the moment at which the bucket is empty again this may be had.
+                    ELSE ceil((w.full_us - floor((f.burst - p_cost)::numeric * f.window_ms * 1000 / f.rate_limit) - p_now_us)
+                              / 1000.0) END)::bigint END
+    FROM {schema}.windows_in_force(p_resource, p_limits, p_windows, p_burst, p_now_us) AS f
+    JOIN {schema}.rate_window AS w ON w.resource_id = p_resource AND w.window_ms = f.window_ms
+$$;
+
+-- After how many ms so much may be had of a rate whose windows are known (begin_rate): when every window in force allows it, and
+-- nobody has been promised anything for later. NULL: never.
 CREATE OR REPLACE FUNCTION {schema}.rate_wait(
     p_resource varchar, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint, p_now_us bigint) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    v_now  constant bigint := p_now_us / 1000;
-    v_wait bigint;
-    v_full bigint;
-    v_room bigint;
-BEGIN
-    SELECT greatest(0, max(n.until_ms) - v_now,
-                    (SELECT max(w.promised_ms) FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource) - v_now) INTO v_wait
-    FROM (SELECT CASE WHEN t.total + p_cost > d.rate_limit THEN (
-                     -- The slots leave one after the other.
-                     SELECT min((f.slot + 1) * {schema}.slot_ms(d.window_ms) + d.window_ms)
-                     FROM (SELECT s.slot, sum(s.used) OVER (ORDER BY s.slot) AS gone FROM {schema}.rate_slot AS s
-                           WHERE s.resource_id = p_resource AND s.window_ms = d.window_ms
-                             AND s.slot >= (v_now - d.window_ms) / {schema}.slot_ms(d.window_ms)) AS f
-                     WHERE t.total - f.gone + p_cost <= d.rate_limit) END AS until_ms
-          FROM unnest(p_windows, p_limits) AS d (window_ms, rate_limit)
-          CROSS JOIN LATERAL (SELECT coalesce(sum(s.used), 0) AS total FROM {schema}.rate_slot AS s
-                              WHERE s.resource_id = p_resource AND s.window_ms = d.window_ms
-                                AND s.slot >= (v_now - d.window_ms) / {schema}.slot_ms(d.window_ms)) AS t) AS n;
-    IF p_burst IS NOT NULL THEN
-        -- How far before the moment at which the bucket is empty again this may be had.
-        v_room := floor((p_burst - p_cost)::numeric * p_windows[1] * 1000 / p_limits[1]);
-        SELECT w.full_us INTO v_full FROM {schema}.rate_window AS w
-        WHERE w.resource_id = p_resource AND w.window_ms = p_windows[1];
-        IF v_full IS NULL THEN
-            UPDATE {schema}.rate_window SET full_us = p_now_us WHERE resource_id = p_resource AND window_ms = p_windows[1];
-        ELSE
-            v_wait := greatest(v_wait, ceil((v_full - v_room - p_now_us) / 1000.0)::bigint);
-        END IF;
-    END IF;
-    RETURN v_wait;
-END
+    SELECT CASE WHEN bool_and(n.wait_ms IS NOT NULL)
+                THEN greatest(0, max(n.wait_ms), (SELECT max(w.promised_ms) FROM {schema}.rate_window AS w
+                                                  WHERE w.resource_id = p_resource) - p_now_us / 1000) END
+    FROM {schema}.window_waits(p_resource, p_cost, p_limits, p_windows, p_burst, p_now_us) AS n
 $$;
 
 -- How much may be had at that moment.
@@ -200,13 +263,28 @@ CREATE OR REPLACE FUNCTION {schema}.rate_room(
     p_resource varchar, p_limits bigint[], p_windows bigint[], p_burst bigint, p_at_us bigint) RETURNS bigint
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT least(min(d.rate_limit - t.total),
-                 (SELECT p_burst - ceil(greatest(0, w.full_us - p_at_us)::numeric * p_limits[1] / (p_windows[1] * 1000))
-                  FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource AND w.window_ms = p_windows[1]))::bigint
-    FROM unnest(p_windows, p_limits) AS d (window_ms, rate_limit)
-    CROSS JOIN LATERAL (SELECT coalesce(sum(s.used), 0) AS total FROM {schema}.rate_slot AS s
-                        WHERE s.resource_id = p_resource AND s.window_ms = d.window_ms
-                          AND s.slot >= (p_at_us / 1000 - d.window_ms) / {schema}.slot_ms(d.window_ms)) AS t
+    SELECT min(least(f.rate_limit - f.used,
+                     f.burst - ceil(greatest(0, w.full_us - p_at_us)::numeric * f.rate_limit / (f.window_ms * 1000))))::bigint
+    FROM {schema}.windows_in_force(p_resource, p_limits, p_windows, p_burst, p_at_us) AS f
+    JOIN {schema}.rate_window AS w ON w.resource_id = p_resource AND w.window_ms = f.window_ms
+$$;
+
+-- Says why a cost can never be taken from a rate: nobody has set a limit, or an operator's is lower.
+CREATE OR REPLACE FUNCTION {schema}.refuse_rate(p_resource varchar, p_cost bigint) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_cap record;
+BEGIN
+    SELECT w.cap, w.window_ms, w.cap_by INTO v_cap FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource AND w.cap < p_cost
+    ORDER BY w.cap LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'sqlsem: % is asked for %, which can never fit into the limit of % in % ms that % has set', quote_literal(p_resource),
+            p_cost, v_cap.cap, v_cap.window_ms, v_cap.cap_by USING ERRCODE = '22023', HINT = 'Lower the cost, or raise the limit: sqlsem rates set.';
+    END IF;
+    RAISE EXCEPTION 'sqlsem: no limit is set for %', quote_literal(p_resource) USING ERRCODE = '22023',
+        HINT = 'Name a limit and a window, or have an operator set them: sqlsem rates set NAME LIMIT --per TIME.';
+END
 $$;
 
 -- Takes from a rate, for several, one after the other: as many as may have it at once, or as soon as each of them may be
@@ -229,14 +307,21 @@ DECLARE
 BEGIN
     times := '{}';
     PERFORM {schema}.begin_rate(p_resource, p_limits, p_windows, v_us / 1000);
+    IF p_burst IS NOT NULL THEN
+        UPDATE {schema}.rate_window SET full_us = v_us WHERE resource_id = p_resource AND window_ms = p_windows[1] AND full_us IS NULL;
+    END IF;
     WHILE v_first <= cardinality(p_costs) LOOP
         v_wait := {schema}.rate_wait(p_resource, p_costs[v_first], p_limits, p_windows, p_burst, v_us);
+        IF v_wait IS NULL AND v_first = 1 THEN
+            PERFORM {schema}.refuse_rate(p_resource, p_costs[1]);
+        END IF;
         wait_ms := coalesce(wait_ms, v_wait);
-        EXIT WHEN p_only_look OR v_wait > coalesce(p_ahead[v_first], 0);
+        EXIT WHEN p_only_look OR v_wait IS NULL OR v_wait > coalesce(p_ahead[v_first], 0);
         IF v_first = 1 THEN
-            UPDATE {schema}.rate_window AS w SET rate_limit = d.rate_limit
-            FROM unnest(p_windows, p_limits) AS d (window_ms, rate_limit)
-            WHERE w.resource_id = p_resource AND w.window_ms = d.window_ms AND w.rate_limit <> d.rate_limit;
+            UPDATE {schema}.rate_window AS w SET rate_limit = f.rate_limit, burst = f.burst
+            FROM {schema}.windows_in_force(p_resource, p_limits, p_windows, p_burst, v_us + v_wait * 1000) AS f
+            WHERE w.resource_id = p_resource AND w.window_ms = f.window_ms
+              AND (w.rate_limit, w.burst) IS DISTINCT FROM (f.rate_limit, f.burst);
         END IF;
         v_total := p_costs[v_first];
         v_next := v_first + 1;
@@ -248,7 +333,7 @@ BEGIN
             END LOOP;
         END IF;
         PERFORM {schema}.use_rate(p_resource, v_total, v_us, NULL, v_us + v_wait * 1000,
-                                  CASE WHEN p_waited OR v_wait > 0 THEN v_next - v_first ELSE 0 END);
+                                  CASE WHEN p_waited OR v_wait > 0 THEN v_next - v_first ELSE 0 END, p_limits, p_windows, p_burst);
         times := times || array_fill(v_us / 1000 + v_wait, ARRAY[v_next - v_first]);
         v_first := v_next;
     END LOOP;
@@ -276,7 +361,7 @@ BEGIN
     PERFORM {schema}.check_rate(p_resource, p_cost, p_limits, p_windows, p_burst);
     -- (What can never fit would wait for nothing, and be had at once.)
     IF EXISTS (SELECT FROM unnest(p_more) AS m
-               WHERE (m BETWEEN 1 AND least(p_burst, (SELECT min(l) FROM unnest(p_limits) AS l))) IS NOT TRUE) THEN
+               WHERE (m BETWEEN 1 AND least(2147483647, p_burst, (SELECT min(l) FROM unnest(p_limits) AS l))) IS NOT TRUE) THEN
         RAISE EXCEPTION 'sqlsem: what others want of % must be 1 or more each, and fit into its limits; not %',
             quote_literal(p_resource), p_more USING ERRCODE = '22023';
     END IF;
@@ -312,8 +397,9 @@ BEGIN
 END
 $$;
 
--- What was taken at p_taken_ms has cost more than that (or less: negative). More counts as used now, and may go beyond the limit;
--- then nobody takes anything until enough of it is out of the window. Less is given back, where it counts still.
+-- What this login took at p_taken_ms has cost more than that (or less: negative). More counts as used now, and may go beyond the
+-- limit; then nobody takes anything until enough of it is out of the window, or the bucket of a burst has room, after ten windows at the
+-- latest. Less is returned, where it counts still, and no more than this login took then.
 CREATE OR REPLACE FUNCTION {schema}.settle_rate(p_resource varchar, p_taken_ms bigint, p_more bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -337,21 +423,87 @@ BEGIN
 END
 $$;
 
--- Every rate's windows, or those of one, and how much of each is used just now; what was taken and given back, and how often
--- somebody had to wait, since the window is known; in how many seconds there is room in it for 1 more. (By the indexes, as the
--- starts of tasks are in these tables, too, and of no rate: one's name is the range from it to itself.)
+-- For operators: begins a rate anew. All use, debts, promises and declared limits are forgotten; an operator's limits stay, and so do
+-- the counters. 0 done, -1 there is no such rate.
+CREATE OR REPLACE FUNCTION {schema}.reset_rate(p_resource varchar) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_used bigint;
+BEGIN
+    PERFORM {schema}.check_rate_name(p_resource);
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '10s', true);
+    END IF;
+    PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
+    WITH gone AS (DELETE FROM {schema}.rate_slot WHERE resource_id = p_resource RETURNING window_ms, used)
+    SELECT coalesce(max(u.used), 0) INTO v_used FROM (SELECT sum(g.used) AS used FROM gone AS g GROUP BY g.window_ms) AS u;
+    UPDATE {schema}.rate_window SET full_us = NULL, burst = NULL, promised_ms = NULL WHERE resource_id = p_resource;
+    IF NOT FOUND THEN
+        RETURN -1;
+    END IF;
+    PERFORM {schema}.note_operation('reset', p_resource, NULL, NULL, NULL, v_used::text, NULL);
+    RETURN 0;
+END
+$$;
+
+-- For operators: the most that may be used of a rate in a window of this length, whatever programs declare, and what counts for
+-- those that declare nothing. NULL: no such limit any more. 0 done, -1 there was none to lift.
+CREATE OR REPLACE FUNCTION {schema}.set_rate(p_resource varchar, p_window_ms bigint, p_limit bigint) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_before bigint;
+BEGIN
+    PERFORM {schema}.check_rate_name(p_resource);
+    IF (p_window_ms BETWEEN 1 AND 2147483647) IS NOT TRUE OR NOT p_limit BETWEEN 1 AND 2147483647 THEN
+        RAISE EXCEPTION 'sqlsem: % needs a limit and a window (ms) from 1 to 2147483647, not % and %', quote_literal(p_resource),
+            coalesce(p_limit::text, 'NULL'), coalesce(p_window_ms::text, 'NULL') USING ERRCODE = '22023';
+    END IF;
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '10s', true);
+    END IF;
+    PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
+    SELECT w.cap INTO v_before FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource AND w.window_ms = p_window_ms;
+    IF v_before IS NULL AND p_limit IS NULL THEN
+        RETURN -1;
+    ELSIF p_limit IS NOT NULL THEN
+        IF NOT EXISTS (SELECT FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource AND w.window_ms = p_window_ms)
+           AND (SELECT count(*) >= 10 FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource AND w.cap IS NOT NULL) THEN
+            RAISE EXCEPTION 'sqlsem: % has limits for 10 windows; lift one of them first', quote_literal(p_resource) USING ERRCODE = '22023';
+        END IF;
+        PERFORM {schema}.begin_rate(p_resource, ARRAY[p_limit], ARRAY[p_window_ms], {schema}.clock_ms());
+    END IF;
+    UPDATE {schema}.rate_window SET cap = p_limit, rate_limit = coalesce(p_limit, rate_limit), cap_by = CASE WHEN p_limit IS NOT NULL THEN session_user END
+    WHERE resource_id = p_resource AND window_ms = p_window_ms;
+    IF v_before IS DISTINCT FROM p_limit THEN
+        PERFORM {schema}.note_operation('rate_limit', p_resource, NULL, NULL, NULL, v_before || ' in ' || p_window_ms || ' ms',
+                                        p_limit || ' in ' || p_window_ms || ' ms');
+    END IF;
+    RETURN 0;
+END
+$$;
+
+-- Every rate's windows, or those of one: the limit that counts now, and how much is used; what was taken and returned, and how often
+-- somebody had to wait, since the window is known; in how many seconds there is room in it for 1 more, also in the bucket of a
+-- burst (with a debt that is later); an operator's limit. (By the indexes, as the starts of tasks are in these tables, too, and of no
+-- rate: one's name is the range from it to itself.)
 CREATE OR REPLACE FUNCTION {schema}.rates(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, window_ms bigint, rate_limit bigint, used bigint, idle float, taken bigint, returned bigint,
-               waits bigint, free_in float)
+               waits bigint, free_in float, cap bigint)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
-    SELECT w.resource_id, w.window_ms, w.rate_limit, u.used, greatest(0, (n.now_ms - w.seen_ms) / 1000.0)::float, w.taken, w.returned,
-           w.waits, {schema}.rate_wait(w.resource_id, 1, ARRAY[w.rate_limit], ARRAY[w.window_ms], NULL, n.now_ms * 1000) / 1000.0::float
+    SELECT w.resource_id, w.window_ms, coalesce(f.rate_limit, w.rate_limit), u.used, greatest(0, (n.now_ms - w.seen_ms) / 1000.0)::float,
+           w.taken, w.returned, w.waits,
+           greatest(f.wait_ms, w.promised_ms - n.now_ms, 0,
+                    ceil((w.full_us - floor((coalesce(f.burst, w.burst) - 1)::numeric * w.window_ms * 1000
+                                            / coalesce(f.rate_limit, w.rate_limit)) - n.now_ms * 1000) / 1000.0)) / 1000.0::float,
+           w.cap
     FROM (SELECT {schema}.clock_ms() AS now_ms) AS n
     CROSS JOIN {schema}.rate_window AS w
-    CROSS JOIN LATERAL (SELECT coalesce(sum(s.used), 0)::bigint AS used FROM {schema}.rate_slot AS s
-                        WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms
-                          AND s.slot >= (n.now_ms - w.window_ms) / {schema}.slot_ms(w.window_ms)) AS u
+    LEFT JOIN LATERAL {schema}.window_waits(w.resource_id, 1, ARRAY[w.rate_limit], ARRAY[w.window_ms], NULL, n.now_ms * 1000) AS f
+        ON f.window_ms = w.window_ms
+    CROSS JOIN LATERAL (SELECT coalesce(f.used, 0) AS used) AS u
     WHERE w.resource_id LIKE 'rate:%' AND w.resource_id BETWEEN coalesce(p_resource, 'rate:') AND coalesce(p_resource, 'rate;')
     ORDER BY w.resource_id, w.window_ms
 $$;
@@ -391,7 +543,7 @@ END
 $$;
 
 -- Takes from a rate, waiting up to timeout_ms for it, in the order of asking: at most rate_limit in any per_ms, by everybody
--- together. more_limits, more_per_ms: further windows. code:
+-- together. more_limits, more_per_ms: further windows. rate_limit and per_ms NULL: an operator's limits. code:
 --   0 taken at once   1 taken after waiting   -1 time is up   -2 its place in the line was taken away by an operator
 -- taken_ms is what settle wants to know. (It commits, as acquire does; every name in it is qualified, as there.)
 CREATE OR REPLACE PROCEDURE {schema}.take(
@@ -403,8 +555,9 @@ AS $$
 DECLARE
     v_started   timestamptz := pg_catalog.clock_timestamp();
     v_resource  text := pg_catalog.concat('rate:', rate);
-    v_limits    bigint[] := pg_catalog.array_prepend(rate_limit, more_limits);
-    v_windows   bigint[] := pg_catalog.array_prepend(per_ms, more_per_ms);
+    -- (Both NULL: the limits that an operator has set.)
+    v_limits    bigint[] := CASE WHEN rate_limit IS NULL AND per_ms IS NULL THEN more_limits ELSE pg_catalog.array_prepend(rate_limit, more_limits) END;
+    v_windows   bigint[] := CASE WHEN rate_limit IS NULL AND per_ms IS NULL THEN more_per_ms ELSE pg_catalog.array_prepend(per_ms, more_per_ms) END;
     v_id        text;
     v_left      integer;
     v_position  bigint;

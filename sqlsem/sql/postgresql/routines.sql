@@ -612,12 +612,26 @@ BEGIN
     IF p_ms > v_most::double precision * 1000 THEN
         RAISE EXCEPTION 'sqlsem: a % of % s is longer than the % s that are allowed here', p_what, p_ms / 1000.0::float, v_most
             USING ERRCODE = '22023', HINT = format('Ask for less; the limit is setting max_%s.', p_what);
-    ELSIF p_ms < 0 OR p_what = 'lease' AND p_ms = 0 THEN
-        RAISE EXCEPTION 'sqlsem: a % of % ms makes no sense', p_what, p_ms USING ERRCODE = '22023';
+    ELSIF p_ms < 0 OR p_what = 'lease' AND p_ms = 0 OR p_what = 'grace' AND p_ms IS NULL THEN
+        RAISE EXCEPTION 'sqlsem: a % of % ms makes no sense', p_what, coalesce(p_ms::text, 'NULL') USING ERRCODE = '22023';
     END IF;
 END
 $$;
 
+
+-- Refuses more members than an operator allows a login (setting max_members).
+CREATE OR REPLACE FUNCTION {schema}.check_members() RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_most bigint := (SELECT value::bigint FROM {schema}.setting WHERE name = 'max_members');
+BEGIN
+    IF (SELECT count(*) >= v_most FROM (SELECT FROM {schema}.member AS m WHERE m.login = session_user LIMIT v_most) AS m) THEN
+        RAISE EXCEPTION 'sqlsem: login % has % members, and no more are allowed (setting max_members)', session_user, v_most
+            USING ERRCODE = '54000', HINT = format('An operator removes them: sqlsem release --login %s.', session_user);
+    END IF;
+END
+$$;
 
 -- Takes a beacon that nobody has. Should somebody hold locks with the next numbers, to be in the way, they are passed over.
 CREATE OR REPLACE FUNCTION {schema}.take_beacon() RETURNS integer
@@ -649,13 +663,14 @@ BEGIN
     PERFORM {schema}.guard('enrol');
     PERFORM {schema}.check_life('grace', p_grace_ms);
     PERFORM {schema}.check_life('lease', p_lease_ms);
+    PERFORM {schema}.check_members();
     PERFORM set_config('synchronous_commit', 'off', true);  -- what needs this to last is durable itself (and below)
     PERFORM {schema}.check_origin();
     IF p_lease_ms IS NULL THEN
         v_beacon := {schema}.take_beacon();
     END IF;
     INSERT INTO {schema}.member (beacon, backend_pid, host, pid, program, grace_ms, lease_ms, lease_until)
-    VALUES (v_beacon, pg_backend_pid(), {schema}.plain(p_host), p_pid, {schema}.plain(p_program), p_grace_ms, p_lease_ms,
+    VALUES (v_beacon, pg_backend_pid(), left({schema}.plain(p_host), 255), p_pid, left({schema}.plain(p_program), 255), p_grace_ms, p_lease_ms,
             clock_timestamp() + p_lease_ms * interval '1 millisecond')
     RETURNING {schema}.member.member_id INTO member_id;
 END
@@ -1527,7 +1542,8 @@ $$;
 
 -- Pins a row to the caller's own transaction: nobody can be granted in its stead before that ends.
 -- True when it is there. Only for the login whose row it is, for those that were granted that login, and for operators: the
--- row cannot be given back, or taken away, before the transaction ends. Under REPEATABLE READ a row that went away meanwhile
+-- row cannot be given back, or taken away, before the transaction ends. The row of a member that was given up is nobody's: it is
+-- kept on by a transaction that has kept it before, and else is as good as gone. Under REPEATABLE READ a row that went away meanwhile
 -- raises a serialization failure.
 CREATE OR REPLACE FUNCTION {schema}.pin(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1536,12 +1552,21 @@ DECLARE
     v_login  name;
     v_member bigint;
 BEGIN
-    SELECT m.login, m.member_id INTO v_login, v_member
-    FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    SELECT m.login, t.member_id INTO v_login, v_member
+    FROM {schema}.{table} AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id;
-    IF v_login <> session_user AND NOT {schema}.may_keep(v_login) THEN
-        RAISE EXCEPTION 'sqlsem: position % on % is login %''s; % may not keep it', p_position, quote_literal(p_resource), v_login, session_user
-            USING ERRCODE = '42501', HINT = format('Use a connection of that login, or GRANT %I TO %I.', v_login, session_user);
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF v_login IS DISTINCT FROM session_user AND NOT {schema}.may_keep(v_login) THEN
+        IF v_login IS NOT NULL THEN
+            RAISE EXCEPTION 'sqlsem: position % on % is login %''s; % may not keep it', p_position, quote_literal(p_resource), v_login, session_user
+                USING ERRCODE = '42501', HINT = format('Use a connection of that login, or GRANT %I TO %I.', v_login, session_user);
+        ELSIF (CASE WHEN v_member IS NULL  -- of a bare participant
+                   THEN NOT has_table_privilege(session_user, '{schema}.{table}'::regclass, 'DELETE')
+                   ELSE strpos(coalesce(current_setting('sqlsem.{schema}_pinned', true), ''),
+                               format(' %s:%s', p_position, {schema}.pin_seal(p_position, v_member))) = 0 END) THEN
+            RETURN false;
+        END IF;
     END IF;
     PERFORM FROM {schema}.{table}
     WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
@@ -1635,11 +1660,11 @@ BEGIN
            h.concurrency_limit, h.host, h.pid, h.program, h.login, h.ended_by
     FROM {schema}.history AS h
     WHERE (p_resource IS NULL OR h.resource_id = p_resource)
-      AND (p_since IS NULL OR h.ended_at >= statement_timestamp() - p_since * interval '1 second')
-      AND (p_until IS NULL OR h.ended_at <= statement_timestamp() - p_until * interval '1 second')
+      AND (p_since IS NULL OR h.ended_at >= statement_timestamp() - least(greatest(p_since, 0), 3e9) * interval '1 second')
+      AND (p_until IS NULL OR h.ended_at <= statement_timestamp() - least(greatest(p_until, 0), 3e9) * interval '1 second')
       AND (p_outcome IS NULL OR h.outcome = p_outcome)
       AND (p_who IS NULL OR p_who IN (h.login, h.host, h.host || ':' || h.pid, h.program, h.requesting_id, h.ended_by))
-    ORDER BY h.ended_at DESC LIMIT p_most;
+    ORDER BY h.ended_at DESC LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END;
 END
 $$;
 
@@ -1743,11 +1768,17 @@ DECLARE
     v_before {schema}.resource;
     v_after  {schema}.resource;
 BEGIN
-    IF p_what NOT IN ('cap', 'stale_after', 'paused', 'ageing') THEN
-        RAISE EXCEPTION 'sqlsem: % cannot be set; cap, stale_after, paused and ageing can', p_what USING ERRCODE = '22023';
+    PERFORM {schema}.check_name('resource', p_resource);
+    IF (p_what IN ('cap', 'stale_after', 'paused', 'ageing')) IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: % cannot be set; cap, stale_after, paused and ageing can', coalesce({schema}.plain(p_what), 'NULL') USING ERRCODE = '22023';
+    ELSIF (p_value BETWEEN CASE WHEN p_what = 'paused' THEN 0 ELSE 1 END
+                       AND CASE p_what WHEN 'paused' THEN 1 WHEN 'stale_after' THEN 315360000000 ELSE 2147483647 END) IS FALSE
+          OR p_what = 'paused' AND p_value IS NULL THEN
+        RAISE EXCEPTION 'sqlsem: % of % cannot be %', p_what, quote_literal({schema}.plain(p_resource)), coalesce(p_value::text, 'NULL')
+            USING ERRCODE = '22023';
     ELSIF p_what = 'ageing' AND right(p_resource, 1) = '*' THEN
         RAISE EXCEPTION 'sqlsem: priorities are set for one resource, not for a pattern' USING ERRCODE = '22023';
-    ELSIF p_what = 'ageing' AND p_value IS NOT NULL AND p_resource ~ '^(rate|once|priority):' THEN
+    ELSIF p_what = 'ageing' AND p_value IS NOT NULL AND p_resource ~ '^(rate|once|priority|tasks):' THEN
         RAISE EXCEPTION 'sqlsem: the queue of % is always first come, first served; priorities cannot be set there',
             quote_literal(p_resource) USING ERRCODE = '22023';
     END IF;
@@ -1830,6 +1861,35 @@ BEGIN
 END
 $$;
 
+-- Takes away all rows of a member, or of all members of a login, and the members themselves: waiting rows at once, and a live
+-- holder is told first, unless p_force, as revoke does; its member then stays until it has given its rows back. The number of
+-- members that are gone.
+CREATE OR REPLACE FUNCTION {schema}.revoke_members(p_member bigint, p_login text, p_force boolean DEFAULT false) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_member {schema}.member;
+    v_gone   integer := 0;
+    v_rows   integer := 0;
+BEGIN
+    IF (p_member IS NULL) = (p_login IS NULL) OR p_login = '' THEN
+        RAISE EXCEPTION 'sqlsem: revoke_members needs either a member or a login' USING ERRCODE = '22023';
+    END IF;
+    FOR v_member IN SELECT * FROM {schema}.member AS m WHERE m.member_id = p_member OR m.login::text = p_login ORDER BY m.member_id LOOP
+        SELECT v_rows + count(*) INTO v_rows
+        FROM (SELECT {schema}.revoke(r.queue_position, coalesce(p_force, false)) FROM {schema}.rows_of(v_member.member_id) AS r) AS r;
+        CONTINUE WHEN EXISTS (SELECT FROM {schema}.rows_of(v_member.member_id));
+        DELETE FROM {schema}.member AS m WHERE m.member_id = v_member.member_id;
+        v_gone := v_gone + 1;
+    END LOOP;
+    IF v_gone + v_rows > 0 THEN
+        PERFORM {schema}.note_operation('revoke_members', NULL, NULL, NULL, NULL, coalesce('login ' || p_login, 'member ' || p_member),
+                                        concat(v_gone, ' members, ', v_rows, ' rows', CASE WHEN p_force THEN ', force' END));
+    END IF;
+    RETURN v_gone;
+END
+$$;
+
 -- Tests every member now; the number of members and stale rows removed.
 CREATE OR REPLACE FUNCTION {schema}.reap() RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1871,7 +1931,7 @@ AS $$
           AND (l.made_at < clock_timestamp() - interval '1 day'
                OR l.made_at < clock_timestamp() - interval '1 minute'
                   AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
-        LIMIT p_most FOR UPDATE SKIP LOCKED));
+        LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED));
     -- (What was used of rates more than a day before, which counts no more; and rates that nobody has used for so long, when nothing
     -- of that is left, as nobody would find it again; under their gates, as who takes has seen a window, and writes down there what
     -- it took. may_start has a lock on the window instead.)
@@ -1879,17 +1939,17 @@ AS $$
         SELECT s.ctid FROM {schema}.rate_slot AS s
         WHERE (SELECT random() < 0.1)
           AND (s.slot + 1) * ((s.window_ms + 99) / 100) + s.window_ms < (extract(epoch FROM clock_timestamp()) - 86400) * 1000
-        LIMIT p_most FOR UPDATE SKIP LOCKED));
+        LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED));
     DELETE FROM {schema}.rate_window WHERE ctid = ANY (ARRAY(
         SELECT w.ctid FROM {schema}.rate_window AS w
         WHERE (SELECT random() < 0.1)
-          AND CASE WHEN w.seen_ms + 2 * w.window_ms < (extract(epoch FROM clock_timestamp()) - 86400) * 1000
+          AND CASE WHEN w.cap IS NULL AND w.seen_ms + 2 * w.window_ms < (extract(epoch FROM clock_timestamp()) - 86400) * 1000
                         AND NOT EXISTS (SELECT FROM {schema}.rate_slot AS s
                                         WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms)
                    THEN pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(w.resource_id)) END
-        LIMIT p_most FOR UPDATE SKIP LOCKED));
+        LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED));
     WITH oldest AS MATERIALIZED (
-        SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h ORDER BY h.ended_at LIMIT p_most),
+        SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h ORDER BY h.ended_at LIMIT greatest(p_most, 0)),
     gone AS (
         DELETE FROM {schema}.history WHERE ctid = ANY (ARRAY(
             SELECT h.ctid FROM {schema}.history AS h
@@ -1920,6 +1980,7 @@ BEGIN
     ELSIF NEW.access_type = 'upgrade' THEN
         RAISE EXCEPTION 'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes a writer' USING ERRCODE = '22023';
     END IF;
+    PERFORM {schema}.check_free(NEW.resource_id);
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(NEW.resource_id));
     IF {schema}.ageing_of(NEW.resource_id) IS NOT NULL THEN
         PERFORM {schema}.refuse_unranked(NEW.resource_id);

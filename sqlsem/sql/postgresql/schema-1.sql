@@ -13,7 +13,8 @@ CREATE TABLE {schema}.setting (
 COMMENT ON TABLE {schema}.setting IS
     'sqlsem: schema_version, oldest_client (the oldest client that still works), history_days, history_rows';
 INSERT INTO {schema}.setting (name, value)
-VALUES ('schema_version', '1'), ('oldest_client', '1'), ('history_days', '30'), ('history_rows', '1000000');
+VALUES ('schema_version', '1'), ('oldest_client', '1'), ('history_days', '30'), ('history_rows', '1000000'),
+       ('max_grace', '86400'), ('max_lease', '604800'), ('max_members', '5000');
 
 -- Members -----------------------------------------------------------------------------------------------------------
 
@@ -150,7 +151,10 @@ COMMENT ON TABLE {schema}.operation IS 'sqlsem: what operators did (pause, cap, 
 CREATE TABLE {schema}.rate_window (
     resource_id varchar(255) COLLATE "C" NOT NULL,  -- 'rate:' and the rate's name
     window_ms   bigint NOT NULL CHECK (window_ms >= 1),
-    rate_limit  bigint NOT NULL CHECK (rate_limit >= 1),  -- in one window, as it was declared last
+    rate_limit  bigint NOT NULL CHECK (rate_limit >= 1),  -- in one window, as it counted at the last take
+    burst       bigint,                                   -- the same
+    cap         bigint CHECK (cap >= 1),                  -- an operator's upper bound for rate_limit, and its default
+    cap_by      name,
     seen_ms     bigint NOT NULL,                          -- when it was last taken from
     full_us     bigint,                                   -- with a burst: when the whole burst is there again
     promised_ms bigint,                                   -- the last moment that is promised to a request
@@ -162,13 +166,17 @@ CREATE TABLE {schema}.rate_window (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE {schema}.rate_window IS 'sqlsem: rates, and the windows that they have';
 
--- The use of a rate in a hundredth part of a window. It counts until all of that part is out of the window.
+-- The use of a rate by a login in a hundredth part of a window. It counts until all of that part is out of the window, and with
+-- it the lowest limit and burst that the login's requests have declared for this window in that time.
 CREATE TABLE {schema}.rate_slot (
     resource_id varchar(255) COLLATE "C" NOT NULL,
     window_ms   bigint NOT NULL,
     slot        bigint NOT NULL,  -- since 1970
+    login       name NOT NULL,    -- only this login adjusts the use; '' of the starts of tasks
     used        bigint NOT NULL CHECK (used >= 0),
-    PRIMARY KEY (resource_id, window_ms, slot)
+    rate_limit  bigint,           -- NULL: no limit was declared for this window
+    burst       bigint,
+    PRIMARY KEY (resource_id, window_ms, slot, login)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE {schema}.rate_slot IS 'sqlsem: what was used of each rate';
 
@@ -189,8 +197,10 @@ COMMENT ON TABLE {schema}.once_run IS 'sqlsem: what runs once per period, and wh
 -- the lock knows the word.
 CREATE TABLE {schema}.departure (
     word    varchar(64) COLLATE "C" PRIMARY KEY,
+    login   name NOT NULL DEFAULT session_user,
     left_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+CREATE INDEX departure_login ON {schema}.departure (login);
 COMMENT ON TABLE {schema}.departure IS 'sqlsem: transactions that have given a lock back, until its owner has seen it';
 
 -- From hand_over to adopt the rows belong to a member of their own, in transit, which lives by a lease of ttl_ms: member_id.
@@ -227,7 +237,7 @@ CREATE TABLE {schema}.task (
     -- Workers share themselves out between the keys of a queue. '': no key, in a queue that has keys, limits or priorities;
     -- NULL: no key, in any other queue.
     task_key          varchar(255) COLLATE "C",
-    task_priority     integer NOT NULL DEFAULT 0,    -- among the tasks of its key; lower ones first
+    task_priority     integer NOT NULL DEFAULT 0,    -- among the tasks of its key; higher ones first
     task_turn         varchar(263) COLLATE "C",      -- the key behind eight digits of its hash (turn_of): in no order that anyone chose
     unique_key        varchar(255) COLLATE "C",      -- of the open tasks of a queue one has it
     kind              varchar(8) NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
@@ -268,11 +278,12 @@ CREATE TABLE {schema}.task (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 -- All that claims read is in these indexes of open tasks, whose keys do not change from the put to the end.
 CREATE INDEX task_open ON {schema}.task (queue_name, task_order, task_id) WHERE is_open;
+CREATE INDEX task_by_priority ON {schema}.task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
 CREATE INDEX task_running ON {schema}.task (queue_name, task_order, task_id) WHERE status = 'running';
-CREATE INDEX task_parked ON {schema}.task (queue_name, task_order, locks_left, task_priority, task_id)
+CREATE INDEX task_parked ON {schema}.task (queue_name, task_order, locks_left, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND lock_count IS NOT NULL;
 -- (Without is_open: else the planner may take task_open instead.)
-CREATE INDEX task_fair ON {schema}.task (queue_name, task_order, task_turn, task_priority, task_id)
+CREATE INDEX task_fair ON {schema}.task (queue_name, task_order, task_turn, task_priority DESC, task_id)
     WHERE status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL;
 -- (With the column that is NULL: else the planner may take task_open instead, and walk past all tasks with a key.)
 CREATE INDEX task_plain ON {schema}.task (queue_name, task_order, task_key, task_id)
@@ -392,7 +403,7 @@ CREATE TABLE {schema}.schedule (
     kind          varchar(8) NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
     body          text NOT NULL,
     options       jsonb NOT NULL DEFAULT '{}',  -- of each task: order, note, max_attempts, …
-    next_due      timestamptz,                  -- the next one; NULL: never, as no process understands the expression
+    next_due      timestamptz NOT NULL,  -- the next one
     last_due      timestamptz,                  -- the latest time for which a task was put
     put_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     put_by        name NOT NULL DEFAULT session_user,

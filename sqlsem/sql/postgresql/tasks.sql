@@ -26,7 +26,7 @@
 -- Turns (in_turns, task_of_turn). A queue of which somebody has set limits, or that has tasks with keys, is claimed from in turns:
 -- among the tasks that orders let run, of the keys below their limits, the key that has the fewest running by its weight comes
 -- next; of several such keys one is drawn by lot, by their weights (a lottery, Waldspurger and Weihl 1994), so that no key waits
--- behind another one's long backlog, however few the workers. Within a key the priority counts, then the number.
+-- behind another one's long backlog, however few the workers. Within a key the higher priority comes first, then the lower number.
 --   * Limits: only claims make more tasks run. Where limits are set they lock the queue's row of queue_setting first, and count
 --     in a statement after that: so they follow each other, and each sees the one before. Who sets a limit waits for the claims
 --     that knew of none (they share the turn lock, of any queue that has no row), and they for it.
@@ -380,13 +380,13 @@ BEGIN
         SELECT t.task_id, t.task_priority INTO v_task FROM {schema}.task AS t
         WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn = v_turn
           AND t.queue_name = p_queue AND t.task_order = p_order AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
-        ORDER BY t.queue_name, t.task_order, t.task_turn, t.task_priority, t.task_id LIMIT 1
+        ORDER BY t.queue_name, t.task_order, t.task_turn, t.task_priority DESC, t.task_id LIMIT 1
         FOR UPDATE OF t SKIP LOCKED;
     ELSE
         SELECT t.task_id, t.task_priority INTO v_task FROM {schema}.task AS t
         WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn = v_turn
           AND t.queue_name = p_queue AND t.task_order = p_order AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
-        ORDER BY t.queue_name, t.task_order, t.task_turn, t.task_priority, t.task_id LIMIT 1;
+        ORDER BY t.queue_name, t.task_order, t.task_turn, t.task_priority DESC, t.task_id LIMIT 1;
     END IF;
     IF p_key <> '' OR p_lock AND v_task.task_id IS NOT NULL THEN
         RETURN v_task.task_id;
@@ -406,7 +406,7 @@ BEGIN
           AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
         ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT 1;
     END IF;
-    RETURN CASE WHEN v_task.task_priority < 0 OR v_plain IS NULL OR v_task.task_priority = 0 AND v_task.task_id < v_plain
+    RETURN CASE WHEN v_task.task_priority > 0 OR v_plain IS NULL OR v_task.task_priority = 0 AND v_task.task_id < v_plain
                 THEN v_task.task_id ELSE v_plain END;
 END
 $$;
@@ -684,10 +684,13 @@ DECLARE
     v_any  record;
     v_task record;
 BEGIN
+    IF jsonb_typeof(p_tasks) <> 'array' OR jsonb_path_exists(p_tasks, '$[*] ? (@.type() != "object" || !exists (@.kind) || @.kind == null)') THEN
+        RAISE EXCEPTION 'sqlsem: tasks are put as a list of objects, each with a kind and a body' USING ERRCODE = '22023';
+    END IF;
     -- One pass over them all says what there is to be looked at.
     SELECT min(r.ordinal) FILTER (
                WHERE r.body IS NULL OR NOT coalesce(r.after_ms, 0) BETWEEN 0 AND 315360000000
-                  OR NOT coalesce(r.backoff_ms, 0) BETWEEN 0 AND 2147483647 OR NOT coalesce(r.max_attempts, 1) BETWEEN 1 AND 2147483647
+                  OR NOT coalesce(r.backoff_ms, 0) BETWEEN 0 AND 300000 OR NOT coalesce(r.max_attempts, 1) BETWEEN 1 AND 2147483647
                   OR NOT coalesce(r.task_order, 0) BETWEEN -2147483648 AND 2147483647
                   OR NOT coalesce(r.time_limit_ms, 1) BETWEEN 1 AND 2147483647
                   OR NOT coalesce(r.priority, 0) BETWEEN -2147483648 AND 2147483647) AS wrong,
@@ -707,8 +710,8 @@ BEGIN
             RAISE EXCEPTION 'sqlsem: the body of a task is NULL; give it a text' USING ERRCODE = '22023';
         ELSIF NOT coalesce(v_task.after_ms, 0) BETWEEN 0 AND 315360000000 THEN
             RAISE EXCEPTION 'sqlsem: a task can wait from now to ten years from now, not % ms', v_task.after_ms USING ERRCODE = '22023';
-        ELSIF NOT coalesce(v_task.backoff_ms, 0) BETWEEN 0 AND 2147483647 THEN
-            RAISE EXCEPTION 'sqlsem: the pause before the next attempt at a task is from 0 to 2147483647 ms, not %', v_task.backoff_ms
+        ELSIF NOT coalesce(v_task.backoff_ms, 0) BETWEEN 0 AND 300000 THEN
+            RAISE EXCEPTION 'sqlsem: the pause before the next attempt at a task is from 0 to 300000 ms, not %', v_task.backoff_ms
                 USING ERRCODE = '22023';
         ELSIF NOT coalesce(v_task.time_limit_ms, 1) BETWEEN 1 AND 2147483647 THEN
             RAISE EXCEPTION 'sqlsem: the time limit of a task must be from 1 to 2147483647 ms, not %', v_task.time_limit_ms
@@ -761,6 +764,9 @@ DECLARE
 BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
     PERFORM {schema}.check_tasks(p_tasks);
+    IF char_length(p_uid) > 64 THEN
+        RAISE EXCEPTION 'sqlsem: the uid of a put has at most 64 characters' USING ERRCODE = '22023';
+    END IF;
     PERFORM {schema}.hold_marks(p_queue);
     v_turns := {schema}.in_turns(p_queue, false) OR jsonb_path_exists(p_tasks, '$[*].key ? (@ != null)');
     v_key := coalesce(p_tasks->0->>'unique', p_tasks->0->>'replace');  -- (Where there is one, the task is alone.)
@@ -1006,7 +1012,9 @@ DECLARE
     v_ids    bigint[];
 BEGIN
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
-    IF json_array_length(p_ends) > 0 THEN
+    IF json_typeof(p_ends) <> 'array' OR EXISTS (SELECT FROM json_array_elements(p_ends) AS e WHERE json_typeof(e) <> 'object') THEN
+        RAISE EXCEPTION 'sqlsem: the ends of tasks are a list of objects' USING ERRCODE = '22023';
+    ELSIF json_array_length(p_ends) > 0 THEN
         WITH done AS (
             UPDATE {schema}.task AS t
             SET status = {schema}.status_after(e.outcome, t.failures, t.max_attempts, t.cancel_asked_at IS NOT NULL),
@@ -1237,20 +1245,22 @@ BEGIN
         SELECT l.task_order, l.mark, l.survivors FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue
         ORDER BY l.serial DESC LIMIT 1),
     opened AS NOT MATERIALIZED (
-        SELECT t.task_order, t.task_id, t.status, t.error FROM mark AS w CROSS JOIN {schema}.task AS t
+        SELECT t.task_order, t.task_id, t.status, t.error, t.put_by FROM mark AS w CROSS JOIN {schema}.task AS t
         WHERE t.task_id = ANY (w.survivors) AND coalesce(t.is_open, false)
         UNION ALL
-        SELECT t.task_order, t.task_id, t.status, t.error FROM {schema}.task AS t
+        SELECT t.task_order, t.task_id, t.status, t.error, t.put_by FROM {schema}.task AS t
         WHERE t.is_open AND t.queue_name <= p_queue
           AND (t.queue_name, t.task_order, t.task_id)
               >= (p_queue, coalesce((SELECT w.task_order FROM mark AS w), -2147483648), coalesce((SELECT w.mark FROM mark AS w), 0)))
     SELECT EXISTS (SELECT FROM opened AS o WHERE o.status = 'pending'), EXISTS (SELECT FROM {schema}.running_tasks(p_queue)),
            EXISTS (SELECT FROM opened AS o WHERE o.status = 'pending'
                    AND o.task_order = (SELECT p.task_order FROM opened AS p ORDER BY p.task_order LIMIT 1)),
-           f.task_id, f.error
+           f.task_id,
+           -- (A login that only puts tasks sees what became of its own.)
+           CASE WHEN f.put_by = session_user OR {schema}.has_role('worker', 'operator', 'reader') THEN f.error END
     INTO pending, running, next_pending, failed, error
     FROM (SELECT 1) AS one
-    LEFT JOIN LATERAL (SELECT o.task_id, o.error FROM opened AS o WHERE o.status = 'failed'
+    LEFT JOIN LATERAL (SELECT o.task_id, o.error, o.put_by FROM opened AS o WHERE o.status = 'failed'
                        ORDER BY o.task_order, o.task_id LIMIT 1) AS f ON true;
 END
 $$;
@@ -1292,8 +1302,7 @@ $$;
 
 -- What people look at -------------------------------------------------------------------------------------------
 
--- Newest first where they have ended; those that are open in the order in which they were put, and will run but for turns.
--- status 'lost': its worker is
+-- Newest first where they have ended; open ones in the order in which they will run (but for turns). status 'lost': its worker is
 -- dead, and the next who looks, and may write, makes it pending again. Who may put only, and not run or operate, sees what it
 -- put itself. (Times that a client's calendar does not have are shown as the last, or first, that it has.)
 CREATE OR REPLACE FUNCTION {schema}.show_tasks(p_queue varchar, p_status varchar, p_most integer, p_skip integer)
@@ -1310,28 +1319,35 @@ AS $$
     looked AS MATERIALIZED (SELECT l.member_id, l.dead, l.since FROM {schema}.look_at_members() AS l
                             WHERE EXISTS (SELECT FROM {schema}.task AS r WHERE r.status = 'running'
                                           AND (p_queue IS NULL OR r.queue_name = p_queue))),
-    -- A page of those that are open and one of those that have ended, along their indexes. (Who has lost its worker shows only
+    -- A page of those that are open (those with a priority have an index of their own) and one of those that have ended, along
+    -- their indexes. (Who has lost its worker shows only
     -- when looked at, so all are needed of those that run.)
     page AS (
         (SELECT t.* FROM {schema}.task AS t
-         WHERE t.is_open AND (p_queue IS NULL OR t.queue_name = p_queue)
+         WHERE t.is_open AND t.task_priority = 0 AND (p_queue IS NULL OR t.queue_name = p_queue)
            AND (p_status IS NULL OR t.status = CASE p_status WHEN 'lost' THEN 'running' ELSE p_status END)
            AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
          ORDER BY t.queue_name, t.task_order, t.task_id
-         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE p_skip + p_most END)
+         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE greatest(p_skip, 0)::bigint + CASE WHEN p_most < 0 THEN 0 ELSE p_most END END)
+        UNION ALL
+        (SELECT t.* FROM {schema}.task AS t
+         WHERE t.is_open AND t.task_priority <> 0 AND (p_queue IS NULL OR t.queue_name = p_queue)
+           AND (p_status IS NULL OR t.status = CASE p_status WHEN 'lost' THEN 'running' ELSE p_status END)
+           AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
+         ORDER BY t.queue_name, t.task_order, t.task_priority DESC, t.task_id
+         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE greatest(p_skip, 0)::bigint + CASE WHEN p_most < 0 THEN 0 ELSE p_most END END)
         UNION ALL
         (SELECT t.* FROM {schema}.task AS t
          WHERE p_status IS DISTINCT FROM 'pending' AND NOT t.is_open AND (p_queue IS NULL OR t.queue_name = p_queue)
            AND (p_status IS NULL OR t.status = p_status)
            AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
-         ORDER BY t.ended_at DESC, t.task_id DESC LIMIT p_skip + p_most))
+         ORDER BY t.ended_at DESC, t.task_id DESC LIMIT greatest(p_skip, 0)::bigint + CASE WHEN p_most < 0 THEN 0 ELSE p_most END))
     SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, s.status, t.on_failure, t.attempt, t.failures, t.losses,
            t.max_attempts, t.put_at,
            greatest(least(CASE WHEN t.lock_count IS NULL THEN t.ready_at ELSE t.asks_at END, '9999-12-30 UTC'), '0001-01-03 UTC'),
            t.claimed_at, t.ended_at,
            extract(epoch FROM CASE WHEN s.status IN ('finished', 'failed') THEN t.ended_at - t.claimed_at
-                                   WHEN s.status = 'lost' THEN greatest(coalesce(l.since, t.claimed_at), t.claimed_at) - t.claimed_at
-                                   WHEN s.status = 'running' THEN clock_timestamp() - t.claimed_at END)::float,
+                                   WHEN t.status = 'running' THEN clock_timestamp() - t.claimed_at END)::float,
            t.member_id, t.owner, t.host, t.pid,
            t.error, t.result, t.put_by, t.login, t.time_limit_ms / 1000.0::float, t.unique_key, t.cancel_asked_at, t.cancel_asked_by,
            nullif(t.task_key, ''), t.task_priority,
@@ -1343,8 +1359,8 @@ AS $$
     CROSS JOIN LATERAL (SELECT CASE WHEN t.status = 'running' AND l.dead IS NOT FALSE THEN 'lost' ELSE t.status END::varchar AS status) AS s
     WHERE p_status IS NULL OR s.status = p_status
     ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
-             CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
-    LIMIT p_most OFFSET p_skip
+             CASE WHEN t.is_open THEN t.task_priority END DESC, CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
+    LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END OFFSET greatest(p_skip, 0)
 $$;
 
 -- The first page of them.
@@ -1622,7 +1638,7 @@ AS $$
             SELECT task_id FROM {schema}.task
             WHERE NOT is_open
               AND ended_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
-            ORDER BY ended_at LIMIT p_most FOR UPDATE SKIP LOCKED))
+            ORDER BY ended_at LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED))
         RETURNING task_id),
     log AS (DELETE FROM {schema}.task_log AS l USING gone WHERE l.task_id = gone.task_id),
     -- Of queues that are used no more. (Not those that say nothing: there may be others below them.)
@@ -1632,7 +1648,7 @@ AS $$
     -- Of keys that come no more.
     waits AS (DELETE FROM {schema}.queue_wait AS w WHERE (w.queue_name, w.task_key) IN (
                   SELECT v.queue_name, v.task_key FROM {schema}.queue_wait AS v WHERE v.free_ms < {schema}.clock_ms() - 86400000
-                  LIMIT p_most FOR UPDATE SKIP LOCKED))
+                  LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED))
     SELECT count(*) FROM gone
 $$;
 
@@ -1641,7 +1657,21 @@ $$;
 
 -- Tasks that are put at the times of a cron expression. Clients know these expressions; what is known here is the next time
 -- that is due (next_due). Whoever finds it past calls fire_schedule, which puts the task and writes down the time after that,
--- in one transaction, and only if nobody has done so before.
+-- in one transaction, and only if nobody has done so before. A time that is written there is later than now (or, of a new schedule,
+-- one that any client's calendar has): whatever a client computes, no schedule puts a task at every look, and none stops by itself.
+
+-- Raises for a next time that cannot be.
+CREATE OR REPLACE FUNCTION {schema}.check_due(p_next timestamptz) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF p_next BETWEEN '0001-01-03 UTC' AND '9999-12-30 UTC' THEN
+        RETURN;
+    END IF;
+    RAISE EXCEPTION 'sqlsem: the next time of a schedule must be from 0001-01-03 to 9999-12-30, not %', coalesce(p_next::text, 'NULL')
+        USING ERRCODE = '22023';
+END
+$$;
 
 -- Keeps a schedule, in the place of one of the same name. p_options: as a task of put_tasks, without kind and body; and missed.
 CREATE OR REPLACE FUNCTION {schema}.save_schedule(
@@ -1655,6 +1685,14 @@ DECLARE
 BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
     PERFORM {schema}.check_name('schedule', p_name);
+    PERFORM {schema}.check_due(p_next);
+    IF p_cron IS NULL OR p_cron !~ '\S' OR length(p_cron) > 255 THEN
+        RAISE EXCEPTION 'sqlsem: a cron expression has 1 to 255 characters, not %', coalesce(length(p_cron)::text, 'NULL')
+            USING ERRCODE = '22023';
+    ELSIF p_zone IS NULL OR length(p_zone) > 64 OR NOT EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = p_zone) THEN
+        RAISE EXCEPTION 'sqlsem: the database knows no time zone %; see pg_timezone_names', coalesce({schema}.plain(left(p_zone, 100)), 'NULL')
+            USING ERRCODE = '22023';
+    END IF;
     IF jsonb_typeof(p_options) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'sqlsem: the options of a schedule are a JSON object, such as {}' USING ERRCODE = '22023';
     END IF;
@@ -1699,8 +1737,9 @@ BEGIN
 END
 $$;
 
--- Of a time that is due: the task's number (p_put; NULL: nobody's, as that time is left out), and p_next is the one after it
--- (NULL: none is). done: nobody was faster. last_due: the latest of the times for which this one task stands.
+-- Of a time that is due: the task's number (NULL without p_put: that time is left out, as the schedule says of those that were
+-- missed), and p_next is the one after it. done: nobody was faster, and p_next has not come meanwhile. p_last: the latest of the
+-- times for which this one task stands. When nothing is put, or nothing for a long time, that is noted as an operation.
 CREATE OR REPLACE FUNCTION {schema}.fire_schedule(
     p_name varchar, p_due timestamptz, p_last timestamptz, p_next timestamptz, p_put boolean, OUT done boolean, OUT task_id bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1708,11 +1747,17 @@ AS $$
 DECLARE
     v_schedule {schema}.schedule;
 BEGIN
+    PERFORM {schema}.check_due(p_next);
     UPDATE {schema}.schedule AS s
-    SET next_due = p_next, last_due = CASE WHEN p_put THEN p_last ELSE s.last_due END
+    SET next_due = p_next, last_due = CASE WHEN p_put THEN least(greatest(p_last, p_due), clock_timestamp()) ELSE s.last_due END
     WHERE s.schedule_name = p_name AND s.next_due = p_due AND s.paused_at IS NULL AND s.next_due <= clock_timestamp()
+      AND p_next > clock_timestamp() AND (p_put OR s.options->>'missed' = 'skip')
     RETURNING s.* INTO v_schedule;
     done := FOUND;
+    IF done AND (NOT coalesce(p_put, false) OR p_next > clock_timestamp() + interval '366 days') THEN
+        PERFORM {schema}.note_operation(CASE WHEN p_put THEN 'postpone' ELSE 'skip' END, NULL, NULL, v_schedule.queue_name, NULL,
+                                        'schedule ' || p_name, 'next ' || p_next);
+    END IF;
     IF done AND p_put THEN
         task_id := (SELECT p FROM {schema}.put_tasks_by(
             v_schedule.queue_name, replace(gen_random_uuid()::text, '-', ''),
@@ -1740,6 +1785,7 @@ BEGIN
         UPDATE {schema}.schedule SET paused_at = coalesce(paused_at, clock_timestamp()), paused_by = coalesce(paused_by, session_user)
         WHERE schedule_name = p_name;
     ELSIF p_what = 'resume' THEN
+        PERFORM {schema}.check_due(p_next);
         UPDATE {schema}.schedule SET next_due = CASE WHEN paused_at IS NULL THEN next_due ELSE p_next END, paused_at = NULL, paused_by = NULL
         WHERE schedule_name = p_name;
     ELSE
@@ -1759,7 +1805,9 @@ RETURNS TABLE (schedule_name varchar, queue_name varchar, cron varchar, time_zon
                taken_at timestamptz)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options::text, s.next_due, s.last_due, s.put_at,
+    SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options::text,
+           CASE WHEN s.next_due IS NOT NULL THEN greatest(least(s.next_due, '9999-12-30 UTC'), '0001-01-03 UTC') END,
+           CASE WHEN s.last_due IS NOT NULL THEN greatest(least(s.last_due, '9999-12-30 UTC'), '0001-01-03 UTC') END, s.put_at,
            s.put_by, s.paused_at, s.paused_by, clock_timestamp()
     FROM {schema}.schedule AS s
     WHERE (p_name IS NULL OR s.schedule_name = p_name) AND (p_queue IS NULL OR s.queue_name = p_queue)
@@ -1772,7 +1820,7 @@ $$;
 
 -- Puts one task, a SQL text if kind is not given: its number. May be part of the caller's transaction. unique_key: while one
 -- with this key is open, that one's number. replace_key: in the place of the one with this key. key: whose task it is; workers
--- share themselves out between the keys. priority: among those of its key, lower ones first. locks: what it needs to run, such as
+-- share themselves out between the keys. priority: among those of its key, higher ones first. locks: what it needs to run, such as
 -- '[{"resource": "customers", "access": "write", "limit": 1}]'; it starts, on any worker, when it is its turn in all of their lines.
 CREATE OR REPLACE FUNCTION {schema}.put(
     queue text, body text, kind text DEFAULT 'sql', "order" integer DEFAULT 0, after_seconds double precision DEFAULT 0,
@@ -1785,8 +1833,8 @@ AS $$
 BEGIN
     IF NOT (after_seconds >= 0 AND after_seconds <= 315360000) THEN  -- nor NaN
         RAISE EXCEPTION 'sqlsem: after_seconds must be from 0 to ten years, not %', after_seconds USING ERRCODE = '22023';
-    ELSIF NOT (backoff_seconds >= 0 AND backoff_seconds <= 2147483) THEN
-        RAISE EXCEPTION 'sqlsem: backoff_seconds must be from 0 to 2147483, not %', backoff_seconds USING ERRCODE = '22023';
+    ELSIF NOT (backoff_seconds >= 0 AND backoff_seconds <= 300) THEN
+        RAISE EXCEPTION 'sqlsem: backoff_seconds must be from 0 to 300, not %', backoff_seconds USING ERRCODE = '22023';
     ELSIF NOT (time_limit_seconds > 0 AND time_limit_seconds <= 2147483) THEN
         RAISE EXCEPTION 'sqlsem: time_limit_seconds must be above 0 and at most 2147483, not %', time_limit_seconds
             USING ERRCODE = '22023';

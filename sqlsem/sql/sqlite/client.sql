@@ -135,17 +135,25 @@ WHERE w.resource_id BETWEEN 'rate:' AND 'rate;' AND w.resource_id LIKE 'rate:%'
 GROUP BY w.resource_id ORDER BY max(coalesce(q.waiting, 0)) DESC, max(w.seen_ms) DESC, w.resource_id LIMIT ?
 
 -- name: rate_windows
-SELECT window_ms, rate_limit, seen_ms, full_us, taken, returned, waits FROM {schema}_rate_window WHERE resource_id = ?
+SELECT window_ms, rate_limit, seen_ms, full_us, taken, returned, waits, burst, cap FROM {schema}_rate_window WHERE resource_id = ?
 
 -- name: rate_slots
-SELECT window_ms, slot, used FROM {schema}_rate_slot WHERE resource_id = ?
+SELECT window_ms, slot, used, rate_limit, burst FROM {schema}_rate_slot WHERE resource_id = ?
 
 -- name: put_rate_window
-INSERT OR REPLACE INTO {schema}_rate_window (resource_id, window_ms, rate_limit, seen_ms, full_us, taken, returned, waits)
-VALUES (:resource, :window, :limit, :seen, :full, :taken, :returned, :waits)
+INSERT INTO {schema}_rate_window (resource_id, window_ms, rate_limit, seen_ms, full_us, taken, returned, waits, burst, cap, cap_by)
+VALUES (:resource, :window, :limit, :seen, :full, :taken, :returned, :waits, :burst, :cap, CASE WHEN :cap IS NOT NULL THEN :login END)
+ON CONFLICT (resource_id, window_ms) DO UPDATE
+SET rate_limit = excluded.rate_limit, seen_ms = excluded.seen_ms, full_us = excluded.full_us, taken = excluded.taken,
+    returned = excluded.returned, waits = excluded.waits, burst = excluded.burst, cap = excluded.cap,
+    cap_by = CASE WHEN cap IS excluded.cap THEN cap_by ELSE excluded.cap_by END
+
+-- name: drop_rate_window
+DELETE FROM {schema}_rate_window WHERE resource_id = :resource AND window_ms = :window
 
 -- name: put_rate_slot
-INSERT OR REPLACE INTO {schema}_rate_slot (resource_id, window_ms, slot, used) VALUES (:resource, :window, :slot, :used)
+INSERT OR REPLACE INTO {schema}_rate_slot (resource_id, window_ms, slot, used, rate_limit, burst)
+VALUES (:resource, :window, :slot, :used, :limit, :burst)
 
 -- name: drop_rate_slot
 DELETE FROM {schema}_rate_slot WHERE resource_id = :resource AND window_ms = :window AND slot = :slot
@@ -156,7 +164,8 @@ DELETE FROM {schema}_rate_slot WHERE (resource_id, window_ms) IN (
     SELECT resource_id, window_ms FROM {schema}_rate_window WHERE seen_ms + 2 * window_ms < ({clock} - 86400) * 1000)
 
 -- name: prune_rate_windows
-DELETE FROM {schema}_rate_window WHERE seen_ms + 2 * window_ms < ({clock} - 86400) * 1000
+-- (An operator's limit stays.)
+DELETE FROM {schema}_rate_window WHERE cap IS NULL AND seen_ms + 2 * window_ms < ({clock} - 86400) * 1000
 
 -- name: find
 SELECT resource_id, queue_position, requesting_id, granted_at IS NOT NULL AND revoked_at IS NULL AS granted FROM {table}
@@ -549,6 +558,16 @@ WHERE (t.resource_id = :resource OR substr(t.resource_id, 1, length(:prefix)) = 
   AND NOT EXISTS (SELECT 1 FROM {schema}_resource AS o WHERE o.resource_id = t.resource_id AND o.cap IS NOT NULL)
   AND NOT EXISTS (SELECT 1 FROM {schema}_limit_pattern WHERE substr(t.resource_id, 1, length(prefix)) = prefix)
 
+-- name: members_of
+SELECT member_id FROM {schema}_member WHERE member_id = :member OR login = :login ORDER BY member_id
+
+-- name: positions_of
+SELECT queue_position FROM {table} WHERE member_id = ? ORDER BY queue_position
+
+-- name: drop_member_without_rows
+DELETE FROM {schema}_member
+WHERE member_id = :member AND NOT EXISTS (SELECT 1 FROM {table} WHERE member_id = :member)
+
 -- name: note_operation
 INSERT INTO {schema}_operation (login, host, pid, program, action, resource_id, queue_position, queue_name, task_id, old_value, new_value)
 VALUES (:login, :host, :pid, :program, :action, :resource, :position, :queue, :task, :old, :new)
@@ -698,7 +717,7 @@ WHERE ({clock} * 1000 >= w.since_ms AND {clock} * 1000 < w.free_ms) IS NOT TRUE
 SELECT task_id, task_priority FROM {schema}_task INDEXED BY {schema}_task_fair
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NULL AND task_turn = :turn AND task_order = :order
   AND ready_at <= max({clock}, put_at)
-ORDER BY task_priority, task_id LIMIT 1
+ORDER BY task_priority DESC, task_id LIMIT 1
 
 -- name: first_without_key
 -- Put before the queue had turns, and so without a priority.
@@ -843,14 +862,14 @@ SELECT coalesce(task_key, '') AS task_key FROM {schema}_task WHERE task_id = ?
 -- name: parked_in_turn
 SELECT task_id, task_order, task_key FROM {schema}_task INDEXED BY {schema}_task_parked
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_left = 0
-ORDER BY task_order, task_priority, task_id
+ORDER BY task_order, task_priority DESC, task_id
 
 -- name: parked_to_ask
 SELECT task_id, task_key, note FROM {schema}_task INDEXED BY {schema}_task_parked
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_left IS NULL
   AND asks_at <= max({clock}, put_at)
   AND task_order = (SELECT min(task_order) FROM {schema}_task INDEXED BY {schema}_task_open WHERE queue_name = :queue AND is_open)
-ORDER BY task_priority, task_id
+ORDER BY task_priority DESC, task_id
 
 -- name: has_room
 SELECT count(t.task_id) < coalesce(q.task_limit, 9223372036854775807)
@@ -992,10 +1011,16 @@ SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body
            (SELECT json_group_array(json_array(resource_id, queue_position, access_type, concurrency_limit, weight))
             FROM (SELECT * FROM {schema}_task_lock WHERE task_id = t.task_id ORDER BY number)) END AS locks, m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
        CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
-FROM (-- A page of those that are open and one of those that have ended, along their indexes.
+FROM (-- A page of those that are open (those with a priority have an index of their own), and one of those that have ended.
       SELECT * FROM (SELECT * FROM {schema}_task
-                     WHERE is_open AND (:queue IS NULL OR queue_name = :queue) AND (:status IS NULL OR status = :status)
+                     WHERE is_open AND task_priority = 0 AND (:queue IS NULL OR queue_name = :queue)
+                       AND (:status IS NULL OR status = :status)
                      ORDER BY queue_name, task_order, task_id LIMIT :most)
+      UNION ALL
+      SELECT * FROM (SELECT * FROM {schema}_task
+                     WHERE is_open AND task_priority <> 0 AND (:queue IS NULL OR queue_name = :queue)
+                       AND (:status IS NULL OR status = :status)
+                     ORDER BY queue_name, task_order, task_priority DESC, task_id LIMIT :most)
       UNION ALL
       SELECT * FROM (SELECT * FROM {schema}_task
                      WHERE :status IS NOT 'pending' AND NOT is_open AND (:queue IS NULL OR queue_name = :queue)
@@ -1003,7 +1028,7 @@ FROM (-- A page of those that are open and one of those that have ended, along t
                      ORDER BY ended_at DESC, task_id DESC LIMIT :most)) AS t
 LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
-         CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
+         CASE WHEN t.is_open THEN t.task_priority END DESC, CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
 LIMIT :most
 
 -- name: task_attempts
@@ -1256,8 +1281,9 @@ SET queue_name = :queue, kind = :kind, body = :body, options = :options, cron = 
     next_due = CASE WHEN cron = :cron AND time_zone = :zone AND paused_at IS NULL THEN coalesce(next_due, :due) ELSE :due END
 
 -- name: fire_schedule
-UPDATE {schema}_schedule SET next_due = :next, last_due = CASE WHEN :put THEN :last ELSE last_due END
-WHERE schedule_name = :name AND next_due = :due AND paused_at IS NULL AND next_due <= {clock}
+UPDATE {schema}_schedule SET next_due = :next, last_due = CASE WHEN :put THEN min(:last, {clock}) ELSE last_due END
+WHERE schedule_name = :name AND next_due = :due AND paused_at IS NULL AND next_due <= {clock} AND :next > {clock}
+  AND (:put OR json_extract(options, '$.missed') = 'skip')
 
 -- name: pause_schedule
 UPDATE {schema}_schedule SET paused_at = coalesce(paused_at, {clock}), paused_by = coalesce(paused_by, :login)
@@ -1272,7 +1298,8 @@ WHERE schedule_name = :name
 DELETE FROM {schema}_schedule WHERE schedule_name = :name
 
 -- name: list_schedules
-SELECT schedule_name AS name, queue_name AS queue, cron, time_zone, kind, body, options, next_due, last_due, put_at, put_by,
-       paused_at, paused_by, {clock} AS taken_at
+SELECT schedule_name AS name, queue_name AS queue, cron, time_zone, kind, body, options,
+       max(min(next_due, 253402128000.0), -62135424000.0) AS next_due, max(min(last_due, 253402128000.0), -62135424000.0) AS last_due,
+       put_at, put_by, paused_at, paused_by, {clock} AS taken_at
 FROM {schema}_schedule WHERE (:name IS NULL OR schedule_name = :name) AND (:queue IS NULL OR queue_name = :queue)
 ORDER BY schedule_name

@@ -77,6 +77,9 @@ BEGIN
     SELECT RAISE(ABORT, 'sqlsem: the table gives the number: leave out queue_position, member_id and granted_at')
     WHERE NEW.member_id IS NOT NULL OR NEW.granted_at IS NOT NULL OR NEW.revoked_at IS NOT NULL
        OR EXISTS (SELECT 1 FROM {table} WHERE queue_position > NEW.queue_position);
+    SELECT RAISE(ABORT, 'sqlsem: names that begin with rate:, once:, priority: or tasks: are used by sqlsem itself, and those that end with * are patterns; choose another name')
+    WHERE NEW.resource_id GLOB 'rate:*' OR NEW.resource_id GLOB 'once:*' OR NEW.resource_id GLOB 'priority:*'
+       OR NEW.resource_id GLOB 'tasks:*' OR substr(NEW.resource_id, -1) = '*';
 END;
 
 CREATE TABLE {schema}_history (
@@ -128,7 +131,10 @@ CREATE INDEX {schema}_operation_done ON {schema}_operation (done_at);
 CREATE TABLE {schema}_rate_window (
     resource_id TEXT NOT NULL,  -- 'rate:' and the rate's name
     window_ms   INTEGER NOT NULL CHECK (window_ms >= 1),
-    rate_limit  INTEGER NOT NULL CHECK (rate_limit >= 1),  -- in one window, as it was declared last
+    rate_limit  INTEGER NOT NULL CHECK (rate_limit >= 1),  -- in one window, as it counted at the last take
+    burst       INTEGER,                                   -- the same
+    cap         INTEGER CHECK (cap >= 1),                  -- an operator's upper bound for rate_limit, and its default
+    cap_by      TEXT,
     seen_ms     INTEGER NOT NULL,                          -- when it was last taken from
     full_us     INTEGER,                                   -- with a burst: when the whole burst is there again
     -- Counted since the window is known; they only grow.
@@ -138,12 +144,15 @@ CREATE TABLE {schema}_rate_window (
     PRIMARY KEY (resource_id, window_ms)
 ) WITHOUT ROWID;
 
--- The use of a rate in a hundredth part of a window. It counts until all of that part is out of the window.
+-- The use of a rate in a hundredth part of a window. It counts until all of that part is out of the window, and with it the lowest
+-- limit and burst that requests have declared for this window in that time.
 CREATE TABLE {schema}_rate_slot (
     resource_id TEXT NOT NULL,
     window_ms   INTEGER NOT NULL,
     slot        INTEGER NOT NULL,  -- since 1970
     used        INTEGER NOT NULL CHECK (used >= 0),
+    rate_limit  INTEGER,           -- NULL: no limit was declared for this window
+    burst       INTEGER,
     PRIMARY KEY (resource_id, window_ms, slot)
 ) WITHOUT ROWID;
 
@@ -195,7 +204,7 @@ CREATE TABLE {schema}_task (
     -- Workers share themselves out between the keys of a queue. '': no key, in a queue that has keys, limits or priorities;
     -- NULL: no key, in any other queue.
     task_key        TEXT,
-    task_priority   INTEGER NOT NULL DEFAULT 0,  -- among the tasks of its key; lower ones first
+    task_priority   INTEGER NOT NULL DEFAULT 0,  -- among the tasks of its key; higher ones first
     task_turn       TEXT,                        -- the key behind eight digits of its hash: in no order that anyone chose
     unique_key      TEXT,                        -- of the open tasks of a queue one has it
     kind            TEXT NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
@@ -236,10 +245,11 @@ CREATE TABLE {schema}_task (
 );
 -- All that claims read is in these indexes of open tasks, whose keys do not change from the put to the end.
 CREATE INDEX {schema}_task_open ON {schema}_task (queue_name, task_order, task_id) WHERE is_open;
+CREATE INDEX {schema}_task_by_priority ON {schema}_task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
 CREATE INDEX {schema}_task_running ON {schema}_task (queue_name) WHERE status = 'running';
-CREATE INDEX {schema}_task_parked ON {schema}_task (queue_name, task_order, locks_left, task_priority, task_id)
+CREATE INDEX {schema}_task_parked ON {schema}_task (queue_name, task_order, locks_left, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND lock_count IS NOT NULL;
-CREATE INDEX {schema}_task_fair ON {schema}_task (queue_name, task_order, task_turn, task_priority, task_id)
+CREATE INDEX {schema}_task_fair ON {schema}_task (queue_name, task_order, task_turn, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL;
 CREATE INDEX {schema}_task_plain ON {schema}_task (queue_name, task_order, task_id)
     WHERE is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL;
@@ -389,7 +399,7 @@ CREATE TABLE {schema}_schedule (
     kind          TEXT NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
     body          TEXT NOT NULL,
     options       TEXT NOT NULL DEFAULT '{}',   -- JSON; of each task: order, note, max_attempts, …
-    next_due      REAL,                         -- the next one; NULL: never, as no process understands the expression
+    next_due      REAL NOT NULL,  -- the next one
     last_due      REAL,                         -- the latest time for which a task was put
     put_at        REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
     put_by        TEXT,

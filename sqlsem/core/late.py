@@ -1,0 +1,112 @@
+"""Who is in the way of a request that was not granted in time: one look at its queue, for the words of `Timeout`.
+
+The look may fail or be impossible; then nobody is named, and the `Timeout` is raised all the same. It goes by the main
+session, once and only where that is connected: so it takes no longer than any call there, and no connection more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from sqlsem.core.callers import Caller
+from sqlsem.core.process import Process
+from sqlsem.core.steps import Call, Operations
+from sqlsem.engines.base import Session
+from sqlsem.events import meets
+from sqlsem.insight.blockers import Blockers
+from sqlsem.model import Entry, Request, Resource, TaskEntry, Ticket, monotonic
+from sqlsem.model_rates import RateRequest
+
+__all__ = ["blockers", "look_for_blockers", "running_tasks"]
+
+log = logging.getLogger("sqlsem")
+
+#: For so many seconds a look serves others of this process that are too late for the same: a thousand of them at once
+#: must not keep the heartbeat from the main session.
+FRESH_SECONDS = 0.25
+#: So many tasks are looked at, at the most.
+MOST_TASKS = 100
+#: Looks are remembered for so many resources at the most.
+MOST_LOOKS = 64
+
+
+def look_for_blockers(session: Session, wanted: Sequence[Request | RateRequest]) -> list[Blockers]:
+    """Look who is in the way of each of these requests."""
+    return [_blockers(session, one.in_line() if isinstance(one, RateRequest) else one) for one in wanted]
+
+
+def blockers(
+    process: Process, wanted: Sequence[Request | RateRequest], caller: Caller, upgrades: Ticket | None = None
+) -> Operations[list[Blockers]]:
+    """As `look_for_blockers`, as far as can be seen without delay; nothing is raised. ``upgrades``: the row of a reader
+    that wants to write: whoever else holds is in its way.
+    """
+    own = process.requesting_id(caller)
+
+    def look(session: Session, _: int) -> list[Blockers]:
+        return [
+            _blockers(_Looks(process, session), one.in_line() if isinstance(one, RateRequest) else one, own, upgrades)
+            for one in wanted
+        ]
+
+    if process.closed or process.member.main.session is None:
+        return []
+    try:
+        found: list[Blockers] = yield Call("look", look, 0.0)
+    except Exception as exc:
+        log.info("Cannot see who is in the way: %s", exc)
+        return []
+    return found
+
+
+def running_tasks(process: Process, queue: str) -> Operations[list[TaskEntry]]:
+    """The tasks of a queue that run, for one who waits for its end in vain; as `blockers`, nothing is raised."""
+    if process.closed or process.member.main.session is None:
+        return []
+    try:
+        found: list[TaskEntry] = yield Call(
+            "look", lambda session, _: session.list_tasks(queue, "running", MOST_TASKS, 0), 0.0
+        )
+    except Exception as exc:
+        log.info("Cannot see what runs: %s", exc)
+        return []
+    return found
+
+
+class _Looks:
+    """A session whose looks are remembered for a moment. On the main session, where one call follows the other."""
+
+    def __init__(self, process: Process, session: Session) -> None:
+        self._looks = process.looks
+        self._session = session
+
+    def entries(self, resource: str) -> list[Entry]:
+        """As of the session."""
+        seen = self._looks.get(resource)
+        if seen is None or monotonic() - seen[0] > FRESH_SECONDS:
+            while len(self._looks) >= MOST_LOOKS:
+                del self._looks[next(iter(self._looks))]
+            seen = self._looks[resource] = (monotonic(), self._session.entries(resource))
+        return seen[1]
+
+    def resources(self) -> list[Resource]:
+        """As of the session."""
+        return self._session.resources()
+
+
+def _blockers(
+    session: Session | _Looks, request: Request, own: str | None = None, upgrades: Ticket | None = None
+) -> Blockers:
+    entries = session.entries(request.resource)
+    if upgrades is not None:
+        others = [one for one in entries if one.position != upgrades.position and one.granted_at is not None]
+        return Blockers(request.resource, tuple(others), ())
+    there = [one for one in entries if meets(request, one.access) and one.state != "dead"]
+    holders = tuple(one for one in there if one.state != "waits")
+    # (Of one that has just left the queue itself, a look of a moment ago may have seen the row.)
+    waiters = tuple(one for one in there if one.state == "waits" and not (own and one.requesting_id.startswith(own)))
+    setting = None
+    if not holders:
+        setting = next((one for one in session.resources() if one.resource == request.resource and one.paused), None)
+    return Blockers(request.resource, holders, waiters, setting)

@@ -1,0 +1,58 @@
+"""The names by which a server of ours may be asked: what keeps DNS rebinding out, for the dashboard and the exporter.
+
+A web page on another site can have its own name lead to this host, and then read what is served here. Its requests
+carry that name, so a request counts only when it names a host that we are called by.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import urllib.parse
+from collections.abc import Collection, Sequence
+
+__all__ = ["LOOPBACK", "Hosts", "is_address", "is_loopback"]
+
+#: The names of this host for itself.
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def is_address(host: str) -> bool:
+    """True if a host is given by its number: no name that could lead elsewhere."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this host can reach what listens there."""
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+class Hosts:
+    """The names of a server.
+
+    Args:
+        names: Hosts by which it may be asked for, without ports.
+        addresses: Any address will do, too. (A page of another site has a name.)
+    """
+
+    def __init__(self, names: Collection[str], *, addresses: bool = False) -> None:
+        self._names = frozenset(name.lower() for name in names)
+        self._addresses = addresses
+
+    def accept(self, named: Sequence[str]) -> bool:
+        """True if the ``Host`` headers of a request, of which there must be one, name this server."""
+        host = _host_of(named[0]) if len(named) == 1 else None
+        return host is not None and (host in self._names or (self._addresses and is_address(host)))
+
+
+def _host_of(named: str) -> str | None:
+    """Return the name in a ``Host`` header, without the port."""
+    try:
+        parts = urllib.parse.urlsplit(f"//{named}")
+        plain = parts.hostname if not (parts.username or parts.path or parts.query or parts.fragment) else None
+        return plain if parts.port is None or parts.port else None
+    except ValueError:  # as the port of host:x
+        return None

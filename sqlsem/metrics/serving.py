@@ -1,0 +1,124 @@
+"""Answers scrapes over HTTP: few at a time, as long as they name this server."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import prometheus_client
+from prometheus_client import CollectorRegistry
+
+from sqlsem.hosts import Hosts
+from sqlsem.terminal import output
+
+__all__ = ["Server"]
+
+log = logging.getLogger("sqlsem")
+
+#: Connections at the same time, each of which has a thread.
+MOST_CONNECTIONS = 16
+#: Seconds between two pieces of a request, and of its answer.
+PATIENCE_SECONDS = 10.0
+
+
+class _Handler(WSGIRequestHandler):
+    """Answers one request."""
+
+    server: Server
+    timeout = PATIENCE_SECONDS
+
+    def parse_request(self) -> bool:
+        """Know that the request has come whole: it is our turn."""
+        return super().parse_request() and self.server.begin_answer(self.connection)
+
+    def get_stderr(self) -> io.StringIO:
+        """Return where errors of writing the answer go: nowhere, as any client can cause them."""
+        return io.StringIO()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: any client can send many requests."""
+
+
+class Server(socketserver.ThreadingMixIn, WSGIServer):
+    """An HTTP server for one registry, in threads.
+
+    When there are too many connections, the oldest one that has not sent its request makes room for a new one.
+
+    Args:
+        place: Host and port to listen at; port 0: any that is free.
+        registry: The metrics.
+        hosts: The names by which it may be asked.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, place: tuple[str, int], registry: CollectorRegistry, hosts: Hosts) -> None:
+        self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+        self._hosts = hosts
+        self._metrics: Any = prometheus_client.make_wsgi_app(registry)
+        self._guard = threading.Lock()
+        self._connections: dict[socket.socket, bool] = {}  # in the order of coming: whether it is being answered
+        super().__init__(place, _Handler)
+        self.set_app(self._answer)
+
+    def server_bind(self) -> None:
+        """Bind, without asking the network for this host's name."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        named = environ.get("HTTP_HOST")  # of several, all of them, with commas
+        if not self._hosts.accept([] if named is None else [named]):
+            start_response("421 Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"This exporter is not known by that name; start it with --name if it should be.\n"]
+        try:
+            found: Iterable[bytes] = self._metrics(environ, start_response)
+        except Exception as exc:
+            output.print_trace()
+            output.print_error(f"{type(exc).__name__}: {exc} (this is a fault of sqlsem's; please report it)")
+            start_response("500 Internal Server Error", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"This is a fault of sqlsem's; its standard error has more.\n"]
+        return found
+
+    # -- its connections ------------------------------------------------------------------------------------------
+
+    def begin_answer(self, connection: socket.socket) -> bool:
+        """Keep this connection, as its request has come; False if it had to make room already."""
+        with self._guard:
+            there = connection in self._connections
+            if there:
+                self._connections[connection] = True
+            return there
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Have a thread answer, if there is room."""
+        with self._guard:
+            self._connections[request] = False
+            if len(self._connections) > MOST_CONNECTIONS:
+                oldest = next(one for one, answered in self._connections.items() if not answered)
+                del self._connections[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread, if it has one, closes it
+            if request not in self._connections:
+                self.shutdown_request(request)
+                return
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what is no fault of a client."""
+        log.debug("A scrape from %s has failed", client_address, exc_info=True)

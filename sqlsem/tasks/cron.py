@@ -1,0 +1,151 @@
+"""Times of cron expressions in time zones. No I/O but for the time zone data of this host.
+
+cronsim parses expressions and steps through the times of a clock on the wall. What a time on the wall is in UTC is
+decided here, by these rules. A time on the wall that
+
+    comes once      is due then.
+    never comes     (clocks are put forward over it) is due when they are; unless the expression is for every hour and
+                    clocks are moved by whole hours: then the hour that is left out is left out.
+    comes twice     (clocks are put back over it) is due the first time; both times where minutes or hours begin with
+                    ``*``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone, tzinfo
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from sqlsem.errors import ConfigurationError
+
+__all__ = ["check_cron", "last_due", "next_due"]
+
+UTC = timezone.utc
+FIELDS = 5
+MAX_CRON = 255
+NICKNAMES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
+#: No two offsets from UTC are further apart, in hours.
+MOST_APART = 26
+
+
+def check_cron(cron: str, zone: str) -> None:
+    """Raise `ConfigurationError` for what is no cron expression that ever comes, or no zone that this host knows."""
+    next_due(cron, zone, datetime.now(UTC))
+
+
+def next_due(cron: str, zone: str, after: datetime) -> datetime:
+    """Return the first due time after this one, in UTC. Errors as for `check_cron`.
+
+    >>> next_due("0 2 * * *", "Europe/Berlin", datetime(2026, 1, 1, tzinfo=timezone.utc)).isoformat()
+    '2026-01-01T01:00:00+00:00'
+    """
+    return _search(cron, zone, after.astimezone(UTC), back=False)
+
+
+def last_due(cron: str, zone: str, at: datetime) -> datetime:
+    """Return the last due time that is not after this one, in UTC. Errors as for `check_cron`."""
+    return _search(cron, zone, at.astimezone(UTC), back=True)
+
+
+def _search(cron: str, zone: str, start: datetime, *, back: bool) -> datetime:
+    times = _Times(cron, zone)
+    found: datetime | None = None
+    try:
+        least, most = times.offsets_near(start)
+        for wall in times.on_the_wall(start.replace(tzinfo=None) + (most if back else least), back):
+            for moment in times.moments(wall):
+                if back and moment <= start:
+                    found = moment if found is None else max(found, moment)
+                elif not back and moment > start:
+                    found = moment if found is None else min(found, moment)
+            if found is not None:
+                # Times on the wall follow each other in another order than moments where clocks are put back.
+                least, most = times.offsets_near(found)
+                end = found.replace(tzinfo=None)
+                if wall - least <= end if back else wall - most >= end:
+                    break
+    except OverflowError:
+        pass  # beyond the calendar
+    if found is None:
+        raise ConfigurationError(f"{cron!r} never comes")
+    return found
+
+
+class _Times:
+    """The times of one expression in one zone."""
+
+    def __init__(self, cron: str, zone: str) -> None:
+        fields = NICKNAMES.get(cron.strip().lower(), cron).split() if isinstance(cron, str) else []
+        if len(fields) != FIELDS or len(cron) > MAX_CRON:
+            raise ConfigurationError(
+                f"{cron!r} is no cron expression; write minute, hour, day of month, month, day of week: '0 2 * * *', "
+                f"or @hourly, @daily, @weekly, @monthly, @yearly"
+            )
+        self._cron = " ".join(fields)
+        self._zone = _zone(zone)
+        self._twice = fields[0].startswith("*") or fields[1].startswith("*")
+        try:
+            self._hourly = len(CronSim(self._cron, datetime(2000, 1, 1)).hours) == 24
+        except CronSimError as exc:
+            raise ConfigurationError(f"{cron!r} is no cron expression: {exc}") from exc
+
+    def on_the_wall(self, start: datetime, back: bool) -> Iterator[datetime]:
+        """Iterate over the times that the expression names, from ``start`` on (excluded) or back (included)."""
+        try:
+            yield from CronSim(self._cron, start + SECOND if back else start, reverse=back)
+        except ValueError:  # the calendar's end
+            return
+
+    def moments(self, wall: datetime) -> list[datetime]:
+        """Return when a time on the wall is due."""
+        first = wall.replace(tzinfo=self._zone, fold=0).astimezone(UTC)
+        second = wall.replace(tzinfo=self._zone, fold=1).astimezone(UTC)
+        if first == second:
+            return [first]
+        if first < second:
+            return [first, second] if self._twice else [first]
+        # Clocks are put forward between the two. When, is told by the offset.
+        if self._hourly and not (first - second) % HOUR:
+            return []
+        after = self._offset(first)
+        while first - second > SECOND:
+            middle = second + (first - second) // 2 // SECOND * SECOND
+            if self._offset(middle) == after:
+                first = middle
+            else:
+                second = middle
+        return [first]
+
+    def offsets_near(self, moment: datetime) -> tuple[timedelta, timedelta]:
+        """Return the least and the greatest offset from UTC around a moment, as far as clocks can be moved."""
+        found = [self._offset(moment + number * HOUR) for number in range(-MOST_APART, MOST_APART + 1)]
+        return min(found), max(found)
+
+    def _offset(self, moment: datetime) -> timedelta:
+        offset = moment.astimezone(self._zone).utcoffset()
+        assert offset is not None
+        return offset
+
+
+def _zone(name: str) -> tzinfo:
+    """Return a time zone. UTC needs no data."""
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, TypeError, OSError) as exc:
+        raise ConfigurationError(
+            f"This host knows no time zone {name!r}; write UTC or Europe/Berlin, or bring its zones up to date with: "
+            f"pip install -U tzdata"
+        ) from exc

@@ -1,0 +1,57 @@
+"""Ends of tasks that could not be recorded when they came: what becomes of them is known when the database is back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+from sqlsem.tasks.claiming import Claiming
+from sqlsem.tasks.groups import TaskEnd
+
+__all__ = ["Unrecorded"]
+
+
+class Unrecorded:
+    """Ends that the heartbeat records as soon as it can. Their worker waits for the answers, on its own condition."""
+
+    def __init__(self, claiming: Claiming, changed: threading.Condition) -> None:
+        self._claiming = claiming
+        self._changed = changed
+        self._left: list[TaskEnd] = []
+        self._answers: list[tuple[TaskEnd, str | None]] = []
+
+    def add(self, ends: Sequence[TaskEnd]) -> None:
+        """Have these recorded. They are no longer the worker's to end."""
+        if ends:
+            with self._changed:
+                self._left += ends
+                self._changed.notify_all()
+            self._claiming.end_later([one.end for one in ends], partial(self._answer, ends))
+            self._claiming.process.claims.settle(one.task for one in ends)
+
+    def _answer(self, ends: Sequence[TaskEnd], statuses: Sequence[str | None]) -> None:
+        """Called by the heartbeat, perhaps twice; a thread of the worker tells of it."""
+        with self._changed:
+            self._answers += zip(ends, statuses, strict=True)
+            self._changed.notify_all()
+
+    def answered(self) -> bool:
+        """Whether there is something to `take`."""
+        return bool(self._answers)
+
+    def take(self) -> list[tuple[TaskEnd, str | None]]:
+        """Return what has been recorded since, with the status of each task; None: the attempt was taken away."""
+        known: dict[int, tuple[TaskEnd, str | None]] = {}
+        with self._changed:
+            if self._answers:
+                known = {id(one.task): (one, status) for one, status in self._answers if one in self._left}
+                self._left = [one for one in self._left if id(one.task) not in known]
+                self._answers = []
+        for one, status in known.values():
+            one.task.ended_with(status, settles=False)
+        return list(known.values())
+
+    def left(self) -> list[TaskEnd]:
+        """Return those of which nothing is known."""
+        return list(self._left)

@@ -1,0 +1,422 @@
+"""Bad values of every parameter of every public function and method, as both faces have them.
+
+Nothing is listed here that can be found: functions, methods and parameters are enumerated, and `VALID` says by name
+what a parameter that must be given is given. A new one is covered by itself, or it fails until it has a line.
+"""
+
+import asyncio
+import contextlib
+import inspect
+
+import pytest
+
+import sqlsem
+from sqlsem import aio, tasks
+from sqlsem.aio import AsyncLocks
+from sqlsem.batches.part import Part
+from sqlsem.coordinator import Coordinator
+from sqlsem.core import options
+from sqlsem.tasks.task import Task
+
+pytestmark = pytest.mark.engines("sqlite", "postgresql")
+
+#: Seconds after which a call that was given a bad value has hung.
+PATIENCE = 60.0
+
+BAD = {
+    "half a surrogate pair": "a\ud800",
+    "NUL": "a\0b",
+    "escape": "a\x1b[2J",
+    "100 kB": "x" * 100_000,
+    "empty": "",
+    "blank": " ",
+    "bytes": b"x",
+    "NaN": float("nan"),
+    "infinity": float("inf"),
+    "-infinity": float("-inf"),
+    "2^31": 2**31,
+    "2^63": 2**63,
+    "10^400": 10**400,
+    "-1": -1,
+    "-2^63-1": -(2**63) - 1,
+    "half": 0.5,
+    "true": True,
+    "None": None,
+    "object": object(),
+    "list": [],
+    "list of it": [object()],
+    "dict": {},
+    "dict of it": {"a\ud800": object()},
+    "text": "x",
+}
+
+
+def nothing(*_):
+    """A callback, and the function of a leader."""
+
+
+async def nothing_async(*_):
+    """For asyncio."""
+
+
+#: What a parameter is given that must be given: by its name, or by class, function and name where that is not enough.
+VALID = {
+    "name": lambda made: made.name("named"),
+    "resource": lambda made: made.name("resource"),
+    "limit": 3,
+    "per": "1h",
+    "order": 100,
+    "token": "0123456789abcdef0123456789abcdef",
+    "task_id": 1,
+    "position": 1,
+    "parts": ["a", "b"],
+    "window": "1h",
+    "url": lambda made: made.database.url,
+    "seconds": "1h",
+    "table": "public.nowhere",
+    "kind": "lost",
+    "command": "true",
+    "statement": "SELECT 1",
+    "text": "SELECT 1",
+    "body": {"a": 1},
+    "bodies": [{"a": 1}],
+    "cron": "0 2 * * *",
+    "key": "k",
+    "weight": 2,
+    "what": nothing,
+    "error": "mended",
+    "actual": 1,
+    "cursor": object(),
+    "connection": object(),
+    "function": nothing,
+    "queue": lambda made: made.coordinator.queue(made.name("queue")),
+    "several": lambda made: made.coordinator.mutex(made.name("several")),
+    "locks": lambda made: made.coordinator.mutex(made.name("locks")),
+    "result": None,
+    "Batch.wait.timeout": 0.01,
+    ("aio.Leader", "run", "function"): nothing_async,
+    "sqlsem.Call.function": "os:getpid",
+    "sqlsem.Call.args": 1,
+    "tasks.Call.function": "os:getpid",
+    "tasks.Call.args": 1,
+}
+#: What is not called, and why.
+NOT_CALLED = {
+    ("sqlsem", "default"): "changes what this process has by default",
+    ("sqlsem", "configure"): "changes what this process has by default",
+    ("Worker", "run"): "runs until it is stopped",
+    ("aio.Grant", "arm"): "for the package",
+    ("aio.Grant", "disarm"): "for the package",
+    **dict.fromkeys([("RateGrant", "made_by"), ("aio.RateGrant", "made_by")], "for the package"),
+    **dict.fromkeys([("tasks", name) for name in ("check_cron", "check_put", "encode", "next_due")], "for the package"),
+    **dict.fromkeys([("Part", name) for name in ("end_by", "opened")], "for the package"),
+    **dict.fromkeys(
+        [("Task", name) for name in ("all_of", "end_by", "ended_with", "hold", "make_end", "opened", "stop")],
+        "for the package",
+    ),
+}
+#: Classes of which programs make instances by calling them.
+CONSTRUCTED = (tasks.Worker, tasks.Sql, tasks.Shell, tasks.Call)
+#: Parameters that are anything a program likes.
+ANYTHING = {
+    ("Queue", "put", "body"),
+    ("Task", "finish", "result"),
+    ("sqlsem", "Call", "args"),
+    ("tasks", "Call", "args"),
+}
+#: Where None means: wait for ever.
+FOR_EVER = {("Queue", "claim", "wait"), ("Batch", "wait", "timeout")}
+
+
+class Made:
+    """What the tests of one engine have, and make anew for each call."""
+
+    def __init__(self, database, coordinator, name):
+        self.database, self.coordinator, self.names = database, coordinator, name
+        self.count = 0
+
+    def name(self, what):
+        return self.names(f"{what}{self.count}")
+
+
+@contextlib.contextmanager
+def ended(thing, *ends):
+    """Give back what a call has not."""
+    try:
+        yield thing
+    finally:
+        for end in ends:
+            with contextlib.suppress(sqlsem.SqlsemError):
+                end()
+
+
+@contextlib.contextmanager
+def a_lock(made):
+    lock = made.coordinator.limit(made.name("lock"), 3)
+    with ended(lock, lock.release):
+        yield lock
+
+
+@contextlib.contextmanager
+def a_grant(made):
+    lock = made.coordinator.read(made.name("grant"))
+    lock.acquire()
+    with ended(lock.grant, lock.release):
+        yield lock.grant
+
+
+@contextlib.contextmanager
+def a_task(made):
+    queue = made.coordinator.queue(made.name("task"))
+    queue.put({"a": 1})
+    task = queue.try_claim()
+    with ended(task, task.give_back):
+        yield task
+
+
+@contextlib.contextmanager
+def a_worker(made):
+    yield tasks.Worker(made.coordinator.queue(made.name("worker")), 1, idle_exit=0.01)
+
+
+@contextlib.contextmanager
+def a_run(made):
+    run = made.coordinator.once(made.name("run"), "1h").begin()
+    with ended(run, run.give_up):
+        yield run
+
+
+@contextlib.contextmanager
+def a_part(made):
+    part = made.coordinator.batch(made.name("part"), ["a", "b"], window="1h").part("a")
+    part.start()
+    with ended(part, part.done):
+        yield part
+
+
+@contextlib.contextmanager
+def a_term(made):
+    had = []
+    made.coordinator.leader(made.name("term"), handle_sigterm=False).run(had.append)
+    yield had[0]
+
+
+def plainly(make):
+    """A maker of what need not be ended."""
+
+    @contextlib.contextmanager
+    def making(made):
+        yield make(made)
+
+    return making
+
+
+#: How an instance of each class comes to be; None: its functions are the module's.
+SUBJECTS = {
+    "Coordinator": (Coordinator, plainly(lambda made: made.coordinator)),
+    "Lock": (sqlsem.Lock, a_lock),
+    "Grant": (sqlsem.Grant, a_grant),
+    "Queue": (sqlsem.tasks.Queue, plainly(lambda made: made.coordinator.queue(made.name("queue")))),
+    "Task": (Task, a_task),
+    "Worker": (tasks.Worker, a_worker),
+    "Rate": (sqlsem.Rate, plainly(lambda made: made.coordinator.rate(made.name("rate"), 3, "1h"))),
+    "RateGrant": (
+        sqlsem.RateGrant,
+        plainly(lambda made: made.coordinator.rate(made.name("rate"), 3, "1h").take()),
+    ),
+    "Leader": (sqlsem.Leader, plainly(lambda made: made.coordinator.leader(made.name("lead"), handle_sigterm=False))),
+    "Term": (sqlsem.Term, a_term),
+    "Once": (sqlsem.Once, plainly(lambda made: made.coordinator.once(made.name("once"), "1h"))),
+    "Run": (sqlsem.Run, a_run),
+    "Batch": (sqlsem.Batch, plainly(lambda made: made.coordinator.batch(made.name("r"), ["a", "b"], window="1h"))),
+    "Part": (Part, a_part),
+    "aio.AsyncLocks": (AsyncLocks, plainly(lambda made: made.coordinator.aio)),
+    "aio.Lock": (aio.Lock, plainly(lambda made: made.coordinator.aio.limit(made.name("lock"), 3))),
+    "aio.Grant": (aio.Grant, None),
+    "aio.Rate": (aio.Rate, plainly(lambda made: made.coordinator.aio.rate(made.name("rate"), 3, "1h"))),
+    "aio.RateGrant": (aio.RateGrant, None),
+    "aio.Leader": (
+        aio.Leader,
+        plainly(lambda made: made.coordinator.aio.leader(made.name("lead"), handle_sigterm=False)),
+    ),
+    "aio.Once": (aio.Once, plainly(lambda made: made.coordinator.aio.once(made.name("once"), "1h"))),
+    "aio.Run": (aio.Run, None),
+    "aio.Term": (aio.Term, None),
+}
+
+
+@contextlib.asynccontextmanager
+async def held_async(made, what):
+    """What exists only within a block of asyncio."""
+    if what == "aio.Grant":
+        async with made.coordinator.aio.read(made.name("grant")) as grant:
+            yield grant
+    elif what == "aio.RateGrant":
+        yield await made.coordinator.aio.rate(made.name("rate"), 3, "1h").take()
+    elif what == "aio.Run":
+        run = await made.coordinator.aio.once(made.name("run"), "1h").begin()
+        yield run
+        with contextlib.suppress(sqlsem.SqlsemError):
+            await run.give_up()
+    else:
+        had = asyncio.get_running_loop().create_future()
+
+        async def lead(term):
+            had.set_result(term)
+
+        await made.coordinator.aio.leader(made.name("term"), handle_sigterm=False).run(lead)
+        yield had.result()
+
+
+def functions(owner):
+    """The public functions of a class, or of the package, by name."""
+    names = owner.__all__ if inspect.ismodule(owner) else [name for name in dir(owner) if not name.startswith("_")]
+    found = {}
+    for name in names:
+        function = inspect.getattr_static(owner, name)
+        if isinstance(function, (staticmethod, classmethod)) or inspect.isroutine(function) or function in CONSTRUCTED:
+            found[name] = getattr(owner, name)
+    return found
+
+
+def parameters(function):
+    """The names of a function's parameters, those of its options included; True for those that must be given."""
+    found = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD and parameter.annotation == "Any":
+            continue  # the arguments of a function that a task calls
+        if parameter.kind is parameter.VAR_KEYWORD:
+            kind = getattr(options, parameter.annotation.removeprefix("Unpack[").removesuffix("]"))
+            found |= dict.fromkeys(kind.__annotations__, False)
+            for base in getattr(kind, "__orig_bases__", ()):
+                found |= dict.fromkeys(getattr(base, "__annotations__", ()), False)
+            found |= dict.fromkeys(kind.__optional_keys__, False)
+        else:
+            found[parameter.name] = parameter.default is parameter.empty
+    return found
+
+
+def owners():
+    yield "sqlsem", sqlsem
+    yield "aio", aio
+    yield "tasks", tasks
+    for what, (owner, _) in SUBJECTS.items():
+        yield what, owner
+
+
+def public_functions():
+    for what, owner in owners():
+        for name, function in functions(owner).items():
+            if getattr(function, "__module__", "").startswith("sqlsem"):
+                yield what, name, function
+
+
+def value(made, what, name, parameter):
+    """What a parameter is given that is not tested just now."""
+    for key in ((what, name, parameter), f"{what}.{name}.{parameter}", parameter):
+        if key in VALID:
+            found = VALID[key]
+            return found(made) if callable(found) and getattr(found, "__name__", "") == "<lambda>" else found
+    raise AssertionError(f"{what}.{name}() must be given {parameter!r}: add a line to VALID")
+
+
+def words(made, what, name, function, tested, bad):
+    """The arguments of a call."""
+    positional, named = [], {}
+    kinds = {one.name: one.kind for one in inspect.signature(function).parameters.values()}
+    for parameter, required in parameters(function).items():
+        given = bad if parameter == tested else None
+        if parameter != tested:
+            if parameter == "coordinator":
+                given = made.coordinator
+            elif required or f"{what}.{name}.{parameter}" in VALID:
+                given = value(made, what, name, parameter)
+            else:
+                continue
+        if kinds.get(parameter) in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            positional.append(given)
+        else:
+            named[parameter] = given
+    return positional, named
+
+
+def called(made, what, name, function, tested, bad):
+    """Call it: what is wrong with what happens."""
+
+    async def call_async(subject):
+        positional, named = words(made, what, name, function, tested, bad)
+        result = (getattr(subject, name) if subject is not None else function)(*positional, **named)
+        if inspect.isawaitable(result):
+            await asyncio.wait_for(result, PATIENCE)
+
+    async def within():
+        async with held_async(made, what) as subject:
+            await call_async(subject)
+
+    maker = SUBJECTS[what][1] if what in SUBJECTS else None
+    try:
+        if what.startswith("aio") and maker is None and what != "aio":
+            asyncio.run(within())
+        elif maker is None:
+            asyncio.run(call_async(None))
+        else:
+            with maker(made) as subject:
+                if what.startswith("aio"):
+                    asyncio.run(call_async(subject))
+                else:
+                    positional, named = words(made, what, name, function, tested, bad)
+                    result = getattr(subject, name)(*positional, **named)
+                    if inspect.isgenerator(result):
+                        next(result, None)
+                        result.close()
+                    elif hasattr(result, "__enter__") and name == "session":
+                        with result:
+                            pass
+    except sqlsem.SqlsemError:
+        return None
+    except Exception as exc:
+        return f"{type(exc).__name__}: {exc}"[:200]
+    is_callback = tested.startswith("on_") and tested != "on_failure"
+    return f"{tested}={type(bad).__name__} is accepted" if is_callback and bad is not None else None
+
+
+CASES = [(what, name) for what, name, _ in public_functions() if (what, name) not in NOT_CALLED]
+
+
+@pytest.fixture
+def made(database, name):
+    with database.coordinator(retry=5) as coordinator:
+        coordinator.resources()
+        yield Made(database, coordinator, name)
+
+
+@pytest.mark.leaves_rows
+@pytest.mark.parametrize(("what", "function_name"), CASES, ids=lambda value: value)
+def test_bad_values_are_refused_by_our_errors(what, function_name, made):
+    function = functions(dict(owners())[what])[function_name]
+    wrong = {}
+    for parameter in parameters(function):
+        for label, bad in BAD.items():
+            made.count += 1
+            case = (what, function_name, parameter)
+            if case not in ANYTHING and not (bad is None and case in FOR_EVER):
+                outcome = called(made, what, function_name, function, parameter, bad)
+                if outcome is not None:
+                    wrong[parameter, label] = outcome
+    assert wrong == {}
+
+
+def test_everything_public_is_enumerated():
+    """Each class that a program meets has a maker, and each exception is one still."""
+    known = {(what, name) for what, name, _ in public_functions()}
+    assert set(NOT_CALLED) <= known, "not there any more"
+    classes = {
+        member
+        for module in (sqlsem, aio, tasks)
+        for member in (getattr(module, name) for name in module.__all__)
+        if inspect.isclass(member) and not issubclass(member, BaseException) and functions(member)
+    }
+    made_of = {owner for owner, _ in SUBJECTS.values()}
+    assert {one.__name__ for one in classes - made_of} <= {*(one.__name__ for one in CONSTRUCTED), "Subscription"}

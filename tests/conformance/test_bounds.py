@@ -1,0 +1,192 @@
+"""The bounds of every amount that a task, a schedule or a queue takes: the same on every engine, whatever way it comes.
+An option or a method that is in no table here fails.
+"""
+
+import contextlib
+import json
+import os
+from datetime import datetime, timezone
+
+import pytest
+
+import sqlsem
+from sqlsem.core.options import PutOptions
+from sqlsem.engines.queue_limits import QueueLimitSession
+from sqlsem.model import MAX_NESTED, TASK_BOUNDS, NewTask
+from sqlsem.tasks import Json, Queue
+
+MOST = 2**31 - 1
+#: The amounts of a task: what is within the bounds and what is not, as Python takes it; and what they are called where
+#: they are kept, and in SQL.
+AMOUNTS = {
+    "order": ((-MOST - 1, MOST), (-MOST - 2, MOST + 1, 1.5), "order", '"order"'),
+    "priority": ((-MOST - 1, MOST), (-MOST - 2, MOST + 1, 1.5), "priority", "priority"),
+    "max_attempts": ((1, MOST), (0, -1, MOST + 1), "max_attempts", "max_attempts"),
+    "after": (
+        *((0, 315_360_000), (-1, 315_360_001, 320_000_000, float("nan"), float("inf"))),
+        *("after_ms", "after_seconds"),
+    ),
+    "backoff": ((0, 300), (-1, 300.5, 301, float("nan")), "backoff_ms", "backoff_seconds"),
+    "time_limit": (
+        *((0.001, MOST // 1000), (0, -1, MOST // 1000 + 1, float("nan"))),
+        *("time_limit_ms", "time_limit_seconds"),
+    ),
+}
+#: Options that are no amounts.
+OTHERS = {"on_failure", "note", "unique", "replace", "key", "locks"}
+#: The amounts of a queue: how they are set, and what is within the bounds and what is not.
+SETTERS = {
+    "set_limit": (lambda queue, value: queue.set_limit(value), (0, MOST), (-1, MOST + 1, 1.5)),
+    "set_key_limit": (lambda queue, value: queue.set_key_limit(value), (0, MOST), (-1, MOST + 1)),
+    "set_weight": (lambda queue, value: queue.set_weight("k", value), (1, MOST), (0, -1, MOST + 1)),
+    "set_rate": (lambda queue, value: queue.set_rate(value, "1m"), (1, MOST), (0, -1, MOST + 1)),
+    "set_key_rate": (lambda queue, value: queue.set_key_rate(value, "1m"), (1, MOST), (0, -1, MOST + 1)),
+    "set_rate, per": (
+        lambda queue, value: queue.set_rate(1, value),
+        (0.001, MOST // 1000),
+        (0, -1, MOST // 1000 + 1),
+    ),
+}
+CASES = [
+    (name, value, within)
+    for name, (good, bad, *_) in AMOUNTS.items()
+    for within in (True, False)
+    for value in (good if within else bad)
+]
+
+
+@pytest.fixture
+def queue(connect, name):
+    return connect().queue(name)
+
+
+def refused():
+    """(SQL Server has one number for whatever a routine refuses.)"""
+    return pytest.raises((sqlsem.ConfigurationError, sqlsem.Unavailable))
+
+
+def as_kept(name, value):
+    """As the options of a schedule keep it."""
+    kept = AMOUNTS[name][2]
+    return kept, value * 1000 if kept.endswith("_ms") else value
+
+
+def test_every_option_is_in_a_table():
+    assert set(PutOptions.__optional_keys__) == AMOUNTS.keys() | OTHERS
+    assert set(TASK_BOUNDS) == {kept for *_, kept, _ in AMOUNTS.values()}
+    for name, (good, _, kept, _) in AMOUNTS.items():
+        (least, most), (first, last) = good, TASK_BOUNDS[kept]
+        factor = 1000 if kept.endswith("_ms") else 1
+        assert (least * factor, int(most)) == (first, last // factor), name
+
+
+def test_every_setter_is_in_a_table():
+    setters = {name for name in dir(Queue) if name.startswith("set_")}
+    assert setters == {name.partition(",")[0] for name in SETTERS}
+
+
+@pytest.mark.parametrize(("amount", "value", "within"), CASES)
+def test_python_has_the_same_bounds_everywhere(queue, amount, value, within):
+    if within:
+        number = queue.put(1, **{amount: value})
+        made = queue.schedule("@yearly", Json("x"), name=queue.name, **{amount: value})
+        kept, number_kept = as_kept(amount, value)
+        assert made.options.get(kept, number_kept) == number_kept
+        queue.claiming.process.look(lambda session: session.set_schedule(queue.name, "remove", None))
+        assert queue.tasks()[0].task_id == number
+    else:
+        with pytest.raises(sqlsem.ConfigurationError):
+            queue.put(1, **{amount: value})
+        with pytest.raises(sqlsem.ConfigurationError):
+            queue.schedule("@yearly", Json("x"), name=queue.name, **{amount: value})
+        assert queue.tasks() == []
+
+
+@pytest.mark.parametrize(("amount", "value", "within"), [case for case in CASES if case[1] == case[1]])
+def test_saved_options_have_the_same_bounds(database, queue, amount, value, within):
+    """As they come from a program that is not ours."""
+    session = database.session(grace=600)
+    kept, number = as_kept(amount, value)
+    number = 2**70 if number == float("inf") else number  # which JSON does not know
+    number = int(number) if isinstance(number, float) and number.is_integer() else number
+    save = lambda: session.save_schedule(  # noqa: E731
+        *(queue.name, queue.name, "@yearly", "UTC", "json", "1", {kept: number}, datetime.now(timezone.utc))
+    )
+    with contextlib.nullcontext() if within else refused():
+        save()
+    assert bool(session.list_schedules(queue.name, None)) == within
+    session.close()
+
+
+@pytest.mark.parametrize(("amount", "value", "within"), CASES)
+def test_the_routine_has_the_same_bounds(database, queue, amount, value, within):
+    if database.engine != "postgresql":
+        pytest.skip("tests/tsql has those of T-SQL; SQLite has no routines")
+    argument = AMOUNTS[amount][3]
+    words = f"'{value}'::float8" if isinstance(value, float) else str(value)
+    with database.raw() as raw:
+        call = f"SELECT sqlsem.put(%s, '1', 'json', {argument} => {words})"
+        if within:
+            raw.execute(call, (queue.name,))
+        else:
+            with pytest.raises(Exception, match=r"sqlsem: |out of range|does not exist"):
+                raw.execute(call, (queue.name,))
+    assert len(queue.tasks()) == within
+
+
+@pytest.mark.parametrize("setter", SETTERS)
+def test_queues_have_the_same_bounds_everywhere(queue, setter):
+    set_it, good, bad = SETTERS[setter]
+    for value in good:
+        set_it(queue, value)
+    (before,) = [one for one in queue.limits() if one.task_key == ("k" if setter == "set_weight" else None)]
+    for value in bad:
+        with pytest.raises(sqlsem.ConfigurationError):
+            set_it(queue, value)
+    (after,) = [one for one in queue.limits() if one.task_key == before.task_key]
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("key", "what", "value", "per"),
+    [
+        *((None, "limit", -1, None), (None, "key_limit", -1, None), ("k", "weight", 0, None), ("k", "limit", -1, None)),
+        *((None, "rate", 0, 1000), (None, "rate", 1, 0), (None, "key_rate", 1, -1), (None, "rate", 1, None)),
+    ],
+)
+def test_session_setters_have_the_same_bounds(database, queue, key, what, value, per):
+    session = database.session(grace=600)
+    if not isinstance(session, QueueLimitSession):
+        pytest.skip("no limits of queues here")
+    with refused():
+        session.set_queue(queue.name, key, what, value, per)
+    session.close()
+    assert queue.limits() == []
+
+
+def nested(depth, value=1, pair="[]"):
+    for _ in range(depth):
+        value = [value] if pair == "[]" else {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("pair", ["[]", "{}"])
+def test_json_is_nested_as_deep_everywhere(database, queue, pair):
+    queue.put(nested(MAX_NESTED, pair=pair))
+    queue.put(nested(MAX_NESTED, '[[[[{{{{\\"' * 100, pair=pair))
+    queue.put([nested(MAX_NESTED - 1, pair=pair)] * 3)
+    for depth in (MAX_NESTED + 1, 500):
+        with pytest.raises(sqlsem.ConfigurationError, match="nested deeper than 100"):
+            queue.put(nested(depth, pair=pair))
+        with pytest.raises(sqlsem.ConfigurationError, match="nested deeper than 100"):
+            queue.schedule("@daily", nested(depth, pair=pair))
+        if database.engine == "postgresql":
+            session = database.session(grace=600)
+            with pytest.raises(sqlsem.ConfigurationError, match="nested deeper than 100"):
+                session.put_tasks(
+                    queue.name, os.urandom(8).hex(), [NewTask("json", json.dumps(nested(depth, pair=pair)))]
+                )
+            session.close()
+    with pytest.raises(sqlsem.ConfigurationError, match=r"nested deeper|cannot be kept as JSON"):
+        queue.put(nested(100_000, pair=pair))
+    assert len(queue.tasks()) == 3

@@ -1,0 +1,232 @@
+"""`sqlsem.Timeout` names the holder: on every engine, for threads and tasks, whatever was asked for."""
+
+import asyncio
+import contextlib
+import os
+import pickle
+import socket
+from datetime import datetime
+
+import pytest
+from support import Attempt, until
+
+import sqlsem
+from sqlsem.core.callers import this_thread
+from sqlsem.core.steps import drive
+
+pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks]
+HERE = f"{socket.gethostname()}:{os.getpid()}"
+
+NOTE = "for the night"
+#: A lock that holds, and one that is asked for in vain.
+IN_THE_WAY = {
+    "mutex": (lambda c, n: c.mutex(n, note=NOTE), lambda c, n: c.mutex(n, timeout=0.05)),
+    "try": (lambda c, n: c.mutex(n, note=NOTE), lambda c, n: c.mutex(n, timeout=0)),
+    "limit": (lambda c, n: c.limit(n, 2, weight=2, note=NOTE), lambda c, n: c.limit(n, 2, timeout=0.05)),
+    "read": (lambda c, n: c.write(n, note=NOTE), lambda c, n: c.read(n, timeout=0.05)),
+    "write": (lambda c, n: c.read(n, note=NOTE), lambda c, n: c.write(n, timeout=0.05)),
+    "stage": (lambda c, n: c.stage(n, 1, note=NOTE), lambda c, n: c.stage(n, 2, timeout=0.05)),
+    "all_of": (
+        lambda c, n: c.mutex(n, note=NOTE),
+        lambda c, n: sqlsem.all_of(c.read(n("other")), c.mutex(n), timeout=0.05),
+    ),
+    "leader": (lambda c, n: c.mutex(n, note=NOTE), lambda c, n: c.leader(n, timeout=0.05)),
+}
+
+
+def fail(lock):
+    with pytest.raises(sqlsem.Timeout) as raised, lock:
+        pytest.fail("it was granted")
+    return raised.value
+
+
+def names(error, name, position):
+    """The error says who holds, in words and as rows; also on the other side of a pipe."""
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert f"{name!r} is held by {HERE}" in str(one)
+        assert f'"{NOTE}"' in str(one)
+        (holder,) = one.holders
+        assert (holder.resource, holder.position, holder.note) == (name, position, NOTE)
+        assert (holder.host, holder.pid) == (socket.gethostname(), os.getpid())
+        assert f"since {holder.granted_at.astimezone():%Y-%m-%d %H:%M:%S} (for 0." in str(one)
+        assert isinstance(holder.granted_at, datetime)
+        assert holder.program
+        assert str(one).endswith("see the queue with: sqlsem ls")
+
+
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_timeout_names_the_holder(connect, name, kind):
+    held, wanted = IN_THE_WAY[kind]
+    one, other = connect(), connect()
+    with held(one, name) as grant:
+        error = fail(wanted(other, name))
+        names(error, name, grant.position)
+
+
+def test_timeout_of_a_decorated_call_names_the_holder(connect, name):
+    one, other = connect(), connect()
+    made = other.mutex(name, timeout=0.05)
+    lock = sqlsem.Lock(getattr(made, "inner", made).terms)
+
+    @lock
+    def load():
+        pytest.fail("it was called")
+
+    @lock
+    async def awaited():
+        pytest.fail("it was called")
+
+    with one.mutex(name, note=NOTE) as grant:
+        for call in (load, lambda: asyncio.run(awaited())):
+            with pytest.raises(sqlsem.Timeout) as raised:
+                call()
+            names(raised.value, name, grant.position)
+
+
+def test_timeout_counts_all_holders(connect, name):
+    one, other = connect(), connect()
+    with contextlib.ExitStack() as held:
+        for number in range(3):
+            held.enter_context(one.limit(name, 9, note=str(number)))
+        error = fail(other.limit(name, 9, weight=8, timeout=0.05))
+        assert [holder.note for holder in error.holders] == ["0", "1", "2"]
+        assert ", and by 2 more" in str(error)
+
+
+def test_timeout_behind_waiters_names_the_first(connect, name):
+    """A reader waits behind a writer that waits itself: nobody holds what keeps it out."""
+    one, other = connect(), connect()
+    with one.read(name):
+        writer = Attempt(other.write(name))
+        until(lambda: len(one.entries(name)) == 2)
+        error = fail(one.read(name, timeout=0.05))
+        assert error.holders == ()
+        assert f"nobody holds {name!r}, but {HERE}" in str(error)
+        assert "has waited for it for" in str(error)
+    writer.granted()
+    writer.leave()
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_timeout_of_an_upgrade_names_the_other_readers(connect, name):
+    one, other = connect(), connect()
+    with one.read(name, note=NOTE) as grant, other.read(name) as mine:
+        for timeout in (0, 0.05):
+            with pytest.raises(sqlsem.Timeout) as raised:
+                mine.upgrade(timeout=timeout)
+            names(raised.value, name, grant.position)
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_timeout_on_a_paused_resource_says_so(connect, name):
+    coordinator = connect()
+    coordinator.pause(name)
+    error = fail(coordinator.mutex(name, timeout=0.05))
+    assert error.holders == ()
+    assert f"{name!r} is paused" in str(error)
+    coordinator.resume(name)
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_timeout_of_a_rate_says_what_is_in_the_way(connect, name):
+    coordinator = connect()
+    with coordinator.rate(name, 1, per="1h"):
+        pass
+    error = fail(coordinator.rate(name, 1, per="1h", timeout=0.05))
+    assert error.holders == ()
+    assert f"all of rate {name!r} was used" in str(error)
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_timeout_of_once_names_the_run(connect, name):
+    one, other = connect(), connect()
+    with one.once(name, "1h", note=NOTE) as run:
+        error = fail(other.once(name, "1h", timeout=0.05))
+        names(error, f"once:{name}", run.grant.position)
+
+
+def test_timeout_is_raised_when_the_look_fails(connect, name, monkeypatch):
+    """Whatever goes wrong there: the error that counts is the timeout."""
+    one, other = connect(), connect()
+    with one.mutex(name):
+        for error in (sqlsem.Unavailable("gone"), RuntimeError("a driver's own"), sqlsem.SchemaError("no right")):
+
+            def entries(session, resource, error=error):
+                raise error
+
+            other.process.looks.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(other.process.engine.session_class, "entries", entries)
+                told = fail(other.mutex(name, timeout=0.05))
+            assert told.holders == ()
+            assert str(told).endswith("s; see the queue with: sqlsem ls")
+
+
+def looks_of(coordinator, monkeypatch):
+    seen = []
+    kind = coordinator.process.engine.session_class
+    entries = kind.entries
+
+    def counted(session, resource):
+        seen.append(resource)
+        return entries(session, resource)
+
+    monkeypatch.setattr(kind, "entries", counted)
+    return seen
+
+
+def test_acquire_that_returns_false_looks_at_nothing(connect, name, monkeypatch):
+    """Only an error has words to be found: who asks by `acquire` pays for no look."""
+    one, other = connect(), connect()
+    with one.mutex(name):
+        seen = looks_of(other, monkeypatch)
+        for options in ({"blocking": False}, {"timeout": 0}, {"timeout": 0.05}):
+            assert not other.mutex(name).acquire(**options)
+        assert seen == []
+        fail(other.mutex(name, timeout=0))
+        assert seen == [name]
+
+
+def test_many_timeouts_at_once_share_a_look(connect, name, threads, monkeypatch):
+    one, other = connect(), connect()
+    told = []
+    with one.mutex(name):
+        seen = looks_of(other, monkeypatch)
+        for _ in range(20):
+            threads.start(lambda: told.append(fail(other.mutex(name, timeout=0.5))))
+        threads.join()
+    assert [len(one.holders) for one in told] == [1] * 20
+    assert len(seen) < 20
+
+
+def test_timeout_makes_no_connection_to_look(connect, name, monkeypatch):
+    """Without a main session there is nothing to look by: the error does not wait for a server that is away."""
+    one, other = connect(), connect()
+    with one.mutex(name):
+        lock = other.mutex(name, timeout=0)
+        fail(lock)
+        session, other.process.member.main.session = other.process.member.main.session, None
+        try:
+            monkeypatch.setattr(other.process.engine, "connect", lambda purpose: pytest.fail("connected"))
+            asked = getattr(lock, "inner", lock).terms
+            error = drive(asked.too_late(asked.requests, this_thread()), other.process.perform)
+        finally:
+            other.process.member.main.session = session
+    assert error.holders == ()
+
+
+@pytest.mark.faces("sync")
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+@pytest.mark.leaves_rows
+def test_timeout_of_join_names_the_worker(connect, name):
+    queue = connect().queue(name)
+    number = queue.put({"a": 1}, note=NOTE)
+    with queue.try_claim() as task:
+        assert task.id == number
+        with pytest.raises(sqlsem.Timeout) as raised:
+            connect().queue(name).join(timeout=0.05)
+        for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
+            assert f'task {number} "{NOTE}" runs on {HERE} since ' in str(error)
+            assert [(one.task_id, one.host, one.pid) for one in error.holders] == [
+                (number, socket.gethostname(), os.getpid())
+            ]

@@ -1,0 +1,205 @@
+"""A worker tells what is recorded, whatever it was cut off from: its outcomes, its counts and its log."""
+
+import threading
+from collections import Counter
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem.tasks import Json, Worker
+from sqlsem.tasks.claiming import Claiming
+
+#: What a task calls while it runs.
+meanwhile = []
+
+
+@pytest.fixture
+def queue(connect, name):
+    meanwhile.clear()
+    return connect().queue(name)
+
+
+def finish():
+    for call in meanwhile:
+        call()
+
+
+def fail():
+    finish()
+    raise RuntimeError("no")
+
+
+def put_all(queue):
+    """One that finishes, one that fails, and one that is tried twice."""
+    queue.put(finish)
+    queue.put(fail, on_failure="continue")
+    queue.put(fail, max_attempts=2, backoff=0, on_failure="continue")
+
+
+class Told:
+    """What a worker tells by `on_task`."""
+
+    def __init__(self, queue, **options):
+        self.outcomes = Counter()
+        self.worker = Worker(queue, on_task=self, idle_exit=0.5, outlast=True, **options)
+
+    def __call__(self, task, outcome, error):
+        if outcome is not None:
+            self.outcomes[task.id, task.attempt, outcome] += 1
+
+
+def check(queue, told):
+    """All that was told is recorded so, and the other way round, but for what was given back before it began."""
+    recorded = Counter(
+        (one.task_id, one.attempt, one.outcome)
+        for task in queue.tasks()
+        for one in queue.log(task.task_id)
+        if one.outcome != "returned"
+    )
+    assert told.outcomes == recorded
+    status = Counter(task.status for task in queue.tasks())
+    assert (told.worker.finished, told.worker.failed) == (status["finished"], status["failed"])
+    assert told.worker.retried == sum(outcome == "failed" for _, _, outcome in recorded.elements()) - status["failed"]
+
+
+def thought_lost(queue, monkeypatch):
+    """As after an outage of the grace: this process has given up its claims, and the database knows them still."""
+    meanwhile.append(lambda: queue.claiming.process.lose(None, "nothing was heard"))
+
+
+def away(queue, monkeypatch):
+    """The call that ends tasks does not reach the database, the first time."""
+    ends_once(monkeypatch, lambda call: None)
+
+
+def answer_lost(queue, monkeypatch):
+    """It does, and its answer does not come."""
+    ends_once(monkeypatch, lambda call: call())
+
+
+def answer_lost_and_thought_lost(queue, monkeypatch):
+    def cut(call):
+        call()
+        queue.claiming.process.lose(None, "nothing was heard")
+
+    ends_once(monkeypatch, cut)
+
+
+def away_and_thought_lost(queue, monkeypatch):
+    ends_once(monkeypatch, lambda call: queue.claiming.process.lose(None, "nothing was heard"))
+
+
+def asked_as_another_member(queue, monkeypatch):
+    """What an earlier call has recorded is not known to the next one, but to the log of the attempt."""
+    answer_lost(queue, monkeypatch)
+    kind = type(queue.claiming.process.member.call("look", lambda session, _: session))
+    plain = kind.next_tasks
+
+    def next_tasks(self, member, ends, *asked):
+        statuses, claimed = plain(self, member, ends, *asked)
+        return [None] * len(statuses), claimed
+
+    monkeypatch.setattr(kind, "next_tasks", next_tasks)
+
+
+def ends_once(monkeypatch, cut):
+    """Each call that ends tasks is cut once."""
+    plain, seen = Claiming.end_and_claim, set()
+
+    def end_and_claim(self, ends, most, **given):
+        new = {(one.task_id, one.attempt) for one in ends} - seen
+        seen.update(new)
+        if new:
+            cut(lambda: plain(self, ends, 0, **given))
+            raise sqlsem.Unavailable("out of reach")
+        return plain(self, ends, most, **given)
+
+    monkeypatch.setattr(Claiming, "end_and_claim", end_and_claim)
+
+
+FAULTS = [
+    *(thought_lost, away, answer_lost, answer_lost_and_thought_lost, away_and_thought_lost, asked_as_another_member),
+]
+
+
+@pytest.mark.parametrize("group", [True, False])
+@pytest.mark.parametrize("fault", [None, *FAULTS], ids=lambda one: "nothing" if one is None else one.__name__)
+def test_worker_tells_outcomes_as_recorded(queue, monkeypatch, caplog, fault, group):
+    put_all(queue)
+    if fault is not None:
+        fault(queue, monkeypatch)
+    told = Told(queue, group=group)
+    told.worker.run()
+    monkeypatch.undo()
+    check(queue, told)
+    assert "somebody else" not in caplog.text
+    assert Counter(task.status for task in queue.tasks()) == {"finished": 1, "failed": 2}
+
+
+def test_worker_tells_a_claim_taken_away_as_lost(database, queue, caplog):
+    """Its claim is another's when it ends: here, as the row says."""
+    number = queue.put(finish)
+    table = "sqlsem_task" if database.engine == "sqlite" else f"{database.schema}.task"
+    taken = threading.Event()
+
+    def take():
+        if not taken.is_set():
+            taken.set()
+            database.rows(f"UPDATE {table} SET status = 'pending', member_id = NULL WHERE task_id = ?", number)
+
+    meanwhile.append(take)
+    told = Told(queue)
+    told.worker.run()
+    assert told.outcomes == {(number, 1, "lost"): 1, (number, 2, "finished"): 1}
+    assert (told.worker.finished, told.worker.failed) == (1, 0)
+    assert f"The claim of task {number} was lost" in caplog.text
+
+
+def test_worker_warns_of_ends_that_are_not_recorded(queue, monkeypatch, caplog):
+    """The database is away when the worker leaves."""
+    number = queue.put(finish)
+
+    def cut(call):
+        queue.claiming.process.engine.reach = lambda purpose: (_ for _ in ()).throw(
+            sqlsem.engines.base.Disconnected("cut")
+        )
+        for session in [queue.claiming.process.member.main.session]:
+            session.interrupt()
+            session.close()
+        told.worker.stop()
+
+    told = Told(queue)
+    plain = queue.claiming.end_and_claim
+
+    def end_and_claim(ends, most, **given):
+        if ends:
+            cut(None)
+            raise sqlsem.Unavailable("out of reach")
+        return plain(ends, most, **given)
+
+    monkeypatch.setattr(queue.claiming, "end_and_claim", end_and_claim)
+    monkeypatch.setattr(queue.claiming.process.member, "later", lambda call: None)
+    told.worker.run()
+    assert told.worker.finished == 0
+    assert f"Task {number} has finished, which is not recorded yet" in caplog.text
+
+
+def test_task_ends_well_when_its_end_is_recorded(queue):
+    """Its claim is thought lost while its end is under way: what was recorded counts."""
+    number = queue.put(Json("x"))
+    task = queue.try_claim()
+    plain = type(queue.claiming.process.member).call
+
+    def call(self, what, *asked, **given):
+        found = plain(self, what, *asked, **given)
+        if what == "end of a task":
+            task.lose("nothing was heard")
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(queue.claiming.process.member), "call", call)
+        with task:
+            pass
+    until(lambda: queue.tasks("finished"), timeout=PATIENCE)
+    assert [one.outcome for one in queue.log(number)] == ["finished"]

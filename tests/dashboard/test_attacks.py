@@ -1,0 +1,156 @@
+"""Clients that mean ill, or are broken: the dashboard still answers, and its memory and its log stay small."""
+
+import contextlib
+import logging
+import socket
+import time
+
+import pytest
+from support import PATIENCE, until
+from support.overviews import FakeLive, entry, overview
+
+from sqlsem.dashboard import connection, feed
+
+try:
+    import httpx2 as httpx
+except ImportError:  # on Python 3.10
+    import httpx
+
+TOKEN = "correct-horse-battery-staple"
+#: What any request has to have.
+HOST = b"Host: 127.0.0.1\r\n"
+FORM_TYPE = b"Content-Type: application/x-www-form-urlencoded\r\n"
+FORM = b"POST /login HTTP/1.1\r\n" + HOST + FORM_TYPE + b"Origin: http://127.0.0.1\r\nContent-Length: 99\r\n\r\ntok"
+HALVES = {"headers": b"GET / HTTP/1.1\r\n" + HOST + b"X-Half: ", "form": FORM, "nothing": b""}
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "LOOK_SECONDS", 0.05)
+
+
+@pytest.fixture
+def silent(caplog):
+    """Nothing may be logged that any client could write a log full with."""
+    caplog.set_level(logging.WARNING)
+    yield
+    assert [one.getMessage() for one in caplog.get_records("call")] == []
+
+
+@pytest.fixture
+def connect():
+    """``connect(url, sent)`` opens a socket, sends that, and leaves it open."""
+    with contextlib.ExitStack() as opened:
+
+        def connect(url, sent=b""):
+            host, _, port = url.removeprefix("http://").rpartition(":")
+            made = opened.enter_context(socket.create_connection((host, int(port)), PATIENCE))
+            if sent:
+                made.sendall(sent)
+            return made
+
+        yield connect
+
+
+def ends(made):
+    """Wait until the other side ends a connection."""
+    with contextlib.suppress(ConnectionError):
+        while made.recv(65536):
+            pass
+    return True
+
+
+def answers(url):
+    return httpx.get(url, timeout=PATIENCE).status_code == 200
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_half_a_request_is_given_up(half, live, serve, connect, impatient, silent):
+    url = serve(live, token=TOKEN)
+    halves = [connect(url, HALVES[half]) for _ in range(40)]
+    assert answers(url)
+    assert all(ends(one) for one in halves)
+    assert answers(url)
+
+
+def test_a_dripping_request_is_given_up(live, serve, connect, impatient, silent):
+    url = serve(live)
+    made = connect(url, HALVES["headers"])
+    with pytest.raises(ConnectionError):
+        for _ in range(int(PATIENCE / 0.05)):
+            made.sendall(b"x")
+            time.sleep(0.05)
+
+
+def test_broken_off_forms_leave_the_log_empty(live, serve, connect, silent):
+    url = serve(live, token=TOKEN, allow_changes=True)
+    for path in (b"/login", b"/do", b"/logout"):
+        for _ in range(10):
+            connect(url, FORM.replace(b"/login", path)).close()
+    (server,) = serve.servers
+    assert answers(url)
+    until(lambda: not server.server_state.tasks, "they have ended")
+
+
+def test_garbage_leaves_the_log_empty(live, serve, connect, silent):
+    url = serve(live)
+    upgrade = b"GET / HTTP/1.1\r\n" + HOST + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+    for sent in (b"\0" * 100 + b"\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", upgrade):
+        for _ in range(10):
+            connect(url, sent)
+    assert answers(url)
+
+
+def test_connections_without_end_make_room(live, serve, connect, monkeypatch, silent):
+    monkeypatch.setattr(connection, "MOST_CONNECTIONS", 20)
+    url = serve(live)
+    opened = [connect(url, HALVES["headers"]) for _ in range(100)]
+    assert answers(url)
+    (server,) = serve.servers
+    until(lambda: len(server.server_state.connections) <= 20, "the oldest ones are closed")
+    assert ends(opened[0])
+
+
+def test_an_answer_that_is_not_read_is_given_up(serve, impatient, silent):
+    url = serve(FakeLive(overview(entry(position, note="x" * 900) for position in range(1, 2001))))
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    (server,) = serve.servers
+    with socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.connect((host, int(port)))
+        made.sendall(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
+        until(lambda: server.server_state.tasks, "it is being answered")
+        until(lambda: not server.server_state.connections, "it is ended")
+
+
+def test_streams_are_limited_when_asked_for_at_once(live, serve, connect, monkeypatch, silent):
+    monkeypatch.setattr(feed, "MOST_STREAMS", 20)
+    url = serve(live)
+    asked = [connect(url, b"GET /events?q=%d HTTP/1.1\r\n" % number + HOST + b"\r\n") for number in range(100)]
+    told = [int(one.recv(12).split()[1]) for one in asked]
+    assert (told.count(200), told.count(503)) == (20, 80)
+    for one in asked:
+        one.close()
+    (server,) = serve.servers
+    until(lambda: not server.server_state.tasks, "all have ended")
+    with httpx.stream("GET", f"{url}/events", timeout=PATIENCE) as answer:
+        assert answer.status_code == 200
+
+
+def test_a_range_of_many_digits_costs_no_more(live, serve, connect):
+    """Starlette before 0.49.1 takes a time that grows with the square: 0.7 s for 10,000 digits, 21 s for 60,000."""
+    url = serve(live, private=True, token=TOKEN)
+
+    def cost(digits):
+        began = time.process_time()  # the server is a thread of this process
+        request = b"GET /static/dashboard.js HTTP/1.1\r\n" + HOST + b"Connection: close\r\nRange: bytes=%s\r\n\r\n"
+        made = connect(url, request % (b"9" * digits))
+        status = int(made.recv(12).split()[1])
+        assert ends(made)
+        return time.process_time() - began, status
+
+    few, many = (min(cost(digits) for _ in range(3)) for digits in (1000, 15_000))
+    assert many[1] in (200, 206, 400, 416)
+    assert many[0] < 20 * max(few[0], 0.005)
+    assert cost(60_000)[1] in (400, 431), "longer than headers may be"

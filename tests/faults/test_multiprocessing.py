@@ -1,0 +1,94 @@
+"""Children of `multiprocessing` end by `os._exit`: they leave the database in order all the same."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.engines("sqlite", "postgresql")
+
+#: Takes the database, the start method and the name of what it runs.
+PROGRAM = textwrap.dedent(
+    """
+    import concurrent.futures, multiprocessing, sys, threading, time
+    import sqlsem
+
+    URL, METHOD, WHAT, NAME = sys.argv[1:]
+    GRACE = 120.0
+
+    def begin(url):
+        sqlsem.configure(url, grace=GRACE)
+
+    def take(number):
+        with sqlsem.limit(NAME, 2):
+            return number
+
+    def keep(url):
+        begin(url)
+        sqlsem.mutex(NAME).acquire()
+
+    def finish_in_a_thread(url):
+        begin(url)
+        entered = threading.Event()
+
+        def work():
+            with sqlsem.mutex(NAME) as grant:
+                entered.set()
+                time.sleep(1)
+                grant.check()
+                print("checked", flush=True)
+
+        threading.Thread(target=work).start()
+        entered.wait()
+
+    def pool(context):
+        with_it = context.Pool(3, begin, (URL,))
+        assert with_it.map(take, range(12), chunksize=1) == list(range(12))
+        with_it.close()
+        with_it.join()
+
+    def executor(context):
+        with concurrent.futures.ProcessPoolExecutor(2, mp_context=context, initializer=begin, initargs=(URL,)) as run:
+            assert list(run.map(take, range(8))) == list(range(8))
+
+    def process(context, target):
+        child = context.Process(target=target, args=(URL,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context(METHOD)
+        begin(URL)
+        if METHOD == "fork":
+            take(0)  # what the parent has must not confuse its children
+        {
+            "pool": lambda: pool(context),
+            "executor": lambda: executor(context),
+            "process": lambda: process(context, keep),
+            "thread": lambda: process(context, finish_in_a_thread),
+        }[WHAT]()
+    """
+)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("what", ["pool", "executor", "process", "thread"])
+def test_child_leaves_no_member_behind(database, connect, tmp_path, name, method, what):
+    """With a grace of two minutes nobody would notice its death so soon: it has said that it leaves."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    before = {one.member_id for one in connect().overview().members}
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", program, database.url, method, what, str(name)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == ("checked\n" if what == "thread" else "")
+    coordinator = connect()
+    assert {one.member_id for one in coordinator.overview().members if one.program == "program.py"} <= before
+    assert {one.outcome for one in coordinator.history(name)} == {"released"}

@@ -1,0 +1,470 @@
+"""Threads of ours end, or stand still, in every way in which they can; what is lost after that is told all the same."""
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import logging
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+from support import PATIENCE, until
+
+from sqlsem import runtime
+from sqlsem.core import threads as ours
+from sqlsem.errors import LockLost, SqlsemError
+
+GRACE = 2
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+both_faces = pytest.mark.faces("sync", "aio")
+
+
+class Odd(BaseException):
+    """No `Exception`."""
+
+
+#: What a program's code may raise in a thread of ours.
+RAISED = [Odd, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, MemoryError, ZeroDivisionError]
+
+
+def remove(database, *positions):
+    for position in positions:
+        database.rows("DELETE FROM {table} WHERE queue_position = ?", position)
+
+
+@pytest.fixture
+def said(caplog):
+    """``said("words")``: whether that was logged at ERROR."""
+    caplog.set_level(logging.ERROR, "sqlsem")
+    return lambda words: any(words in record.getMessage() for record in caplog.records)
+
+
+# -- what can be lost --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def a_lock(coordinator, name):
+    lock = coordinator.mutex(name)
+    assert lock.acquire()
+    grant = lock.grant
+    yield list(grant.positions.values()), lambda: grant.holding.why_lost is not None and grant.lost_event.is_set()
+    with contextlib.suppress(LockLost):
+        lock.release()
+
+
+@contextlib.contextmanager
+def one_of_a_limit(coordinator, name):
+    with contextlib.suppress(LockLost), coordinator.limit(name, 3) as grant:
+        yield [grant.position], lambda: grant.holding.why_lost is not None
+
+
+@contextlib.contextmanager
+def a_term(coordinator, name):
+    with contextlib.suppress(LockLost), coordinator.leader(name, handle_sigterm=False) as term:
+        yield [term.fence], lambda: term.grant.holding.why_lost is not None and term.ending.is_set()
+
+
+@contextlib.contextmanager
+def a_run_of_once(coordinator, name):
+    with contextlib.suppress(LockLost), coordinator.once(str(name), "1h") as run:
+        yield [run.fence], lambda: run.grant.holding.why_lost is not None
+
+
+@contextlib.contextmanager
+def a_place_in_the_queue(coordinator, name):
+    """A waiter whose row is gone asks anew, or fails: it does not wait for ever."""
+    ahead, outcome = coordinator.mutex(name), Future()
+    assert ahead.acquire()
+    first = ahead.grant.position
+
+    def wait():
+        try:
+            outcome.set_result(coordinator.mutex(name).acquire(timeout=PATIENCE))
+        except SqlsemError as exc:
+            outcome.set_result(exc)
+
+    threading.Thread(target=wait, daemon=True).start()
+    until(lambda: len(coordinator.entries(name)) == 2, "it waits")
+    yield [coordinator.entries(name)[1].position], lambda: _moves(coordinator, name, first, outcome)
+    ahead.release()
+    outcome.result(PATIENCE)
+
+
+def _moves(coordinator, name, first, outcome):
+    return outcome.done() or any(one.position > first + 1 for one in coordinator.entries(name))
+
+
+STATES = {one.__name__: one for one in (a_lock, one_of_a_limit, a_term, a_run_of_once)}
+
+
+@pytest.fixture(params=STATES)
+def state(request):
+    return STATES[request.param]
+
+
+# -- callbacks ---------------------------------------------------------------------------------------------------------
+
+
+@both_faces
+@pytest.mark.parametrize("raised", RAISED)
+def test_loss_is_told_after_a_callback_raised(connect, database, name, said, raised):
+    def fails(grant):
+        raise raised
+
+    coordinator = connect(grace=GRACE)
+    first = coordinator.mutex(name("first"), on_lost=fails)
+    assert first.acquire()
+    with a_lock(coordinator, name("second")) as (positions, is_told):
+        remove(database, first.grant.position)
+        until(lambda: said("on_lost of"), "the failure is logged")
+        assert coordinator.process.member.pulse.runs
+        assert not is_told(), "only one was lost"
+        remove(database, *positions)
+        until(is_told, "the second loss is told")
+    with pytest.raises(LockLost):
+        first.release()
+
+
+@both_faces
+@pytest.mark.parametrize("number", [1, 40])
+def test_loss_is_told_while_callbacks_block(connect, database, name, state, number):
+    """More of them than are called at a time, too."""
+    coordinator, leave = connect(grace=GRACE), threading.Event()
+    locks = [coordinator.limit(name("first"), 100, on_lost=lambda grant: leave.wait()) for _ in range(number)]
+    try:
+        for lock in locks:
+            assert lock.acquire()
+        with state(coordinator, name("second")) as (positions, is_told):
+            remove(database, *(lock.grant.position for lock in locks))
+            until(lambda: all(lock.grant.holding.why_lost for lock in locks), "the first are told")
+            remove(database, *positions)
+            until(is_told, "the second loss is told")
+    finally:
+        leave.set()
+    for lock in locks:
+        with pytest.raises(LockLost):
+            lock.release()
+
+
+@both_faces
+def test_on_lost_may_use_the_coordinator(connect, database, name):
+    coordinator, used = connect(grace=GRACE), Future()
+
+    def use(grant):
+        with coordinator.mutex(name("another")) as another:
+            used.set_result(another.position > grant.position)
+
+    lock = coordinator.mutex(name, on_lost=use)
+    assert lock.acquire()
+    remove(database, lock.grant.position)
+    assert used.result(PATIENCE)
+    with pytest.raises(LockLost):
+        lock.release()
+
+
+@pytest.mark.parametrize("raised", RAISED)
+def test_listener_is_called_again_after_it_raised(connect, name, said, raised):
+    coordinator, called = connect(), []
+
+    def listen(event):
+        called.append(event)
+        raise raised
+
+    with coordinator.on("granted", listen):
+        for number in (1, 2):
+            with coordinator.mutex(name):
+                pass
+            until(lambda number=number: len(called) == number, "it is called")
+    until(lambda: said("What listens to 'granted'"), "the failure is logged")
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+class Handler(logging.Handler):
+    """A program's own, which raises, or blocks until it is let go."""
+
+    def __init__(self, raised=None):
+        super().__init__()
+        self.raised, self.called, self.leave = raised, threading.Event(), threading.Event()
+
+    def handle(self, record):
+        self.called.set()
+        if self.raised is not None:
+            raise self.raised
+        self.leave.wait()
+
+
+@pytest.mark.parametrize("raised", [None, *RAISED])
+def test_loss_is_told_whatever_a_log_handler_does(connect, database, name, raised):
+    """A full pipe behind standard error, for one."""
+    coordinator, handler = connect(grace=GRACE), Handler(raised)
+    first = coordinator.mutex(name("first"))
+    assert first.acquire()
+    with a_lock(coordinator, name("second")) as (positions, is_told):
+        logger = logging.getLogger("sqlsem")
+        logger.addHandler(handler)
+        try:
+            remove(database, first.grant.position)
+            assert handler.called.wait(PATIENCE), "the loss is logged"
+            until(lambda: first.grant.holding.why_lost is not None, "the first loss is told")
+            remove(database, *positions)
+            until(is_told, "the second loss is told")
+        finally:
+            logger.removeHandler(handler)
+            handler.leave.set()
+    with pytest.raises(LockLost):
+        first.release()
+
+
+# -- the threads themselves --------------------------------------------------------------------------------------------
+
+
+def strike(thread, raised):
+    """Raise it in a thread, as a debugger, or a watchdog of the program's, may."""
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(raised)) == 1
+
+
+def kept(coordinator):
+    member = coordinator.process.member
+    return {"pulse": member.pulse, "watch": member.watch}
+
+
+@both_faces
+@pytest.mark.parametrize("raised", RAISED)
+@pytest.mark.parametrize("which", ["pulse", "watch"])
+def test_loss_is_told_after_a_thread_was_struck(connect, database, name, said, which, raised):
+    coordinator = connect(grace=GRACE)
+    with a_lock(coordinator, name) as (positions, is_told):
+        strike(kept(coordinator)[which].thread, raised)
+        if raised is not ZeroDivisionError:  # which the pulse takes for a failed ping
+            until(lambda: said(f"sqlsem-{which} was broken off"), "that is logged")
+        until(lambda: kept(coordinator)[which].runs, "it goes on")
+        assert not is_told(), "nothing was lost"
+        remove(database, *positions)
+        until(is_told, "the loss is told")
+
+
+def end(kept, monkeypatch):
+    """End a thread for good, as an exception can that strikes while the one before is handled."""
+    thread, report = kept.thread, ours._report
+
+    def struck(*words, **options):
+        if threading.current_thread() is thread:
+            raise SystemExit
+        report(*words, **options)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ours, "_report", struck)
+        strike(thread, Odd)
+        until(lambda: not thread.is_alive(), "it has ended")
+
+
+@both_faces
+@pytest.mark.parametrize("which", ["pulse", "watch"])
+def test_loss_is_told_after_a_thread_was_ended(connect, database, name, state, said, monkeypatch, which):
+    coordinator = connect(grace=GRACE)
+    with state(coordinator, name) as (positions, is_told):
+        end(kept(coordinator)[which], monkeypatch)
+        until(lambda: kept(coordinator)[which].runs, "another one goes on")
+        assert not is_told(), "nothing was lost"
+        remove(database, *positions)
+        until(is_told, "the loss is told")
+
+
+@both_faces
+@pytest.mark.parametrize("asks", ["the grant", "another lock"])
+def test_both_threads_are_begun_again_when_asked(connect, database, name, monkeypatch, asks):
+    """Neither looks after the other one any more; whoever uses a lock of this process does."""
+    coordinator = connect(grace=GRACE)
+    with a_lock(coordinator, name) as (positions, is_told):
+        member, (grant,) = coordinator.process.member, coordinator.process.holdings.grants()
+        with monkeypatch.context() as alone:
+            alone.setattr(ours, "tend", lambda: None)
+            alone.setattr(member.watch, "tend", lambda: None)
+            alone.setattr(member.pulse, "tend", lambda: None)
+            end(member.watch, monkeypatch)
+            end(member.pulse, monkeypatch)
+        if asks == "the grant":
+            until(lambda: grant.lost or member.pulse.runs, "the grant knows, or asks")
+        else:
+            for _ in range(40):
+                with coordinator.mutex(name("another")):
+                    pass
+        until(lambda: member.pulse.runs and member.watch.runs, "both are there again")
+        remove(database, *positions)
+        until(is_told, "the loss is told")
+
+
+@both_faces
+def test_all_is_lost_when_no_thread_can_be_started(connect, name, said, state, monkeypatch):
+    coordinator = connect(grace=GRACE)
+    with state(coordinator, name) as (_, is_told):
+
+        def none_left(self):
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as full:
+            pulse = kept(coordinator)["pulse"]
+            full.setattr(threading.Thread, "start", none_left)
+            end(pulse, monkeypatch)
+            until(is_told, "all is lost")
+        until(lambda: pulse.runs, "it goes on as soon as it can")
+    with coordinator.mutex(name("next")) as grant:
+        grant.check()
+
+
+class Slow:
+    """Of a program's: its finalizer runs in whichever thread collects it, and blocks."""
+
+    def __init__(self, entered, leave):
+        self.entered, self.leave, self.me = entered, leave, self
+
+    def stand(self):
+        self.entered.set()
+        self.leave.wait()
+
+
+@both_faces
+def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, said):
+    """In a program's code, to which nothing bids it return."""
+    coordinator, entered, leave = connect(grace=GRACE), threading.Event(), threading.Event()
+    slow = Slow(entered, leave)
+    pulse = kept(coordinator)["pulse"]
+    with state(coordinator, name) as (positions, is_told):
+        pulse = kept(coordinator)["pulse"]
+        before = pulse.thread
+        coordinator.process.loops.tidy, tidy = _once(slow.stand, coordinator.process.loops.tidy), None
+        try:
+            assert entered.wait(PATIENCE)
+            del tidy
+            remove(database, *positions)
+            until(is_told, "the loss is told")
+            assert pulse.thread is not before
+            until(lambda: said("sqlsem-pulse is stuck at"), "that is logged")
+        finally:
+            leave.set()
+    until(lambda: not before.is_alive(), "the one that was stuck ends when it can")
+    del coordinator.process.loops.tidy
+
+
+def _once(call, then):
+    left = [call]
+
+    def step():
+        if left:
+            left.pop()()
+        return then()
+
+    return step
+
+
+@pytest.mark.engines("sqlite")  # elsewhere nothing is believed of which nothing was heard for so long
+def test_slow_database_is_not_taken_for_a_stuck_thread(connect, name, said):
+    coordinator = connect(grace=GRACE)
+    with coordinator.mutex(name):
+        member = coordinator.process.member
+        thread, session = member.pulse.thread, member.main.session
+        session_ping, began = type(session).ping, threading.Event()
+        blocked = threading.Event()
+
+        def late(self, member_id):
+            began.set()
+            blocked.wait(3 * GRACE)
+            return session_ping(self, member_id)
+
+        late.__module__ = "sqlsem.engines.slow"
+        globals_of = dict(globals(), __name__="sqlsem.engines.slow")
+        slow = type(late)(late.__code__, globals_of, "late", late.__defaults__, late.__closure__)
+        patch = pytest.MonkeyPatch()
+        patch.setattr(type(session), "ping", slow)
+        try:
+            assert began.wait(PATIENCE)
+            time.sleep(GRACE)
+            assert member.pulse.thread is thread
+        finally:
+            blocked.set()
+            patch.undo()
+    assert not said("is stuck at")
+
+
+# -- other threads -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raised", RAISED)
+def test_kept_thread_goes_on_after_what_its_job_raised(said, raised):
+    done, closing = [], threading.Event()
+
+    def job(goes_on):
+        done.append(1)
+        if len(done) < 3:
+            raise raised
+        while goes_on():
+            closing.wait(0.01)
+
+    thread = ours.Kept("a-job", job, closing)
+    thread.begin()
+    until(lambda: len(done) == 3, "it goes on")
+    closing.set()
+    until(lambda: not thread.runs, "it ends")
+    assert said("a-job was broken off")
+
+
+def test_kept_thread_that_has_died_is_begun_again(said, monkeypatch):
+    closing, ran = threading.Event(), []
+
+    def job(goes_on):
+        ran.append(threading.current_thread())
+        closing.wait()
+
+    thread = ours.Kept("a-job", job, closing)
+    thread.begin()
+    until(lambda: ran)
+    assert thread.runs
+    monkeypatch.setattr(thread, "_thread", threading.Thread())  # as one that has ended
+    ours.tend()
+    until(lambda: len(ran) == 2, "another one does it")
+    assert said("a-job had ended unexpectedly")
+    closing.set()
+
+
+def test_pool_answers_for_a_job_whose_thread_has_ended():
+    pool = ours.Pool("a-pool", 1)
+    began, leave = threading.Event(), threading.Event()
+
+    def job():
+        began.set()
+        leave.wait()
+
+    future = pool.submit(job)
+    assert began.wait(PATIENCE)
+    (worker,) = pool._workers
+    worker.kept._thread = threading.Thread()  # as one that has ended
+    ours.tend()
+    with pytest.raises(RuntimeError, match="ended while it did this"):
+        future.result(PATIENCE)
+    assert pool.submit(lambda: 7).result(PATIENCE) == 7
+    leave.set()
+    pool.close(PATIENCE)
+
+
+def test_pool_refuses_where_no_thread_can_be_started(monkeypatch):
+    pool, patient = ours.Pool("a-pool", 1), ours.Pool("a-patient-pool", 1, patient=True)
+
+    def none_left(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError, match="can't start"):
+            pool.submit(lambda: 1)
+        later = patient.submit(lambda: 2)
+    ours.tend()
+    assert later.result(PATIENCE) == 2
+    assert pool.submit(lambda: 3).result(PATIENCE) == 3
+    for one in (pool, patient):
+        one.close(PATIENCE)
+    gc.collect()
+    assert runtime.current() is runtime.THREADS

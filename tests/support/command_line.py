@@ -1,0 +1,73 @@
+"""All commands of the command line, found by walking it, each with arguments that it works with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from sqlsem import cli
+
+#: A command's words: ``("tasks", "log")``.
+Path = tuple[str, ...]
+
+#: Arguments for each command, in the order of a day on one empty database: what a command needs, one before it has
+#: made. ``{port}`` is free, ``{folder}`` is the test's. Whoever adds a command adds a line.
+EXAMPLES: dict[Path, tuple[str, ...]] = {
+    ("init",): (),
+    ("sql",): ("sqlite", "drop"),
+    ("doctor",): (),
+    ("run",): ("--mutex", "a", "--", "touch", "{folder}/ran"),
+    ("ls",): (),
+    ("why",): ("a",),
+    ("history",): (),
+    ("put",): ("q", "--shell", "echo done"),
+    ("tasks", "cancel"): ("1",),
+    ("tasks", "retry"): ("1",),
+    ("work",): ("q", "--idle-exit", "1ms"),
+    ("tasks", "wait"): ("q", "--timeout", "1m"),
+    ("tasks", "log"): ("1",),
+    ("tasks",): (),
+    ("queues",): (),
+    ("queues", "set"): ("q", "--limit", "3"),
+    ("schedules",): (),
+    ("schedules", "pause"): ("nightly",),
+    ("schedules", "resume"): ("nightly",),
+    ("schedules", "remove"): ("nightly",),
+    ("batches",): (),
+    ("batches", "resume"): (),
+    ("batches", "abandon"): ("nightly",),
+    ("config",): (),
+    ("config", "allow"): (),
+    ("config", "deny"): (),
+    ("rates",): (),
+    ("set",): ("a", "--limit", "3"),
+    ("pause",): ("a",),
+    ("resume",): ("a",),
+    ("release",): ("999",),
+    ("reap",): (),
+    ("guard",): ("--list",),
+    ("timeline",): ("-o", "{folder}/night.html"),
+    ("replay",): (),
+    ("audit",): (),
+    ("top",): (),
+    ("dashboard",): ("--port", "{port}"),
+    ("metrics",): ("--listen", "{port}"),
+    ("demo",): ("--seconds", "2", "--workers", "2", "--limit", "1"),
+}
+#: Those that answer at ``{port}`` until a signal ends them.
+SERVES = {("dashboard",), ("metrics",)}
+
+
+def commands() -> Iterator[tuple[Path, click.Command]]:
+    """Every command with its words: those of a listing's own, too."""
+    for name, command in cli.main.commands.items():
+        yield (name,), command
+        for below, other in getattr(command, "commands", {}).items():
+            yield (name, below), other
+
+
+def examples() -> dict[Path, tuple[str, ...]]:
+    """`EXAMPLES`, once it is sure that none is missing."""
+    assert set(EXAMPLES) == {path for path, _ in commands()}, "a command without an example in support.command_line"
+    return EXAMPLES

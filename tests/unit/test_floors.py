@@ -1,0 +1,40 @@
+"""The lowest versions that may be installed are those in which known faults are mended."""
+
+import lowest
+import pytest
+
+#: Of each package: the first version without the last known fault that matters here, and the fault.
+FIXED = {
+    "filelock": ("3.20.3", "it followed links"),
+    "h11": ("0.16", "CVE-2025-43859: requests smuggled in chunked bodies"),
+    "jinja2": ("3.1.6", "CVE-2025-27516: a sandbox that could be left"),
+    "psycopg": ("3.2.5", "CVE-2025-1094 in the libpq that it brings (17.2 before, 17.4 since)"),
+    "starlette": ("1.3.1", "CVE-2025-62727 (Range), CVE-2026-48818 (UNC paths), CVE-2026-54282 (request.url)"),
+    "uvicorn": ("0.32.1", "before it, a stream did not end when its browser had gone"),
+}
+#: Packages of the extra `dashboard`, which read what strangers send: each must be in the table.
+READ_REQUESTS = {"h11", "jinja2", "starlette", "uvicorn"}
+
+
+def number(version):
+    return tuple(int(part) for part in version.split("."))
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_floors_have_no_known_fault(name):
+    found = [version for package, version in lowest.floors(groups=True) if package == name]
+    assert found, f"{name} is not required any more: take it out of the table"
+    for version in found:  # of the tests, too: what they run with is what is tested
+        assert number(version) >= number(FIXED[name][0]), FIXED[name][1]
+
+
+def test_packages_that_read_requests_are_in_the_table():
+    dashboard = lowest.PROJECT.read_text(encoding="utf-8").split("\ndashboard = [")[1].split("]")[0]
+    assert {one.strip(' "').partition(">=")[0] for one in dashboard.split(",")} == READ_REQUESTS
+    assert set(FIXED) >= READ_REQUESTS
+
+
+def test_floors_are_all_known():
+    floors = dict(lowest.floors())
+    assert {"click", "psycopg", "starlette", "textual"} <= set(floors)
+    assert all(number(version) for version in floors.values())

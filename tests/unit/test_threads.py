@@ -1,0 +1,167 @@
+"""Where threads begin, and where a program's code is called: in one module each, or in a table here that says why not.
+
+What comes of them when they end: faults/test_thread_ends.py.
+"""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "sqlsem"
+
+#: What begins a thread, by the name that is called.
+BEGINNERS = {
+    "Thread",
+    "Timer",
+    "start_new_thread",
+    "ThreadPoolExecutor",
+    "ProcessPoolExecutor",
+    "run_in_executor",
+    "run_in_threadpool",
+    "to_thread",
+    "thread",
+    "timer",
+}
+#: Where one may be begun, beside by `Kept`, `Pool` and `spawn`: file and name.
+MAY_BEGIN = {
+    ("runtime.py", "Thread"): "what the others are made of",
+    ("runtime.py", "Timer"): "logs what comes out of a timer",
+    ("core/threads.py", "thread"): "the one place",
+    ("core/threads.py", "start_new_thread"): "in a handler of signals, where threading may wait for itself",
+    ("core/handover.py", "timer"): "nothing of a program's is called",
+    ("engines/base.py", "timer"): "interrupts a session",
+    ("engines/mssql/engine.py", "timer"): "shuts a socket",
+    ("engines/mssql/tasks.py", "timer"): "interrupts a session",
+    ("testing/fibers.py", "thread"): "virtual time",
+    ("dashboard/app.py", "run_in_threadpool"): "the web server's threads",
+    ("dashboard/feed.py", "run_in_threadpool"): "the web server's threads",
+}
+
+#: What programs may give us to call, by the name of the parameter.
+CALLBACKS = {"on_lost", "on_task", "on_started", "on_stopped", "callback", "on_failed"}
+#: Where one is called beside by `call_out`: file and function. It raises where the program has called us.
+MAY_CALL = {
+    ("core/threads.py", "call_out"): "the one place",
+    ("core/signals.py", "_serve"): "in a task of the program's event loop; what it raises is logged",
+    ("leading.py", "_stop"): "in the thread that leads; when the term is lost, by call_out",
+    ("leading.py", "__enter__"): "in the thread that leads",
+    ("aio/leading.py", "_tell_stopped"): "in a task of the program's event loop",
+    ("aio/leading.py", "__aenter__"): "in the task that leads",
+    ("rounds/declaration.py", "alarm"): "in the thread that leaves the part; what it raises is logged",
+}
+
+#: A parameter that is no callback, though it sounds like one.
+NO_CALLBACKS = {"on_failure", "on_stack"}
+
+
+def trees():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def called(node):
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def calls(tree):
+    """(function, name, the call) of all calls, by the innermost function that they stand in."""
+
+    def walk(node, function):
+        for child in ast.iter_child_nodes(node):
+            inner = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
+            if isinstance(child, ast.Call):
+                yield inner, called(child), child
+            yield from walk(child, inner)
+
+    return walk(tree, "")
+
+
+def begun(name, tree):
+    return {(name, what) for _, what, _ in calls(tree) if what in BEGINNERS}
+
+
+def callback_calls(name, tree):
+    return {
+        (name, function)
+        for function, what, _ in calls(tree)
+        if what.removeprefix("_") in CALLBACKS or (what.startswith(("on_", "_on_")) and what != "on")
+    }
+
+
+def dropped(tree):
+    """``Kept(…).begin()``: nobody has it, so nobody looks after it."""
+    return [
+        node.lineno
+        for _, what, node in calls(tree)
+        if what == "begin" and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call)
+        if called(node.func.value) == "Kept"
+    ]
+
+
+def test_threads_begin_in_one_module():
+    assert {one for name, tree in trees() for one in begun(name, tree)} == set(MAY_BEGIN)
+
+
+def test_every_kept_thread_is_kept():
+    assert [(name, line) for name, tree in trees() for line in dropped(tree)] == []
+
+
+def test_no_class_is_a_thread():
+    bases = {
+        ast.unparse(base)
+        for _, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+    }
+    assert not [base for base in bases if base.split(".")[-1] in ("Thread", "Timer") and "Protocol" not in base]
+
+
+def test_callbacks_are_called_by_one_function():
+    found = {one for name, tree in trees() for one in callback_calls(name, tree)}
+    assert found == set(MAY_CALL)
+
+
+def parameters(tree):
+    """Those of functions, and the keys of options, that take a callback."""
+    for node in ast.walk(tree):
+        annotated = []
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            annotated = [(one.arg, one.annotation) for one in (*node.args.args, *node.args.kwonlyargs)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            annotated = [(node.target.id, node.annotation)]
+        for name, annotation in annotated:
+            kinds = {"LostCallback", "Told", "Listener"}
+            names = {one.id for one in ast.walk(annotation or ast.Pass()) if isinstance(one, ast.Name)}
+            if kinds & names or name.startswith("on_") or name == "callback":
+                yield name
+
+
+def test_every_callback_of_a_program_is_in_the_table():
+    found = {parameter for _, tree in trees() for parameter in parameters(tree)}
+    assert found - NO_CALLBACKS <= CALLBACKS
+    assert found >= {"on_lost", "on_task", "on_started", "on_stopped", "callback"}
+
+
+def test_core_logs_by_the_voice():
+    """A handler of the log may block: what runs in a thread by which losses become known hands on what it says."""
+    found = {
+        Path(name).stem
+        for name, tree in trees()
+        if name.startswith("core/")
+        for _, what, _ in calls(tree)
+        if what == "getLogger"
+    }
+    assert found == {"threads"}
+
+
+def test_scan_finds_what_it_looks_for():
+    text = (
+        "import threading\nclass A:\n    def f(self, on_done):\n        threading.Thread(target=on_done).start()\n"
+        "        self._on_done(1)\n        Kept('a', f).begin()\n"
+    )
+    tree = ast.parse(text)
+    assert begun("x", tree) == {("x", "Thread")}
+    assert callback_calls("x", tree) == {("x", "f")}
+    assert dropped(tree) == [6]
+    assert list(parameters(tree)) == ["on_done"]
