@@ -182,7 +182,7 @@ def identify(path: Path) -> Identity | None:
     except FileNotFoundError:
         return None
     except OSError as exc:
-        raise Unavailable(f"Cannot open SQLite file {path}: {exc}; check the path and its permissions") from exc
+        raise Unavailable(f"Cannot open {path}: {exc}; check the path and its permissions") from exc
     if not stat.S_ISREG(found.st_mode):
         raise ConfigurationError(f"{path} is {_kind(found)}, not an SQLite database; name another file")
     _require_one_name(str(path), found)
