@@ -50,21 +50,32 @@ def check_name(what: str, value: object, longest: int = MAX_NAME) -> str:
         raise ConfigurationError(
             f"{what} {short(value)} begins or ends with white space, which databases compare differently; strip it"
         )
+    _check_text(what, value, longest)
+    if not value.isprintable() and any(unicodedata.category(character) == "Cc" for character in value):
+        raise ConfigurationError(f"{what} {short(value)} contains a control character; use printable text")
+    return value
+
+
+def _check_text(what: str, value: str, longest: int) -> None:
     try:
         length = utf16_length(value)
     except UnicodeEncodeError:
         raise ConfigurationError(f"{what} {short(value)} holds half a surrogate pair and is not valid text") from None
     if length > longest:
         raise ConfigurationError(f"{what} has {length} characters, at most {longest} fit: {value[:40]!r}…")
-    if not value.isprintable() and any(unicodedata.category(character) == "Cc" for character in value):
-        raise ConfigurationError(f"{what} {short(value)} contains a control character; use printable text")
-    return value
 
 
 def check_some(what: str, value: object, longest: int = MAX_NAME) -> None:
-    """Check a name, or None, which stands for all."""
-    if value is not None:
-        check_name(what, value, longest)
+    """Check a name by which rows are chosen, or None, which stands for all. Whatever a row may hold is allowed: a
+    participant of another kind may have written what `check_name` refuses, and people must see it.
+    """
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{what} must be a string, not {type(value).__name__}: {short(value)}")
+    _check_text(what, value, longest)
+    if "\0" in value:
+        raise ConfigurationError(f"{what} {short(value)} contains a NUL, which no database stores in a name")
 
 
 def check_id(what: str, value: object) -> int:

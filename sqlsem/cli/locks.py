@@ -13,6 +13,7 @@ from rich.text import Text
 import sqlsem
 from sqlsem import model
 from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.cli.kept import kept_lines
 from sqlsem.cli.known import require_resource
 from sqlsem.cli.options import age, duration, json_option, most_option, often, resource_name
 from sqlsem.errors import Unavailable
@@ -53,6 +54,10 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
     """
     with options.coordinator(looks=True) as coordinator:
 
+        def tell_kept() -> None:
+            for line in kept_lines(coordinator, resource):
+                output.say(line)
+
         def look() -> Seen:
             found = coordinator.overview()
             if resource is not None:
@@ -68,6 +73,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
             else:
                 queues, told = look()
                 output.show(console, render_queues(queues, console.width, resource, told))
+            tell_kept()
         elif console.is_terminal and not as_json:
             _watch(look, console, resource, watch)
         else:
@@ -84,6 +90,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
                     else:
                         output.echo(f"-- {now:%Y-%m-%d %H:%M:%S}")
                         output.show(console, render_queues(queues, console.width, resource, told))
+                    tell_kept()
                 time.sleep(watch)
 
 

@@ -9,6 +9,7 @@ import click
 
 import sqlsem
 from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.cli.kept import kept_lines
 from sqlsem.cli.options import json_option, most_option
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.chains import Waits
@@ -55,7 +56,7 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
       sqlsem why etl --json | jq '.[].why.enters.likely'
 
     \b
-    Exit codes: 0 told, 1 there is no such request, task or queue.
+    Exit codes: 0 told, 1 there is no such request, task or queue, and nothing else holds such a name up.
     """
     with options.coordinator(looks=True) as coordinator:
         found = coordinator.overview()
@@ -64,14 +65,24 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
             lines, plain = _tasks(coordinator, found, what, most)
         if not plain and not is_task and what.startswith(RATE_PREFIX):
             lines, plain = _rate(coordinator, what.removeprefix(RATE_PREFIX))
+        kept = _kept(coordinator, found, what)
+    for line in kept:
+        output.say(line)
     if as_json:
         output.print_json(plain)
     elif plain:
         output.echo(*map(clean, lines))
-    else:
+    elif not kept:
         kinds = "task or work queue" if is_task else "position, resource or task"
         output.echo(f"There is no such {kinds}: {clean(what)}")
-    return 0 if plain else 1
+    return 0 if plain or kept else 1
+
+
+def _kept(coordinator: sqlsem.Coordinator, found: Overview, what: str) -> list[str]:
+    """Lines about locks inside the database that are kept, and may hold it up."""
+    entries = [one for one in found.entries if what in (one.resource, str(one.position))]
+    resource = entries[0].resource if entries else what
+    return kept_lines(coordinator, resource, pins=any(one.state != "waits" for one in entries))
 
 
 def _requests(

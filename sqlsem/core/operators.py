@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
 from sqlsem.engines.guarding import GuardSession
+from sqlsem.engines.keeping import KeepingSession
 from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.engines.ranking import LINE, RankedSession, never_ranked
 from sqlsem.engines.rating import RateSession
 from sqlsem.engines.roles import Administration, TaskSession
 from sqlsem.engines.settings import SettingSession
 from sqlsem.errors import ConfigurationError, NotHeld
+from sqlsem.insight.kept import KeptLock
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.patterns import is_pattern
 from sqlsem.model import (
@@ -69,6 +71,17 @@ class Operators:
         'etl1'
         """
         return self.process.look(lambda session: session.overview(), Administration)
+
+    def kept_locks(self, resource: str | None = None) -> list[KeptLock]:
+        """Return the locks inside the database that a session keeps for longer than a call needs them: whose session it
+        is, what waits for it, and the statement that ends it. Of one resource, or all; only PostgreSQL tells.
+
+        >>> for kept in coordinator.kept_locks("etl"):  # doctest: +SKIP
+        ...     print(kept.words, kept.remedy)
+        """
+        if not self.process.engine.has(KeepingSession):
+            return []
+        return self.process.look(lambda session: session.kept_locks(resource), KeepingSession)
 
     def history(
         self,

@@ -19,6 +19,7 @@ from typing import ClassVar
 from sqlsem import sql
 from sqlsem.deadlocks import Found
 from sqlsem.engines.guarding import GuardSession
+from sqlsem.engines.keeping import KeepingSession
 from sqlsem.engines.leaving import LeavingSession
 from sqlsem.engines.parking import ParkingSession
 from sqlsem.engines.periodic import PeriodicSession
@@ -276,8 +277,7 @@ class Administration(LockSession, SettingSession, RemovalSession):
 
     @abc.abstractmethod
     def rights(self) -> frozenset[str]:
-        """Return what this login may do beside looking, as far as can be known: ``operate``, and ``retry`` (its own
-        tasks at least)."""
+        """Return what this login may do beside looking: ``operate`` (cap, pause, revoke, reap), ``retry`` (its own)."""
 
     @abc.abstractmethod
     def revoke(self, position: int, force: bool) -> int:
@@ -527,6 +527,7 @@ class Session(
     ParkingSession,
     BatchSession,
     GuardSession,
+    KeepingSession,
     RateSession,
     Tables,
 ):

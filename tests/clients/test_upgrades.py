@@ -119,7 +119,7 @@ def test_one_waits_for_another(empty, threads):
     with empty.raw(autocommit=False) as first:
         first.execute(sql.queries("postgresql")["install_lock"])
         process = init(empty)
-        until(lambda: empty.waiting_for("advisory"))
+        until(lambda: empty.waiting_for("relation"))
         assert process.poll() is None
         first.commit()
     output, _ = process.communicate(timeout=PATIENCE)

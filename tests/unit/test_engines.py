@@ -2,6 +2,7 @@
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -135,7 +136,8 @@ def test_an_upgrade_is_refused_and_the_reader_reads_on():
         with pytest.raises(sqlsem.ConfigurationError, match="needs upgrades"):
             grant.upgrade()
         with pytest.raises(sqlsem.ConfigurationError, match="no rows that a transaction could keep"):
-            grant.assert_held(None)
+            transaction = sqlite3.connect(":memory:", isolation_level=None).execute("BEGIN")
+            grant.assert_held(transaction)
         grant.check()
 
 

@@ -278,7 +278,7 @@ def test_every_command_shows_hostile_words_escaped(planted: Planted, terminal: b
     listing: list[list[str]] = [["ls"], ["history", "-n", "1000"], ["tasks", "-n", "1000"], ["batches", "-n", "100"]]
     for words in listing:
         shown = call(planted, *words, terminal=terminal)
-        assert shown.exit_code == 0
+        assert shown.exit_code == 0, shown.output + shown.stderr
         assert "\\x" in shown.stdout  # they are there, escaped
         if not terminal:
             assert call(planted, *words, "--json").exit_code == 0

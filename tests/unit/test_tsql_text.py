@@ -188,6 +188,7 @@ def test_the_table_of_roles_on_the_page():
         "put_tasks_once": "put_task",
         "next_tasks": "claim_tasks",
         "overview_rates": "overview",
+        "kept_locks": "overview",
     }
     seen = 0
     for line in text[2:]:
@@ -252,3 +253,45 @@ def test_a_function_is_never_missing():
                 assert named == 1 or f"CREATE FUNCTION sqlsem.{one}" in inside, one
     assert "clock_us" in dropped
     assert "turn_of" not in dropped
+
+
+#: Application locks, by what follows ``sqlsem.<schema>.`` in their names (docs/security.md).
+APPLICATION_LOCKS = frozenset(
+    ("beacon", "entry", "gate", "key", "limits", "batch", "pin", "put", "schedules", "set_resource", "waiting")
+)
+#: What is kept in the session's context under such a name.
+IN_THE_CONTEXT = frozenset(("grants", "session"))
+
+
+def lock_calls() -> Iterator[tuple[str, str]]:
+    """Yield (script, arguments) of each call of sp_getapplock."""
+    for script in (*SCRIPTS, "client", "doctor"):
+        text = "\n".join(sql.queries("mssql", file=script).values()) if script == "doctor" else text_of(script)
+        for call in re.finditer(r"sys\.sp_getapplock ([^;]*);", text):
+            yield script, " ".join(call[1].split())
+
+
+def test_application_lock_belongs_to_our_role() -> None:
+    """Only its members can take it then (but for installers', who may come before the role, and the doctor's own)."""
+    calls = list(lock_calls())
+    assert len(calls) > 35
+    for script, call in calls:
+        expected = "N'public'" if script in ("client", "doctor") else "@principal"
+        assert call.endswith(expected), (script, call)
+
+
+def test_application_lock_is_not_waited_for_without_end() -> None:
+    """But for pins, for which the session's own LOCK_TIMEOUT counts: only the row's own login can keep one."""
+    for script, call in lock_calls():
+        named = re.search(r"@LockTimeout = (@?\w+)", call)
+        by_place = re.match(r"@\w+, N'\w+', N'\w+', (@?\w+), @principal", call)
+        timeout = (named or by_place or [None, None])[1]
+        if timeout is None:
+            assert re.match(r"(@Resource = )?@(pin|name)\b", call), (script, call)
+        else:
+            assert timeout != "-1", (script, call)
+
+
+def test_application_lock_is_a_known_one() -> None:
+    found = {name for script in SCRIPTS for name in re.findall(r"N'sqlsem\.sqlsem\.(\w+)[.']", text_of(script))}
+    assert found == APPLICATION_LOCKS | IN_THE_CONTEXT

@@ -11,6 +11,7 @@ import psycopg
 from sqlsem.engines.doctor import Doctor, clocks, session_locks
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.roles import Check
+from sqlsem.insight.kept import KeptLock
 
 #: What a login may do, by the routine that it needs for that.
 RIGHTS = {"register": "take locks", "put_tasks": "put tasks", "claim_task": "run tasks", "revoke": "operate"}
@@ -97,6 +98,19 @@ class PostgresDoctor(Doctor):
         mend = "Raise max_locks_per_transaction: a server without room for a lock refuses statements, and connections."
         told = f"{taken} in the server's table, which has room for {room} and some"
         return Check("locks", True, told, mend if 2 * taken > room else "")
+
+    def kept(self) -> Check | None:
+        """The sessions that keep a lock for which others wait."""
+        *_, allowed = self._ask("permission")
+        if "kept_locks" not in (allowed or ()):
+            return None
+        with self._session.translated():
+            rows = self._session.cursor.execute(self._session.queries["kept_locks"], (None,)).fetchall()
+        kept = [one for one in (KeptLock(*row) for row in rows) if one.holds_up]
+        if not kept:
+            return Check("kept", True, "no session keeps a lock that others wait for")
+        mend = "; ".join(dict.fromkeys(one.remedy for one in kept))
+        return Check("kept", False, "; ".join(one.words for one in kept), f"End these sessions: {mend}")
 
     def replication(self) -> Check | None:
         """What a failover may lose."""

@@ -13,6 +13,7 @@ from sqlsem.engines.postgresql.aio import AsyncPostgresSession
 from sqlsem.engines.postgresql.batches import PostgresBatches
 from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.postgresql.guards import PostgresGuards
+from sqlsem.engines.postgresql.keeping import PostgresKeeping
 from sqlsem.engines.postgresql.leaving import PostgresLeaving
 from sqlsem.engines.postgresql.locks import PostgresLocks
 from sqlsem.engines.postgresql.periodic import PostgresPeriods
@@ -30,6 +31,7 @@ class PostgresSession(
     PostgresSchedules,
     PostgresBatches,
     PostgresGuards,
+    PostgresKeeping,
     PostgresRates,
     PostgresTables,
 ):

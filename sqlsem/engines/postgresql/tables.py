@@ -20,6 +20,10 @@ from sqlsem.printable import first_line
 
 #: Seconds that `install` waits for a lock on a table, with everybody else behind it.
 INSTALL_PATIENCE_SECONDS = 5
+#: The same for another installer.
+INSTALLER_PATIENCE_SECONDS = 120
+#: Errors of two installers on a database without tables: one of them meets names that the other one has just made.
+MADE_BY_ANOTHER = (errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateSchema, errors.DuplicateFunction)
 
 
 class PostgresTables(PostgresConnection, Tables, RemovalSession):
@@ -34,20 +38,61 @@ class PostgresTables(PostgresConnection, Tables, RemovalSession):
         return int(self.row("revoke_members", here(), member, login, force)[1])
 
     def install(self, plan: Plan) -> None:
-        # Waits for another installer, however long that takes; but not for who keeps a lock on the tables: everybody
-        # else would wait behind us.
+        # Waits for another installer; but not for long for a lock on the tables: everybody else would wait behind us.
         with self._refusing():
-            self.cursor.execute("SET lock_timeout = 0")
+            try:
+                try:
+                    self._install(plan)
+                except MADE_BY_ANOTHER:
+                    self._install(plan)  # another installer has made the tables at the same time
+            except psycopg.Error:
+                with contextlib.suppress(psycopg.Error):
+                    self._end_install()  # (that it stays open costs every wait a look at the server's locks)
+                raise
+
+    def _install(self, plan: Plan) -> None:
+        self.cursor.execute(f"SET lock_timeout = '{INSTALLER_PATIENCE_SECONDS}s'")
+        with self.connection.transaction():
+            locked = self._take_install_lock()
+            installed = self._installed()
+            if installed and not locked:
+                self._take_install_lock()
+                installed = self._installed()
+            if 0 < installed < sql.LATEST:
+                self.cursor.execute(self.queries["lock_tables"])
+            if installed:
+                self.cursor.execute(f"SET LOCAL lock_timeout = '{INSTALL_PATIENCE_SECONDS}s'")
+            for version, text in plan(installed):
+                self.cursor.execute(text.encode())
+                if version is not None:
+                    self.cursor.execute(self.queries["set_version"], (str(version),))
+            self._end_install()
+
+    def _take_install_lock(self) -> bool:
+        """Keep other installers out to the transaction's end; False where there is no table yet that says so."""
+        if self.cursor.execute(self.queries["is_installed"]).fetchone() != (True,):
+            return False
+        try:
             with self.connection.transaction():
                 self.cursor.execute(self.queries["install_lock"])
-                installed = self._installed()
-                if 0 < installed < sql.LATEST:
-                    self.cursor.execute(self.queries["lock_tables"])
-                self.cursor.execute(f"SET LOCAL lock_timeout = '{INSTALL_PATIENCE_SECONDS}s'")
-                for version, text in plan(installed):
-                    self.cursor.execute(text.encode())
-                    if version is not None:
-                        self.cursor.execute(self.queries["set_version"], (str(version),))
+        except errors.LockNotAvailable as exc:
+            raise Unavailable(
+                f"{self.engine.where}: another installer has been at it for {INSTALLER_PATIENCE_SECONDS} s: "
+                f"{self._installers()}; nothing was changed, try again when that has ended, or end it"
+            ) from exc
+        self.cursor.execute(self.queries["install_begin"])
+        return True
+
+    def _installers(self) -> str:
+        rows = self.cursor.execute(self.queries["installers"]).fetchall()
+        named = [
+            f"session {pid} of login {login} (SELECT pg_catalog.pg_terminate_backend({pid}))" for pid, login in rows
+        ]
+        return ", ".join(named) or "a session that has just ended"
+
+    def _end_install(self) -> None:
+        if self.cursor.execute(self.queries["is_installed"]).fetchone() == (True,):
+            self.cursor.execute(self.queries["install_end"])
 
     def _installed(self) -> int:
         """The version of the tables; 0 when there are none."""

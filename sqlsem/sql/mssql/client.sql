@@ -183,7 +183,12 @@ EXEC {schema}.prune_operations ?, 1
 SET LOCK_TIMEOUT -1
 
 -- name: install_lock
-EXEC sys.sp_getapplock @Resource = N'sqlsem.install.{schema}', @LockMode = N'Exclusive', @LockOwner = N'Transaction', @LockTimeout = -1, @DbPrincipal = N'public'
+-- (Any login can take it: before the first time there is no role of ours. Nothing but an installer waits for it.)
+DECLARE @code int;
+EXEC @code = sys.sp_getapplock @Resource = N'sqlsem.install.{schema}', @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+    @LockTimeout = 120000, @DbPrincipal = N'public';
+IF @code < 0
+    THROW 50002, N'sqlsem: busy: another session has had the lock of installers for 120 s (sys.dm_tran_locks has it, as an APPLICATION lock sqlsem.install; KILL ends it); nothing was changed', 1;
 
 -- name: set_version
 UPDATE {schema}.setting SET value = ? WHERE name = N'schema_version'

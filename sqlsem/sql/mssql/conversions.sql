@@ -353,7 +353,7 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-            @DbPrincipal = @principal;
+            @LockTimeout = 60000, @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
         SET @code = 0;

@@ -1962,7 +1962,7 @@ BEGIN
     WHILE @gate IS NOT NULL
     BEGIN
         EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-            @DbPrincipal = @principal;
+            @LockTimeout = 60000, @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
         SELECT @gate = MIN(g.gate)

@@ -16,7 +16,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         PERFORM {schema}.guard('a batch');
     END IF;
-    PERFORM pg_advisory_xact_lock({schema}.lock_class(4), hashtext(p_name));
+    PERFORM {schema}.lock_alone({schema}.lock_class(4), hashtext(p_name), 'batch ' || quote_literal({schema}.plain(p_name)));
 END
 $$;
 

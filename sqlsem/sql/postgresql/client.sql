@@ -5,10 +5,10 @@
 -- other people's, too.)
 
 -- name: version
-SELECT CASE WHEN pg_catalog.to_regclass('{schema}.setting'::text) IS NULL THEN NULL ELSE 1 END
+SELECT CASE WHEN pg_catalog.to_regclass('{schema}.setting'::pg_catalog.text) IS NULL THEN NULL ELSE 1 END
 
 -- name: installed
-SELECT value FROM {schema}.setting WHERE name OPERATOR(pg_catalog.=) 'schema_version'::text
+SELECT value FROM {schema}.setting WHERE name OPERATOR(pg_catalog.=) 'schema_version'::pg_catalog.text
 
 -- name: settings
 SELECT name, value FROM {schema}.settings()
@@ -181,6 +181,9 @@ SELECT * FROM {schema}.resources()
 -- name: overview
 SELECT o.taken_at, o.settings, o.members, o.queues, o.batches, o.holds, {schema}.overview_rates() FROM {schema}.overview() AS o
 
+-- name: kept_locks
+SELECT kind, resource_id, pid, login, program, seconds, is_stranger FROM {schema}.kept_locks(%s)
+
 -- name: operations
 SELECT * FROM {schema}.operations(%s, %s, %s, %s, %s, %s)
 
@@ -195,8 +198,8 @@ SELECT resource_id, ageing FROM {schema}.priorities()
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.set_resource(%s, %s, %s)
 
 -- name: rights
-SELECT pg_catalog.has_function_privilege('{schema}.revoke(bigint, boolean)'::text, 'EXECUTE'::text),
-       pg_catalog.has_function_privilege('{schema}.set_task(bigint, varchar)'::text, 'EXECUTE'::text)
+SELECT pg_catalog.has_function_privilege('{schema}.revoke(bigint, boolean)'::pg_catalog.text, 'EXECUTE'::pg_catalog.text),
+       pg_catalog.has_function_privilege('{schema}.set_task(bigint, varchar)'::pg_catalog.text, 'EXECUTE'::pg_catalog.text)
 
 -- name: revoke
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.revoke(%s, %s)
@@ -213,8 +216,29 @@ SELECT {schema}.prune(%s)
 -- name: prune_operations
 SELECT {schema}.prune_operations(%s)
 
+-- name: is_installed
+-- Whether there is a table for installers to lock.
+SELECT pg_catalog.to_regclass('{schema}.installer'::pg_catalog.text) IS NOT NULL
+
 -- name: install_lock
-SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::bigint)
+LOCK TABLE {schema}.installer IN SHARE ROW EXCLUSIVE MODE
+
+-- name: install_begin
+-- Sessions that wait for locks stand aside from here on (is_upgraded).
+SELECT pg_catalog.setval('{schema}.installer_backend_pid_seq'::pg_catalog.regclass, pg_catalog.pg_backend_pid()::bigint, true)
+
+-- name: install_end
+SELECT pg_catalog.setval('{schema}.installer_backend_pid_seq'::pg_catalog.regclass, 1::bigint, false)
+WHERE pg_catalog.pg_sequence_last_value('{schema}.installer_backend_pid_seq'::pg_catalog.regclass)
+      OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid()::bigint
+
+-- name: installers
+SELECT l.pid, a.usename::pg_catalog.text
+FROM pg_catalog.pg_locks AS l LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid OPERATOR(pg_catalog.=) l.pid
+WHERE l.locktype OPERATOR(pg_catalog.=) 'relation'::pg_catalog.text AND l.granted
+  AND l.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('{schema}.installer'::pg_catalog.text)::pg_catalog.oid
+  AND l.mode OPERATOR(pg_catalog.<>) 'AccessShareLock'::pg_catalog.text AND l.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()
+ORDER BY l.pid
 
 -- name: lock_tables
 -- Before the schema scripts of an upgrade: locks all tables of the schema, at once or not at all. A script that locked some of
@@ -223,14 +247,14 @@ SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('sqlsem.install.{sch
 -- the upgrade for longer than a moment.
 DO $$
 DECLARE
-    v_before text := pg_catalog.current_setting('lock_timeout');
-    v_path   text := pg_catalog.current_setting('search_path');
-    v_until  timestamptz := pg_catalog.clock_timestamp() + interval '20 seconds';
+    v_before pg_catalog.text := pg_catalog.current_setting('lock_timeout');
+    v_path   pg_catalog.text := pg_catalog.current_setting('search_path');
+    v_until  pg_catalog.timestamptz := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '20 seconds';
     v_try    integer := 0;
-    v_tables text;
+    v_tables pg_catalog.text;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.oid) INTO v_tables
+    SELECT string_agg(c.oid::regclass::pg_catalog.text, ', ' ORDER BY c.oid) INTO v_tables
     FROM pg_class AS c WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r';
     LOOP
         v_try := v_try + 1;
@@ -258,7 +282,7 @@ END
 $$
 
 -- name: set_version
-UPDATE {schema}.setting SET value = %s WHERE name OPERATOR(pg_catalog.=) 'schema_version'::text
+UPDATE {schema}.setting SET value = %s WHERE name OPERATOR(pg_catalog.=) 'schema_version'::pg_catalog.text
 
 -- name: put_tasks
 SELECT {schema}.put_tasks(%s, %s, %s)
@@ -275,16 +299,16 @@ SELECT * FROM {schema}.claim_parked(
     %s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean, %s::varchar, %s::varchar)
 
 -- name: end_task
-SELECT {schema}.end_task(%s::bigint, %s::bigint, %s::integer, %s::varchar, %s::text, %s::text)
+SELECT {schema}.end_task(%s::bigint, %s::bigint, %s::integer, %s::varchar, %s::pg_catalog.text, %s::pg_catalog.text)
 
 -- name: next_task
 SELECT * FROM {schema}.next_task(
-    %s::bigint, %s::bigint, %s::integer, %s::varchar, %s::text, %s::text,
+    %s::bigint, %s::bigint, %s::integer, %s::varchar, %s::pg_catalog.text, %s::pg_catalog.text,
     %s::varchar, %s::varchar, %s::varchar, %s::boolean)
 
 -- name: next_tasks
 SELECT * FROM {schema}.next_tasks(
-    %s::bigint, %s::json, %s::varchar, %s::varchar, %s::varchar, %s::boolean, %s::integer)
+    %s::bigint, %s::pg_catalog.json, %s::varchar, %s::varchar, %s::varchar, %s::boolean, %s::integer)
 
 -- name: return_claim
 SELECT {schema}.return_claim(%s, %s, %s)
@@ -372,4 +396,4 @@ SELECT {schema}.set_schedule(%s, %s, %s)
 SELECT * FROM {schema}.list_schedules(%s, %s)
 
 -- name: clock
-SELECT clock_timestamp()
+SELECT pg_catalog.clock_timestamp()

@@ -49,7 +49,7 @@ DECLARE
 BEGIN
     PERFORM {schema}.guard('begin_upgrade');
     -- Nobody registers, and nobody else begins to upgrade, until this is committed.
-    PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
+    PERFORM {schema}.lock_alone({schema}.lock_class(0), hashtext(p_resource), 'the gate of ' || quote_literal(p_resource));
     SELECT access_type, concurrency_limit, member_id, granted_at, revoked_at INTO v_row
     FROM {schema}.{table} AS t WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
       AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = session_user);
@@ -198,7 +198,7 @@ DECLARE
     v_row record;
 BEGIN
     PERFORM {schema}.guard('downgrade');
-    PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
+    PERFORM {schema}.lock_alone({schema}.lock_class(0), hashtext(p_resource), 'the gate of ' || quote_literal(p_resource));
     SELECT access_type, concurrency_limit INTO v_row
     FROM {schema}.{table} AS t WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
       AND granted_at IS NOT NULL AND revoked_at IS NULL
@@ -230,6 +230,9 @@ AS $$
 BEGIN
     IF EXISTS (SELECT FROM {schema}.{table} AS t CROSS JOIN LATERAL {schema}.spared_entries(t.member_id, ARRAY[p_position])
                WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id) THEN
+        IF current_setting('lock_timeout') = '0' THEN
+            PERFORM set_config('lock_timeout', '60s', true);
+        END IF;
         PERFORM pg_advisory_lock({schema}.lock_class(2), {schema}.lock_key(p_position));
     END IF;
 END

@@ -244,7 +244,7 @@ CREATE OR REPLACE PROCEDURE {schema}.hand_over(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_row   record;
+    v_row   pg_catalog.record;
     v_count integer := 0;
     v_code  integer := -1;
 BEGIN
@@ -252,7 +252,7 @@ BEGIN
     CALL {schema}.stand_alone('hand_over');
     PERFORM {schema}.check_name('resource', resource);
     IF (ttl_seconds OPERATOR(pg_catalog.>=) 1 AND ttl_seconds OPERATOR(pg_catalog.<=) 2147483) IS NOT TRUE THEN  -- nor NaN
-        RAISE EXCEPTION 'sqlsem: ttl_seconds must be from 1 to 2147483, not %', coalesce(ttl_seconds::text, 'NULL') USING ERRCODE = '22023';
+        RAISE EXCEPTION 'sqlsem: ttl_seconds must be from 1 to 2147483, not %', coalesce(ttl_seconds::pg_catalog.text, 'NULL') USING ERRCODE = '22023';
     END IF;
     FOR v_row IN SELECT * FROM {schema}.session_rows(resource, queue_position, coalesce(requesting_id, {schema}.session_id())) LOOP
         v_count := v_count OPERATOR(pg_catalog.+) 1;
@@ -287,8 +287,8 @@ AS $$
 DECLARE
     v_lease_ms integer;
     v_member   bigint;
-    v_row      record;
-    v_id       text;
+    v_row      pg_catalog.record;
+    v_id       pg_catalog.text;
 BEGIN
     resource := NULL;
     queue_position := NULL;

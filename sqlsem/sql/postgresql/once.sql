@@ -122,9 +122,9 @@ AS $$
 DECLARE
     v_per    bigint;
     v_offset bigint;
-    v_id     text;
+    v_id     pg_catalog.text;
     v_due    boolean;
-    v_stack  text;
+    v_stack  pg_catalog.text;
 BEGIN
     code := NULL;
     queue_position := NULL;
@@ -138,14 +138,14 @@ BEGIN
         RETURN;
     END IF;
     -- Nothing is committed between the grant and what follows: no cancel can leave a row behind that nobody knows.
-    CALL {schema}.acquire_row(pg_catalog.concat('once:'::text, name), 1, 'write', 1, timeout_ms, note, v_id, lease_seconds, true,
+    CALL {schema}.acquire_row(pg_catalog.concat('once:'::pg_catalog.text, name), 1, 'write', 1, timeout_ms, note, v_id, lease_seconds, true,
                               code, queue_position, fence);
-    IF code < 0 THEN
+    IF code OPERATOR(pg_catalog.<) 0 THEN
         RETURN;
     END IF;
     v_due := {schema}.once_due(name, queue_position, v_id, v_per, v_offset);
     IF v_due IS NOT TRUE THEN
-        PERFORM {schema}.release(pg_catalog.concat('once:'::text, name), queue_position, v_id);
+        PERFORM {schema}.release(pg_catalog.concat('once:'::pg_catalog.text, name), queue_position, v_id);
         code := CASE WHEN v_due IS NULL THEN -2 ELSE 2 END;
         queue_position := NULL;
         fence := NULL;

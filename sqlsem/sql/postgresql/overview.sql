@@ -21,6 +21,71 @@ AS $$
     WHERE coalesce(l.cap, o.cap, o.stale_after_ms) IS NOT NULL OR o.paused_at IS NOT NULL
 $$;
 
+-- The locks that other sessions have in the place of one of ours: the advisory ones of our classes, and those on tables that
+-- stand for one (routines.sql). A stranger is a login that may not use the schema. seconds: since its transaction began, or its
+-- session where it has none; NULL where the schema's owner may not see that.
+CREATE OR REPLACE FUNCTION {schema}.held_locks(p_resource varchar)
+RETURNS TABLE (kind text, key bigint, is_alone boolean, resource_id varchar, pid integer, transaction text, login text, program text,
+               seconds float, is_stranger boolean)
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH held AS MATERIALIZED (
+        SELECT CASE l.classid::bigint - {schema}.lock_class(0)
+                   WHEN 0 THEN 'gate' WHEN 1 THEN 'beacon' WHEN 2 THEN 'entry' WHEN 3 THEN 'waiting' WHEN 4 THEN 'batch'
+                   WHEN 5 THEN 'news' WHEN 6 THEN 'put' WHEN 7 THEN 'number' END AS kind,
+               l.objid::bigint AS key, l.mode = 'ExclusiveLock' AS is_alone, l.pid, l.virtualtransaction
+        FROM pg_locks AS l
+        WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted AND l.pid <> pg_backend_pid()
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        UNION ALL
+        SELECT t.kind, l.relation::bigint, true, l.pid, l.virtualtransaction
+        FROM pg_locks AS l
+        JOIN (VALUES ('install', '{schema}.installer'::regclass, 'ShareRowExclusiveLock'),
+                     ('limits', '{schema}.limit_pattern', 'ExclusiveLock'), ('turns', '{schema}.queue_key', 'ExclusiveLock'),
+                     ('pin', '{schema}.{table}', 'RowShareLock')) AS t (kind, relation, mode)
+            ON t.relation = l.relation AND t.mode = l.mode
+        WHERE l.locktype = 'relation' AND l.granted AND l.pid <> pg_backend_pid()
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+    SELECT h.kind, h.key, h.is_alone,
+           CASE h.kind WHEN 'gate' THEN (
+               SELECT min(n.name) FROM (SELECT p_resource AS name
+                                        UNION ALL SELECT t.resource_id FROM {schema}.{table} AS t
+                                        UNION ALL SELECT o.resource_id FROM {schema}.resource AS o) AS n
+               WHERE hashtext(n.name)::bigint & 4294967295 = h.key)
+           WHEN 'entry' THEN (
+               SELECT min(t.resource_id) FROM {schema}.{table} AS t WHERE {schema}.lock_key(t.queue_position) = h.key) END,
+           h.pid, h.virtualtransaction, a.usename::text, a.application_name,
+           date_part('epoch', clock_timestamp() - coalesce(a.xact_start, a.backend_start)),
+           coalesce(NOT has_schema_privilege(a.usesysid, '{schema}', 'USAGE'), false)
+    FROM held AS h JOIN pg_stat_activity AS a ON a.pid = h.pid
+    WHERE h.kind IS NOT NULL
+$$;
+
+-- Of these, the ones that are in the way of others for longer than a call needs: any of a stranger's, and what the same transaction
+-- still has a moment later. (Only a look that finds some takes that moment.) Of p_resource, or all.
+CREATE OR REPLACE FUNCTION {schema}.kept_locks(p_resource varchar DEFAULT NULL)
+RETURNS TABLE (kind text, resource_id varchar, pid integer, login text, program text, seconds float, is_stranger boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_first text[] := ARRAY(SELECT concat_ws(' ', h.kind, h.key, h.pid, h.transaction) FROM {schema}.held_locks(p_resource) AS h
+                            WHERE h.kind IN ('gate', 'batch', 'install', 'limits', 'turns', 'pin')
+                               OR h.kind IN ('put', 'number') AND h.is_alone);
+BEGIN
+    IF v_first <> '{}' THEN
+        PERFORM pg_sleep(0.3);
+    END IF;
+    RETURN QUERY
+        SELECT h.kind, h.resource_id, h.pid, h.login, h.program, min(h.seconds), bool_or(h.is_stranger)
+        FROM {schema}.held_locks(p_resource) AS h
+        WHERE (h.is_stranger OR concat_ws(' ', h.kind, h.key, h.pid, h.transaction) = ANY (v_first))
+          AND (p_resource IS NULL OR h.resource_id = p_resource OR h.kind <> 'gate' AND h.resource_id IS NULL)
+        GROUP BY h.kind, h.resource_id, h.pid, h.login, h.program
+        ORDER BY bool_or(h.is_stranger) DESC, h.pid, h.kind, h.resource_id;
+END
+$$;
+
 -- The newest holds of a resource that ended as they should, of its last 200 requests: the newest first. (By its index, of which
 -- no more is read.)
 CREATE OR REPLACE FUNCTION {schema}.recent_holds(p_resource varchar)

@@ -27,6 +27,18 @@ CREATE OR REPLACE FUNCTION {schema}.end_of_time() RETURNS timestamptz
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT '9999-01-01 00:00:00+00'::pg_catalog.timestamptz $$;
 
+-- Until the transaction ends no limit of the server's is lifted; false while one is.
+CREATE OR REPLACE FUNCTION {schema}.keep_limits() RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    LOCK TABLE {schema}.limit_pattern IN ROW SHARE MODE NOWAIT;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
 -- Refuses locks that cannot be: a list of {"resource": …, "access": …, "limit": …, "weight": …}, each resource once.
 CREATE OR REPLACE FUNCTION {schema}.check_locks(p_locks jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -281,7 +293,7 @@ BEGIN
         -- No gate is waited for, as others may wait for what this transaction has. A limit that the server has must stay.
         CONTINUE WHEN NOT (
             SELECT bool_and(pg_try_advisory_xact_lock({schema}.lock_class(0), g.key)
-                            AND (g.named OR pg_try_advisory_xact_lock_shared({schema}.lock_class(5), 2)))
+                            AND (g.named OR {schema}.keep_limits()))
             FROM (SELECT DISTINCT hashtext(l.resource_id) AS key, l.concurrency_limit IS NOT NULL AS named
                   FROM {schema}.task_lock AS l WHERE l.task_id = v_task.task_id ORDER BY 1) AS g);
         CONTINUE WHEN EXISTS (SELECT FROM {schema}.task_lock AS l CROSS JOIN LATERAL {schema}.set_for(l.resource_id) AS o
@@ -414,7 +426,7 @@ BEGIN
         PERFORM {schema}.require_member(p_member);
         INSERT INTO {schema}.parking (queue_name) VALUES (p_queue) ON CONFLICT DO NOTHING;
         SELECT p.member_id INTO v_parking FROM {schema}.parking AS p WHERE p.queue_name = p_queue FOR UPDATE SKIP LOCKED;
-        IF NOT FOUND OR NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext('turns.' || p_queue)) THEN
+        IF NOT FOUND OR NOT {schema}.keep_turns() THEN
             RETURN;
         END IF;
         -- What limits say is true until the end of this transaction: as in task_of_turn.

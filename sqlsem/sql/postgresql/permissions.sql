@@ -41,7 +41,7 @@ DECLARE
         'upwo', ARRAY['enrol', 'resume_member', 'ping', 'resign', 'prune', 'prune_tasks', 'prune_operations',
                       -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
                       'guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'session_id', 'session_member'],
-        'upwor', ARRAY['settings', 'overview', 'overview_rates', 'whereabouts'],
+        'upwor', ARRAY['settings', 'overview', 'overview_rates', 'whereabouts', 'kept_locks'],
         'uo', ARRAY['register', 'register_all', 'take_turn', 'wait', 'look_all', 'cancel', 'find_deadlock', 'deadlock_rows', 'living',
                     'begin_upgrade', 'upgrade', 'once_begin', 'once_done', 'once_due', 'mark_once', 'once_forget', 'check_period',
                     'downgrade', 'hold_entry', 'spared_entries', 'spare_entries', 'keep_entries', 'acquire', 'try', 'renew', 'assert_holding',

@@ -16,7 +16,7 @@ SET search_path = pg_catalog, pg_temp;
 
 CREATE OR REPLACE FUNCTION {schema}.line_of(p_resource varchar) RETURNS varchar
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT ('priority:'::text OPERATOR(pg_catalog.||) p_resource::text)::varchar $$;
+AS $$ SELECT ('priority:'::pg_catalog.text OPERATOR(pg_catalog.||) p_resource::pg_catalog.text)::varchar $$;
 
 -- Resources whose requests have priorities, and the seconds of waiting that one step of priority is worth.
 CREATE OR REPLACE FUNCTION {schema}.priorities() RETURNS TABLE (resource_id varchar, ageing float)

@@ -30,14 +30,14 @@ CREATE OR REPLACE PROCEDURE {schema}.look_around(INOUT enclosed boolean DEFAULT 
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_text text;
+    v_text pg_catalog.text;
 BEGIN
     BEGIN
         COMMIT;
     EXCEPTION WHEN invalid_transaction_termination THEN
         GET STACKED DIAGNOSTICS v_text = MESSAGE_TEXT;
     END;
-    enclosed := v_text = {schema}.refused_commit();
+    enclosed := v_text OPERATOR(pg_catalog.=) {schema}.refused_commit();
 END
 $$;
 
@@ -362,10 +362,10 @@ CREATE OR REPLACE PROCEDURE {schema}.acquire_row(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_started    timestamptz := pg_catalog.clock_timestamp();
-    v_registered timestamptz;
-    v_id         text;
-    v_access     text;
+    v_started    pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+    v_registered pg_catalog.timestamptz;
+    v_id         pg_catalog.text;
+    v_access     pg_catalog.text;
     v_lease_ms   integer;
     v_member     bigint;
     v_left       integer;   -- ms; NULL: for ever
@@ -375,7 +375,7 @@ DECLARE
     v_result     integer;   -- of wait(); -3 deadlock, -4 cancelled
     v_others     boolean;   -- this session has other rows
     v_victim     bigint;
-    v_reason     text;
+    v_reason     pg_catalog.text;
     v_shut       boolean := false;  -- somebody kept the gate
 BEGIN
     code := NULL;
@@ -393,10 +393,10 @@ BEGIN
         v_left := {schema}.time_left(timeout_ms, v_started);
         BEGIN
             -- The gate is somebody's for an instant, or for long, where a bare participant forgot to commit.
-            PERFORM pg_catalog.set_config('lock_timeout'::text, greatest(least(v_left, 10000), 100)::text, true);
+            PERFORM pg_catalog.set_config('lock_timeout'::pg_catalog.text, greatest(least(v_left, 10000), 100)::pg_catalog.text, true);
             SELECT r.queue_position, r.granted INTO queue_position, v_granted
-            FROM {schema}.register(v_member, v_id, session_user::text, {schema}.new_uid(),
-                                   timeout_ms = 0, resource, v_access, concurrency_limit, weight, note) AS r;
+            FROM {schema}.register(v_member, v_id, session_user::pg_catalog.text, {schema}.new_uid(),
+                                   timeout_ms OPERATOR(pg_catalog.=) 0, resource, v_access, concurrency_limit, weight, note) AS r;
             v_attended := queue_position IS NULL OR v_granted AND v_lease_ms IS NULL
                           OR {schema}.attend(v_member, resource, queue_position);
             IF v_attended AND NOT v_granted
@@ -420,7 +420,7 @@ BEGIN
             RETURN;  -- committed with the statement: nothing can break it off in between, and leave a row behind
         END IF;
         COMMIT;
-        IF v_shut AND (timeout_ms < 0 OR {schema}.time_left(timeout_ms, v_started) > 0) THEN
+        IF v_shut AND (timeout_ms OPERATOR(pg_catalog.<) 0 OR {schema}.time_left(timeout_ms, v_started) OPERATOR(pg_catalog.>) 0) THEN
             v_shut := false;
             CONTINUE;
         ELSIF queue_position IS NULL THEN
@@ -431,17 +431,17 @@ BEGIN
 
         -- From here on the row is there: little stands outside of the block that tidies up after a cancel. (COMMIT must
         -- stand outside; a row left between the two goes when nobody has attended to it.)
-        WHILE v_attended AND v_result <> -3 LOOP
+        WHILE v_attended AND v_result OPERATOR(pg_catalog.<>) -3 LOOP
             BEGIN
                 v_left := {schema}.time_left(timeout_ms, v_started);
                 -- Who is waited for meanwhile looks for deadlocks: before the server does (deadlock_timeout), as that
                 -- sees only sessions, and takes any of them for the victim.
-                v_slice := least(v_left, CASE WHEN v_others THEN 700 ELSE 3000 END, v_lease_ms / 3);
+                v_slice := least(v_left, CASE WHEN v_others THEN 700 ELSE 3000 END, v_lease_ms OPERATOR(pg_catalog./) 3);
                 v_result := {schema}.wait(resource, queue_position, v_slice);
                 v_attended := {schema}.attend(v_member, resource, queue_position);
-                IF v_others AND v_result = -1 THEN
+                IF v_others AND v_result OPERATOR(pg_catalog.=) -1 THEN
                     SELECT d.victim, d.words INTO v_victim, v_reason FROM {schema}.deadlock_words(v_member) AS d;
-                    IF v_victim = queue_position THEN
+                    IF v_victim OPERATOR(pg_catalog.=) queue_position THEN
                         v_result := -3;
                     END IF;
                 END IF;
@@ -453,28 +453,29 @@ BEGIN
                     GET STACKED DIAGNOSTICS v_reason = MESSAGE_TEXT;
                     v_result := -4;
             END;
-            EXIT WHEN keeps_open AND v_attended AND v_result = 0;  -- as above
+            EXIT WHEN keeps_open AND v_attended AND v_result OPERATOR(pg_catalog.=) 0;  -- as above
             COMMIT;
             IF NOT v_attended THEN
                 v_result := -2;
             END IF;
-            EXIT WHEN v_result IN (0, -2, -3, -4) OR v_result = -1 AND v_left = 0;
+            EXIT WHEN v_result OPERATOR(pg_catalog.=) ANY (ARRAY[0, -2, -3, -4]) OR v_result OPERATOR(pg_catalog.=) -1 AND v_left OPERATOR(pg_catalog.=) 0;
         END LOOP;
-        IF v_attended AND v_result = 0 THEN
+        IF v_attended AND v_result OPERATOR(pg_catalog.=) 0 THEN
             code := 1;
             fence := queue_position;
             RETURN;
         END IF;
 
         -- Not ours: leave nothing behind.
-        IF v_result IN (-3, -4) THEN
+        IF v_result OPERATOR(pg_catalog.=) ANY (ARRAY[-3, -4]) THEN
             PERFORM {schema}.free_waits();
         END IF;
         PERFORM {schema}.release(resource, queue_position, v_id,
-                                 CASE WHEN v_result = -1 THEN 'timeout' ELSE 'cancelled' END);
+                                 CASE WHEN v_result OPERATOR(pg_catalog.=) -1 THEN 'timeout' ELSE 'cancelled' END);
         COMMIT;
-        EXIT WHEN v_result <> -2
-            OR coalesce({schema}.ended_how(resource, queue_position, v_registered), '') NOT IN ('cancelled', 'reaped');
+        EXIT WHEN v_result OPERATOR(pg_catalog.<>) -2
+            OR coalesce({schema}.ended_how(resource, queue_position, v_registered), '')
+               OPERATOR(pg_catalog.<>) ALL (ARRAY['cancelled', 'reaped']);
     END LOOP;
 
     queue_position := NULL;
@@ -482,13 +483,13 @@ BEGIN
         PERFORM {schema}.resign(v_member);
         COMMIT;
     END IF;
-    IF v_result = -4 THEN
+    IF v_result OPERATOR(pg_catalog.=) -4 THEN
         RAISE EXCEPTION 'sqlsem: acquire on % was cancelled and has left the queue: %', pg_catalog.quote_literal(resource), v_reason
             USING ERRCODE = '57014';
     END IF;
-    IF v_result = -3 THEN
+    IF v_result OPERATOR(pg_catalog.=) -3 THEN
         RAISE NOTICE 'sqlsem: %; the request for % has left the queue: release what is held, and try again',
-            coalesce(pg_catalog.rtrim(v_reason, '.'::text), 'Deadlock'), pg_catalog.quote_literal(resource);
+            coalesce(pg_catalog.rtrim(v_reason, '.'::pg_catalog.text), 'Deadlock'), pg_catalog.quote_literal(resource);
     END IF;
     code := v_result;
 END
@@ -509,7 +510,7 @@ CREATE OR REPLACE PROCEDURE {schema}.acquire(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_stack text;
+    v_stack pg_catalog.text;
 BEGIN
     PERFORM {schema}.check_free(resource);
     CALL {schema}.stand_alone('acquire');
@@ -527,7 +528,7 @@ CREATE OR REPLACE PROCEDURE {schema}.try(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_stack text;
+    v_stack pg_catalog.text;
 BEGIN
     PERFORM {schema}.check_free(resource);
     CALL {schema}.stand_alone('try');
@@ -569,17 +570,17 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_enclosed boolean;
-    v_stack    text;
+    v_stack    pg_catalog.text;
 BEGIN
     CALL {schema}.look_around(v_enclosed);
     GET DIAGNOSTICS v_stack = PG_CONTEXT;
     -- A procedure or DO block that may commit is a transaction until it does; a CALL by itself ends with itself.
-    IF NOT v_enclosed AND pg_catalog.strpos(v_stack, E'\n'::text) OPERATOR(pg_catalog.=) 0 THEN
+    IF NOT v_enclosed AND pg_catalog.strpos(v_stack, E'\n'::pg_catalog.text) OPERATOR(pg_catalog.=) 0 THEN
         RAISE EXCEPTION 'sqlsem: assert_holding needs an open transaction, whose end it guards; there is none'
             USING ERRCODE = '25001', HINT = 'BEGIN first, and write and COMMIT after it.';
     END IF;
     IF NOT {schema}.pin(resource, queue_position, coalesce(requesting_id, {schema}.session_id())) THEN
-        RAISE EXCEPTION 'sqlsem: position % on % is not held (any more) by this requester', coalesce(queue_position::text, 'NULL'),
+        RAISE EXCEPTION 'sqlsem: position % on % is not held (any more) by this requester', coalesce(queue_position::pg_catalog.text, 'NULL'),
             coalesce(pg_catalog.quote_literal(resource), 'NULL')
             USING ERRCODE = '55000', HINT = 'ROLLBACK: somebody else may be inside.';
     END IF;

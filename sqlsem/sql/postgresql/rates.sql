@@ -526,13 +526,13 @@ CREATE OR REPLACE PROCEDURE {schema}.sleep_until_due(p_resource text, p_cost big
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_cancelled text;
+    v_cancelled pg_catalog.text;
 BEGIN
     BEGIN
-        PERFORM pg_catalog.pg_sleep(p_wait_ms::double precision / 1000);
+        PERFORM pg_catalog.pg_sleep(p_wait_ms::double precision OPERATOR(pg_catalog./) 1000::double precision);
     EXCEPTION WHEN query_canceled THEN  -- also statement_timeout
         GET STACKED DIAGNOSTICS v_cancelled = MESSAGE_TEXT;
-        PERFORM {schema}.settle_rate(p_resource::varchar, p_taken_ms, -p_cost);
+        PERFORM {schema}.settle_rate(p_resource::varchar, p_taken_ms, OPERATOR(pg_catalog.-) p_cost);
     END;
     COMMIT;
     IF v_cancelled IS NOT NULL THEN
@@ -553,44 +553,44 @@ CREATE OR REPLACE PROCEDURE {schema}.take(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_started   timestamptz := pg_catalog.clock_timestamp();
-    v_resource  text := pg_catalog.concat('rate:', rate);
+    v_started   pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+    v_resource  pg_catalog.text := pg_catalog.concat('rate:', rate);
     -- (Both NULL: the limits that an operator has set.)
     v_limits    bigint[] := CASE WHEN rate_limit IS NULL AND per_ms IS NULL THEN more_limits ELSE pg_catalog.array_prepend(rate_limit, more_limits) END;
     v_windows   bigint[] := CASE WHEN rate_limit IS NULL AND per_ms IS NULL THEN more_per_ms ELSE pg_catalog.array_prepend(per_ms, more_per_ms) END;
-    v_id        text;
+    v_id        pg_catalog.text;
     v_left      integer;
     v_position  bigint;
     v_fence     bigint;
     v_wait      bigint;
-    v_cancelled text;
+    v_cancelled pg_catalog.text;
 BEGIN
     code := NULL;
     taken_ms := NULL;
     CALL {schema}.stand_alone('take');
     PERFORM {schema}.check_name('rate', rate);
     v_id := coalesce(requesting_id, {schema}.session_id());
-    IF (timeout_ms >= -1) IS NOT TRUE THEN
-        RAISE EXCEPTION 'sqlsem: timeout_ms must be 0 or more, or -1 for ever, not %', coalesce(timeout_ms::text, 'NULL')
+    IF (timeout_ms OPERATOR(pg_catalog.>=) -1) IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: timeout_ms must be 0 or more, or -1 for ever, not %', coalesce(timeout_ms::pg_catalog.text, 'NULL')
             USING ERRCODE = '22023';
     END IF;
     SELECT t.code, t.wait_ms, t.times[1] INTO code, v_wait, taken_ms
     FROM {schema}.take_rate(v_resource, cost, v_limits, v_windows, burst,
-                            p_ahead => ARRAY[CASE WHEN timeout_ms >= 0 THEN timeout_ms ELSE 500 END]::bigint[]) AS t;
+                            p_ahead => ARRAY[CASE WHEN timeout_ms OPERATOR(pg_catalog.>=) 0 THEN timeout_ms ELSE 500 END]::bigint[]) AS t;
     COMMIT;
-    IF code = 0 THEN
+    IF code OPERATOR(pg_catalog.=) 0 THEN
         CALL {schema}.sleep_until_due(v_resource, cost, taken_ms, v_wait);
-        code := CASE WHEN v_wait > 0 THEN 1 ELSE 0 END;
+        code := CASE WHEN v_wait OPERATOR(pg_catalog.>) 0 THEN 1 ELSE 0 END;
         RETURN;
-    ELSIF timeout_ms = 0 THEN
+    ELSIF timeout_ms OPERATOR(pg_catalog.=) 0 THEN
         code := -1;
         RETURN;
     END IF;
-    v_left := CASE WHEN timeout_ms > 0 THEN greatest(1, {schema}.time_left(timeout_ms, v_started)) ELSE -1 END;
+    v_left := CASE WHEN timeout_ms OPERATOR(pg_catalog.>) 0 THEN greatest(1, {schema}.time_left(timeout_ms, v_started)) ELSE -1 END;
     -- The row is never there without an end: COMMIT must stand outside of the blocks that tidy up after a cancel, and a row left
     -- between the two goes when nobody has attended to it.
     CALL {schema}.acquire_row(v_resource, 1, 'write', 1, v_left, note, v_id, NULL, true, code, v_position, v_fence);
-    IF code < 0 THEN
+    IF code OPERATOR(pg_catalog.<) 0 THEN
         RETURN;
     END IF;
     PERFORM {schema}.attend_head(v_resource, v_position, v_id);
@@ -598,7 +598,7 @@ BEGIN
     LOOP
         v_left := {schema}.time_left(timeout_ms, v_started);
         BEGIN
-            PERFORM pg_catalog.set_config('lock_timeout'::text, '3s'::text, true);  -- (then it is attended to)
+            PERFORM pg_catalog.set_config('lock_timeout'::pg_catalog.text, '3s'::pg_catalog.text, true);  -- (then it is attended to)
             SELECT t.code, t.wait_ms, t.times[1] INTO code, v_wait, taken_ms
             FROM {schema}.take_rate(v_resource, cost, v_limits, v_windows, burst, v_position, v_id,
                                     p_ahead => ARRAY[coalesce(v_left, 500)]::bigint[]) AS t;
@@ -608,10 +608,10 @@ BEGIN
             GET STACKED DIAGNOSTICS v_cancelled = MESSAGE_TEXT;
         END;
         COMMIT;
-        EXIT WHEN v_cancelled IS NOT NULL OR code IN (0, -2) OR v_left = 0;
+        EXIT WHEN v_cancelled IS NOT NULL OR code OPERATOR(pg_catalog.=) ANY (ARRAY[0, -2]) OR v_left OPERATOR(pg_catalog.=) 0;
         BEGIN
             PERFORM pg_catalog.pg_sleep(
-                least(CASE WHEN code = 1 THEN v_wait ELSE 500 END, coalesce(v_left, 4000), 4000)::double precision / 1000);
+                least(CASE WHEN code OPERATOR(pg_catalog.=) 1 THEN v_wait ELSE 500 END, coalesce(v_left, 4000), 4000)::double precision OPERATOR(pg_catalog./) 1000::double precision);
         EXCEPTION WHEN query_canceled THEN  -- also statement_timeout
             GET STACKED DIAGNOSTICS v_cancelled = MESSAGE_TEXT;
         END;
@@ -621,7 +621,7 @@ BEGIN
         COMMIT;
         EXIT WHEN v_cancelled IS NOT NULL;
     END LOOP;
-    IF v_cancelled IS NOT NULL OR code IN (1, -1) THEN
+    IF v_cancelled IS NOT NULL OR code OPERATOR(pg_catalog.=) ANY (ARRAY[1, -1]) THEN
         PERFORM {schema}.release(v_resource::varchar, v_position, v_id::varchar,
                                  CASE WHEN v_cancelled IS NULL THEN 'timeout' ELSE 'cancelled' END::varchar);
         COMMIT;
@@ -630,10 +630,10 @@ BEGIN
     IF v_cancelled IS NOT NULL THEN
         RAISE EXCEPTION 'sqlsem: take from % was cancelled and has left the line: %', pg_catalog.quote_literal(rate), v_cancelled
             USING ERRCODE = '57014';
-    ELSIF code = 0 THEN
+    ELSIF code OPERATOR(pg_catalog.=) 0 THEN
         CALL {schema}.sleep_until_due(v_resource, cost, taken_ms, v_wait);
     END IF;
-    code := CASE code WHEN 0 THEN 1 WHEN -2 THEN -2 ELSE -1 END;
+    code := CASE WHEN code OPERATOR(pg_catalog.=) 0 THEN 1 WHEN code OPERATOR(pg_catalog.=) -2 THEN -2 ELSE -1 END;
 END
 $$;
 

@@ -6,11 +6,15 @@
 --   class + 2, queue_position         entry    held by the session of a row's owner while the row stands
 --   class + 3, queue_position         waiting  held by a session while it waits for that row's grant
 --   class + 4, hash of the batch      batch    held for the length of one decision about batches (batches.sql)
---   class + 5, 0                      origin   held while numbers are set forward after a promotion (check_origin)
 --   class + 5, 1                      news     shared by sessions that listen for tasks (tasks.sql)
---   class + 5, 2                      limits   shared by who registers by the server's limit, alone by who lifts one: to the end
 --   class + 6, hash of the queue      put      shared by those who put tasks, for the length of that (tasks.sql)
 --   class + 7, member                 number   shared by the member's registrations, each for its length (raise_marks)
+-- Any login can compute these numbers, and take such a lock. So each wait for one is bounded, and kept_locks names the sessions that
+-- keep one. What need not be quick goes by our tables instead, which strangers cannot lock:
+--   installer      SHARE ROW EXCLUSIVE: one installer at a time (client.sql, is_upgraded)
+--   setting        its row schema_version, while numbers are set forward after a promotion (check_origin)
+--   limit_pattern  ROW SHARE: a request goes by the server's limit; EXCLUSIVE: a limit is lifted (refuse, set_resource)
+--   queue_key      ROW SHARE: a queue is claimed from that knows no limit; EXCLUSIVE: limits of queues are set (keep_turns)
 -- A commit is visible before its transaction's locks are released; several routines lean on that.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
@@ -18,7 +22,7 @@ SET search_path = pg_catalog, pg_temp;
 
 CREATE OR REPLACE FUNCTION {schema}.lock_class(p_kind integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT (pg_catalog.hashtext('sqlsem.{schema}'::text) OPERATOR(pg_catalog.&) 2147483640) OPERATOR(pg_catalog.+) p_kind $$;
+AS $$ SELECT (pg_catalog.hashtext('sqlsem.{schema}'::pg_catalog.text) OPERATOR(pg_catalog.&) 2147483640) OPERATOR(pg_catalog.+) p_kind $$;
 
 -- The second key of a lock; of numbers that go beyond 2^31 the lower half.
 CREATE OR REPLACE FUNCTION {schema}.lock_key(p_number bigint) RETURNS integer
@@ -50,6 +54,51 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
+-- Text with what a terminal would obey written out, for messages.
+CREATE OR REPLACE FUNCTION {schema}.plain(p_text text) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN p_text !~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]' THEN p_text
+                ELSE (SELECT string_agg(CASE WHEN c ~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]'
+                                             THEN '\u' || lpad(to_hex(ascii(c)), 4, '0') ELSE c END, '' ORDER BY n)
+                      FROM regexp_split_to_table(p_text, '') WITH ORDINALITY AS u (c, n)) END
+$$;
+
+-- Takes a lock to the transaction's end, alone. Any login can keep it: so where the session does not bound its waits this one
+-- lasts a minute, and its error names the sessions.
+CREATE OR REPLACE FUNCTION {schema}.lock_alone(p_class integer, p_key integer, p_what text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_before text := current_setting('lock_timeout');
+BEGIN
+    IF pg_try_advisory_xact_lock(p_class, p_key) THEN
+        RETURN;
+    END IF;
+    BEGIN
+        IF v_before = '0' THEN
+            PERFORM set_config('lock_timeout', '60s', true);
+        END IF;
+        PERFORM pg_advisory_xact_lock(p_class, p_key);
+        PERFORM set_config('lock_timeout', v_before, true);
+    EXCEPTION WHEN lock_not_available THEN
+        RAISE EXCEPTION 'sqlsem: % is kept in an open transaction: %', p_what, {schema}.advisory_lock_of(p_class, p_key)
+            USING ERRCODE = '55P03', HINT = 'Try again when that has ended; pg_terminate_backend(pid) ends it.';
+    END;
+END
+$$;
+
+-- The sessions that have a lock, in words.
+CREATE OR REPLACE FUNCTION {schema}.advisory_lock_of(p_class integer, p_key integer) RETURNS text
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, {schema}.plain(a.usename)), ', '), 'a session that has just ended')
+    FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted AND l.pid <> pg_backend_pid()
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND l.classid::bigint = p_class AND l.objid::bigint = p_key::bigint & 4294967295
+$$;
+
 -- Has this session's lock freed when its transaction has ended, just after its commit is visible: those who wait for it must
 -- not wake before. (It is taken once more for the transaction; 'try' fails only where another session holds it.)
 CREATE OR REPLACE FUNCTION {schema}.free_at_end(p_class integer, p_key integer) RETURNS boolean
@@ -59,13 +108,23 @@ AS $$
                 ELSE false END
 $$;
 
--- Whether somebody upgrades the tables just now: who waits stands aside.
+-- Whether an installer has its lock, which only the schema's owner and superusers can take.
+CREATE OR REPLACE FUNCTION {schema}.is_installing() RETURNS boolean
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM pg_locks
+                   WHERE locktype = 'relation' AND relation = '{schema}.installer'::regclass AND granted
+                     AND mode IN ('ShareRowExclusiveLock', 'AccessExclusiveLock')
+                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+$$;
+
+-- Whether the tables are upgraded just now: a session that waits stands aside. (The sequence is written outside of transactions,
+-- and read without a query. An installer that failed leaves it as it was, so its lock is asked for then.)
 CREATE OR REPLACE FUNCTION {schema}.is_upgraded() RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
-    SELECT CASE WHEN pg_catalog.pg_try_advisory_lock_shared(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::pg_catalog.int8)
-                THEN NOT pg_catalog.pg_advisory_unlock_shared(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::pg_catalog.int8)
-                ELSE true END
+    SELECT CASE WHEN pg_catalog.pg_sequence_last_value('{schema}.installer_backend_pid_seq'::pg_catalog.regclass) IS NULL THEN false
+                ELSE {schema}.is_installing() END
 $$;
 
 
@@ -106,17 +165,6 @@ BEGIN
             USING ERRCODE = '42501', HINT = format('REVOKE CREATE ON SCHEMA {schema} FROM %s.', v_other);
     END IF;
 END
-$$;
-
-
--- Text with what a terminal would obey written out, for messages.
-CREATE OR REPLACE FUNCTION {schema}.plain(p_text text) RETURNS text
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT CASE WHEN p_text !~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]' THEN p_text
-                ELSE (SELECT string_agg(CASE WHEN c ~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]'
-                                             THEN '\u' || lpad(to_hex(ascii(c)), 4, '0') ELSE c END, '' ORDER BY n)
-                      FROM regexp_split_to_table(p_text, '') WITH ORDINALITY AS u (c, n)) END
 $$;
 
 
@@ -183,7 +231,7 @@ BEGIN
     IF {schema}.same_origin() THEN
         RETURN false;
     END IF;
-    PERFORM pg_advisory_xact_lock({schema}.lock_class(5), 0);
+    PERFORM FROM {schema}.setting WHERE name = 'schema_version' FOR UPDATE;  -- one session at a time does what follows
     IF {schema}.same_origin() THEN  -- somebody was faster
         RETURN false;
     END IF;
@@ -238,7 +286,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION {schema}.member_key(p_member bigint) RETURNS varchar
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT (E'\tmember '::text OPERATOR(pg_catalog.||) p_member::text)::varchar $$;
+AS $$ SELECT (E'\tmember '::pg_catalog.text OPERATOR(pg_catalog.||) p_member::pg_catalog.text)::varchar $$;
 
 -- The rows of a resource before a position, the last one first. (These are so simple that the planner inlines them; so they
 -- cannot fix their search_path. Whoever stops early reads no more than that.)
@@ -246,16 +294,16 @@ CREATE OR REPLACE FUNCTION {schema}.newest_first(p_resource varchar, p_before bi
 LANGUAGE sql STABLE
 AS $$
     (SELECT * FROM {schema}.{table}
-     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+     WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text AND queue_position OPERATOR(pg_catalog.<) p_before
        AND queue_position OPERATOR(pg_catalog.>=) coalesce((
-           SELECT mark FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           SELECT mark FROM {schema}.low_water WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
            ORDER BY mark DESC LIMIT 1), 0::bigint)
      ORDER BY queue_position DESC)
     UNION ALL
     (SELECT * FROM {schema}.{table}
-     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+     WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text AND queue_position OPERATOR(pg_catalog.<) p_before
        AND queue_position OPERATOR(pg_catalog.=) ANY ((
-           SELECT survivors FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           SELECT survivors FROM {schema}.low_water WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
            ORDER BY mark DESC LIMIT 1)::bigint[])
      ORDER BY queue_position DESC)
 $$;
@@ -265,16 +313,16 @@ CREATE OR REPLACE FUNCTION {schema}.oldest_first(p_resource varchar, p_before bi
 LANGUAGE sql STABLE
 AS $$
     (SELECT * FROM {schema}.{table}
-     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+     WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text AND queue_position OPERATOR(pg_catalog.<) p_before
        AND queue_position OPERATOR(pg_catalog.=) ANY ((
-           SELECT survivors FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           SELECT survivors FROM {schema}.low_water WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
            ORDER BY mark DESC LIMIT 1)::bigint[])
      ORDER BY queue_position)
     UNION ALL
     (SELECT * FROM {schema}.{table}
-     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+     WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text AND queue_position OPERATOR(pg_catalog.<) p_before
        AND queue_position OPERATOR(pg_catalog.>=) coalesce((
-           SELECT mark FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           SELECT mark FROM {schema}.low_water WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
            ORDER BY mark DESC LIMIT 1), 0::bigint)
      ORDER BY queue_position)
 $$;
@@ -287,7 +335,7 @@ AS $$
      WHERE member_id OPERATOR(pg_catalog.=) p_member
        AND queue_position OPERATOR(pg_catalog.=) ANY ((
            SELECT survivors FROM {schema}.low_water
-           WHERE resource_id::text OPERATOR(pg_catalog.=) {schema}.member_key(p_member)::text
+           WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) {schema}.member_key(p_member)::pg_catalog.text
            ORDER BY mark DESC LIMIT 1)::bigint[])
      ORDER BY queue_position)
     UNION ALL
@@ -295,7 +343,7 @@ AS $$
      WHERE member_id OPERATOR(pg_catalog.=) p_member
        AND queue_position OPERATOR(pg_catalog.>=) coalesce((
            SELECT mark FROM {schema}.low_water
-           WHERE resource_id::text OPERATOR(pg_catalog.=) {schema}.member_key(p_member)::text
+           WHERE resource_id::pg_catalog.text OPERATOR(pg_catalog.=) {schema}.member_key(p_member)::pg_catalog.text
            ORDER BY mark DESC LIMIT 1), 0::bigint)
      ORDER BY queue_position)
 $$;
@@ -370,11 +418,11 @@ CREATE OR REPLACE FUNCTION {schema}.set_for(p_resource varchar) RETURNS TABLE (c
 LANGUAGE sql STABLE
 AS $$
     SELECT CASE WHEN o.cap IS NULL AND o.patterns THEN {schema}.pattern_cap(p_resource) ELSE o.cap END, o.paused_at
-    FROM (SELECT pg_catalog.max(r.cap) FILTER (WHERE r.resource_id::text OPERATOR(pg_catalog.=) p_resource::text) AS cap,
-                 pg_catalog.max(r.paused_at) FILTER (WHERE r.resource_id::text OPERATOR(pg_catalog.=) p_resource::text) AS paused_at,
-                 pg_catalog.bool_or(r.resource_id::text OPERATOR(pg_catalog.=) '*'::text) AS patterns
+    FROM (SELECT pg_catalog.max(r.cap) FILTER (WHERE r.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text) AS cap,
+                 pg_catalog.max(r.paused_at) FILTER (WHERE r.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text) AS paused_at,
+                 pg_catalog.bool_or(r.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) '*'::pg_catalog.text) AS patterns
           FROM {schema}.resource AS r
-          WHERE r.resource_id::text OPERATOR(pg_catalog.=) ANY (ARRAY[p_resource::text, '*'::text])) AS o
+          WHERE r.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) ANY (ARRAY[p_resource::pg_catalog.text, '*'::pg_catalog.text])) AS o
     OFFSET 0
 $$;
 
@@ -396,7 +444,7 @@ AS $$
            CASE WHEN a.over IS NULL THEN 'paused' WHEN a.alone OPERATOR(pg_catalog.=) a.over THEN 'leave'
                 WHEN a.waiter IS NOT NULL THEN 'grant' ELSE 'any' END,
            (SELECT queue_position FROM {schema}.{table}
-            WHERE request_uid::text OPERATOR(pg_catalog.=) p_uid::text AND resource_id::text OPERATOR(pg_catalog.=) p_resource::text)
+            WHERE request_uid::pg_catalog.text OPERATOR(pg_catalog.=) p_uid::pg_catalog.text AND resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text)
     FROM (SELECT 1) AS one
     CROSS JOIN LATERAL {schema}.set_for(p_resource) AS o
     CROSS JOIN LATERAL (
@@ -408,8 +456,8 @@ AS $$
         FROM (SELECT queue_position, weight, concurrency_limit, granted_at,
                      pg_catalog.sum(weight) OVER down AS load, pg_catalog.min(concurrency_limit) OVER down AS lowest
               FROM (SELECT * FROM {schema}.newest_first(p_resource, p_position)
-                    WHERE p_access::text OPERATOR(pg_catalog.=) 'write'::text
-                       OR access_type::text OPERATOR(pg_catalog.<>) p_access::text
+                    WHERE p_access::pg_catalog.text OPERATOR(pg_catalog.=) 'write'::pg_catalog.text
+                       OR access_type::pg_catalog.text OPERATOR(pg_catalog.<>) p_access::pg_catalog.text
                     LIMIT least(p_limit, o.cap)) AS r
               WINDOW down AS (ORDER BY queue_position DESC ROWS UNBOUNDED PRECEDING)) AS s
     ) AS a
@@ -728,12 +776,12 @@ AS $$
     FROM {schema}.{table} AS t
     CROSS JOIN LATERAL (
         SELECT n.member_id, n.access_type, n.weight, n.concurrency_limit FROM {schema}.{table} AS n
-        WHERE n.resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+        WHERE n.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
           AND n.queue_position OPERATOR(pg_catalog.>) t.queue_position
         ORDER BY n.queue_position LIMIT 1) AS n
-    WHERE t.resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND t.queue_position OPERATOR(pg_catalog.=) ANY (p_positions)
-      AND t.member_id OPERATOR(pg_catalog.=) p_member AND t.granted_at IS NULL AND t.access_type::text OPERATOR(pg_catalog.=) 'write'::text
-      AND n.member_id OPERATOR(pg_catalog.=) p_member AND n.access_type::text OPERATOR(pg_catalog.=) 'write'::text
+    WHERE t.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text AND t.queue_position OPERATOR(pg_catalog.=) ANY (p_positions)
+      AND t.member_id OPERATOR(pg_catalog.=) p_member AND t.granted_at IS NULL AND t.access_type::pg_catalog.text OPERATOR(pg_catalog.=) 'write'::pg_catalog.text
+      AND n.member_id OPERATOR(pg_catalog.=) p_member AND n.access_type::pg_catalog.text OPERATOR(pg_catalog.=) 'write'::pg_catalog.text
       AND n.weight OPERATOR(pg_catalog.=) t.weight AND (n.concurrency_limit OPERATOR(pg_catalog.=) t.concurrency_limit
                                                         OR n.concurrency_limit IS NULL AND t.concurrency_limit IS NULL)
 $$;
@@ -928,7 +976,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes a writer; ask for read first'
             USING ERRCODE = '22023';
     ELSIF p_limit IS NULL AND p_resource <> '' AND p_resource = btrim(p_resource) AND p_access IS NOT NULL AND p_weight >= 1 THEN
-        PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(5), 2);
+        LOCK TABLE {schema}.limit_pattern IN ROW SHARE MODE;
         IF (SELECT o.cap FROM {schema}.set_for(p_resource) AS o) IS NOT NULL THEN
             RETURN;
         END IF;
@@ -946,7 +994,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.ageing_of(p_resource varchar) RETURNS integer
 LANGUAGE sql STABLE
 AS $$
-    SELECT o.ageing_ms FROM {schema}.resource AS o WHERE o.resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+    SELECT o.ageing_ms FROM {schema}.resource AS o WHERE o.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.refuse_unranked(p_resource varchar) RETURNS void
@@ -1581,15 +1629,21 @@ BEGIN
 END
 $$;
 
+-- The sessions that keep a table, or rows of it, in words. (A claim, a pin and a request that goes by the server's limit take ROW
+-- SHARE.)
+CREATE OR REPLACE FUNCTION {schema}.locked_by(p_table regclass) RETURNS text
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, {schema}.plain(a.usename)), ', '), 'a session that has just ended')
+    FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+    WHERE l.locktype = 'relation' AND l.relation = p_table AND l.mode NOT IN ('AccessShareLock', 'RowExclusiveLock') AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.pid <> pg_backend_pid()
+$$;
+
 -- The sessions whose open transactions keep rows of the queue, in words.
 CREATE OR REPLACE FUNCTION {schema}.pinned_by() RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, a.usename), ', '), 'a session that has just ended')
-    FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-    WHERE l.locktype = 'relation' AND l.relation = '{schema}.{table}'::regclass AND l.mode = 'RowShareLock' AND l.granted
-      AND l.pid <> pg_backend_pid()
-$$;
+AS $$ SELECT {schema}.locked_by('{schema}.{table}') $$;
 
 
 -- What people look at -------------------------------------------------------------------------------------------
@@ -1791,7 +1845,7 @@ BEGIN
                 USING ERRCODE = '25001', HINT = 'SET default_transaction_isolation TO ''read committed'' on this connection.';
         END IF;
         -- Nobody registers by a limit of the server's meanwhile: anyone who did before is seen below.
-        PERFORM pg_advisory_xact_lock({schema}.lock_class(5), 2);
+        LOCK TABLE {schema}.limit_pattern IN EXCLUSIVE MODE;
     END IF;
     IF p_what = 'cap' AND right(p_resource, 1) = '*' THEN
         PERFORM {schema}.set_pattern(left(p_resource, -1)::varchar, p_value::integer);
@@ -1981,7 +2035,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes a writer' USING ERRCODE = '22023';
     END IF;
     PERFORM {schema}.check_free(NEW.resource_id);
-    PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(NEW.resource_id));
+    PERFORM {schema}.lock_alone({schema}.lock_class(0), hashtext(NEW.resource_id), 'the gate of ' || quote_literal(NEW.resource_id));
     IF {schema}.ageing_of(NEW.resource_id) IS NOT NULL THEN
         PERFORM {schema}.refuse_unranked(NEW.resource_id);
     END IF;

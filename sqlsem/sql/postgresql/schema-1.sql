@@ -6,6 +6,11 @@ SET search_path = pg_catalog, pg_temp;
 
 CREATE SCHEMA IF NOT EXISTS {schema};
 
+-- Locked by `sqlsem init` while it runs; its sequence has the session that does, for those who wait for locks. It has no rows.
+CREATE TABLE {schema}.installer (
+    backend_pid integer GENERATED ALWAYS AS IDENTITY
+);
+
 CREATE TABLE {schema}.setting (
     name  text PRIMARY KEY,
     value text NOT NULL

@@ -244,6 +244,45 @@ BEGIN
 END
 $$;
 
+-- Until the transaction ends nobody sets the first limit of a queue; false while somebody does.
+CREATE OR REPLACE FUNCTION {schema}.keep_turns() RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    LOCK TABLE {schema}.queue_key IN ROW SHARE MODE NOWAIT;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
+-- Waits, as long as lock_timeout says, for the claims that keep_turns has let through. The claims of other queues stop while this one
+-- asks for the table, so it asks for a moment at a time.
+CREATE OR REPLACE FUNCTION {schema}.take_turns() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_before text := current_setting('lock_timeout');
+    v_until  timestamptz := clock_timestamp() + v_before::interval;
+BEGIN
+    LOOP
+        BEGIN
+            PERFORM set_config('lock_timeout', '50ms', true);
+            LOCK TABLE {schema}.queue_key IN EXCLUSIVE MODE;
+            PERFORM set_config('lock_timeout', v_before, true);
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            IF clock_timestamp() >= v_until THEN
+                RAISE EXCEPTION 'sqlsem: limits of queues cannot be set while an open transaction has claimed a task, for % by now: %',
+                    v_before, {schema}.locked_by('{schema}.queue_key') USING ERRCODE = '55P03',
+                    HINT = 'Try again when that has ended; pg_terminate_backend(pid) ends it.';
+            END IF;
+        END;
+        PERFORM pg_sleep(0.05 + random() / 20);
+    END LOOP;
+END
+$$;
+
 -- Whether a queue is claimed from in turns. p_claim: NULL while somebody sets its first limit: nothing can be claimed then; and
 -- it is refused outside READ COMMITTED, where no statement would see a limit that was set after the transaction's snapshot.
 CREATE OR REPLACE FUNCTION {schema}.in_turns(p_queue varchar, p_claim boolean) RETURNS boolean
@@ -261,7 +300,7 @@ BEGIN
         RETURN true;
     ELSIF NOT p_claim THEN
         RETURN false;
-    ELSIF NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext('turns.' || p_queue)) THEN
+    ELSIF NOT {schema}.keep_turns() THEN
         RETURN NULL;
     END IF;
     RETURN EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue);
@@ -451,7 +490,7 @@ BEGIN
         EXIT WHEN v_setting.queue_name IS NOT NULL;
         -- There is none, or it went while it was waited for. With this lock nobody sets one before this claim can be seen; what
         -- was set before that is seen by the second look.
-        IF v_look.time = 1 AND NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext('turns.' || p_queue)) THEN
+        IF v_look.time = 1 AND NOT {schema}.keep_turns() THEN
             RETURN;
         END IF;
     END LOOP;
@@ -586,6 +625,9 @@ CREATE OR REPLACE FUNCTION {schema}.listen_for_tasks() RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '60s', true);
+    END IF;
     PERFORM pg_advisory_lock_shared({schema}.lock_class(5), 1);
     EXECUTE format('LISTEN %I', 'sqlsem_tasks_' || md5('{schema}'));
 END
@@ -898,26 +940,26 @@ CREATE OR REPLACE FUNCTION {schema}.status_after(p_outcome varchar, p_failures i
 RETURNS varchar
 LANGUAGE sql IMMUTABLE
 AS $$
-    SELECT CASE WHEN p_outcome::text OPERATOR(pg_catalog.=) 'finished'::text THEN 'finished'
-                WHEN p_asked OR p_outcome::text OPERATOR(pg_catalog.=) 'cancelled'::text THEN 'cancelled'
-                WHEN p_outcome::text OPERATOR(pg_catalog.=) 'returned'::text
+    SELECT CASE WHEN p_outcome::pg_catalog.text OPERATOR(pg_catalog.=) 'finished'::pg_catalog.text THEN 'finished'
+                WHEN p_asked OR p_outcome::pg_catalog.text OPERATOR(pg_catalog.=) 'cancelled'::pg_catalog.text THEN 'cancelled'
+                WHEN p_outcome::pg_catalog.text OPERATOR(pg_catalog.=) 'returned'::pg_catalog.text
                      OR (p_failures OPERATOR(pg_catalog.+) 1) OPERATOR(pg_catalog.<) p_max_attempts THEN 'pending' ELSE 'failed' END
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.open_after(p_status varchar, p_on_failure varchar) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 AS $$
-    SELECT p_status::text OPERATOR(pg_catalog.=) 'pending'::text
-           OR p_status::text OPERATOR(pg_catalog.=) 'failed'::text AND p_on_failure::text OPERATOR(pg_catalog.=) 'stop'::text
+    SELECT p_status::pg_catalog.text OPERATOR(pg_catalog.=) 'pending'::pg_catalog.text
+           OR p_status::pg_catalog.text OPERATOR(pg_catalog.=) 'failed'::pg_catalog.text AND p_on_failure::pg_catalog.text OPERATOR(pg_catalog.=) 'stop'::pg_catalog.text
 $$;
 
 -- What is kept as the error of an attempt: who asked for its end comes first.
 CREATE OR REPLACE FUNCTION {schema}.error_after(p_outcome varchar, p_error text, p_asked_by name) RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$
-    SELECT CASE WHEN p_asked_by IS NULL OR p_outcome::text OPERATOR(pg_catalog.=) 'finished'::text THEN p_error
-                ELSE 'cancelled by '::text OPERATOR(pg_catalog.||) p_asked_by::text
-                     OPERATOR(pg_catalog.||) coalesce(E'\n'::text OPERATOR(pg_catalog.||) p_error, ''::text) END
+    SELECT CASE WHEN p_asked_by IS NULL OR p_outcome::pg_catalog.text OPERATOR(pg_catalog.=) 'finished'::pg_catalog.text THEN p_error
+                ELSE 'cancelled by '::pg_catalog.text OPERATOR(pg_catalog.||) p_asked_by::pg_catalog.text
+                     OPERATOR(pg_catalog.||) coalesce(E'\n'::pg_catalog.text OPERATOR(pg_catalog.||) p_error, ''::pg_catalog.text) END
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.retry_at(p_failures integer, p_backoff_ms integer) RETURNS timestamptz
@@ -1552,7 +1594,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
     -- For the claims that know of no limit. Always: what says now that there is one may just be removed.
-    PERFORM pg_advisory_xact_lock({schema}.lock_class(6), hashtext('turns.' || p_queue));
+    PERFORM {schema}.take_turns();
     INSERT INTO {schema}.queue_setting (queue_name) VALUES (p_queue) ON CONFLICT DO NOTHING;
     SELECT * INTO v_queue FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE;
     v_new := concat(p_value, ' in ' || p_per_ms || ' ms');
@@ -1916,18 +1958,18 @@ CREATE OR REPLACE PROCEDURE {schema}.work(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_claim  record;
-    v_asked  record;
-    v_since  timestamptz := pg_catalog.clock_timestamp();
+    v_claim  pg_catalog.record;
+    v_asked  pg_catalog.record;
+    v_since  pg_catalog.timestamptz := pg_catalog.clock_timestamp();
     v_pause  double precision := 0.005;
-    v_error  text;
-    v_state  text;
-    v_detail text;
-    v_hint   text;
-    v_where  text;
-    v_status text;
-    v_broken text;  -- what has cancelled the task
-    v_ended  text;  -- how it did that has not finished
+    v_error  pg_catalog.text;
+    v_state  pg_catalog.text;
+    v_detail pg_catalog.text;
+    v_hint   pg_catalog.text;
+    v_where  pg_catalog.text;
+    v_status pg_catalog.text;
+    v_broken pg_catalog.text;  -- what has cancelled the task
+    v_ended  pg_catalog.text;  -- how it did that has not finished
 BEGIN
     CALL {schema}.stand_alone('work');
     IF idle_seconds IS NULL OR NOT idle_seconds OPERATOR(pg_catalog.>=) 0::double precision THEN
@@ -1967,9 +2009,9 @@ BEGIN
                         END IF;
                     END IF;
                     v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, v_ended, NULL, v_error);
-                ELSIF v_claim.kind::text OPERATOR(pg_catalog.<>) 'sql'::text THEN
-                    v_error := 'a database session runs SQL, not kind '::text OPERATOR(pg_catalog.||) v_claim.kind::text
-                               OPERATOR(pg_catalog.||) '; use sqlsem work'::text;
+                ELSIF v_claim.kind::pg_catalog.text OPERATOR(pg_catalog.<>) 'sql'::pg_catalog.text THEN
+                    v_error := 'a database session runs SQL, not kind '::pg_catalog.text OPERATOR(pg_catalog.||) v_claim.kind::pg_catalog.text
+                               OPERATOR(pg_catalog.||) '; use sqlsem work'::pg_catalog.text;
                     CONTINUE;
                 ELSE
                     EXECUTE v_claim.body;
@@ -1981,7 +2023,7 @@ BEGIN
                 EXIT;
             EXCEPTION WHEN query_canceled THEN
                 GET STACKED DIAGNOSTICS v_broken = MESSAGE_TEXT;
-                v_error := coalesce(v_error, '57014: '::text OPERATOR(pg_catalog.||) v_broken);
+                v_error := coalesce(v_error, '57014: '::pg_catalog.text OPERATOR(pg_catalog.||) v_broken);
             WHEN OTHERS THEN
                 IF v_error IS NOT NULL THEN
                     RAISE;
@@ -2009,9 +2051,9 @@ BEGIN
             RAISE EXCEPTION 'sqlsem: task % was broken off: %', v_claim.task_id, v_broken
                 USING ERRCODE = '57014', HINT = 'Give work all the time that it needs (statement_timeout = 0).';
         ELSIF v_error IS NULL THEN
-            done := done + 1;
-        ELSIF v_ended OPERATOR(pg_catalog.=) 'failed'::text THEN
-            failed := failed + 1;
+            done := done OPERATOR(pg_catalog.+) 1;
+        ELSIF v_ended OPERATOR(pg_catalog.=) 'failed'::pg_catalog.text THEN
+            failed := failed OPERATOR(pg_catalog.+) 1;
         END IF;
         v_since := pg_catalog.clock_timestamp();
         v_pause := 0.005;

@@ -1,0 +1,24 @@
+"""Locks inside the database that a session keeps, as the commands tell them."""
+
+from __future__ import annotations
+
+import logging
+
+import sqlsem
+from sqlsem.errors import SqlsemError
+
+__all__ = ["kept_lines"]
+
+log = logging.getLogger(__name__)
+
+
+def kept_lines(coordinator: sqlsem.Coordinator, resource: str | None, *, pins: bool = False) -> list[str]:
+    """Return a line for each lock that a session keeps for longer than a call needs it; ``pins``: also for rows that an
+    open transaction has asserted.
+    """
+    try:
+        kept = coordinator.kept_locks(resource)
+    except SqlsemError as exc:  # an earlier installation, or a login without any role
+        log.info("cannot see which locks are kept: %s", exc)
+        return []
+    return [f"{one.words}; end it with: {one.remedy}" for one in kept if one.holds_up or pins]

@@ -1,0 +1,68 @@
+"""Locks inside the database that a session keeps for longer than a call of sqlsem's needs them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from sqlsem.insight.words import seconds_in_words
+
+__all__ = ["KeptLock"]
+
+#: What such a lock is, and what waits for it.
+KINDS = {
+    "gate": ("the gate of {name}", "new requests for it wait"),
+    "beacon": ("a beacon's lock", "no member gets that beacon, and nobody waits"),
+    "entry": ("an entry lock{of_name}", "a waiter that it was to wake looks again after 4 s at most"),
+    "waiting": ("a waiting request's lock", "a waiter that it was to wake looks again after 4 s at most"),
+    "batch": ("a batch's lock", "its parts cannot start or end"),
+    "news": ("the lock of those who listen for tasks", "workers look for tasks from time to time"),
+    "put": ("a work queue's put lock", "tasks cannot be put into it"),
+    "number": ("a member's lock", "its requests wait"),
+    "install": ("the installer's lock", "waits return without a grant until it ends"),
+    "limits": ("the lock for lifted limits", "requests that leave their limit to the server wait"),
+    "turns": ("the lock for limits of queues", "workers are given no task of a queue without limits"),
+    "pin": ("rows that it has asserted", "the owners of these rows cannot release them, nor an operator revoke them"),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeptLock:
+    """A lock inside the database that the session ``pid`` keeps.
+
+    ``is_stranger``: its login has no role of sqlsem's. ``seconds``: since its transaction began, or its session where
+    it has none; None where that cannot be seen.
+    """
+
+    kind: str
+    resource: str | None
+    pid: int
+    login: str | None
+    program: str | None
+    seconds: float | None
+    is_stranger: bool
+
+    @property
+    def holds_up(self) -> bool:
+        """Whether it is in the way of more than those whose rows it keeps."""
+        return self.kind != "pin"
+
+    @property
+    def remedy(self) -> str:
+        """The statement that ends it."""
+        return f"SELECT pg_catalog.pg_terminate_backend({self.pid})"
+
+    @property
+    def words(self) -> str:
+        """Who keeps what, and what that holds up."""
+        what, effect = KINDS.get(self.kind, (f"a lock ({self.kind})", "others wait"))
+        name = "a resource" if self.resource is None else repr(self.resource)
+        what = what.format(name=name, of_name="" if self.resource is None else f" of {name}")
+        about = f", {self.program}" if self.program else ""
+        role = ", which has no role of sqlsem's," if self.is_stranger else ""
+        since = "" if self.seconds is None else f" (of a transaction or session {seconds_in_words(self.seconds)} old)"
+        return f"session {self.pid} of login {self.login}{about}{role} keeps {what}{since}: {effect}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {**dataclasses.asdict(self), "words": self.words, "remedy": self.remedy}
