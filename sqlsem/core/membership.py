@@ -40,7 +40,7 @@ from sqlsem.core.main_session import MainSession
 from sqlsem.core.places import Places, Token
 from sqlsem.core.retention import Retention
 from sqlsem.core.steps import Call, Operations
-from sqlsem.core.threads import GoesOn, Kept, tend, voice
+from sqlsem.core.threads import GoesOn, Kept, tend, voice, when_all
 from sqlsem.engines.base import Busy, Disconnected, Engine, Session
 from sqlsem.errors import SqlsemError
 from sqlsem.model import Ticket, monotonic
@@ -130,17 +130,6 @@ class _Weakly:
     def tidy(self) -> None:
         if (owner := self._reference()) is not None:
             owner.tidy()
-
-
-def _when_all(done: list[Future[None]], call: Callable[[], object]) -> None:
-    """Call something when all of these are done."""
-
-    def look(_: Future[None]) -> None:
-        if all(one.done() for one in done):
-            call()
-
-    for one in done:
-        one.add_done_callback(look)
 
 
 class Membership:
@@ -399,7 +388,7 @@ class Membership:
             # When they have returned, as they may have to end what the lock was for. (A callback that does not return
             # keeps nobody out: the time of these rows is up by the database's clock.)
             self._parting.update(positions)
-            _when_all(callbacks, functools.partial(self.later, part))
+            when_all(callbacks, functools.partial(self.later, part))
         else:
             part(session, member_id)
         if strangers:

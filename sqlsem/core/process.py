@@ -36,7 +36,7 @@ from sqlsem.core.minder import Minder
 from sqlsem.core.news import News
 from sqlsem.core.signals import Signals, drain, everywhere
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
-from sqlsem.core.threads import Pool, call_out, hush, spawn, spawn_in_handler, voice
+from sqlsem.core.threads import Pool, call_out, hush, spawn, spawn_in_handler, voice, when_all
 from sqlsem.core.turns import Turns
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.core.wanted import WantedWatch
@@ -283,7 +283,11 @@ class Process:
         self.waiting_room.dismiss()
         self.news.close()
         self.minder.close()
-        self.lose(self._held_by_others(by), CLOSED)  # before anybody else can be granted
+        callbacks = self.lose(self._held_by_others(by), CLOSED)  # before anybody else can be granted
+        if callbacks:
+            returned = runtime.event()
+            when_all(callbacks, returned.set)
+            returned.wait(TELL_SECONDS)
         if self.member.close(self._waited_for()):
             self.holdings.close(CLOSED)
         self.watch.close()

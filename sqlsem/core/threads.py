@@ -29,7 +29,7 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import FrameType
 from typing import Any, TypeVar
@@ -50,6 +50,7 @@ __all__ = [
     "spawn_in_handler",
     "tend",
     "voice",
+    "when_all",
 ]
 
 T = TypeVar("T")
@@ -186,6 +187,17 @@ def spawn_in_handler(job: Callable[[], object], name: str) -> None:
     `threading` would wait for.
     """
     _thread.start_new_thread(call_out, (f"The thread {name}", job))
+
+
+def when_all(done: Sequence[Future[None]], call: Callable[[], object]) -> None:
+    """Call something when all of these are done."""
+
+    def look(_: Future[None]) -> None:
+        if all(one.done() for one in done):
+            call()
+
+    for one in done:
+        one.add_done_callback(look)
 
 
 def is_vital() -> bool:

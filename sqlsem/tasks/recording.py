@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from functools import partial
 
+from sqlsem.model import monotonic
+from sqlsem.printable import first_line
 from sqlsem.tasks.claiming import Claiming
 from sqlsem.tasks.groups import TaskEnd
 
-__all__ = ["Unrecorded"]
+__all__ = ["Unrecorded", "log_outcome"]
+
+log = logging.getLogger("sqlsem")
 
 
 class Unrecorded:
@@ -55,3 +60,15 @@ class Unrecorded:
     def left(self) -> list[TaskEnd]:
         """Return those of which nothing is known."""
         return list(self._left)
+
+
+def log_outcome(queue: str, ended: TaskEnd, status: str | None, outcome: str | None) -> None:
+    """Log a task that failed, or whose claim was lost."""
+    task, error = ended.task, ended.end.error
+    if outcome == "failed" and error is not None:
+        lasted, why = monotonic() - task.began, first_line(error)
+        again = "; it will be tried again" if status == "pending" else ""
+        log.warning("Task %d of %r failed after %.1f s: %s%s", task.id, queue, lasted, why, again)
+    elif outcome == "lost":
+        why = task.why_lost or "it was given back"
+        log.warning("The claim of task %d was lost: %s; it will be run by somebody else", task.id, why)

@@ -27,11 +27,10 @@ from sqlsem.core.places import Places, Token
 from sqlsem.core.threads import GoesOn, Kept, call_out, spawn, tend
 from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
 from sqlsem.model import Duration, check_call, check_count, check_duration, monotonic
-from sqlsem.printable import first_line
 from sqlsem.tasks.ahead import Ahead
 from sqlsem.tasks.groups import GROUP_LATE_SECONDS, MOST_IN_GROUP, Group, Pace, TaskEnd
 from sqlsem.tasks.queues import Queue
-from sqlsem.tasks.recording import Unrecorded
+from sqlsem.tasks.recording import Unrecorded, log_outcome
 from sqlsem.tasks.task import Task
 
 __all__ = ["Worker"]
@@ -489,16 +488,9 @@ class Worker:
             self._changed.notify_all()
         self._claiming.process.bell.notify()
         for one, status, outcome in known:
-            task, error = one.task, one.end.error
-            if outcome == "failed" and error is not None:
-                lasted, why = monotonic() - task.began, first_line(error)
-                again = "; it will be tried again" if status == "pending" else ""
-                log.warning("Task %d of %r failed after %.1f s: %s%s", task.id, self.queue.name, lasted, why, again)
-            elif outcome == "lost":
-                why = task.why_lost or "it was given back"
-                log.warning("The claim of task %d was lost: %s; it will be run by somebody else", task.id, why)
+            log_outcome(self.queue.name, one, status, outcome)
             if one.begun:
-                self._tell(task, outcome, error)
+                self._tell(one.task, outcome, one.end.error)
 
     def _tell(self, task: Task, outcome: str | None, error: str | None) -> None:
         if self._on_task is not None:
