@@ -430,8 +430,8 @@ class Holdings:
         self.forget(grant)
         if self._signals.wants("released", logging.DEBUG):
             self.tell_released(grant.holding)
-        self._member.forget(grant.holding.tickets)
         self._member.disown()
+        self._member.forget(grant.holding.tickets)
 
     def give_away(self, grant: BaseGrant) -> None:
         """It is somebody else's from now on."""

@@ -241,8 +241,14 @@ class Membership:
         with self.state_lock:
             for ticket in tickets:
                 self.tickets.pop(ticket.position, None)
-            if not self.tickets:
+            if not self._owes():
                 self._owner.unpin()
+                if self._owes():  # since just now, by a call that takes no lock
+                    self._owner.pin()
+
+    def _owes(self) -> bool:
+        """True while the database has rows of ours, or the pulse something to do for its owner."""
+        return bool(self.tickets or self._disowned or self.leftovers or self._late)
 
     def knows(self, ticket: Ticket) -> bool:
         """Whether, as far as we know, the row is there."""
@@ -276,6 +282,7 @@ class Membership:
     def later(self, call: Callable[[Session, int], object]) -> None:
         """Have the pulse do something as soon as it can. For what may be done twice, and for another member of ours."""
         self.leftovers.append(call)
+        self._owner.pin()
         self.urge()
 
     def urge(self) -> None:
@@ -288,6 +295,7 @@ class Membership:
     def disown(self) -> None:
         """Rows of ours that could not be given back may still stand: ping, until a ping has removed them."""
         self._disowned = True
+        self._owner.pin()
         self.urge()
 
     def seconds_left(self) -> float | None:
@@ -426,6 +434,7 @@ class Membership:
 
             with contextlib.suppress(Busy):
                 self.call("release", release, 0.0)
+        self.forget(())
 
     def _watch(self, goes_on: GoesOn) -> None:
         while goes_on():
@@ -500,7 +509,7 @@ class Membership:
             if for_good:
                 self._late.clear()
             self.tickets.clear()
-        self._disowned = True
+        self._disowned = not for_good
         self._owner.lose(None, why)
         self.forget(())
         return left

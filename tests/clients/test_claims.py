@@ -89,6 +89,7 @@ has_others | uo | p_member:member p_position:position
 hold_entry | uo | p_resource:resource p_position:position p_requesting_id:me
 is_outermost | uo | p_stack:text
 keep_entries | uo | p_member:member p_positions:positions
+kept_locks | upwor | p_resource:resource
 leave_behind | uo | p_member:member
 leave_with | uwo | p_word:word
 list_batches | uor | p_name:batch p_batch:batch_id p_most:count

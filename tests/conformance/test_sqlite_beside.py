@@ -4,6 +4,7 @@ another user of the host could have put there.
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -280,7 +281,7 @@ def test_nothing_else_is_opened(tmp_path):
             with one.mutex("a"), other.limit("b", 2), other.read("c"):
                 assert not other.mutex("a").acquire(timeout=0.05)
             queue = one.queue("q")
-            queue.put("x")
+            queue.put(sqlsem.Sql("SELECT 1"))
             queue.try_claim().finish()
             with one.batch("r", ["p"], window="1h").part("p"):
                 pass
@@ -291,3 +292,26 @@ def test_nothing_else_is_opened(tmp_path):
         found = opened.names()
     assert found - {""} <= {f"locks.db{name}" for name in NAMES}
     assert {"locks.db", "locks.db-wal", "locks.db-shm", "locks.db-members"} <= found
+
+
+@root_only
+def test_doctor_names_a_stranger_who_owns_the_beacons(path):
+    os.chown(f"{path}-members", SOMEBODY, SOMEBODY)
+    found = run_cli("--url", f"sqlite:///{path}", "doctor", "--json")
+    assert found.returncode == 1
+    (check,) = [one for one in json.loads(found.stdout)["checks"] if one["name"] == "beacon"]
+    assert not check["ok"]
+    assert "belongs to 54321, who does not own the database" in check["detail"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_doctor_tells_whether_the_log_is_kept(path, monkeypatch, kept):
+    if not kept:
+        monkeypatch.setattr(files, "_SET_LOCK", None)
+    elif files._SET_LOCK is None:
+        pytest.skip("this system has no locks of open file descriptions")
+    session = sqlsem.connect(f"sqlite:///{path}").engine.connect("look")
+    with contextlib.closing(session):
+        (check,) = [one for one in session.diagnose() if one.name == "journal"]
+    assert check.ok
+    assert ("no other program can remove the log" in check.detail) == kept

@@ -233,7 +233,7 @@ def running_once(coordinator):
 
 def task_claimed(coordinator):
     queue = coordinator.queue("tasks")
-    queue.put("x")
+    queue.put(sqlsem.Sql("SELECT 1"))
     task = queue.try_claim()
     return task.finish, lambda: task.lost
 

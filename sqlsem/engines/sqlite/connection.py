@@ -40,6 +40,7 @@ class SqliteConnection(LockSession):
         self._queries = engine.queries()
         self.connection: sqlite3.Connection | None = None
         self.files: files.OpenFiles | None = None  # of the connection, also after it was closed for now
+        self.keeps_log = False  # whether other programs cannot remove the log under this connection
         self.beacon: Beacon | None = None
         self.member_id: int | None = None  # of the main session: whose it is
         self._has_routines: sqlite3.Connection | None = None
@@ -92,7 +93,7 @@ class SqliteConnection(LockSession):
             known = known or self.engine.files
         if known is not None and known.database != self.files.database:
             raise Replaced(f"{self.engine.where} is another file than before")
-        files.keep(self.files, self)
+        self.keeps_log = files.keep(self.files, self)
         self.engine.follow_link()
 
     def require_in_place(self) -> None:

@@ -59,7 +59,12 @@ class SqliteDoctor(Doctor):
         """Whether several may read while one writes."""
         mode = self._session.rows_of_text(self.texts["journal_mode"])[0]["journal_mode"]
         mend = "" if mode == "wal" else "Close every program that has the file open, and run this again."
-        return Check("journal", mode == "wal", f"journal_mode is {mode}", mend)
+        told = f"journal_mode is {mode}"
+        if mode == "wal" and self._session.keeps_log:
+            told += "; no other program can remove the log while it is used"
+        elif mode == "wal":
+            told += "; a program that opens and closes the file itself may lose its locks (they are declared lost)"
+        return Check("journal", mode == "wal", told, mend)
 
     def writable(self) -> Check:
         """Whether this user may write."""
@@ -80,6 +85,11 @@ class SqliteDoctor(Doctor):
 
     def beacon(self) -> Check:
         """Whether a locked file looks locked."""
+        stranger = self._owner_of_beacons()
+        if stranger is not None:
+            folder = self._beacons.folder
+            mend = f"Stop all programs that use the database, and remove the folder: rm -r {folder}"
+            return Check("beacon", False, f"{folder} belongs to {stranger}, who does not own the database", mend)
         try:
             beacon = self._beacons.light()
             try:
@@ -92,6 +102,16 @@ class SqliteDoctor(Doctor):
         mend = "" if held else "This file system does not lock files; use a local one."
         told = "a lock on a file excludes others" if held else "a locked file does not look locked"
         return Check("beacon", held, told, mend)
+
+    def _owner_of_beacons(self) -> str | None:
+        """The owner of the folder of beacons, where that is a stranger, who can remove them."""
+        if os.name != "posix":
+            return None
+        try:
+            owner = self._beacons.folder.lstat().st_uid
+        except OSError:
+            return None
+        return None if owner in (os.geteuid(), self._path.stat().st_uid, 0) else user_name(owner)
 
     def disk(self) -> Check:
         """Whether there is room to write."""
