@@ -21,7 +21,6 @@ from sqlsem import config
 from sqlsem.cli import supervisor
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import EXIT_LOST, EXIT_TEMPFAIL
-from sqlsem.cli.kept import kept_lines
 from sqlsem.cli.obtaining import Adopted, OncePerPeriod, rate_of, take_rates
 from sqlsem.cli.options import duration, limited, pass_url_option, periodic, rated, resource_name, staged
 from sqlsem.core.late import look_for_blockers
@@ -387,9 +386,7 @@ def _in_the_way(coordinator: sqlsem.Coordinator, wanted: _Wanted) -> str:
     except SqlsemError as exc:
         log.info("cannot see the queue: %s", exc)
         return "see who holds it with: sqlsem ls"
-    kept = kept_lines(coordinator, requests[0].resource if len(requests) == 1 else None)
-    told = [*filter(None, [in_words(found)]), *kept]
-    return "; ".join(told) or "no other request is there any more, and no session keeps a lock of sqlsem's"
+    return in_words(found) or "see who holds it with: sqlsem ls"
 
 
 def _cannot_start(program: str) -> int:

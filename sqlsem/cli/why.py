@@ -56,7 +56,8 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
       sqlsem why etl --json | jq '.[].why.enters.likely'
 
     \b
-    Exit codes: 0 told, 1 there is no such request, task or queue, and nothing else holds such a name up.
+    Exit codes: 0 told, 1 there is no such request, task or queue, nor a session
+    that keeps a lock.
     """
     with options.coordinator(looks=True) as coordinator:
         found = coordinator.overview()

@@ -13,8 +13,10 @@ from sqlsem.core.callers import Caller
 from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, Operations
 from sqlsem.engines.base import Session
+from sqlsem.engines.keeping import KeepingSession
 from sqlsem.events import meets
 from sqlsem.insight.blockers import Blockers
+from sqlsem.insight.kept import KeptLock
 from sqlsem.model import Entry, Request, Resource, TaskEntry, Ticket, monotonic
 from sqlsem.model_rates import RateRequest
 
@@ -94,6 +96,14 @@ class _Looks:
         """As of the session."""
         return self._session.resources()
 
+    def kept_locks(self, resource: str) -> list[KeptLock]:
+        """As of the session, where it can tell."""
+        return _kept_locks(self._session, resource)
+
+
+def _kept_locks(session: Session | _Looks, resource: str) -> list[KeptLock]:
+    return session.kept_locks(resource) if isinstance(session, (KeepingSession, _Looks)) else []
+
 
 def _blockers(
     session: Session | _Looks, request: Request, own: str | None = None, upgrades: Ticket | None = None
@@ -109,4 +119,7 @@ def _blockers(
     setting = None
     if not holders:
         setting = next((one for one in session.resources() if one.resource == request.resource and one.paused), None)
-    return Blockers(request.resource, holders, waiters, setting)
+    kept: list[KeptLock] = []
+    if not (holders or waiters or setting):
+        kept = [one for one in _kept_locks(session, request.resource) if one.keeps_out]
+    return Blockers(request.resource, holders, waiters, setting, tuple(kept))

@@ -51,8 +51,8 @@ T = TypeVar("T")
 RUNS = 1
 
 
-class Operators:
-    """Everything that needs no membership: looking, and changing what others have."""
+class Views:
+    """What needs no membership and changes nothing."""
 
     def __init__(self, process: Process) -> None:
         #: For the package; programs have no use for it.
@@ -139,6 +139,10 @@ class Operators:
         check_count("most", most, 0)
         wanted = _wanted(since, until, action=action, who=who)
         return self.process.look(lambda session: session.operations(name, most, **wanted), Administration)
+
+
+class Operators(Views):
+    """Everything that needs no membership: looking, and changing what others have."""
 
     def rates(self, name: str | None = None) -> list[RateEntry]:
         """Every window of one rate or all, and how much of it is used just now."""

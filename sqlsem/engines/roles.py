@@ -106,8 +106,7 @@ class LockSession(Wire, Sparing, InPlace):
 
     What makes a member hold something is a *sign of life* in the same transaction: `enrol`, `resume`, `ping`,
     `register`, `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_callback` renew the
-    member's lease (all but the first three let one be of which less than an eighth has run), or find that the member
-    was given up and raise `Disconnected`. So nobody is let in, or starts, on a lease that is over.
+    lease (the first three also one that is fresh), or raise `Disconnected` for a member that was given up.
     """
 
     #: A role in words, for anyone who asks for it in vain.

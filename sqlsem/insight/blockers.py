@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sqlsem.insight.kept import KeptLock
 from sqlsem.insight.reasons import introduced
 from sqlsem.insight.words import seconds_in_words, who_is
 from sqlsem.model import Entry, Resource, TaskEntry
@@ -15,12 +16,15 @@ __all__ = ["Blockers", "in_words", "tasks_in_words"]
 
 @dataclass(frozen=True, slots=True)
 class Blockers:
-    """Those in the way of one request: who holds, who waits before it, and the resource where that is paused."""
+    """Those in the way of one request: who holds, who waits before it, the resource where that is paused, and the
+    sessions that keep its gate where no row is in its way.
+    """
 
     resource: str
     holders: tuple[Entry, ...]
     waiters: tuple[Entry, ...]
     paused: Resource | None = None
+    kept: tuple[KeptLock, ...] = ()
 
     def __str__(self) -> str:
         """In a few words; empty when nobody is in the way any more.
@@ -28,6 +32,8 @@ class Blockers:
         >>> str(blockers)  # doctest: +SKIP
         "'etl' is held by etl1:4711 (load.py) since 2026-11-25 02:58:11 (for 1m40s), and by 2 more"
         """
+        if self.kept:
+            return "; ".join(f"{one.words}; end it with: {one.remedy}" for one in self.kept)
         if self.resource.startswith(RATE_PREFIX):
             return self._of_a_rate()
         if self.holders:

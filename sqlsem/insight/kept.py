@@ -48,6 +48,11 @@ class KeptLock:
         return self.kind != "pin"
 
     @property
+    def keeps_out(self) -> bool:
+        """Whether a request waits for it before it has a row."""
+        return self.kind in ("gate", "number", "limits", "install")
+
+    @property
     def remedy(self) -> str:
         """The statement that ends it."""
         return f"SELECT pg_catalog.pg_terminate_backend({self.pid})"

@@ -180,6 +180,10 @@ def test_stranger_keeps_a_gate(database, user, stranger, name, shared):
     assert code == 75
     assert f"session {stranger.info.backend_pid} of login {stranger.info.user}" in told
     assert "has just left" not in told
+    with contextlib.closing(user.coordinator(grace=1)) as coordinator:
+        with pytest.raises(sqlsem.Timeout, match=rf"session {stranger.info.backend_pid} of login"):
+            with coordinator.mutex(name, timeout=1):
+                pass
     assert_named(database, stranger, "gate", str(name))
     with contextlib.closing(bounded(user)) as victim:
         assert victim.execute("CALL sqlsem.acquire(%s, timeout_ms => 300)", (name,)).fetchone()[0] == -1
