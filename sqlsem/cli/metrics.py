@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from importlib import resources
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.core.threads import spawn
 from sqlsem.errors import ConfigurationError
 from sqlsem.hosts import LOOPBACK, Hosts, is_loopback
 from sqlsem.terminal import output
@@ -145,8 +145,7 @@ def _serve(exporter: Exporter, host: str, port: int, names: tuple[str, ...]) -> 
         server = Server((host, port), registry, Hosts({host, *here, *names}, addresses=not local))
     except OSError as exc:
         raise ConfigurationError(f"Cannot listen on {host}:{port}: {exc.strerror}; choose another --listen") from exc
-    thread = threading.Thread(target=server.serve_forever, name="scrapes", daemon=True)
-    thread.start()
+    thread = spawn(server.serve_forever, "scrapes")
     shown = f"[{host}]" if ":" in host else host
     output.say(f"metrics at http://{shown}:{server.server_port}/metrics")
     try:

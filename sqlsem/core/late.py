@@ -6,12 +6,12 @@ session, once and only where that is connected: so it takes no longer than any c
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from sqlsem.core.callers import Caller
 from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, Operations
+from sqlsem.core.threads import voice
 from sqlsem.engines.base import Session
 from sqlsem.engines.keeping import KeepingSession
 from sqlsem.events import meets
@@ -22,7 +22,7 @@ from sqlsem.model_rates import RateRequest
 
 __all__ = ["blockers", "look_for_blockers", "running_tasks"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: For so many seconds a look serves others of this process that are too late for the same: a thousand of them at once
 #: must not keep the heartbeat from the main session.

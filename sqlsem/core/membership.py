@@ -226,18 +226,20 @@ class Membership:
             self._beat.set()
 
     def forget(self, tickets: Iterable[Ticket]) -> None:
-        """Rows that are no more, or that the next ping shall remove."""
+        """Rows that are no more, or that the next ping shall remove. The owner is let go of when the database has no
+        rows of ours, and nothing is left to do.
+        """
+
+        def owes() -> bool:
+            return bool(self.tickets or self._disowned or self.leftovers or self._late)
+
         with self.state_lock:
             for ticket in tickets:
                 self.tickets.pop(ticket.position, None)
-            if not self._owes():
+            if not owes():
                 self._owner.unpin()
-                if self._owes():  # since just now, by a call that takes no lock
+                if owes():  # since just now, by a call that takes no lock
                     self._owner.pin()
-
-    def _owes(self) -> bool:
-        """True while the database has rows of ours, or the pulse something to do for its owner."""
-        return bool(self.tickets or self._disowned or self.leftovers or self._late)
 
     def knows(self, ticket: Ticket) -> bool:
         """Whether, as far as we know, the row is there."""

@@ -47,11 +47,11 @@ def render_batches(found: Sequence[BatchEntry], width: int, only: str | None = N
         widths = fit(heads, rows, width, elastic=(0, 5, 6), indent=2)
         parts.append(table(heads, rows, widths, right=(2, 3), state=1, indent=2))
         if one.callback_status != "none":
-            parts.append(_callback(one))
+            parts.append(_callback_in_words(one))
     return Group(*parts)
 
 
-def _callback(one: BatchEntry) -> Text:
+def _callback_in_words(one: BatchEntry) -> Text:
     what = {"local": "a function", "session": "a session's own code"}.get(one.callback_kind or "") or shortened(
         one.callback_kind or "", one.callback_body or "", None
     )

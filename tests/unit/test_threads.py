@@ -32,6 +32,7 @@ MAY_BEGIN = {
     ("engines/base.py", "timer"): "interrupts a session",
     ("engines/mssql/engine.py", "timer"): "shuts a socket",
     ("engines/mssql/tasks.py", "timer"): "interrupts a session",
+    ("guard.py", "Thread"): "a process of its own, which loads nothing else; each ends one command",
     ("testing/fibers.py", "thread"): "virtual time",
     ("dashboard/app.py", "run_in_threadpool"): "the web server's threads",
     ("dashboard/feed.py", "run_in_threadpool"): "the web server's threads",
@@ -47,11 +48,11 @@ MAY_CALL = {
     ("leading.py", "__enter__"): "in the thread that leads",
     ("aio/leading.py", "_tell_stopped"): "in a task of the program's event loop",
     ("aio/leading.py", "__aenter__"): "in the task that leads",
-    ("rounds/declaration.py", "alarm"): "in the thread that leaves the part; what it raises is logged",
+    ("batches/declaration.py", "alarm"): "in the thread that leaves the part; what it raises is logged",
 }
 
-#: A parameter that is no callback, though it sounds like one.
-NO_CALLBACKS = {"on_failure", "on_stack"}
+#: A parameter that is no callback, though it sounds like one; or that is run as a task is.
+NO_CALLBACKS = {"on_failure", "on_stack", "on_success"}
 
 
 def trees():
@@ -84,7 +85,8 @@ def callback_calls(name, tree):
     return {
         (name, function)
         for function, what, _ in calls(tree)
-        if what.removeprefix("_") in CALLBACKS or (what.startswith(("on_", "_on_")) and what != "on")
+        if what.removeprefix("_") in CALLBACKS
+        or (what.startswith(("on_", "_on_")) and what not in ("on", "on_the_wall"))
     }
 
 
