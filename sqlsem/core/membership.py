@@ -151,7 +151,8 @@ class Membership:
         self._ping_budget = min(retry, self._ping_every)
         # A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this
         # often. (Not so with a lease, which nobody renews meanwhile.)
-        self._rest = engine.rest_seconds if options.lease is None else self._ping_every
+        self._leased = options.lease is not None
+        self._rest = self._ping_every if self._leased else engine.rest_seconds
 
         self.state_lock = threading.Lock()
         self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
@@ -324,7 +325,8 @@ class Membership:
             self.pulse.due = monotonic() + self._patience
             self._resting = False
             self._beat.clear()
-            if woken and rested and not self._urgent:
+            was_used = not self._leased and monotonic() - self._proved < pause  # so it is warm without a ping
+            if rested and not self._urgent and (woken or was_used):
                 continue
             self._urgent = False
             self.watch.mend()

@@ -470,7 +470,7 @@ def test_nobody_looks_where_nobody_can_be_in_one(database, connect, name, thread
 
         threads.start(wait)
         until(lambda: len(database.queue(name)) == 2, "the request in the queue")
-        assert coordinator.process.watch.thread is None
+        assert not coordinator.process.watch.thread.runs
         threads.join()
 
 
@@ -479,11 +479,11 @@ def test_looking_ends_when_nobody_waits(database, connect, name, threads):
     with other.mutex(name("b")):
         holder = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b")))
         holder.want(name)
-        lookout = until(lambda: coordinator.process.watch.thread, "somebody who looks")
+        lookout = coordinator.process.watch.thread
+        until(lambda: lookout.runs, "somebody who looks")
     assert isinstance(holder.done(), sqlsem.Grant)
-    lookout.join(PATIENCE)
-    assert not lookout.is_alive()
-    assert coordinator.process.watch.thread is None
+    lookout.thread.join(PATIENCE)
+    assert not lookout.runs
     threads.join()
 
 

@@ -90,16 +90,16 @@ def test_nobody_looks_for_what_is_held_no_more(connect, name):
     with coordinator.mutex(name) as grant:
         wanted(grant)
         watch = coordinator.process.wanted
-        thread = until(lambda: watch.thread, "somebody looks")
-    thread.join(PATIENCE)
-    assert watch.thread is None
+        until(lambda: watch.thread.runs, "somebody looks")
+    watch.thread.thread.join(PATIENCE)
+    assert not watch.thread.runs
     assert not watch._watched
 
 
 def test_nobody_looks_unless_somebody_wants_to_know(connect, name):
     coordinator = connect()
     with coordinator.mutex(name):
-        assert coordinator.process.wanted.thread is None
+        assert not coordinator.process.wanted.thread.runs
 
 
 def test_many_resources_are_asked_for_at_once(connect, name):

@@ -41,6 +41,8 @@ EXAMPLES: dict[Path, tuple[str, ...]] = {
     ("config", "allow"): (),
     ("config", "deny"): (),
     ("rates",): (),
+    ("rates", "set"): ("api", "5", "--per", "1m"),
+    ("rates", "reset"): ("api",),
     ("set",): ("a", "--limit", "3"),
     ("pause",): ("a",),
     ("resume",): ("a",),

@@ -457,8 +457,13 @@ def test_a_rate_beside_a_lock(bench: Bench) -> None:
     assert bench.run("run", "--rate", "other=1/1h", "--timeout", "0", "--", "true")[0] == 0
 
 
+def test_rate_without_numbers_needs_an_operators_limit(bench: Bench) -> None:
+    code, _, errors = bench.run("run", "--rate", "api", "--", "true")
+    assert (code, "No limit is set for rate 'api'" in errors) == (78, True)
+
+
 @pytest.mark.parametrize(
-    "value", ["api", "api=5", "api=0/1m", "api=5/x", "api=5/1m:6", "api=5/0s", "=5/1m", "api=5/1m,6/60s", "api=5/1m:0"]
+    "value", ["api=5", "api=0/1m", "api=5/x", "api=5/1m:6", "api=5/0s", "=5/1m", "api=5/1m,6/60s", "api=5/1m:0"]
 )
 def test_what_can_be_no_rate(bench: Bench, value: str) -> None:
     assert bench.run("run", "--rate", value, "--", "true")[0] == 64

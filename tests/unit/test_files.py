@@ -25,6 +25,7 @@ THEMSELVES = {
     "engines/postgresql/wire.py": "/dev/null",
     "engines/sqlite/beacons.py": "empty files beside the database, judged by their descriptors",
     "engines/sqlite/database.py": "makes the database's file",
+    "engines/sqlite/files.py": "the database's files, to lock bytes of them; compared by their descriptors",
     "engines/sqlite/doctor.py": "/proc/self/mounts",
     "guard.py": "/proc",
     "sql/__init__.py": "files of the package",
