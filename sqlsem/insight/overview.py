@@ -38,8 +38,8 @@ class MemberEntry:
 
     @property
     def is_missed(self) -> bool:
-        """True when it cannot be found and that matters: within its grace, and as long as anything of it stands. A
-        process that was killed and held nothing is of no concern to anybody.
+        """Return True while the member cannot be found and has rows, or is within its grace. A process that was killed
+        and held nothing is of no concern to anybody.
         """
         dead = self.grace_left is not None and self.grace_left <= 0
         return self.missing_for is not None and (not dead or self.holding + self.waiting > 0)

@@ -72,7 +72,8 @@ class Worker:
             ``idle_exit``, for so long.) Otherwise it ends with `Unavailable` after the coordinator's ``retry``.
 
     Attributes:
-        finished, failed: How many tasks have finished, or failed for good, as the database has recorded it.
+        finished: How many tasks have finished, as the database has recorded it.
+        failed: How many tasks have failed for good, likewise.
         retried: How many attempts have failed that are followed by another one.
         running: The tasks that run now.
 
