@@ -62,6 +62,7 @@ ENGINES = ("sqlite", "postgresql", "mssql")
 #: Fixtures by which other processes come in, or other servers.
 OTHERS = {"spawn", "agents", "make_database", "own_postgres_server", "start_postgres", "postgres_server"}
 SHARED = "SQLSEM_TEST_SHARED_DIRECTORY"
+MADE = pytest.StashKey[str]()  # that directory, in the run that has made it
 SHOWN = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mssql": "SQL Server", "memory": "memory"}
 
 
@@ -93,7 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(config.rootpath / ".pytest_cache" / "bytecode"))
     if not is_worker(config) and SHARED not in os.environ:
-        os.environ[SHARED] = tempfile.mkdtemp(prefix="sqlsem-test-")
+        os.environ[SHARED] = config.stash[MADE] = tempfile.mkdtemp(prefix="sqlsem-test-")
         os.chmod(os.environ[SHARED], 0o755)
 
 
@@ -119,9 +120,10 @@ class TellAtOnce:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if is_worker(config) or SHARED not in os.environ:
+    if MADE not in config.stash:  # a worker's; or a run that a test has started: it uses what the run around it has
         return
-    directory = Path(os.environ.pop(SHARED))
+    directory = Path(config.stash[MADE])
+    os.environ.pop(SHARED, None)
     if (directory / "postgres" / "port").exists():
         with contextlib.suppress(AssertionError):
             support.PostgresServer(directory / "postgres", 0).stop("immediate")
