@@ -33,7 +33,8 @@ TASKS = {"queue_state", "queue_counts", "list_tasks", "show_tasks", "queue_limit
 HELD = {"release", "pin", "hand_over_rows", "leave_with", "has_left", "forget_left", "entries"}  # with tasks
 GUARDS = {"guard_table", "unguard_table", "session_entry"}
 ASKED = {"check_guard"}  # of the triggers of guarded tables
-OPERATORS = {"set_queue", "set_resource", "set_limit", "pause", "resume", "revoke", "reap", "abandon_batch"}
+OPERATORS = {"set_queue", "set_resource", "set_limit", "pause", "resume", "revoke", "reap", "abandon_batch",
+             "revoke_members", "set_rate", "reset_rate"}  # fmt: skip
 INTERNAL = {"acquire_ranked", "refuse_unranked",
             "remove", "let_go", "bury", "suspect", "suspect_all", "check_name", "check_free", "check_lease",
             "check_request",
@@ -45,7 +46,7 @@ INTERNAL = {"acquire_ranked", "refuse_unranked",
             "find_table", "check_locks", "check_may_lock", "keep_locks", "park_task", "end_rows", "leave_lines",
             "parking_member", "has_room", "ask_for_locks", "look_at_lines", "parked_task", "suspect_lines",
             "check_rate", "check_rate_name", "use_rate", "begin_window", "take_tokens", "turn_back_rate",
-            "check_task_options", "may_start", "play_forward"}  # fmt: skip
+            "check_task_options", "check_due", "check_members", "may_start", "play_forward"}  # fmt: skip
 TENDS = {"recover_tasks", "tend_queue"}
 CHANGES = {"set_task", "cancel_task", "set_schedule"}
 EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | TENDS | CHANGES | GUARDS | ASKED
@@ -259,7 +260,7 @@ def test_whose_a_schedule_is(database, as_login, request, name):
     import pyodbc
 
     save = f"EXEC {database.schema}.save_schedule ?, N'q', N'0 2 * * *', N'UTC', ?, N'1', ?, N'2026-01-01T02:00:00'"
-    change = f"DECLARE @c int; EXEC @c = {database.schema}.set_schedule ?, ?, NULL; SELECT @c"
+    change = f"DECLARE @c int; EXEC @c = {database.schema}.set_schedule ?, ?, N'2099-01-01T02:00:00'; SELECT @c"
     shown = f"EXEC {database.schema}.list_schedules ?"
     (one, mine), (other, its), (operator, chief) = as_login("putter"), as_login("putter"), as_login("operator")
     plain, users = as_login("user")
