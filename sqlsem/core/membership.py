@@ -310,6 +310,8 @@ class Membership:
                 self._proofs.notify_all()
 
     def _pulse(self, goes_on: GoesOn) -> None:
+        if self.has_any():
+            self.urge()  # the thread before may have ended when a ping was due: after another pause all would be lost
         seen = 0
         while goes_on():
             # Rest only after a whole round without activity, so that a busy process is not woken at every lock.

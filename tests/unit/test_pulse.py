@@ -10,6 +10,7 @@ from support import until
 import sqlsem.testing
 from sqlsem.engines.base import Busy
 from sqlsem.engines.memory import MemoryEngine, MemorySession
+from sqlsem.model import monotonic
 
 #: Seconds of the members here: they ping three times in them.
 GRACE, LEASE = 0.6, 1.0
@@ -108,6 +109,16 @@ def test_who_rests_wakes_for_what_is_left_to_do(locks, pings):
     locks.process.member.later(lambda session, member_id: done.set())
     until(done.is_set, "it is done")
     rests(pings)
+
+
+def test_pulse_pings_at_once_in_a_new_thread(pings):
+    """The one before may have ended just when a ping was due: another pause, and nothing is believed any more."""
+    with sqlsem.testing.memory("pulse", grace=3000) as locks, locks.mutex("a"):  # it pings every 1000 s
+        pulse = locks.process.member.pulse
+        until(lambda: 1000 < pulse.due - monotonic() < 2000, "it waits for its next ping")
+        before = len(pings)
+        pulse.replace()
+        until(lambda: len(pings) > before, "it pings")
 
 
 def test_who_lives_by_a_lease_does_not_rest(pings):
