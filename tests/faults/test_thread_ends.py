@@ -7,14 +7,18 @@ import gc
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple
 
 import pytest
-from support import PATIENCE, until
+from support import PATIENCE, Attempt, until
 
-from sqlsem import runtime
+from sqlsem import Call, runtime
 from sqlsem.core import threads as ours
-from sqlsem.errors import LockLost, SqlsemError
+from sqlsem.errors import BatchFailed, LockLost, NotHeld
+from sqlsem.tasks import Json, Worker
 
 GRACE = 2
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -44,90 +48,260 @@ def said(caplog):
 # -- what can be lost --------------------------------------------------------------------------------------------------
 
 
+class Had(NamedTuple):
+    """Something that this process has.
+
+    Attributes:
+        take_away: Take it away in the database.
+        is_told: Whether its loss is known here.
+        ends_well: End it, and see that it counts.
+    """
+
+    take_away: Callable[[], object]
+    is_told: Callable[[], bool]
+    ends_well: Callable[[], object]
+
+
+def take_membership(coordinator, database):
+    """As of a process that was out of reach for longer than its grace."""
+    member = coordinator.process.member.member_id
+    database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
+
+
 @contextlib.contextmanager
-def a_lock(coordinator, name):
+def a_lock(coordinator, database, name):
     lock = coordinator.mutex(name)
     assert lock.acquire()
     grant = lock.grant
-    yield list(grant.positions.values()), lambda: grant.holding.why_lost is not None and grant.lost_event.is_set()
-    with contextlib.suppress(LockLost):
+    yield Had(
+        partial(remove, database, *grant.positions.values()),
+        lambda: grant.holding.why_lost is not None and grant.lost_event.is_set(),
+        lock.release,
+    )
+    with contextlib.suppress(LockLost, NotHeld):
         lock.release()
 
 
 @contextlib.contextmanager
-def one_of_a_limit(coordinator, name):
+def one_of_a_limit(coordinator, database, name):
     with contextlib.suppress(LockLost), coordinator.limit(name, 3) as grant:
-        yield [grant.position], lambda: grant.holding.why_lost is not None
+        yield Had(
+            partial(remove, database, grant.position),
+            lambda: grant.holding.why_lost is not None,
+            grant.release,
+        )
 
 
 @contextlib.contextmanager
-def a_term(coordinator, name):
+def a_term(coordinator, database, name):
     with contextlib.suppress(LockLost), coordinator.leader(name, handle_sigterm=False) as term:
-        yield [term.fence], lambda: term.grant.holding.why_lost is not None and term.ending.is_set()
+        yield Had(
+            partial(remove, database, term.fence),
+            lambda: term.grant.holding.why_lost is not None and term.ending.is_set(),
+            term.check,
+        )
 
 
 @contextlib.contextmanager
-def a_run_of_once(coordinator, name):
-    with contextlib.suppress(LockLost), coordinator.once(str(name), "1h") as run:
-        yield [run.fence], lambda: run.grant.holding.why_lost is not None
+def a_run_of_once(coordinator, database, name):
+    once = coordinator.once(str(name), "1h")
+
+    def ends_well():
+        run.done()
+        assert once.last() is not None
+
+    with contextlib.suppress(LockLost), once as run:
+        yield Had(partial(remove, database, run.fence), lambda: run.grant.holding.why_lost is not None, ends_well)
 
 
 @contextlib.contextmanager
-def a_place_in_the_queue(coordinator, name):
-    """A waiter whose row is gone asks anew, or fails: it does not wait for ever."""
-    ahead, outcome = coordinator.mutex(name), Future()
+def a_wait(coordinator, database, name):
+    """Its loss ends it: it does not wait for ever."""
+    ahead = coordinator.mutex(name)
     assert ahead.acquire()
-    first = ahead.grant.position
-
-    def wait():
-        try:
-            outcome.set_result(coordinator.mutex(name).acquire(timeout=PATIENCE))
-        except SqlsemError as exc:
-            outcome.set_result(exc)
-
-    threading.Thread(target=wait, daemon=True).start()
+    waiting = Attempt(coordinator.mutex(name))
     until(lambda: len(coordinator.entries(name)) == 2, "it waits")
-    yield [coordinator.entries(name)[1].position], lambda: _moves(coordinator, name, first, outcome)
-    ahead.release()
-    outcome.result(PATIENCE)
+    _, last = coordinator.entries(name)
+
+    def ends_well():
+        assert not waiting.settled
+        ahead.release()
+        waiting.granted().check()
+
+    yield Had(partial(remove, database, last.position), lambda: waiting.settled, ends_well)
+    with contextlib.suppress(LockLost, NotHeld):
+        ahead.release()
+    if waiting.settled and waiting.grant is None:
+        assert isinstance(waiting.error, LockLost)
+    else:
+        waiting.leave()
 
 
-def _moves(coordinator, name, first, outcome):
-    return outcome.done() or any(one.position > first + 1 for one in coordinator.entries(name))
+@contextlib.contextmanager
+def a_task(coordinator, database, name):
+    queue = coordinator.queue(name)
+    number = queue.put(Json("x"))
+    task = queue.try_claim()
+
+    def ends_well():
+        task.finish()
+        assert [one.outcome for one in queue.log(number)] == ["finished"]
+
+    yield Had(
+        partial(take_membership, coordinator, database),
+        lambda: task.why_lost is not None and task.lost_event.is_set(),
+        ends_well,
+    )
+    if task.is_open:
+        with contextlib.suppress(LockLost):
+            task.give_back()
 
 
-STATES = {one.__name__: one for one in (a_lock, one_of_a_limit, a_term, a_run_of_once)}
+#: What a task of a worker waits for, by a word of its test's.
+_leave = {}
 
 
-@pytest.fixture(params=STATES)
-def state(request):
-    return STATES[request.param]
+def stay(word):
+    """Run until it is let go, as a task."""
+    assert _leave[word].wait(PATIENCE)
+
+
+@contextlib.contextmanager
+def a_task_of_a_worker(coordinator, database, name):
+    """What its worker tells of its end is what is recorded."""
+    queue, word, outcomes = coordinator.queue(name), str(name), []
+    leave = _leave[word] = threading.Event()
+    number = queue.put(Call(stay, word))
+    worker = Worker(queue, on_task=lambda task, outcome, error: outcomes.append(outcome))
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    until(lambda: outcomes == [None], "it runs")
+    (task,) = worker.running
+
+    def ends():
+        worker.stop()
+        leave.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        recorded = [one.outcome for one in queue.log(number) if one.attempt == 1]
+        assert outcomes == [None, "finished" if recorded == ["finished"] else "lost"]
+        return worker.finished
+
+    def ends_well():
+        assert ends() == 1
+
+    try:
+        yield Had(
+            partial(take_membership, coordinator, database),
+            lambda: task.why_lost is not None and task.lost_event.is_set(),
+            ends_well,
+        )
+        ends()
+    finally:
+        leave.set()
+        del _leave[word]
+
+
+def a_batch(coordinator, name):
+    """Of one part, and the alarms of it."""
+    alarms = []
+    return coordinator.batch(name, ["a"], window="1h", on_failed=alarms.append), alarms
+
+
+@contextlib.contextmanager
+def a_part(coordinator, database, name):
+    """Its loss is told at its end, with whatever member this process is by then."""
+    batch, alarms = a_batch(coordinator, name)
+    part, member = batch.part("a").start(), coordinator.process.member
+    before, told = member.member_id, []
+
+    def is_told():
+        if not told and member.member_id != before:
+            with pytest.raises(BatchFailed, match="given up part 'a'") as caught:
+                part.done()
+            assert alarms[-1] is caught.value
+            told.append(True)
+        return bool(told)
+
+    def ends_well():
+        assert part.done()
+        assert (batch.entry().status, alarms) == ("succeeded", [])
+
+    yield Had(partial(take_membership, coordinator, database), is_told, ends_well)
+    if part.is_open:
+        part.failed("the test is over")
+
+
+@contextlib.contextmanager
+def a_dropped_part(coordinator, database, name):
+    """Nobody has it any more who could end it, but the thread that pings."""
+    batch, _ = a_batch(coordinator, name)
+    parts = [batch.part("a").start()]
+
+    def take_away():
+        parts.clear()
+        gc.collect()
+
+    def is_told():
+        (part,) = batch.entry().parts
+        return (part.status, part.error) == ("failed", "it was dropped without an end")
+
+    def ends_well():
+        assert parts[0].done()
+
+    yield Had(take_away, is_told, ends_well)
+    if parts and parts[0].is_open:
+        parts[0].failed("the test is over")
+
+
+#: What both faces have, and what is of threads alone.
+OF_BOTH = (a_lock, one_of_a_limit, a_term, a_run_of_once, a_wait)
+OF_THREADS = (a_task, a_task_of_a_worker, a_part, a_dropped_part)
+STATES = [("sync", one) for one in (*OF_BOTH, *OF_THREADS)] + [("aio", one) for one in OF_BOTH]
+#: What is not lost with all the rest, but recorded by its end, or not.
+ENDED_LATER = (a_part, a_dropped_part)
+
+
+def states(*but):
+    """Run a test with each of them, and the face that it needs."""
+    found = [pytest.param(face, one, id=f"{face}-{one.__name__}") for face, one in STATES if one not in but]
+    return pytest.mark.parametrize(("face", "state"), found)
+
+
+#: Whatever is raised, at a lock; and what ends a thread without a word, at all others.
+states_and_raised = pytest.mark.parametrize(
+    ("face", "state", "raised"),
+    [
+        pytest.param(face, one, raised, id=f"{face}-{one.__name__}-{raised.__name__}")
+        for face, one in STATES
+        for raised in (RAISED if one is a_lock else [SystemExit])
+    ],
+)
 
 
 # -- callbacks ---------------------------------------------------------------------------------------------------------
 
 
-@both_faces
-@pytest.mark.parametrize("raised", RAISED)
-def test_loss_is_told_after_a_callback_raised(connect, database, name, said, raised):
+@states_and_raised
+def test_loss_is_told_after_a_callback_raised(connect, database, name, said, state, raised):
     def fails(grant):
         raise raised
 
     coordinator = connect(grace=GRACE)
     first = coordinator.mutex(name("first"), on_lost=fails)
     assert first.acquire()
-    with a_lock(coordinator, name("second")) as (positions, is_told):
+    with state(coordinator, database, name("second")) as had:
         remove(database, first.grant.position)
         until(lambda: said("on_lost of"), "the failure is logged")
         assert coordinator.process.member.pulse.runs
-        assert not is_told(), "only one was lost"
-        remove(database, *positions)
-        until(is_told, "the second loss is told")
+        assert not had.is_told(), "only one was lost"
+        had.take_away()
+        until(had.is_told, "the second loss is told")
     with pytest.raises(LockLost):
         first.release()
 
 
-@both_faces
+@states()
 @pytest.mark.parametrize("number", [1, 40])
 def test_loss_is_told_while_callbacks_block(connect, database, name, state, number):
     """More of them than are called at a time, too."""
@@ -136,11 +310,11 @@ def test_loss_is_told_while_callbacks_block(connect, database, name, state, numb
     try:
         for lock in locks:
             assert lock.acquire()
-        with state(coordinator, name("second")) as (positions, is_told):
+        with state(coordinator, database, name("second")) as had:
             remove(database, *(lock.grant.position for lock in locks))
             until(lambda: all(lock.grant.holding.why_lost for lock in locks), "the first are told")
-            remove(database, *positions)
-            until(is_told, "the second loss is told")
+            had.take_away()
+            until(had.is_told, "the second loss is told")
     finally:
         leave.set()
     for lock in locks:
@@ -203,15 +377,15 @@ def test_loss_is_told_whatever_a_log_handler_does(connect, database, name, raise
     coordinator, handler = connect(grace=GRACE), Handler(raised)
     first = coordinator.mutex(name("first"))
     assert first.acquire()
-    with a_lock(coordinator, name("second")) as (positions, is_told):
+    with a_lock(coordinator, database, name("second")) as had:
         logger = logging.getLogger("sqlsem")
         logger.addHandler(handler)
         try:
             remove(database, first.grant.position)
             assert handler.called.wait(PATIENCE), "the loss is logged"
             until(lambda: first.grant.holding.why_lost is not None, "the first loss is told")
-            remove(database, *positions)
-            until(is_told, "the second loss is told")
+            had.take_away()
+            until(had.is_told, "the second loss is told")
         finally:
             logger.removeHandler(handler)
             handler.leave.set()
@@ -232,19 +406,18 @@ def kept(coordinator):
     return {"pulse": member.pulse, "watch": member.watch}
 
 
-@both_faces
-@pytest.mark.parametrize("raised", RAISED)
+@states_and_raised
 @pytest.mark.parametrize("which", ["pulse", "watch"])
-def test_loss_is_told_after_a_thread_was_struck(connect, database, name, said, which, raised):
+def test_loss_is_told_after_a_thread_was_struck(connect, database, name, state, said, which, raised):
     coordinator = connect(grace=GRACE)
-    with a_lock(coordinator, name) as (positions, is_told):
+    with state(coordinator, database, name) as had:
         strike(kept(coordinator)[which].thread, raised)
         if raised is not ZeroDivisionError:  # which the pulse takes for a failed ping
             until(lambda: said(f"sqlsem-{which} was broken off"), "that is logged")
         until(lambda: kept(coordinator)[which].runs, "it goes on")
-        assert not is_told(), "nothing was lost"
-        remove(database, *positions)
-        until(is_told, "the loss is told")
+        assert not had.is_told(), "nothing was lost"
+        had.take_away()
+        until(had.is_told, "the loss is told")
 
 
 def end(kept, monkeypatch):
@@ -262,16 +435,30 @@ def end(kept, monkeypatch):
         until(lambda: not thread.is_alive(), "it has ended")
 
 
-@both_faces
+@states()
 @pytest.mark.parametrize("which", ["pulse", "watch"])
 def test_loss_is_told_after_a_thread_was_ended(connect, database, name, state, said, monkeypatch, which):
     coordinator = connect(grace=GRACE)
-    with state(coordinator, name) as (positions, is_told):
+    with state(coordinator, database, name) as had:
         end(kept(coordinator)[which], monkeypatch)
         until(lambda: kept(coordinator)[which].runs, "another one goes on")
-        assert not is_told(), "nothing was lost"
-        remove(database, *positions)
-        until(is_told, "the loss is told")
+        assert not had.is_told(), "nothing was lost"
+        had.take_away()
+        until(had.is_told, "the loss is told")
+
+
+@states()
+@pytest.mark.parametrize("which", ["pulse", "watch"])
+def test_all_goes_on_with_a_new_thread(connect, database, name, state, monkeypatch, which):
+    coordinator = connect(grace=3 * GRACE)
+    with state(coordinator, database, name) as had:
+        member = coordinator.process.member
+        end(kept(coordinator)[which], monkeypatch)
+        until(lambda: kept(coordinator)[which].runs, "another one goes on")
+        begun = time.monotonic()
+        until(lambda: member._proved > begun or had.is_told(), "it pings")
+        assert not had.is_told(), "nothing was lost"
+        had.ends_well()
 
 
 @both_faces
@@ -279,7 +466,7 @@ def test_loss_is_told_after_a_thread_was_ended(connect, database, name, state, s
 def test_both_threads_are_begun_again_when_asked(connect, database, name, monkeypatch, asks):
     """Neither looks after the other one any more; whoever uses a lock of this process does."""
     coordinator = connect(grace=GRACE)
-    with a_lock(coordinator, name) as (positions, is_told):
+    with a_lock(coordinator, database, name) as had:
         member, (grant,) = coordinator.process.member, coordinator.process.holdings.grants()
         with monkeypatch.context() as alone:
             alone.setattr(ours, "tend", lambda: None)
@@ -294,14 +481,14 @@ def test_both_threads_are_begun_again_when_asked(connect, database, name, monkey
                 with coordinator.mutex(name("another")):
                     pass
         until(lambda: member.pulse.runs and member.watch.runs, "both are there again")
-        remove(database, *positions)
-        until(is_told, "the loss is told")
+        had.take_away()
+        until(had.is_told, "the loss is told")
 
 
-@both_faces
-def test_all_is_lost_when_no_thread_can_be_started(connect, name, said, state, monkeypatch):
+@states(*ENDED_LATER)
+def test_all_is_lost_when_no_thread_can_be_started(connect, database, name, said, state, monkeypatch):
     coordinator = connect(grace=GRACE)
-    with state(coordinator, name) as (_, is_told):
+    with state(coordinator, database, name) as had:
 
         def none_left(self):
             raise RuntimeError("can't start new thread")
@@ -310,10 +497,33 @@ def test_all_is_lost_when_no_thread_can_be_started(connect, name, said, state, m
             pulse = kept(coordinator)["pulse"]
             full.setattr(threading.Thread, "start", none_left)
             end(pulse, monkeypatch)
-            until(is_told, "all is lost")
+            until(had.is_told, "all is lost")
         until(lambda: pulse.runs, "it goes on as soon as it can")
     with coordinator.mutex(name("next")) as grant:
         grant.check()
+
+
+def test_part_counts_or_is_told_when_no_thread_can_be_started(connect, name, monkeypatch):
+    """What it is told at its end is what is recorded."""
+    coordinator = connect(grace=GRACE)
+    batch, alarms = a_batch(coordinator, name)
+    part, pulse = batch.part("a").start(), kept(coordinator)["pulse"]
+
+    def none_left(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", none_left)
+        end(pulse, monkeypatch)
+        until(lambda: not pulse.runs)
+    failure = None
+    try:
+        part.done()
+    except BatchFailed as exc:
+        failure = exc
+    until(lambda: batch._declaration.recover() or batch.entry().status != "open", "its end is recorded")
+    assert batch.entry().status == ("succeeded" if failure is None else "failed")
+    assert alarms == ([] if failure is None else [failure])
 
 
 class Slow:
@@ -327,21 +537,21 @@ class Slow:
         self.leave.wait()
 
 
-@both_faces
+@states()
 def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, said):
     """In a program's code, to which nothing bids it return."""
     coordinator, entered, leave = connect(grace=GRACE), threading.Event(), threading.Event()
     slow = Slow(entered, leave)
     pulse = kept(coordinator)["pulse"]
-    with state(coordinator, name) as (positions, is_told):
+    with state(coordinator, database, name) as had:
         pulse = kept(coordinator)["pulse"]
         before = pulse.thread
         coordinator.process.loops.tidy, tidy = _once(slow.stand, coordinator.process.loops.tidy), None
         try:
             assert entered.wait(PATIENCE)
             del tidy
-            remove(database, *positions)
-            until(is_told, "the loss is told")
+            had.take_away()
+            until(had.is_told, "the loss is told")
             assert pulse.thread is not before
             until(lambda: said("sqlsem-pulse is stuck at"), "that is logged")
         finally:
