@@ -79,6 +79,7 @@ class Views:
         >>> for kept in coordinator.kept_locks("etl"):  # doctest: +SKIP
         ...     print(kept.words, kept.remedy)
         """
+        check_some("The resource name", resource)
         if not self.process.engine.has(KeepingSession):
             return []
         return self.process.look(lambda session: session.kept_locks(resource), KeepingSession)

@@ -128,6 +128,7 @@ def stranger(login):
 def keep(stranger, database, number, key, shared=False):
     """Have the stranger take a lock for as long as its session lives."""
     how = "pg_advisory_lock_shared" if shared else "pg_advisory_lock"
+    key = key & 0x7FFFFFFF if key > 0 else key  # numbers may go beyond 2^31 (lock_key); hashes do not
     stranger.execute(f"SELECT {how}(%s::integer, %s::integer)", (class_of(database, number), key))
 
 

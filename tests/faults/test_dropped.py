@@ -88,7 +88,7 @@ def test_unused_coordinator_is_dropped_without_a_word(database):
 def test_held_lock_outlives_its_coordinator(database, name, keep):
     """Nobody has the coordinator, and be it that nobody has anything: the program may rely on what it acquired."""
     before = threading.enumerate()
-    lock = database.coordinator(grace=1).mutex(name)
+    lock = database.coordinator().mutex(name)
     assert lock.acquire()
     grant = lock.grant
     position = grant.position
@@ -96,7 +96,7 @@ def test_held_lock_outlives_its_coordinator(database, name, keep):
     del lock, grant
     for _ in range(3):
         gc.collect()
-    with database.coordinator(grace=1) as other:
+    with database.coordinator() as other:
         assert not other.mutex(name).acquire(timeout=0.5)
         process = next(
             one for one in sqlsem.core.process.processes() if position in one.member.tickets and not one.closed

@@ -55,7 +55,7 @@ class World:
         """Whether others were there as a session took and left its last lock, which it goes by there: the same in each
         schedule.
         """
-        place = f"{self.resource}-{next(self._numbers)}"
+        place = f"{self.name}-{next(self._numbers)}"  # no name of the library's, which a scenario may have
         if self.crowded:
             self.bare.insert(place)
         (ticket,) = session.register(member, "last", "last", place, [Request(place, limit=1)], False)

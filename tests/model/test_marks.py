@@ -392,8 +392,8 @@ def test_what_a_look_reads_of_rates(postgres_server, make_database):
             (resource, number),
         )
         raw.execute(
-            "INSERT INTO sqlsem.rate_slot (resource_id, window_ms, slot, used) SELECT resource_id, window_ms,"
-            " seen_ms / 600 + 50, 1 FROM sqlsem.rate_window WHERE resource_id LIKE %s || '%%'",
+            "INSERT INTO sqlsem.rate_slot (resource_id, window_ms, slot, login, used) SELECT resource_id, window_ms,"
+            " seen_ms / 600 + 50, session_user, 1 FROM sqlsem.rate_window WHERE resource_id LIKE %s || '%%'",
             (resource,),
         )
         raw.execute("ANALYZE sqlsem.rate_window, sqlsem.rate_slot")

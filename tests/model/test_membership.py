@@ -68,6 +68,9 @@ class Session:
     def recover(self):
         """Nothing can be left open here."""
 
+    def require_in_place(self):
+        """A server is where it was."""
+
     def __init__(self, machine):
         self.machine, self.server = machine, machine.server
         self.server.sessions.add(self)
@@ -169,6 +172,7 @@ class Machine(RuleBasedStateMachine):
         engine = SimpleNamespace(
             options=Options(grace=self.life, lease=self.life if self.leased else None),
             beacon_may_fail=True,
+            rest_seconds=60.0,
             has=lambda role: False,
             setup=None,
             where="the model",
