@@ -77,7 +77,7 @@ _all: weakref.WeakSet[Kept] = weakref.WeakSet()
 
 class Voice:
     """The log. A handler of it is a program's code: it may block, and raise anything. So what a vital thread says is
-    written by another thread.
+    written by another thread. (In virtual time it is written at once: no thread of one run may serve another.)
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -120,7 +120,7 @@ class Voice:
         logger = self._logger
         if not logger.isEnabledFor(level):
             return
-        if not is_vital():
+        if not is_vital() or runtime.current() is not runtime.THREADS:
             logger.log(level, words, *arguments, exc_info=exc_info, extra=extra, stacklevel=3)
             return
         file, line, function, stack = logger.findCaller(False, 3)

@@ -1,6 +1,7 @@
 """sqlsem in virtual time: no schedule is found in which it goes wrong, and those that were found once are kept."""
 
 import pytest
+from support import PATIENCE, until
 
 import sqlsem
 import sqlsem.testing
@@ -8,6 +9,7 @@ from sqlsem.core.acquire import Acquisition
 from sqlsem.core.callers import this_thread
 from sqlsem.core.grants import Grant
 from sqlsem.core.process import processes
+from sqlsem.core.threads import Kept, voice
 from sqlsem.model import Request
 from sqlsem.testing import simulate as simulation
 from sqlsem.testing.server import Server
@@ -225,6 +227,24 @@ def test_a_schedule_is_the_same_alone_and_after_others():
     after_others = traces(range(120))
     for seed in (119, 70, 7):
         assert traces([seed])[seed] == after_others[seed]
+
+
+def test_log_of_vital_threads_is_written_in_virtual_time(caplog):
+    """At once: a thread for it would belong to one run, and be waited for by others, or by the process when it ends."""
+
+    def say():
+        kept = Kept("sqlsem-said", lambda _: voice.warning("This was said"), vital=True)
+        kept.begin()
+        kept.join(1)
+
+    for number in range(2):
+        say()
+        until(lambda number=number: len(caplog.records) == number + 1, "it is written")
+        trace = []
+        settings = simulation.Settings(lambda me: say(), processes=1, faults=())
+        simulation._run(settings, Server, 1, None, trace)
+        assert sum("This was said" in line for line in trace) == 1
+    voice.hush(PATIENCE)
 
 
 def test_what_is_shared_is_empty_at_the_beginning_of_each_run():
