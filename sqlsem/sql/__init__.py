@@ -50,21 +50,40 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Collection
 from importlib import resources
 
 from sqlsem.errors import ConfigurationError
+from sqlsem.sql.features import CORE, FEATURES, compose
 
-__all__ = ["LATEST", "SCRIPTS", "migrations", "queries", "rerunnable", "script"]
+__all__ = ["ALL", "FEATURE_OF", "LATEST", "SCRIPTS", "migrations", "queries", "rerunnable", "script"]
 
 #: The version of the schema that this client brings.
 LATEST = 1
-#: What ``sqlsem sql`` can print, in the order in which a DBA would run it.
-SCRIPTS = (
-    *("schema", "routines", "priorities", "deadlocks", "public", "rates", "tasks", "parked", "batches"),
-    *("conversions", "handovers", "overview", "guards", "once", "permissions", "drop", "client"),
-)
+#: What ``sqlsem sql`` can print, in the order in which a DBA would run it, and the feature that each script belongs to.
+FEATURE_OF = {
+    "schema": CORE,
+    "routines": CORE,
+    "priorities": "priorities",
+    "deadlocks": CORE,
+    "public": CORE,
+    "rates": "rates",
+    "tasks": "queue",
+    "parked": "queue",
+    "batches": "batches",
+    "conversions": "conversions",
+    "handovers": "handovers",
+    "overview": "operate",
+    "guards": "guards",
+    "once": "once",
+    "permissions": CORE,
+    "drop": CORE,
+    "client": CORE,
+}
+SCRIPTS = tuple(FEATURE_OF)
 #: Those that follow the schema's at every `sqlsem init`.
 RERUNNABLE = SCRIPTS[1:-2]
+ALL = frozenset(FEATURES)
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 _WHERE_LINE = re.compile(r"^-- where (\{\w+\}) is (.+)\n", re.MULTILINE)
@@ -94,35 +113,49 @@ def _fill(text: str, schema: str, table: str) -> str:
     return text.replace("{schema}", schema).replace("{table}", table)
 
 
-def script(engine: str, name: str, *, schema: str = "sqlsem", table: str = "ProcessControl") -> str:
-    """The text of one script, ready to run; ``schema`` stands for all schema versions after one another.
+def script(
+    engine: str,
+    name: str,
+    *,
+    schema: str = "sqlsem",
+    table: str = "ProcessControl",
+    features: Collection[str] = ALL,
+) -> str:
+    """The text of one script, ready to run, without what belongs to other features than these.
+
+    ``schema`` stands for all schema versions after one another.
 
     Raises `ConfigurationError` for an engine or script that does not exist.
     """
     if name == "schema":
-        return "\n".join(text for _, text in migrations(engine, 0, schema=schema, table=table))
+        return "\n".join(text for _, text in migrations(engine, 0, schema=schema, table=table, features=features))
     text = _read(engine, f"{name}.sql")
     if text is None:
         there = [one for one in SCRIPTS if one == "schema" or _read(engine, f"{one}.sql") is not None]
         raise ConfigurationError(f"There is no script {name!r} for engine {engine!r}; scripts: {', '.join(there)}")
-    return _fill(text, schema, table)
+    return _fill(compose(text, features, FEATURE_OF.get(name, CORE)), schema, table)
 
 
-def rerunnable(engine: str) -> list[str]:
+def rerunnable(engine: str, features: Collection[str] = ALL) -> list[str]:
     """The scripts that follow the schema's at every `sqlsem init`, in order; not every engine has all."""
-    return [name for name in RERUNNABLE if _read(engine, f"{name}.sql") is not None]
+    return [name for name in RERUNNABLE if FEATURE_OF[name] in features and _read(engine, f"{name}.sql") is not None]
 
 
 def migrations(
-    engine: str, version: int, *, schema: str = "sqlsem", table: str = "ProcessControl"
+    engine: str,
+    version: int,
+    *,
+    schema: str = "sqlsem",
+    table: str = "ProcessControl",
+    features: Collection[str] = ALL,
 ) -> list[tuple[int, str]]:
-    """The schema scripts that lead from ``version`` to `LATEST`, oldest first."""
+    """The parts of these features of the schema scripts that lead from ``version`` to `LATEST`, oldest first."""
     found = []
     for number in range(version + 1, LATEST + 1):
         text = _read(engine, f"schema-{number}.sql")
         if text is None:
             raise ConfigurationError(f"There is no schema script {number} for engine {engine!r}")
-        found.append((number, _fill(text, schema, table)))
+        found.append((number, _fill(compose(text, features), schema, table)))
     return found
 
 

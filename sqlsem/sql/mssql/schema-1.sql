@@ -12,7 +12,7 @@ CREATE TABLE {schema}.setting (
 );
 INSERT INTO {schema}.setting (name, value)
 VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'30'), (N'history_rows', N'1000000'),
-       (N'max_grace', N'86400'), (N'max_lease', N'604800'), (N'max_members', N'5000');
+       (N'max_grace', N'86400'), (N'max_lease', N'604800'), (N'max_members', N'5000'), (N'features', N'all');
 
 -- Members -----------------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,10 @@ CREATE TABLE {schema}.operation (
 );
 CREATE INDEX operation_done ON {schema}.operation (done_at);
 
--- Rates and periods -------------------------------------------------------------------------------------------------
+GO
+
+-- feature: rates
+-- Rates -------------------------------------------------------------------------------------------------------------
 
 -- The state of a rate, for each window that a client has declared for it. Times are of the server's clock, since 1970.
 CREATE TABLE {schema}.rate_window (
@@ -178,6 +181,11 @@ CREATE TABLE {schema}.rate_slot (
     burst       bigint NULL,
     CONSTRAINT rate_slot_pk PRIMARY KEY (resource_id, window_ms, slot, login)
 );
+GO
+-- end of feature: rates
+
+-- feature: once
+-- Periods -----------------------------------------------------------------------------------------------------------
 
 -- The last run of each name that runs once per period (once.sql).
 CREATE TABLE {schema}.once_run (
@@ -188,7 +196,10 @@ CREATE TABLE {schema}.once_run (
     requesting_id  nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     login          nvarchar(128) NOT NULL
 );
+GO
+-- end of feature: once
 
+-- feature: handovers
 -- Locks that go with a transaction, and locks that travel -----------------------------------------------------------
 
 -- A transaction that releases a lock leaves a row here, which is there once the transaction is committed. Only the owner of
@@ -220,7 +231,9 @@ CREATE TABLE {schema}.handover (
 );
 CREATE INDEX handover_given ON {schema}.handover (given_at);
 GO
+-- end of feature: handovers
 
+-- feature: queue
 -- The work queue ----------------------------------------------------------------------------------------------------
 
 -- The sort key of a task key: in no order that anyone chose, and each at its own place. It is stored in rows, so it never
@@ -395,7 +408,10 @@ CREATE TABLE {schema}.schedule (
     paused_at     datetime2(6) NULL,
     paused_by     nvarchar(128) NULL
 );
+GO
+-- end of feature: queue
 
+-- feature: batches
 -- Batches ------------------------------------------------------------------------------------------------------------
 
 -- One row a batch: a set of parts that run side by side, and the callback that the last part to succeed starts.
@@ -445,3 +461,4 @@ CREATE TABLE {schema}.batch_part (
 );
 CREATE INDEX batch_part_status ON {schema}.batch_part (status, batch_id);
 GO
+-- end of feature: batches

@@ -1,8 +1,10 @@
 -- sqlsem, schema version 1, for PostgreSQL 13 and later.
 -- FROZEN once released: later changes go into schema-2.sql. Run by `sqlsem init`, or by hand (`sqlsem sql`).
 
+-- feature: any
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
+-- end of feature: any
 
 CREATE SCHEMA IF NOT EXISTS {schema};
 
@@ -19,7 +21,7 @@ COMMENT ON TABLE {schema}.setting IS
     'sqlsem: schema_version, oldest_client (the oldest client that still works), history_days, history_rows';
 INSERT INTO {schema}.setting (name, value)
 VALUES ('schema_version', '1'), ('oldest_client', '1'), ('history_days', '30'), ('history_rows', '1000000'),
-       ('max_grace', '86400'), ('max_lease', '604800'), ('max_members', '5000');
+       ('max_grace', '86400'), ('max_lease', '604800'), ('max_members', '5000'), ('features', 'all');
 
 -- Members -----------------------------------------------------------------------------------------------------------
 
@@ -150,7 +152,8 @@ CREATE TABLE {schema}.operation (
 CREATE INDEX ON {schema}.operation (done_at);
 COMMENT ON TABLE {schema}.operation IS 'sqlsem: what operators did (pause, cap, revoke, retry, …), kept as long as the history';
 
--- Rates and periods -------------------------------------------------------------------------------------------------
+-- feature: rates
+-- Rates -------------------------------------------------------------------------------------------------------------
 
 -- The state of a rate, for each window that a client has declared for it. Times are of the database's clock, since 1970.
 CREATE TABLE {schema}.rate_window (
@@ -184,6 +187,10 @@ CREATE TABLE {schema}.rate_slot (
     PRIMARY KEY (resource_id, window_ms, slot, login)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE {schema}.rate_slot IS 'sqlsem: what was used of each rate';
+-- end of feature: rates
+
+-- feature: once
+-- Periods -----------------------------------------------------------------------------------------------------------
 
 -- The last run of each name that runs once per period (once.sql).
 CREATE TABLE {schema}.once_run (
@@ -195,7 +202,9 @@ CREATE TABLE {schema}.once_run (
     login          name NOT NULL
 );
 COMMENT ON TABLE {schema}.once_run IS 'sqlsem: what runs once per period, and when it was done last';
+-- end of feature: once
 
+-- feature: handovers
 -- Locks that go with a transaction, and locks that travel -----------------------------------------------------------
 
 -- A transaction that releases a lock leaves a row here, which is there once the transaction is committed. Only the owner of
@@ -227,11 +236,15 @@ CREATE TABLE {schema}.handover (
 );
 CREATE INDEX handover_given ON {schema}.handover (given_at);
 COMMENT ON TABLE {schema}.handover IS 'sqlsem: locks handed over, and what became of them; kept for a day';
+-- end of feature: handovers
 
+-- feature: guards
 -- The secret with which pin seals its notes (guards.sql). Only the owner of the schema reads it.
 CREATE TABLE {schema}.guard_key (secret text NOT NULL);
 INSERT INTO {schema}.guard_key (secret) SELECT concat(gen_random_uuid(), gen_random_uuid());
+-- end of feature: guards
 
+-- feature: queue
 -- The work queue ----------------------------------------------------------------------------------------------------
 
 -- One row a task, in whatever state. A task is open while it is pending, running, or failed and holding up later orders.
@@ -416,7 +429,9 @@ CREATE TABLE {schema}.schedule (
     paused_by     name
 );
 COMMENT ON TABLE {schema}.schedule IS 'sqlsem: tasks that are put at the times of a cron expression';
+-- end of feature: queue
 
+-- feature: batches
 -- Batches ------------------------------------------------------------------------------------------------------------
 
 -- One row a batch: a set of parts that run side by side, and the callback that the last part to succeed starts.
@@ -467,3 +482,4 @@ CREATE TABLE {schema}.batch_part (
 );
 CREATE INDEX batch_part_running ON {schema}.batch_part (batch_id) WHERE status = 'running';
 COMMENT ON TABLE {schema}.batch_part IS 'sqlsem: the parts of each batch';
+-- end of feature: batches

@@ -1,0 +1,101 @@
+"""The features that a database can have, and the parts of the scripts that belong to each.
+
+In a script the lines from ``-- feature: queue`` to ``-- end of feature: queue`` belong to that feature, and are left
+out where it is not installed: tables of the schema's script, and in a routine what it does for another feature.
+Sections may stand in one another. Lines of ``-- feature: any`` go with the parts of any feature.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+from sqlsem.errors import ConfigurationError
+
+__all__ = ["CORE", "FEATURES", "Feature", "chosen", "compose", "from_setting", "listed", "to_setting"]
+
+
+class Feature(NamedTuple):
+    """A part of sqlsem that a database may have or not."""
+
+    title: str
+    #: The features that its routines call.
+    needs: tuple[str, ...] = ()
+    #: The roles that it brings, without the schema's name.
+    roles: tuple[str, ...] = ()
+
+
+#: The feature that every database has.
+CORE = "locks"
+FEATURES = {
+    CORE: Feature("locks, limits, readers and writers, stages, deadlocks, the history", roles=("user", "reader")),
+    "operate": Feature("caps, pauses, revoking, reaping, and what goes on at one instant", roles=("operator",)),
+    "priorities": Feature("requests that wait by priority", ("operate",)),
+    "conversions": Feature("readers that become writers, and writers that become readers"),
+    "handovers": Feature("locks that go to another process, or end with a transaction"),
+    "guards": Feature("tables that can be written only under a lock"),
+    "rates": Feature("so much in so long"),
+    "once": Feature("what runs once per period"),
+    "queue": Feature("the work queue: tasks, tasks with locks, schedules", ("rates",), ("putter", "worker")),
+    "batches": Feature("parts that run side by side, and what follows them"),
+}
+#: Setting ``features`` of a database that has all features, also those of later versions.
+EVERYTHING = "all"
+
+_MARK = re.compile(r"[ \t]*-- (feature|end of feature): (\w+)")
+
+
+def chosen(names: Iterable[str]) -> frozenset[str]:
+    """Return the features of these names (``all``: every one), with those that they need.
+
+    Raises `ConfigurationError` for a name that there is not.
+    """
+    found, left = {CORE}, list(names)
+    while left:
+        name = left.pop()
+        if name == EVERYTHING:
+            left.extend(FEATURES)
+        elif name not in FEATURES:
+            raise ConfigurationError(f"There is no feature {name!r}; features: {', '.join(FEATURES)}, {EVERYTHING}")
+        elif name not in found or name == CORE:
+            found.add(name)
+            left.extend(FEATURES[name].needs)
+    return frozenset(found)
+
+
+def listed(features: Collection[str]) -> str:
+    """Return the names in the order of `FEATURES`, for people."""
+    return ", ".join(name for name in FEATURES if name in features)
+
+
+def to_setting(features: Collection[str]) -> str:
+    """Return what setting ``features`` says of them."""
+    return EVERYTHING if set(features) >= set(FEATURES) else listed(features).replace(" ", "")
+
+
+def from_setting(value: str | None) -> frozenset[str]:
+    """Return the features that setting ``features`` names; all of them where there is no such setting."""
+    return chosen((EVERYTHING if value is None else value).replace(" ", "").split(","))
+
+
+def compose(text: str, features: Collection[str], feature: str = CORE) -> str:
+    """Return the lines of a script that belong to these features; ``feature`` is that of the lines in no section."""
+    return "".join(line for line, needed in sections(text, feature) if needed <= set(features))
+
+
+def sections(text: str, feature: str = CORE) -> Iterator[tuple[str, set[str]]]:
+    """Each line but the marks, with the features that it needs."""
+    inside: list[str] = []
+    for line in text.splitlines(keepends=True):
+        mark = _MARK.fullmatch(line.rstrip())
+        if mark is None:
+            yield line, set(inside or (feature,)) - {"any"}
+        elif mark[1] == "feature":
+            if mark[2] not in FEATURES and mark[2] != "any":
+                raise ValueError(f"There is no feature {mark[2]!r}")
+            inside.append(mark[2])
+        elif inside.pop() != mark[2]:
+            raise ValueError(f"The section of feature {mark[2]!r} ends in another one")
+    if inside:
+        raise ValueError(f"The section of feature {inside[-1]!r} has no end")
