@@ -132,7 +132,7 @@ def test_who_is_next_in_line_has_a_lock_for_those_behind(session, database, name
     one, other, heavy, looker = (session() for _ in range(4))
     assert one.acquire(name, 3).code == other.acquire(name, 3).code == 0
     waiting = heavy.waiting(name, 3, weight=2, timeout_ms=60000)
-    lock = f"sqlsem.{database.schema}.waiting.{database.queue(name)[2][0]}"
+    lock = f"waiting.sqlsem.{database.schema}.{database.queue(name)[2][0]}"
     free = "SELECT APPLOCK_TEST({s}.lock_principal(), ?, N'Shared', N'Session')"
     until(lambda: looker.rows(free, lock) == [(0,)], "its lock")
     other.release(name)
@@ -282,7 +282,7 @@ def test_only_known_outcomes_come_into_the_history(session, refused, name):
 def test_a_row_that_is_gone_leaves_no_lock_behind(session, database, name):
     one = session()
     got = one.acquire(name)
-    lock = f"sqlsem.{database.schema}.entry.{got.position}"
+    lock = f"entry.sqlsem.{database.schema}.{got.position}"
     mode = "SELECT APPLOCK_MODE({s}.lock_principal(), ?, N'Session')"
     assert one.rows(mode, lock) == [("Exclusive",)]
     database.rows("DELETE FROM {table} WHERE queue_position = ?", got.position)

@@ -83,7 +83,7 @@ def test_revoke_while_the_owner_gives_up(session, database, name):
     owner.rows(
         "DECLARE @p nvarchar(128) = {s}.lock_principal(); BEGIN TRANSACTION; EXEC sp_getapplock @Resource = ?, "
         "@LockMode = N'Exclusive', @LockOwner = N'Transaction', @LockTimeout = 1000, @DbPrincipal = @p",
-        f"sqlsem.{database.schema}.pin.{position}",
+        f"pin.sqlsem.{database.schema}.{position}",
     )
     asked = operator.later(operator.call, "[revoke]", position, 1)
     until(lambda: database.rows(f"SELECT 1 FROM {database.schema}.operation WHERE queue_position = ?", position))

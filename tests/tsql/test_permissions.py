@@ -402,7 +402,7 @@ def test_another_login_cannot_act_for_a_requester(session, database, as_login, r
     assert access == "write"
     assert len(database.queue(name)) == 2
     # Nor for the entry lock, which anybody could have taken: a lease has none.
-    entry = f"sqlsem.{database.schema}.entry.{leased.position}"
+    entry = f"entry.sqlsem.{database.schema}.{leased.position}"
     stranger.execute("EXEC sp_getapplock ?, N'Exclusive', N'Session', 0, N'public'", entry)
     assert call("release ?, ?, N'package'", name("lease"), leased.position) == -1
     stranger.execute("EXEC sp_releaseapplock ?, N'Session', N'public'", entry)

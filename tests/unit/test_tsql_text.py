@@ -255,12 +255,14 @@ def test_a_function_is_never_missing():
     assert "turn_of" not in dropped
 
 
-#: Application locks, by what follows ``sqlsem.<schema>.`` in their names (docs/security.md).
+#: Kinds of application locks. A name begins with its kind, and the first two characters tell the kinds apart: the
+#: server knows a lock by those two and a hash of 32 bits (docs/sql.md).
 APPLICATION_LOCKS = frozenset(
-    ("beacon", "entry", "gate", "key", "limits", "batch", "pin", "put", "schedules", "set_resource", "waiting")
+    {"beacon", "entry", "gate", "key", "limits", "batch", "pin", "put", "schedules", "set_resource", "waiting"}
+    | {"install", "doctor"}
 )
-#: What is kept in the session's context under such a name.
-IN_THE_CONTEXT = frozenset(("grants", "session"))
+#: Routines that are given the name of a lock by their caller.
+NAMED_BY_CALLER = frozenset({("let_go", "@name"), ("await_free", "@name")})
 
 
 def lock_calls() -> Iterator[tuple[str, str]]:
@@ -292,6 +294,57 @@ def test_application_lock_is_not_waited_for_without_end() -> None:
             assert timeout != "-1", (script, call)
 
 
-def test_application_lock_is_a_known_one() -> None:
-    found = {name for script in SCRIPTS for name in re.findall(r"N'sqlsem\.sqlsem\.(\w+)[.']", text_of(script))}
-    assert found == APPLICATION_LOCKS | IN_THE_CONTEXT
+def lock_users() -> Iterator[tuple[str, str]]:
+    """Yield (routine or statement, text) of all T-SQL that may name an application lock."""
+    yield from PROCEDURES.items()
+    for file in ("client", "doctor"):
+        yield from sql.queries("mssql", file=file).items()
+
+
+def lock_arguments(text: str) -> list[str]:
+    """Return what ``text`` passes as the names of application locks."""
+    calls = re.findall(r"sys\.sp_(?:get|release)applock (?:@Resource = )?(N'[^']*'|@\w+)", text)
+    calls += re.findall(r"sqlsem\.(?:let_go|await_free) (?:@name = )?(N'[^']*'|@\w+)", text)
+    for match in re.finditer(r"\bAPPLOCK_(?:MODE|TEST)\(", text):
+        calls.append(re.split(r", N'(?:Session|Transaction|Shared|Exclusive)'", arguments(text, match.end() - 1))[0])
+    return [call.partition("@principal, ")[2] or call for call in calls]
+
+
+def kinds_of(text: str, name: str) -> set[str]:
+    """Return the kinds with which the values of a lock's name begin."""
+    values = [name]
+    if name.startswith("@"):
+        values = re.findall(rf"(?<![\w@]){name}\b(?: nvarchar\(255\))? = ([^;]*)", text)
+        values += [PROCEDURES[callee] for callee in re.findall(rf"EXEC sqlsem\.(take_beacon) [^;]*{name} OUTPUT", text)]
+        for table in {table for value in values for table in re.findall(r"FROM (@\w+)", value)}:
+            values += re.findall(rf"INSERT INTO {table}\b[^;]*;", text)
+    return {kind for value in values for kind in re.findall(r"N'(\w+)\.sqlsem\.sqlsem[.']", value)}
+
+
+def test_application_lock_name_begins_with_its_kind() -> None:
+    found: set[str] = set()
+    for routine, text in lock_users():
+        for name in lock_arguments(text):
+            if (routine, name) in NAMED_BY_CALLER:
+                continue
+            if routine.startswith("beacon_"):  # what doctor.py names
+                assert name in ("@name", "N'public', @name"), (routine, name)
+                continue
+            kinds = kinds_of(text, name)
+            assert kinds, (routine, name)
+            found |= kinds
+    source = (Path(sql.__file__).parents[1] / "engines" / "mssql" / "doctor.py").read_text(encoding="utf-8")
+    found |= set(re.findall(r"f\"(\w+)\.sqlsem\.\{self\._schema\}", source))
+    assert found == APPLICATION_LOCKS
+
+
+def test_no_application_lock_is_named_elsewhere() -> None:
+    """A name made in another way, or the name of a lock that is not in the table."""
+    for script in SCRIPTS:
+        for literal in re.findall(r"N'(\w+\.sqlsem\.sqlsem[^']*|sqlsem\.sqlsem\.[^']*)'", text_of(script)):
+            kind = literal.partition(".sqlsem.")[0]
+            assert kind in APPLICATION_LOCKS or literal in ("sqlsem.sqlsem.grants", "sqlsem.sqlsem.session"), literal
+
+
+def test_kinds_of_application_locks_differ_in_two_characters() -> None:
+    assert len({kind[:2] for kind in APPLICATION_LOCKS}) == len(APPLICATION_LOCKS)

@@ -125,7 +125,7 @@ class SqlServerDoctor(Doctor):
     def beacon(self) -> Check:
         """A pool that lends its connections out by the transaction breaks whatever belongs to a session."""
         mend = "Turn connection pooling off, or use a lease: sqlsem --lease 30 …, connect(lease=30)."
-        name = f"sqlsem.{self._schema}.doctor.{secrets.token_hex(8)}"
+        name = f"doctor.sqlsem.{self._schema}.{secrets.token_hex(8)}"
         session, taken = self._ask("beacon_take", name)
         other = self._engine.connect("look")
         try:

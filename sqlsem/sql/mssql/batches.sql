@@ -1,6 +1,6 @@
 -- sqlsem, the batches, for SQL Server. May be run again at any time, after tasks.sql.
 --
--- Whatever is decided about the batches of a name is decided under one application lock, N'sqlsem.{schema}.batch.' and
+-- Whatever is decided about the batches of a name is decided under one application lock, N'batch.sqlsem.{schema}.' and
 -- the name, Transaction, taken in a statement of its own before anything is read: so of several parts that end at the
 -- same instant one is the last. A part, and the callback, belongs to the member that runs it; when the member is
 -- gone, recover_batches says so.
@@ -20,7 +20,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    DECLARE @code int, @lock nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.batch.', @name), 255);
+    DECLARE @code int, @lock nvarchar(255) = LEFT(CONCAT(N'batch.sqlsem.{schema}.', @name), 255);
     EXEC @code = sys.sp_getapplock @Resource = @lock, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = @patience, @DbPrincipal = @principal;
     IF @code < 0
@@ -269,8 +269,8 @@ BEGIN
     SELECT @missing = m.member_id FROM {schema}.batch AS r JOIN {schema}.member AS m ON m.member_id = r.callback_member
     WHERE r.batch_id = @before AND r.callback_status = N'running'
       AND CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < SYSUTCDATETIME() THEN 1 ELSE 0 END
-               WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
-               ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') END = 1;
+               WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session') <> N'NoLock' THEN 0
+               ELSE APPLOCK_TEST(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Shared', N'Session') END = 1;
     SET @before = NULL;
     BEGIN TRY
         BEGIN TRANSACTION;
@@ -726,9 +726,9 @@ BEGIN
     CROSS APPLY (SELECT CASE WHEN m.member_id IS NULL THEN 1
                              WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
                              WHEN p.status <> N'running' THEN 0
-                             WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session')
+                             WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session')
                                   <> N'NoLock' THEN 0
-                             ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared',
+                             ELSE APPLOCK_TEST(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Shared',
                                                N'Session') END AS missing) AS b
     ORDER BY r.batch_id DESC, p.part;
 END;

@@ -185,7 +185,7 @@ SET LOCK_TIMEOUT -1
 -- name: install_lock
 -- (Any login can take it: before the first time there is no role of ours. Nothing but an installer waits for it.)
 DECLARE @code int;
-EXEC @code = sys.sp_getapplock @Resource = N'sqlsem.install.{schema}', @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+EXEC @code = sys.sp_getapplock @Resource = N'install.sqlsem.{schema}', @LockMode = N'Exclusive', @LockOwner = N'Transaction',
     @LockTimeout = 120000, @DbPrincipal = N'public';
 IF @code < 0
     THROW 50002, N'sqlsem: busy: another session has had the lock of installers for 120 s (sys.dm_tran_locks has it, as an APPLICATION lock sqlsem.install; KILL ends it); nothing was changed', 1;

@@ -32,7 +32,7 @@ BEGIN
         THROW 50001, N'sqlsem: begin_upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @member bigint, @other bigint, @before bigint,
-            @alive int, @let_in int = 0, @now datetime2(6), @sign int, @gate nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255);
+            @alive int, @let_in int = 0, @now datetime2(6), @sign int, @gate nvarchar(255) = LEFT(CONCAT(N'gate.sqlsem.{schema}.', @resource), 255);
     DECLARE @free TABLE (queue_position bigint NOT NULL PRIMARY KEY, held int NOT NULL);
     SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit, @member = t.member_id
     FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
@@ -240,7 +240,7 @@ BEGIN
                 SET @result = CASE WHEN @code = 1 THEN 1 ELSE -1 END;
                 BREAK;
             END;
-            SET @name = CONCAT(N'sqlsem.{schema}.entry.', @other);
+            SET @name = CONCAT(N'entry.sqlsem.{schema}.', @other);
             EXEC @code = {schema}.await_free @name, 0;
             IF @code >= 0
             BEGIN
@@ -321,7 +321,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    DECLARE @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @code int;
+    DECLARE @name nvarchar(255) = CONCAT(N'entry.sqlsem.{schema}.', @position), @code int;
     IF APPLOCK_MODE(@principal, @name, N'Session') = N'Exclusive'
     BEGIN
         EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
@@ -348,8 +348,8 @@ BEGIN
         THROW 50001, N'sqlsem: downgrade must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @code int = 0, @there int, @access nvarchar(64), @limit int,
-            @gate nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255),
-            @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
+            @gate nvarchar(255) = LEFT(CONCAT(N'gate.sqlsem.{schema}.', @resource), 255),
+            @pin nvarchar(255) = CONCAT(N'pin.sqlsem.{schema}.', @position);
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',

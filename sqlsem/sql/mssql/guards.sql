@@ -38,7 +38,7 @@ BEGIN
         SET @tries = @tries + 1;
         SELECT TOP (1) @position = c.queue_position, @id = c.requesting_id, @access = c.access_type, @pinned = c.pinned, @member = c.member_id
         FROM (SELECT t.queue_position, t.requesting_id, t.access_type, m.login, t.member_id,
-                     CASE WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.pin.', t.queue_position), N'Transaction') <> N'NoLock'
+                     CASE WHEN APPLOCK_MODE(@principal, CONCAT(N'pin.sqlsem.{schema}.', t.queue_position), N'Transaction') <> N'NoLock'
                           THEN 1 ELSE 0 END AS pinned
               FROM {schema}.entry AS t WITH (NOLOCK) LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id
               WHERE t.resource_id = @resource AND t.granted_at IS NOT NULL AND t.member_id IS NOT NULL
@@ -49,7 +49,7 @@ BEGIN
     END;
     IF @position IS NOT NULL
     BEGIN
-        SET @name = CONCAT(N'sqlsem.{schema}.pin.', @position);
+        SET @name = CONCAT(N'pin.sqlsem.{schema}.', @position);
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
         -- (Where the member is gone its row stands as long as this transaction, which has pinned it before.)

@@ -87,7 +87,7 @@ BEGIN
             IF @position = @before
                 BREAK;
             -- Anyone who leans on the row in an open transaction (assert_holding) is waited for.
-            SET @name = CONCAT(N'sqlsem.{schema}.pin.', @position);
+            SET @name = CONCAT(N'pin.sqlsem.{schema}.', @position);
             EXEC @lock = sys.sp_getapplock @name, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
             IF @lock < 0
                 THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
@@ -141,7 +141,7 @@ BEGIN
         SELECT TOP (1) @position = position FROM @given WHERE position > @before ORDER BY position;
         IF @position = @before
             BREAK;
-        SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+        SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
         EXEC {schema}.let_go @name;
     END;
     IF @answer = 1
@@ -263,7 +263,7 @@ BEGIN
         IF @one = @before
             BREAK;
         -- Hardly any waiting: who waits shares it for an instant. It only spares them looking.
-        SET @name = CONCAT(N'sqlsem.{schema}.entry.', @one);
+        SET @name = CONCAT(N'entry.sqlsem.{schema}.', @one);
         EXEC @lock = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 50, @DbPrincipal = @principal;
     END;

@@ -47,8 +47,8 @@ BEGIN
     SELECT m.member_id,
            CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
                 WHEN m.beacon IS NULL THEN 0
-                WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
-                ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') END
+                WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session') <> N'NoLock' THEN 0
+                ELSE APPLOCK_TEST(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Shared', N'Session') END
     FROM {schema}.member AS m WITH (NOLOCK);
     INSERT INTO @count (member_id, holding, waiting)
     SELECT t.member_id, SUM(CASE WHEN t.granted_at IS NOT NULL THEN 1 ELSE 0 END), SUM(CASE WHEN t.granted_at IS NULL THEN 1 ELSE 0 END)
@@ -205,8 +205,8 @@ BEGIN
     SELECT m.member_id,
            CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
                 WHEN m.beacon IS NULL THEN 0
-                WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
-                ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') END
+                WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session') <> N'NoLock' THEN 0
+                ELSE APPLOCK_TEST(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Shared', N'Session') END
     FROM {schema}.member AS m WITH (NOLOCK)
     WHERE m.member_id IN (SELECT t.member_id FROM {schema}.entry AS t WITH (NOLOCK)
                           WHERE t.resource_id = @resource AND t.queue_position <= @queue_position);
@@ -370,8 +370,8 @@ BEGIN
                         OR DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.seen_at THEN @start ELSE m.seen_at END) > @now
                         OR (@start IS NULL AND m.grace_ms > 0
                             AND (m.missing_since IS NULL OR DATEADD(millisecond, m.grace_ms, m.missing_since) > @now)) THEN 0
-                   WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
-                   ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') END = 1);
+                   WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session') <> N'NoLock' THEN 0
+                   ELSE APPLOCK_TEST(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Shared', N'Session') END = 1);
     SELECT @access = access_type, @limit = concurrency_limit, @weight = weight, @member = member_id, @owner = owner, @state = state
     FROM @entry WHERE queue_position = @queue_position;
     IF @state IS NULL

@@ -137,7 +137,7 @@ BEGIN
                      AND (@claim IS NULL OR request_uid = CONCAT(@claim, N'.', @number)))
         BEGIN
             EXEC @code = {schema}.remove @resource, @position, @outcome;
-            SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+            SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
             IF @code <> -2
                 EXEC {schema}.let_go @name;
         END;
@@ -278,23 +278,23 @@ BEGIN
         -- In one order. Not waited for long, as others may wait for what this transaction has.
         SET @code = 0;
         SET @gate = NULL;
-        SELECT @gate = MIN(LEFT(CONCAT(N'sqlsem.{schema}.gate.', resource_id), 255) COLLATE Latin1_General_100_BIN2)
+        SELECT @gate = MIN(LEFT(CONCAT(N'gate.sqlsem.{schema}.', resource_id), 255) COLLATE Latin1_General_100_BIN2)
         FROM {schema}.task_lock WHERE task_id = @task;
         WHILE @gate IS NOT NULL AND @code >= 0
         BEGIN
             IF APPLOCK_MODE(@principal, @gate, N'Transaction') <> N'Exclusive'
                 EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
                     @LockTimeout = 250, @DbPrincipal = @principal;
-            SELECT @gate = MIN(LEFT(CONCAT(N'sqlsem.{schema}.gate.', resource_id), 255) COLLATE Latin1_General_100_BIN2)
+            SELECT @gate = MIN(LEFT(CONCAT(N'gate.sqlsem.{schema}.', resource_id), 255) COLLATE Latin1_General_100_BIN2)
             FROM {schema}.task_lock
-            WHERE task_id = @task AND LEFT(CONCAT(N'sqlsem.{schema}.gate.', resource_id), 255) COLLATE Latin1_General_100_BIN2 > @gate;
+            WHERE task_id = @task AND LEFT(CONCAT(N'gate.sqlsem.{schema}.', resource_id), 255) COLLATE Latin1_General_100_BIN2 > @gate;
         END;
         IF @code < 0
             BREAK;
         IF EXISTS (SELECT 1 FROM {schema}.task_lock WHERE task_id = @task AND concurrency_limit IS NULL)
         BEGIN
             -- The server's limit must stay.
-            EXEC @code = sys.sp_getapplock @Resource = N'sqlsem.{schema}.limits', @LockMode = N'Shared', @LockOwner = N'Transaction',
+            EXEC @code = sys.sp_getapplock @Resource = N'limits.sqlsem.{schema}', @LockMode = N'Shared', @LockOwner = N'Transaction',
                 @LockTimeout = 250, @DbPrincipal = @principal;
             IF @code < 0
                 BREAK;
@@ -524,7 +524,7 @@ BEGIN
     WHILE @task IS NOT NULL AND @lease IS NULL
     BEGIN
         SET @name = NULL;
-        SELECT @name = CONCAT(N'sqlsem.{schema}.entry.', queue_position) FROM {schema}.task_lock
+        SELECT @name = CONCAT(N'entry.sqlsem.{schema}.', queue_position) FROM {schema}.task_lock
         WHERE task_id = @task AND number = @number + 1;
         IF @name IS NULL
             BREAK;

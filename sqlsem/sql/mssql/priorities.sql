@@ -85,8 +85,8 @@ BEGIN
             N'sqlsem set ', @resource, N' --priorities --new; or ask without a priority');
         EXEC {schema}.refuse 50009, @message;
     END;
-    SET @gate = LEFT(N'sqlsem.{schema}.gate.' + @resource, 255);
-    SET @other = LEFT(N'sqlsem.{schema}.gate.' + @line, 255);
+    SET @gate = LEFT(N'gate.sqlsem.{schema}.' + @resource, 255);
+    SET @other = LEFT(N'gate.sqlsem.{schema}.' + @line, 255);
     IF @other < @gate COLLATE Latin1_General_100_BIN2  -- as in register_all
     BEGIN
         SET @swap = @gate;
@@ -163,7 +163,7 @@ BEGIN
                                            member_id, owner, note, requested_at, granted_at,
                                            concurrency_limit, outcome, host, pid, program, login)
                     WHERE resource_id = @line AND queue_position = @own;
-                    SET @freed = CONCAT(N'sqlsem.{schema}.entry.', @own);
+                    SET @freed = CONCAT(N'entry.sqlsem.{schema}.', @own);
                 END
                 ELSE IF @position IS NULL AND @own IS NOT NULL
                     SET @position = @own;
@@ -194,7 +194,7 @@ BEGIN
         IF @position IS NOT NULL
            AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE queue_position = @position)
         BEGIN
-            SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+            SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
             EXEC {schema}.let_go @name;
         END;
         THROW;

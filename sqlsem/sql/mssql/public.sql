@@ -165,7 +165,7 @@ BEGIN
         SELECT TOP (1) @member = member_id FROM {schema}.member
         WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND login = ORIGINAL_LOGIN()
           -- Not so after a connection pool has reset the session.
-          AND APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'Exclusive';
+          AND APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', beacon), N'Session') = N'Exclusive';
         IF @member IS NOT NULL
             RETURN 0;
         -- Sessions end without a word. Who had this session's number before us is surely gone.
@@ -175,7 +175,7 @@ BEGIN
             SELECT TOP (1) @old = member_id, @old_host = host, @old_program = program, @old_login = login, @seen_at = seen_at
             FROM {schema}.member
             WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND grace_ms = 0 AND member_id > @before
-              AND APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'NoLock'
+              AND APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', beacon), N'Session') = N'NoLock'
             ORDER BY member_id;
             IF @old = @before
                 BREAK;
@@ -657,7 +657,7 @@ BEGIN
     END
     ELSE
     BEGIN
-        SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+        SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
         IF APPLOCK_MODE(@principal, @name, N'Session') = N'NoLock'
         BEGIN
             EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',

@@ -347,7 +347,7 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @got int, @first bigint,
             @waits int = CASE WHEN @position IS NULL THEN 0 ELSE 1 END,
-            @gate nvarchar(255) = LEFT(N'sqlsem.{schema}.gate.' + COALESCE(@resource, N''), 255);
+            @gate nvarchar(255) = LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255);
     EXEC {schema}.check_rate @resource, @cost, @windows, @burst;
     SET @wait_ms = NULL;
     SET @taken_ms = NULL;
@@ -416,7 +416,7 @@ BEGIN
         SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @got int, @us bigint, @now bigint,
-            @gate nvarchar(255) = LEFT(N'sqlsem.{schema}.gate.' + COALESCE(@resource, N''), 255);
+            @gate nvarchar(255) = LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255);
     EXEC {schema}.check_rate_name @resource;
     IF COALESCE(@taken_ms, -1) < 0 OR @more IS NULL OR @more NOT BETWEEN -2147483647 AND 2147483647
         THROW 50000, N'sqlsem: a rate cannot be settled so; give what was taken when, and how much more (or less) it has cost', 1;
@@ -455,7 +455,7 @@ BEGIN
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @got int, @used bigint, @code int = -1,
-            @gate nvarchar(255) = LEFT(N'sqlsem.{schema}.gate.' + COALESCE(@resource, N''), 255);
+            @gate nvarchar(255) = LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255);
     EXEC {schema}.check_rate_name @resource;
     BEGIN TRY
         BEGIN TRANSACTION;
@@ -499,7 +499,7 @@ BEGIN
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @got int, @before bigint, @code int = -1, @now bigint,
-            @gate nvarchar(255) = LEFT(N'sqlsem.{schema}.gate.' + COALESCE(@resource, N''), 255);
+            @gate nvarchar(255) = LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255);
     EXEC {schema}.check_rate_name @resource;
     IF COALESCE(@window_ms, 0) NOT BETWEEN 1 AND 2147483647 OR @limit NOT BETWEEN 1 AND 2147483647
         THROW 50000, N'sqlsem: set_rate needs a limit and a window (ms) from 1 to 2147483647', 1;

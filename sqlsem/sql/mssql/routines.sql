@@ -1,13 +1,14 @@
 -- sqlsem, routines for SQL Server. May be run again at any time, also while locks are held.
 --
 -- Application locks used (sp_getapplock; their principal is a role of ours, see permissions.sql, or public where there are
--- no roles), named N'sqlsem.{schema}.' and then
---   gate.<resource>               Transaction  held for the length of one registration
---   beacon.<number>               Session      held by a member's session for as long as it lives
---   entry.<queue_position>        Session      held by the session of a row's owner while the row stands
---   waiting.<queue_position>      Session      held by a session while it waits for that row's grant
---   pin.<queue_position>          Transaction  shared: somebody's open transaction leans on the row (assert_holding)
---   batch.<name>                  Transaction  held for the length of one decision about batches (batches.sql)
+-- no roles). The first two characters of a name tell its kind, as the server knows a lock by those and a hash of 32 bits:
+--   gate.sqlsem.{schema}.<resource>           Transaction  held for the length of one registration
+--   beacon.sqlsem.{schema}.<number>           Session      held by a member's session for as long as it lives
+--   entry.sqlsem.{schema}.<queue_position>    Session      held by the session of a row's owner while the row stands
+--   waiting.sqlsem.{schema}.<queue_position>  Session      held by a session while it waits for that row's grant
+--   pin.sqlsem.{schema}.<queue_position>      Transaction  shared: an open transaction leans on the row (assert_holding)
+--   batch.sqlsem.{schema}.<name>              Transaction  held for the length of one decision about batches (batches.sql)
+--   limits, set_resource.sqlsem.{schema}      Transaction  held while a limit or a resource is set
 -- Rows are removed and committed first, their entry lock is freed next: who wakes up sees the row gone.
 --
 -- Procedures answer by their return code and OUTPUT parameters; with @answer = 1 by a row too, which costs clients less.
@@ -244,7 +245,7 @@ BEGIN
     SET NOCOUNT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
-    DECLARE @code int, @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position),
+    DECLARE @code int, @pin nvarchar(255) = CONCAT(N'pin.sqlsem.{schema}.', @position),
             @by nvarchar(128) = CASE WHEN @unattended = 1 OR @outcome IN (N'reaped', N'revoked') THEN ORIGINAL_LOGIN() END;
     IF @login IS NULL
         SELECT @host = m.host, @pid = m.pid, @program = m.program, @login = m.login, @seen_at = m.seen_at,
@@ -315,7 +316,7 @@ ALTER PROCEDURE {schema}.nap @position bigint, @left int, @pause float OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @code int,
+    DECLARE @name nvarchar(255) = CONCAT(N'entry.sqlsem.{schema}.', @position), @code int,
             @nap int = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
     SET @pause = CASE WHEN @pause * 1.5 > 100 THEN 100 ELSE @pause * 1.5 END;
     EXEC @code = {schema}.await_free @name, @nap;
@@ -373,7 +374,7 @@ BEGIN
     IF @lease_until IS NULL
     BEGIN
         -- A session can always share its own lock: its own beacon it must not test.
-        SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+        SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
         IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
             RETURN 0;
         EXEC @code = {schema}.await_free @name, 0;
@@ -505,7 +506,7 @@ BEGIN
         SELECT TOP (1) @position = queue_position, @granted_at = granted_at,
                @gone = CASE WHEN member_id = @mine AND attended_until IS NULL THEN 0
                             WHEN revoked_at IS NOT NULL OR (granted_at IS NULL AND attended_until < SYSUTCDATETIME()) THEN 1
-                            ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.entry.', queue_position), N'Shared',
+                            ELSE APPLOCK_TEST(@principal, CONCAT(N'entry.sqlsem.{schema}.', queue_position), N'Shared',
                                               N'Session') END
         FROM {schema}.entry
         WHERE resource_id = @resource AND queue_position > @before
@@ -557,7 +558,7 @@ BEGIN
     WHILE @code < 0 AND @tries < 1000
     BEGIN
         SET @beacon = NEXT VALUE FOR {schema}.beacon;
-        SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+        SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 0, @DbPrincipal = @principal;
         SET @tries = @tries + 1;
@@ -681,7 +682,7 @@ BEGIN
         IF @position = @before
             BREAK;
         -- Hardly any waiting: where the old session lingers, its lock stands for ours.
-        SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+        SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 50, @DbPrincipal = @principal;
     END;
@@ -709,7 +710,7 @@ BEGIN
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     IF @there = 1 AND @lease IS NULL
     BEGIN
-        SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+        SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
         IF APPLOCK_MODE(@principal, @name, N'Session') <> N'Exclusive'
             THROW 50003, N'sqlsem: this connection changed sessions under its member (a connection pool?); connect past the pool, or with a lease', 1;
     END;
@@ -748,7 +749,7 @@ BEGIN
     EXEC {schema}.bury @member, N'released', @host, @pid, @program, @login;
     COMMIT TRANSACTION;
     -- Free the beacon when this is committed, not before.
-    SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+    SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
     IF @beacon IS NOT NULL
         EXEC {schema}.let_go @name;
 END;
@@ -782,7 +783,7 @@ BEGIN
         THROW 50000, N'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes the writer; ask for read first', 1;
     IF @limit IS NULL
     BEGIN
-        DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @code int, @limits nvarchar(255) = N'sqlsem.{schema}.limits';
+        DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @code int, @limits nvarchar(255) = N'limits.sqlsem.{schema}';
         EXEC @code = sys.sp_getapplock @Resource = @limits, @LockMode = N'Shared', @LockOwner = N'Transaction', @LockTimeout = 10000,
             @DbPrincipal = @principal;
         IF @code < 0
@@ -830,7 +831,7 @@ BEGIN
     SET ROWCOUNT 0;
     -- (What is too long for the gate's name is cut off.)
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @inside int = @@TRANCOUNT,
-            @gate nvarchar(255) = N'sqlsem.{schema}.gate.' + COALESCE(@resource, N''), @entry nvarchar(255),
+            @gate nvarchar(255) = N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), @entry nvarchar(255),
             @looked int = 0, @code int, @known int, @lease int, @due int, @mine bigint, @now datetime2(6);
     IF @inside > 0 AND APPLOCK_MODE(@principal, @gate, N'Transaction') <> N'Exclusive'
         THROW 50001, N'sqlsem: register must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -895,7 +896,7 @@ BEGIN
                 -- to be in the way: without it those behind look at the member from time to time.
                 IF @lease IS NULL
                 BEGIN
-                    SET @entry = CONCAT(N'sqlsem.{schema}.entry.', @position);
+                    SET @entry = CONCAT(N'entry.sqlsem.{schema}.', @position);
                     EXEC @code = sys.sp_getapplock @entry, N'Exclusive', N'Session', 0, @principal;
                 END;
             END;
@@ -952,7 +953,7 @@ BEGIN
             @weight int, @note nvarchar(1000), @taken nvarchar(max) = N'', @tried int = 0, @again int = 1;
     SET @uid = COALESCE(@uid, CONVERT(nvarchar(60), NEWID()));
     INSERT INTO @asked (ordinal, resource_id, gate, access_type, concurrency_limit, weight, note)
-    SELECT CAST(j.[key] AS int) + 1, r.a_resource, LEFT(CONCAT(N'sqlsem.{schema}.gate.', r.a_resource), 255),
+    SELECT CAST(j.[key] AS int) + 1, r.a_resource, LEFT(CONCAT(N'gate.sqlsem.{schema}.', r.a_resource), 255),
            r.an_access, r.a_limit, r.a_weight, r.a_note
     FROM OPENJSON(@requests) AS j
     CROSS APPLY OPENJSON(j.value) WITH (a_resource nvarchar(400) '$.resource', an_access nvarchar(100) '$.access',
@@ -1031,7 +1032,7 @@ BEGIN
         BEGIN
             SET @position = CAST(LEFT(@taken, CHARINDEX(N',', @taken) - 1) AS bigint);
             SET @taken = SUBSTRING(@taken, CHARINDEX(N',', @taken) + 1, 2147483647);
-            SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+            SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
             IF NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE queue_position = @position)
                 EXEC {schema}.let_go @name;
         END;
@@ -1110,7 +1111,7 @@ BEGIN
                 SET @result = CASE WHEN @code = 1 THEN 1 ELSE -1 END;
                 BREAK;
             END;
-            SET @name = CONCAT(CASE @until WHEN N'grant' THEN N'sqlsem.{schema}.waiting.' ELSE N'sqlsem.{schema}.entry.' END,
+            SET @name = CONCAT(CASE @until WHEN N'grant' THEN N'waiting.sqlsem.{schema}.' ELSE N'entry.sqlsem.{schema}.' END,
                                @blocker);
             IF @blocker IS NULL OR @name = @unheld
             BEGIN
@@ -1130,7 +1131,7 @@ BEGIN
             IF @until <> N'leave' AND @waiting = 0
             BEGIN
                 -- Those behind us wait for our grant.
-                SET @waiting_name = CONCAT(N'sqlsem.{schema}.waiting.', @position);
+                SET @waiting_name = CONCAT(N'waiting.sqlsem.{schema}.', @position);
                 EXEC @code = sys.sp_getapplock @Resource = @waiting_name, @LockMode = N'Exclusive', @LockOwner = N'Session',
                     @LockTimeout = 0, @DbPrincipal = @principal;
                 IF @code >= 0
@@ -1319,8 +1320,8 @@ BEGIN
     SET NOCOUNT, XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @login nvarchar(128) = ORIGINAL_LOGIN(),
-            @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position),
-            @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position), @tries int = 5, @code int, @lock int,
+            @name nvarchar(255) = CONCAT(N'entry.sqlsem.{schema}.', @position),
+            @pin nvarchar(255) = CONCAT(N'pin.sqlsem.{schema}.', @position), @tries int = 5, @code int, @lock int,
             @member bigint, @own bit, @host nvarchar(255), @pid int, @program nvarchar(255), @by nvarchar(128);
     IF @position IS NULL OR @requesting_id IS NULL OR COALESCE(@outcome, N'') <> N'released' OR @@OPTIONS & 2 = 2
     BEGIN
@@ -1411,7 +1412,7 @@ BEGIN
         IF @position = @before
             BREAK;
         EXEC @code = {schema}.remove @resource, @position, @outcome;
-        SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+        SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
         IF @code = 0
             EXEC {schema}.let_go @name;
         IF @code = 0
@@ -1443,7 +1444,7 @@ BEGIN
         SELECT @there = 0 FROM {schema}.entry WHERE queue_position < 0;
     IF @@TRANCOUNT = 0
         THROW 50001, N'sqlsem: asserting needs an open transaction, to which it pins the row; BEGIN TRANSACTION first (no autocommit)', 1;
-    DECLARE @code int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
+    DECLARE @code int, @name nvarchar(255) = CONCAT(N'pin.sqlsem.{schema}.', @position);
     EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
         @LockTimeout = 10000, @DbPrincipal = @principal;
     IF @code < 0
@@ -1517,8 +1518,8 @@ BEGIN
     SELECT m.member_id,
            CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
                 WHEN m.beacon IS NULL THEN 0
-                WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
-                ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') END
+                WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session') <> N'NoLock' THEN 0
+                ELSE APPLOCK_TEST(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Shared', N'Session') END
     FROM {schema}.member AS m WITH (NOLOCK)
     WHERE m.member_id IN (SELECT t.member_id FROM {schema}.entry AS t WITH (NOLOCK)
                           WHERE @resource IS NULL OR t.resource_id = @resource);
@@ -1655,7 +1656,7 @@ BEGIN
     IF @what = N'stale_after' AND @value > 2147483647000
         THROW 50000, N'sqlsem: stale_after must be below 68 years', 1;
     EXEC {schema}.check_name N'resource', @resource;
-    DECLARE @code int, @old bigint, @name nvarchar(255) = N'sqlsem.{schema}.set_resource', @left int = 0,
+    DECLARE @code int, @old bigint, @name nvarchar(255) = N'set_resource.sqlsem.{schema}', @left int = 0,
             @first nvarchar(255), @message nvarchar(1000), @by nvarchar(128) = ORIGINAL_LOGIN(), @prefix nvarchar(254);
     IF @what = N'cap' AND RIGHT(@resource, 1) = N'*'
         SET @prefix = LEFT(@resource COLLATE Latin1_General_100_BIN2, LEN(@resource) - 1);
@@ -1670,7 +1671,7 @@ BEGIN
     IF @what = N'cap' AND @value IS NULL
     BEGIN
         -- Nobody registers by a limit of the server's meanwhile: anyone who did before is seen below.
-        SET @name = N'sqlsem.{schema}.limits';
+        SET @name = N'limits.sqlsem.{schema}';
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
@@ -1766,7 +1767,7 @@ BEGIN
         IF @code = -2
         BEGIN
             -- Its owner, told by now, may be removing it at this very instant.
-            SET @pin = CONCAT(N'sqlsem.{schema}.pin.', @position);
+            SET @pin = CONCAT(N'pin.sqlsem.{schema}.', @position);
             EXEC @code = {schema}.await_free @pin, 2000;
             EXEC @code = {schema}.remove @resource, @position, N'revoked';
         END;
@@ -1957,7 +1958,7 @@ BEGIN
        OR i.resource_id COLLATE Latin1_General_100_BIN2 LIKE N'tasks:%' OR RIGHT(i.resource_id, 1) = N'*';
     IF @gate IS NOT NULL
         EXEC {schema}.check_free @gate;
-    SELECT @gate = MIN(LEFT(CONCAT(N'sqlsem.{schema}.gate.', COALESCE(resource_id, N'default')), 255)
+    SELECT @gate = MIN(LEFT(CONCAT(N'gate.sqlsem.{schema}.', COALESCE(resource_id, N'default')), 255)
                        COLLATE Latin1_General_100_BIN2) FROM inserted;
     WHILE @gate IS NOT NULL
     BEGIN
@@ -1966,7 +1967,7 @@ BEGIN
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
         SELECT @gate = MIN(g.gate)
-        FROM (SELECT LEFT(CONCAT(N'sqlsem.{schema}.gate.', COALESCE(resource_id, N'default')), 255)
+        FROM (SELECT LEFT(CONCAT(N'gate.sqlsem.{schema}.', COALESCE(resource_id, N'default')), 255)
                      COLLATE Latin1_General_100_BIN2 AS gate FROM inserted) AS g
         WHERE g.gate > @gate;
     END;

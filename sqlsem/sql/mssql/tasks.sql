@@ -17,9 +17,9 @@
 -- that steps back.
 -- Turns: what they are stands in PostgreSQL's tasks.sql. Who claims where limits are set writes the queue's row of queue_setting
 -- first; elsewhere it keeps a shared lock on the place where that row would be, so that a first limit waits for it.
--- Application locks, Transaction: N'sqlsem.{schema}.put.' and a uid, held while tasks are put under that uid;
--- N'sqlsem.{schema}.key.', a task's key and its queue, held while one with this key is put;
--- N'sqlsem.{schema}.schedules', held while a schedule is saved.
+-- Application locks, Transaction: N'put.sqlsem.{schema}.' and a uid, held while tasks are put under that uid;
+-- N'key.sqlsem.{schema}.', a task's key and its queue, held while one with this key is put;
+-- N'schedules.sqlsem.{schema}', held while a schedule is saved.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -130,7 +130,7 @@ BEGIN
     ELSE
     BEGIN
         -- The call whose reply was lost may still be running.
-        SET @name = CONCAT(N'sqlsem.{schema}.put.', LEFT(@uid, CHARINDEX(N'.', CONCAT(@uid, N'.')) - 1));
+        SET @name = CONCAT(N'put.sqlsem.{schema}.', LEFT(@uid, CHARINDEX(N'.', CONCAT(@uid, N'.')) - 1));
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
@@ -144,7 +144,7 @@ BEGIN
     IF @task_id IS NULL AND @key IS NOT NULL
     BEGIN
         -- One after the other who puts with this key: what was put before is committed, and seen.
-        SET @name = LEFT(CONCAT(N'sqlsem.{schema}.key.', @key, N'.', @queue), 255);
+        SET @name = LEFT(CONCAT(N'key.sqlsem.{schema}.', @key, N'.', @queue), 255);
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
@@ -1010,9 +1010,9 @@ BEGIN
                                   OR (@start IS NULL AND m.grace_ms > 0
                                       AND (m.missing_since IS NULL
                                            OR DATEADD(millisecond, m.grace_ms, m.missing_since) > @now)) THEN t.status
-                             WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session')
+                             WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session')
                                   <> N'NoLock' THEN t.status
-                             WHEN APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared',
+                             WHEN APPLOCK_TEST(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Shared',
                                                N'Session') = 1 THEN N'lost'
                              ELSE t.status END AS status) AS d
     WHERE s.place > @skip AND (@status IS NULL OR d.status = @status) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
@@ -1065,8 +1065,8 @@ BEGIN
                     OR (@start IS NULL AND m.grace_ms > 0
                         AND (m.missing_since IS NULL
                              OR DATEADD(millisecond, m.grace_ms, m.missing_since) > @now)) THEN 0
-               WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
-               WHEN APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') = 1 THEN 1
+               WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session') <> N'NoLock' THEN 0
+               WHEN APPLOCK_TEST(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Shared', N'Session') = 1 THEN 1
                ELSE 0 END = 1;
     SELECT c.queue_name, c.pending, c.running, c.finished, c.failed, c.cancelled,
            (SELECT COUNT(*) FROM @running AS r JOIN @dead AS d ON d.member_id = r.member_id
@@ -1260,7 +1260,7 @@ BEGIN
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @code int, @before nvarchar(100), @after nvarchar(100) = CONCAT(@value, N' in ' + CONVERT(nvarchar(20), @per_ms) + N' ms'),
-            @name nvarchar(255) = N'sqlsem.{schema}.set_resource', @message nvarchar(1000),
+            @name nvarchar(255) = N'set_resource.sqlsem.{schema}', @message nvarchar(1000),
             @least int = CASE WHEN @what IN (N'limit', N'key_limit') THEN 0 ELSE 1 END,
             @is_rate int = CASE WHEN @what IN (N'rate', N'key_rate') THEN 1 ELSE 0 END;
     EXEC {schema}.check_name N'queue', @queue;
@@ -1525,7 +1525,7 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         -- One after the other who saves: what was saved before is committed, and seen.
-        EXEC @code = sys.sp_getapplock @Resource = N'sqlsem.{schema}.schedules', @LockMode = N'Exclusive',
+        EXEC @code = sys.sp_getapplock @Resource = N'schedules.sqlsem.{schema}', @LockMode = N'Exclusive',
             @LockOwner = N'Transaction', @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: schedules are being saved by another transaction; try again', 1;
