@@ -15,7 +15,7 @@ __all__ = ["Doctor", "clocks", "session_locks"]
 CHECKLIST = (
     *("driver", "server", "file_system", "primary", "permission", "journal", "writable", "access", "isolation"),
     *("durability", "locks", "kept", "compatibility", "replication", "tls", "keepalive", "clock", "encryption"),
-    *("beacon", "disk"),
+    *("beacon", "closing", "disk"),
 )
 #: Seconds that the clocks of a database and of its client may be apart without a word.
 CLOCK_SECONDS = 60

@@ -58,7 +58,7 @@ MEANINGS = {
     50000: ("sqlsem: bad request: x", Unavailable),
     50001: ("sqlsem: register must not be called inside an open transaction", ConfigurationError),
     50002: ("sqlsem: busy: somebody keeps the gate", Busy),
-    50003: ("sqlsem: this connection changed sessions under its member", ConfigurationError),
+    50003: ("sqlsem: this connection changed sessions under its member", Disconnected),
     50004: ("sqlsem: not held", Unavailable),
     50005: ("sqlsem: this member is not known here", Disconnected),
     50006: ("sqlsem: this may be done by an operator only", ConfigurationError),
@@ -70,6 +70,11 @@ MEANINGS = {
     208: ("Invalid object name 'sqlsem.setting'.", SchemaError),
     2812: ("Could not find stored procedure 'sqlsem.register'.", SchemaError),
     229: ("The EXECUTE permission was denied on the object 'register'.", ConfigurationError),
+    601: ("Could not continue scan with NOLOCK due to data movement.", Busy),
+    1202: (
+        "The database principal 'sqlsem_locks' does not exist, or user is not a member.",
+        ConfigurationError,
+    ),
     596: ("Cannot continue the execution because the session is in the kill state.", Disconnected),
     976: ("The target database, 'books', is participating in an availability group", Disconnected),
     983: ("Unable to access availability database 'books'", Disconnected),
@@ -80,6 +85,9 @@ MEANINGS = {
     6005: ("SHUTDOWN is in progress.", Disconnected),
     8134: ("Divide by zero error encountered.", Unavailable),
 }
+
+
+CHANGED = (50003, MEANINGS[50003][0])
 
 
 def told(session, *parameters):
@@ -146,6 +154,43 @@ def test_rows_before_an_error_are_not_taken_for_the_answer(tds, reach):
 def test_of_several_errors_the_first_counts(tds, reach):
     answer = error(50002, "sqlsem: busy: x") + error(3621, "The statement has been terminated.", 0) + done(ERROR)
     assert type(told(reach(tds(says(answer))))) is Busy
+
+
+def test_a_login_outside_the_role_of_the_locks_is_told_the_command(tds, reach):
+    text = "The database principal 'sqlsem_locks' does not exist, or user is not a member."
+    session = reach(tds(says(failure(1202, text), 1202)))
+    assert "ALTER ROLE sqlsem_locks ADD MEMBER [someone]" in str(told(session))
+    assert session.usable
+
+
+@pytest.mark.parametrize(("seconds", "meaning"), [(61, Disconnected), (5, ConfigurationError)])
+def test_a_changed_session_is_resumed_once(tds, engine_of, monkeypatch, seconds, meaning):
+    """A driver that reconnects in silence does so now and then, a pool all the time."""
+    engine = engine_of(tds(says(failure(*CHANGED), 50003)))
+    first, second = engine.reach("main"), engine.reach("main")
+    assert type(told(first)) is Disconnected
+    assert not first.usable
+    engine._session_changed -= seconds
+    assert type(told(second)) is meaning
+    first.close()
+    second.close()
+
+
+def test_a_member_resumes_where_its_session_changed(tds, url_of):
+    whole = member()
+    changed, resumed = [failure(*CHANGED)], []
+
+    def answer(said):
+        if ".resume_member" in said.text:
+            resumed.append(said.session)
+        if ".ping" in said.text and changed:
+            return changed.pop()
+        return whole(said)
+
+    with sqlsem.connect(url_of(tds(answer)), retry=PATIENCE, grace=1) as coordinator, coordinator.mutex("a") as grant:
+        until(lambda: resumed)
+        assert not grant.lost
+    assert not changed
 
 
 # -- SQL of users ---------------------------------------------------------------------------------------------------
@@ -453,6 +498,20 @@ def test_a_pool_of_the_driver_manager_keeps_no_session(tds, driver, tmp_path):
     finally:
         child.kill()
         child.communicate()
+
+
+@pytest.mark.parametrize(("code", "ok"), [(0, True), (1, True), (-1, False)])
+def test_the_doctor_sees_a_session_that_outlives_its_connection(tds, reach, code, ok):
+    """As where the program connected before sqlsem switched pyodbc's pool off."""
+
+    def answer(said):
+        return result(("", ""), (said.session, code if "Shared" in said.text else 0))
+
+    server = tds(answer)
+    check = SqlServerDoctor(reach(server)).closing()
+    assert check.ok is ok
+    assert ("pyodbc.pooling = False" in check.mend) is not ok
+    assert server.accepted == 2
 
 
 def test_a_data_source_does_not_reconnect_in_silence(tds, driver, tmp_path):

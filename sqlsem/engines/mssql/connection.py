@@ -14,10 +14,14 @@ from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.mssql.database import SqlServerDatabase
 from sqlsem.engines.mssql.errors import (
     BUSY_NUMBERS,
+    DENIED_NUMBERS,
     LOST_NUMBERS,
     LOST_STATES,
+    MISSING_NUMBERS,
     OUR_WORDS,
     OURS,
+    READ_ONLY_NUMBERS,
+    ROLE_NUMBERS,
     VAGUE,
     details,
     drain,
@@ -151,6 +155,9 @@ class SqlServerConnection(LockSession):
             if number == 50005:
                 self.lost = True  # anyone who keeps this session comes back as a new member
                 return Disconnected(f"{where}: {text}")
+            if number == 50003 and self.engine.first_change_of_sessions():
+                self.lost = True  # the driver reconnected by itself: another session comes back as the same member
+                return Disconnected(f"{where}: {text}")
             if number in (50001, 50003, 50006, 50008, 50009):
                 return ConfigurationError(f"{where}: {text}")
             return Unavailable(f"{where}: {text}")
@@ -163,15 +170,22 @@ class SqlServerConnection(LockSession):
             return Busy(f"{where} undid this statement to let others go on: {text}")
         if number in BUSY_NUMBERS or (vague and ("lock timeout" in low or "lock request time out" in low)):
             return Busy(f"{where}: somebody keeps a lock in an open transaction, or it has too much to do: {text}")
+        if number in ROLE_NUMBERS or (vague and "user is not a member" in low):
+            login = self.engine.login or "…"
+            return ConfigurationError(
+                f"{where}: {text}; the login has rights to the routines, but is not in role {schema}_locks, which the "
+                f"locks belong to; an administrator adds its user: ALTER ROLE {schema}_locks ADD MEMBER [{login}] (or "
+                f"the role that it is in)"
+            )
         missing = "does not exist" in low or "could not find stored" in low or "invalid object name" in low
-        if number in (208, 2812) or (vague and missing):
+        if number in MISSING_NUMBERS or (vague and missing):
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
-        if number == 229 or (vague and ("permission denied" in low or "permission was denied" in low)):
+        if number in DENIED_NUMBERS or (vague and ("permission denied" in low or "permission was denied" in low)):
             return ConfigurationError(
                 f"{where}: {text}; an administrator can add this user to {schema}_user (or {schema}_operator, for what "
                 f"operators do): ALTER ROLE {schema}_user ADD MEMBER … (see: sqlsem sql mssql permissions)"
             )
-        if number == 3906 or (vague and "read-only" in low):
+        if number in READ_ONLY_NUMBERS or (vague and "read-only" in low):
             self.lost = True  # the primary may be had at the same address in a moment
             return Disconnected(f"{where} is read-only (a secondary replica?): {text}")
         return Unavailable(f"{where}: {text}")

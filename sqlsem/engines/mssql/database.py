@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Generator
 from typing import Any
 
@@ -24,6 +25,8 @@ from sqlsem.model import Ticket
 
 #: Names of this host.
 HERE = frozenset({"localhost", "127.0.0.1", "::1", ".", "(local)"})
+#: A driver reconnects by itself once in a while. What changes sessions more often than that (in seconds) is a pool.
+SESSION_CHANGE_SECONDS = 60.0
 
 
 class SqlServerDatabase(Engine):
@@ -42,6 +45,7 @@ class SqlServerDatabase(Engine):
         elif url:
             self.words = words_of_odbc(url)
         self._driver_module: Any = None
+        self._session_changed: float | None = None
 
     @property
     def where(self) -> str:
@@ -51,6 +55,16 @@ class SqlServerDatabase(Engine):
         port = self.word("port")
         database = self.word("database") or "(default)"
         return f"SQL Server database {database} on {server}{f':{port}' if port else ''}"
+
+    @property
+    def login(self) -> str | None:
+        """The login that the connection string names."""
+        return self.word("uid", "user id", "user")
+
+    def first_change_of_sessions(self) -> bool:
+        """Note that a session changed under its member; whether the last time is long ago."""
+        before, self._session_changed = self._session_changed, time.monotonic()
+        return before is None or self._session_changed - before > SESSION_CHANGE_SECONDS
 
     @property
     def port(self) -> int | None:

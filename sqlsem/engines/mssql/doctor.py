@@ -15,6 +15,9 @@ from sqlsem.engines.mssql.odbc import load_driver
 from sqlsem.engines.roles import Check
 from sqlsem.errors import SqlsemError
 
+#: A server takes a moment to end the session of a connection that was closed.
+CLOSING_MS = 5000
+
 
 class SqlServerDoctor(Doctor):
     """A server, a login, and what may stand between."""
@@ -130,9 +133,25 @@ class SqlServerDoctor(Doctor):
         other = self._engine.connect("look")
         try:
             assert isinstance(other, SqlServerConnection)
-            other_session, seen = other.ask("doctor", self.texts["beacon_look"], (name,))[0]
+            other_session, seen = other.ask("doctor", self.texts["beacon_look"], (name, 0))[0]
         finally:
             other.close()
         session_after, given = self._ask("beacon_give", name)
         kept = session == session_after and session != other_session and taken >= 0 and seen < 0 and given
         return session_locks(kept, self._engine.options.lease, "a pool", mend)
+
+    def closing(self) -> Check:
+        """Whether the server ends the session of a connection that is closed; a pool keeps it, and its locks."""
+        mend = (
+            "Set pyodbc.pooling = False before the program's first connection of all, and Pooling=No in odbcinst.ini."
+        )
+        name = f"sqlsem.{self._schema}.doctor.{secrets.token_hex(8)}"
+        other = self._engine.connect("look")
+        try:
+            assert isinstance(other, SqlServerConnection)
+            other.ask("doctor", self.texts["beacon_take"], (name,))
+        finally:
+            other.close()
+        if self._ask("beacon_look", name, CLOSING_MS)[1] < 0:
+            return Check("closing", False, "a pool keeps the session of a closed connection, and its locks", mend)
+        return Check("closing", True, "the session of a closed connection ends, and its locks are free")

@@ -23,8 +23,11 @@ OUR_WORDS = (
 VAGUE = frozenset({0, 33557097})
 _PREFIXES = re.compile(r"^(?:\s*\[[^\]]*\])+\s*")
 LOST_STATES = frozenset(
-    {"08001", "08003", "08007", "08S01", "08S02", "01002", "HYT00", "HYT01", "HY117", "HY008", "IMC06"}
+    {"08001", "08003", "08007", "08S01", "08S02", "01002", "HYT00", "HYT01", "HY117", "HY008"}
+    # The driver tried to recover an idle connection, and could not. (Here it is told not to try, but a DSN may do it.)
+    | {"IMC01", "IMC02", "IMC03", "IMC04", "IMC05", "IMC06"}
 )
+# The numbers below stand in clients/dotnet/SqlSem.cs, too, under the same names: a change here is a change there.
 #: The line or the session is gone, or this server cannot serve the database now: another session may do better.
 LOST_NUMBERS = frozenset(
     {20, 64, 121, 233, 596, 997, 10053, 10054, 10060, 10061, 10928, 10929, 10936, 11001, 17142, 17197, 6002, 6005}
@@ -33,8 +36,17 @@ LOST_NUMBERS = frozenset(
     | {615, 904, 921, 922, 923, 924, 927, 942, 952, 954, 955, 976, 978, 979, 982, 983, 988, 4060, 4064, 4221}
     | {18401, 18451, 18461, 35250, 49510}
 )
-#: A statement is the victim (deadlock, no locks left, no memory for it) or has waited for long: it may be repeated.
-BUSY_NUMBERS = frozenset({701, 1204, 1205, 1222, 8645, 8651, 50002})
+#: A statement is the victim (deadlock, no locks left, no memory for it, rows moved under a reader without locks) or has
+#: waited for long: it may be repeated.
+BUSY_NUMBERS = frozenset({601, 701, 1204, 1205, 1222, 8645, 8651, 50002})
+#: Tables or routines are not there.
+MISSING_NUMBERS = frozenset({208, 2812})
+#: The login may not do that.
+DENIED_NUMBERS = frozenset({229, 230})
+#: The login may call the routines, but is in no role of ours, and the application locks belong to one of them.
+ROLE_NUMBERS = frozenset({1202})
+#: The database cannot be written to here: a secondary replica, or it has just been failed over.
+READ_ONLY_NUMBERS = frozenset({3906})
 #: The server knows who asks and lets nobody of that name in.
 LOGIN_NUMBERS = frozenset({18450, 18452, 18456, 18470, 18486, 18487, 18488})
 #: Azure SQL: by the firewall, or as there is no such server.

@@ -27,8 +27,9 @@ EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @Loc
 SELECT CAST(@@SPID AS int), @code
 
 -- name: beacon_look
-SET NOCOUNT ON; DECLARE @name nvarchar(255) = ?, @code int;
-EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session', @LockTimeout = 0, @DbPrincipal = N'public';
+SET NOCOUNT ON; DECLARE @name nvarchar(255) = ?, @timeout_ms int = ?, @code int;
+EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session', @LockTimeout = @timeout_ms,
+    @DbPrincipal = N'public';
 IF @code >= 0
     EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
 SELECT CAST(@@SPID AS int), @code

@@ -37,7 +37,7 @@ BEGIN
       AND p.name <> N'{schema}_locks'
       AND ((g.class = 1 AND OBJECT_SCHEMA_NAME(g.major_id) = N'{schema}' AND g.permission_name IN (N'EXECUTE', N'INSERT'))
            OR (g.class = 3 AND g.major_id = SCHEMA_ID(N'{schema}') AND g.permission_name IN (N'EXECUTE', N'INSERT', N'CONTROL'))
-           OR (g.class = 0 AND g.permission_name IN (N'EXECUTE', N'INSERT')));
+           OR (g.class = 0 AND g.permission_name IN (N'EXECUTE', N'INSERT', N'CONTROL')));
 END;
 
 INSERT INTO @right (what, object_name, role_name)
