@@ -2,7 +2,8 @@
 
 In a script the lines from ``-- feature: queue`` to ``-- end of feature: queue`` belong to that feature, and are left
 out where it is not installed: tables of the schema's script, and in a routine what it does for another feature.
-Sections may stand in one another. Lines of ``-- feature: any`` go with the parts of any feature.
+Sections may stand in one another. Lines of ``-- feature: any`` go with the parts of any feature, those of
+``-- feature: not queue`` stand where that one is not installed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ FEATURES = {
 #: Setting ``features`` of a database that has all features, also those of later versions.
 EVERYTHING = "all"
 
-_MARK = re.compile(r"[ \t]*-- (feature|end of feature): (\w+)")
+_MARK = re.compile(r"[ \t]*-- (feature|end of feature): ((?:not )?)(\w+)")
 
 
 def chosen(names: Iterable[str]) -> frozenset[str]:
@@ -81,21 +82,27 @@ def from_setting(value: str | None) -> frozenset[str]:
 
 def compose(text: str, features: Collection[str], feature: str = CORE) -> str:
     """Return the lines of a script that belong to these features; ``feature`` is that of the lines in no section."""
-    return "".join(line for line, needed in sections(text, feature) if needed <= set(features))
+    return "".join(line for line, needed, unwanted in sections(text, feature) if fits(needed, unwanted, features))
 
 
-def sections(text: str, feature: str = CORE) -> Iterator[tuple[str, set[str]]]:
-    """Each line but the marks, with the features that it needs."""
-    inside: list[str] = []
+def fits(needed: Collection[str], unwanted: Collection[str], features: Collection[str]) -> bool:
+    """Whether a line of such a section (see `sections`) belongs where these features are."""
+    return set(needed) <= set(features) and not set(unwanted) & set(features)
+
+
+def sections(text: str, feature: str = CORE) -> Iterator[tuple[str, set[str], set[str]]]:
+    """Each line but the marks, with the features that it needs, and those without which it stands there."""
+    inside: list[tuple[str, str]] = []
     for line in text.splitlines(keepends=True):
         mark = _MARK.fullmatch(line.rstrip())
         if mark is None:
-            yield line, set(inside or (feature,)) - {"any"}
+            needed = {name for negation, name in inside if not negation} if inside else {feature}
+            yield line, needed - {"any"}, {name for negation, name in inside if negation}
         elif mark[1] == "feature":
-            if mark[2] not in FEATURES and mark[2] != "any":
-                raise ValueError(f"There is no feature {mark[2]!r}")
-            inside.append(mark[2])
-        elif inside.pop() != mark[2]:
-            raise ValueError(f"The section of feature {mark[2]!r} ends in another one")
+            if mark[3] not in FEATURES and mark[3] != "any":
+                raise ValueError(f"There is no feature {mark[3]!r}")
+            inside.append((mark[2], mark[3]))
+        elif not inside or inside.pop() != (mark[2], mark[3]):
+            raise ValueError(f"The section of feature {mark[3]!r} ends in another one")
     if inside:
-        raise ValueError(f"The section of feature {inside[-1]!r} has no end")
+        raise ValueError(f"The section of feature {inside[-1][1]!r} has no end")

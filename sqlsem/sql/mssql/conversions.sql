@@ -123,8 +123,10 @@ BEGIN
             WHERE r.queue_position > @position AND r.access_type = N'read' AND r.granted_at IS NULL AND r.revoked_at IS NULL
               AND r.ahead_weight + r.weight <= COALESCE(r.concurrency_limit, 2147483647)
               AND r.ahead_weight + r.weight <= r.declared
-              AND (r.attended_until IS NULL OR r.attended_until >= @now)
-              AND NOT EXISTS (SELECT 1 FROM {schema}.parking AS p WITH (READCOMMITTEDLOCK) WHERE p.member_id = r.member_id);
+              -- feature: queue
+              AND NOT EXISTS (SELECT 1 FROM {schema}.parking AS p WITH (READCOMMITTEDLOCK) WHERE p.member_id = r.member_id)
+              -- end of feature: queue
+              AND (r.attended_until IS NULL OR r.attended_until >= @now);
             IF @try = 1 AND (@result IS NOT NULL OR EXISTS (SELECT 1 FROM @free))
             BEGIN
                 UPDATE {schema}.entry SET access_type = N'read'

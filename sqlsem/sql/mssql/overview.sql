@@ -1,5 +1,5 @@
--- sqlsem, the overview for SQL Server: all that is there at one instant, for those who look on; and what operators did. May be
--- run again at any time. It only looks: nothing here is on the way of who takes a lock or gives it back.
+-- sqlsem, the overview for SQL Server: all that is there at one instant, for those who look on. May be run again at
+-- any time. It only looks: nothing here is on the way of who takes a lock or gives it back.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -31,13 +31,14 @@ BEGIN
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start(),
-            @now_ms bigint = {schema}.clock_us() / 1000;
+    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start();
     DECLARE @member TABLE (member_id bigint NOT NULL PRIMARY KEY, missing int NULL);
     DECLARE @count TABLE (member_id bigint NOT NULL PRIMARY KEY, holding bigint NULL, waiting bigint NULL);
+    -- feature: queue
     DECLARE @queue TABLE (queue_name nvarchar(255) NULL, pending bigint NULL, running bigint NULL, finished bigint NULL,
                           failed bigint NULL, cancelled bigint NULL, lost bigint NULL, oldest float NULL, rate float NULL,
                           blocked_by bigint NULL);
+    -- end of feature: queue
     DECLARE @wanted TABLE (resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
     SELECT N'clock' AS what, @now AS taken_at;
     SELECT N'setting' AS what, o.resource_id, o.cap, o.paused_at, o.stale_after_ms / CAST(1000 AS float) AS stale_after,
@@ -71,11 +72,14 @@ BEGIN
                                       CASE WHEN @start > m.seen_at THEN @start ELSE m.seen_at END)) / CAST(1000000 AS float)
                              END AS grace_left) AS l
     ORDER BY m.member_id;
+    -- feature: queue
     INSERT INTO @queue (queue_name, pending, running, finished, failed, cancelled, lost, oldest, rate, blocked_by)
     EXEC {schema}.queue_counts;
     SELECT N'queue' AS what, q.queue_name, q.pending, q.running, q.finished, q.failed, q.cancelled, q.lost, q.oldest, q.rate,
            q.blocked_by
     FROM @queue AS q ORDER BY q.queue_name;
+    -- end of feature: queue
+    -- feature: batches
     SELECT N'batch' AS what, r.batch_id, r.batch_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
            r.ended_at,
            DATEDIFF_BIG(microsecond, r.opened_at, COALESCE(r.ended_at, @now)) / CAST(1000000 AS float) AS seconds,
@@ -98,6 +102,7 @@ BEGIN
            AND NOT EXISTS (SELECT 1 FROM {schema}.batch AS n WITH (NOLOCK)
                            WHERE n.batch_name = r.batch_name AND n.batch_id > r.batch_id))
     ORDER BY r.batch_id DESC, p.part;
+    -- end of feature: batches
     INSERT INTO @wanted (resource_id)
     SELECT TOP (200) t.resource_id FROM {schema}.entry AS t WITH (NOLOCK) GROUP BY t.resource_id
     ORDER BY SUM(CASE WHEN t.granted_at IS NULL THEN 1 ELSE 0 END) DESC, t.resource_id;
@@ -109,6 +114,8 @@ BEGIN
                  FROM {schema}.history AS p WITH (NOLOCK) WHERE p.resource_id = w.resource_id ORDER BY p.ended_at DESC) AS h
     WHERE h.outcome = N'released' AND h.granted_at IS NOT NULL
     ORDER BY w.resource_id, h.ended_at DESC, h.queue_position DESC;
+    -- feature: rates
+    DECLARE @now_ms bigint = {schema}.clock_us() / 1000;
     SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
     SELECT N'rate' AS what, r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in, r.cap
     FROM (SELECT TOP (200) w.resource_id FROM {schema}.rate_window AS w
@@ -118,6 +125,7 @@ BEGIN
           GROUP BY w.resource_id ORDER BY MAX(COALESCE(q.waiting, 0)) DESC, MAX(w.seen_ms) DESC, w.resource_id) AS n
     CROSS APPLY {schema}.windows_of(n.resource_id, @now_ms) AS r
     ORDER BY r.resource_id, r.window_ms;
+    -- end of feature: rates
 END;
 GO
 
@@ -461,54 +469,5 @@ BEGIN
     FROM (SELECT 1 AS one) AS o LEFT JOIN @entry AS e ON e.behind = 1
     WHERE @code IS NOT NULL
     ORDER BY e.queue_position;
-END;
-GO
-
-
--- What operators did ----------------------------------------------------------------------------------------------
--- (Written down by the statement that does it, or in its transaction; where it is done, as the client says.)
-
--- Newest first; of one resource or work queue, of one action, by one login; between @since_ms and @until_ms ago.
-IF OBJECT_ID(N'{schema}.operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.operations AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.operations
-    @name nvarchar(255) = NULL, @most int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
-    @action nvarchar(16) = NULL, @who nvarchar(400) = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
-    DECLARE @since datetime2(6), @until datetime2(6);
-    EXEC {schema}.read_ages @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
-    SELECT TOP (@most) o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position,
-           o.queue_name, o.task_id, o.old_value, o.new_value
-    FROM {schema}.operation AS o WITH (NOLOCK)
-    WHERE (@name IS NULL OR @name IN (o.resource_id, o.queue_name)) AND (@since IS NULL OR o.done_at >= @since)
-      AND (@until IS NULL OR o.done_at <= @until) AND (@action IS NULL OR o.action = @action)
-      AND (@who IS NULL OR @who IN (o.login, o.host, CONCAT(o.host, N':', o.pid), o.program))
-    ORDER BY o.operation_id DESC;
-END;
-GO
-
--- Removes what is past keeping: older than history_days, or more than history_rows. At most @most rows a call. Returns how many.
-IF OBJECT_ID(N'{schema}.prune_operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune_operations AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.prune_operations @most int, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
-    SET XACT_ABORT ON;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @days int, @rows bigint, @newest bigint = 0, @before datetime2(6), @count int;
-    SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
-    SELECT @rows = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'history_rows';
-    SELECT TOP (1) @newest = operation_id FROM {schema}.operation ORDER BY operation_id DESC;
-    SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
-    DELETE TOP (@most) FROM {schema}.operation WHERE done_at < @before OR operation_id <= @newest - @rows;
-    SET @count = @@ROWCOUNT;
-    IF @answer = 1
-        SELECT @count AS pruned;
-    RETURN @count;
 END;
 GO

@@ -1,11 +1,15 @@
 -- sqlsem, roles for SQL Server. May be run again. Add a user to one of them: ALTER ROLE {schema}_user ADD MEMBER etl;
 --   {schema}_user      takes and gives back locks, and the parts of batches
+-- feature: queue
 --   {schema}_putter    puts tasks of every kind, which run with the rights of the workers; cancels and retries its own
 --   {schema}_worker    claims, runs and ends tasks
+-- end of feature: queue
+-- feature: operate
 --   {schema}_operator  caps, pauses, revokes and reaps, takes locks, cancels and retries tasks, sees everything; puts none
+-- end of feature: operate
 --   {schema}_reader    looks: the queue, the history, the tasks, the settings
--- None but the last two has a right to any table. Bare participants need INSERT, SELECT and DELETE on {schema}.{table}, and
--- to be in {schema}_locks, which all of the above are: the application locks belong to it. (The database's owner may
+-- None but operators and readers has a right to any table. Bare participants need INSERT, SELECT and DELETE on
+-- {schema}.{table}, and to be in {schema}_locks, which all of the above are: the application locks belong to it. (The database's owner may
 -- do anything. Who has had rights to our objects by other ways when this is run is added to it.)
 -- Roles belong to the database. Anyone who may not create them gets the tables all the same; an administrator runs this.
 
@@ -16,8 +20,14 @@ DECLARE @statement nvarchar(400), @number int = 0, @most int;
 DECLARE @may int = CASE WHEN HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'CREATE ROLE') = 1
     OR IS_ROLEMEMBER(N'db_owner') = 1 OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
 INSERT INTO @role (name, letter)
-VALUES (N'{schema}_user', N'u'), (N'{schema}_putter', N'p'), (N'{schema}_worker', N'w'), (N'{schema}_operator', N'o'),
-       (N'{schema}_reader', N'r');
+VALUES
+       -- feature: operate
+       (N'{schema}_operator', N'o'),
+       -- end of feature: operate
+       -- feature: queue
+       (N'{schema}_putter', N'p'), (N'{schema}_worker', N'w'),
+       -- end of feature: queue
+       (N'{schema}_user', N'u'), (N'{schema}_reader', N'r');
 IF @may = 1
 BEGIN
     INSERT INTO @do (statement)
@@ -42,43 +52,80 @@ END;
 
 INSERT INTO @right (what, object_name, role_name)
 SELECT N'EXECUTE', o.name, r.name
-FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'), (N'resign', N'upwo'),
-             (N'warm_up', N'upwo'), (N'prune', N'upwo'), (N'prune_operations', N'upwo'), (N'prune_tasks', N'upwo'), (N'settings', N'upwor'), (N'overview', N'upwor'),
-             (N'register', N'uo'), (N'register_all', N'uo'), (N'take_turn', N'uo'), (N'wait', N'uo'), (N'look_all', N'uo'),
-             -- (Of these a worker needs some for the locks of its tasks, which are its own to keep and to give back.)
-             (N'release', N'uwo'), (N'cancel', N'uo'),
-             (N'pin', N'uwo'), (N'find_deadlock', N'uo'), (N'begin_upgrade', N'uo'), (N'upgrade', N'uo'),
-             (N'downgrade', N'uo'), (N'acquire', N'uo'), (N'try', N'uo'), (N'renew', N'uo'), (N'assert_holding', N'uo'),
-             (N'reset_rate', N'o'), (N'set_rate', N'o'), (N'revoke_members', N'o'),
-             (N'take_rate', N'uo'), (N'settle_rate', N'uo'), (N'take', N'uo'), (N'settle', N'uo'), (N'rates', N'uor'),
+FROM (VALUES
+             -- feature: operate
+             (N'overview', N'upwor'), (N'revoke_members', N'o'), (N'why', N'uor'), (N'estimate', N'uor'),
+             (N'resource_settings', N'uor'), (N'set_resource', N'o'), (N'set_limit', N'o'), (N'pause', N'o'),
+             (N'resume', N'o'), (N'revoke', N'o'), (N'reap', N'o'),
+             -- end of feature: operate
+             -- feature: priorities
+             (N'take_turn', N'uo'), (N'priorities', N'uor'),
+             -- end of feature: priorities
+             -- feature: conversions
+             (N'begin_upgrade', N'uo'), (N'upgrade', N'uo'), (N'downgrade', N'uo'),
+             -- end of feature: conversions
+             -- feature: handovers
              (N'hand_over_rows', N'uwo'), (N'adopt_rows', N'uo'), (N'hand_over', N'uo'), (N'adopt', N'uo'),
              (N'leave_with', N'uwo'), (N'has_left', N'uwo'), (N'forget_left', N'uwo'),
-             (N'once_begin', N'uo'), (N'once_done', N'uo'), (N'once_due', N'uo'), (N'mark_once', N'uo'), (N'once_forget', N'uo'),
-             (N'once_last', N'uor'),
-             (N'entries', N'uwor'), (N'status', N'uor'), (N'why', N'uor'), (N'estimate', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
-             (N'resource_settings', N'uor'), (N'priorities', N'uor'), (N'operations', N'uor'),
+             -- end of feature: handovers
+             -- feature: guards
+             (N'check_guard', N'upwor'), (N'guard_table', N'uo'), (N'unguard_table', N'uo'), (N'session_entry', N'uo'),
+             (N'guarded_tables', N'uor'),
+             -- end of feature: guards
+             -- feature: rates
+             (N'reset_rate', N'o'), (N'set_rate', N'o'), (N'take_rate', N'uo'), (N'settle_rate', N'uo'), (N'take', N'uo'),
+             (N'settle', N'uo'), (N'rates', N'uor'),
+             -- end of feature: rates
+             -- feature: once
+             (N'once_begin', N'uo'), (N'once_done', N'uo'), (N'once_due', N'uo'), (N'mark_once', N'uo'),
+             (N'once_forget', N'uo'), (N'once_last', N'uor'),
+             -- end of feature: once
+             -- feature: queue
+             (N'prune_tasks', N'upwo'), (N'put', N'p'), (N'put_task', N'p'), (N'save_schedule', N'p'),
+             (N'set_schedule', N'po'), (N'tend_queue', N'pwo'), (N'fire_schedule', N'w'), (N'list_schedules', N'pwor'),
+             (N'set_task', N'po'), (N'cancel_task', N'po'), (N'asked_of_tasks', N'w'), (N'queue_state', N'pwor'),
+             (N'queue_counts', N'pwor'), (N'list_tasks', N'pwor'), (N'show_tasks', N'pwor'), (N'queue_limits', N'pwor'),
+             (N'queue_waits', N'pwor'), (N'task_attempts', N'pwor'), (N'claim_task', N'w'), (N'claim_parked', N'w'),
+             (N'show_task_locks', N'pwor'), (N'claim_tasks', N'w'), (N'end_task', N'w'), (N'next_task', N'w'),
+             (N'return_claim', N'w'), (N'recover_tasks', N'pwo'), (N'work', N'w'), (N'set_queue', N'o'),
+             -- end of feature: queue
+             -- feature: batches
              (N'recover_batches', N'uo'), (N'start_part', N'uo'), (N'end_part', N'uo'), (N'claim_callback', N'uo'),
              (N'return_callback', N'uo'), (N'end_callback', N'uo'), (N'batch_part_start', N'uo'), (N'batch_part_done', N'uo'),
              (N'batch_part_failed', N'uo'), (N'batch_resume', N'uo'), (N'batch_callback_ended', N'uo'),
-             (N'list_batches', N'uor'),
-             (N'check_guard', N'upwor'), (N'guard_table', N'uo'), (N'unguard_table', N'uo'), (N'session_entry', N'uo'),
-             (N'guarded_tables', N'uor'),
-             (N'put', N'p'), (N'put_task', N'p'), (N'save_schedule', N'p'), (N'set_schedule', N'po'),
-             (N'tend_queue', N'pwo'), (N'fire_schedule', N'w'), (N'list_schedules', N'pwor'), (N'set_task', N'po'), (N'cancel_task', N'po'), (N'asked_of_tasks', N'w'), (N'queue_state', N'pwor'),
-             (N'queue_counts', N'pwor'), (N'list_tasks', N'pwor'), (N'show_tasks', N'pwor'),
-             (N'queue_limits', N'pwor'), (N'queue_waits', N'pwor'), (N'task_attempts', N'pwor'),
-             (N'claim_task', N'w'), (N'claim_parked', N'w'), (N'show_task_locks', N'pwor'), (N'claim_tasks', N'w'), (N'end_task', N'w'), (N'next_task', N'w'),
-             (N'return_claim', N'w'), (N'recover_tasks', N'pwo'), (N'work', N'w'),
-             (N'set_queue', N'o'), (N'set_resource', N'o'), (N'set_limit', N'o'), (N'pause', N'o'), (N'resume', N'o'), (N'revoke', N'o'),
-             (N'reap', N'o'), (N'abandon_batch', N'o')
+             (N'list_batches', N'uor'), (N'abandon_batch', N'o'),
+             -- end of feature: batches
+             -- (Of these a worker needs some for the locks of its tasks, which are its own to keep and to give back.)
+             (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'), (N'resign', N'upwo'), (N'warm_up', N'upwo'),
+             (N'prune', N'upwo'), (N'prune_operations', N'upwo'), (N'settings', N'upwor'), (N'register', N'uo'),
+             (N'register_all', N'uo'), (N'wait', N'uo'), (N'look_all', N'uo'), (N'release', N'uwo'), (N'cancel', N'uo'),
+             (N'pin', N'uwo'), (N'find_deadlock', N'uo'), (N'acquire', N'uo'), (N'try', N'uo'), (N'renew', N'uo'),
+             (N'assert_holding', N'uo'), (N'entries', N'uwor'), (N'status', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
+             (N'operations', N'uor')
      ) AS o (name, letters)
 JOIN @role AS r ON CHARINDEX(r.letter, o.letters) > 0
 UNION ALL
 SELECT N'SELECT', o.name, r.name
-FROM (VALUES (N'{table}'), (N'entry'), (N'member'), (N'resource'), (N'history'), (N'setting'),
-             (N'task'), (N'task_log'), (N'batch'), (N'batch_part'), (N'operation'), (N'schedule'),
-             (N'handover'), (N'task_lock'), (N'parking'), (N'queue_setting'), (N'queue_key'), (N'queue_wait'), (N'limit_pattern'), (N'once_run'),
-             (N'rate_window'), (N'rate_slot')) AS o (name)
+FROM (VALUES
+             -- feature: handovers
+             (N'handover'),
+             -- end of feature: handovers
+             -- feature: rates
+             (N'rate_window'), (N'rate_slot'),
+             -- end of feature: rates
+             -- feature: once
+             (N'once_run'),
+             -- end of feature: once
+             -- feature: queue
+             (N'task'), (N'task_log'), (N'schedule'), (N'task_lock'), (N'parking'), (N'queue_setting'), (N'queue_key'),
+             (N'queue_wait'),
+             -- end of feature: queue
+             -- feature: batches
+             (N'batch'), (N'batch_part'),
+             -- end of feature: batches
+             (N'{table}'), (N'entry'), (N'member'), (N'resource'), (N'history'), (N'setting'), (N'operation'),
+             (N'limit_pattern')
+     ) AS o (name)
 JOIN @role AS r ON r.letter IN (N'o', N'r');
 -- Takes back what the roles should not have.
 INSERT INTO @do (statement)

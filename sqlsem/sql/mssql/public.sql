@@ -244,6 +244,7 @@ GO
 
 -- Taking and giving back -------------------------------------------------------------------------------------------
 
+-- feature: priorities
 -- acquire, where priorities are set for the resource (priorities.sql). What a session holds is its own only, so nobody waits for who
 -- waits here, if it holds nothing else.
 IF OBJECT_ID(N'{schema}.acquire_ranked') IS NULL EXEC (N'CREATE PROCEDURE {schema}.acquire_ranked AS RETURN 0');
@@ -347,6 +348,7 @@ BEGIN
     RETURN @result;
 END;
 GO
+-- end of feature: priorities
 
 -- Takes a lock for this session (or for a lease), waiting up to @timeout_ms for it. Return code:
 --   0 granted at once   1 granted after waiting   -1 time is up   -2 taken away by an operator   -3 deadlock victim
@@ -392,6 +394,7 @@ BEGIN
         EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
     IF @priority IS NOT NULL AND @lease_ms IS NOT NULL
         THROW 50000, N'sqlsem: a request with a priority belongs to its session, and takes no lease_seconds; leave out one of the two', 1;
+    -- feature: priorities
     IF @priority IS NOT NULL
     BEGIN
         EXEC @result = {schema}.acquire_ranked @resource, @limit, @access, @weight, @deadline, @try, @note, @requesting_id, @priority,
@@ -399,6 +402,11 @@ BEGIN
         SET @fence = @position;
         RETURN @result;
     END;
+    -- end of feature: priorities
+    -- feature: not priorities
+    IF @priority IS NOT NULL
+        THROW 50001, N'sqlsem: priorities are not installed in this database; add them with: sqlsem init --add priorities', 1;
+    -- end of feature: not priorities
 
     BEGIN TRY
         WHILE @result IS NULL  -- once, but for a row that was lost while this session stood still
@@ -717,6 +725,7 @@ END;
 GO
 
 
+-- feature: operate
 -- What operators do (and reap, in routines.sql) --------------------------------------------------------------------
 
 -- The limit of a resource, or of all whose names begin so ('tenant:*'): an upper bound on whatever is declared, and the limit of
@@ -773,3 +782,4 @@ BEGIN
     EXEC {schema}.set_resource @resource, N'paused', 0;
 END;
 GO
+-- end of feature: operate

@@ -436,6 +436,26 @@ BEGIN
 END;
 GO
 
+-- The sign of life that a claim begins with (see give_sign), and who it is that claims.
+IF OBJECT_ID(N'{schema}.worker_sign') IS NULL EXEC (N'CREATE PROCEDURE {schema}.worker_sign AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.worker_sign @member bigint, @host nvarchar(255) OUTPUT, @pid int OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @there int, @due int;
+    SELECT @there = 1, @host = host, @pid = COALESCE(pid, session_id),
+           @due = CASE WHEN COALESCE(lease_ms, grace_ms) > 0
+                        AND DATEADD(millisecond, COALESCE(lease_ms, grace_ms) / 8, seen_at) < SYSUTCDATETIME()
+                       THEN 1 ELSE 0 END
+    FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
+    IF @due = 1
+        EXEC @there = {schema}.give_sign @member;
+    IF COALESCE(@there, 0) = 0
+        THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
+END;
+GO
+
 -- Tests whether the owner of a row that blocks still lives, and acts on it: notes the time when it is first missed,
 -- removes it when it has been missing for its grace (or its lease has run out, or its row is stale).
 -- 1 when it wrote something, or the row is not there (any more). Each write is a transaction of its own.
@@ -1485,8 +1505,10 @@ BEGIN
     EXEC {schema}.release N'', 0, N'';
     EXEC {schema}.cancel 0, N'', N'released';
     EXEC {schema}.look_all 0, N'[]';
+    -- feature: conversions
     EXEC {schema}.begin_upgrade N'', 0, N'', 1;
     EXEC {schema}.downgrade N'', 0, N'';
+    -- end of feature: conversions
     BEGIN TRY
         EXEC {schema}.register 0, N'', N'', NULL, 1, N'';  -- no such member
     END TRY
@@ -1630,6 +1652,7 @@ END;
 GO
 
 
+-- feature: operate
 -- What operators do ---------------------------------------------------------------------------------------------
 
 -- @what: 'cap' (NULL: none; of a name that ends with * for all that begin so), 'stale_after' in ms (NULL: never), 'paused' (1 or 0),
@@ -1859,8 +1882,12 @@ BEGIN
             BREAK;
         EXEC {schema}.suspect @resource, @position, -1;
     END;
+    -- feature: queue
     EXEC {schema}.recover_tasks NULL, -1;
+    -- end of feature: queue
+    -- feature: batches
     EXEC {schema}.recover_batches NULL, -1;
+    -- end of feature: batches
     -- Members that own nothing leave no row to find them by.
     WHILE 1 = 1
     BEGIN
@@ -1886,6 +1913,57 @@ BEGIN
 END;
 GO
 
+-- end of feature: operate
+
+
+-- What operators did ----------------------------------------------------------------------------------------------
+-- (Written down by the statement that does it, or in its transaction; where it is done, as the client says.)
+
+-- Newest first; of one resource or work queue, of one action, by one login; between @since_ms and @until_ms ago.
+IF OBJECT_ID(N'{schema}.operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.operations AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.operations
+    @name nvarchar(255) = NULL, @most int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
+    @action nvarchar(16) = NULL, @who nvarchar(400) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @since datetime2(6), @until datetime2(6);
+    EXEC {schema}.read_ages @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
+    SELECT TOP (@most) o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position,
+           o.queue_name, o.task_id, o.old_value, o.new_value
+    FROM {schema}.operation AS o WITH (NOLOCK)
+    WHERE (@name IS NULL OR @name IN (o.resource_id, o.queue_name)) AND (@since IS NULL OR o.done_at >= @since)
+      AND (@until IS NULL OR o.done_at <= @until) AND (@action IS NULL OR o.action = @action)
+      AND (@who IS NULL OR @who IN (o.login, o.host, CONCAT(o.host, N':', o.pid), o.program))
+    ORDER BY o.operation_id DESC;
+END;
+GO
+
+-- Removes what is past keeping: older than history_days, or more than history_rows. At most @most rows a call. Returns how many.
+IF OBJECT_ID(N'{schema}.prune_operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune_operations AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.prune_operations @most int, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @days int, @rows bigint, @newest bigint = 0, @before datetime2(6), @count int;
+    SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
+    SELECT @rows = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'history_rows';
+    SELECT TOP (1) @newest = operation_id FROM {schema}.operation ORDER BY operation_id DESC;
+    SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
+    DELETE TOP (@most) FROM {schema}.operation WHERE done_at < @before OR operation_id <= @newest - @rows;
+    SET @count = @@ROWCOUNT;
+    IF @answer = 1
+        SELECT @count AS pruned;
+    RETURN @count;
+END;
+GO
+
 -- Removes history older than setting history_days, and what is more than history_rows: of the oldest @most rows. They are
 -- counted by the positions between the first and the last, of which a few may be missing. Returns how many.
 IF OBJECT_ID(N'{schema}.prune') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune AS RETURN 0');
@@ -1907,6 +1985,7 @@ BEGIN
     DELETE TOP (@most) FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE ended_at <= @edge AND (ended_at < @before OR queue_position <= @last);
     SET @count = @@ROWCOUNT;
+    -- feature: rates
     -- Rates that nobody has used for a day, and whose windows are over: first what was used of them, which tells itself that it counts
     -- no more.
     DECLARE @over bigint = {schema}.clock_us() / 1000 - 86400000;
@@ -1920,6 +1999,7 @@ BEGIN
           AND NOT EXISTS (SELECT 1 FROM {schema}.rate_slot AS s WITH (READPAST, READCOMMITTEDLOCK)
                           WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms);
     END;
+    -- end of feature: rates
     IF @answer = 1
         SELECT @count AS pruned;
     RETURN @count;

@@ -236,26 +236,6 @@ GO
 
 -- Claiming and ending ----------------------------------------------------------------------------------------------
 
--- The sign of life that a claim begins with (see give_sign), and who it is that claims.
-IF OBJECT_ID(N'{schema}.worker_sign') IS NULL EXEC (N'CREATE PROCEDURE {schema}.worker_sign AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.worker_sign @member bigint, @host nvarchar(255) OUTPUT, @pid int OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    DECLARE @there int, @due int;
-    SELECT @there = 1, @host = host, @pid = COALESCE(pid, session_id),
-           @due = CASE WHEN COALESCE(lease_ms, grace_ms) > 0
-                        AND DATEADD(millisecond, COALESCE(lease_ms, grace_ms) / 8, seen_at) < SYSUTCDATETIME()
-                       THEN 1 ELSE 0 END
-    FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
-    IF @due = 1
-        EXEC @there = {schema}.give_sign @member;
-    IF COALESCE(@there, 0) = 0
-        THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
-END;
-GO
-
 -- Returns 1 where the rates of a queue, and of this key, let one more task be started, after so many others (of all; of the key), in a
 -- transaction that has written the queue's row of queue_setting. @start: it is started, so it counts from here on. What these rates
 -- are stands in PostgreSQL's tasks.sql.

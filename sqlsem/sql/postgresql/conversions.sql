@@ -81,12 +81,14 @@ BEGIN
           AND queue_position < (SELECT max(queue_position) FROM {schema}.oldest_first(p_resource, 9223372036854775807)
                                 WHERE access_type = 'read' AND granted_at IS NULL)
         ORDER BY queue_position FOR KEY SHARE;
+        -- feature: queue
         -- A parked task holds nothing, so it is not let in: it goes on waiting. One that is claimed just now is waited for, and
         -- then inside; from here on no claim finds its way free.
         PERFORM FROM {schema}.{table}
         WHERE resource_id = p_resource AND access_type = 'read' AND granted_at IS NULL AND queue_position > p_position
           AND member_id IN (SELECT p.member_id FROM {schema}.parking AS p)
         ORDER BY queue_position FOR NO KEY UPDATE;
+        -- end of feature: queue
         -- The rule, for the readers behind that wait: those who fit (now, or but for the operator's pause or cap, of
         -- which they may have heard later than we did).
         SELECT array_agg(queue_position), bool_or(paused OR load + weight > cap) INTO v_free, v_held
@@ -97,7 +99,9 @@ BEGIN
               WINDOW ahead AS (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS r
         CROSS JOIN (SELECT cap, paused_at IS NOT NULL AS paused FROM {schema}.set_for(p_resource)) AS o
         WHERE queue_position > p_position AND access_type = 'read' AND granted_at IS NULL AND revoked_at IS NULL
+          -- feature: queue
           AND NOT EXISTS (SELECT FROM {schema}.parking AS p WHERE p.member_id = r.member_id)
+          -- end of feature: queue
           AND coalesce(load + weight <= declared, true);  -- also those that nobody attends to: they go as such
         SELECT queue_position INTO v_other FROM {schema}.oldest_first(p_resource, 9223372036854775807)
         WHERE queue_position <> p_position AND (queue_position < p_position OR granted_at IS NOT NULL) LIMIT 1;

@@ -8,35 +8,6 @@
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
--- What only `pin` can say of a position: that this login may keep it while it is that member's. Needed when the row's member is
--- gone, whose login it was.
-CREATE OR REPLACE FUNCTION {schema}.pin_seal(p_position bigint, p_member bigint) RETURNS text
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RETURN (SELECT left(encode(sha256(convert_to(format('%s %s %s %s', k.secret, p_position, p_member, session_user), 'UTF8')), 'hex'), 32)
-            FROM {schema}.guard_key AS k);
-END
-$$;
-
--- Notes, until the transaction (or the savepoint) ends, that it has pinned a row: its number, then positions with their seals.
-CREATE OR REPLACE FUNCTION {schema}.note_pin(p_position bigint, p_member bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    v_number text := pg_current_xact_id()::text;
-    v_note   text := current_setting('sqlsem.{schema}_pinned', true);
-    v_entry  text := format('%s:%s', p_position, {schema}.pin_seal(p_position, p_member));
-BEGIN
-    IF split_part(v_note, ' ', 1) IS DISTINCT FROM v_number THEN
-        v_note := v_number;
-    ELSIF strpos(v_note, ' ' || v_entry) > 0 THEN
-        RETURN;
-    END IF;
-    PERFORM set_config('sqlsem.{schema}_pinned', v_note || ' ' || v_entry, true);
-END
-$$;
-
 -- What a connection notes to count on a grant for a while: its position and whose it is, which changes when it is handed over.
 -- NULL: it is not there (any more).
 CREATE OR REPLACE FUNCTION {schema}.session_entry(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS text

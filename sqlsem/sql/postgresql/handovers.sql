@@ -334,14 +334,6 @@ $$;
 
 -- Locks that go with a transaction of the caller's ------------------------------------------------------------------
 
--- Which database of which running server this is: no copy of it says the same, nor does it after another one has taken over.
-CREATE OR REPLACE FUNCTION {schema}.whereabouts() RETURNS text
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT concat_ws(' ', o.place, o.started, d.oid)
-    FROM {schema}.origin() AS o CROSS JOIN pg_database AS d WHERE d.datname = current_database()
-$$;
-
 -- In the transaction in which a lock shall go, and which has pinned it: a word that only the lock's process knows.
 -- (The rows go when the lock's process has seen them: a login that has left thousands is doing something else.)
 CREATE OR REPLACE FUNCTION {schema}.leave_with(p_word varchar) RETURNS void

@@ -1,5 +1,5 @@
--- sqlsem, the overview for PostgreSQL: all that is there at one instant, for those who look on; and what operators did. May be
--- run again at any time. It only looks: nothing here is on the way of who takes a lock or gives it back.
+-- sqlsem, the overview for PostgreSQL: all that is there at one instant, for those who look on. May be run again at
+-- any time. It only looks: nothing here is on the way of who takes a lock or gives it back.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
@@ -41,7 +41,10 @@ AS $$
         SELECT t.kind, l.relation::bigint, true, l.pid, l.virtualtransaction
         FROM pg_locks AS l
         JOIN (VALUES ('install', '{schema}.installer'::regclass, 'ShareRowExclusiveLock'),
-                     ('limits', '{schema}.limit_pattern', 'ExclusiveLock'), ('turns', '{schema}.queue_key', 'ExclusiveLock'),
+                     ('limits', '{schema}.limit_pattern', 'ExclusiveLock'),
+                     -- feature: queue
+                     ('turns', '{schema}.queue_key', 'ExclusiveLock'),
+                     -- end of feature: queue
                      ('pin', '{schema}.{table}', 'RowShareLock')) AS t (kind, relation, mode)
             ON t.relation = l.relation AND t.mode = l.mode
         WHERE l.locktype = 'relation' AND l.granted AND l.pid <> pg_backend_pid()
@@ -126,9 +129,12 @@ BEGIN
         FROM {schema}.member AS m JOIN {schema}.look_at_members() AS l ON l.member_id = m.member_id
         LEFT JOIN (SELECT t.member_id, count(t.granted_at) AS holding, count(*) - count(t.granted_at) AS waiting
                    FROM {schema}.{table} AS t GROUP BY t.member_id) AS q ON q.member_id = m.member_id);
+    -- feature: queue
     queues := (SELECT json_agg(json_build_array(
                    c.queue_name, c.pending, c.running, c.finished, c.failed, c.cancelled, c.lost, c.oldest, c.rate, c.blocked_by))
                FROM {schema}.queue_counts(NULL) AS c);
+    -- end of feature: queue
+    -- feature: batches
     batches := (
         SELECT json_agg(json_build_array(
                    r.batch_id, r.batch_name, r.status, r.window_ms / 1000.0, {schema}.microseconds(r.opened_at), {schema}.microseconds(r.ended_at),
@@ -146,6 +152,7 @@ BEGIN
         WHERE r.status = 'open' OR r.callback_status IN ('pending', 'running')
            OR (r.status = 'failed' OR r.callback_status = 'failed')
               AND NOT EXISTS (SELECT FROM {schema}.batch AS n WHERE n.batch_name = r.batch_name AND n.batch_id > r.batch_id));
+    -- end of feature: batches
     holds := (
         SELECT json_agg(json_build_array(w.resource_id, h.held, h.waited, h.note, h.program))
         FROM (SELECT t.resource_id FROM {schema}.{table} AS t
@@ -158,6 +165,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.overview_rates() RETURNS json
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
+    -- feature: rates
     SELECT json_agg(json_build_array(r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in,
                                       r.cap)
                     ORDER BY r.resource_id, r.window_ms)
@@ -167,6 +175,10 @@ AS $$
           WHERE w.resource_id LIKE 'rate:%'
           GROUP BY w.resource_id ORDER BY max(coalesce(q.waiting, 0)) DESC, max(w.seen_ms) DESC, w.resource_id LIMIT 200) AS w
     CROSS JOIN LATERAL {schema}.rates(w.resource_id) AS r
+    -- end of feature: rates
+    -- feature: not rates
+    SELECT NULL::json
+    -- end of feature: not rates
 $$;
 
 
@@ -400,57 +412,4 @@ BEGIN
     FROM (SELECT 1) AS one LEFT JOIN {schema}.entries(v_row.resource_id) AS e ON e.queue_position = ANY (v_rows)
     ORDER BY e.queue_position;
 END
-$$;
-
-
--- What operators did ----------------------------------------------------------------------------------------------
-
--- Writes down what somebody is just doing. Where it is done is what the client says of itself (sqlsem.client: host, process and
--- program, in lines), or what the server sees of it.
-CREATE OR REPLACE FUNCTION {schema}.note_operation(
-    p_action text, p_resource varchar, p_position bigint, p_queue varchar, p_task bigint, p_old text, p_new text) RETURNS void
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
-    INSERT INTO {schema}.operation (host, pid, program, action, resource_id, queue_position, queue_name, task_id, old_value, new_value)
-    SELECT left(coalesce(nullif(split_part(c.told, E'\n', 1), ''), host(inet_client_addr())), 255),
-           CASE WHEN split_part(c.told, E'\n', 2) ~ '^[0-9]{1,9}$' THEN split_part(c.told, E'\n', 2)::integer ELSE pg_backend_pid() END,
-           left({schema}.plain(coalesce(nullif(split_part(c.told, E'\n', 3), ''), current_setting('application_name'))), 255),
-           p_action, p_resource, p_position, p_queue, p_task, left(p_old, 1000), left(p_new, 1000)
-    FROM (SELECT coalesce(current_setting('sqlsem.client', true), '') AS told) AS c
-$$;
-
--- Newest first; of one resource or work queue, of one action, by one login. p_since and p_until: ages in seconds.
-CREATE OR REPLACE FUNCTION {schema}.operations(
-    p_name varchar DEFAULT NULL, p_most integer DEFAULT 100, p_since float DEFAULT NULL, p_until float DEFAULT NULL,
-    p_action varchar DEFAULT NULL, p_who varchar DEFAULT NULL)
-RETURNS TABLE (operation_id bigint, done_at timestamptz, login name, host varchar, pid integer, program varchar, action varchar,
-               resource_id varchar, queue_position bigint, queue_name varchar, task_id bigint, old_value varchar, new_value varchar)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position, o.queue_name,
-           o.task_id, o.old_value, o.new_value
-    FROM {schema}.operation AS o
-    WHERE (p_name IS NULL OR p_name IN (o.resource_id, o.queue_name))
-      AND (p_since IS NULL OR o.done_at >= statement_timestamp() - least(greatest(p_since, 0), 3e9) * interval '1 second')
-      AND (p_until IS NULL OR o.done_at <= statement_timestamp() - least(greatest(p_until, 0), 3e9) * interval '1 second')
-      AND (p_action IS NULL OR o.action = p_action)
-      AND (p_who IS NULL OR p_who IN (o.login, o.host, o.host || ':' || o.pid, o.program))
-    ORDER BY o.operation_id DESC LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END
-$$;
-
--- Removes what is past keeping, as prune does with the history: of the oldest p_most rows.
-CREATE OR REPLACE FUNCTION {schema}.prune_operations(p_most integer) RETURNS bigint
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
-    WITH oldest AS MATERIALIZED (
-        SELECT o.operation_id, o.done_at FROM {schema}.operation AS o ORDER BY o.operation_id LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED),
-    gone AS (
-        DELETE FROM {schema}.operation WHERE operation_id = ANY (ARRAY(
-            SELECT o.operation_id FROM oldest AS o
-            WHERE o.done_at < clock_timestamp()
-                              - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
-               OR o.operation_id <= (SELECT max(operation_id) FROM {schema}.operation)
-                                    - (SELECT value FROM {schema}.setting WHERE name = 'history_rows')::bigint))
-        RETURNING 1)
-    SELECT count(*) FROM gone
 $$;

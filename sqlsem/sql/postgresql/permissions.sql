@@ -1,9 +1,13 @@
 -- sqlsem, roles for PostgreSQL. May be run again, and takes back what these roles should not have. Grant some of them to a
 -- login: GRANT {schema}_user TO etl;
 --   {schema}_user      takes and gives back locks, runs parts of batches
+-- feature: queue
 --   {schema}_putter    puts tasks of every kind, which run with the rights of the workers; cancels and retries its own
 --   {schema}_worker    runs tasks
+-- end of feature: queue
+-- feature: operate
 --   {schema}_operator  may what users may, and caps, pauses, revokes and reaps; cancels and retries tasks; reads the tables
+-- end of feature: operate
 --   {schema}_reader    looks: the queues, the history, the settings, the tables
 -- None has a right to change any table: the routines do that. Roles belong to the whole server: who has one has it in each of
 -- its databases in which sqlsem is installed under this schema's name. Where this login may not create roles, an
@@ -16,7 +20,15 @@ DO $$
 DECLARE
     v_role text;
 BEGIN
-    FOREACH v_role IN ARRAY ARRAY['{schema}_user', '{schema}_putter', '{schema}_worker', '{schema}_operator', '{schema}_reader'] LOOP
+    FOREACH v_role IN ARRAY ARRAY[
+        -- feature: operate
+        '{schema}_operator',
+        -- end of feature: operate
+        -- feature: queue
+        '{schema}_putter', '{schema}_worker',
+        -- end of feature: queue
+        '{schema}_user', '{schema}_reader']
+    LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
             IF NOT (SELECT rolcreaterole OR rolsuper FROM pg_roles WHERE rolname = current_user) THEN
                 RAISE NOTICE 'sqlsem: role % does not exist and % may not create it', v_role, current_user;
@@ -37,43 +49,87 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA {schema} FROM PUBLIC;
 DO $$
 DECLARE
     -- u: users, p: putters, w: workers, o: operators, r: readers. What is not named here is called by other routines only.
-    v_rights constant jsonb := jsonb_build_object(
-        'upwo', ARRAY['enrol', 'resume_member', 'ping', 'resign', 'prune', 'prune_tasks', 'prune_operations',
-                      -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
-                      'guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'session_id', 'session_member'],
-        'upwor', ARRAY['settings', 'overview', 'overview_rates', 'whereabouts', 'kept_locks'],
-        'uo', ARRAY['register', 'register_all', 'take_turn', 'wait', 'look_all', 'cancel', 'find_deadlock', 'deadlock_rows', 'living',
-                    'begin_upgrade', 'upgrade', 'once_begin', 'once_done', 'once_due', 'mark_once', 'once_forget', 'check_period',
-                    'downgrade', 'hold_entry', 'spared_entries', 'spare_entries', 'keep_entries', 'acquire', 'try', 'renew', 'assert_holding',
-                    'check_request', 'check_free', 'check_lease', 'attend', 'waits_for_itself', 'has_others', 'deadlock_words', 'free_waits',
-                    'adopt_rows', 'hand_over', 'adopt', 'session_rows', 'leave_behind', 'new_token', 'token_hash',
-                    'take_rate', 'settle_rate', 'check_rate', 'check_rate_name', 'sleep_until_due', 'attend_head', 'acquire_row', 'is_outermost', 'take', 'settle', 'time_left', 'ended_how', 'release_rows', 'renew_row', 'new_uid',
-                    'recover_batches', 'start_part', 'end_part', 'claim_callback', 'return_callback', 'end_callback',
-                    'batch_part_start', 'batch_part_done', 'batch_part_failed', 'batch_resume', 'batch_callback_ended',
-                    'session_part_start', 'session_part_end', 'session_batch_resume',
-                    -- (Who may put triggers on a table guards it.)
-                    'check_guard', 'guard_table', 'unguard_table', 'session_entry'],
+    v_rights constant jsonb := jsonb_build_array(
+        -- feature: operate
+        jsonb_build_array('upwor', ARRAY['overview', 'overview_rates', 'kept_locks']),
+        jsonb_build_array('uor', ARRAY['why', 'estimate', 'resource_settings']),
+        jsonb_build_array('o', ARRAY['revoke_members', 'set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap']),
+        -- end of feature: operate
+        -- feature: priorities
+        jsonb_build_array('uo', ARRAY['take_turn']),
+        jsonb_build_array('uor', ARRAY['priorities']),
+        -- end of feature: priorities
+        -- feature: conversions
+        jsonb_build_array('uo', ARRAY['begin_upgrade', 'upgrade', 'downgrade', 'hold_entry']),
+        -- end of feature: conversions
+        -- feature: handovers
+        jsonb_build_array('uo', ARRAY[
+            'adopt_rows', 'hand_over', 'adopt', 'session_rows', 'leave_behind', 'new_token', 'token_hash']),
+        jsonb_build_array('uwo', ARRAY['hand_over_rows', 'leave_with', 'has_left', 'forget_left']),
+        -- end of feature: handovers
+        -- feature: guards
+        -- (Who may put triggers on a table guards it.)
+        jsonb_build_array('uo', ARRAY['check_guard', 'guard_table', 'unguard_table', 'session_entry']),
+        jsonb_build_array('uor', ARRAY['guarded_tables', 'guards', 'family']),
+        -- end of feature: guards
+        -- feature: rates
+        jsonb_build_array('uo', ARRAY[
+            'take_rate', 'settle_rate', 'check_rate', 'check_rate_name', 'sleep_until_due', 'attend_head', 'take', 'settle']),
+        jsonb_build_array('uor', ARRAY['rates']),
+        jsonb_build_array('o', ARRAY['reset_rate', 'set_rate']),
+        -- end of feature: rates
+        -- feature: once
+        jsonb_build_array('uo', ARRAY['once_begin', 'once_done', 'once_due', 'mark_once', 'once_forget', 'check_period']),
+        jsonb_build_array('uor', ARRAY['once_last']),
+        -- end of feature: once
+        -- feature: queue
+        jsonb_build_array('upwo', ARRAY['prune_tasks']),
+        jsonb_build_array('p', ARRAY['put_tasks', 'put_tasks_once', 'put', 'save_schedule']),
+        jsonb_build_array('po', ARRAY['set_task', 'cancel_task', 'set_schedule']),
+        jsonb_build_array('pwo', ARRAY['recover_tasks', 'tend_queue']),
+        jsonb_build_array('pwor', ARRAY[
+            'listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'show_tasks', 'queue_limits',
+            'queue_waits', 'task_attempts', 'list_schedules']),
+        jsonb_build_array('w', ARRAY[
+            'claim_task', 'claim_parked', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
+            'asked_of_tasks', 'fire_schedule', 'session_leftovers', 'session_asked', 'seconds_since', 'error_words']),
+        jsonb_build_array('o', ARRAY['set_queue']),
+        -- end of feature: queue
+        -- feature: batches
+        jsonb_build_array('uo', ARRAY[
+            'recover_batches', 'start_part', 'end_part', 'claim_callback', 'return_callback', 'end_callback',
+            'batch_part_start', 'batch_part_done', 'batch_part_failed', 'batch_resume', 'batch_callback_ended',
+            'session_part_start', 'session_part_end', 'session_batch_resume']),
+        jsonb_build_array('uor', ARRAY['list_batches']),
+        jsonb_build_array('o', ARRAY['abandon_batch']),
+        -- end of feature: batches
+        jsonb_build_array('upwo', ARRAY[
+            'enrol', 'resume_member', 'ping', 'resign', 'prune', 'prune_operations',
+            -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
+            'guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'session_id', 'session_member']),
+        jsonb_build_array('upwor', ARRAY['settings', 'whereabouts']),
+        jsonb_build_array('uo', ARRAY[
+            'register', 'register_all', 'wait', 'look_all', 'cancel', 'find_deadlock', 'deadlock_rows', 'living',
+            'spared_entries', 'spare_entries', 'keep_entries', 'acquire', 'try', 'renew', 'assert_holding', 'check_request',
+            'check_free', 'check_lease', 'attend', 'waits_for_itself', 'has_others', 'deadlock_words', 'free_waits',
+            'acquire_row', 'is_outermost', 'time_left', 'ended_how', 'release_rows', 'renew_row', 'new_uid']),
         -- (What a worker needs for the locks of its tasks: they are its own to keep and to give back, as any row of its login.)
-        'uwo', ARRAY['release', 'pin', 'hand_over_rows', 'leave_with', 'has_left', 'forget_left'],
-        'uwor', ARRAY['entries'],
-        'uor', ARRAY['rates', 'priorities', 'status', 'why', 'estimate', 'past', 'resources', 'resource_settings', 'operations', 'list_batches',
-                     'guarded_tables', 'guards', 'family', 'once_last'],
-        'p', ARRAY['put_tasks', 'put_tasks_once', 'put', 'save_schedule'],
-        'po', ARRAY['set_task', 'cancel_task', 'set_schedule'],
-        'pwo', ARRAY['recover_tasks', 'tend_queue'],
-        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'show_tasks', 'queue_limits',
-                       'queue_waits', 'task_attempts',
-                       'list_schedules'],
-        'w', ARRAY['claim_task', 'claim_parked', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
-                   'asked_of_tasks', 'fire_schedule', 'session_leftovers', 'session_asked', 'seconds_since', 'error_words'],
-        'o', ARRAY['reset_rate', 'set_rate', 'revoke_members', 'set_queue', 'set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap', 'abandon_batch']);
+        jsonb_build_array('uwo', ARRAY['release', 'pin']),
+        jsonb_build_array('uwor', ARRAY['entries']),
+        jsonb_build_array('uor', ARRAY['status', 'past', 'resources', 'operations']));
     v_role  record;
     v_thing record;
 BEGIN
     FOR v_role IN
         SELECT k.letter, r.rolname AS name, r.oid
-        FROM (VALUES ('u', '{schema}_user'), ('p', '{schema}_putter'), ('w', '{schema}_worker'), ('o', '{schema}_operator'),
-                     ('r', '{schema}_reader')) AS k (letter, name)
+        FROM (VALUES
+              -- feature: operate
+              ('o', '{schema}_operator'),
+              -- end of feature: operate
+              -- feature: queue
+              ('p', '{schema}_putter'), ('w', '{schema}_worker'),
+              -- end of feature: queue
+              ('u', '{schema}_user'), ('r', '{schema}_reader')) AS k (letter, name)
         JOIN pg_roles AS r ON r.rolname = k.name
     LOOP
         EXECUTE format('GRANT USAGE ON SCHEMA {schema} TO %I', v_role.name);
@@ -81,8 +137,8 @@ BEGIN
             SELECT p.oid::regprocedure AS signature, n.may,
                    EXISTS (SELECT FROM aclexplode(p.proacl) AS a WHERE a.grantee = v_role.oid AND a.privilege_type = 'EXECUTE') AS has
             FROM pg_proc AS p
-            CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM jsonb_each(v_rights) AS e
-                                               WHERE strpos(e.key, v_role.letter) > 0 AND e.value ? p.proname::text) AS may) AS n
+            CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM jsonb_array_elements(v_rights) AS e
+                                               WHERE strpos(e ->> 0, v_role.letter) > 0 AND e -> 1 ? p.proname::text) AS may) AS n
             WHERE p.pronamespace = '{schema}'::regnamespace
         LOOP
             IF v_thing.may AND NOT v_thing.has THEN
@@ -96,9 +152,22 @@ BEGIN
                    ARRAY(SELECT a.privilege_type FROM aclexplode(c.relacl) AS a WHERE a.grantee = v_role.oid) AS has
             FROM pg_class AS c
             CROSS JOIN LATERAL (SELECT v_role.letter IN ('o', 'r') AND c.relname IN (
-                lower('{table}'), 'member', 'resource', 'history', 'setting', 'low_water', 'task', 'task_log', 'batch', 'batch_part',
-                'operation', 'schedule', 'handover', 'queue_setting', 'queue_key', 'queue_wait', 'limit_pattern',
-                'task_lock', 'parking', 'once_run', 'rate_window', 'rate_slot') AS may) AS n
+                -- feature: handovers
+                'handover',
+                -- end of feature: handovers
+                -- feature: rates
+                'rate_window', 'rate_slot',
+                -- end of feature: rates
+                -- feature: once
+                'once_run',
+                -- end of feature: once
+                -- feature: queue
+                'task', 'task_log', 'schedule', 'queue_setting', 'queue_key', 'queue_wait', 'task_lock', 'parking',
+                -- end of feature: queue
+                -- feature: batches
+                'batch', 'batch_part',
+                -- end of feature: batches
+                lower('{table}'), 'member', 'resource', 'history', 'setting', 'low_water', 'operation', 'limit_pattern') AS may) AS n
             WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind IN ('r', 'S')
         LOOP
             CONTINUE WHEN v_thing.has = CASE WHEN v_thing.may THEN ARRAY['SELECT'] ELSE ARRAY[]::text[] END;

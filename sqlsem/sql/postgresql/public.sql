@@ -597,6 +597,7 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT * FROM {schema}.entries(resource) $$;
 
 
+-- feature: operate
 -- What operators do (and reap, in routines.sql) --------------------------------------------------------------------
 
 -- The limit of a resource, or of all whose names begin so ('tenant:*'): an upper bound on whatever is declared, and the limit of
@@ -632,3 +633,4 @@ BEGIN
     PERFORM {schema}.set_resource(resource, 'paused', 0);
 END
 $$;
+-- end of feature: operate

@@ -204,6 +204,14 @@ BEGIN
 END
 $$;
 
+-- Which database of which running server this is: no copy of it says the same, nor does it after another one has taken over.
+CREATE OR REPLACE FUNCTION {schema}.whereabouts() RETURNS text
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT concat_ws(' ', o.place, o.started, d.oid)
+    FROM {schema}.origin() AS o CROSS JOIN pg_database AS d WHERE d.datname = current_database()
+$$;
+
 -- Whether that is still what it was when somebody looked last.
 CREATE OR REPLACE FUNCTION {schema}.same_origin() RETURNS boolean
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -249,8 +257,12 @@ BEGIN
                          (SELECT max(queue_position) FROM (SELECT queue_position FROM {schema}.{table}
                                                            UNION ALL SELECT queue_position FROM {schema}.history) AS p) AS given
                   UNION ALL SELECT pg_get_serial_sequence('{schema}.member', 'member_id'), (SELECT max(member_id) FROM {schema}.member)
+                  -- feature: queue
                   UNION ALL SELECT pg_get_serial_sequence('{schema}.task', 'task_id'), (SELECT max(task_id) FROM {schema}.task)
+                  -- end of feature: queue
+                  -- feature: batches
                   UNION ALL SELECT pg_get_serial_sequence('{schema}.batch', 'batch_id'), (SELECT max(batch_id) FROM {schema}.batch)
+                  -- end of feature: batches
                  ) AS s
             JOIN pg_sequences AS q ON s.sequence = format('%I.%I', q.schemaname, q.sequencename)
         LOOP
@@ -957,6 +969,28 @@ BEGIN
 END
 $$;
 
+-- Of a member that is about to claim or start something: gives its sign of life. Raises when the member was given up, or
+-- is another login's.
+CREATE OR REPLACE FUNCTION {schema}.require_member(p_member bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT {schema}.give_sign(p_member) THEN
+        RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
+            USING ERRCODE = 'P0002', HINT = 'Enrol again.';
+    END IF;
+END
+$$;
+
+-- Whether this login is a member of one of these roles, or of the owner's.
+CREATE OR REPLACE FUNCTION {schema}.has_role(VARIADIC p_roles text[]) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = ANY (SELECT '{schema}_' || r FROM unnest(p_roles) AS r)
+                   AND pg_has_role(session_user, oid, 'MEMBER'))
+        OR EXISTS (SELECT FROM pg_namespace WHERE oid = '{schema}'::regnamespace AND pg_has_role(session_user, nspowner, 'MEMBER'))
+$$;
+
 
 -- Says what is wrong with a request. In order is one that leaves its limit to the server, which has one for the resource: until
 -- the end of the transaction nobody can lift that.
@@ -1588,6 +1622,35 @@ AS $$
     SELECT EXISTS (SELECT FROM pg_roles WHERE rolname IN (p_login, '{schema}_operator') AND pg_has_role(session_user, oid, 'MEMBER'))
 $$;
 
+-- What only `pin` can say of a position: that this login may keep it while it is that member's. Needed when the row's member is
+-- gone, whose login it was.
+CREATE OR REPLACE FUNCTION {schema}.pin_seal(p_position bigint, p_member bigint) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT left(encode(sha256(convert_to(format('%s %s %s %s', k.secret, p_position, p_member, session_user), 'UTF8')), 'hex'), 32)
+            FROM {schema}.guard_key AS k);
+END
+$$;
+
+-- Notes, until the transaction (or the savepoint) ends, that it has pinned a row: its number, then positions with their seals.
+CREATE OR REPLACE FUNCTION {schema}.note_pin(p_position bigint, p_member bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_number text := pg_current_xact_id()::text;
+    v_note   text := current_setting('sqlsem.{schema}_pinned', true);
+    v_entry  text := format('%s:%s', p_position, {schema}.pin_seal(p_position, p_member));
+BEGIN
+    IF split_part(v_note, ' ', 1) IS DISTINCT FROM v_number THEN
+        v_note := v_number;
+    ELSIF strpos(v_note, ' ' || v_entry) > 0 THEN
+        RETURN;
+    END IF;
+    PERFORM set_config('sqlsem.{schema}_pinned', v_note || ' ' || v_entry, true);
+END
+$$;
+
 -- Pins a row to the caller's own transaction: nobody can be granted in its stead before that ends.
 -- True when it is there. Only for the login whose row it is, for those that were granted that login, and for operators: the
 -- row cannot be given back, or taken away, before the transaction ends. The row of a member that was given up is nobody's: it is
@@ -1623,7 +1686,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     ELSIF v_login IS NOT NULL THEN
-        PERFORM {schema}.note_pin(p_position, v_member);  -- for guarded tables (guards.sql)
+        PERFORM {schema}.note_pin(p_position, v_member);  -- (also for guarded tables)
     END IF;
     RETURN true;
 END
@@ -1756,6 +1819,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ SELECT s.name, s.value FROM {schema}.setting AS s $$;
 
 
+-- feature: operate
 -- What operators do ---------------------------------------------------------------------------------------------
 
 -- A row for which nothing is set goes; but '*' stays while there are patterns (set_for).
@@ -1961,8 +2025,12 @@ BEGIN
     LOOP
         PERFORM {schema}.suspect(v_row.resource_id, v_row.queue_position, -1);
     END LOOP;
+    -- feature: queue
     PERFORM {schema}.recover_tasks(NULL, -1);
+    -- end of feature: queue
+    -- feature: batches
     PERFORM {schema}.recover_batches(NULL, -1);
+    -- end of feature: batches
     -- Members that own nothing leave no row to find them by.
     PERFORM {schema}.test_member(l.member_id, -1) FROM {schema}.look_at_members() AS l WHERE l.dead;
     v_gone := v_before - (SELECT count(*) FROM {schema}.{table});
@@ -1971,6 +2039,61 @@ BEGIN
     END IF;
     RETURN v_gone;
 END
+$$;
+
+-- end of feature: operate
+
+
+-- What operators did ----------------------------------------------------------------------------------------------
+
+-- Writes down what somebody is just doing. Where it is done is what the client says of itself (sqlsem.client: host, process and
+-- program, in lines), or what the server sees of it.
+CREATE OR REPLACE FUNCTION {schema}.note_operation(
+    p_action text, p_resource varchar, p_position bigint, p_queue varchar, p_task bigint, p_old text, p_new text) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO {schema}.operation (host, pid, program, action, resource_id, queue_position, queue_name, task_id, old_value, new_value)
+    SELECT left(coalesce(nullif(split_part(c.told, E'\n', 1), ''), host(inet_client_addr())), 255),
+           CASE WHEN split_part(c.told, E'\n', 2) ~ '^[0-9]{1,9}$' THEN split_part(c.told, E'\n', 2)::integer ELSE pg_backend_pid() END,
+           left({schema}.plain(coalesce(nullif(split_part(c.told, E'\n', 3), ''), current_setting('application_name'))), 255),
+           p_action, p_resource, p_position, p_queue, p_task, left(p_old, 1000), left(p_new, 1000)
+    FROM (SELECT coalesce(current_setting('sqlsem.client', true), '') AS told) AS c
+$$;
+
+-- Newest first; of one resource or work queue, of one action, by one login. p_since and p_until: ages in seconds.
+CREATE OR REPLACE FUNCTION {schema}.operations(
+    p_name varchar DEFAULT NULL, p_most integer DEFAULT 100, p_since float DEFAULT NULL, p_until float DEFAULT NULL,
+    p_action varchar DEFAULT NULL, p_who varchar DEFAULT NULL)
+RETURNS TABLE (operation_id bigint, done_at timestamptz, login name, host varchar, pid integer, program varchar, action varchar,
+               resource_id varchar, queue_position bigint, queue_name varchar, task_id bigint, old_value varchar, new_value varchar)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position, o.queue_name,
+           o.task_id, o.old_value, o.new_value
+    FROM {schema}.operation AS o
+    WHERE (p_name IS NULL OR p_name IN (o.resource_id, o.queue_name))
+      AND (p_since IS NULL OR o.done_at >= statement_timestamp() - least(greatest(p_since, 0), 3e9) * interval '1 second')
+      AND (p_until IS NULL OR o.done_at <= statement_timestamp() - least(greatest(p_until, 0), 3e9) * interval '1 second')
+      AND (p_action IS NULL OR o.action = p_action)
+      AND (p_who IS NULL OR p_who IN (o.login, o.host, o.host || ':' || o.pid, o.program))
+    ORDER BY o.operation_id DESC LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END
+$$;
+
+-- Removes what is past keeping, as prune does with the history: of the oldest p_most rows.
+CREATE OR REPLACE FUNCTION {schema}.prune_operations(p_most integer) RETURNS bigint
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH oldest AS MATERIALIZED (
+        SELECT o.operation_id, o.done_at FROM {schema}.operation AS o ORDER BY o.operation_id LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED),
+    gone AS (
+        DELETE FROM {schema}.operation WHERE operation_id = ANY (ARRAY(
+            SELECT o.operation_id FROM oldest AS o
+            WHERE o.done_at < clock_timestamp()
+                              - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
+               OR o.operation_id <= (SELECT max(operation_id) FROM {schema}.operation)
+                                    - (SELECT value FROM {schema}.setting WHERE name = 'history_rows')::bigint))
+        RETURNING 1)
+    SELECT count(*) FROM gone
 $$;
 
 -- Removes history older than setting history_days, and what is more than history_rows: of the oldest p_most rows. They are
@@ -1986,6 +2109,7 @@ AS $$
                OR l.made_at < clock_timestamp() - interval '1 minute'
                   AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
         LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED));
+    -- feature: rates
     -- (What was used of rates more than a day before, which counts no more; and rates that nobody has used for so long, when nothing
     -- of that is left, as nobody would find it again; under their gates, as who takes has seen a window, and writes down there what
     -- it took. may_start has a lock on the window instead.)
@@ -2002,6 +2126,7 @@ AS $$
                                         WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms)
                    THEN pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(w.resource_id)) END
         LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED));
+    -- end of feature: rates
     WITH oldest AS MATERIALIZED (
         SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h ORDER BY h.ended_at LIMIT greatest(p_most, 0)),
     gone AS (

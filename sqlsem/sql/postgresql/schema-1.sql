@@ -133,6 +133,10 @@ CREATE INDEX history_outcome ON {schema}.history (outcome, ended_at) WHERE outco
 CREATE INDEX history_resource_outcome ON {schema}.history (resource_id, outcome, ended_at) WHERE outcome <> 'released';
 COMMENT ON TABLE {schema}.history IS 'sqlsem: one row a finished request, kept for setting history_days';
 
+-- The secret with which pin seals its notes Only the owner of the schema reads it.
+CREATE TABLE {schema}.guard_key (secret text NOT NULL);
+INSERT INTO {schema}.guard_key (secret) SELECT concat(gen_random_uuid(), gen_random_uuid());
+
 -- One row for each call of an operator, written in the transaction of that call.
 CREATE TABLE {schema}.operation (
     operation_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -237,12 +241,6 @@ CREATE TABLE {schema}.handover (
 CREATE INDEX handover_given ON {schema}.handover (given_at);
 COMMENT ON TABLE {schema}.handover IS 'sqlsem: locks handed over, and what became of them; kept for a day';
 -- end of feature: handovers
-
--- feature: guards
--- The secret with which pin seals its notes (guards.sql). Only the owner of the schema reads it.
-CREATE TABLE {schema}.guard_key (secret text NOT NULL);
-INSERT INTO {schema}.guard_key (secret) SELECT concat(gen_random_uuid(), gen_random_uuid());
--- end of feature: guards
 
 -- feature: queue
 -- The work queue ----------------------------------------------------------------------------------------------------

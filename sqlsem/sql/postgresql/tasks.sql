@@ -50,28 +50,6 @@
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
--- Of a member that is about to claim or start something: gives its sign of life. Raises when the member was given up, or
--- is another login's.
-CREATE OR REPLACE FUNCTION {schema}.require_member(p_member bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    IF NOT {schema}.give_sign(p_member) THEN
-        RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
-            USING ERRCODE = 'P0002', HINT = 'Enrol again.';
-    END IF;
-END
-$$;
-
--- Whether this login is a member of one of these roles, or of the owner's.
-CREATE OR REPLACE FUNCTION {schema}.has_role(VARIADIC p_roles text[]) RETURNS boolean
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = ANY (SELECT '{schema}_' || r FROM unnest(p_roles) AS r)
-                   AND pg_has_role(session_user, oid, 'MEMBER'))
-        OR EXISTS (SELECT FROM pg_namespace WHERE oid = '{schema}'::regnamespace AND pg_has_role(session_user, nspowner, 'MEMBER'))
-$$;
-
 -- The put lock: taken before numbers of tasks are drawn, or what has ended is opened again, until the transaction ends.
 CREATE OR REPLACE FUNCTION {schema}.hold_marks(p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
