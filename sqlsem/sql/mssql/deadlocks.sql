@@ -271,12 +271,14 @@ BEGIN
                             N' session ' + CONVERT(nvarchar(20), m.session_id), N''),
                    COALESCE(N' (' + w.owner + N')', N''),
                    CASE WHEN a.position = w.position AND w.access_type <> N'upgrade' THEN N' '
-                        ELSE CONCAT(CASE WHEN a.granted = 1 THEN N' holds ''' ELSE N' queues for ''' END, a.resource_id,
+                        ELSE CONCAT(CASE WHEN a.granted = 1 THEN N' holds ''' ELSE N' queues for ''' END,
+                                    a.resource_id COLLATE DATABASE_DEFAULT,
                                     N''' at ', a.position, N', ') END,
                    CASE WHEN w.access_type = N'upgrade'
-                        THEN CONCAT(N'waits to be the writer of ''', w.resource_id, N''' at ', w.position, N' until ',
-                                    c.blocker, N' has left')
-                        ELSE CONCAT(N'waits for ''', w.resource_id, N''' at ', w.position, N' behind ', c.blocker) END)
+                        THEN CONCAT(N'waits to be the writer of ''', w.resource_id COLLATE DATABASE_DEFAULT, N''' at ',
+                                    w.position, N' until ', c.blocker, N' has left')
+                        ELSE CONCAT(N'waits for ''', w.resource_id COLLATE DATABASE_DEFAULT, N''' at ', w.position,
+                                     N' behind ', c.blocker) END)
         FROM @cycle AS c JOIN @cycle AS p ON p.step = CASE WHEN c.step = 1 THEN @depth ELSE c.step - 1 END
         JOIN @row AS w ON w.position = c.waiter JOIN @row AS a ON a.position = p.blocker
         JOIN {schema}.member AS m ON m.member_id = w.member_id

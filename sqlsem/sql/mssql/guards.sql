@@ -84,7 +84,7 @@ CREATE FUNCTION {schema}.guards() RETURNS TABLE AS RETURN (
     SELECT g.trigger_id, g.parent_id, g.trigger_name, OBJECT_SCHEMA_NAME(g.parent_id) AS schema_name,
            OBJECT_NAME(g.parent_id) AS table_name, g.disabled,
            REPLACE(LEFT(g.rest, LEN(g.rest) - LEN(N'''; END')), N'''''', N'''') AS resource_id
-    FROM (SELECT t.object_id AS trigger_id, t.parent_id, t.name AS trigger_name, CAST(t.is_disabled AS int) AS disabled,
+    FROM (SELECT t.object_id AS trigger_id, t.parent_id, t.name COLLATE DATABASE_DEFAULT AS trigger_name, CAST(t.is_disabled AS int) AS disabled,
                  STUFF(m.definition, 1, CHARINDEX(N'{schema}.check_guard @@PROCID, N''', m.definition)
                                         + LEN(N'{schema}.check_guard @@PROCID, N''') - 1, N'') AS rest
           FROM sys.triggers AS t JOIN sys.sql_modules AS m ON m.object_id = t.object_id

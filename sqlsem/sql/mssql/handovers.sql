@@ -183,7 +183,7 @@ BEGIN
         SELECT @transit = member_id, @rows = row_count, @resource = resource_id, @position = queue_position, @given_by = given_by,
                @given_to = given_to, @given_at = given_at, @adopted_at = adopted_at, @adopted_by = adopted_by,
                @adopted_uid = adopted_uid, @words = adopter,
-               @seconds = DATEDIFF(millisecond, COALESCE(adopted_at, given_at), SYSUTCDATETIME()) / CAST(1000 AS float)
+               @seconds = DATEDIFF_BIG(millisecond, COALESCE(adopted_at, given_at), SYSUTCDATETIME()) / CAST(1000 AS float)
         FROM {schema}.handover WITH (READCOMMITTEDLOCK) WHERE token_hash = @hash;
         IF @transit IS NULL
             SET @code = -1;

@@ -11,6 +11,7 @@
 -- None but operators and readers has a right to any table. Bare participants need INSERT, SELECT and DELETE on
 -- {schema}.{table}, and to be in {schema}_locks, which all of the above are: the application locks belong to it. (The database's owner may
 -- do anything. Who has had rights to our objects by other ways when this is run is added to it.)
+-- (Words of the catalog have a collation of their own, and its names another one on Azure SQL: COLLATE where they meet ours.)
 -- Roles belong to the database. Anyone who may not create them gets the tables all the same; an administrator runs this.
 
 DECLARE @do TABLE (number int IDENTITY NOT NULL PRIMARY KEY, statement nvarchar(400) NOT NULL);
@@ -43,7 +44,8 @@ BEGIN
     INSERT INTO @do (statement)
     SELECT DISTINCT CONCAT(N'ALTER ROLE {schema}_locks ADD MEMBER ', QUOTENAME(p.name))
     FROM sys.database_permissions AS g JOIN sys.database_principals AS p ON p.principal_id = g.grantee_principal_id
-    WHERE g.state IN ('G', 'W') AND p.name NOT IN (N'public', N'dbo', N'guest') AND p.name NOT IN (SELECT r.name FROM @role AS r)
+    WHERE g.state IN ('G', 'W') AND p.name NOT IN (N'public', N'dbo', N'guest') 
+      AND p.name COLLATE DATABASE_DEFAULT NOT IN (SELECT r.name FROM @role AS r)
       AND p.name <> N'{schema}_locks'
       AND ((g.class = 1 AND OBJECT_SCHEMA_NAME(g.major_id) = N'{schema}' AND g.permission_name IN (N'EXECUTE', N'INSERT'))
            OR (g.class = 3 AND g.major_id = SCHEMA_ID(N'{schema}') AND g.permission_name IN (N'EXECUTE', N'INSERT', N'CONTROL'))
@@ -129,11 +131,12 @@ FROM (VALUES
 JOIN @role AS r ON r.letter IN (N'o', N'r');
 -- Takes back what the roles should not have.
 INSERT INTO @do (statement)
-SELECT CONCAT(N'REVOKE ', g.permission_name, N' ON {schema}.', QUOTENAME(OBJECT_NAME(g.major_id)), N' FROM ', r.name)
+SELECT CONCAT(N'REVOKE ', g.permission_name COLLATE DATABASE_DEFAULT, N' ON {schema}.', QUOTENAME(OBJECT_NAME(g.major_id)),
+              N' FROM ', r.name)
 FROM sys.database_permissions AS g JOIN @role AS r ON DATABASE_PRINCIPAL_ID(r.name) = g.grantee_principal_id
 WHERE g.class = 1 AND g.minor_id = 0 AND OBJECT_SCHEMA_NAME(g.major_id) = N'{schema}'
   AND NOT EXISTS (SELECT 1 FROM @right AS w
-                  WHERE w.what = g.permission_name AND w.object_name = OBJECT_NAME(g.major_id) AND w.role_name = r.name);
+                  WHERE w.what = g.permission_name COLLATE DATABASE_DEFAULT AND w.object_name = OBJECT_NAME(g.major_id) AND w.role_name = r.name);
 INSERT INTO @do (statement)
 SELECT CONCAT(N'GRANT ', w.what, N' ON {schema}.[', w.object_name, N'] TO ', w.role_name)
 FROM @right AS w WHERE @may = 1 OR DATABASE_PRINCIPAL_ID(w.role_name) IS NOT NULL;

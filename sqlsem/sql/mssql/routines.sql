@@ -2027,7 +2027,7 @@ BEGIN
                OR weight < 1 OR concurrency_limit < COALESCE(weight, 1))
         THROW 50000, N'sqlsem: bad row: a resource''s name has no blanks around it, and 1 <= weight <= limit', 1;
     IF EXISTS (SELECT 1 FROM inserted
-               WHERE CONCAT(resource_id, access_type, requesting_id) COLLATE Latin1_General_100_BIN2
+               WHERE CONCAT(resource_id, access_type, requesting_id COLLATE Latin1_General_100_BIN2)
                      LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%'))
         THROW 50000, N'sqlsem: bad row: a name, an id or an access type contains a control character; use printable text', 1;
     IF EXISTS (SELECT 1 FROM inserted WHERE access_type LIKE N'upgrade%')

@@ -346,6 +346,7 @@ CREATE TABLE {schema}.queue_setting (
     set_by     nvarchar(128) NOT NULL CONSTRAINT queue_setting_set_by_default DEFAULT ORIGINAL_LOGIN()
 );
 
+-- (A clustered key may have 900 bytes, and two names have 1,020; a nonclustered one 1,700.)
 CREATE TABLE {schema}.queue_key (
     queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     task_key   nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -355,7 +356,7 @@ CREATE TABLE {schema}.queue_key (
     task_ms    int NULL CONSTRAINT queue_key_task_ms_check CHECK (task_ms >= 1),
     set_at     datetime2(6) NOT NULL CONSTRAINT queue_key_set_at_default DEFAULT SYSUTCDATETIME(),
     set_by     nvarchar(128) NOT NULL CONSTRAINT queue_key_set_by_default DEFAULT ORIGINAL_LOGIN(),
-    CONSTRAINT queue_key_pk PRIMARY KEY (queue_name, task_key)
+    CONSTRAINT queue_key_pk PRIMARY KEY NONCLUSTERED (queue_name, task_key)
 );
 -- The heavy keys, which every claim reads, at whatever key it begins.
 CREATE INDEX queue_key_heavy ON {schema}.queue_key (queue_name, weight DESC, task_key);
@@ -366,7 +367,7 @@ CREATE TABLE {schema}.queue_wait (
     task_key   nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,  -- N'': the queue itself
     since_ms   bigint NOT NULL,                                         -- by the server's clock, since 1970
     free_ms    bigint NOT NULL,
-    CONSTRAINT queue_wait_pk PRIMARY KEY (queue_name, task_key)
+    CONSTRAINT queue_wait_pk PRIMARY KEY NONCLUSTERED (queue_name, task_key)
 );
 
 -- The locks that tasks are put with.
