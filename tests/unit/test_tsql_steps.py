@@ -80,6 +80,8 @@ class Reader:
 def read(name: str) -> list[Step]:
     reader = Reader(PROCEDURES[name])
     reader.until(r"(?<=\nAS)\nBEGIN\b")
+    if reader.take(r"(?=BEGIN TRY\b)"):
+        return reader.steps()
     reader.take("BEGIN")
     return reader.block(r"END;\s*$")
 

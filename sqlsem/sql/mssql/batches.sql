@@ -173,6 +173,8 @@ BEGIN
         BEGIN CATCH
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;
+            IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+                THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
             THROW;
         END CATCH;
         -- At once: nobody finds it a second time, should the next batch be busy.
@@ -374,6 +376,8 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     IF @answer = 1
@@ -516,6 +520,8 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     IF @answer = 1
@@ -586,6 +592,8 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     IF @answer = 1
@@ -626,7 +634,7 @@ IF OBJECT_ID(N'{schema}.abandon_batch') IS NULL EXEC (N'CREATE PROCEDURE {schema
 GO
 ALTER PROCEDURE {schema}.abandon_batch @name nvarchar(400), @batch bigint = NULL, @abandoned bigint = NULL OUTPUT
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET @abandoned = NULL;
@@ -645,38 +653,38 @@ BEGIN
     END;
     IF @lock IS NOT NULL
     BEGIN
-        BEGIN TRY
-            BEGIN TRANSACTION;
-            EXEC {schema}.lock_batch @lock;
-            SET @now = SYSUTCDATETIME();
-            IF @batch IS NULL
-                SELECT TOP (1) @batch = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
-                WHERE batch_name = @lock ORDER BY batch_id DESC;
-            SELECT @abandoned = batch_id, @status = status FROM {schema}.batch
-            WHERE batch_id = @batch AND (status IN (N'open', N'failed')
-                                         OR (status = N'succeeded' AND callback_status IN (N'pending', N'failed')));
-            IF @abandoned IS NOT NULL
-            BEGIN
-                UPDATE {schema}.batch
-                SET status = N'abandoned', ended_at = COALESCE(ended_at, @now),
-                    callback_ended = CASE callback_status WHEN N'pending' THEN @now ELSE callback_ended END,
-                    callback_error = CASE callback_status WHEN N'pending' THEN N'the batch was abandoned' ELSE callback_error END,
-                    callback_status = CASE callback_status WHEN N'pending' THEN N'failed' ELSE callback_status END
-                WHERE batch_id = @abandoned;
-                INSERT INTO {schema}.operation (host, pid, program, action, resource_id, old_value)
-                VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'abandon', @lock,
-                        CONCAT(N'batch ', @abandoned, N', ', @status));
-            END;
-            COMMIT TRANSACTION;
-        END TRY
-        BEGIN CATCH
-            IF @@TRANCOUNT > 0
-                ROLLBACK TRANSACTION;
-            THROW;
-        END CATCH;
+        BEGIN TRANSACTION;
+        EXEC {schema}.lock_batch @lock;
+        SET @now = SYSUTCDATETIME();
+        IF @batch IS NULL
+            SELECT TOP (1) @batch = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+            WHERE batch_name = @lock ORDER BY batch_id DESC;
+        SELECT @abandoned = batch_id, @status = status FROM {schema}.batch
+        WHERE batch_id = @batch AND (status IN (N'open', N'failed')
+                                     OR (status = N'succeeded' AND callback_status IN (N'pending', N'failed')));
+        IF @abandoned IS NOT NULL
+        BEGIN
+            UPDATE {schema}.batch
+            SET status = N'abandoned', ended_at = COALESCE(ended_at, @now),
+                callback_ended = CASE callback_status WHEN N'pending' THEN @now ELSE callback_ended END,
+                callback_error = CASE callback_status WHEN N'pending' THEN N'the batch was abandoned' ELSE callback_error END,
+                callback_status = CASE callback_status WHEN N'pending' THEN N'failed' ELSE callback_status END
+            WHERE batch_id = @abandoned;
+            INSERT INTO {schema}.operation (host, pid, program, action, resource_id, old_value)
+            VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'abandon', @lock,
+                    CONCAT(N'batch ', @abandoned, N', ', @status));
+        END;
+        COMMIT TRANSACTION;
     END;
     SELECT @abandoned AS batch_id;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 
@@ -745,7 +753,7 @@ ALTER PROCEDURE {schema}.batch_part_start
     @name nvarchar(400), @part nvarchar(400), @parts nvarchar(max), @window_seconds float,
     @batch_id bigint = NULL OUTPUT
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET @batch_id = NULL;
@@ -839,7 +847,14 @@ BEGIN
         RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
     END;
     SELECT @batch_id AS batch_id;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 IF OBJECT_ID(N'{schema}.session_part_end') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_part_end AS RETURN 0');
@@ -891,7 +906,7 @@ GO
 ALTER PROCEDURE {schema}.batch_part_done
     @name nvarchar(400), @part nvarchar(400), @is_last bit = NULL OUTPUT, @outcome nvarchar(16) = NULL OUTPUT
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
@@ -915,7 +930,14 @@ BEGIN
     IF @message IS NOT NULL
         RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
     SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- This session's part has failed. (is_last is always 0.)
@@ -923,7 +945,7 @@ IF OBJECT_ID(N'{schema}.batch_part_failed') IS NULL EXEC (N'CREATE PROCEDURE {sc
 GO
 ALTER PROCEDURE {schema}.batch_part_failed @name nvarchar(400), @part nvarchar(400), @error nvarchar(max) = NULL
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
@@ -935,7 +957,14 @@ BEGIN
     EXEC {schema}.session_part_end @name, @part, N'failed', @error, @outcome OUTPUT, @id OUTPUT,
         @is_last OUTPUT, @status OUTPUT;
     SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- Takes over a callback that nobody runs: is_last is 1 when this session has one to run now, else 0.
@@ -943,7 +972,7 @@ IF OBJECT_ID(N'{schema}.batch_resume') IS NULL EXEC (N'CREATE PROCEDURE {schema}
 GO
 ALTER PROCEDURE {schema}.batch_resume @name nvarchar(400), @is_last bit = NULL OUTPUT
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
@@ -959,7 +988,14 @@ BEGIN
     EXEC {schema}.claim_callback @member, @name, NULL, @owner, @uid, 1, @id OUTPUT;
     SET @is_last = CASE WHEN @id IS NULL THEN 0 ELSE 1 END;
     SELECT CAST(@is_last AS int) AS is_last;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- The callback that this session has to run (of several: that it was given last) has ended: well, or with an error.
@@ -969,7 +1005,7 @@ GO
 ALTER PROCEDURE {schema}.batch_callback_ended
     @name nvarchar(400), @error nvarchar(max) = NULL, @batch_id bigint = NULL OUTPUT
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
@@ -997,5 +1033,12 @@ BEGIN
         EXEC {schema}.refuse 50004, @message;
     END;
     SELECT @batch_id AS batch_id;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO

@@ -175,6 +175,8 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     IF @result = 0
@@ -265,7 +267,7 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() NOT IN (1205, 1222)  -- as in wait: not yet
+        IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)  -- as in wait: not yet
             THROW;
         SET @result = -1;
     END CATCH;
@@ -385,6 +387,8 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     IF @code = 0 AND @access <> N'read'

@@ -186,10 +186,15 @@ IF OBJECT_ID(N'{schema}.guarded_tables') IS NULL EXEC (N'CREATE PROCEDURE {schem
 GO
 ALTER PROCEDURE {schema}.guarded_tables
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SELECT schema_name, table_name, resource_id, CASE WHEN disabled = 1 THEN N'its trigger is disabled' END AS problem
     FROM {schema}.guards() ORDER BY schema_name, table_name;
-END;
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO

@@ -45,7 +45,7 @@ BEGIN
         SET IMPLICIT_TRANSACTIONS OFF;
     DECLARE @code int = -1, @done bit = 0, @me nvarchar(128) = ORIGINAL_LOGIN(), @transit bigint, @count int, @wanted int, @lock int,
             @host nvarchar(255), @pid int, @program nvarchar(255), @resource nvarchar(255), @first bigint, @first_resource nvarchar(255), @tries int = 5,
-            @position bigint, @before bigint, @name nvarchar(255), @now datetime2(6);
+            @position bigint, @before bigint, @name nvarchar(255), @now datetime2(6), @patience int;
     DECLARE @given TABLE (position bigint NOT NULL PRIMARY KEY);
     EXEC {schema}.check_life N'lease', @ttl_ms;
     IF @hash IS NULL OR LEN(@hash) <> 64
@@ -63,6 +63,23 @@ BEGIN
     WHILE @tries > 0
     BEGIN TRY
         BEGIN TRANSACTION;
+        SET @now = SYSUTCDATETIME();
+        -- A transaction that has pinned a row (assert_holding) is waited for, a second at most, and before any row is locked.
+        SET @position = -1;
+        WHILE 1 = 1
+        BEGIN
+            SET @before = @position;
+            SELECT TOP (1) @position = position FROM @given WHERE position > @before ORDER BY position;
+            IF @position = @before
+                BREAK;
+            SET @name = CONCAT(N'pin.sqlsem.{schema}.', @position);
+            SET @patience = 1000 - DATEDIFF(millisecond, @now, SYSUTCDATETIME());
+            SET @patience = CASE WHEN @patience < 0 THEN 0 ELSE @patience END;
+            EXEC @lock = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                @LockTimeout = @patience, @DbPrincipal = @principal;
+            IF @lock < 0
+                THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
+        END;
         SET @now = SYSUTCDATETIME();
         -- A sign of life, and a lock: until the commit nobody can take the giver for dead, and remove its rows.
         UPDATE {schema}.member
@@ -86,11 +103,6 @@ BEGIN
             SELECT TOP (1) @position = position FROM @given WHERE position > @before ORDER BY position;
             IF @position = @before
                 BREAK;
-            -- Anyone who leans on the row in an open transaction (assert_holding) is waited for.
-            SET @name = CONCAT(N'pin.sqlsem.{schema}.', @position);
-            EXEC @lock = sys.sp_getapplock @name, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
-            IF @lock < 0
-                THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
             SET @resource = NULL;
             SELECT @resource = resource_id FROM {schema}.entry WHERE queue_position = @position AND member_id = @member;
             INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note,
@@ -128,10 +140,13 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        SET @tries = @tries - 1;
+        -- A deadlock over rows that others locked in another order, or a scan over rows that moved: once more.
+        SET @tries = CASE WHEN ERROR_NUMBER() IN (601, 1205) THEN @tries - 1 ELSE 0 END;
         SET @transit = NULL;
-        IF ERROR_NUMBER() <> 1205 OR @tries = 0  -- rows that others locked in another order: once more
+        IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
+        IF @tries = 0
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
     END CATCH;
     -- Those who wait wake, and find a row with a lease, for which they look from time to time.
     SET @position = -1;
@@ -246,9 +261,12 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        SET @tries = @tries - 1;
-        IF ERROR_NUMBER() <> 1205 OR @tries = 0
+        -- A deadlock over rows that others locked in another order, or a scan over rows that moved: once more.
+        SET @tries = CASE WHEN ERROR_NUMBER() IN (601, 1205) THEN @tries - 1 ELSE 0 END;
+        IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
+        IF @tries = 0
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
     END CATCH;
     SELECT @resource = resource_id FROM {schema}.handover WHERE token_hash = @hash;
     SELECT @lease = lease_ms FROM {schema}.member WHERE member_id = @member;
@@ -292,7 +310,7 @@ ALTER PROCEDURE {schema}.hand_over
     @resource nvarchar(400), @token nvarchar(200) = NULL OUTPUT, @position bigint = NULL, @ttl_seconds float = 60,
     @to_login nvarchar(128) = NULL, @requesting_id nvarchar(400) = NULL
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET @token = NULL;
@@ -342,7 +360,14 @@ BEGIN
     SET @token = @secret;
     IF @own = 1
         DELETE FROM {schema}.member WHERE member_id = @member;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- Adopts what was handed over: from now on it is this session's (or a lease's), to be given back by release. Of several locks
@@ -353,7 +378,7 @@ ALTER PROCEDURE {schema}.adopt
     @token nvarchar(200), @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
     @resource nvarchar(255) = NULL OUTPUT, @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET @resource = NULL;
@@ -394,7 +419,14 @@ BEGIN
     IF @code = -4
         EXEC {schema}.refuse 50006, @message;
     EXEC {schema}.refuse 50004, @message;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 

@@ -76,6 +76,8 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     IF @answer = 1
@@ -102,7 +104,7 @@ IF OBJECT_ID(N'{schema}.once_forget') IS NULL EXEC (N'CREATE PROCEDURE {schema}.
 GO
 ALTER PROCEDURE {schema}.once_forget @name nvarchar(400), @answer bit = 0
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET XACT_ABORT ON;
@@ -127,7 +129,12 @@ BEGIN
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
-END;
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 
@@ -172,7 +179,7 @@ ALTER PROCEDURE {schema}.once_begin
     @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
     @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET @position = NULL;
@@ -201,7 +208,14 @@ BEGIN
     SET @position = NULL;
     SET @fence = NULL;
     RETURN CASE @due WHEN 0 THEN 2 ELSE -2 END;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- It went well: done for this period, and the lock given back. 0; -1 when the lock was lost before, and it is not done.
@@ -209,7 +223,7 @@ IF OBJECT_ID(N'{schema}.once_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.on
 GO
 ALTER PROCEDURE {schema}.once_done @name nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @code int, @resource nvarchar(400) = CONCAT(N'once:', @name);
@@ -223,5 +237,12 @@ BEGIN
         RETURN -1;
     EXEC @code = {schema}.release_rows @resource, @position, @requesting_id, N'released';
     RETURN @code;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO

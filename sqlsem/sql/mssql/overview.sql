@@ -325,14 +325,19 @@ IF OBJECT_ID(N'{schema}.estimate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.est
 GO
 ALTER PROCEDURE {schema}.estimate @queue_position bigint
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @low float, @likely float, @high float, @held_low float, @held_high float, @holds int;
     EXEC {schema}.play_forward @queue_position, @low OUTPUT, @likely OUTPUT, @high OUTPUT, @held_low OUTPUT, @held_high OUTPUT, @holds OUTPUT;
     SELECT @low AS low, @likely AS likely, @high AS high, @held_low AS held_low, @held_high AS held_high, @holds AS holds
     WHERE @holds IS NOT NULL;
-END;
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- Why a request waits: one row for each row that holds it back, from the head of the queue on (or one without, where nobody does);
@@ -343,7 +348,7 @@ IF OBJECT_ID(N'{schema}.why') IS NULL EXEC (N'CREATE PROCEDURE {schema}.why AS R
 GO
 ALTER PROCEDURE {schema}.why @queue_position bigint
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -469,5 +474,10 @@ BEGIN
     FROM (SELECT 1 AS one) AS o LEFT JOIN @entry AS e ON e.behind = 1
     WHERE @code IS NOT NULL
     ORDER BY e.queue_position;
-END;
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO

@@ -515,7 +515,7 @@ BEGIN
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;
             -- Somebody is in the way, or was faster: it is looked at the next time.
-            IF ERROR_NUMBER() NOT IN (1205, 1222, 2601, 2627)
+            IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222, 2601, 2627)
                 THROW;
         END CATCH;
     END;

@@ -197,6 +197,8 @@ BEGIN
             SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
             EXEC {schema}.let_go @name;
         END;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     IF @freed IS NOT NULL

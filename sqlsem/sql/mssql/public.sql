@@ -162,7 +162,8 @@ BEGIN
     SET @member = NULL;
     IF @lease_ms IS NULL
     BEGIN
-        SELECT TOP (1) @member = member_id FROM {schema}.member
+        -- No lock of others' is waited for: the beacon tells which row is this session's.
+        SELECT TOP (1) @member = member_id FROM {schema}.member WITH (INDEX (member_session), READPAST, ROWLOCK, READCOMMITTEDLOCK)
         WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND login = ORIGINAL_LOGIN()
           -- Not so after a connection pool has reset the session.
           AND APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', beacon), N'Session') = N'Exclusive';
@@ -173,7 +174,7 @@ BEGIN
         BEGIN
             SET @before = @old;
             SELECT TOP (1) @old = member_id, @old_host = host, @old_program = program, @old_login = login, @seen_at = seen_at
-            FROM {schema}.member
+            FROM {schema}.member WITH (INDEX (member_session), READPAST, ROWLOCK, READCOMMITTEDLOCK)
             WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND grace_ms = 0 AND member_id > @before
               AND APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', beacon), N'Session') = N'NoLock'
             ORDER BY member_id;
@@ -287,7 +288,7 @@ BEGIN
                     SET @number = ERROR_NUMBER();
                     IF @@TRANCOUNT > 0
                         ROLLBACK TRANSACTION;
-                    IF @number NOT IN (50002, 1205, 1222, 50005)
+                    IF @number NOT IN (601, 1204, 1205, 1222, 50002, 50005)
                         THROW;
                 END CATCH;
                 IF @number = 0 AND @granted = 1
@@ -341,6 +342,8 @@ BEGIN
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;
         END CATCH;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     IF @result < 0
@@ -360,7 +363,7 @@ ALTER PROCEDURE {schema}.acquire
     @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT, @priority int = NULL,
     @own bit = 0  -- 1: of a routine of sqlsem, for a name that check_free keeps for it
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET @position = NULL;
@@ -427,7 +430,7 @@ BEGIN
                 SET @number = ERROR_NUMBER();
                 IF @@TRANCOUNT > 0
                     ROLLBACK TRANSACTION;
-                IF @number NOT IN (50002, 1205, 1222, 50005)
+                IF @number NOT IN (601, 1204, 1205, 1222, 50002, 50005)
                     THROW;
             END CATCH;
             IF @number = 50005  -- our lease ran out, or an operator has removed us: once more as a new member
@@ -499,7 +502,7 @@ BEGIN
                     IF @@TRANCOUNT > 0
                         ROLLBACK TRANSACTION;
                     -- Rows that somebody had locked, or locked in another order: nobody's deadlock, and nothing is lost.
-                    IF ERROR_NUMBER() NOT IN (1205, 1222)
+                    IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
                         THROW;
                     SET @code = -1;
                 END CATCH;
@@ -577,8 +580,6 @@ BEGIN
                 ROLLBACK TRANSACTION;
         END CATCH;
         SET @position = NULL;
-        IF @number = 1205
-            THROW 50002, N'sqlsem: busy: others had locked rows in another order; try again', 1;
         THROW;
     END CATCH;
     IF @result >= 0
@@ -596,7 +597,14 @@ BEGIN
         PRINT @words;
     END;
     RETURN @result;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- Takes a lock if that can be done at once: 0, else -1 and nothing is left in the queue.
@@ -625,7 +633,7 @@ GO
 ALTER PROCEDURE {schema}.renew
     @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
@@ -682,7 +690,14 @@ BEGIN
     SELECT @code = 0 FROM {schema}.entry WITH (NOLOCK)
     WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NOT NULL AND revoked_at IS NULL;
     RETURN @code;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- In the caller's own transaction: raises when the lock is not held, else keeps it held until that transaction ends.
@@ -690,7 +705,7 @@ IF OBJECT_ID(N'{schema}.assert_holding') IS NULL EXEC (N'CREATE PROCEDURE {schem
 GO
 ALTER PROCEDURE {schema}.assert_holding @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @holding int, @message nvarchar(1000);
@@ -709,7 +724,12 @@ BEGIN
             N' is not held (any more) by this requester; roll back: somebody else may be inside');
         EXEC {schema}.refuse 50004, @message;
     END;
-END;
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- The queue: who holds and who waits, of one resource or all.
@@ -717,11 +737,16 @@ IF OBJECT_ID(N'{schema}.status') IS NULL EXEC (N'CREATE PROCEDURE {schema}.statu
 GO
 ALTER PROCEDURE {schema}.status @resource nvarchar(400) = NULL
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     EXEC {schema}.entries @resource;
-END;
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 
@@ -734,9 +759,11 @@ IF OBJECT_ID(N'{schema}.set_limit') IS NULL EXEC (N'CREATE PROCEDURE {schema}.se
 GO
 ALTER PROCEDURE {schema}.set_limit @resource nvarchar(400), @limit int
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: set_limit must not be called inside an open transaction; commit first', 1;
     DECLARE @message nvarchar(1000);
     EXEC {schema}.check_name N'resource', @resource;
     IF @limit < 1
@@ -745,11 +772,16 @@ BEGIN
             @limit, N'; to let nobody in, pause it');
         EXEC {schema}.refuse 50000, @message;
     END;
-    IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: set_limit must not be called inside an open transaction; commit first', 1;
     SET IMPLICIT_TRANSACTIONS OFF;
     EXEC {schema}.set_resource @resource, N'cap', @limit;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- Nobody new is let in, until resume; who is inside stays.
@@ -757,29 +789,43 @@ IF OBJECT_ID(N'{schema}.pause') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pause 
 GO
 ALTER PROCEDURE {schema}.pause @resource nvarchar(400)
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    EXEC {schema}.check_name N'resource', @resource;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: pause must not be called inside an open transaction; commit first', 1;
+    EXEC {schema}.check_name N'resource', @resource;
     SET IMPLICIT_TRANSACTIONS OFF;
     EXEC {schema}.set_resource @resource, N'paused', 1;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 IF OBJECT_ID(N'{schema}.resume') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resume AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.resume @resource nvarchar(400)
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    EXEC {schema}.check_name N'resource', @resource;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: resume must not be called inside an open transaction; commit first', 1;
+    EXEC {schema}.check_name N'resource', @resource;
     SET IMPLICIT_TRANSACTIONS OFF;
     EXEC {schema}.set_resource @resource, N'paused', 0;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 -- end of feature: operate

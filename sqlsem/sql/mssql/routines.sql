@@ -618,7 +618,7 @@ ALTER PROCEDURE {schema}.enrol
     @host nvarchar(255), @pid int, @program nvarchar(255), @grace_ms int, @lease_ms int = NULL,
     @member bigint = NULL OUTPUT, @answer bit = 0
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
@@ -653,7 +653,14 @@ BEGIN
     END CATCH;
     IF @answer = 1
         SELECT @member AS member_id;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- The member is back on a new session: takes a new beacon (the old session may still linger on the server, where it
@@ -690,6 +697,8 @@ BEGIN
     BEGIN CATCH
         IF @name IS NOT NULL
             EXEC {schema}.let_go @name;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     IF @there = 0 AND @name IS NOT NULL  -- removed while we came back
@@ -754,7 +763,7 @@ IF OBJECT_ID(N'{schema}.resign') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resig
 GO
 ALTER PROCEDURE {schema}.resign @member bigint
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET XACT_ABORT ON;
@@ -772,7 +781,14 @@ BEGIN
     SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
     IF @beacon IS NOT NULL
         EXEC {schema}.let_go @name;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- What a registration comes to that is not quite in order: raises what is wrong with it. What an owner is called is only
@@ -941,6 +957,8 @@ BEGIN
         IF @entry IS NOT NULL
            AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position)
             EXEC {schema}.let_go @entry;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     IF @answer = 1
@@ -1056,6 +1074,8 @@ BEGIN
             IF NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE queue_position = @position)
                 EXEC {schema}.let_go @name;
         END;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     SELECT resource_id, queue_position, granted FROM @asked WHERE queue_position IS NOT NULL ORDER BY ordinal;
@@ -1072,7 +1092,7 @@ IF OBJECT_ID(N'{schema}.wait') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wait AS
 GO
 ALTER PROCEDURE {schema}.wait @resource nvarchar(255), @position bigint, @timeout_ms int, @answer bit = 0
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
@@ -1202,7 +1222,7 @@ BEGIN
         IF @waiting = 1
             EXEC {schema}.let_go @waiting_name;
         -- Somebody keeps a row in an open transaction, or rows were locked in two orders: not yet.
-        IF ERROR_NUMBER() NOT IN (1205, 1222)
+        IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
         SET @result = -1;
         SET @waiting = 0;
@@ -1219,7 +1239,14 @@ BEGIN
     IF @answer = 1
         SELECT @result AS code;
     RETURN @result;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- Whose turn has come, of many rows of one member (@positions: a JSON array of numbers): what wait without time says of each
@@ -1333,7 +1360,7 @@ ALTER PROCEDURE {schema}.release
     @resource nvarchar(400), @position bigint = NULL, @requesting_id nvarchar(400) = NULL,
     @outcome nvarchar(16) = N'released', @answer bit = 0
 AS
-BEGIN
+BEGIN TRY
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: release must not be called inside an open transaction; commit or roll back first', 1;
@@ -1388,8 +1415,9 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         SET @code = NULL;
-        SET @tries = @tries - 1;
-        IF ERROR_NUMBER() <> 1205 OR @tries = 0  -- rows that others locked in another order: once more
+        -- A deadlock over rows that others locked in another order, or a scan over rows that moved: once more.
+        SET @tries = CASE WHEN ERROR_NUMBER() IN (601, 1205) THEN @tries - 1 ELSE 0 END;
+        IF @tries = 0
             THROW;
     END CATCH;
     -- Not sooner: those who wait for the entry lock must not wake before the row is seen gone.
@@ -1403,7 +1431,14 @@ BEGIN
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- Gives back whatever one register may have left (its reply was lost, or it was interrupted). Returns how
@@ -1529,7 +1564,7 @@ IF OBJECT_ID(N'{schema}.entries') IS NULL EXEC (N'CREATE PROCEDURE {schema}.entr
 GO
 ALTER PROCEDURE {schema}.entries @resource nvarchar(255) = NULL
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
@@ -1569,7 +1604,12 @@ BEGIN
                                        OR DATEADD(millisecond, m.grace_ms, m.missing_since) <= @now) THEN 1
                              ELSE 0 END AS dead) AS d
     ORDER BY t.resource_id, t.queue_position;
-END;
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- The times that were so long ago.
@@ -1623,7 +1663,7 @@ IF OBJECT_ID(N'{schema}.resources') IS NULL EXEC (N'CREATE PROCEDURE {schema}.re
 GO
 ALTER PROCEDURE {schema}.resources
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SELECT COALESCE(o.resource_id, q.resource_id) AS resource_id, COALESCE(o.cap, s.cap) AS cap,
@@ -1637,7 +1677,12 @@ BEGIN
     ) AS q ON q.resource_id = o.resource_id
     OUTER APPLY {schema}.set_for(COALESCE(o.resource_id, q.resource_id)) AS s
     ORDER BY 1;
-END;
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 IF OBJECT_ID(N'{schema}.settings') IS NULL EXEC (N'CREATE PROCEDURE {schema}.settings AS RETURN 0');
@@ -1862,7 +1907,7 @@ IF OBJECT_ID(N'{schema}.reap') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reap AS
 GO
 ALTER PROCEDURE {schema}.reap @answer bit = 0
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
@@ -1910,7 +1955,14 @@ BEGIN
     IF @answer = 1
         SELECT @code AS removed;
     RETURN @code;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- end of feature: operate

@@ -536,7 +536,7 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         -- A transaction that is putting, or ending, what comes first: nothing may run yet. (Or a deadlock's victim.)
-        IF ERROR_NUMBER() NOT IN (1205, 1222)
+        IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
         SET @task = NULL;
     END CATCH;
@@ -760,7 +760,7 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() NOT IN (1205, 1222)
+        IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
         SET @count = 0;
     END CATCH;
@@ -1010,11 +1010,16 @@ IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.l
 GO
 ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     EXEC {schema}.show_tasks @queue, @status, @most, 0;
-END;
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- Each queue as counts: see PostgreSQL's tasks.sql. Reads all tasks that are kept.
@@ -1233,9 +1238,10 @@ IF OBJECT_ID(N'{schema}.set_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.se
 GO
 ALTER PROCEDURE {schema}.set_queue @queue nvarchar(400), @key nvarchar(400), @what nvarchar(20), @value int, @per_ms int = NULL
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
+    DECLARE @outside int = @@TRANCOUNT;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -1314,7 +1320,14 @@ BEGIN
         VALUES (LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), @what, @queue, CONCAT(@key + N': ', @before),
                 CONCAT(@key + N': ', @after));
     COMMIT TRANSACTION;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND @outside = 0
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- What is set, of one queue or all: a row for the queue (task_key NULL), and one for each key of which anything is. task_per,
@@ -1533,6 +1546,8 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
 END;
@@ -1615,6 +1630,8 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     SELECT @done AS done, @task_id AS task_id;
@@ -1705,9 +1722,10 @@ ALTER PROCEDURE {schema}.put
     @task_id bigint = NULL OUTPUT, @unique_key nvarchar(400) = NULL, @replace_key nvarchar(400) = NULL,
     @time_limit_seconds float = NULL, @key nvarchar(400) = NULL, @priority int = 0, @locks nvarchar(max) = NULL
 AS
-BEGIN
+BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
+    DECLARE @outside int = @@TRANCOUNT;
     -- What is too much here is too much there.
     DECLARE @after_ms bigint = CASE WHEN ABS(@after_seconds) > 1e12 THEN -1 ELSE FLOOR(@after_seconds * 1000) END,
             @backoff_ms bigint = CASE WHEN ABS(@backoff_seconds) > 1e12 THEN -1 ELSE FLOOR(@backoff_seconds * 1000) END,
@@ -1715,7 +1733,14 @@ BEGIN
                                          ELSE CEILING(@time_limit_seconds * 1000) END;
     EXEC {schema}.put_task @queue, NULL, @kind, @body, @order, @after_ms, @max_attempts, @backoff_ms, @on_failure,
         @note, @task_id OUTPUT, 0, @unique_key, @replace_key, @time_limit_ms, @key, @priority, @locks;
-END;
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND @outside = 0
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+    THROW;
+END CATCH;
 GO
 
 -- Claims for this session; @task is NULL where there is nothing now, or somebody is in the way.
@@ -1743,7 +1768,7 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         -- Busy, chosen as deadlock victim, or an operator has removed this member: the caller comes again.
-        IF ERROR_NUMBER() NOT IN (1205, 1222, 50002, 50005)
+        IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222, 50002, 50005)
             THROW;
     END CATCH;
 END;
@@ -1771,7 +1796,7 @@ BEGIN
         BEGIN CATCH
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;
-            IF ERROR_NUMBER() <> 1205
+            IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
                 THROW;
             SET @again = 1;
         END CATCH;
