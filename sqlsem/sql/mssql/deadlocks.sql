@@ -32,7 +32,7 @@ BEGIN
     SET @words = NULL;
     -- Most calls end here.
     IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN())
-       OR NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READPAST, READCOMMITTEDLOCK)
+       OR NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                       WHERE member_id = @member AND owner IS NOT NULL AND revoked_at IS NULL GROUP BY owner
                       HAVING MAX(CASE WHEN access_type = N'upgrade' THEN 1 ELSE 0 END) = 1
                           OR (COUNT(*) > 1 AND MAX(CASE WHEN granted_at IS NULL THEN 1 ELSE 0 END) = 1))
@@ -65,7 +65,7 @@ BEGIN
                COUNT(*) OVER (PARTITION BY member_id, owner) AS number,
                MAX(CASE WHEN granted_at IS NULL OR access_type = N'upgrade' THEN 1 ELSE 0 END)
                    OVER (PARTITION BY member_id, owner) AS somebody_waits
-        FROM {schema}.entry WITH (READPAST, READCOMMITTEDLOCK)
+        FROM {schema}.entry WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
         WHERE member_id IS NOT NULL AND revoked_at IS NULL
           AND (granted_at IS NOT NULL OR attended_until IS NULL OR attended_until >= SYSUTCDATETIME())
     ),
@@ -228,7 +228,7 @@ BEGIN
     IF EXISTS (SELECT 1 FROM @row AS r
                WHERE r.who IN (SELECT who FROM @down)
                  AND r.position IN (SELECT waiter FROM @edge UNION SELECT blocker FROM @edge)
-                 AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (READPAST, READCOMMITTEDLOCK)
+                 AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                                  WHERE t.resource_id = r.resource_id AND t.queue_position = r.position
                                    AND t.revoked_at IS NULL
                                    AND (r.waits = 0 OR t.granted_at IS NULL OR t.access_type = N'upgrade')))

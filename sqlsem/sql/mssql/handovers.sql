@@ -445,7 +445,7 @@ BEGIN
     IF DATALENGTH(@word) < 1 OR @word IS NULL
         THROW 50000, N'sqlsem: leave_with needs a word of 1 to 64 characters', 1;
     -- (The rows go when the lock's process has seen them: a login that has left thousands is doing something else.)
-    IF (SELECT COUNT(*) FROM (SELECT TOP (10000) 1 AS one FROM {schema}.departure WITH (READPAST, READCOMMITTEDLOCK)
+    IF (SELECT COUNT(*) FROM (SELECT TOP (10000) 1 AS one FROM {schema}.departure WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                               WHERE login = ORIGINAL_LOGIN()) AS d) >= 10000
         THROW 50000, N'sqlsem: 10000 words of this login are kept, and no more fit until some are a day old', 1;
     INSERT INTO {schema}.departure (word) VALUES (@word);
@@ -462,7 +462,7 @@ BEGIN
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @there int = 0;
-    SELECT @there = 1 FROM {schema}.departure WITH (READPAST, READCOMMITTEDLOCK) WHERE word = @word;
+    SELECT @there = 1 FROM {schema}.departure WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE word = @word;
     IF @answer = 1
         SELECT @there AS there;
     RETURN @there;
@@ -478,7 +478,7 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DELETE FROM {schema}.departure WITH (READPAST, READCOMMITTEDLOCK)
+    DELETE FROM {schema}.departure WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE word = @word OR left_at < DATEADD(day, -1, SYSUTCDATETIME());
 END;
 GO

@@ -442,7 +442,7 @@ BEGIN
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit)
           AND status = N'running' AND member_id = @member AND claim_uid = @uid
           AND EXISTS (SELECT 1 FROM {schema}.task_lock AS l WHERE l.task_id = task.task_id);
-    IF @task IS NULL AND EXISTS (SELECT 1 FROM {schema}.task_lock WITH (READPAST, READCOMMITTEDLOCK) WHERE queue_name = @queue AND parked = 1)
+    IF @task IS NULL AND EXISTS (SELECT 1 FROM {schema}.task_lock WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE queue_name = @queue AND parked = 1)
     BEGIN
         IF @requesting_id IS NULL OR CONCAT(@requesting_id, @row_owner, @uid) COLLATE Latin1_General_100_BIN2
            LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
@@ -554,7 +554,7 @@ BEGIN
     DECLARE @place int = 0, @most int, @resource nvarchar(255), @code int;
     INSERT INTO @some (resource_id)
     SELECT TOP (8) w.resource_id
-    FROM (SELECT DISTINCT resource_id FROM {schema}.task_lock WITH (READPAST, READCOMMITTEDLOCK)
+    FROM (SELECT DISTINCT resource_id FROM {schema}.task_lock WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
           WHERE queue_name = @queue AND parked = 1 AND waits = 1) AS w
     ORDER BY NEWID();
     SET @most = @@ROWCOUNT;
@@ -580,8 +580,8 @@ BEGIN
     EXEC @all = {schema}.sees_all;
     INSERT INTO @asked (task_id) SELECT DISTINCT CAST(value AS bigint) FROM OPENJSON(@tasks);
     SELECT l.task_id, l.resource_id, l.queue_position, l.access_type, l.concurrency_limit, l.weight
-    FROM @asked AS a JOIN {schema}.task AS t WITH (READPAST, READCOMMITTEDLOCK) ON t.task_id = a.task_id
-    JOIN {schema}.task_lock AS l WITH (READPAST, READCOMMITTEDLOCK) ON l.task_id = a.task_id
+    FROM @asked AS a JOIN {schema}.task AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ON t.task_id = a.task_id
+    JOIN {schema}.task_lock AS l WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ON l.task_id = a.task_id
     WHERE @all = 1 OR t.put_by = ORIGINAL_LOGIN()
     ORDER BY l.task_id, l.number;
 END;

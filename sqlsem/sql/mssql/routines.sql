@@ -601,7 +601,7 @@ BEGIN
     DECLARE @most bigint, @count bigint, @message nvarchar(1000);
     SELECT @most = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'max_members';
     SELECT @count = COUNT(*)
-    FROM (SELECT TOP (@most) 1 AS one FROM {schema}.member WITH (READPAST, READCOMMITTEDLOCK) WHERE login = ORIGINAL_LOGIN()) AS m;
+    FROM (SELECT TOP (@most) 1 AS one FROM {schema}.member WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE login = ORIGINAL_LOGIN()) AS m;
     IF @count >= @most
     BEGIN
         SET @message = CONCAT(N'sqlsem: login ', ORIGINAL_LOGIN(), N' has ', @most, N' members, and no more are allowed (setting max_members); ',
@@ -2029,10 +2029,10 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @before datetime2(6), @edge datetime2(6), @last bigint, @count int;
     SELECT @before = DATEADD(day, -CAST(value AS int), SYSUTCDATETIME()) FROM {schema}.setting WHERE name = N'history_days';
-    SELECT TOP (1) @last = queue_position FROM {schema}.history WITH (READPAST, READCOMMITTEDLOCK) ORDER BY ended_at DESC;
+    SELECT TOP (1) @last = queue_position FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ORDER BY ended_at DESC;
     SELECT @last = @last - CAST(value AS bigint) FROM {schema}.setting WHERE name = N'history_rows';
     SELECT TOP (1) @edge = o.ended_at
-    FROM (SELECT TOP (@most) ended_at FROM {schema}.history WITH (READPAST, READCOMMITTEDLOCK) ORDER BY ended_at) AS o
+    FROM (SELECT TOP (@most) ended_at FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ORDER BY ended_at) AS o
     ORDER BY o.ended_at DESC;
     DELETE TOP (@most) FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE ended_at <= @edge AND (ended_at < @before OR queue_position <= @last);
@@ -2041,14 +2041,14 @@ BEGIN
     -- Rates that nobody has used for a day, and whose windows are over: first what was used of them, which tells itself that it counts
     -- no more.
     DECLARE @over bigint = {schema}.clock_us() / 1000 - 86400000;
-    IF EXISTS (SELECT 1 FROM {schema}.rate_window WITH (READPAST, READCOMMITTEDLOCK)
+    IF EXISTS (SELECT 1 FROM {schema}.rate_window WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                WHERE seen_ms + 2 * window_ms < @over)
     BEGIN
         DELETE TOP (@most) FROM {schema}.rate_slot WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
         WHERE (slot + 1) * ((window_ms + 99) / 100) + window_ms < @over;
         DELETE TOP (@most) w FROM {schema}.rate_window AS w WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
         WHERE w.cap IS NULL AND w.seen_ms + 2 * w.window_ms < @over
-          AND NOT EXISTS (SELECT 1 FROM {schema}.rate_slot AS s WITH (READPAST, READCOMMITTEDLOCK)
+          AND NOT EXISTS (SELECT 1 FROM {schema}.rate_slot AS s WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                           WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms);
     END;
     -- end of feature: rates

@@ -20,8 +20,9 @@ VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'
 -- and seen_at is older than its grace, or when its lease is over. The numbers are bigint, as 2^31 would be used up in months
 -- where sessions come and go quickly.
 CREATE SEQUENCE {schema}.beacon AS int START WITH 1 MINVALUE 1 CYCLE;
+-- (READPAST passes locked rows, not locked pages. So the indexes of the tables that it is used on know no locks of pages.)
 CREATE TABLE {schema}.member (
-    member_id     bigint IDENTITY NOT NULL CONSTRAINT member_pk PRIMARY KEY,
+    member_id     bigint IDENTITY NOT NULL CONSTRAINT member_pk PRIMARY KEY WITH (ALLOW_PAGE_LOCKS = OFF),
     beacon        int NULL,  -- the application lock that its session holds; NULL for a lease
     session_id    int NULL,  -- the session that held it when this was written; for people
     host          nvarchar(255) NULL,
@@ -75,7 +76,7 @@ CREATE TABLE {schema}.limit_pattern (
 -- {table} is a view of it, so that its trigger numbers the rows of bare participants and costs the routines nothing.
 -- Columns that such a row may leave out are nullable, and checked, as a view's NOT NULL columns cannot be left out.
 CREATE TABLE {schema}.entry (
-    queue_position    bigint IDENTITY NOT NULL CONSTRAINT entry_pk PRIMARY KEY NONCLUSTERED,
+    queue_position    bigint IDENTITY NOT NULL CONSTRAINT entry_pk PRIMARY KEY NONCLUSTERED WITH (ALLOW_PAGE_LOCKS = OFF),
     resource_id       nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL
         CONSTRAINT entry_resource_id_check CHECK (resource_id IS NOT NULL),
     requesting_id     nvarchar(255) NOT NULL,
@@ -86,7 +87,8 @@ CREATE TABLE {schema}.entry (
     member_id         bigint NULL,
     owner             nvarchar(255) NULL,
     -- Bare rows are given one.
-    request_uid       nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL CONSTRAINT entry_request_uid_unique UNIQUE,
+    request_uid       nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL
+        CONSTRAINT entry_request_uid_unique UNIQUE WITH (ALLOW_PAGE_LOCKS = OFF),
     requested_at      datetime2(6) NULL CONSTRAINT entry_requested_at_check CHECK (requested_at IS NOT NULL),
     granted_at        datetime2(6) NULL,
     revoked_at        datetime2(6) NULL,
@@ -94,8 +96,9 @@ CREATE TABLE {schema}.entry (
     attended_until    datetime2(6) NULL,   -- a waiting row whose client does not come back goes when this is past
     note              nvarchar(1000) NULL
 );
-CREATE UNIQUE CLUSTERED INDEX entry_resource ON {schema}.entry (resource_id, queue_position);
-CREATE INDEX entry_member ON {schema}.entry (member_id) INCLUDE (request_uid, revoked_at);  -- all that a heartbeat reads
+CREATE UNIQUE CLUSTERED INDEX entry_resource ON {schema}.entry (resource_id, queue_position) WITH (ALLOW_PAGE_LOCKS = OFF);
+CREATE INDEX entry_member ON {schema}.entry (member_id) INCLUDE (request_uid, revoked_at)  -- all that a heartbeat reads
+    WITH (ALLOW_PAGE_LOCKS = OFF);
 GO
 CREATE VIEW {schema}.{table} AS
 SELECT NULLIF(queue_position, CAST(0 AS bigint)) AS queue_position, -- so that it may be left out
@@ -247,7 +250,7 @@ GO
 
 -- One row a task, in whatever state. A task is open while it is pending, running, or failed and holding up later orders.
 CREATE TABLE {schema}.task (
-    task_id         bigint IDENTITY NOT NULL CONSTRAINT task_pk PRIMARY KEY,
+    task_id         bigint IDENTITY NOT NULL CONSTRAINT task_pk PRIMARY KEY WITH (ALLOW_PAGE_LOCKS = OFF),
     queue_name      nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     task_order      int NOT NULL CONSTRAINT task_task_order_default DEFAULT 0,  -- a task waits for every open task of a lower order
     -- Workers share themselves out between the keys of a queue. '': no key, in a queue that has keys, limits or priorities;
@@ -306,13 +309,13 @@ CREATE TABLE {schema}.task (
 -- otherwise. The indexes include what is asked of them, so that no reader goes on to the row with a lock on an index, while a
 -- writer comes the other way.
 CREATE INDEX task_open ON {schema}.task (queue_name, is_open, task_order, task_id)
-    INCLUDE (status, ready_at, member_id, claim_uid, attempt, task_priority);
+    INCLUDE (status, ready_at, member_id, claim_uid, attempt, task_priority) WITH (ALLOW_PAGE_LOCKS = OFF);
 -- (With lock_count in front: claims read only tasks where it is NULL, and so do not pass the parked ones.)
 CREATE INDEX task_fair ON {schema}.task (queue_name, status, lock_count, task_order, task_turn, task_priority DESC, task_id)
-    INCLUDE (ready_at);
-CREATE INDEX task_ended ON {schema}.task (is_open, ended_at) INCLUDE (queue_name, status);
-CREATE UNIQUE INDEX task_put ON {schema}.task (put_uid);
-CREATE INDEX task_unique ON {schema}.task (unique_key, queue_name);
+    INCLUDE (ready_at) WITH (ALLOW_PAGE_LOCKS = OFF);
+CREATE INDEX task_ended ON {schema}.task (is_open, ended_at) INCLUDE (queue_name, status) WITH (ALLOW_PAGE_LOCKS = OFF);
+CREATE UNIQUE INDEX task_put ON {schema}.task (put_uid) WITH (ALLOW_PAGE_LOCKS = OFF);
+CREATE INDEX task_unique ON {schema}.task (unique_key, queue_name) WITH (ALLOW_PAGE_LOCKS = OFF);
 
 -- One row an attempt that ended.
 CREATE TABLE {schema}.task_log (
@@ -383,9 +386,10 @@ CREATE TABLE {schema}.task_lock (
     queue_position    bigint NULL,                                                 -- of its row in the line; NULL: none
     waits             bit NOT NULL CONSTRAINT task_lock_waits_default DEFAULT 0,   -- that row is not granted yet
     parked            bit NOT NULL CONSTRAINT task_lock_parked_default DEFAULT 0,  -- the task is pending
-    CONSTRAINT task_lock_pk PRIMARY KEY (task_id, number)
+    CONSTRAINT task_lock_pk PRIMARY KEY (task_id, number) WITH (ALLOW_PAGE_LOCKS = OFF)
 );
-CREATE INDEX task_lock_parked ON {schema}.task_lock (queue_name, parked, resource_id, access_type, queue_position);
+CREATE INDEX task_lock_parked ON {schema}.task_lock (queue_name, parked, resource_id, access_type, queue_position)
+    WITH (ALLOW_PAGE_LOCKS = OFF);
 
 -- The member in whose name the parked tasks of a queue wait in the lines of their locks.
 CREATE TABLE {schema}.parking (

@@ -171,9 +171,9 @@ BEGIN
     IF @task_id IS NULL
     BEGIN
         IF @task_key IS NULL
-           AND (@priority <> 0 OR EXISTS (SELECT 1 FROM {schema}.queue_setting WITH (READPAST, READCOMMITTEDLOCK)
+           AND (@priority <> 0 OR EXISTS (SELECT 1 FROM {schema}.queue_setting WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                                           WHERE queue_name = @queue)
-                OR EXISTS (SELECT 1 FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
+                OR EXISTS (SELECT 1 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
                            WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn >= N''))
             SET @task_key = N'';
         INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms,
@@ -334,7 +334,7 @@ BEGIN
     END;
     SELECT @most = task_limit, @key_most = key_limit, @rate = task_rate, @key_rate = key_rate
     FROM {schema}.queue_setting WHERE @limited = 1 AND queue_name = @queue;
-    SELECT TOP (1) @there = 1 FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
+    SELECT TOP (1) @there = 1 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn >= N'';
     IF @limited = 0 AND @there = 0
         RETURN 0;
@@ -371,7 +371,7 @@ BEGIN
         WHILE @lap < 2 AND @drawn < 32
         BEGIN
             SET @there = 0;
-            SELECT TOP (1) @turn = task_turn, @there = 1 FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
+            SELECT TOP (1) @turn = task_turn, @there = 1 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
             WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn > @turn
               AND task_turn < @until
             ORDER BY task_turn;
@@ -407,7 +407,7 @@ BEGIN
         LEFT JOIN @running AS r ON r.task_key = h.task_key
         LEFT JOIN {schema}.queue_key AS k ON k.queue_name = @queue AND k.task_key = h.task_key
         -- (Compared with NULL, no index is looked into.)
-        LEFT JOIN {schema}.queue_wait AS w WITH (READPAST, READCOMMITTEDLOCK)
+        LEFT JOIN {schema}.queue_wait AS w WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
             ON w.queue_name = @queue
            AND w.task_key = CASE WHEN COALESCE(k.task_rate, @key_rate) IS NOT NULL AND h.task_key <> N'' THEN h.task_key END
         WHERE (w.task_key IS NULL OR @now < w.since_ms OR @now >= w.free_ms)
@@ -420,14 +420,14 @@ BEGIN
             SELECT @key = task_key, @rated = rated, @id = NULL, @plain = NULL FROM @line WHERE place = @place;
             SET @at = {schema}.turn_of(@key);
             SELECT TOP (1) @id = task_id, @priority = task_priority
-            FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
+            FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
             WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn = @at
               AND ready_at <= SYSUTCDATETIME()
             ORDER BY task_priority DESC, task_id;
             -- Those that were put without a key before the queue had turns. (They have no priority.)
             IF @key = N''
                 SELECT TOP (1) @plain = task_id
-                FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
+                FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn IS NULL
                   AND ready_at <= SYSUTCDATETIME()
                 ORDER BY task_priority DESC, task_id;
@@ -717,7 +717,7 @@ BEGIN
             SET @alone = 1;  -- (each turn is drawn by itself)
             IF @most > 1 AND @turns = 0
                 SELECT @alone = CASE WHEN losses > 0 OR kind NOT IN (N'call', N'sql') OR task_priority <> 0 THEN 1 ELSE 0 END
-                FROM {schema}.task WITH (READPAST, READCOMMITTEDLOCK) WHERE task_id = @first;
+                FROM {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE task_id = @first;
             DELETE FROM @chosen;
             IF @alone = 1
                 INSERT INTO @chosen (task_id) SELECT @first WHERE @first IS NOT NULL;
@@ -726,7 +726,7 @@ BEGIN
                 -- How far the group goes. Looked at without keeping locks: what is not taken must look free to everybody.
                 DELETE FROM @seen;
                 INSERT INTO @seen (task_id)
-                SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
+                SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
                   AND task_turn IS NULL AND task_priority = 0 AND task_id >= @first AND ready_at <= SYSUTCDATETIME()
                 ORDER BY task_id;
@@ -737,7 +737,7 @@ BEGIN
                       FROM (SELECT t.task_id, DATALENGTH(t.body) / 2 AS size,
                                    CASE WHEN t.losses > 0 OR t.kind NOT IN (N'call', N'sql') THEN 1 ELSE 0 END AS alone
                             FROM @seen AS s
-                            JOIN {schema}.task AS t WITH (READPAST, READCOMMITTEDLOCK) ON t.task_id = s.task_id) AS n) AS w
+                            JOIN {schema}.task AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ON t.task_id = s.task_id) AS n) AS w
                 WHERE w.barred = 0 AND w.before <= 1000000;
                 INSERT INTO @chosen (task_id)
                 SELECT task_id FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
@@ -815,11 +815,11 @@ BEGIN
     -- Nobody's open transaction keeps us from the dead: a row that somebody writes is looked at the next time.
     IF @queue IS NULL
         INSERT INTO @running (task_id, attempt, member_id)
-        SELECT task_id, attempt, member_id FROM {schema}.task WITH (INDEX (task_open), READPAST, READCOMMITTEDLOCK)
+        SELECT task_id, attempt, member_id FROM {schema}.task WITH (INDEX (task_open), ROWLOCK, READPAST, READCOMMITTEDLOCK)
         WHERE is_open = CAST(1 AS bit) AND status = N'running' AND member_id <> @mine;
     ELSE
         INSERT INTO @running (task_id, attempt, member_id)
-        SELECT task_id, attempt, member_id FROM {schema}.task WITH (INDEX (task_open), READPAST, READCOMMITTEDLOCK)
+        SELECT task_id, attempt, member_id FROM {schema}.task WITH (INDEX (task_open), ROWLOCK, READPAST, READCOMMITTEDLOCK)
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND status = N'running' AND member_id <> @mine;
     SET @found = @@ROWCOUNT;
     WHILE @found > 0
@@ -861,7 +861,7 @@ BEGIN
         COMMIT TRANSACTION;
         SET @count = @count + @rows;
     END;
-    IF EXISTS (SELECT 1 FROM {schema}.task_lock WITH (READPAST, READCOMMITTEDLOCK) WHERE queue_name = @queue AND parked = 1)
+    IF EXISTS (SELECT 1 FROM {schema}.task_lock WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE queue_name = @queue AND parked = 1)
         EXEC {schema}.suspect_lines @queue;
     IF @answer = 1
         SELECT @count AS recovered;
@@ -1038,7 +1038,7 @@ BEGIN
                             queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL);
     DECLARE @dead TABLE (member_id bigint NOT NULL PRIMARY KEY);
     INSERT INTO @running (task_id, member_id, queue_name)
-    SELECT task_id, member_id, queue_name FROM {schema}.task WITH (INDEX (task_open), READPAST, READCOMMITTEDLOCK)
+    SELECT task_id, member_id, queue_name FROM {schema}.task WITH (INDEX (task_open), ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE is_open = CAST(1 AS bit) AND status = N'running' AND (@queue IS NULL OR queue_name = @queue);
     INSERT INTO @dead (member_id)
     SELECT DISTINCT r.member_id FROM @running AS r
@@ -1055,11 +1055,11 @@ BEGIN
                ELSE 0 END = 1;
     SELECT c.queue_name, c.pending, c.running, c.finished, c.failed, c.cancelled,
            (SELECT COUNT(*) FROM @running AS r JOIN @dead AS d ON d.member_id = r.member_id
-            JOIN {schema}.task AS l WITH (READPAST, READCOMMITTEDLOCK) ON l.task_id = r.task_id
+            JOIN {schema}.task AS l WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ON l.task_id = r.task_id
             WHERE r.queue_name = c.queue_name AND (@all = 1 OR l.put_by = ORIGINAL_LOGIN())) AS lost,
            CASE WHEN c.waited >= 0 THEN c.waited / CAST(1000000 AS float) END AS oldest,
            c.recent / CAST(5 AS float) AS rate,
-           (SELECT TOP (1) b.task_id FROM {schema}.task AS b WITH (INDEX (task_open), READPAST, READCOMMITTEDLOCK)
+           (SELECT TOP (1) b.task_id FROM {schema}.task AS b WITH (INDEX (task_open), ROWLOCK, READPAST, READCOMMITTEDLOCK)
             WHERE b.queue_name = c.queue_name AND b.is_open = CAST(1 AS bit) AND b.status = N'failed'
               AND b.task_order < c.last_order
             ORDER BY b.task_order, b.task_id) AS blocked_by
@@ -1073,7 +1073,7 @@ BEGIN
                                             @now) END, -1)) AS waited,
                  SUM(CASE WHEN t.ended_at > DATEADD(minute, -5, @now) THEN 1 ELSE 0 END) AS recent,
                  MAX(COALESCE(CASE WHEN t.status = N'pending' THEN t.task_order END, -2147483648)) AS last_order
-          FROM {schema}.task AS t WITH (READPAST, READCOMMITTEDLOCK)
+          FROM {schema}.task AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
           WHERE (@queue IS NULL OR t.queue_name = @queue) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
           GROUP BY t.queue_name) AS c
     ORDER BY c.queue_name;
@@ -1131,7 +1131,7 @@ BEGIN
        AND NOT EXISTS (SELECT 1 FROM {schema}.task WHERE task_id = @task AND put_by = ORIGINAL_LOGIN())
         SET @task = NULL;
     IF @@TRANCOUNT = 0
-        SELECT @member = member_id, @queue = queue_name FROM {schema}.task WITH (READPAST, READCOMMITTEDLOCK)
+        SELECT @member = member_id, @queue = queue_name FROM {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
         WHERE task_id = @task AND status = N'running';
     IF @member IS NOT NULL
     BEGIN
@@ -1224,7 +1224,7 @@ BEGIN
     DECLARE @asked TABLE (task_id bigint NOT NULL PRIMARY KEY);
     INSERT INTO @asked (task_id) SELECT DISTINCT CAST(j.value AS bigint) FROM OPENJSON(@tasks) AS j;
     SELECT t.task_id, t.time_limit_ms / CAST(1000 AS float) AS time_limit, t.cancel_asked_by
-    FROM @asked AS a JOIN {schema}.task AS t WITH (READPAST, READCOMMITTEDLOCK) ON t.task_id = a.task_id
+    FROM @asked AS a JOIN {schema}.task AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ON t.task_id = a.task_id
     WHERE t.member_id = @member AND t.status = N'running'
       AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
       AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN());
@@ -1361,7 +1361,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @now bigint = {schema}.clock_us() / 1000;
     SELECT w.queue_name, CASE WHEN w.task_key <> N'' THEN w.task_key END AS task_key, (w.free_ms - @now) / 1000e0 AS seconds
-    FROM {schema}.queue_wait AS w WITH (READPAST, READCOMMITTEDLOCK)
+    FROM {schema}.queue_wait AS w WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE (@queue IS NULL OR w.queue_name = @queue) AND @now >= w.since_ms AND @now < w.free_ms
     ORDER BY 1, 2;
 END;
@@ -1564,7 +1564,7 @@ BEGIN
     DECLARE @recovered int, @due bit = 0;
     EXEC @recovered = {schema}.recover_tasks @queue, @mine;
     -- One that somebody writes (fire_schedule) need not be waited for: it is looked at the next time.
-    SELECT TOP (1) @due = 1 FROM {schema}.schedule WITH (READPAST, READCOMMITTEDLOCK)
+    SELECT TOP (1) @due = 1 FROM {schema}.schedule WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE queue_name = @queue AND paused_at IS NULL AND next_due <= SYSUTCDATETIME();
     SELECT @recovered AS recovered, @due AS due;
 END;
@@ -1823,7 +1823,7 @@ BEGIN
     FROM sys.dm_exec_sessions WHERE session_id = @@SPID;
     -- What is locked is somebody else's. What has not ended has no end.
     INSERT INTO @running (task_id)
-    SELECT task_id FROM {schema}.task WITH (INDEX (task_ended), READPAST, READCOMMITTEDLOCK)
+    SELECT task_id FROM {schema}.task WITH (INDEX (task_ended), ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE is_open = CAST(1 AS bit) AND ended_at IS NULL AND status = N'running';
     SET @found = @@ROWCOUNT;
     WHILE @found > 0
@@ -1832,7 +1832,7 @@ BEGIN
         SELECT TOP (1) @found = 1, @task = task_id FROM @running WHERE task_id > @task ORDER BY task_id;
         SET @claimed_at = NULL;
         IF @found = 1
-            SELECT @attempt = attempt, @claimed_at = claimed_at FROM {schema}.task WITH (READPAST, READCOMMITTEDLOCK)
+            SELECT @attempt = attempt, @claimed_at = claimed_at FROM {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
             WHERE task_id = @task AND status = N'running' AND member_id = @member AND claim_uid IS NULL;
         -- Two clocks: the one of the requests is coarse.
         IF DATEDIFF_BIG(millisecond, @claimed_at, SYSUTCDATETIME()) > @age + 50
