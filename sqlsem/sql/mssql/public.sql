@@ -216,25 +216,22 @@ ALTER PROCEDURE {schema}.release_rows
     @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400), @outcome nvarchar(16)
 AS
 BEGIN
-    SET NOCOUNT ON;
-    SET XACT_ABORT ON;
-    DECLARE @one bigint = -1, @before bigint, @code int, @result int = -1;
-    SET @requesting_id = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')));
-    IF @requesting_id IS NULL
-        EXEC {schema}.session_name @requesting_id OUTPUT;
-    WHILE 1 = 1
+    SET NOCOUNT, XACT_ABORT ON;
+    DECLARE @one bigint, @last bigint, @code int, @result int = -1,
+            @who nvarchar(400) = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')));
+    IF @who IS NULL
+        EXEC {schema}.session_name @who OUTPUT;
+    -- Only candidates, so NOLOCK: others' rows may be pinned by open transactions. release looks properly.
+    SELECT @one = MIN(queue_position), @last = MAX(queue_position) FROM {schema}.entry WITH (NOLOCK)
+    WHERE resource_id = @resource AND requesting_id = @who AND (@position IS NULL OR queue_position = @position);
+    WHILE @one IS NOT NULL
     BEGIN
-        SET @before = @one;
-        -- Only candidates, so NOLOCK: others' rows may be pinned by open transactions. release looks properly.
-        SELECT TOP (1) @one = queue_position FROM {schema}.entry WITH (NOLOCK)
-        WHERE resource_id = @resource AND requesting_id = @requesting_id AND queue_position > @before
-          AND (@position IS NULL OR queue_position = @position)
-        ORDER BY queue_position;
-        IF @one = @before
-            BREAK;
-        EXEC @code = {schema}.release @resource, @one, @requesting_id, @outcome;
-        IF @code = 0
-            SET @result = 0;
+        EXEC @code = {schema}.release @resource, @one, @who, @outcome;
+        SELECT @result = CASE WHEN @code = 0 THEN 0 ELSE @result END,
+               @one = CASE WHEN @one < @last
+                           THEN (SELECT TOP (1) queue_position FROM {schema}.entry WITH (NOLOCK)
+                                 WHERE resource_id = @resource AND requesting_id = @who AND queue_position > @one
+                                 ORDER BY queue_position) END;
     END;
     IF @result < 0
         EXEC {schema}.check_name N'resource', @resource;  -- nothing there: is that a name at all?
@@ -364,64 +361,78 @@ ALTER PROCEDURE {schema}.acquire
     @own bit = 0  -- 1: of a routine of sqlsem, for a name that check_free keeps for it
 AS
 BEGIN TRY
-    SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    SET @position = NULL;
-    SET @fence = NULL;
-    IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: acquire must not be called in an open transaction or INSERT … EXEC; commit first', 1;
-    SET XACT_ABORT ON;
-    SET IMPLICIT_TRANSACTIONS OFF;
+    IF @@TRANCOUNT > 0 OR @@OPTIONS & 2 = 2
+    BEGIN
+        IF @@TRANCOUNT > 0
+            THROW 50001, N'sqlsem: acquire must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+        SET IMPLICIT_TRANSACTIONS OFF;
+    END;
+    SET NOCOUNT, XACT_ABORT ON;
     SET LOCK_TIMEOUT 3000;  -- somebody's open transaction must not keep us beyond our time
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @deadline datetime2(6);  -- NULL: for ever
-    IF @timeout_ms >= 0
-        SET @deadline = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
-    DECLARE @result int, @code int, @number int, @lease_ms int, @member bigint, @granted bit, @uid nvarchar(64),
-            @owner nvarchar(255) = ORIGINAL_LOGIN(), @try bit = CASE WHEN @timeout_ms = 0 THEN 1 ELSE 0 END,
-            @left int, @slice int, @pause int, @attended_ms int,
-            @others bit, @looked datetime2(6), @victim bigint, @words nvarchar(4000),
-            @began datetime2(6), @since datetime2(6), @outcome nvarchar(16);
-    SET @requesting_id = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')));
-    IF @requesting_id IS NULL
-        EXEC {schema}.session_name @requesting_id OUTPUT;
-    -- Whatever is not plainly in order (as in register) is looked at there.
-    IF DATALENGTH(@resource) > 510 OR DATALENGTH(@requesting_id) > 510 OR COALESCE(DATALENGTH(@access), 0) <> 10
-       OR @access COLLATE Latin1_General_100_BIN2 <> N'write' OR COALESCE(@weight, 0) < 1 OR @weight > @limit
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal(),
+            -- NULL: for ever
+            @deadline datetime2(6) = CASE WHEN @timeout_ms >= 0 THEN DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME()) END,
+            @result int, @code int, @number int = 0, @lease_ms int, @member bigint, @granted bit,
+            @uid nvarchar(64) = CONCAT(N'sql ', NEWID()), @owner nvarchar(255) = ORIGINAL_LOGIN(),
+            @try bit = CASE WHEN @timeout_ms = 0 THEN 1 ELSE 0 END, @left int,
+            @slice int = CASE WHEN @timeout_ms BETWEEN 0 AND 99 THEN 100 WHEN @timeout_ms BETWEEN 100 AND 2999 THEN @timeout_ms ELSE 3000 END,
+            @pause int, @attended_ms int, @others bit, @looked datetime2(6), @victim bigint, @words nvarchar(4000),
+            @began datetime2(6), @since datetime2(6) = SYSUTCDATETIME(), @outcome nvarchar(16);
+    -- The session's member is that of an earlier acquire. (Not so after a connection pool has reset the session.)
+    SELECT @position = NULL, @fence = NULL, @member = m.member_id,
+           @requesting_id = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')))
+    FROM (SELECT 1 AS one) AS o
+    OUTER APPLY (SELECT TOP (1) t.member_id FROM {schema}.member AS t
+                 WHERE t.session_id = @@SPID AND t.pid IS NULL AND t.lease_ms IS NULL AND t.login = ORIGINAL_LOGIN()
+                   AND APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', t.beacon), N'Session') = N'Exclusive') AS m;
+    -- Whatever is not plainly in order (as in register) is looked at there, and so is a session's first request.
+    IF @member IS NULL OR @lease_seconds IS NOT NULL OR @priority IS NOT NULL
+       OR DATALENGTH(@resource) > 510 OR DATALENGTH(@requesting_id) > 510 OR COALESCE(DATALENGTH(@access), 0) <> 10
+       OR @access COLLATE Latin1_General_100_BIN2 <> N'write' OR @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @weight > @limit
        OR COALESCE(@timeout_ms, -2) < -1 OR COALESCE(@resource, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
        OR COALESCE(@requesting_id, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
        OR CONCAT(@resource, @requesting_id) COLLATE Latin1_General_100_BIN2 LIKE N'%[^ -~]%'
        OR (@own = 0 AND @resource COLLATE Latin1_General_100_BIN2 LIKE N'%[:*]%')
-        EXEC {schema}.check_request @resource, @limit, @access OUTPUT, @weight, @timeout_ms, @requesting_id, @own;
-    IF @lease_seconds IS NOT NULL
-        EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
-    IF @priority IS NOT NULL AND @lease_ms IS NOT NULL
-        THROW 50000, N'sqlsem: a request with a priority belongs to its session, and takes no lease_seconds; leave out one of the two', 1;
-    -- feature: priorities
-    IF @priority IS NOT NULL
     BEGIN
-        EXEC @result = {schema}.acquire_ranked @resource, @limit, @access, @weight, @deadline, @try, @note, @requesting_id, @priority,
-            @position OUTPUT;
-        SET @fence = @position;
-        RETURN @result;
+        IF @requesting_id IS NULL
+            EXEC {schema}.session_name @requesting_id OUTPUT;
+        EXEC {schema}.check_request @resource, @limit, @access OUTPUT, @weight, @timeout_ms, @requesting_id, @own;
+        IF @lease_seconds IS NOT NULL
+        BEGIN
+            EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
+            SET @member = NULL;
+        END;
+        IF @priority IS NOT NULL AND @lease_ms IS NOT NULL
+            THROW 50000, N'sqlsem: a request with a priority belongs to its session, and takes no lease_seconds; leave out one of the two', 1;
+        -- feature: priorities
+        IF @priority IS NOT NULL
+        BEGIN
+            EXEC @result = {schema}.acquire_ranked @resource, @limit, @access, @weight, @deadline, @try, @note, @requesting_id, @priority,
+                @position OUTPUT;
+            SET @fence = @position;
+            RETURN @result;
+        END;
+        -- end of feature: priorities
+        -- feature: not priorities
+        IF @priority IS NOT NULL
+            THROW 50001, N'sqlsem: priorities are not installed in this database; add them with: sqlsem init --add priorities', 1;
+        -- end of feature: not priorities
     END;
-    -- end of feature: priorities
-    -- feature: not priorities
-    IF @priority IS NOT NULL
-        THROW 50001, N'sqlsem: priorities are not installed in this database; add them with: sqlsem init --add priorities', 1;
-    -- end of feature: not priorities
 
     BEGIN TRY
         WHILE @result IS NULL  -- once, but for a row that was lost while this session stood still
         BEGIN
-            SET @uid = CONCAT(N'sql ', NEWID());
-            IF @member IS NULL OR @lease_ms IS NULL
-                EXEC {schema}.session_member @lease_ms, @member OUTPUT;
-            SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), 3000);
-            SET @slice = CASE WHEN @left > 3000 THEN 3000 WHEN @left < 100 THEN 100 ELSE @left END;
-            SET @slice = CASE WHEN @lease_ms / 3 < @slice THEN @lease_ms / 3 ELSE @slice END;
-            SET @since = SYSUTCDATETIME();
-            SET @number = 0;
+            IF @member IS NULL OR @uid IS NULL
+            BEGIN
+                IF @member IS NULL OR @lease_ms IS NULL
+                    EXEC {schema}.session_member @lease_ms, @member OUTPUT;
+                SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), 3000);
+                SET @slice = CASE WHEN @left > 3000 THEN 3000 WHEN @left < 100 THEN 100 ELSE @left END;
+                SET @slice = CASE WHEN @lease_ms / 3 < @slice THEN @lease_ms / 3 ELSE @slice END;
+                SELECT @uid = CONCAT(N'sql ', NEWID()), @since = SYSUTCDATETIME(), @number = 0;
+            END;
             BEGIN TRY
                 EXEC {schema}.register @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight,
                     @note, @slice, @position OUTPUT, @granted OUTPUT, 0, 5000;
@@ -433,12 +444,17 @@ BEGIN TRY
                 IF @number NOT IN (601, 1204, 1205, 1222, 50002, 50005)
                     THROW;
             END CATCH;
+            IF @granted = 1 AND @number = 0
+            BEGIN
+                SET @fence = @position;
+                RETURN 0;
+            END;
             IF @number = 50005  -- our lease ran out, or an operator has removed us: once more as a new member
                 SET @member = NULL;
             IF @number <> 0
             BEGIN
                 -- Somebody keeps the gate, or a row, in an open transaction. That is waiting too.
-                SET @position = NULL;
+                SELECT @position = NULL, @uid = NULL;
                 IF @deadline <= SYSUTCDATETIME()
                     SET @result = -1;
                 ELSE IF @lease_ms IS NOT NULL
@@ -450,11 +466,6 @@ BEGIN TRY
             IF @position IS NULL
             BEGIN
                 SET @result = -1;
-                BREAK;
-            END;
-            IF @granted = 1
-            BEGIN
-                SET @result = 0;
                 BREAK;
             END;
             -- What this very session holds will not be given back while it waits here. (NOLOCK, as others' rows may be
@@ -555,6 +566,8 @@ BEGIN TRY
                 BREAK;
             SET @outcome = CASE WHEN @result = -1 THEN N'timeout' ELSE N'cancelled' END;
             EXEC {schema}.cancel @member, @uid, @outcome;
+            IF @result IS NULL
+                SET @uid = NULL;
             IF @result IS NULL AND @lease_ms IS NOT NULL
             BEGIN
                 EXEC {schema}.resign @member;

@@ -853,62 +853,68 @@ GO
 -- after so long, should it still be waiting and attended_until not be moved on.
 -- Inside a transaction it can be called by who has taken the gate (register_all; take_turn, which alone may where priorities are
 -- set: @ranked). Every statement counts here: on some
--- engines each of them, a call above all, costs as much as an access to a table.
+-- engines each of them, a call above all, costs as much as an access to a table. So whatever is not the usual case (a request
+-- that is in order, of a member that gave a sign of life just now, for a resource on which nobody is) stands behind one IF.
+-- @looked: the call of itself, after it has removed a dead owner.
 IF OBJECT_ID(N'{schema}.register') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.register
     @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
     @resource nvarchar(400), @access nvarchar(100) = N'write', @limit int = 1, @weight int = 1,
     @note nvarchar(1000) = NULL, @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT,
-    @answer bit = 0, @attended_ms int = NULL, @ranked bit = 0
+    @answer bit = 0, @attended_ms int = NULL, @ranked bit = 0, @looked bit = 0
 AS
 BEGIN
     SET NOCOUNT, XACT_ABORT ON;
     SET ROWCOUNT 0;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     -- (What is too long for the gate's name is cut off.)
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @inside int = @@TRANCOUNT,
-            @gate nvarchar(255) = N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), @entry nvarchar(255),
-            @looked int = 0, @code int, @known int, @lease int, @due int, @mine bigint, @now datetime2(6);
-    IF @inside > 0 AND APPLOCK_MODE(@principal, @gate, N'Transaction') <> N'Exclusive'
-        THROW 50001, N'sqlsem: register must not be called inside an open transaction; commit first and use autocommit', 1;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+            @gate nvarchar(255) = N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), @entry nvarchar(255), @code int, @known int,
+            @lock_owner nvarchar(20), @due int, @mine bigint,
+            -- Whether the open transaction is that of somebody who has not taken the gate. (A CASE, as outside of a transaction the second
+            -- question may be an error.)
+            @foreign bit = CASE WHEN @@TRANCOUNT = 0 THEN 0
+                                WHEN APPLOCK_MODE({schema}.lock_principal(), N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), N'Transaction')
+                                     = N'Exclusive' THEN 0 ELSE 1 END,
+            -- Whether the request is plainly in order. (Names that are not ASCII, or of one character, are looked at more closely.)
+            @plain bit = CASE WHEN @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @limit < @weight
+                                   OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128 OR @access LIKE N'upgrade%'
+                                   OR COALESCE(@resource, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
+                                   OR CONCAT(@resource, @access, @requesting_id, @owner) COLLATE Latin1_General_100_BIN2
+                                      LIKE N'%[^ -~]%' THEN 0 ELSE 1 END;
     BEGIN TRY
-        WHILE 1 = 1
+        BEGIN TRANSACTION;
+        EXEC @code = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
+        -- The entry lock is the session's, unless the member lives by a lease and its session may be anybody's: then it goes with
+        -- this transaction, which nobody sees.
+        SELECT @known = 1, @lock_owner = CASE WHEN m.lease_ms IS NULL THEN N'Session' ELSE N'Transaction' END, @position = NULL,
+               -- As in give_sign: to ask there would cost the usual case a call and a look.
+               @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
+                            AND DATEDIFF_BIG(millisecond, m.seen_at, SYSUTCDATETIME()) > COALESCE(m.lease_ms, m.grace_ms) / 8
+                           THEN 1 ELSE 0 END,
+               @granted = CASE WHEN EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
+                                            WHERE resource_id = @resource)
+                                 OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id IN (@resource, N'*'))
+                               THEN 0 ELSE 1 END
+        FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN();
+        IF @code < 0 OR @foreign = 1 OR @known IS NULL OR @granted = 0 OR @due = 1 OR @plain = 0
         BEGIN
-            IF @inside = 0
+            IF @foreign = 1
+                THROW 50001, N'sqlsem: register must not be called inside an open transaction; commit first and use autocommit', 1;
+            IF @code < 0
+                THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
+            IF @due = 1
             BEGIN
-                BEGIN TRANSACTION;
-                EXEC @code = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
-                IF @code < 0
-                    THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
+                UPDATE {schema}.member
+                SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
+                WHERE member_id = @member;
+                IF @@ROWCOUNT = 0
+                    SET @known = NULL;
             END;
-            SELECT @known = 1, @lease = m.lease_ms, @position = NULL,
-                   -- As in give_sign: to ask there would cost the usual case a call and a look.
-                   @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
-                                AND DATEDIFF_BIG(millisecond, m.seen_at, SYSUTCDATETIME()) > COALESCE(m.lease_ms, m.grace_ms) / 8
-                               THEN 1 ELSE 0 END,
-                   @granted = CASE WHEN EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
-                                                WHERE resource_id = @resource)
-                                     OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id IN (@resource, N'*'))
-                                   THEN 0 ELSE 1 END
-            FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN();
-            -- Whatever is not plainly in order (names that are not ASCII, or of one character, among them) is looked at there.
-            IF @known IS NULL OR @due = 1 OR @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @limit < @weight
-               OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128 OR @access LIKE N'upgrade%'
-               OR COALESCE(@resource, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
-               OR CONCAT(@resource, @access, @requesting_id, @owner) COLLATE Latin1_General_100_BIN2 LIKE N'%[^ -~]%'
-            BEGIN
-                IF @due = 1
-                BEGIN
-                    UPDATE {schema}.member
-                    SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
-                    WHERE member_id = @member;
-                    IF @@ROWCOUNT = 0
-                        SET @known = NULL;
-                END;
+            IF @known IS NULL OR @plain = 0
                 EXEC {schema}.check_registration @requesting_id, @owner OUTPUT, @resource, @access, @limit, @weight, @known;
-            END;
-            IF @granted = 0  -- the usual case is that nobody is there
+            IF @granted = 0
             BEGIN
                 IF @ranked = 0 AND EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource AND ageing_ms IS NOT NULL)
                     EXEC {schema}.refuse_unranked @resource;
@@ -918,36 +924,36 @@ BEGIN
                     SELECT @position = queue_position, @granted = CASE WHEN granted_at IS NULL OR revoked_at IS NOT NULL THEN 0 ELSE 1 END
                     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @mine AND member_id = @member;
             END;
-            IF @position IS NULL AND (@granted = 1 OR @try = 0)
+            IF @position IS NOT NULL OR (@granted = 0 AND @try = 1)
             BEGIN
-                SET @now = SYSUTCDATETIME();  -- who was ahead may have left since: it is let in after that, by its history too
-                INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id,
-                                            owner, request_uid, requested_at, granted_at, note, attended_until)
-                VALUES (@resource, @requesting_id, @access, @limit, @weight, @member,
-                        @owner, COALESCE(@uid, CONVERT(nvarchar(64), NEWID())), @now,
-                        CASE WHEN @granted = 1 THEN @now END, @note,
-                        CASE WHEN @attended_ms IS NOT NULL THEN DATEADD(millisecond, @attended_ms, @now) END);
-                SET @position = SCOPE_IDENTITY();
-                -- The entry lock, unless the member lives by a lease and its session may be anybody's. Nobody has it, unless
-                -- to be in the way: without it those behind look at the member from time to time.
-                IF @lease IS NULL
+                COMMIT TRANSACTION;
+                -- No room: are those ahead alive? Not under the gate, where two might wait for each other's dead.
+                IF @position IS NULL AND @inside = 0 AND @looked = 0
                 BEGIN
-                    SET @entry = CONCAT(N'entry.sqlsem.{schema}.', @position);
-                    EXEC @code = sys.sp_getapplock @entry, N'Exclusive', N'Session', 0, @principal;
+                    EXEC @code = {schema}.suspect_all @resource, @member;
+                    IF @code > 0
+                    BEGIN
+                        EXEC {schema}.register @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight, @note,
+                            @patience, @position OUTPUT, @granted OUTPUT, @answer, @attended_ms, @ranked, 1;
+                        RETURN 0;
+                    END;
                 END;
+                IF @answer = 1
+                    SELECT @position AS queue_position, @granted AS granted;
+                RETURN 0;
             END;
-            IF @inside > 0
-                BREAK;
-            COMMIT TRANSACTION;
-            IF @position IS NOT NULL OR @looked = 1
-                BREAK;
-            -- No room: are those ahead alive? Not under the gate, where two might wait for each other's dead.
-            SET @looked = 1;
-            SET @known = NULL;
-            EXEC @code = {schema}.suspect_all @resource, @member;
-            IF @code = 0
-                BREAK;
         END;
+        -- (The time is taken after the look: it is let in after those who left, by its history too.)
+        INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id,
+                                    owner, request_uid, requested_at, granted_at, note, attended_until)
+        VALUES (@resource, @requesting_id, @access, @limit, @weight, @member,
+                @owner, COALESCE(@uid, CONVERT(nvarchar(64), NEWID())), SYSUTCDATETIME(),
+                CASE WHEN @granted = 1 THEN SYSUTCDATETIME() END, @note,
+                CASE WHEN @attended_ms IS NOT NULL THEN DATEADD(millisecond, @attended_ms, SYSUTCDATETIME()) END);
+        SELECT @position = SCOPE_IDENTITY(), @entry = CONCAT(N'entry.sqlsem.{schema}.', CAST(SCOPE_IDENTITY() AS bigint));
+        -- Nobody has it, unless to be in the way: without it those behind look at the member from time to time.
+        EXEC @code = sys.sp_getapplock @entry, N'Exclusive', @lock_owner, 0, @principal;
+        COMMIT TRANSACTION;
     END TRY
     BEGIN CATCH
         IF @inside > 0
@@ -1354,6 +1360,8 @@ GO
 -- Gives a number back: 0 done, -1 no such row of this requester and login (already released, reaped or taken away).
 -- May be repeated. Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row. Without @position gives back
 -- all that the requester has on the resource; without @requesting_id the requester is this session (see public.sql).
+-- With @answer the code is in a row, and not in the return code.
+-- A crash of the server may undo a release: a program finds the row by its next ping, and releases it; a session has ended with it.
 IF OBJECT_ID(N'{schema}.release') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.release
@@ -1362,43 +1370,40 @@ ALTER PROCEDURE {schema}.release
 AS
 BEGIN TRY
     SET ROWCOUNT 0;
-    IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: release must not be called inside an open transaction; commit or roll back first', 1;
-    SET NOCOUNT, XACT_ABORT ON;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @login nvarchar(128) = ORIGINAL_LOGIN(),
-            @name nvarchar(255) = CONCAT(N'entry.sqlsem.{schema}.', @position),
-            @pin nvarchar(255) = CONCAT(N'pin.sqlsem.{schema}.', @position), @tries int = 5, @code int, @lock int,
-            @member bigint, @own bit, @host nvarchar(255), @pid int, @program nvarchar(255), @by nvarchar(128);
-    IF @position IS NULL OR @requesting_id IS NULL OR COALESCE(@outcome, N'') <> N'released' OR @@OPTIONS & 2 = 2
+    IF @@TRANCOUNT > 0 OR @position IS NULL OR @requesting_id IS NULL OR COALESCE(@outcome, N'') <> N'released' OR @@OPTIONS & 2 = 2
     BEGIN
-        SET IMPLICIT_TRANSACTIONS OFF;
-        IF @outcome IS NULL OR @outcome NOT IN (N'released', N'cancelled', N'timeout', N'lost', N'revoked')
-            THROW 50000, N'sqlsem: bad outcome: it must be released, cancelled, timeout, lost or revoked', 1;
+        IF @@TRANCOUNT > 0 OR @@OPTIONS & 2 = 2 OR COALESCE(@outcome, N'') <> N'released'
+        BEGIN
+            IF @@TRANCOUNT > 0
+                THROW 50001, N'sqlsem: release must not be called inside an open transaction; commit or roll back first', 1;
+            SET IMPLICIT_TRANSACTIONS OFF;
+            IF @outcome IS NULL OR @outcome NOT IN (N'released', N'cancelled', N'timeout', N'lost', N'revoked')
+                THROW 50000, N'sqlsem: bad outcome: it must be released, cancelled, timeout, lost or revoked', 1;
+        END;
         IF @position IS NULL OR @requesting_id IS NULL
         BEGIN
-            EXEC @code = {schema}.release_rows @resource, @position, @requesting_id, @outcome;
+            EXEC @position = {schema}.release_rows @resource, @position, @requesting_id, @outcome;
             IF @answer = 1
-                SELECT @code AS code;
-            RETURN @code;
+                SELECT CAST(@position AS int) AS code;
+            RETURN @position;
         END;
     END;
-    -- @own: what acquire has made for this row alone, where it has a lease.
-    SELECT @member = t.member_id, @host = m.host, @pid = m.pid, @program = m.program,
-           @by = CASE WHEN @outcome = N'revoked' THEN t.revoked_by END,
-           @own = CASE WHEN m.pid IS NULL AND m.lease_ms IS NOT NULL THEN 1 ELSE 0 END
-    FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
-    WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
-      AND m.login = @login;
-    IF @member IS NULL
-        SET @code = -1;
-    WHILE @code IS NULL
+    SET NOCOUNT, XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @name nvarchar(255) = CONCAT(N'entry.sqlsem.{schema}.', @position),
+            @pin nvarchar(255) = N'pin.sqlsem.{schema}.', @code int, @lock int, @member bigint, @own bit, @host nvarchar(255), @pid int,
+            @program nvarchar(255), @login nvarchar(128), @by nvarchar(128);
     BEGIN TRY
+        -- (Where there is no such row of this login, the name is no row's pin.) @own: what acquire has made for this row alone, where it has a lease.
+        SELECT @member = t.member_id, @pin = CONCAT(N'pin.sqlsem.{schema}.', @position), @host = m.host, @pid = m.pid, @program = m.program, @login = m.login,
+               @by = CASE WHEN @outcome = N'revoked' THEN t.revoked_by END,
+               @own = CASE WHEN m.pid IS NULL AND m.lease_ms IS NOT NULL THEN 1 ELSE 0 END
+        FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+        WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
+          AND m.login = ORIGINAL_LOGIN();
         BEGIN TRANSACTION;
         -- (Without @LockTimeout it is that of the session. To ask for @@LOCK_TIMEOUT costs some engines a millisecond.)
         EXEC @lock = sys.sp_getapplock @pin, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
-        IF @lock < 0
-            THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
         DELETE FROM {schema}.entry
         OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
                deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at,
@@ -1407,30 +1412,35 @@ BEGIN TRY
                                member_id, owner, note, requested_at, granted_at,
                                concurrency_limit, outcome, host, pid, program, login, ended_by)
         WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
-          AND member_id = @member;
+          AND member_id = @member AND @lock >= 0;
         SET @code = @@ROWCOUNT - 1;
-        COMMIT TRANSACTION;
+        IF @@VERSION LIKE N'Microsoft SQL %'  -- (only that takes the other form)
+            COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
+        ELSE
+            COMMIT TRANSACTION;
     END TRY
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        SET @code = NULL;
         -- A deadlock over rows that others locked in another order, or a scan over rows that moved: once more.
-        SET @tries = CASE WHEN ERROR_NUMBER() IN (601, 1205) THEN @tries - 1 ELSE 0 END;
-        IF @tries = 0
+        IF ERROR_NUMBER() NOT IN (601, 1205) OR @@NESTLEVEL > 24
             THROW;
+        EXEC @code = {schema}.release @resource, @position, @requesting_id, @outcome;
+        SET @own = 0;
     END CATCH;
     -- Not sooner: those who wait for the entry lock must not wake before the row is seen gone.
     IF @code = 0 AND APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
         EXEC sys.sp_releaseapplock @name, N'Session', @principal;
+    ELSE IF @lock < 0
+        THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
     ELSE IF @code = 0 AND @own = 1  -- (with a lease there is no such lock)
         DELETE FROM {schema}.member WHERE member_id = @member;
     ELSE IF @code < 0 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
                                       WHERE resource_id = @resource AND queue_position = @position)
         EXEC {schema}.let_go @name;  -- it was gone already
-    IF @answer = 1
-        SELECT @code AS code;
-    RETURN @code;
+    IF @answer = 0
+        RETURN @code;
+    SELECT @code AS code;
 END TRY
 BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)

@@ -24,7 +24,7 @@ CREATE SEQUENCE {schema}.beacon AS int START WITH 1 MINVALUE 1 CYCLE;
 CREATE TABLE {schema}.member (
     member_id     bigint IDENTITY NOT NULL CONSTRAINT member_pk PRIMARY KEY WITH (ALLOW_PAGE_LOCKS = OFF),
     beacon        int NULL,  -- the application lock that its session holds; NULL for a lease
-    session_id    int NULL,  -- the session that held it when this was written; for people
+    session_id    int NULL,  -- the session that held it when this was written
     host          nvarchar(255) NULL,
     pid           int NULL,
     program       nvarchar(255) NULL,
