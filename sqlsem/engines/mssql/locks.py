@@ -20,6 +20,9 @@ from sqlsem.insight.patterns import with_settings
 from sqlsem.model import BatchEntry, Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, Ticket, Upgrading
 from sqlsem.model_rates import RateEntry
 
+#: The longest pause between two looks where nothing in the database can be waited for (a lease, a paused resource).
+LONGEST_PAUSE_SECONDS = 0.5
+
 
 class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession, DeadlockSearch, Administration):
     """The queue of every resource."""
@@ -91,7 +94,7 @@ class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession
             if code in (-1, -3):  # nothing there to wait for, or not by this session
                 if nudge.wait(min(pause, left)):
                     nudge.clear()
-                pause = min(pause * 1.5, 0.1)
+                pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
 
     def find_deadlock(self, member_id: int) -> Found | None:
         return Found.of_rows(self.rows("find_deadlock", member_id))

@@ -527,7 +527,7 @@ BEGIN TRY
                     BEGIN
                         SET @pause = CASE WHEN @pause > @left THEN @left ELSE @pause END;
                         EXEC {schema}.doze @pause;
-                        SET @pause = CASE WHEN @pause > 66 THEN 100 ELSE @pause * 3 / 2 END;
+                        SET @pause = CASE WHEN @pause > 333 THEN 500 ELSE @pause * 3 / 2 END;
                     END
                     ELSE
                         SET @pause = 5;

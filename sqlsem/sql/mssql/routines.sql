@@ -318,7 +318,7 @@ BEGIN
     SET NOCOUNT ON;
     DECLARE @name nvarchar(255) = CONCAT(N'entry.sqlsem.{schema}.', @position), @code int,
             @nap int = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
-    SET @pause = CASE WHEN @pause * 1.5 > 100 THEN 100 ELSE @pause * 1.5 END;
+    SET @pause = CASE WHEN @pause * 1.5 > 500 THEN 500 ELSE @pause * 1.5 END;
     EXEC @code = {schema}.await_free @name, @nap;
     RETURN CASE WHEN @code >= 0 THEN -1 ELSE 0 END;
 END;
@@ -1088,6 +1088,28 @@ BEGIN
 END;
 GO
 
+-- The milliseconds until the next look of a waiter that no lock is sure to wake: as long as nothing has changed before it for,
+-- 40 at least and 800 at most. Up to three waiters behind it divide that by up to four: so a session that waits looks at
+-- most twice a second on average, and the first looks come soon.
+IF OBJECT_ID(N'{schema}.look_pause') IS NULL EXEC (N'CREATE PROCEDURE {schema}.look_pause AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.look_pause @resource nvarchar(255), @position bigint, @requested_at datetime2(6)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @behind int, @still_ms bigint, @since datetime2(6) = @requested_at;
+    -- (The last row ahead was granted last.)
+    SELECT TOP (1) @since = CASE WHEN granted_at > @requested_at THEN granted_at ELSE @requested_at END
+    FROM {schema}.entry WITH (READCOMMITTEDLOCK, READPAST, ROWLOCK)
+    WHERE resource_id = @resource AND queue_position < @position ORDER BY queue_position DESC;
+    SELECT @behind = COUNT(*)
+    FROM (SELECT TOP (3) queue_position FROM {schema}.entry WITH (READCOMMITTEDLOCK, READPAST, ROWLOCK)
+          WHERE resource_id = @resource AND queue_position > @position ORDER BY queue_position) AS b;
+    SET @still_ms = DATEDIFF_BIG(millisecond, @since, SYSUTCDATETIME());
+    RETURN (CASE WHEN @still_ms < 40 THEN 40 WHEN @still_ms > 800 THEN 800 ELSE @still_ms END) / (1 + @behind);
+END;
+GO
+
 -- Waits up to @timeout_ms for a row's turn, asleep in the engine's lock queue wherever there is a lock to wait for.
 -- Return code:
 --   0  granted          -1  not yet (may come early: sleep a little, then call again)
@@ -1109,9 +1131,10 @@ BEGIN TRY
     DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
     DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @weight int, @member bigint,
             @granted_at datetime2(6), @revoked_at datetime2(6), @eligible int, @blocker bigint, @until nvarchar(10),
-            @left int, @pause float = 2, @waiting int = 0, @sign_at datetime2(6), @name nvarchar(255),
-            @unheld nvarchar(255), @waiting_name nvarchar(255);
-    SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit, @weight = t.weight, @member = t.member_id,
+            @left int, @pause float, @waiting int = 0, @sign_at datetime2(6), @name nvarchar(255),
+            @unheld nvarchar(255), @waiting_name nvarchar(255), @requested_at datetime2(6), @slice int,
+            @tested_at datetime2(6) = SYSUTCDATETIME();
+    SELECT @there = 1, @requested_at = t.requested_at, @access = t.access_type, @limit = t.concurrency_limit, @weight = t.weight, @member = t.member_id,
            @granted_at = t.granted_at, @revoked_at = t.revoked_at,
            @sign_at = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
                            THEN DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.seen_at) END
@@ -1167,6 +1190,8 @@ BEGIN TRY
                     EXEC @code = {schema}.suspect @resource, @blocker, @member;
                 IF @blocker IS NULL OR @code = 0
                 BEGIN
+                    EXEC @slice = {schema}.look_pause @resource, @position, @requested_at;
+                    SET @pause = @slice;
                     EXEC @code = {schema}.nap @position, @left, @pause OUTPUT;
                     IF @code < 0
                         SET @result = -1;
@@ -1185,15 +1210,16 @@ BEGIN TRY
             END;
             IF @until = N'any'
             BEGIN
-                IF @pause > 20
+                -- One lock can be waited for, that of the oldest holder. Another holder that leaves first is found by the next look.
+                IF DATEDIFF_BIG(millisecond, @tested_at, SYSUTCDATETIME()) > 500
                 BEGIN
                     EXEC @code = {schema}.suspect_all @resource, @member;
-                    SET @pause = 5;
+                    SET @tested_at = SYSUTCDATETIME();
                     IF @code = 1
                         CONTINUE;
                 END;
-                SET @left = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
-                SET @pause = CASE WHEN @pause < 5 THEN 5 ELSE @pause * 1.2 END;
+                EXEC @slice = {schema}.look_pause @resource, @position, @requested_at;
+                SET @left = CASE WHEN @left < @slice THEN @left ELSE @slice END;
             END;
             -- Asleep here. (In a transaction, whose end gives the share back, and not by a call of await_free: whoever waits
             -- for us waits for what we do next.)

@@ -1231,6 +1231,18 @@ END
 $$;
 
 
+-- The milliseconds until the next look of a waiter that no lock is sure to wake: as long as nothing has changed before it for
+-- (p_since), 40 at least and 800 at most. Up to three waiters behind it divide that by up to four: so a session that waits looks
+-- at most twice a second on average, and the first looks come soon.
+CREATE OR REPLACE FUNCTION {schema}.look_pause(p_resource varchar, p_position bigint, p_since timestamptz) RETURNS integer
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT (least(greatest(1000 * extract(epoch FROM clock_timestamp() - p_since), 40), 800)
+            / (1 + (SELECT count(*) FROM (SELECT FROM {schema}.{table}
+                                          WHERE resource_id = p_resource AND queue_position > p_position LIMIT 3) AS b)))::integer
+$$;
+
+
 -- Waits up to p_timeout_ms for a row's turn, asleep in the engine's lock queue wherever there is a lock to wait for.
 --   0  granted          -1  not yet
 --   1  call again at once: something was written that others should see
@@ -1380,8 +1392,7 @@ BEGIN
             ELSIF clock_timestamp() > v_tested + interval '0.5 seconds' THEN
                 v_tested := clock_timestamp();
             END IF;
-            -- So we look again after a twentieth of the time for which nothing has changed; sooner, when the oldest leaves of
-            -- those of whom one must. (Where they wait, nothing counts before it leaves: who comes first leaves first.)
+            -- So we look again after a pause (look_pause); sooner, when the oldest leaves of those of whom one must. (Where they wait, nothing counts before it leaves: who comes first leaves first.)
             -- What has left since the look above is not seen here, and would not wake us: then look again at once.
             IF v_simple AND NOT v_free THEN
                 v_since := greatest(v_row.requested_at, CASE v_ahead.until WHEN 'any' THEN v_ahead.since END);
@@ -1398,17 +1409,17 @@ BEGIN
                       LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.set_for(p_resource)))) AS r;
             END IF;
             CONTINUE WHEN v_stands IS NOT TRUE;
-            v_pause := greatest(1, 50 * extract(epoch FROM clock_timestamp() - v_since));
+            v_pause := {schema}.look_pause(p_resource, p_position, v_since);
             IF NOT v_free AND {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest)) THEN
                 -- It has left this instant; or it stands without its entry lock, as one with a lease does.
                 CONTINUE WHEN NOT EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = v_oldest);
                 v_free := true;
             END IF;
             IF v_free THEN
-                PERFORM pg_sleep(least(v_left, v_pause, 100) / 1000);
+                PERFORM pg_sleep(least(v_left, v_pause) / 1000);
                 CONTINUE;
             END IF;
-            v_left := least(v_left, ceil(v_pause), 250);
+            v_left := least(v_left, v_pause);
         END IF;
         CONTINUE WHEN NOT {schema}.sleep_on({schema}.lock_class(2), {schema}.lock_key(v_oldest), v_left);  -- look again
         IF NOT v_row.leased AND (v_row.mute OR clock_timestamp() < v_row.stale_at) THEN

@@ -1,0 +1,144 @@
+"""A waiter that no lock is sure to wake looks at most twice a second, after its first looks.
+
+The turns of the loop in routine `wait` are counted, by a sequence, which no transaction undoes.
+"""
+
+import contextlib
+import itertools
+import threading
+import time
+
+import pytest
+from support import PATIENCE, slack, until
+
+from sqlsem import sql
+from sqlsem.model import Request
+
+pytestmark = pytest.mark.engines("postgresql", "mssql")
+
+#: Seconds for which nothing changes.
+STILL = 5.0
+#: The first looks of each waiter, while its pauses grow, and one at the end of a call.
+FIRST_LOOKS = 6
+#: The longest pause is 0.8 s.
+LONGEST_PAUSE = 0.8
+#: How `wait` begins in the script, what ends it, and where each turn of its loop begins.
+PARTS = {
+    "postgresql": ("CREATE OR REPLACE FUNCTION {s}.wait(", "\n$$;\n", "    LOOP\n", "PERFORM nextval('{s}.looks');"),
+    "mssql": (
+        *("ALTER PROCEDURE {s}.wait ", "\nGO\n", "WHILE @result IS NULL\n        BEGIN\n"),
+        "SET @slice = NEXT VALUE FOR {s}.looks;",
+    ),
+}
+
+
+@pytest.fixture
+def looks(database):
+    """``looks()``: how many there have been so far."""
+    begin, end, turn, count = (part.replace("{s}", database.schema) for part in PARTS[database.engine])
+    text = sql.script(database.engine, "routines", schema=database.schema)
+    routine = text[text.index(begin) :].partition(end)[0] + end.replace("GO", "")
+    assert turn in routine
+
+    def run(statement):
+        connection = database.raw()
+        connection.execute(statement)
+        connection.close()
+
+    run(f"CREATE SEQUENCE {database.schema}.looks AS bigint START WITH 1")
+    run(routine.replace(turn, f"{turn}{count}\n", 1))
+    next_value = {
+        "postgresql": f"SELECT nextval('{database.schema}.looks')",
+        "mssql": f"SELECT NEXT VALUE FOR {database.schema}.looks",
+    }[database.engine]
+    asked = itertools.count(1)
+    try:
+        yield lambda: int(database.rows(next_value)[0][0]) - next(asked)
+    finally:
+        run(routine)
+        run(f"DROP SEQUENCE {database.schema}.looks")
+
+
+class Waiter:
+    """A member that asks in one session and waits in another one."""
+
+    numbers = itertools.count()
+
+    def __init__(self, database, opened, resource, limit, **options):
+        self.main, self.session = (
+            opened.enter_context(contextlib.closing(database.session(**options))) for _ in range(2)
+        )
+        member = self.main.enrol("host", 1, "test")
+        opened.callback(self.main.resign, member)
+        request = Request(resource, "write", limit, 1)
+        uid = f"{member}.{next(self.numbers)}"
+        (self.ticket,) = self.main.register(member, f"waiter {member}", "o", uid, [request], False)
+        self.granted_at = None
+
+    def wait(self):
+        """Wait, slice after slice, as clients do."""
+        while self.granted_at is None:
+            answer = self.session.wait(self.ticket, 4.0, threading.Event())
+            assert answer is not None
+            if answer:
+                self.granted_at = time.monotonic()
+
+    def leave(self):
+        assert self.main.release(self.ticket, "released")
+
+
+@pytest.fixture
+def waiting(database, name, threads):
+    """``waiting(2, holders=2)``: holders, and that many waiters which wait in threads."""
+    with contextlib.ExitStack() as opened:
+
+        def start(count, *, holders, **options):
+            held = [Waiter(database, opened, name, holders, **options) for _ in range(holders)]
+            assert all(one.ticket.granted for one in held)
+            waiters = [Waiter(database, opened, name, holders) for _ in range(count)]
+            for waiter in waiters:
+                threads.start(waiter.wait)
+            return held, waiters
+
+        yield start
+
+
+#: On SQL Server few wait: opening a session takes long on what speaks T-SQL here, and only the first one looks.
+@pytest.mark.parametrize("count", [1, 5, 30])
+def test_waiters_of_a_limit_look_at_most_twice_a_second(database, looks, waiting, count):
+    if database.engine == "mssql" and count > 5:
+        pytest.skip("a session that waits behind others does not look")
+    holders, waiters = waiting(count, holders=3)
+    before = looks()
+    time.sleep(STILL)  # that is what is tested
+    found = looks() - before
+    assert found <= count * (2 * STILL + FIRST_LOOKS)
+    assert not any(one.granted_at for one in waiters)
+    # The newest holder leaves: its lock is not the one that the next in line sleeps on.
+    left = time.monotonic()
+    holders[-1].leave()
+    until(lambda: waiters[0].granted_at, "the next one is granted")
+    assert waiters[0].granted_at - left < LONGEST_PAUSE + slack(0.5)
+    for leaving, waiter in zip([*holders[:-1], *waiters], waiters[1:], strict=False):
+        leaving.leave()
+        until(lambda waiter=waiter: waiter.granted_at, "each in turn")
+
+
+def test_waiters_behind_a_lease_look_at_most_twice_a_second(looks, waiting):
+    """A lease has no lock that they could sleep on."""
+    holders, waiters = waiting(1, holders=2, lease=PATIENCE)
+    before = looks()
+    time.sleep(STILL)
+    assert looks() - before <= 2 * STILL + FIRST_LOOKS
+    holders[0].leave()
+    until(lambda: waiters[0].granted_at, "the next one is granted")
+
+
+def test_the_oldest_holder_wakes_the_next_one_at_once(looks, waiting):
+    """As before, though its pauses are long by now."""
+    holders, waiters = waiting(1, holders=2)
+    time.sleep(2)
+    before = looks()
+    holders[0].leave()
+    until(lambda: waiters[0].granted_at, "the next one is granted")
+    assert looks() - before <= 4
