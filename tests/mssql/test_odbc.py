@@ -397,7 +397,7 @@ def test_a_server_without_tls(tds, engine_of):
             True,
         ),
         ({"Encrypt": "no"}, "FALSE", "not encrypted", True),
-        ({"Encrypt": "no"}, None, "takes VIEW SERVER STATE", True),
+        ({"Encrypt": "no"}, None, "takes VIEW SERVER STATE, or VIEW SERVER SECURITY STATE from 2022 on", True),
     ],
 )
 def test_the_doctor_tells_of_it(tds, engine_of, monkeypatch, words, answer, told, mended):

@@ -112,7 +112,7 @@ class SqlServerDoctor(Doctor):
 
     def encryption(self) -> Check:
         """Who can read along, and whether the server is who it says."""
-        told = "it is not told here whether the line is encrypted (that takes VIEW SERVER STATE)"
+        told = "it is not told here whether the line is encrypted (that takes VIEW SERVER STATE, or VIEW SERVER SECURITY STATE from 2022 on)"
         encrypted = None
         with contextlib.suppress(SqlsemError, IndexError):
             encrypted = self._ask("encryption")[0] == "TRUE"

@@ -40,8 +40,8 @@ BEGIN
         RETURN 0;
     IF @kind NOT IN (N'sql', N'shell', N'call', N'local')
         THROW 50000, N'sqlsem: a callback of this kind is unknown; it is sql, shell, call, local or session', 1;
-    IF COALESCE(IS_ROLEMEMBER(N'{schema}_putter'), 0) = 0
-       AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
+    IF COALESCE(IS_MEMBER(N'{schema}_putter'), 0) = 0
+       AND COALESCE(IS_MEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
         UPDATE {schema}.batch
         SET callback_kept_by = CASE WHEN callback_kind IS NULL THEN ORIGINAL_LOGIN() ELSE callback_kept_by END,
             callback_kind = COALESCE(callback_kind, N'local')
@@ -64,7 +64,7 @@ BEGIN
     FROM {schema}.batch WHERE batch_id = @batch;
     IF @kind IS NULL OR (@own = 0 AND @kind IN (N'local', N'session'))
         RETURN 0;
-    IF IS_ROLEMEMBER(N'{schema}_putter') = 1 OR IS_ROLEMEMBER(N'{schema}_operator') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
+    IF IS_MEMBER(N'{schema}_putter') = 1 OR IS_MEMBER(N'{schema}_operator') = 1 OR IS_MEMBER(N'db_owner') = 1
        OR IS_SRVROLEMEMBER(N'sysadmin') = 1 OR @kept_by = ORIGINAL_LOGIN()
         RETURN 1;
     IF @kind IN (N'local', N'session')
@@ -703,8 +703,8 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @shown TABLE (batch_id bigint NOT NULL PRIMARY KEY);
     DECLARE @now datetime2(6), @all int;
-    SET @all = CASE WHEN IS_ROLEMEMBER(N'{schema}_putter') = 1 OR IS_ROLEMEMBER(N'{schema}_operator') = 1
-                         OR IS_ROLEMEMBER(N'{schema}_reader') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
+    SET @all = CASE WHEN IS_MEMBER(N'{schema}_putter') = 1 OR IS_MEMBER(N'{schema}_operator') = 1
+                         OR IS_MEMBER(N'{schema}_reader') = 1 OR IS_MEMBER(N'db_owner') = 1
                          OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
     IF @batch IS NOT NULL
         INSERT INTO @shown (batch_id) SELECT batch_id FROM {schema}.batch WHERE batch_id = @batch;

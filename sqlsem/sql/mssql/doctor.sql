@@ -15,7 +15,7 @@ SELECT CAST(is_read_committed_snapshot_on AS int), CAST(COALESCE(delayed_durabil
 FROM sys.databases WHERE name = DB_NAME()
 
 -- name: encryption
--- Needs VIEW SERVER STATE; without that the doctor says that it does not know.
+-- Needs VIEW SERVER STATE (from 2022 on VIEW SERVER SECURITY STATE is enough); without that the doctor says that it does not know.
 SELECT CAST(encrypt_option AS nvarchar(40)) FROM sys.dm_exec_connections WHERE session_id = @@SPID
 
 -- name: clock

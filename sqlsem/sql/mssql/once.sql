@@ -111,7 +111,8 @@ BEGIN TRY
     DECLARE @code int = -1, @by nvarchar(128), @done_at datetime2(6), @message nvarchar(1000);
     EXEC {schema}.check_name N'name', @name;
     SELECT @by = login, @done_at = done_at FROM {schema}.once_run WHERE once_name = @name;
-    IF @by IS NOT NULL AND @by <> ORIGINAL_LOGIN() AND COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0 AND IS_ROLEMEMBER(N'db_owner') = 0
+    IF @by IS NOT NULL AND @by <> ORIGINAL_LOGIN() AND COALESCE(IS_MEMBER(N'{schema}_operator'), 0) = 0
+       AND COALESCE(IS_MEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
     BEGIN
         SET @message = CONCAT(N'sqlsem: ''', @name, N''' was run by login ', @by, N'; only that login and operators forget its run, not ',
             ORIGINAL_LOGIN());

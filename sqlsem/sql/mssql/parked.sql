@@ -69,8 +69,8 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @message nvarchar(1000);
-    IF COALESCE(IS_ROLEMEMBER(N'{schema}_user'), 0) = 0 AND COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0
-       AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
+    IF COALESCE(IS_MEMBER(N'{schema}_user'), 0) = 0 AND COALESCE(IS_MEMBER(N'{schema}_operator'), 0) = 0
+       AND COALESCE(IS_MEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', CURRENT_USER,
             N' may not take locks, and so puts no tasks that do; an administrator can ALTER ROLE {schema}_user ADD MEMBER …');

@@ -19,7 +19,7 @@ DECLARE @right TABLE (what nvarchar(10) NOT NULL, object_name sysname NOT NULL, 
 DECLARE @role TABLE (name sysname NOT NULL, letter nchar(1) NOT NULL);
 DECLARE @statement nvarchar(400), @number int = 0, @most int;
 DECLARE @may int = CASE WHEN HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'CREATE ROLE') = 1
-    OR IS_ROLEMEMBER(N'db_owner') = 1 OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
+    OR IS_MEMBER(N'db_owner') = 1 OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
 INSERT INTO @role (name, letter)
 VALUES
        -- feature: operate

@@ -1542,7 +1542,9 @@ BEGIN
         THROW 50002, N'sqlsem: busy: this row is being removed', 1;
     -- Anyone who removes rows takes that lock first. No lock on the row itself: readers must get past it, pings above all.
     SELECT @there = CASE WHEN m.login = ORIGINAL_LOGIN() THEN 1 ELSE -1 END
-    FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK) LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+    -- (Both as they are now: the caller's snapshot may be older than the registration.)
+    FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
+    LEFT JOIN {schema}.member AS m WITH (READCOMMITTEDLOCK) ON m.member_id = t.member_id
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
       AND t.granted_at IS NOT NULL;
     IF @there < 1  -- keep nobody's row
@@ -2039,12 +2041,17 @@ BEGIN
     SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @days int, @rows bigint, @newest bigint = 0, @before datetime2(6), @count int;
+    DECLARE @days int, @rows bigint, @first bigint = 0, @before datetime2(6), @count int;
     SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
     SELECT @rows = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'history_rows';
-    SELECT TOP (1) @newest = operation_id FROM {schema}.operation ORDER BY operation_id DESC;
+    -- (As in prune: few are counted.)
+    IF @rows BETWEEN 1 AND 10000
+        SELECT TOP (1) @first = n.operation_id
+        FROM (SELECT TOP (@rows) operation_id FROM {schema}.operation ORDER BY operation_id DESC) AS n ORDER BY n.operation_id;
+    ELSE
+        SELECT TOP (1) @first = operation_id - @rows + 1 FROM {schema}.operation ORDER BY operation_id DESC;
     SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
-    DELETE TOP (@most) FROM {schema}.operation WHERE done_at < @before OR operation_id <= @newest - @rows;
+    DELETE TOP (@most) FROM {schema}.operation WHERE done_at < @before OR operation_id < @first;
     SET @count = @@ROWCOUNT;
     IF @answer = 1
         SELECT @count AS pruned;
@@ -2052,8 +2059,9 @@ BEGIN
 END;
 GO
 
--- Removes history older than setting history_days, and what is more than history_rows: of the oldest @most rows. They are
--- counted by the positions between the first and the last, of which a few may be missing. Returns how many.
+-- Removes history older than setting history_days, and what is more than history_rows: of the oldest @most rows. Positions
+-- leap by up to 10,000 when the server restarts, so where no more rows than that are kept the rows are counted; of more it
+-- is told by their positions, as a count would read them all. Returns how many.
 IF OBJECT_ID(N'{schema}.prune') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.prune @most int, @answer bit = 0
@@ -2063,15 +2071,21 @@ BEGIN
     SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @before datetime2(6), @edge datetime2(6), @last bigint, @count int;
+    DECLARE @before datetime2(6), @edge datetime2(6), @last bigint, @rows bigint, @kept datetime2(6), @count int;
     SELECT @before = DATEADD(day, -CAST(value AS int), SYSUTCDATETIME()) FROM {schema}.setting WHERE name = N'history_days';
-    SELECT TOP (1) @last = queue_position FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ORDER BY ended_at DESC;
-    SELECT @last = @last - CAST(value AS bigint) FROM {schema}.setting WHERE name = N'history_rows';
+    SELECT @rows = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'history_rows';
+    IF @rows BETWEEN 1 AND 10000
+        SELECT TOP (1) @kept = n.ended_at
+        FROM (SELECT TOP (@rows) ended_at FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ORDER BY ended_at DESC) AS n
+        ORDER BY n.ended_at;
+    ELSE
+        SELECT TOP (1) @last = queue_position - @rows
+        FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ORDER BY ended_at DESC;
     SELECT TOP (1) @edge = o.ended_at
     FROM (SELECT TOP (@most) ended_at FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ORDER BY ended_at) AS o
     ORDER BY o.ended_at DESC;
     DELETE TOP (@most) FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
-    WHERE ended_at <= @edge AND (ended_at < @before OR queue_position <= @last);
+    WHERE ended_at <= @edge AND (ended_at < @before OR ended_at < @kept OR queue_position <= @last);
     SET @count = @@ROWCOUNT;
     -- feature: rates
     -- Rates that nobody has used for a day, and whose windows are over: first what was used of them, which tells itself that it counts

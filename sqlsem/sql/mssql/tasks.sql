@@ -29,7 +29,7 @@ GO
 
 -- What a task does: @kind comes back as it is kept. Refuses what is none, and code from anyone who may not have workers run it
 -- (all kinds but json do): it runs with the workers' rights. As this runs with its owner's rights to the tables only,
--- IS_ROLEMEMBER tells about the caller.
+-- IS_MEMBER tells about the caller.
 IF OBJECT_ID(N'{schema}.check_work') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_work AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_work @kind nvarchar(100) OUTPUT, @body nvarchar(max)
@@ -58,8 +58,8 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: the body of a task of kind ', @word, N' is no JSON: ''', LEFT(@body, 100), N'''');
     IF @message IS NOT NULL
         EXEC {schema}.refuse 50000, @message;
-    IF @word <> N'json' AND COALESCE(IS_ROLEMEMBER(N'{schema}_putter'), 0) = 0
-       AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
+    IF @word <> N'json' AND COALESCE(IS_MEMBER(N'{schema}_putter'), 0) = 0
+       AND COALESCE(IS_MEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', CURRENT_USER,
             N' may put JSON tasks only: SQL, commands and functions run with the rights of the workers; ',
@@ -158,7 +158,7 @@ BEGIN
         IF @unique_key IS NOT NULL
             SET @task_id = @there;
         ELSE IF @there IS NOT NULL AND COALESCE(@there_by, N'') <> @put_by
-            AND COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0 AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0
+            AND COALESCE(IS_MEMBER(N'{schema}_operator'), 0) = 0 AND COALESCE(IS_MEMBER(N'db_owner'), 0) = 0
             AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
         BEGIN
             IF @mine = 1
@@ -919,8 +919,8 @@ ALTER PROCEDURE {schema}.sees_all
 AS
 BEGIN
     SET NOCOUNT ON;
-    RETURN CASE WHEN IS_ROLEMEMBER(N'{schema}_worker') = 1 OR IS_ROLEMEMBER(N'{schema}_operator') = 1
-                     OR IS_ROLEMEMBER(N'{schema}_reader') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
+    RETURN CASE WHEN IS_MEMBER(N'{schema}_worker') = 1 OR IS_MEMBER(N'{schema}_operator') = 1
+                     OR IS_MEMBER(N'{schema}_reader') = 1 OR IS_MEMBER(N'db_owner') = 1
                      OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
 END;
 GO
@@ -1126,7 +1126,7 @@ BEGIN
         THROW 50000, N'sqlsem: a task can be told to retry or cancel', 1;
     SET XACT_ABORT ON;
     -- Who is no operator has its own alone.
-    IF COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0 AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0
+    IF COALESCE(IS_MEMBER(N'{schema}_operator'), 0) = 0 AND COALESCE(IS_MEMBER(N'db_owner'), 0) = 0
        AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
        AND NOT EXISTS (SELECT 1 FROM {schema}.task WHERE task_id = @task AND put_by = ORIGINAL_LOGIN())
         SET @task = NULL;
@@ -1528,7 +1528,7 @@ BEGIN
             next_due = CASE WHEN cron = @cron AND time_zone = @time_zone AND paused_at IS NULL THEN COALESCE(next_due, @next)
                             ELSE @next END
         WHERE schedule_name = @schedule
-          AND (put_by = ORIGINAL_LOGIN() OR IS_ROLEMEMBER(N'{schema}_operator') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
+          AND (put_by = ORIGINAL_LOGIN() OR IS_MEMBER(N'{schema}_operator') = 1 OR IS_MEMBER(N'db_owner') = 1
                OR IS_SRVROLEMEMBER(N'sysadmin') = 1);
         SET @count = @@ROWCOUNT;
         IF @count = 0
@@ -1657,7 +1657,7 @@ BEGIN
     BEGIN TRANSACTION;
     SELECT @queue = queue_name FROM {schema}.schedule WITH (UPDLOCK, ROWLOCK)
     WHERE schedule_name = @schedule
-      AND (put_by = ORIGINAL_LOGIN() OR IS_ROLEMEMBER(N'{schema}_operator') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
+      AND (put_by = ORIGINAL_LOGIN() OR IS_MEMBER(N'{schema}_operator') = 1 OR IS_MEMBER(N'db_owner') = 1
            OR IS_SRVROLEMEMBER(N'sysadmin') = 1);
     IF @queue IS NOT NULL
     BEGIN
