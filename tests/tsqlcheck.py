@@ -84,7 +84,7 @@ def batches(root: Path, read: Callable[[Path], str]) -> Iterator[Batch]:
     order = ["schema-*", "routines", "deadlocks", "public", "tasks", "batches", "conversions", "permissions", "drop"]
     names = [path for pattern in order for path in sorted(folder.glob(f"{pattern}.sql"))]
     for path in [*names, *sorted(set(folder.glob("*.sql")) - set(names))]:
-        separator = r"^-- name: \w+$" if path.stem in ("client", "doctor") else r"^[ \t]*GO[ \t]*$"
+        separator = r"^-- name: \w+$" if path.stem in ("client", "doctor", "certify") else r"^[ \t]*GO[ \t]*$"
         yield from split(str(path.relative_to(root)), 1, filled(read(path)), separator)
     # (Not its routines.sql: it has a procedure a second time, which the model does not take.)
     path = root / "tests" / "support" / "next_version" / "mssql" / "schema.sql"

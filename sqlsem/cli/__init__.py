@@ -29,7 +29,8 @@ COMMANDS = {
     **{"release": "locks:release", "reap": "locks:reap", "guard": "guarding:guard"},
     **{"top": "watch:top", "dashboard": "watch:dashboard", "metrics": "metrics:metrics"},
     **{"timeline": "nights:timeline", "replay": "nights:replay", "audit": "nights:audit"},
-    **{"sql": "schema:sql_", "config": "config:config_", "doctor": "doctor:doctor", "demo": "demo:demo"},
+    **{"sql": "schema:sql_", "config": "config:config_", "doctor": "doctor:doctor", "certify": "certify:certify"},
+    "demo": "demo:demo",
 }
 
 
@@ -63,7 +64,7 @@ Examples:
   sqlsem ls                                     who holds, who waits
 
 \b
-Exit codes: 0 done, 1 not in order (doctor, audit, release), 64 wrong
+Exit codes: 0 done, 1 not in order (doctor, certify, audit, release), 64 wrong
   usage, 69 database out of reach, 70 a fault of sqlsem's, 74 done, but the
   output could not be written, 75 not had in time, 76 lock lost, 78
   configuration or schema. `sqlsem run` has more.

@@ -38,6 +38,8 @@ Each engine's folder holds the same scripts:
     there the client puts a call together from smaller statements, and a name that others have does the same as there.
 ``doctor.sql``
     what ``sqlsem doctor`` asks; the same.
+``certify.sql``
+    what ``sqlsem certify`` asks, in a schema that it makes and drops; the same.
 ``simulated.sql``
     only PostgreSQL: what makes a database one for simulations (`sqlsem.testing.simulate`). Never run in any other.
 
@@ -161,6 +163,7 @@ def migrations(
 
 @functools.cache
 def queries(engine: str, schema: str = "sqlsem", table: str = "ProcessControl", file: str = "client") -> dict[str, str]:
-    """The client's statements by name; ``file="doctor"`` has those of ``sqlsem doctor``."""
+    """The client's statements by name; ``file="doctor"`` has those of ``sqlsem doctor``, and ``"certify"`` those of
+    ``sqlsem certify``."""
     parts = _NAME_LINE.split(script(engine, file, schema=schema, table=table))
     return {name: body.strip().rstrip(";") for name, body in zip(parts[1::2], parts[2::2], strict=True)}

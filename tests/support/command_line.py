@@ -55,6 +55,7 @@ EXAMPLES: dict[Path, tuple[str, ...]] = {
     ("top",): (),
     ("dashboard",): ("--port", "{port}"),
     ("metrics",): ("--listen", "{port}"),
+    ("certify",): ("--only", "13"),
     ("demo",): ("--seconds", "2", "--workers", "2", "--limit", "1"),
 }
 #: Those that answer at ``{port}`` until a signal ends them.

@@ -26,7 +26,9 @@ ROUTINES = {
 }
 UNPINNED = {key: routine for key, routine in ROUTINES.items() if not routine.pins_path}
 STATEMENTS = {
-    (file, name): text for file in ("client", "doctor") for name, text in sql.queries("postgresql", file=file).items()
+    (file, name): text
+    for file in ("client", "doctor", "certify")
+    for name, text in sql.queries("postgresql", file=file).items()
 }
 #: Modules whose SQL is not PostgreSQL's, or is for a database that only simulations use.
 OTHER_ENGINES = ("sqlsem/engines/mssql", "sqlsem/engines/sqlite", "sqlsem/testing")

@@ -1,0 +1,96 @@
+"""``sqlsem certify``: shows in minutes whether sqlsem works on a database server, in a schema of its own.
+
+Each check is a function (`sqlsem.certify.checks`), registered with its number and a title, that raises `Failed` or
+`NotPossible`; what the driver raises is a failure in the server's words. `certify` installs, runs them in order, and
+removes what was made, whatever happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection
+
+from sqlsem.certify import checks
+from sqlsem.certify.bench import Bench, Wishes
+from sqlsem.certify.facts import facts, hidden_words
+from sqlsem.certify.registry import CHECKS, Check
+from sqlsem.certify.results import Failed, Notes, NotPossible, Report, Result
+from sqlsem.certify.sessions import server_words
+
+__all__ = ["CHECKS", "Bench", "Check", "Report", "Result", "Wishes", "certify", "checks"]
+
+
+def certify(
+    bench: Bench,
+    numbers: Collection[int],
+    *,
+    began: Callable[[Report], object] = lambda report: None,
+    done: Callable[[Result], object] = lambda result: None,
+    with_host: bool = False,
+) -> Report:
+    """Install, run the checks of these numbers, and remove all that was made.
+
+    Args:
+        bench: Where.
+        numbers: The checks; an empty one runs all of them.
+        began: Called with the facts, before the first check.
+        done: Called with each result.
+        with_host: Keep names of hosts and logins in the document.
+    """
+    report = Report({})
+    try:
+        report.facts = facts(bench)
+        report.hidden = {} if with_host else hidden_words(bench)
+        began(report)
+        failed = _installed(bench)
+        if failed is not None:
+            report.results.append(failed)
+            done(failed)
+        else:
+            for number in sorted(CHECKS):
+                if number in numbers or not numbers:
+                    report.results.append(run(bench, CHECKS[number]))
+                    done(report.results[-1])
+    finally:
+        report.left = bench.remove()
+    return report
+
+
+def _installed(bench: Bench) -> Result | None:
+    began = time.monotonic()
+    try:
+        bench.install()
+    except Exception as exc:
+        words = server_words(exc, bench.engine)
+        return Result(0, "init", "failed", words, round(time.monotonic() - began, 3))
+    return None
+
+
+def run(bench: Bench, check: Check) -> Result:
+    """Run one check."""
+    notes, began = Notes(), time.monotonic()
+
+    def result(state: str, detail: str) -> Result:
+        return Result(check.number, check.title, state, detail, round(time.monotonic() - began, 3), notes.figures)
+
+    if not check.applies(bench.engine.name):
+        return result("not possible", check.elsewhere)
+    try:
+        check.run(bench, notes)
+    except NotPossible as exc:
+        return result("not possible", str(exc))
+    except Failed as exc:
+        return result("failed", _after(notes, str(exc)))
+    except Exception as exc:
+        return result("failed", _after(notes, server_words(exc, bench.engine)))
+    finally:
+        with contextlib.suppress(Exception):  # what a check broke may not be closed in order
+            bench.tidy()
+    if notes.skipped and not notes.words:
+        return result("not possible", notes.detail)
+    return result("ok", notes.detail)
+
+
+def _after(notes: Notes, words: str) -> str:
+    return f"{words} (before: {notes.detail})" if notes.detail else words

@@ -1,0 +1,212 @@
+"""Where a certification works: a schema of its own, what its checks open there, and how all of it is removed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import secrets
+import shutil
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlsem import engines, sql
+from sqlsem.certify.children import Child
+from sqlsem.certify.results import Failed, NotPossible
+from sqlsem.certify.sessions import Session, server_words
+from sqlsem.coordinator import Coordinator, connect
+from sqlsem.engines.base import Engine, Options
+from sqlsem.engines.roles import Tables
+from sqlsem.errors import ConfigurationError
+
+__all__ = ["PATIENCE", "Bench", "Wishes"]
+
+#: Seconds in which anything must have happened that is only a matter of work: servers and hosts are slow at times.
+PATIENCE = 60.0
+#: Between two looks at something that is awaited.
+LOOK_SECONDS = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Wishes:
+    """What the operator has asked for."""
+
+    #: Of each check that goes on for a time.
+    seconds: float = 5.0
+    #: For how long to soak, with kills.
+    long: float | None = None
+    #: Sessions that may be open at the same time.
+    max_sessions: int = 20
+    #: Whether databases of other collations and settings may be created, and dropped.
+    databases: bool = False
+    #: A login that may create databases and users, and end sessions.
+    admin_url: str | None = None
+    #: For how long to wait until the operator has restarted the server, or has failed it over.
+    restart: float | None = None
+
+
+class Bench:
+    """The schema, and what is open there. Closes what a check has opened (`tidy`), and removes all (`remove`)."""
+
+    def __init__(self, url: str, options: dict[str, Any], wishes: Wishes, schema: str | None = None) -> None:
+        self.wishes = wishes
+        self.schema = schema or f"sqlsem_certify_{secrets.token_hex(4)}"
+        self.folder: Path | None = None
+        self.url = engines.plain(url)
+        kind = engines.of_url(self.url)
+        self.named: Engine = kind(self.url, Options())
+        self.named.require(Tables, "sqlsem certify")
+        if self.named.local_file is not None:
+            # A file of its own in the same file system: many writers would hold up those of the named file.
+            place = self.named.local_file.parent
+            try:
+                self.folder = Path(tempfile.mkdtemp(prefix=f"{self.schema}-", dir=place))
+            except OSError as exc:
+                raise ConfigurationError(f"No folder can be made in {place}: {exc.strerror}") from exc
+            self.url = f"sqlite:///{urllib.parse.quote(str(self.folder / 'certify.db'))}"
+        if wishes.admin_url is not None and engines.of_url(engines.plain(wishes.admin_url)) is not kind:
+            raise ConfigurationError("--admin-url names another kind of database than the one to certify")
+        self.options = {**options, "schema": self.schema}
+        self.engine: Engine = kind(self.url, Options(schema=self.schema))
+        self._opened = contextlib.ExitStack()
+        self._numbers = itertools.count(1)
+        self._made: list[tuple[str, str]] = []  # statements that remove what checks made, and its name
+
+    # -- the schema ---------------------------------------------------------------------------------------------
+
+    def reinstall(self) -> None:
+        """Do what ``sqlsem init`` does."""
+        session = self.engine.connect("look")
+        try:
+            session.install(self.engine.plan)
+        finally:
+            session.close()
+
+    def install(self) -> None:
+        """Install, and make the tables of certify.sql."""
+        self.reinstall()
+        with contextlib.closing(Session(self.engine)) as own:
+            for name in ("create_inside", "create_dead", "create_counter", "begin_counter"):
+                own.rows(name)
+
+    @property
+    def drop_command(self) -> str:
+        """The command by which an operator removes it."""
+        if self.folder is not None:
+            return f"rm -r {self.folder}"
+        return f"sqlsem --schema {self.schema} sql {self.engine.name} drop"
+
+    def remove(self) -> str:
+        """Remove all that was made. What is left then, in words and with the command that removes it; else nothing."""
+        failures = []
+        with contextlib.suppress(Exception):
+            self.tidy()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if self.folder.exists():
+                failures.append(f"folder {self.folder}")
+        else:
+            try:
+                with contextlib.closing(Session(self.engine)) as session:
+                    failures += self._drop(session)
+            except Exception as exc:
+                failures.append(f"schema {self.schema} ({server_words(exc, self.engine)})")
+        if not failures:
+            return ""
+        how = "Remove it with" if self.folder is not None else "Run what this prints"
+        return f"Not removed: {'; '.join(failures)}. {how}: {self.drop_command}"
+
+    def _drop(self, session: Session) -> Iterator[str]:
+        for statement, what in reversed(self._made):
+            try:
+                session.run(statement)
+            except Exception as exc:
+                yield f"{what} ({server_words(exc, self.engine)})"
+        for name in ("drop_own", "drop", "drop_roles"):
+            if name == "drop":
+                text = self.engine_script("drop")
+            elif session.has(name):
+                text = session.texts[name]
+            else:
+                continue
+            try:
+                session.run(text)
+            except Exception as exc:
+                yield f"schema {self.schema} ({server_words(exc, self.engine)})"
+        try:
+            for (what,) in session.rows("remains"):
+                yield str(what)
+        except Exception as exc:
+            yield f"schema {self.schema} ({server_words(exc, self.engine)})"
+
+    def engine_script(self, name: str) -> str:
+        """A script of this engine for the schema."""
+        return sql.script(self.engine.name, name, schema=self.schema, table=self.engine.options.table)
+
+    def made(self, statement: str, what: str) -> None:
+        """Remember how something is removed that a check is about to make."""
+        self._made.append((statement, what))
+
+    # -- what checks open ---------------------------------------------------------------------------------------
+
+    def name(self, word: str = "r") -> str:
+        """A resource that no other check uses."""
+        return f"{word}-{next(self._numbers)}"
+
+    def session(self) -> Session:
+        """A connection with nothing set on it; closed after the check."""
+        return self._opened.enter_context(contextlib.closing(Session(self.engine)))
+
+    @property
+    def has_routines(self) -> bool:
+        """Whether there are routines for sessions."""
+        return "acquire" in sql.queries(self.engine.name, file="certify")
+
+    def coordinator(self, **options: Any) -> Coordinator:
+        """A coordinator of this process; closed after the check."""
+        return self._opened.enter_context(connect(self.url, **{**self.options, **options}))
+
+    def child(self, job: str, **arguments: Any) -> Child:
+        """A process that does a job of `sqlsem.certify.worker`; ended after the check."""
+        order = {"url": self.url, "options": self.options, "job": job, "arguments": arguments}
+        return self._opened.enter_context(contextlib.closing(Child(order)))
+
+    def tidy(self) -> None:
+        """Close and end all that was opened."""
+        opened, self._opened = self._opened, contextlib.ExitStack()
+        opened.close()
+
+    def until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> float:
+        """Wait for a condition; the seconds that took. Raises `Failed` when it does not come about in time."""
+        began = time.monotonic()
+        while not condition():
+            if time.monotonic() - began > seconds:
+                raise Failed(f"{what}: not within {seconds:g} s")
+            time.sleep(LOOK_SECONDS)
+        return time.monotonic() - began
+
+    @property
+    def admin(self) -> Engine:
+        """The engine for what takes an administrator's rights: of ``--admin-url``, else the one that is certified."""
+        if self.wishes.admin_url is None:
+            return self.engine
+        url = engines.plain(self.wishes.admin_url)
+        return engines.of_url(url)(url, Options(schema=self.schema))
+
+    def admin_session(self) -> Session:
+        """A connection of the administrator; closed after the check."""
+        return self._opened.enter_context(contextlib.closing(Session(self.admin)))
+
+    def kill(self, number: int) -> None:
+        """End a session of this certification by the server's number; `NotPossible` without the right to."""
+        try:
+            self.admin_session().rows("kill", number)
+        except Exception as exc:
+            raise NotPossible(
+                f"this login may not end sessions ({server_words(exc, self.engine)}); name one that may with "
+                f"--admin-url"
+            ) from exc

@@ -1,0 +1,7 @@
+"""The checks, in groups; importing this registers all of them (`sqlsem.certify.registry.CHECKS`)."""
+
+from __future__ import annotations
+
+from sqlsem.certify.checks import calling, deadlocking, hammering, installing, living
+
+__all__ = ["calling", "deadlocking", "hammering", "installing", "living"]

@@ -1,0 +1,181 @@
+"""Installing, and running everything once: checks 2 and 25."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from sqlsem.certify.bench import PATIENCE, Bench
+from sqlsem.certify.registry import check
+from sqlsem.certify.results import Failed, Notes
+from sqlsem.certify.sessions import later
+from sqlsem.coordinator import Coordinator
+from sqlsem.errors import NotHeld, Unavailable
+
+__all__: list[str] = []
+
+#: Seconds that an installation may take that has to wait for an open transaction before it gives up or goes on.
+INSTALL_SECONDS = 30.0
+
+
+@check(2, "every routine is compiled and runs")
+def run_everything(bench: Bench, notes: Notes) -> None:
+    """Call each thing that the library and sessions offer once, and install again over it."""
+    coordinator = bench.coordinator(grace=10)
+    _locks(bench, coordinator)
+    _operators(bench, coordinator)
+    _tasks(bench, coordinator)
+    notes.note("locks, conversions, hand-over, rates, priorities, periods, queues, batches and operators' calls ran")
+    if bench.has_routines:
+        session = bench.session()
+        if session.has("compile_all"):
+            refused = [f"{name}: {words}" for name, words in session.rows("compile_all")]
+            notes.require(not refused, f"routines that do not compile: {'; '.join(refused)}")
+        for name in ("create_guarded", "guard", "unguard", "drop_guarded", "bare_rows", "bare_rows_left"):
+            session.rows(name)
+    for _ in range(2):
+        bench.reinstall()
+    notes.note("installing again, permissions included, twice")
+
+
+def _locks(bench: Bench, coordinator: Coordinator) -> None:
+    name = bench.name
+    with coordinator.mutex(name()) as grant:
+        grant.check()
+    with coordinator.all_of(coordinator.limit(name(), 2, weight=2), coordinator.stage(name(), 1)):
+        pass
+    with coordinator.read(name()) as grant:
+        grant.upgrade(timeout=PATIENCE)
+        grant.downgrade()
+    with coordinator.write(name(), note="certify"):
+        pass
+    with coordinator.mutex(name()) as grant:
+        token = grant.hand_over(ttl=PATIENCE)
+        other = bench.coordinator(grace=10)
+        with other.adopt(token):
+            pass
+    ranked = name()
+    coordinator.set_priorities(ranked)
+    with coordinator.mutex(ranked, priority=5):
+        pass
+    with coordinator.rate(name(), 10, "1m"):
+        pass
+    with contextlib.suppress(NotHeld), coordinator.once(name(), "1h") as run:
+        if run is not None:
+            run.done()
+    with coordinator.leader(name(), handle_sigterm=False):
+        pass
+
+
+def _operators(bench: Bench, coordinator: Coordinator) -> None:
+    name = bench.name()
+    coordinator.set_limit(name, 2)
+    coordinator.set_stale_after(name, 60)
+    coordinator.set_rate(name, 10, "1m")
+    coordinator.reset_rate(name)
+    coordinator.pause(name)
+    coordinator.resume(name)
+    lock = coordinator.limit(name)
+    lock.acquire(timeout=PATIENCE)
+    coordinator.revoke(lock.grant.position, force=True)
+    with contextlib.suppress(Exception):  # it is lost, which the next heartbeat tells
+        lock.release()
+    coordinator.reap()
+    coordinator.overview()
+    coordinator.entries()
+    coordinator.resources()
+    coordinator.history()
+    coordinator.operations()
+    coordinator.rates()
+
+
+def _tasks(bench: Bench, coordinator: Coordinator) -> None:
+    name = bench.name("queue")
+    queue = coordinator.queue(name)
+    first = queue.put({"a": 1})
+    queue.put({"a": 2}, locks=[coordinator.mutex(bench.name())])
+    queue.set_limit(5)
+    for _ in range(2):
+        task = queue.try_claim()
+        assert task is not None
+        with task:
+            pass
+    queue.schedule("0 2 * * *", {"a": 3}, name=name)
+    coordinator.schedules(name)
+    coordinator.remove_schedule(name)
+    coordinator.queues()
+    coordinator.queue_limits()
+    coordinator.tasks()
+    coordinator.attempts(first)
+    coordinator.cancel_task(queue.put({"a": 4}))
+    batch = coordinator.batch(bench.name("batch"), ["a", "b"], window="1h")
+    for part in ("a", "b"):
+        with batch.part(part):
+            pass
+    entry = batch.entry()
+    assert entry is not None
+
+
+@check(25, "installing while locks are held")
+def install_over_holders(bench: Bench, notes: Notes) -> None:
+    """Install again while holders ping, and one of them keeps its row in an open transaction."""
+    number = max(2, min(50, bench.wishes.max_sessions // 2))
+    coordinators = [bench.coordinator(grace=10) for _ in range(2)]
+    locks = [coordinators[turn % 2].mutex(bench.name()) for turn in range(number)]
+    for lock in locks:
+        notes.require(lock.acquire(timeout=PATIENCE), "a lock that nobody else wants was not granted")
+    grants = [lock.grant for lock in locks]
+    began = time.monotonic()
+    installing = later(bench.reinstall)
+    if bench.has_routines:
+        _install_over_pin(bench, notes)
+    try:
+        installing.result(PATIENCE)
+    except Unavailable as exc:
+        notes.note(f"it gave up ({str(exc)[:120]})")
+    took = time.monotonic() - began
+    for coordinator in coordinators:
+        coordinator.process.member.ping()
+    lost = sum(grant.lost for grant in grants)
+    notes.require(not lost, f"{lost} of {number} holders lost their locks by an installation")
+    for lock in locks:
+        lock.release()
+    words = f"{number} holders kept their locks for {took:.1f} s of installing"
+    notes.note(words, holders=number, install_seconds=round(took, 2))
+    _long_names(bench, notes)
+
+
+def _install_over_pin(bench: Bench, notes: Notes) -> None:
+    session = bench.session()
+    resource = bench.name()
+    position = session.acquire(resource).position
+    with session.transaction():
+        session.rows("assert_holding", resource, position)
+        installing = later(bench.reinstall)
+        try:
+            installing.result(INSTALL_SECONDS)
+            notes.note("with an open transaction that had asserted its lock it went through")
+        except TimeoutError:
+            raise Failed(
+                f"with an open transaction in the way it neither gave up nor went on in {INSTALL_SECONDS:g} s"
+            ) from None
+        except Unavailable as exc:
+            notes.note(f"with an open transaction in the way it gave up in time ({str(exc)[:120]})")
+    session.release(resource)
+
+
+def _long_names(bench: Bench, notes: Notes) -> None:
+    """Names as long as they may be, in each key of an index."""
+    coordinator = bench.coordinator(grace=10)
+    long = "ä" * 255
+    queue = coordinator.queue(long)
+    queue.put({"a": 1}, key=long, unique=long)
+    queue.set_limit(1, key=long)
+    queue.set_weight(long, 2)
+    task = queue.try_claim()
+    assert task is not None
+    with task:
+        pass
+    with coordinator.mutex(long, note="ä" * 1000):
+        pass
+    notes.note("names of 255 characters fit every index")

@@ -1,0 +1,46 @@
+"""The checks by number: functions that `check` registers, in the order in which they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlsem import sql
+from sqlsem.certify.bench import Bench
+from sqlsem.certify.results import Notes
+
+__all__ = ["CHECKS", "Check", "check"]
+
+#: A check. It raises `Failed` or `NotPossible`; what the database's driver raises is a failure in the server's words.
+Run = Callable[[Bench, Notes], None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check with its number, which stays the same."""
+
+    number: int
+    title: str
+    run: Run
+    #: Statements of certify.sql: an engine that lacks one of them lacks what is checked.
+    needs: tuple[str, ...]
+    #: Why it means nothing there.
+    elsewhere: str
+
+    def applies(self, engine: str) -> bool:
+        """Whether it means something on an engine of that name."""
+        return set(self.needs) <= set(sql.queries(engine, file="certify"))
+
+
+CHECKS: dict[int, Check] = {}
+
+
+def check(number: int, title: str, *needs: str, elsewhere: str = "") -> Callable[[Run], Run]:
+    """Register the function as the check of that number."""
+
+    def register(run: Run) -> Run:
+        assert number not in CHECKS, number
+        CHECKS[number] = Check(number, title, run, needs, elsewhere)
+        return run
+
+    return register

@@ -1,0 +1,152 @@
+"""Connections of the certification's own: statements of certify.sql by their names, on a session as clients have it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from sqlsem import sql
+from sqlsem.core.threads import spawn
+from sqlsem.engines.base import Engine
+from sqlsem.errors import SqlsemError
+
+__all__ = ["Answer", "Session", "code_of", "later", "server_words"]
+
+T = TypeVar("T")
+
+
+class Answer(NamedTuple):
+    """The answer of a session's ``acquire`` or ``try``."""
+
+    code: int
+    position: int | None = None
+    fence: int | None = None
+
+
+class Session:
+    """One connection in autocommit mode, with nothing set on it. Errors are the driver's own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.texts = sql.queries(engine.name, engine.options.schema, engine.options.table, "certify")
+        self.wire: Any = engine.reach("look")
+        self.closed = False
+        self._running: Any = None
+
+    def rows(self, name: str, *parameters: Any, **words: object) -> list[tuple[Any, ...]]:
+        """Run a statement of certify.sql; all rows of all of its results. ``words`` fill in names that certify made."""
+        text = self.texts[name]
+        for word, value in words.items():
+            text = text.replace(f":{word}", sql.check_identifier(word, str(value)))
+        return self.run(text, *parameters)
+
+    def run(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Run a text."""
+        if hasattr(self.wire, "rows_of_text"):  # it has its connection to itself, and opens it when it is needed
+            return [tuple(row) for row in self.wire.rows_of_text(text, parameters)]
+        cursor = self._running = self.wire.connection.cursor()
+        try:
+            if parameters:
+                cursor.execute(text, parameters)
+            else:
+                cursor.execute(text)
+            found: list[tuple[Any, ...]] = []
+            while True:
+                if cursor.description is not None:
+                    found += [tuple(row) for row in cursor.fetchall()]
+                if not cursor.nextset():
+                    return found
+        finally:
+            self._running = None
+            with contextlib.suppress(Exception):  # the line may be gone; the statement's own error says so
+                cursor.close()
+
+    def has(self, *names: str) -> bool:
+        """Whether this engine has all of these statements."""
+        return all(name in self.texts for name in names)
+
+    def value(self, name: str, *parameters: Any, **words: object) -> Any:
+        """The first value of the first row."""
+        return self.rows(name, *parameters, **words)[0][0]
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A transaction, which is rolled back in the end."""
+        self.rows("begin")
+        try:
+            yield
+        finally:
+            self.rows("rollback")
+
+    @property
+    def number(self) -> int:
+        """The server's number of this session."""
+        return int(self.value("session_number"))
+
+    def cancel(self) -> None:
+        """From another thread: have the server end the statement that runs."""
+        running = self._running
+        if hasattr(self.wire.connection, "cancel"):
+            self.wire.connection.cancel()
+        elif running is not None:
+            running.cancel()
+
+    def cut(self) -> None:
+        """Shut the line without a word to the server, as a crash of this host's network does."""
+        self.closed = True
+        self.wire.interrupt()
+
+    def close(self) -> None:
+        """Close it; never raises."""
+        if not self.closed:
+            self.closed = True
+            self.wire.close()
+
+    # -- the routines for sessions ------------------------------------------------------------------------------
+
+    def acquire(self, resource: str, limit: int = 1, access: str = "write", timeout_ms: int = -1) -> Answer:
+        """Call ``acquire``."""
+        return Answer(*self.rows("acquire", resource, limit, access, timeout_ms)[0])
+
+    def release(self, resource: str) -> int:
+        """Call ``release`` for all that this session has on a resource."""
+        return int(self.value("release", resource))
+
+
+def later(call: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Call something in a thread of its own."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call(*arguments))
+        except BaseException as exc:
+            future.set_exception(exc)
+
+    spawn(run, "certify")
+    return future
+
+
+def _origin(exc: BaseException) -> BaseException:
+    """The driver's own error, where one of ours stands for it."""
+    while isinstance(exc, SqlsemError) and exc.__cause__ is not None:
+        exc = exc.__cause__
+    return exc
+
+
+def server_words(exc: BaseException, engine: Engine) -> str:
+    """What the server said, in one line and without secrets; of an error of ours: that."""
+    origin = _origin(exc)
+    text = " ".join(str(origin).split()) or type(origin).__name__
+    hide: Callable[[str], str] = getattr(engine, "clean", str)
+    return hide(text if isinstance(origin, SqlsemError) else f"{type(origin).__name__}: {text}")
+
+
+def code_of(session: Session, exc: BaseException) -> str:
+    """The server's number of an error (SQL Server) or its SQLSTATE (PostgreSQL); empty when it is none of its."""
+    origin = _origin(exc)
+    if hasattr(session.wire, "told") and isinstance(origin, Exception):
+        return str(session.wire.told(origin)[1])
+    return str(getattr(origin, "sqlstate", None) or "")

@@ -1,0 +1,180 @@
+"""A process of a certification (`sqlsem.certify.children`). Standard input says what to do, in lines of JSON.
+It answers in such lines, and ends when standard input is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlsem import engines
+from sqlsem.certify.sessions import Session, server_words
+from sqlsem.coordinator import Coordinator, connect
+from sqlsem.core.threads import spawn
+from sqlsem.engines.base import Engine, Options
+from sqlsem.errors import LockLost, SqlsemError
+from sqlsem.locks import Lock
+
+#: How many may be inside, for the kinds of locks of a hammer.
+LIMITS = {"mutex": 1, "limit": 3, "read": 1, "write": 1}
+#: Seconds for one request of a hammer; then it asks again.
+ASK_SECONDS = 5.0
+
+
+class Orders:
+    """What the certification said: the order, then that this process shall end."""
+
+    def __init__(self) -> None:
+        line = sys.stdin.readline()
+        if not line:
+            os._exit(3)  # the certification has ended
+        self.order: dict[str, Any] = json.loads(line)
+        self.over = threading.Event()
+        self._guard = threading.Lock()
+        spawn(self._listen, "listen")
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            command = json.loads(line)
+            if command.get("do") == "end":
+                break
+        self.over.set()
+        # Who waits for a lock must not outlive the certification.
+        if not threading.Event().wait(10.0):
+            os._exit(3)
+
+    def tell(self, event: str, **data: Any) -> None:
+        """Say something. ``at`` is on a clock that all processes of this host share."""
+        with self._guard:
+            print(json.dumps({"event": event, "at": time.monotonic(), **data}), flush=True)
+
+
+def hold(orders: Orders, coordinator: Coordinator, engine: Engine, resource: str, limit: int = 1) -> None:
+    """Hold a lock until the end, or until it is lost."""
+    lock = coordinator.limit(resource, limit)
+    lock.acquire(timeout=ASK_SECONDS * 4)
+    grant = lock.grant
+    assert grant is not None
+    orders.tell("holds", position=grant.position, pid=os.getpid())
+    while not orders.over.wait(0.05):
+        if grant.lost:
+            orders.tell("lost")
+            return
+    lock.release()
+
+
+def hold_session(orders: Orders, coordinator: Coordinator, engine: Engine, resource: str) -> None:
+    """Hold a lock in a plain session until the end."""
+    session = Session(engine)
+    answer = session.acquire(resource)
+    orders.tell("holds", position=answer.position, code=answer.code, pid=os.getpid(), session=session.number)
+    orders.over.wait()
+    session.release(resource)
+    session.close()
+
+
+class Inside:
+    """Writes into a table who is inside, and reads who else is: a witness that knows nothing of the protocol."""
+
+    def __init__(self, engine: Engine, resource: str, who: str) -> None:
+        self.session = Session(engine)
+        self.resource = resource
+        self.who = who
+
+    def enter(self, access: str) -> str | None:
+        """Write it down; in words, who must not be there."""
+        self.session.rows("enter", self.resource, self.who, access)
+        others = [(str(who), str(kind)) for who, kind in self.session.rows("others", self.resource, self.who)]
+        if access == "limit":
+            bad = others if len(others) >= LIMITS["limit"] else []
+        else:
+            bad = [one for one in others if access != "read" or one[1] != "read"]
+        return f"{access} of {self.who} was inside {self.resource} together with {bad}" if bad else None
+
+    def count(self) -> None:
+        """Add 1 to the counter by a plain read and a write of what it said."""
+        seen = int(self.session.value("read_counter"))
+        self.session.rows("write_counter", seen + 1)
+
+    def leave(self) -> None:
+        """Write it down."""
+        self.session.rows("leave", self.resource, self.who)
+
+
+def hammer(
+    orders: Orders,
+    coordinator: Coordinator,
+    engine: Engine,
+    resource: str,
+    kinds: list[str],
+    seconds: float,
+    face: str = "library",
+    counts: bool = False,
+    hold_seconds: float = 0.0,
+) -> None:
+    """Take and give back locks of the kinds in turn. Says each hold, as it saw it by its own clock."""
+    session = Session(engine) if face == "session" else None
+    who = f"{os.getpid()}.{0 if session is None else session.number}"
+    inside = Inside(engine, resource, who)
+    orders.tell("ready", who=who, session=None if session is None else session.number)
+    deadline = time.monotonic() + seconds
+    turns = 0
+    while time.monotonic() < deadline and not orders.over.is_set():
+        kind = kinds[turns % len(kinds)]
+        turns += 1
+        lock = _lock(coordinator, kind, resource)
+        if session is not None:
+            access = "write" if kind in ("mutex", "limit") else kind
+            had = session.acquire(resource, LIMITS[kind], access, int(ASK_SECONDS * 1000)).code >= 0
+        else:
+            had = lock.acquire(timeout=ASK_SECONDS)
+        if not had:
+            continue
+        since = time.monotonic()
+        bad = inside.enter(kind)
+        if counts:
+            inside.count()
+        if hold_seconds:
+            orders.over.wait(hold_seconds)
+        inside.leave()
+        until = time.monotonic()
+        try:
+            if session is not None:
+                lost = session.release(resource) != 0
+            else:
+                lock.release()
+                lost = False
+        except LockLost:
+            lost = True
+        orders.tell("held", kind=kind, since=since, until=until, bad=bad, lost=lost)
+
+
+def _lock(coordinator: Coordinator, kind: str, resource: str) -> Lock:
+    if kind == "limit":
+        return coordinator.limit(resource, LIMITS["limit"])
+    lock: Lock = getattr(coordinator, kind)(resource)
+    return lock
+
+
+JOBS: dict[str, Callable[..., None]] = {"hold": hold, "hold_session": hold_session, "hammer": hammer}
+
+
+def main() -> None:
+    """Do one job."""
+    orders = Orders()
+    url, options = orders.order["url"], orders.order["options"]
+    engine = engines.of_url(url)(url, Options(schema=options["schema"]))
+    try:
+        with connect(url, **options) as coordinator:
+            JOBS[orders.order["job"]](orders, coordinator, engine, **orders.order["arguments"])
+    except SqlsemError as exc:
+        orders.tell("failed", words=server_words(exc, engine))
+    except Exception as exc:
+        orders.tell("failed", words=server_words(exc, engine))
+    orders.tell("end")
+    os._exit(0)  # the thread that listens stands in a read

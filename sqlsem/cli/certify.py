@@ -1,0 +1,150 @@
+"""``sqlsem certify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sqlsem import certify as certifying
+from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.cli.options import duration, json_option
+from sqlsem.errors import ConfigurationError
+from sqlsem.printable import clean_json
+from sqlsem.terminal import output
+
+__all__ = ["certify"]
+
+#: How long --long is when no duration is given.
+LONG = "10m"
+
+
+def numbers(value: str) -> frozenset[int]:
+    """``1,2,8-11``: numbers of checks."""
+    found: set[int] = set()
+    for part in value.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not all(one.isdigit() and len(one) <= 2 for one in (first, *([last] if dash else []))):
+            raise click.BadParameter(f"{value!r} is not numbers of checks, such as 1,2,8-11")
+        found |= set(range(int(first), int(last if dash else first) + 1))
+    unknown = sorted(found - set(certifying.CHECKS))
+    if unknown or not found:
+        raise click.BadParameter(
+            f"there is no check {', '.join(map(str, unknown))}; there are 1 to {max(certifying.CHECKS)}"
+        )
+    return frozenset(found)
+
+
+@click.command(short_help="Show whether sqlsem works on this server.")
+@click.argument("url", required=False)
+@click.option("--only", type=numbers, metavar="NUMBERS", help="Only these checks, as 1,2,8-11.")
+@click.option("--skip", type=numbers, metavar="NUMBERS", help="All but these.")
+@click.option(
+    "--seconds", type=duration, default="5", show_default=True, help="Of each check that measures or hammers."
+)
+@click.option(
+    "--long",
+    "long_",
+    type=duration,
+    is_flag=False,
+    flag_value=LONG,
+    metavar="[DURATION]",
+    help=f"Also a soak with kills, and measuring for so long.  [{LONG} where no duration is given]",
+)
+@click.option(
+    "--max-sessions",
+    type=click.IntRange(6, 1000),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="So many sessions at a time, at the most.",
+)
+@click.option(
+    "--databases", is_flag=True, help="May create databases of other collations and settings, and drops them."
+)
+@click.option("--admin-url", metavar="URL", help="A login for what takes an administrator: databases, users, KILL.")
+@click.option(
+    "--restart",
+    type=duration,
+    metavar="DURATION",
+    help="Wait so long for you to restart the server or to fail it over (check 24).",
+)
+@json_option
+@click.option(
+    "-o", "--output", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON there, too."
+)
+@click.option("--with-host", is_flag=True, help="Keep names of hosts, databases and logins in the JSON.")
+@connecting
+def certify(
+    options: Connecting,
+    url: str | None,
+    only: frozenset[int] | None,
+    skip: frozenset[int] | None,
+    seconds: float,
+    long_: float | None,
+    max_sessions: int,
+    databases: bool,
+    admin_url: str | None,
+    restart: float | None,
+    as_json: bool,
+    file: Path | None,
+    with_host: bool,
+) -> int:
+    """Show whether sqlsem works on this server: 25 checks, one line each.
+
+    URL is a database in which this login may create a schema; left out, the one that other commands use. Works in a
+    schema of its own and removes it, also after Ctrl-C. Nothing of others is read, changed or ended. With --json or
+    -o it gives a document without passwords and names of hosts, to be sent to the project.
+
+    \b
+    Examples:
+      sqlsem certify mssql://sa@host/db -o result.json
+      sqlsem certify --only 1,2,3 --databases
+      sqlsem certify --long 30m --max-sessions 100
+
+    \b
+    Exit codes: 0 no check has failed, 1 one has (or something could
+      not be removed), 64 wrong usage, 69 out of reach, 78 configuration.
+    """
+    if url is not None:
+        options = Connecting(url, None, options.given, options.verbose, options.quiet)
+    wishes = certifying.Wishes(
+        seconds=min(seconds, 3600.0),
+        long=long_,
+        max_sessions=max_sessions,
+        databases=databases or admin_url is not None,
+        admin_url=admin_url,
+        restart=restart,
+    )
+    wanted = (only or frozenset(certifying.CHECKS)) - (skip or frozenset())
+    if not wanted:
+        raise click.UsageError("No check is left: --skip names all of them.")
+    chosen = {name: value for name, value in options.options.items() if name not in ("schema",)}
+    engine = options.engine()
+    if engine.local_file is None:
+        engine.connect("look").close()  # out of reach, or not allowed, is no failed check
+    bench = certifying.Bench(options.chosen_url, chosen, wishes)
+
+    def began(report: certifying.Report) -> None:
+        output.echo(f"{bench.named.where}, {bench.engine.place}", *report.head())
+
+    def done(result: certifying.Result) -> None:
+        output.echo(result.line)
+
+    report = certifying.certify(
+        bench,
+        wanted,
+        began=(lambda report: None) if as_json else began,
+        done=(lambda result: None) if as_json else done,
+        with_host=with_host,
+    )
+    if file is not None:
+        try:
+            file.write_text(clean_json(report.document()) + "\n", encoding="utf-8")
+        except OSError as exc:
+            raise ConfigurationError(f"Cannot write {file}: {exc.strerror}") from exc
+    if as_json:
+        output.print_json(report.document())
+    else:
+        output.echo(report.summary)
+    return 0 if report.ok else 1

@@ -1,0 +1,49 @@
+-- sqlsem, what `sqlsem certify` asks SQLite, in a file of its own.
+
+-- name: facts
+SELECT 'server', 'SQLite ' || sqlite_version() UNION ALL SELECT 'version', sqlite_version()
+
+-- name: hidden
+-- Words that are not sent on, and what stands for them: none that the database knows.
+SELECT NULL, NULL WHERE 0
+
+-- name: create_inside
+-- Who is inside: a witness beside the protocol.
+CREATE TABLE {schema}_certify_inside (
+    resource_id TEXT NOT NULL,
+    who         TEXT NOT NULL,
+    access_type TEXT NOT NULL,
+    PRIMARY KEY (resource_id, who)
+) WITHOUT ROWID
+
+-- name: create_dead
+-- Whose rows there count no more, as they were killed.
+CREATE TABLE {schema}_certify_dead (who TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID
+
+-- name: create_counter
+CREATE TABLE {schema}_certify_counter (number INTEGER NOT NULL)
+
+-- name: begin_counter
+INSERT INTO {schema}_certify_counter (number) VALUES (0)
+
+-- name: enter
+INSERT INTO {schema}_certify_inside (resource_id, who, access_type) VALUES (?, ?, ?)
+
+-- name: others
+SELECT i.who, i.access_type FROM {schema}_certify_inside AS i
+WHERE i.resource_id = ? AND i.who <> ? AND NOT EXISTS (SELECT 1 FROM {schema}_certify_dead AS d WHERE d.who = i.who)
+
+-- name: leave
+DELETE FROM {schema}_certify_inside WHERE resource_id = ? AND who = ?
+
+-- name: bury
+INSERT INTO {schema}_certify_dead (who) VALUES (?)
+
+-- name: read_counter
+SELECT number FROM {schema}_certify_counter
+
+-- name: write_counter
+UPDATE {schema}_certify_counter SET number = ?
+
+-- name: positions
+SELECT queue_position FROM {table} WHERE resource_id = ?

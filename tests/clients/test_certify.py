@@ -1,0 +1,445 @@
+"""`sqlsem certify`: each check passes on what is right and fails on what is not, and nothing is left behind."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support import PATIENCE, until
+
+from sqlsem import engines
+from sqlsem.certify import CHECKS, Bench, Report, Result, Wishes, certify, checks
+from sqlsem.certify.checks.hammering import overlap
+from sqlsem.certify.facts import hidden_words
+from sqlsem.certify.sessions import Session
+
+WISHES = Wishes(seconds=0.3, max_sessions=8)
+
+
+@pytest.fixture
+def bench(database):
+    """``bench(seconds=…)`` makes one; what it made must be gone in the end."""
+    made = []
+
+    def bench(url=None, **wishes):
+        made.append(Bench(url or database.url, {"grace": 2.0}, Wishes(**{**vars_of(WISHES), **wishes})))
+        return made[-1]
+
+    yield bench
+    for one in made:
+        one.remove()
+        assert remains(database, one.schema) == []
+
+
+def vars_of(wishes):
+    return {name: getattr(wishes, name) for name in wishes.__dataclass_fields__}
+
+
+def remains(database, schema):
+    """What a certification has left: schemas, roles, databases, folders."""
+    if database.engine == "sqlite":
+        folder = os.path.dirname(database.url.removeprefix("sqlite:///"))
+        return [name for name in os.listdir(folder) if "certify" in name]
+    if database.engine == "postgresql":
+        asked = (
+            "SELECT nspname FROM pg_namespace WHERE nspname LIKE ? UNION ALL SELECT rolname FROM pg_roles WHERE "
+            "rolname LIKE ? UNION ALL SELECT datname FROM pg_database WHERE datname LIKE ?"
+        )
+    else:
+        asked = (
+            "SELECT name FROM sys.schemas WHERE name LIKE ? UNION ALL SELECT name FROM sys.database_principals WHERE "
+            "name LIKE ? UNION ALL SELECT name FROM sys.databases WHERE name LIKE ?"
+        )
+    return [str(row[0]) for row in database.rows(asked, *[f"{schema}%"] * 3)]
+
+
+# -- what is right passes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", sorted(CHECKS))
+def test_check_passes_on_what_is_installed(bench, database, number):
+    report = certify(bench(), [number])
+    (result,) = report.results
+    assert result.state != "failed", result.detail
+    assert result.detail
+    assert (result.state == "not possible") == (not CHECKS[number].applies(database.engine)), result.detail
+    assert report.ok
+    assert report.left == ""
+
+
+def test_numbers_of_checks_are_those_of_the_page():
+    assert set(CHECKS) <= set(range(1, 26))
+    for check in CHECKS.values():
+        assert check.title
+        everywhere = all(check.applies(engine) for engine in engines.ENGINES)
+        assert everywhere or check.elsewhere, f"{check.number}: why not elsewhere?"
+        assert check.run.__doc__
+
+
+def test_page_has_a_line_for_each_check():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "certify.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|", page, re.MULTILINE))
+    assert rows == {str(number): check.title for number, check in CHECKS.items()}
+
+
+# -- what is not right fails ------------------------------------------------------------------------------------------
+
+
+def by_sql(**texts):
+    """A fault that SQL puts into the schema that was installed, by engine."""
+
+    def seed(monkeypatch, engine):
+        right = Bench.install
+
+        def install(self):
+            right(self)
+            with contextlib.closing(Session(self.engine)) as session:
+                for text in texts[engine].replace("{schema}", self.schema).split("\nGO\n"):
+                    session.run(text)
+
+        monkeypatch.setattr(Bench, "install", install)
+
+    seed.engines = set(texts)
+    return seed
+
+
+def by_code(seed, *names):
+    """A fault of sqlsem's own."""
+    seed.engines = set(names or ("sqlite", "postgresql", "mssql"))
+    return seed
+
+
+def no_deadlocks(monkeypatch, engine):
+    monkeypatch.setattr(engines.load(engine).session_class, "find_deadlock", lambda self, member: None)
+
+
+def losing_installation(monkeypatch, engine):
+    right = Bench.reinstall
+
+    def reinstall(self):
+        right(self)
+        with contextlib.closing(Session(self.engine)) as session:
+            session.run(f"DELETE FROM {place(self, 'rows')}")
+
+    monkeypatch.setattr(Bench, "reinstall", reinstall)
+
+
+def place(bench, what):
+    rows = {"sqlite": "ProcessControl", "postgresql": "{}.ProcessControl", "mssql": "{}.entry"}
+    return rows[bench.engine.name].format(bench.schema)
+
+
+def another_answer(name, answer):
+    """The server answers a question of certify.sql in another way."""
+
+    def seed(monkeypatch, engine):
+        right = Session.rows
+        monkeypatch.setattr(
+            Session, "rows", lambda self, asked, *p, **w: answer if asked == name else right(self, asked, *p, **w)
+        )
+
+    return seed
+
+
+#: By the number of the check: faults, each of which must make it fail. Every engine of a check has one at least.
+FAULTS = {
+    2: [
+        by_sql(
+            sqlite="DROP TABLE {schema}_rate_window",
+            postgresql="DROP FUNCTION {schema}.take_rate CASCADE",
+            mssql="DROP PROCEDURE {schema}.take_rate",
+        )
+    ],
+    # Rows that never go.
+    4: [
+        by_sql(
+            sqlite="CREATE TRIGGER certify_fault BEFORE DELETE ON ProcessControl BEGIN SELECT RAISE(IGNORE); END",
+            postgresql="""
+                CREATE FUNCTION {schema}.fault() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+                CREATE TRIGGER fault BEFORE DELETE ON {schema}.ProcessControl FOR EACH ROW
+                EXECUTE FUNCTION {schema}.fault()
+            """,
+            mssql="CREATE TRIGGER {schema}.fault ON {schema}.entry INSTEAD OF DELETE AS RETURN",
+        )
+    ],
+    # Registrations that do not follow each other.
+    8: [
+        by_sql(
+            postgresql="""
+                CREATE OR REPLACE FUNCTION {schema}.lock_class(p_kind integer) RETURNS integer LANGUAGE sql AS
+                'SELECT CASE p_kind WHEN 0 THEN (random() * 1e9)::integer ELSE hashtext(''{schema}'') + p_kind END';
+                CREATE FUNCTION {schema}.fault() RETURNS trigger LANGUAGE plpgsql AS
+                'BEGIN PERFORM pg_sleep(random() * 0.05); RETURN NULL; END';
+                CREATE TRIGGER fault AFTER INSERT ON {schema}.ProcessControl FOR EACH ROW
+                EXECUTE FUNCTION {schema}.fault()
+            """
+        ),
+        by_code(another_answer("positions", [(2,), (1,)])),
+    ],
+    # Writes that are lost.
+    9: [
+        by_sql(
+            sqlite="""
+                CREATE TRIGGER certify_fault AFTER UPDATE ON {schema}_certify_counter WHEN NEW.number % 5 = 0
+                BEGIN UPDATE {schema}_certify_counter SET number = OLD.number; END
+            """,
+            postgresql="""
+                CREATE FUNCTION {schema}.fault() RETURNS trigger LANGUAGE plpgsql AS
+                'BEGIN NEW.number := NEW.number - (NEW.number % 5 = 0)::integer; RETURN NEW; END';
+                CREATE TRIGGER fault BEFORE UPDATE ON {schema}.certify_counter FOR EACH ROW
+                EXECUTE FUNCTION {schema}.fault()
+            """,
+            mssql="""
+                CREATE TRIGGER {schema}.fault ON {schema}.certify_counter AFTER UPDATE AS
+                UPDATE {schema}.certify_counter SET number = number - 1 WHERE number % 5 = 0
+            """,
+        )
+    ],
+    # Rows of holders that go while they hold.
+    10: [
+        by_sql(
+            sqlite="""
+                CREATE TRIGGER certify_fault AFTER INSERT ON {schema}_certify_inside
+                BEGIN DELETE FROM ProcessControl WHERE granted_at IS NOT NULL AND resource_id = NEW.resource_id; END
+            """,
+            postgresql="""
+                CREATE FUNCTION {schema}.fault() RETURNS trigger LANGUAGE plpgsql AS
+                'BEGIN DELETE FROM {schema}.ProcessControl AS t WHERE granted_at IS NOT NULL
+                AND t.resource_id = NEW.resource_id; RETURN NULL; END';
+                CREATE TRIGGER fault AFTER INSERT ON {schema}.certify_inside FOR EACH ROW
+                EXECUTE FUNCTION {schema}.fault()
+            """,
+            mssql="""
+                CREATE TRIGGER {schema}.fault ON {schema}.certify_inside AFTER INSERT AS
+                DELETE FROM {schema}.entry
+                WHERE granted_at IS NOT NULL AND resource_id IN (SELECT resource_id FROM inserted)
+            """,
+        )
+    ],
+    11: [by_code(no_deadlocks)],
+    13: [by_code(another_answer("applock_mode", [("Shared",)]), "mssql")],
+    25: [by_code(losing_installation)],
+}
+
+
+def test_every_check_has_a_fault_on_every_engine():
+    assert set(FAULTS) == set(CHECKS)
+    for number, check in CHECKS.items():
+        applies = {engine for engine in engines.ENGINES if check.applies(engine)}
+        assert {one for fault in FAULTS[number] for one in fault.engines} >= applies, number
+
+
+@pytest.mark.parametrize(
+    ("number", "fault"),
+    [pytest.param(number, one, id=f"{number}-{at}") for number in FAULTS for at, one in enumerate(FAULTS[number])],
+)
+def test_check_fails_on_a_fault(bench, database, monkeypatch, number, fault):
+    if not CHECKS[number].applies(database.engine) or database.engine not in fault.engines:
+        return
+    fault(monkeypatch, database.engine)
+    for module in (checks.installing, checks.living, checks.deadlocking, checks.hammering, checks.calling):
+        monkeypatch.setattr(module, "PATIENCE", 4.0, raising=False)
+    report = certify(bench(), [number])
+    (result,) = report.results
+    assert result.state == "failed", result.detail
+    assert result.detail
+    assert not report.ok
+
+
+def test_overlap_is_seen_by_the_clock():
+    def hold(kind, since, until, who):
+        return {"kind": kind, "since": since, "until": until, "who": who}
+
+    assert overlap([hold("mutex", 0, 1, "a"), hold("mutex", 1, 2, "b")]) is None
+    assert "together with a" in overlap([hold("mutex", 0, 1.1, "a"), hold("mutex", 1, 2, "b")])
+    assert overlap([hold("read", 0, 3, "a"), hold("read", 1, 2, "b")]) is None
+    assert overlap([hold("read", 0, 3, "a"), hold("write", 1, 2, "b")]) is not None
+    three = [hold("limit", 0, 9, one) for one in "abc"]
+    assert overlap(three) is None
+    assert overlap([*three, hold("limit", 5, 6, "d")]) is not None
+
+
+def test_installation_that_fails_is_told_in_the_words_of_the_server(bench, database, monkeypatch):
+    monkeypatch.setattr(engines.load(database.engine), "plan", lambda self, version: [(1, "CREATE TABEL x (a int);")])
+    report = certify(bench(), [])
+    (result,) = report.results
+    assert (result.number, result.state) == (0, "failed")
+    assert re.search("syntax|TABEL", result.detail), result.detail
+
+
+# -- nothing is left behind -------------------------------------------------------------------------------------------
+
+
+def start(database, *words):
+    environment = {**os.environ, "SQLSEM_URL": database.url, "SQLSEM_CONFIG": ""}
+    command = [sys.executable, "-m", "sqlsem", "certify", "--seconds", "20", "--max-sessions", "8", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def schema_of(process):
+    line = process.stdout.readline()
+    return re.search(r"sqlsem_certify_[0-9a-f]{8}", line)[0]
+
+
+def in_the_hammer(process):
+    """Wait until its own processes are at work."""
+    ours = psutil.Process(process.pid)
+    until(lambda: len(ours.children()) >= 3 or process.poll() is not None, "the processes of the hammer")
+    return ours.children()
+
+
+def await_ends(children):
+    def runs(child):
+        try:
+            return child.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    until(lambda: not any(map(runs, children)), "the ends of the processes")
+
+
+def test_ctrl_c_leaves_nothing(database):
+    process = start(database, "--only", "9")
+    try:
+        schema = schema_of(process)
+        children = in_the_hammer(process)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130, output + errors
+        assert "Traceback" not in errors
+        assert remains(database, schema) == []
+        await_ends(children)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_killed_child_is_a_failure_that_leaves_nothing(database):
+    process = start(database, "--only", "9")
+    try:
+        schema = schema_of(process)
+        in_the_hammer(process)[0].kill()
+        output, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 1, output + errors
+        assert re.search(r"^ 9 failed .*ended before it (was done|said)", output, re.MULTILINE), output
+        assert remains(database, schema) == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_children_end_with_a_certification_that_is_killed(database):
+    process = start(database, "--only", "9")
+    schema = schema_of(process)
+    children = in_the_hammer(process)
+    process.kill()
+    process.wait()
+    await_ends(children)
+    left = Bench(database.url, {}, WISHES, schema=schema)
+    if database.engine == "sqlite":
+        left.remove()
+        (folder,) = remains(database, schema)
+        shutil.rmtree(os.path.join(os.path.dirname(database.url.removeprefix("sqlite:///")), folder))
+    else:
+        assert left.remove() == ""
+    assert remains(database, schema) == []
+
+
+def test_what_cannot_be_removed_is_named_with_the_command(bench, database, monkeypatch):
+    one = bench()
+    one.install()
+    with monkeypatch.context() as patch:
+        if database.engine == "sqlite":
+            patch.setattr(shutil, "rmtree", lambda *arguments, **options: None)
+        else:
+            patch.setattr(Session, "run", lambda *arguments: 1 / 0)
+        words = one.remove()
+    assert "Not removed" in words
+    assert one.drop_command in words
+    report = Report({}, [Result(1, "x", "ok", "")], left=words)
+    assert not report.ok
+    assert words in report.summary
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def run(database, *words, url=None):
+    environment = {**os.environ, "SQLSEM_URL": database.url if url is None else url, "SQLSEM_CONFIG": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "sqlsem", "certify", *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=PATIENCE,
+    )
+
+
+def test_document_has_no_secrets_and_no_hosts(database, tmp_path):
+    file = tmp_path / "result.json"
+    done = run(database, "--only", "13", "--json", "-o", str(file))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert json.loads(file.read_text()) == document
+    assert set(document) == {"format", "ok", "facts", "checks", "left"}
+    assert document["format"] == 1
+    assert document["ok"] is True
+    assert {"engine", "server", "version", "driver", "sqlsem", "python", "schema"} <= set(document["facts"])
+    (check,) = document["checks"]
+    assert set(check) == {"number", "title", "state", "detail", "seconds", "figures"}
+    one = Bench(database.url, {}, WISHES)
+    words = hidden_words(one)
+    one.remove()
+    assert words
+    for word in words:
+        assert word not in done.stdout
+
+
+def test_words_are_hidden_everywhere_but_with_host(bench, database):
+    one = bench()
+    report = certify(one, [13])
+    report.results.append(
+        Result(99, "x", "failed", "server db.example.org of etl said no", 0.0, {"a": ["db.example.org"]})
+    )
+    report.hidden = {"db.example.org": "<server>", "etl": "<login>"}
+    text = json.dumps(report.document())
+    assert "db.example.org" not in text
+    assert "server <server> of <login> said no" in text
+    with_host = certify(bench(), [13], with_host=True)
+    assert with_host.hidden == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--only", "99"], 64),
+        (["--only", "x"], 64),
+        (["--only", "13", "--skip", "13"], 64),
+        (["--max-sessions", "1"], 64),
+        (["nowhere://x"], 78),
+        (["postgresql://nobody@127.0.0.1:1/x", "--only", "13"], 69),
+        (["sqlite:////nowhere/at/all.db", "--only", "13"], 78),
+        (["--admin-url", "memory://x", "--only", "13"], 78),
+        (["memory://x"], 78),
+    ],
+)
+@pytest.mark.engines("sqlite")
+def test_exit_codes_of_what_cannot_begin(database, words, code):
+    done = run(database, *words)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_command_tells_each_check_in_a_line(database):
+    done = run(database, "--only", "2,13")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert re.match(r" 2 ok                every routine", next(line for line in lines if line.startswith(" 2")))
+    assert re.match(r"\d ok, 0 failed, \d not possible here\.", lines[-1])
