@@ -514,6 +514,25 @@ def test_the_doctor_sees_a_session_that_outlives_its_connection(tds, reach, code
     assert server.accepted == 2
 
 
+@pytest.mark.parametrize(
+    ("enabled", "options", "detail", "noted"),
+    [
+        (0, {}, None, False),
+        (None, {}, None, False),
+        (1, {}, "a member's grace is 5 s", True),
+        (1, {"grace": 30.0}, "a member's grace is 30 s", False),
+        (1, {"lease": 20.0}, "a member's lease is 20 s", True),
+    ],
+)
+def test_doctor_asks_for_a_grace_that_outlasts_a_failover(tds, engine_of, enabled, options, detail, noted):
+    server = tds(says(result(("",), (enabled,))))
+    session = engine_of(server, options=options).reach("look")
+    check = SqlServerDoctor(session).failover()
+    assert (check.detail.partition("; ")[2] if check else None) == detail
+    assert bool(check and check.mend) is noted
+    session.close()
+
+
 def test_a_data_source_does_not_reconnect_in_silence(tds, driver, tmp_path):
     (tmp_path / "odbc.ini").write_text(f"[books]\nDriver={driver}\nEncrypt=no\nConnectRetryCount=5\n")
     server = tds(member())

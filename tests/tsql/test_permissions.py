@@ -207,7 +207,7 @@ def test_the_user_role_is_enough(database, as_login, refused, name):
 def grant_all(database, user, request):
     """All rights to the tables and procedures, for as long as the test lasts."""
     everything = {
-        "EXECUTE": procedures(database) | {"lock_principal", "server_start", "client_pid"},
+        "EXECUTE": procedures(database) | {"lock_principal", "client_pid"},
         "SELECT": TABLES,
         "INSERT": TABLES,
         "UPDATE": TABLES,

@@ -259,7 +259,7 @@ def test_a_function_is_never_missing():
 #: server knows a lock by those two and a hash of 32 bits (docs/sql.md).
 APPLICATION_LOCKS = frozenset(
     {"beacon", "entry", "gate", "key", "limits", "batch", "pin", "put", "schedules", "set_resource", "waiting"}
-    | {"install", "doctor"}
+    | {"install", "doctor", "origin"}
 )
 #: Routines that are given the name of a lock by their caller.
 NAMED_BY_CALLER = frozenset({("let_go", "@name"), ("await_free", "@name")})

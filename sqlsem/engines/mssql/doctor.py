@@ -15,6 +15,8 @@ from sqlsem.engines.mssql.odbc import load_driver
 from sqlsem.engines.roles import Check
 from sqlsem.errors import SqlsemError
 
+#: Seconds that the failover of an availability group takes now and then, before members can be back.
+FAILOVER_SECONDS = 30
 #: A server takes a moment to end the session of a connection that was closed.
 CLOSING_MS = 5000
 
@@ -105,6 +107,16 @@ class SqlServerDoctor(Doctor):
             return None
         mend = "ALTER DATABASE … SET COMPATIBILITY_LEVEL = 130 (or later); all_of needs OPENJSON."
         return Check("compatibility", False, f"the database's compatibility level is {level}", mend)
+
+    def failover(self) -> Check | None:
+        """Check that members outlast the failover of an availability group."""
+        if not self._ask("failover")[0]:
+            return None
+        options = self._engine.options
+        name, seconds = ("grace", options.grace) if options.lease is None else ("lease", options.lease)
+        mend = f"Set a {name} of {FAILOVER_SECONDS} s or more, and write MultiSubnetFailover=Yes: a failover takes some time."
+        detail = f"availability groups are enabled; a member's {name} is {seconds:g} s"
+        return Check("failover", True, detail, "" if seconds >= FAILOVER_SECONDS else mend)
 
     def clock(self) -> Check:
         """The server's clock and ours."""

@@ -14,6 +14,9 @@ SELECT CAST(is_read_committed_snapshot_on AS int), CAST(COALESCE(delayed_durabil
        CAST(compatibility_level AS int)
 FROM sys.databases WHERE name = DB_NAME()
 
+-- name: failover
+SELECT CAST(SERVERPROPERTY('IsHadrEnabled') AS int)
+
 -- name: encryption
 -- Needs VIEW SERVER STATE (from 2022 on VIEW SERVER SECURITY STATE is enough); without that the doctor says that it does not know.
 SELECT CAST(encrypt_option AS nvarchar(40)) FROM sys.dm_exec_connections WHERE session_id = @@SPID

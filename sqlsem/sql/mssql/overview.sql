@@ -31,7 +31,7 @@ BEGIN
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start();
+    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin());
     DECLARE @member TABLE (member_id bigint NOT NULL PRIMARY KEY, missing int NULL);
     DECLARE @count TABLE (member_id bigint NOT NULL PRIMARY KEY, holding bigint NULL, waiting bigint NULL);
     -- feature: queue
@@ -353,7 +353,7 @@ BEGIN TRY
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start();
+    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin());
     DECLARE @resource nvarchar(255), @access nvarchar(64), @limit bigint, @weight bigint, @member bigint, @owner nvarchar(255),
             @state nvarchar(10), @cap int, @cap_by nvarchar(128), @pattern nvarchar(255), @paused_at datetime2(6), @paused_by nvarchar(128),
             @usable bigint, @room bigint = 2147483647, @edge bigint, @edge_uncapped bigint, @own bigint, @code nvarchar(20),

@@ -9,6 +9,7 @@
 --   pin.sqlsem.{schema}.<queue_position>      Transaction  shared: an open transaction leans on the row (assert_holding)
 --   batch.sqlsem.{schema}.<name>              Transaction  held for the length of one decision about batches (batches.sql)
 --   limits, set_resource.sqlsem.{schema}      Transaction  held while a limit or a resource is set
+--   origin.sqlsem.{schema}                    Transaction  held while a session prepares the tables for another server
 -- Rows are removed and committed first, their entry lock is freed next: who wakes up sees the row gone.
 --
 -- Procedures answer by their return code and OUTPUT parameters; with @answer = 1 by a row too, which costs clients less.
@@ -64,17 +65,124 @@ BEGIN
 END;
 GO
 
--- When this server started, where that can be seen, which on Azure SQL it cannot.
+-- Where numbers are given (place: the server's name, the database and when it was created or restored there) and which run of
+-- which server measures life (started), and whether both are as when a session looked last (known). After the failover of an
+-- availability group or of a managed instance the new primary may have run for weeks, under the same name or another one.
+-- grace_from: nobody's grace begins before; NULL where it cannot be seen whether the server was restarted, as on Azure SQL.
 BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.server_start;
+DROP FUNCTION IF EXISTS {schema}.origin;
 GO
-CREATE FUNCTION {schema}.server_start() RETURNS datetime2(6) AS
-BEGIN
-    RETURN (SELECT DATEADD(second, DATEDIFF(second, GETDATE(), SYSUTCDATETIME()), create_date)
-            FROM sys.databases WHERE name = N'tempdb');
-END;
+CREATE FUNCTION {schema}.origin() RETURNS TABLE AS RETURN (
+    SELECT f.place, f.started, k.known,
+           CASE WHEN f.tempdb IS NULL THEN NULL WHEN k.known = 0 THEN SYSUTCDATETIME() ELSE CAST('2000-01-01' AS datetime2(6)) END AS grace_from
+    FROM (SELECT CONCAT(CAST(SERVERPROPERTY('ServerName') AS nvarchar(128)), N' ', DB_ID(), N' ',
+                        CONVERT(nvarchar(30), d.create_date, 126)) AS place,
+                 CONCAT(CAST(SERVERPROPERTY('ComputerNamePhysicalNetBIOS') AS nvarchar(128)), N' ',
+                        CAST(SERVERPROPERTY('ProcessID') AS int), N' ', CONVERT(nvarchar(30), t.create_date, 126)) AS started,
+                 t.create_date AS tempdb
+          FROM (SELECT 1 AS one) AS o
+          LEFT JOIN sys.databases AS d ON d.database_id = DB_ID()
+          LEFT JOIN sys.databases AS t ON t.name = N'tempdb') AS f
+    CROSS APPLY (SELECT CASE WHEN COUNT(*) = 2 THEN 1 ELSE 0 END AS known FROM {schema}.setting AS s
+                 WHERE (s.name = N'origin' AND s.value = f.place) OR (s.name = N'started' AND s.value = f.started)) AS k
+);
 GO
 COMMIT TRANSACTION;
+GO
+
+-- Sets all numbers forward to the next multiple of 10^10 that is at least 10^9 away; with @new only those of members, at random.
+-- Runs as its owner, as DBCC CHECKIDENT needs a right on the table. (Engines that only speak T-SQL know no EXECUTE AS.)
+IF OBJECT_ID(N'{schema}.set_numbers') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_numbers AS RETURN 0');
+GO
+DECLARE @as nvarchar(30) = CASE WHEN @@VERSION LIKE N'Microsoft SQL %' THEN N'WITH EXECUTE AS OWNER' ELSE N'' END;
+EXEC (N'ALTER PROCEDURE {schema}.set_numbers @new bit ' + @as + N' AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @at int = 1, @table nvarchar(300), @last bigint, @text nvarchar(600);
+    WHILE @at <= CASE WHEN @new = 1 THEN 1 ELSE 4 END
+    BEGIN
+        SET @table = N''{schema}.'' + CASE @at WHEN 1 THEN N''member'' WHEN 2 THEN N''entry'' WHEN 3 THEN N''task'' ELSE N''batch'' END;
+        SET @last = CAST(IDENT_CURRENT(@table) AS bigint);
+        SET @last = CASE WHEN @new = 1 THEN @last + CAST(RAND() * 1000000000 AS bigint)
+                         ELSE ((@last + 1000000000) / 10000000000 + 1) * 10000000000 END;
+        SET @text = CONCAT(N''DBCC CHECKIDENT (N, @table, N, RESEED, '', @last, N'') WITH NO_INFOMSGS'');
+        IF @last IS NOT NULL
+            EXEC (@text);
+        SET @at = @at + 1;
+    END;
+END');
+GO
+
+-- Sees to it that numbers only grow and no member is taken for dead in haste when the database is on another server, or on a
+-- server that was restarted: 1 when it was so. A server that takes over without having received everything, and a database
+-- that is restored, would give numbers again that were given before: fences would repeat, and a forgotten member would find
+-- another one under its number. All beacons are missing there, and times are those of another clock: so every grace, every
+-- lease and every notice of a revocation begins anew, now. Called before a session that is new to us is given a number, and
+-- before any member is removed. Where the owner may not set numbers forward, a row in operation says so, and the rest is done.
+IF OBJECT_ID(N'{schema}.check_origin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_origin AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_origin
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    IF (SELECT known FROM {schema}.origin()) = 1
+        RETURN 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @name nvarchar(255) = N'origin.sqlsem.{schema}', @code int,
+            @known nvarchar(255), @place nvarchar(255), @started nvarchar(255), @new bit, @now datetime2(6), @done bit = 0,
+            @forward bit = 1, @problem nvarchar(1000), @resource nvarchar(255), @position bigint, @before bigint;
+    SET LOCK_TIMEOUT 3000;
+    WHILE @done = 0
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+            @LockTimeout = 10000, @DbPrincipal = @principal;
+        IF @code < 0
+            THROW 50002, N'sqlsem: busy: another session prepares this server for the sqlsem tables; try again', 1;
+        SELECT @done = known, @place = place, @started = started FROM {schema}.origin();
+        IF @done = 0  -- nobody was faster
+        BEGIN
+            SET @known = NULL;
+            SELECT @known = value FROM {schema}.setting WHERE name = N'origin';
+            SET @new = CASE WHEN @known IS NULL THEN 1 ELSE 0 END;
+            IF @forward = 1 AND (@new = 1 OR @known <> @place)
+                EXEC {schema}.set_numbers @new;
+            SET @now = SYSUTCDATETIME();
+            UPDATE {schema}.member SET seen_at = @now, lease_until = DATEADD(millisecond, lease_ms, @now), missing_since = NULL;
+            SET @position = -1;
+            WHILE 1 = 1
+            BEGIN
+                SET @before = @position;
+                SELECT TOP (1) @resource = resource_id, @position = queue_position
+                FROM {schema}.entry WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+                WHERE revoked_at IS NOT NULL AND queue_position > @before ORDER BY queue_position;
+                IF @position = @before
+                    BREAK;
+                UPDATE {schema}.entry SET revoked_at = @now
+                WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NOT NULL;
+            END;
+            DELETE FROM {schema}.setting WHERE name IN (N'origin', N'started');
+            INSERT INTO {schema}.setting (name, value) VALUES (N'origin', @place), (N'started', @started);
+            IF @problem IS NOT NULL
+                INSERT INTO {schema}.operation (host, pid, program, action, old_value, new_value)
+                VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'set_numbers', @known, @problem);
+            SET @done = 1;
+        END;
+        COMMIT TRANSACTION;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        IF @forward = 0 OR @code < 0
+            THROW;
+        SET @done = 0;
+        SET @forward = 0;
+        SET @problem = LEFT(CONCAT(N'numbers were not set forward: ', ERROR_NUMBER(), N': ', ERROR_MESSAGE()), 1000);
+    END CATCH;
+    RETURN 1;
+END;
 GO
 
 -- The longest pattern that a name matches: a row, where there is one. (The bars, because = ignores blanks at the end.)
@@ -353,8 +461,8 @@ GO
 
 -- Tests whether a member still lives, and acts on it. It is dead, and removed with its rows, when its beacon is missing and
 -- its last sign of life older than its grace, or when its lease has run out; one that is only missing has that noted, for
--- people. Its grace begins anew when the server starts; where it cannot be seen when that was, it begins when the member is
--- first missed. 1 when it wrote something.
+-- people. Its grace and its lease begin anew when the server starts, or another one takes over (check_origin); where a restart
+-- cannot be seen, its grace begins when it is first missed. 1 when it wrote something.
 IF OBJECT_ID(N'{schema}.test_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.test_member AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.test_member @member bigint, @mine bigint
@@ -371,6 +479,9 @@ BEGIN
     FROM {schema}.member WHERE member_id = @member;
     IF @there IS NULL OR @member = @mine OR @lease_until >= SYSUTCDATETIME()
         RETURN 0;
+    EXEC @code = {schema}.check_origin;
+    IF @code = 1
+        RETURN 1;
     IF @lease_until IS NULL
     BEGIN
         -- A session can always share its own lock: its own beacon it must not test.
@@ -380,7 +491,7 @@ BEGIN
         EXEC @code = {schema}.await_free @name, 0;
         IF @code < 0
             RETURN 0;
-        SET @start = {schema}.server_start();
+        SET @start = (SELECT grace_from FROM {schema}.origin());
         SET @since = CASE WHEN @start > @seen_at THEN @start ELSE @seen_at END;
         IF @start IS NULL AND (@missing_since IS NULL OR @missing_since > @since)
             SET @since = COALESCE(@missing_since, SYSUTCDATETIME());
@@ -632,6 +743,8 @@ BEGIN TRY
     EXEC {schema}.check_members;
     EXEC {schema}.clean @host OUTPUT;
     EXEC {schema}.clean @program OUTPUT;
+    IF (SELECT known FROM {schema}.origin()) = 0
+        EXEC {schema}.check_origin;
     BEGIN TRY
         IF @lease_ms IS NULL
             EXEC {schema}.take_beacon @beacon OUTPUT, @name OUTPUT;
@@ -678,6 +791,8 @@ BEGIN
         THROW 50001, N'sqlsem: resume_member must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @lease int, @there int, @beacon int, @code int, @name nvarchar(255), @position bigint = -1, @before bigint;
+    IF (SELECT known FROM {schema}.origin()) = 0
+        EXEC {schema}.check_origin;
     SELECT @there = 1, @lease = lease_ms FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     IF @there IS NULL
     BEGIN
@@ -1606,7 +1721,7 @@ BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start();
+    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin());
     -- A beacon is asked for once a member, not once a row.
     DECLARE @member TABLE (member_id bigint NOT NULL PRIMARY KEY, missing int NULL);
     INSERT INTO @member (member_id, missing)

@@ -947,7 +947,7 @@ BEGIN
         error nvarchar(max) NULL, result nvarchar(max) NULL, put_by nvarchar(128) NULL, login nvarchar(128) NULL,
         time_limit float NULL, unique_key nvarchar(255) NULL, cancel_asked_at datetime2(6) NULL,
         cancel_asked_by nvarchar(128) NULL, task_key nvarchar(255) NULL, task_priority int NULL, lock_count int NULL);
-    DECLARE @left int, @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start(),
+    DECLARE @left int, @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin()),
             @stored nvarchar(16) = CASE @status WHEN N'lost' THEN N'running' ELSE @status END, @all int;
     EXEC @all = {schema}.sees_all;
     -- The indexes first, the rows in a statement of their own: see the head of this file.
@@ -1032,7 +1032,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start(), @all int;
+    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin()), @all int;
     EXEC @all = {schema}.sees_all;
     DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, member_id bigint NULL,
                             queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL);

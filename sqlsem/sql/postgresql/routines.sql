@@ -225,7 +225,8 @@ $$;
 -- that were given before: fences would repeat, and a member that was forgotten would find another one under its number. So
 -- from then on numbers begin at the next multiple of 10^10, at least 10^9 further (10^6 and 10^5 where numbers are small).
 -- There, and after a restart of the server too, all beacons are missing, and the last signs of life may be, which are not
--- made durable at once: so every member begins its life anew.
+-- made durable at once, and times may be those of another clock: so every member begins its life anew, with its lease, and so
+-- does every notice of a revocation.
 -- Called before a session that is new to us is given a number, and before anybody is removed. Costs next to nothing while
 -- all is as it was.
 CREATE OR REPLACE FUNCTION {schema}.check_origin() RETURNS boolean
@@ -273,8 +274,9 @@ BEGIN
     END IF;
     DELETE FROM {schema}.low_water;  -- what they say may not be true of what was put in the place of what they knew
     UPDATE {schema}.member
-    SET seen_at = clock_timestamp(),
-        lease_until = greatest(lease_until, clock_timestamp() + lease_ms * interval '1 millisecond');
+    SET seen_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', missing_since = NULL;
+    UPDATE {schema}.{table} SET revoked_at = clock_timestamp()
+    WHERE queue_position IN (SELECT queue_position FROM {schema}.{table} WHERE revoked_at IS NOT NULL FOR UPDATE SKIP LOCKED);
     INSERT INTO {schema}.setting (name, value) VALUES ('origin', v_origin.place), ('started', v_origin.started)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value;
     RETURN true;
