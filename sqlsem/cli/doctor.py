@@ -13,10 +13,12 @@ from rich.text import Text
 from sqlsem import config, sql, tasks
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import json_option
+from sqlsem.engines.base import Engine
 from sqlsem.engines.roles import Check, Tables
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.printable import clean
+from sqlsem.sql.features import CORE, FEATURES, listed
 from sqlsem.terminal import output
 
 __all__ = ["doctor"]
@@ -32,9 +34,9 @@ AGAIN = "Run again with -vv to see all of it."
 def doctor(options: Connecting, as_json: bool) -> int:
     """Check everything that has to be in order, and say how to mend what is not.
 
-    Driver, connection, tables, permissions, clock, isolation, whether a session's lock stays with its session (behind
-    a pooler it may not), the time zones of schedules, and a mutex taken and given back. Leaves no more than a line in
-    the history (and makes the embedded SQLite file, where that is missing).
+    Driver, connection, tables and features, permissions, clock, isolation, whether a session's lock stays with its
+    session (behind a pooler it may not), the time zones of schedules, and a mutex taken and given back. Leaves no more
+    than a line in the history (and makes the embedded SQLite file, where that is missing).
 
     \b
     Examples:
@@ -85,14 +87,15 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
     try:
         checks.append(Check("connect", True, f"in {(time.perf_counter() - began) * 1000:.1f} ms"))
         if engine.has(Tables):
-            checks += [_schema(session), *_engine(session)]
-        if engine.has(ScheduleSession) and all(check.ok for check in checks if check.name == "schema"):
+            checks += [_schema(session), *_features(engine), *_engine(session)]
+        in_order = all(check.ok for check in checks if check.name == "schema")
+        if engine.has(ScheduleSession) and in_order and session.has_feature("queue"):
             checks += _schedules(session)
     finally:
         session.close()
     if all(check.ok for check in checks if check.name == "schema"):
         try:
-            if engine.has(Tables):
+            if engine.has(Tables) and engine.installed.has("operate"):
                 checks.append(_members(options))
             checks.append(_round_trip(options))
         except SqlsemError as exc:
@@ -115,6 +118,16 @@ def _schema(session: Tables) -> Check:
         return _failed("schema", exc, "Run: sqlsem init")
     told = f"version {settings['schema_version']}, for clients from {settings['oldest_client']} on"
     return Check("schema", True, f"{told}; this one is {sql.LATEST}")
+
+
+def _features(engine: Engine) -> list[Check]:
+    """The features that the database has, where it may have a part of them."""
+    found = engine.installed.features
+    if found is None or set(sql.query_features(engine.name).values()) <= {CORE}:
+        return []
+    rest = listed(set(FEATURES) - found)
+    told = f"{listed(found)}; not installed: {rest} (sqlsem init --add …)" if rest else f"all: {listed(found)}"
+    return [Check("features", True, told)]
 
 
 def _engine(session: Tables) -> list[Check]:

@@ -5,60 +5,110 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import click
 
 from sqlsem import engines, sql
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.engines.base import Engine, Session
+from sqlsem.engines.installed import Wish, needed
 from sqlsem.engines.roles import Tables
+from sqlsem.engines.settings import setting_number
 from sqlsem.errors import ConfigurationError, Unavailable
+from sqlsem.sql.features import CORE, EVERYTHING, FEATURES, chosen, from_setting, listed
 from sqlsem.terminal import output
 
 __all__ = ["init", "sql_"]
 
 #: Between two tries to connect.
 PAUSE_SECONDS = 0.25
+_NO_CHOICE = "{where}: all tables are made at the first use there, so no features can be chosen (--only, --add)"
 log = logging.getLogger("sqlsem")
 
 
+class Features(click.ParamType[tuple[str, ...]]):
+    """Names of features, with commas between."""
+
+    name = "features"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Return the names; fail for one that there is not."""
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name for name in str(value).replace(" ", "").split(",") if name)
+        try:
+            chosen(names)
+        except ConfigurationError as exc:
+            self.fail(str(exc), param, ctx)
+        if not names:
+            self.fail(f"name some of {', '.join(FEATURES)}", param, ctx)
+        return names
+
+
+FEATURE_NAMES = Features()
+
+
 @click.command()
+@click.option("--only", type=FEATURE_NAMES, metavar="FEATURES", help="These features and no more; with commas between.")
+@click.option(
+    "--add", type=FEATURE_NAMES, metavar="FEATURES", help="These, beside those that are there; all: every one."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @connecting
-def init(options: Connecting, dry_run: bool) -> None:
+def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...] | None, dry_run: bool) -> None:
     """Create or upgrade the tables and routines.
 
     May be run at any time, again too, while locks are held. Says what it will do before it does it, and never goes
     back to an older version. A DBA who would rather run scripts gets them from `sqlsem sql`.
 
+    A new database gets everything, one that is there an upgrade of what it has. --only makes one with some features:
+    locks (always there), operate, priorities, conversions, handovers, guards, rates, once, queue, batches; what they
+    need comes with them. --add adds some later. Nothing is ever removed. Without a server (SQLite) there is no
+    choice: all tables are made at the first use.
+
     \b
     Examples:
       sqlsem init --dry-run
+      sqlsem init --only locks,operate
+      sqlsem init --add queue
       sqlsem --schema locks init
 
     \b
     Exit codes: 0 done, 69 out of reach, 78 not allowed, or the tables are
-      newer than this client.
+      newer than this client, or have more features than --only names.
     """
     engine = options.engine()
     engine.require(Tables, "sqlsem init")
+    if (only or add) and not _has_features(engine.name):
+        raise ConfigurationError(_NO_CHOICE.format(where=engine.where))
+    wish = Wish(only or (), add or ())
     with _rights_to_install(engine):
-        version = engine.installed_version()
+        settings = engine.read_settings()
     output.echo(f"{engine.where}, {engine.place}, table {options.table}")
-    # Refuses to downgrade.
-    plan = engine.plan(version or 0)
+    # Refuses to downgrade, and to remove.
+    plan = engine.plan(settings or {}, Wish() if settings is None else wish)
+    version = setting_number(settings, "schema_version") if settings else 0
+    features = wish.features(settings or {}) if settings is not None else sql.ALL
     scripts = [f"schema-{number}.sql" for number, _ in plan if number is not None]
-    again_each_time = [f"{name}.sql" for name in sql.rerunnable(engine.name)]
+    added = frozenset() if not settings else features - from_setting(settings.get("features"))
+    if added:
+        scripts += [f"schema-{number}.sql ({listed(added)})" for number in range(1, sql.LATEST + 1)]
+    again_each_time = [f"{name}.sql" for name in sql.rerunnable(engine.name, features)]
     scripts += again_each_time
-    if version is None:
+    if settings is None:
         output.echo("  version: unknown (the routines are missing)")
+    elif version == sql.LATEST and added:
+        output.echo(f"  version: {version}, up to date")
     elif version == sql.LATEST:
         output.echo(f"  version: {version}, up to date; the tables stay as they are")
     else:
         output.echo(f"  version: {version or 'not there yet'} → {sql.LATEST}")
-    again = " again" if version == sql.LATEST else ""
-    if version is None:
+    if settings is not None and _has_features(engine.name):
+        _echo_features(features, added, (*wish.only, *wish.add))
+    again = " again" if version == sql.LATEST and not added else ""
+    if settings is None:
         scripts = ["schema scripts as needed", *again_each_time]
     output.echo(f"  {'would run' if dry_run else 'running'}{again}: {', '.join(scripts)}")
     if dry_run:
@@ -67,10 +117,25 @@ def init(options: Connecting, dry_run: bool) -> None:
     session = _open(engine, options.retry)
     try:
         with _rights_to_install(engine):
-            session.install(engine.plan)
+            session.install(lambda there: engine.plan(there, wish))
     finally:
         session.close()
     output.echo("Done.")
+
+
+def _has_features(engine: str) -> bool:
+    """Whether the tables of an engine can be made in part."""
+    return bool(set(sql.query_features(engine).values()) - {CORE})
+
+
+def _echo_features(features: Collection[str], added: Collection[str], asked: Collection[str]) -> None:
+    """Say what a database has, or gets, and what not."""
+    reasons = needed(asked, features) if asked else {}
+    words = [f"{name} (for {reasons[name]})" if name in reasons else name for name in FEATURES if name in features]
+    rest = listed(set(FEATURES) - set(features))
+    output.echo(f"  features: {', '.join(words)}" + (f"; not installed: {rest} (init --add)" if rest else ""))
+    if added:
+        output.echo(f"  adding: {listed(added)}")
 
 
 @contextlib.contextmanager
@@ -104,18 +169,33 @@ def _open(engine: Engine, retry: float) -> Session:
 @click.command("sql", short_help="Print the scripts of an engine.")
 @click.argument("engine", required=False, metavar="[ENGINE]")
 @click.argument("script", required=False, metavar="[SCRIPT]")
+@click.option(
+    "--only", type=FEATURE_NAMES, metavar="FEATURES", help="What belongs to these features; with commas between."
+)
+@click.option("--add", type=FEATURE_NAMES, metavar="FEATURES", help="What adds these to a database that has --only.")
 @connecting
-def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
+def sql_(
+    options: Connecting,
+    engine: str | None,
+    script: str | None,
+    only: tuple[str, ...] | None,
+    add: tuple[str, ...] | None,
+) -> None:
     """Print the scripts of an engine, with --schema and --table filled in.
 
     ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, priorities,
     deadlocks, public (what sessions call), rates, tasks, parked, batches, conversions, handovers, overview, guards,
-    once, permissions, drop or client (what the Python client sends); left out, all but the last two in the order in
-    which to run them. SQLite has no routines, and so fewer scripts. Connects to nothing.
+    once, features, permissions, drop or client (what the Python client sends); left out, all but the last two in the
+    order in which to run them. SQLite has no routines, and so fewer scripts. Connects to nothing.
+
+    With --only just the tables, routines and roles of some features are printed, and of what these need: locks (always
+    there), operate, priorities, conversions, handovers, guards, rates, once, queue, batches. --only locks --add queue
+    prints what a database that has the former lacks for the latter.
 
     \b
     Examples:
       sqlsem sql mssql > for-the-dba.sql
+      sqlsem sql mssql --only locks,operate
       sqlsem --schema locks sql postgresql permissions
     """
     if engine in sql.SCRIPTS and script is None:
@@ -128,6 +208,15 @@ def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
         raise click.UsageError(f"There is no engine of that name; there are {', '.join(engines.ENGINES)}.")
     if script is not None and script not in sql.SCRIPTS:
         raise click.UsageError(f"There is no script {script!r}; there are {', '.join(sql.SCRIPTS)}.")
-    for part in ("schema", *sql.rerunnable(name)) if script is None else (script,):
-        text = sql.script(name, part, schema=options.schema, table=options.table)
+    if (only or add) and not _has_features(name):
+        raise click.UsageError(_NO_CHOICE.format(where=name))
+    if add and not only:
+        raise click.UsageError("Say with --only what the database has that --add is for.")
+    there = chosen(only or (EVERYTHING,))
+    features = there | chosen(add or ())
+    if script is not None and sql.FEATURE_OF[script] not in features:
+        raise click.UsageError(f"Script {script} belongs to feature {sql.FEATURE_OF[script]}, which --only leaves out.")
+    for part in ("schema", *sql.rerunnable(name, features)) if script is None else (script,):
+        wanted = features - there if part == "schema" and add else features
+        text = sql.script(name, part, schema=options.schema, table=options.table, features=wanted)
         output.echo(*text.rstrip().split("\n"), "")

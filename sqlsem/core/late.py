@@ -102,7 +102,9 @@ class _Looks:
 
 
 def _kept_locks(session: Session | _Looks, resource: str) -> list[KeptLock]:
-    return session.kept_locks(resource) if isinstance(session, (KeepingSession, _Looks)) else []
+    if isinstance(session, _Looks) or (isinstance(session, KeepingSession) and session.has_feature("operate")):
+        return session.kept_locks(resource)
+    return []
 
 
 def _blockers(

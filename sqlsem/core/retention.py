@@ -29,7 +29,7 @@ class Retention:
         if engine.has(Administration):
             self._prunes.append(lambda session, _: session.prune(ROWS))
         if engine.has(TaskSession):
-            self._prunes.append(lambda session, _: session.prune_tasks(ROWS))
+            self._prunes.append(lambda session, _: session.prune_tasks(ROWS) if session.has_feature("queue") else 0)
 
     def after_ping(self, done: int) -> None:
         """This process has done so much so far."""

@@ -9,17 +9,19 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from sqlsem import runtime, sql
 from sqlsem.engines import lent
+from sqlsem.engines.installed import Installed, Statements, Wish
 from sqlsem.engines.roles import ROLES, AsyncSession, Check, LockSession, Plan, Session, Tables, Wire
 from sqlsem.engines.settings import setting_number
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import Ticket, monotonic
+from sqlsem.sql.features import CORE, from_setting
 
 __all__ = [
     "Allowance",
@@ -122,6 +124,10 @@ class Options:
     connect_timeout: float = 10.0
 
 
+#: What `sqlsem init` does unless it is told otherwise.
+EVERYTHING_THERE = Wish()
+
+
 class Engine(abc.ABC):
     """A database that can be reached: knows its URL (and keeps the password to itself)."""
 
@@ -151,6 +157,8 @@ class Engine(abc.ABC):
         self.creator = creator
         #: What the statements that make a connection ready may take, altogether.
         self.setup = None if self.setup_timeout is None else Allowance(self.setup_timeout)
+        #: The features that the database is known to have.
+        self.installed = Installed(lambda: self.where, self.read_settings)
         if self.has(Tables):
             self.queries()  # now: later, a fork in the middle of it would leave the import system locked in the child
 
@@ -288,35 +296,45 @@ class Engine(abc.ABC):
 
     # -- the tables ---------------------------------------------------------------------------------------------
 
-    def installed_version(self) -> int | None:
-        """The version of the tables (0: not there), without changing anything; None when it cannot be told."""
+    def read_settings(self) -> dict[str, str] | None:
+        """Table ``setting`` (empty: not there), without changing anything; None when it cannot be told."""
         session = self.connect("look")
         try:
-            settings = session.settings()
+            return session.settings() or {}
         except SchemaError:
             return None
         finally:
             session.close()
-        return setting_number(settings, "schema_version") if settings else 0
 
     def denied(self, exc: BaseException) -> bool:
         """Whether an error of ours says that the database's login lacks a right."""
         return False
 
-    def queries(self) -> dict[str, str]:
-        """The client's statements for this engine."""
-        return sql.queries(self.name, self.options.schema, self.options.table)
+    def queries(self) -> Mapping[str, str]:
+        """The client's statements for this engine; `SchemaError` for one whose feature the database lacks."""
+        texts = sql.queries(self.name, self.options.schema, self.options.table)
+        feature_of = sql.query_features(self.name)
+        return texts if set(feature_of.values()) <= {CORE} else Statements(texts, feature_of, self.installed)
 
-    def plan(self, version: int) -> list[tuple[int | None, str]]:
-        """The scripts that bring a schema of that version up to date; raises `SchemaError` rather than downgrade."""
+    def plan(self, settings: Mapping[str, str], wish: Wish = EVERYTHING_THERE) -> list[tuple[int | None, str]]:
+        """The scripts that bring tables with these settings (empty: there are none) up to date, and add the features
+        wished for. Raises `SchemaError` rather than downgrade.
+        """
+        version = setting_number(settings, "schema_version") if settings else 0
         if version > sql.LATEST:
             raise SchemaError(
                 f"The sqlsem tables are version {version}, newer than this client's {sql.LATEST}, and are left alone; "
                 f"upgrade the client with: pip install --upgrade sqlsem"
             )
         names = {"schema": self.options.schema, "table": self.options.table}
-        scripts: list[tuple[int | None, str]] = list(sql.migrations(self.name, version, **names))
-        scripts += [(None, sql.script(self.name, name, **names)) for name in sql.rerunnable(self.name)]
+        features = wish.features(settings)
+        there = from_setting(settings.get("features")) if settings else features
+        scripts: list[tuple[int | None, str]] = []
+        scripts += sql.migrations(self.name, version, features=there, **names)
+        if features - there:
+            scripts += [(None, text) for _, text in sql.migrations(self.name, 0, features=features - there, **names)]
+        for name in sql.rerunnable(self.name, features):
+            scripts.append((None, sql.script(self.name, name, features=features, **names)))
         return scripts
 
     def __repr__(self) -> str:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sqlsem import sql
 from sqlsem.deadlocks import Found
 from sqlsem.engines.guarding import GuardSession
+from sqlsem.engines.installed import Installed
 from sqlsem.engines.keeping import KeepingSession
 from sqlsem.engines.leaving import LeavingSession
 from sqlsem.engines.parking import ParkingSession
@@ -28,10 +28,9 @@ from sqlsem.engines.ranking import RankedSession
 from sqlsem.engines.rating import RateSession
 from sqlsem.engines.removing import RemovalSession
 from sqlsem.engines.scheduling import ScheduleSession
-from sqlsem.engines.settings import SettingSession, setting_number
+from sqlsem.engines.settings import SettingSession, checked
 from sqlsem.engines.sparing import InPlace, Sparing
 from sqlsem.engines.travelling import Travelling
-from sqlsem.errors import SchemaError
 from sqlsem.insight.overview import Overview
 from sqlsem.model import (
     Attempt,
@@ -71,8 +70,8 @@ __all__ = [
     "Wire",
 ]
 
-#: The scripts to run on a schema of some version (0: none there), each with the version that it leads to, if any.
-Plan = Callable[[int], Iterable["tuple[int | None, str]"]]
+#: The scripts to run on tables with some settings (empty: none there), each with the version that it leads to, if any.
+Plan = Callable[[Mapping[str, str]], Iterable["tuple[int | None, str]"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +117,10 @@ class LockSession(Wire, Sparing, InPlace):
     def check_schema(self) -> dict[str, str]:
         """The settings, when this client can work with the database; else `SchemaError` with the remedy."""
         return {}
+
+    def has_feature(self, feature: str) -> bool:
+        """True unless the database is known to lack that feature (`sqlsem.sql.features`)."""
+        return True
 
     @property
     def usable(self) -> bool:
@@ -475,6 +478,11 @@ class Tables(LockSession):
 
     offers = "tables"
 
+    @property
+    @abc.abstractmethod
+    def installed(self) -> Installed:
+        """The features that the database has."""
+
     @abc.abstractmethod
     def settings(self) -> dict[str, str] | None:
         """Table ``setting``; None when the schema is not there."""
@@ -485,26 +493,17 @@ class Tables(LockSession):
         A number beside a script is the schema's version after it.
         """
 
+    def has_feature(self, feature: str) -> bool:
+        return self.installed.has(feature)
+
     @abc.abstractmethod
     def diagnose(self) -> list[Check]:
         """Engine-specific checks for ``sqlsem doctor``."""
 
     def check_schema(self) -> dict[str, str]:
         """The settings, when this client can work with the schema; else `SchemaError` with the remedy."""
-        settings = self.settings()
-        if settings is None:
-            raise SchemaError("The sqlsem tables are not in this database; create them with: sqlsem init")
-        version, oldest = setting_number(settings, "schema_version"), setting_number(settings, "oldest_client")
-        if version < sql.LATEST:
-            raise SchemaError(
-                f"The sqlsem tables are version {version}, this client needs {sql.LATEST}; "
-                f"upgrade them (locks may be held meanwhile) with: sqlsem init"
-            )
-        if oldest > sql.LATEST:
-            raise SchemaError(
-                f"The sqlsem tables are version {version} and need a client of version {oldest} or later, "
-                f"this one is {sql.LATEST}; upgrade it with: pip install --upgrade sqlsem"
-            )
+        settings = checked(self.settings())
+        self.installed.note(settings)
         return settings
 
 

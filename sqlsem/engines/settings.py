@@ -10,7 +10,7 @@ from typing import ClassVar
 from sqlsem import sql
 from sqlsem.errors import SchemaError
 
-__all__ = ["SettingSession", "setting_number"]
+__all__ = ["SettingSession", "checked", "setting_number"]
 
 
 class SettingSession(abc.ABC):
@@ -35,3 +35,21 @@ def setting_number(settings: Mapping[str, str], name: str) -> int:
             f"Correct it there (this client's version is {sql.LATEST})"
         )
     return int(value)
+
+
+def checked(settings: dict[str, str] | None) -> dict[str, str]:
+    """The settings, when this client can work with tables that have them; else `SchemaError` with the remedy."""
+    if settings is None:
+        raise SchemaError("The sqlsem tables are not in this database; create them with: sqlsem init")
+    version, oldest = setting_number(settings, "schema_version"), setting_number(settings, "oldest_client")
+    if version < sql.LATEST:
+        raise SchemaError(
+            f"The sqlsem tables are version {version}, this client needs {sql.LATEST}; "
+            f"upgrade them (locks may be held meanwhile) with: sqlsem init"
+        )
+    if oldest > sql.LATEST:
+        raise SchemaError(
+            f"The sqlsem tables are version {version} and need a client of version {oldest} or later, "
+            f"this one is {sql.LATEST}; upgrade it with: pip install --upgrade sqlsem"
+        )
+    return settings

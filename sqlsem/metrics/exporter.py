@@ -331,8 +331,8 @@ class Exporter:
 def _look(session: Session) -> tuple[Overview, Sequence[RateEntry], Mapping[str, float]]:
     return (
         session.overview(),
-        session.rates(None) if isinstance(session, RateSession) else (),
-        session.priorities() if isinstance(session, RankedSession) else {},
+        session.rates(None) if isinstance(session, RateSession) and session.has_feature("rates") else (),
+        session.priorities() if isinstance(session, RankedSession) and session.has_feature("priorities") else {},
     )
 
 

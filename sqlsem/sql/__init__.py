@@ -28,6 +28,8 @@ Each engine's folder holds the same scripts:
     tables that can be written only under a lock; rerunnable. Not for SQLite.
 ``once.sql``
     what runs once per period; rerunnable. Not for SQLite.
+``features.sql``
+    writes down what is installed, for `sqlsem init`; rerunnable. Not for SQLite, where everything is.
 ``permissions.sql``
     roles and grants; may be run again.
 ``drop.sql``
@@ -56,9 +58,19 @@ from collections.abc import Collection
 from importlib import resources
 
 from sqlsem.errors import ConfigurationError
-from sqlsem.sql.features import CORE, FEATURES, compose
+from sqlsem.sql.features import CORE, FEATURES, compose, sections, to_setting
 
-__all__ = ["ALL", "FEATURE_OF", "LATEST", "SCRIPTS", "migrations", "queries", "rerunnable", "script"]
+__all__ = [
+    "ALL",
+    "FEATURE_OF",
+    "LATEST",
+    "SCRIPTS",
+    "migrations",
+    "queries",
+    "query_features",
+    "rerunnable",
+    "script",
+]
 
 #: The version of the schema that this client brings.
 LATEST = 1
@@ -78,6 +90,7 @@ FEATURE_OF = {
     "overview": "operate",
     "guards": "guards",
     "once": "once",
+    "features": CORE,
     "permissions": CORE,
     "drop": CORE,
     "client": CORE,
@@ -135,7 +148,8 @@ def script(
     if text is None:
         there = [one for one in SCRIPTS if one == "schema" or _read(engine, f"{one}.sql") is not None]
         raise ConfigurationError(f"There is no script {name!r} for engine {engine!r}; scripts: {', '.join(there)}")
-    return _fill(compose(text, features, FEATURE_OF.get(name, CORE)), schema, table)
+    text = compose(text, features, FEATURE_OF.get(name, CORE)).replace("{features}", to_setting(features))
+    return _fill(text, schema, table)
 
 
 def rerunnable(engine: str, features: Collection[str] = ALL) -> list[str]:
@@ -167,3 +181,14 @@ def queries(engine: str, schema: str = "sqlsem", table: str = "ProcessControl", 
     ``sqlsem certify``."""
     parts = _NAME_LINE.split(script(engine, file, schema=schema, table=table))
     return {name: body.strip().rstrip(";") for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+@functools.cache
+def query_features(engine: str) -> dict[str, str]:
+    """The feature of each of the client's statements."""
+    found = {}
+    for line, needed, _ in sections(_read(engine, "client.sql") or ""):
+        name = _NAME_LINE.match(line)
+        if name is not None:
+            (found[name[1]],) = needed
+    return found

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sqlsem.errors import ConfigurationError
 
-__all__ = ["CORE", "FEATURES", "Feature", "chosen", "compose", "from_setting", "listed", "to_setting"]
+__all__ = ["CORE", "EVERYTHING", "FEATURES", "Feature", "chosen", "compose", "from_setting", "listed", "to_setting"]
 
 
 class Feature(NamedTuple):
@@ -76,8 +76,12 @@ def to_setting(features: Collection[str]) -> str:
 
 
 def from_setting(value: str | None) -> frozenset[str]:
-    """Return the features that setting ``features`` names; all of them where there is no such setting."""
-    return chosen((EVERYTHING if value is None else value).replace(" ", "").split(","))
+    """Return the features that setting ``features`` names; all of them where there is no such setting.
+
+    What a later version has beside these is left out.
+    """
+    names = (EVERYTHING if value is None else value).replace(" ", "").split(",")
+    return chosen(name for name in names if name in FEATURES or name == EVERYTHING)
 
 
 def compose(text: str, features: Collection[str], feature: str = CORE) -> str:

@@ -195,12 +195,15 @@ class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession
         return [Operation(*aware(row)) for row in self.rows("operations", name, most, *ages, action, who)]
 
     def resources(self) -> list[Resource]:
-        settings = {row[0]: row for row in map(aware, self.rows("resource_settings"))}
+        settings = {}
+        if self.has_feature("operate"):
+            settings = {row[0]: row for row in map(aware, self.rows("resource_settings"))}
+        priorities = self.priorities() if self.has_feature("priorities") else {}
         found = (
             Resource(name, cap, bool(paused), stale, int(holding), int(waiting))
             for name, cap, paused, stale, holding, waiting in self.rows("resources")
         )
-        return with_settings(found, settings, self.priorities())
+        return with_settings(found, settings, priorities)
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         self.rows("set_resource", resource, what, value)

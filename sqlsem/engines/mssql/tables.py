@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 
+from sqlsem.engines.installed import Installed
 from sqlsem.engines.mssql.connection import SqlServerConnection
 from sqlsem.engines.mssql.doctor import SqlServerDoctor
 from sqlsem.engines.removing import RemovalSession
@@ -15,6 +16,10 @@ _GO = re.compile(r"^[ \t]*GO[ \t]*\r?$", re.MULTILINE | re.IGNORECASE)
 
 class SqlServerTables(SqlServerConnection, Tables, RemovalSession):
     """Settings and scripts; members that an operator removes."""
+
+    @property
+    def installed(self) -> Installed:
+        return self.engine.installed
 
     def settings(self) -> dict[str, str] | None:
         if self.value("version") is None:
@@ -29,9 +34,10 @@ class SqlServerTables(SqlServerConnection, Tables, RemovalSession):
         self.rows("begin")
         try:
             self.rows("install_lock")
-            there = self.value("version") is not None
-            found = self.rows("installed") if there else []
-            for version, text in plan(int(found[0][0]) if found else 0):
+            there: dict[str, str] = {}
+            if self.value("version") is not None:
+                there = {str(name): str(value) for name, value in self.rows("installed")}
+            for version, text in plan(there):
                 for batch in _GO.split(text):
                     if batch.strip():
                         self.ask("install", batch, ())

@@ -212,8 +212,9 @@ class PostgresLocks(EntryLocks, Convertible, Travelling, RankedSession, Deadlock
         return [Operation(*row) for row in self.rows("operations", (name, most, since, until, action, who))]
 
     def resources(self) -> list[Resource]:
-        settings = {row[0]: row for row in self.rows("resource_settings")}
-        return with_settings((Resource(*row) for row in self.rows("resources")), settings, self.priorities())
+        settings = {row[0]: row for row in self.rows("resource_settings")} if self.has_feature("operate") else {}
+        priorities = self.priorities() if self.has_feature("priorities") else {}
+        return with_settings((Resource(*row) for row in self.rows("resources")), settings, priorities)
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         self.rows("set_resource", (here(), resource, what, value))

@@ -10,6 +10,7 @@ from psycopg import errors
 
 from sqlsem import sql
 from sqlsem.engines.base import here
+from sqlsem.engines.installed import Installed
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.postgresql.doctor import PostgresDoctor
 from sqlsem.engines.removing import RemovalSession
@@ -28,6 +29,10 @@ MADE_BY_ANOTHER = (errors.UniqueViolation, errors.DuplicateTable, errors.Duplica
 
 class PostgresTables(PostgresConnection, Tables, RemovalSession):
     """Settings and scripts; members that an operator removes."""
+
+    @property
+    def installed(self) -> Installed:
+        return self.engine.installed
 
     def settings(self) -> dict[str, str] | None:
         if self.row("version")[0] is None:
@@ -54,15 +59,15 @@ class PostgresTables(PostgresConnection, Tables, RemovalSession):
         self.cursor.execute(f"SET lock_timeout = '{INSTALLER_PATIENCE_SECONDS}s'")
         with self.connection.transaction():
             locked = self._take_install_lock()
-            installed = self._installed()
-            if installed and not locked:
+            there = self._there()
+            if there and not locked:
                 self._take_install_lock()
-                installed = self._installed()
-            if 0 < installed < sql.LATEST:
+                there = self._there()
+            if there and setting_number(there, "schema_version") < sql.LATEST:
                 self.cursor.execute(self.queries["lock_tables"])
-            if installed:
+            if there:
                 self.cursor.execute(f"SET LOCAL lock_timeout = '{INSTALL_PATIENCE_SECONDS}s'")
-            for version, text in plan(installed):
+            for version, text in plan(there):
                 self.cursor.execute(text.encode())
                 if version is not None:
                     self.cursor.execute(self.queries["set_version"], (str(version),))
@@ -94,12 +99,12 @@ class PostgresTables(PostgresConnection, Tables, RemovalSession):
         if self.cursor.execute(self.queries["is_installed"]).fetchone() == (True,):
             self.cursor.execute(self.queries["install_end"])
 
-    def _installed(self) -> int:
-        """The version of the tables; 0 when there are none."""
+    def _there(self) -> dict[str, str]:
+        """What table ``setting`` says of what is installed; empty when nothing is."""
         if self.cursor.execute(self.queries["version"]).fetchone() == (None,):
-            return 0
-        found = self.cursor.execute(self.queries["installed"]).fetchone()
-        return setting_number({"schema_version": found[0]} if found else {}, "schema_version")
+            return {}
+        # (A table without a version is not one of ours, which `plan` says.)
+        return {"schema_version": ""} | dict(self.cursor.execute(self.queries["installed"]).fetchall())
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import platformdirs
 
-from sqlsem.engines.base import Creator, Engine, Options, setting_number
+from sqlsem.engines.base import Creator, Engine, Options
 from sqlsem.engines.sqlite import wal
 from sqlsem.engines.sqlite.beacons import Beacons
 from sqlsem.engines.sqlite.files import OpenFiles, identify
@@ -141,18 +141,18 @@ class SqliteDatabase(Engine):
                     except PermissionError as exc:  # some file systems know no permissions
                         log.warning("%s is open to other users (%s) and cannot be closed: %s", *told, exc)
 
-    def installed_version(self) -> int | None:
+    def read_settings(self) -> dict[str, str] | None:
         # To open it as usual would create it.
         if not self.path.exists():
-            return 0
+            return {}
         queries = self.queries()
         identify(self.path)
         try:
             uri = f"file:{urllib.parse.quote(str(self.path))}?mode=ro"
             with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as connection:
                 if connection.execute(queries["version"]).fetchone() is None:
-                    return 0
-                return setting_number(dict(connection.execute(queries["settings"]).fetchall()), "schema_version")
+                    return {}
+                return dict(connection.execute(queries["settings"]).fetchall())
         except sqlite3.Error as exc:
             raise Unavailable(f"Cannot read {self.where}: {exc}; check the path and its permissions") from exc
 

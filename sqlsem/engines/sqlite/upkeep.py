@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from sqlsem.engines.answers import RIGHTS, granted_rights
-from sqlsem.engines.base import Disconnected, setting_number
+from sqlsem.engines.base import Disconnected
+from sqlsem.engines.installed import Installed
 from sqlsem.engines.roles import Administration, Check, Plan, Tables
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.batches import SqliteBatches
@@ -173,6 +174,10 @@ class SqliteUpkeep(SqliteBatches, Administration, Tables):
         if self.engine.creates and self.settings() is None:
             self.install(self.engine.plan)
 
+    @property
+    def installed(self) -> Installed:
+        return self.engine.installed
+
     def settings(self) -> dict[str, str] | None:
         if self.row("version") is None:
             return None
@@ -184,7 +189,7 @@ class SqliteUpkeep(SqliteBatches, Administration, Tables):
             current = self.settings()
             if current is None and self.row("is_empty")["is_empty"]:
                 self._require_nobody()
-            for version, text in plan(0 if current is None else setting_number(current, "schema_version")):
+            for version, text in plan(current or {}):
                 for statement in _statements(text):
                     self.run_text(statement)
                 if version is not None:

@@ -4,7 +4,7 @@
 SELECT COALESCE(OBJECT_ID(N'{schema}.setting'), OBJECT_ID(N'{schema}.settings'))
 
 -- name: installed
-SELECT value FROM {schema}.setting WHERE name = N'schema_version'
+SELECT name, value FROM {schema}.setting WHERE name IN (N'schema_version', N'features')
 
 -- name: settings
 EXEC {schema}.settings
@@ -41,8 +41,10 @@ EXEC {schema}.register ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, 1
 -- name: register_all
 EXEC {schema}.register_all ?, ?, ?, ?, ?, ?, ?
 
+-- feature: priorities
 -- name: take_turn
 EXEC {schema}.take_turn ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
+-- end of feature: priorities
 
 -- name: wait
 EXEC {schema}.wait ?, ?, ?, 1
@@ -53,6 +55,7 @@ EXEC {schema}.look_all ?, ?
 -- name: release
 EXEC {schema}.release ?, ?, ?, ?, 1
 
+-- feature: conversions
 -- name: upgrade
 EXEC {schema}.upgrade ?, ?, ?, ?, 1
 
@@ -61,10 +64,12 @@ EXEC {schema}.begin_upgrade ?, ?, ?, ?, ?, 1
 
 -- name: downgrade
 EXEC {schema}.downgrade ?, ?, ?, 1
+-- end of feature: conversions
 
 -- name: cancel
 EXEC {schema}.cancel ?, ?, ?, 1
 
+-- feature: rates
 -- name: take_rate
 EXEC {schema}.take_rate ?, ?, ?, ?, ?, ?, @answer = 1
 
@@ -79,13 +84,17 @@ EXEC {schema}.settle_rate ?, ?, ?
 
 -- name: rates
 EXEC {schema}.rates ?
+-- end of feature: rates
 
+-- feature: handovers
 -- name: hand_over
 EXEC {schema}.hand_over_rows ?, ?, ?, ?, ?, @answer = 1
 
 -- name: adopt
 EXEC {schema}.adopt_rows ?, ?, ?, ?, ?, @answer = 1
+-- end of feature: handovers
 
+-- feature: once
 -- name: once_due
 EXEC {schema}.once_due ?, ?, ?, ?, ?, 1
 
@@ -97,6 +106,7 @@ EXEC {schema}.once_last ?
 
 -- name: once_forget
 EXEC {schema}.once_forget ?, 1
+-- end of feature: once
 
 -- name: find_deadlock
 EXEC {schema}.find_deadlock ?, @answer = 1
@@ -109,6 +119,7 @@ EXEC {schema}.pin ?, ?, ?, 1
 SELECT CONCAT(@@SERVERNAME, N' ', DB_ID(), N' ', DB_NAME(), N' ',
               (SELECT CONVERT(nvarchar(40), create_date, 126) FROM sys.databases WHERE name = N'tempdb'))
 
+-- feature: handovers
 -- name: leave_with
 EXEC {schema}.leave_with ?
 
@@ -117,7 +128,9 @@ EXEC {schema}.has_left ?, 1
 
 -- name: forget_left
 EXEC {schema}.forget_left ?
+-- end of feature: handovers
 
+-- feature: guards
 -- name: session_notes
 SELECT @@SPID, COALESCE(CAST(SESSION_CONTEXT(N'sqlsem.{schema}.grants') AS nvarchar(4000)), N'')
 
@@ -135,6 +148,7 @@ EXEC {schema}.unguard_table ?, 1
 
 -- name: guarded_tables
 EXEC {schema}.guarded_tables
+-- end of feature: guards
 
 -- name: entries
 EXEC {schema}.entries ?
@@ -145,25 +159,34 @@ EXEC {schema}.past ?, ?, ?, ?, ?, ?
 -- name: resources
 EXEC {schema}.resources
 
+-- feature: operate
 -- name: overview
 EXEC {schema}.overview
+-- end of feature: operate
 
 -- name: operations
 EXEC {schema}.operations ?, ?, ?, ?, ?, ?
 
+-- feature: operate
 -- name: resource_settings
 EXEC {schema}.resource_settings
+-- end of feature: operate
 
+-- feature: priorities
 -- name: priorities
 EXEC {schema}.priorities
+-- end of feature: priorities
 
+-- feature: operate
 -- name: set_resource
 EXEC {schema}.set_resource ?, ?, ?
+-- end of feature: operate
 
 -- name: rights
 SELECT CAST(COALESCE(HAS_PERMS_BY_NAME(N'{schema}.[revoke]', N'OBJECT', N'EXECUTE'), 0) AS int),
        CAST(COALESCE(HAS_PERMS_BY_NAME(N'{schema}.set_task', N'OBJECT', N'EXECUTE'), 0) AS int)
 
+-- feature: operate
 -- name: revoke
 EXEC {schema}.[revoke] ?, ?, 1
 
@@ -172,6 +195,7 @@ EXEC {schema}.revoke_members ?, ?, ?, 1
 
 -- name: reap
 EXEC {schema}.reap 1
+-- end of feature: operate
 
 -- name: prune
 EXEC {schema}.prune ?, 1
@@ -193,9 +217,11 @@ IF @code < 0
 -- name: set_version
 UPDATE {schema}.setting SET value = ? WHERE name = N'schema_version'
 
+-- feature: queue
 -- name: put_task
 EXEC {schema}.put_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1, @unique_key = ?, @replace_key = ?, @time_limit_ms = ?,
     @task_key = ?, @priority = ?, @locks = ?
+-- end of feature: queue
 
 -- name: in_transaction
 -- Of a cursor that is lent to us. (A driver in manual commit begins it with the first statement that reads a table.)
@@ -210,6 +236,7 @@ COMMIT TRANSACTION
 -- name: rollback
 IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION
 
+-- feature: queue
 -- name: claim_task
 EXEC {schema}.claim_task ?, ?, ?, ?, ?
 
@@ -266,10 +293,12 @@ EXEC {schema}.asked_of_tasks ?, ?
 
 -- name: prune_tasks
 EXEC {schema}.prune_tasks ?, 1
+-- end of feature: queue
 
 -- name: clock
 SELECT SYSUTCDATETIME()
 
+-- feature: queue
 -- name: tend_queue
 EXEC {schema}.tend_queue ?, ?
 
@@ -284,6 +313,7 @@ EXEC {schema}.set_schedule ?, ?, ?, 1
 
 -- name: list_schedules
 EXEC {schema}.list_schedules ?, ?
+-- end of feature: queue
 
 -- name: execute
 SET NOCOUNT OFF; BEGIN TRANSACTION
@@ -294,6 +324,7 @@ SET NOCOUNT OFF; BEGIN TRANSACTION
 SET NOEXEC OFF; SET PARSEONLY OFF; SET FMTONLY OFF;
 DECLARE @open int = @@TRANCOUNT; IF @open = 1 COMMIT TRANSACTION; IF @open > 1 ROLLBACK TRANSACTION; SELECT @open
 
+-- feature: batches
 -- name: recover_batches
 EXEC {schema}.recover_batches ?, ?, 1
 
@@ -317,3 +348,4 @@ EXEC {schema}.abandon_batch ?, ?
 
 -- name: list_batches
 EXEC {schema}.list_batches ?, ?, ?
+-- end of feature: batches

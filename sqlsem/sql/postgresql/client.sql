@@ -8,7 +8,7 @@
 SELECT CASE WHEN pg_catalog.to_regclass('{schema}.setting'::pg_catalog.text) IS NULL THEN NULL ELSE 1 END
 
 -- name: installed
-SELECT value FROM {schema}.setting WHERE name OPERATOR(pg_catalog.=) 'schema_version'::pg_catalog.text
+SELECT name, value FROM {schema}.setting WHERE name OPERATOR(pg_catalog.=) ANY (ARRAY['schema_version', 'features'])
 
 -- name: settings
 SELECT name, value FROM {schema}.settings()
@@ -51,10 +51,12 @@ FROM (SELECT {schema}.register(
 -- name: register_all
 SELECT resource_id, queue_position, granted FROM {schema}.register_all(%s, %s, %s, %s, %s, %s)
 
+-- feature: priorities
 -- name: take_turn
 SELECT queue_position, granted, before, ahead
 FROM {schema}.take_turn(%s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean, %s::varchar, %s::varchar, %s::integer,
                         %s::integer, %s::varchar, %s::integer, %s::bigint)
+-- end of feature: priorities
 
 -- name: wait
 -- What is written while waiting is for people and may be lost in a crash of the server, as may a release, which is repeated.
@@ -70,6 +72,7 @@ FROM {schema}.look_all(%s, %s::varchar[], %s::bigint[])
 SELECT CASE WHEN pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL
             THEN {schema}.release(%s::varchar, %s::bigint, %s::varchar, %s::varchar) END
 
+-- feature: conversions
 -- name: upgrade
 SELECT {schema}.upgrade(%s::varchar, %s::bigint, %s::varchar, %s::integer)
 
@@ -81,6 +84,7 @@ SELECT {schema}.downgrade(%s::varchar, %s::bigint, %s::varchar)
 
 -- name: hold_entry
 SELECT {schema}.hold_entry(%s::varchar, %s::bigint, %s::varchar)
+-- end of feature: conversions
 
 -- name: spared_entries
 SELECT position FROM {schema}.spared_entries(%s::bigint) AS position
@@ -94,6 +98,7 @@ SELECT {schema}.keep_entries(%s::bigint, %s::bigint[])
 -- name: cancel
 SELECT {schema}.cancel(%s, %s, %s)
 
+-- feature: rates
 -- name: take_rate
 SELECT code, wait_ms, times
 FROM {schema}.take_rate(%s, %s, %s::bigint[], %s::bigint[], %s, %s, %s, %s::bigint[], %s::bigint[])
@@ -109,14 +114,18 @@ SELECT {schema}.settle_rate(%s, %s, %s)
 
 -- name: rates
 SELECT resource_id, window_ms, rate_limit, used, idle, taken, returned, waits, free_in, cap FROM {schema}.rates(%s)
+-- end of feature: rates
 
+-- feature: handovers
 -- name: hand_over
 SELECT {schema}.hand_over_rows(%s, %s::bigint[], %s, %s, %s)
 
 -- name: adopt
 SELECT code, words, seconds, resource_id, queue_position, access_type, concurrency_limit, weight, note
 FROM {schema}.adopt_rows(%s, %s, %s, %s, %s)
+-- end of feature: handovers
 
+-- feature: once
 -- name: once_due
 SELECT {schema}.once_due(%s, %s, %s, %s, %s)
 
@@ -128,6 +137,7 @@ SELECT granted_at, done_at, queue_position, requesting_id, login, taken_at FROM 
 
 -- name: once_forget
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.once_forget(%s)
+-- end of feature: once
 
 -- name: deadlock_rows
 SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight, granted, cap
@@ -142,6 +152,7 @@ SELECT {schema}.pin(%s, %s, %s)
 -- name: whereabouts
 SELECT {schema}.whereabouts()
 
+-- feature: handovers
 -- name: leave_with
 SELECT {schema}.leave_with(%s)
 
@@ -150,7 +161,9 @@ SELECT {schema}.has_left(%s)
 
 -- name: forget_left
 SELECT {schema}.forget_left(%s)
+-- end of feature: handovers
 
+-- feature: guards
 -- name: session_notes
 SELECT pg_catalog.pg_backend_pid(), coalesce(pg_catalog.current_setting('sqlsem.{schema}_session', true), '')
 
@@ -168,6 +181,7 @@ SELECT {schema}.unguard_table(pg_catalog.to_regclass(%s))
 
 -- name: guarded_tables
 SELECT * FROM {schema}.guarded_tables()
+-- end of feature: guards
 
 -- name: entries
 SELECT * FROM {schema}.entries(%s)
@@ -178,29 +192,40 @@ SELECT * FROM {schema}.past(%s, %s, %s::float, %s::float, %s, %s)
 -- name: resources
 SELECT * FROM {schema}.resources()
 
+-- feature: operate
 -- name: overview
 SELECT o.taken_at, o.settings, o.members, o.queues, o.batches, o.holds, {schema}.overview_rates() FROM {schema}.overview() AS o
 
 -- name: kept_locks
 SELECT kind, resource_id, pid, login, program, seconds, is_stranger FROM {schema}.kept_locks(%s)
+-- end of feature: operate
 
 -- name: operations
 SELECT * FROM {schema}.operations(%s, %s, %s, %s, %s, %s)
 
+-- feature: operate
 -- name: resource_settings
 SELECT * FROM {schema}.resource_settings()
+-- end of feature: operate
 
+-- feature: priorities
 -- name: priorities
 SELECT resource_id, ageing FROM {schema}.priorities()
+-- end of feature: priorities
 
+-- feature: operate
 -- name: set_resource
 -- (What an operator does is written down with where it was done.)
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.set_resource(%s, %s, %s)
+-- end of feature: operate
 
 -- name: rights
-SELECT pg_catalog.has_function_privilege('{schema}.revoke(bigint, boolean)'::pg_catalog.text, 'EXECUTE'::pg_catalog.text),
-       pg_catalog.has_function_privilege('{schema}.set_task(bigint, varchar)'::pg_catalog.text, 'EXECUTE'::pg_catalog.text)
+SELECT coalesce(pg_catalog.has_function_privilege(
+                    pg_catalog.to_regprocedure('{schema}.revoke(bigint, boolean)'::pg_catalog.text)::pg_catalog.oid, 'EXECUTE'::pg_catalog.text), false),
+       coalesce(pg_catalog.has_function_privilege(
+                    pg_catalog.to_regprocedure('{schema}.set_task(bigint, varchar)'::pg_catalog.text)::pg_catalog.oid, 'EXECUTE'::pg_catalog.text), false)
 
+-- feature: operate
 -- name: revoke
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.revoke(%s, %s)
 
@@ -209,6 +234,7 @@ SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.revoke_members
 
 -- name: reap
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.reap()
+-- end of feature: operate
 
 -- name: prune
 SELECT {schema}.prune(%s)
@@ -284,6 +310,7 @@ $$
 -- name: set_version
 UPDATE {schema}.setting SET value = %s WHERE name OPERATOR(pg_catalog.=) 'schema_version'::pg_catalog.text
 
+-- feature: queue
 -- name: put_tasks
 SELECT {schema}.put_tasks(%s, %s, %s)
 
@@ -355,7 +382,9 @@ SELECT * FROM {schema}.asked_of_tasks(%s, %s::bigint[])
 
 -- name: prune_tasks
 SELECT {schema}.prune_tasks(%s)
+-- end of feature: queue
 
+-- feature: batches
 -- name: recover_batches
 SELECT {schema}.recover_batches(%s, %s)
 
@@ -379,7 +408,9 @@ SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.abandon_batch(
 
 -- name: list_batches
 SELECT * FROM {schema}.list_batches(%s, %s, %s)
+-- end of feature: batches
 
+-- feature: queue
 -- name: tend_queue
 SELECT * FROM {schema}.tend_queue(%s, %s)
 
@@ -394,6 +425,7 @@ SELECT {schema}.set_schedule(%s, %s, %s)
 
 -- name: list_schedules
 SELECT * FROM {schema}.list_schedules(%s, %s)
+-- end of feature: queue
 
 -- name: clock
 SELECT pg_catalog.clock_timestamp()
