@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from unit.test_tsql_text import PROCEDURES
+from unit.test_tsql_text import PROCEDURES, text_of
 
 #: What a statement behind a condition begins with, on a line of its own.
 WORDS = "SET SELECT EXEC BEGIN THROW BREAK CONTINUE RETURN INSERT UPDATE DELETE COMMIT ROLLBACK DECLARE PRINT IF WHILE"
@@ -161,7 +161,7 @@ def counted(*names: str, **holds: Holds) -> Counter[str]:
 
 #: Of them no condition holds.
 REGISTER: Holds = {}
-RELEASE: Holds = {"@@VERSION LIKE": ALWAYS, "@code = 0 AND APPLOCK_MODE": ALWAYS}
+RELEASE: Holds = {"@next IS NULL AND @@VERSION LIKE": ALWAYS, "@code = 0 AND APPLOCK_MODE": ALWAYS}
 ANSWERED: Holds = {"@answer = 1": ALWAYS}
 
 
@@ -188,14 +188,57 @@ def test_a_pair_of_a_session() -> None:
     assert found == {"statements": 60, "calls": 7, "locks": 4, "transactions": 2, "tables": 7}
 
 
-def test_a_hand_off() -> None:
-    """From where a wait wakes up to its answer. (What the release does is above.)"""
-    woken: Holds = {"@code >= 0 AND @until = N'leave'": ALWAYS, "@@ROWCOUNT > 0": ALWAYS, "@result = 0": (True, False)}
-    walk = Walk(wait={"@result IS NULL": ALWAYS, **woken, **ANSWERED})
+def woken(**conditions: Iterable[bool]) -> Counter[str]:
+    """Of a wait, what follows its sleep until its answer."""
+    usual: Holds = {
+        "@code >= 0 AND @until = N'leave'": ALWAYS,
+        "@result = 0 AND @@VERSION": ALWAYS,
+        "@answer = 1": ALWAYS,
+    }
+    walk = Walk(wait=usual | {words.replace("_", " "): found for words, found in conditions.items()})
     walk.run("wait", read("wait"))
     (asleep,) = [at for at, text in enumerate(walk.ran) if "sp_getapplock @name" in text]
     walk.ran = walk.ran[asleep + 1 :]
-    assert walk.counted() == {"statements": 12, "tables": 1}
+    return walk.counted()
+
+
+def test_a_hand_off() -> None:
+    """The release grants the next row as well, in its transaction; the waiter reads that when it wakes up."""
+    grants: Holds = {"@code = 0 AND @next": ALWAYS, "@@VERSION LIKE": ALWAYS, "@code = 0 AND APPLOCK_MODE": ALWAYS}
+    found = counted("release", release=grants)
+    assert found == {"statements": 19, "calls": 2, "locks": 2, "transactions": 1, "tables": 3}
+    found = woken(**{"@result IS NULL": (True, False), "@result = 0": (True, False)})
+    assert found == {"statements": 12, "tables": 1}
+
+
+def test_a_hand_off_to_a_waiter_that_grants_itself() -> None:
+    """As a session does, or a program behind a row that has left."""
+    found = woken(**{"@result IS NULL": ALWAYS, "@@ROWCOUNT > 0": ALWAYS, "@result = 0": (True, False)})
+    assert found == {"statements": 15, "tables": 2}
+
+
+#: What every pair, hand-off and heartbeat runs through.
+HOT = ("register", "release", "wait", "ping")
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_hot_procedure_is_not_compiled_again(name: str) -> None:
+    """By what stands in a table variable, by a hint, or by statistics that changed: all callers would wait for that."""
+    text = re.sub(r"N'[^']*'", "''", PROCEDURES[name])
+    assert not re.search(r"\bTABLE \(|\bRECOMPILE\b|#\w|\bsp_executesql\b|\bEXEC \(", text)
+    statements = re.findall(r"(?m)^ *((?:UPDATE|DELETE|SELECT)\b[^;]*\bsqlsem\.[^;]*);", text)
+    assert statements
+    assert [one for one in statements if not one.endswith("OPTION (KEEPFIXED PLAN)")] == []
+
+
+def test_index_of_a_hot_table_has_no_new_statistics() -> None:
+    text = text_of("schema")
+    for table, number in (("entry", 4), ("member", 2)):
+        made = re.findall(
+            rf"CREATE TABLE sqlsem\.{table} \(.*?\n\);|CREATE[^;]* INDEX \w+ ON sqlsem\.{table} [^;]*;", text, re.DOTALL
+        )
+        keys = re.findall(r"PRIMARY KEY|\bUNIQUE\b(?! CLUSTERED)|\bINDEX\b", "".join(made))
+        assert (len(keys), "".join(made).count("STATISTICS_NORECOMPUTE = ON")) == (number, number)
 
 
 def test_a_walk_sees_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -851,7 +851,8 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @there int, @beacon int, @lease int, @name nvarchar(255);
     SELECT @there = 1, @beacon = beacon, @lease = lease_ms
-    FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
+    FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN()
+    OPTION (KEEPFIXED PLAN);
     IF @there = 1 AND @lease IS NULL
     BEGIN
         SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
@@ -860,14 +861,22 @@ BEGIN
     END;
     IF @there = 1
     BEGIN
+        BEGIN TRANSACTION;
         UPDATE {schema}.member
         SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME()), missing_since = NULL
-        WHERE member_id = @member;
+        WHERE member_id = @member
+        OPTION (KEEPFIXED PLAN);
         SET @there = @@ROWCOUNT;
+        -- With a beacon the grace begins anew when the server starts; a lease that is renewed must stay so.
+        IF @lease IS NULL AND @@VERSION LIKE N'Microsoft SQL %'
+            COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
+        ELSE
+            COMMIT TRANSACTION;
     END;
     IF @there = 1
         SELECT 1 AS known, t.queue_position, CASE WHEN t.revoked_at IS NULL THEN 0 ELSE 1 END AS revoked
-        FROM (SELECT 1 AS one) AS o LEFT JOIN {schema}.entry AS t WITH (INDEX (entry_member)) ON t.member_id = @member;
+        FROM (SELECT 1 AS one) AS o LEFT JOIN {schema}.entry AS t WITH (INDEX (entry_member)) ON t.member_id = @member
+        OPTION (KEEPFIXED PLAN);
     ELSE
         SELECT 0 AS known, CAST(NULL AS bigint) AS queue_position, 0 AS revoked;
 END;
@@ -986,7 +995,7 @@ BEGIN
     -- (What is too long for the gate's name is cut off.)
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @inside int = @@TRANCOUNT,
             @gate nvarchar(255) = N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), @entry nvarchar(255), @code int, @known int,
-            @lock_owner nvarchar(20), @due int, @mine bigint,
+            @lock_owner nvarchar(20), @due int, @mine bigint, @behind bigint,
             -- Whether the open transaction is that of somebody who has not taken the gate. (A CASE, as outside of a transaction the second
             -- question may be an error.)
             @foreign bit = CASE WHEN @@TRANCOUNT = 0 THEN 0
@@ -1012,7 +1021,8 @@ BEGIN
                                             WHERE resource_id = @resource)
                                  OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id IN (@resource, N'*'))
                                THEN 0 ELSE 1 END
-        FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN();
+        FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN()
+        OPTION (KEEPFIXED PLAN);
         IF @code < 0 OR @foreign = 1 OR @known IS NULL OR @granted = 0 OR @due = 1 OR @plain = 0
         BEGIN
             IF @foreign = 1
@@ -1023,7 +1033,8 @@ BEGIN
             BEGIN
                 UPDATE {schema}.member
                 SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
-                WHERE member_id = @member;
+                WHERE member_id = @member
+                OPTION (KEEPFIXED PLAN);
                 IF @@ROWCOUNT = 0
                     SET @known = NULL;
             END;
@@ -1033,11 +1044,15 @@ BEGIN
             BEGIN
                 IF @ranked = 0 AND EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource AND ageing_ms IS NOT NULL)
                     EXEC {schema}.refuse_unranked @resource;
-                SELECT @granted = eligible, @mine = mine
-                FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, @uid);
+                -- (Where all must leave, the blocker is the last row ahead. Of several at once each has its own turn.)
+                SELECT @granted = eligible, @mine = mine,
+                       @behind = CASE WHEN until = N'leave' AND @access = N'write' AND @inside = 0 THEN blocker END
+                FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, @uid)
+                OPTION (KEEPFIXED PLAN);
                 IF @mine IS NOT NULL  -- (where it is somebody else's the insert will fail)
                     SELECT @position = queue_position, @granted = CASE WHEN granted_at IS NULL OR revoked_at IS NOT NULL THEN 0 ELSE 1 END
-                    FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @mine AND member_id = @member;
+                    FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @mine AND member_id = @member
+                    OPTION (KEEPFIXED PLAN);
             END;
             IF @position IS NOT NULL OR (@granted = 0 AND @try = 1)
             BEGIN
@@ -1060,11 +1075,11 @@ BEGIN
         END;
         -- (The time is taken after the look: it is let in after those who left, by its history too.)
         INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id,
-                                    owner, request_uid, requested_at, granted_at, note, attended_until)
+                                    owner, request_uid, requested_at, granted_at, note, attended_until, behind)
         VALUES (@resource, @requesting_id, @access, @limit, @weight, @member,
                 @owner, COALESCE(@uid, CONVERT(nvarchar(64), NEWID())), SYSUTCDATETIME(),
                 CASE WHEN @granted = 1 THEN SYSUTCDATETIME() END, @note,
-                CASE WHEN @attended_ms IS NOT NULL THEN DATEADD(millisecond, @attended_ms, SYSUTCDATETIME()) END);
+                CASE WHEN @attended_ms IS NOT NULL THEN DATEADD(millisecond, @attended_ms, SYSUTCDATETIME()) END, @behind);
         SELECT @position = SCOPE_IDENTITY(), @entry = CONCAT(N'entry.sqlsem.{schema}.', CAST(SCOPE_IDENTITY() AS bigint));
         -- Nobody has it, unless to be in the way: without it those behind look at the member from time to time.
         EXEC @code = sys.sp_getapplock @entry, N'Exclusive', @lock_owner, 0, @principal;
@@ -1254,7 +1269,8 @@ BEGIN TRY
            @sign_at = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
                            THEN DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.seen_at) END
     FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN()
-    WHERE t.resource_id = @resource AND t.queue_position = @position;
+    WHERE t.resource_id = @resource AND t.queue_position = @position
+    OPTION (KEEPFIXED PLAN);
     IF @there IS NULL OR @revoked_at IS NOT NULL
         SET @result = -2;
     ELSE IF @granted_at IS NOT NULL
@@ -1263,9 +1279,16 @@ BEGIN TRY
         WHILE @result IS NULL
         BEGIN
             SELECT @eligible = a.eligible, @blocker = a.blocker, @until = a.until,
-                   @granted_at = (SELECT t.granted_at FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
+                   @granted_at = (SELECT CASE WHEN t.revoked_at IS NULL THEN t.granted_at END
+                                  FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
                                   WHERE t.resource_id = @resource AND t.queue_position = @position)
-            FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a;
+            FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a
+            OPTION (KEEPFIXED PLAN);
+            IF @granted_at IS NOT NULL
+            BEGIN
+                SET @result = 0;  -- by the one before it (release), or by a reader ahead that upgrades (conversions.sql)
+                BREAK;
+            END;
             IF @eligible = 1
             BEGIN
                 -- Looks go from row to row. A reader ahead may have begun to upgrade (conversions.sql) when it had been
@@ -1273,7 +1296,8 @@ BEGIN TRY
                 UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
                 WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
                   AND (@access <> N'read'
-                       OR (SELECT a.eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1);
+                       OR (SELECT a.eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1)
+                OPTION (KEEPFIXED PLAN);
                 IF @@ROWCOUNT > 0
                     SET @result = 0;
                 ELSE IF @access <> N'read'
@@ -1281,11 +1305,6 @@ BEGIN TRY
                                     WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL)
                     SET @result = -2;
                 CONTINUE;
-            END;
-            IF @granted_at IS NOT NULL
-            BEGIN
-                SET @result = 0;  -- let in by a reader ahead that upgrades (conversions.sql)
-                BREAK;
             END;
             SET @left = DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline);
             IF @left <= 0
@@ -1340,19 +1359,30 @@ BEGIN TRY
             -- for us waits for what we do next.)
             BEGIN TRANSACTION;
             EXEC @code = sys.sp_getapplock @name, N'Shared', N'Transaction', @left, @principal;
-            -- The usual end of a wait: look and take in one statement. With nobody ahead, and nothing that an operator has set,
-            -- there is room; anything else is seen in the next turn.
+            -- The usual end of a wait: whoever left has granted it. Or else look and take in one statement: with nobody ahead, and
+            -- nothing that an operator has set, there is room; anything else is seen in the next turn.
             IF @code >= 0 AND @until = N'leave' AND @access <> N'read'
             BEGIN
-                UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
-                WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
-                  AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
-                                  WHERE t.resource_id = @resource AND t.queue_position < @position)
-                  AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WHERE o.resource_id IN (@resource, N'*'));
-                IF @@ROWCOUNT > 0
-                    SET @result = 0;
+                SELECT @result = 0 FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
+                WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NOT NULL AND revoked_at IS NULL
+                OPTION (KEEPFIXED PLAN);
+                IF @result IS NULL
+                BEGIN
+                    UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
+                    WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
+                      AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
+                                      WHERE t.resource_id = @resource AND t.queue_position < @position)
+                      AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WHERE o.resource_id IN (@resource, N'*'))
+                    OPTION (KEEPFIXED PLAN);
+                    IF @@ROWCOUNT > 0
+                        SET @result = 0;
+                END;
             END;
-            COMMIT TRANSACTION;
+            -- (What is lost with a crash of the server is the time of the grant: see docs/guarantees.md. Readers have theirs above.)
+            IF @result = 0 AND @@VERSION LIKE N'Microsoft SQL %'
+                COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
+            ELSE
+                COMMIT TRANSACTION;
             IF @result = 0
                 BREAK;
             IF @code >= 0
@@ -1533,15 +1563,21 @@ BEGIN TRY
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @name nvarchar(255) = CONCAT(N'entry.sqlsem.{schema}.', @position),
             @pin nvarchar(255) = N'pin.sqlsem.{schema}.', @code int, @lock int, @member bigint, @own bit, @host nvarchar(255), @pid int,
-            @program nvarchar(255), @login nvarchar(128), @by nvarchar(128);
+            @program nvarchar(255), @login nvarchar(128), @by nvarchar(128), @next bigint;
     BEGIN TRY
-        -- (Where there is no such row of this login, the name is no row's pin.) @own: what acquire has made for this row alone, where it has a lease.
+        -- (Where there is no such row of this login, the name is no row's pin.) @own: what acquire has made for this row alone, where it
+        -- has a lease. @next: of one that is alone inside, and so has nobody ahead, the row behind it. (It may pass one that is locked: that
+        -- is asked below. Nothing is locked yet, and nobody is waited for.)
         SELECT @member = t.member_id, @pin = CONCAT(N'pin.sqlsem.{schema}.', @position), @host = m.host, @pid = m.pid, @program = m.program, @login = m.login,
                @by = CASE WHEN @outcome = N'revoked' THEN t.revoked_by END,
-               @own = CASE WHEN m.pid IS NULL AND m.lease_ms IS NOT NULL THEN 1 ELSE 0 END
+               @own = CASE WHEN m.pid IS NULL AND m.lease_ms IS NOT NULL THEN 1 ELSE 0 END,
+               @next = CASE WHEN t.granted_at IS NOT NULL AND t.access_type = N'write' AND t.weight >= t.concurrency_limit
+                            THEN (SELECT TOP (1) n.queue_position FROM {schema}.entry AS n WITH (READCOMMITTEDLOCK, READPAST, ROWLOCK)
+                                  WHERE n.resource_id = @resource AND n.queue_position > @position ORDER BY n.queue_position) END
         FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
         WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
-          AND m.login = ORIGINAL_LOGIN();
+          AND m.login = ORIGINAL_LOGIN()
+        OPTION (KEEPFIXED PLAN);
         BEGIN TRANSACTION;
         -- (Without @LockTimeout it is that of the session. To ask for @@LOCK_TIMEOUT costs some engines a millisecond.)
         EXEC @lock = sys.sp_getapplock @pin, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
@@ -1553,12 +1589,27 @@ BEGIN TRY
                                member_id, owner, note, requested_at, granted_at,
                                concurrency_limit, outcome, host, pid, program, login, ended_by)
         WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
-          AND member_id = @member AND @lock >= 0;
+          AND member_id = @member AND @lock >= 0
+        OPTION (KEEPFIXED PLAN);
         SET @code = @@ROWCOUNT - 1;
-        IF @@VERSION LIKE N'Microsoft SQL %'  -- (only that takes the other form)
+        IF @next IS NULL AND @@VERSION LIKE N'Microsoft SQL %'  -- (only that takes the other form)
             COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
         ELSE
-            COMMIT TRANSACTION;
+        BEGIN
+            -- The next one is granted by the same commit, and only has to read that when it wakes: where it was registered directly
+            -- behind this row, which is alone, nobody else is or can come ahead of it. A session's row (attended_until) is left to the
+            -- session, whose caller may have been cut off; where an operator has set anything, the whole rule is asked, by the waiter.
+            IF @code = 0 AND @next IS NOT NULL
+                UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
+                WHERE resource_id = @resource AND queue_position = @next AND behind = @position
+                  AND granted_at IS NULL AND revoked_at IS NULL AND attended_until IS NULL
+                  AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WHERE o.resource_id IN (@resource, N'*'))
+                OPTION (KEEPFIXED PLAN);
+            IF @@VERSION LIKE N'Microsoft SQL %'
+                COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
+            ELSE
+                COMMIT TRANSACTION;
+        END;
     END TRY
     BEGIN CATCH
         IF @@TRANCOUNT > 0
@@ -1575,7 +1626,8 @@ BEGIN TRY
     ELSE IF @lock < 0
         THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
     ELSE IF @code = 0 AND @own = 1  -- (with a lease there is no such lock)
-        DELETE FROM {schema}.member WHERE member_id = @member;
+        DELETE FROM {schema}.member WHERE member_id = @member
+        OPTION (KEEPFIXED PLAN);
     ELSE IF @code < 0 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
                                       WHERE resource_id = @resource AND queue_position = @position)
         EXEC {schema}.let_go @name;  -- it was gone already

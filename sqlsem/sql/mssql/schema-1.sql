@@ -20,9 +20,12 @@ VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'
 -- and seen_at is older than its grace, or when its lease is over. The numbers are bigint, as 2^31 would be used up in months
 -- where sessions come and go quickly.
 CREATE SEQUENCE {schema}.beacon AS int START WITH 1 MINVALUE 1 CYCLE;
--- (READPAST passes locked rows, not locked pages. So the indexes of the tables that it is used on know no locks of pages.)
+-- (READPAST passes locked rows, not locked pages. So the indexes of the tables that it is used on know no locks of pages. Rows come and
+-- go fast in them and in the queue, and every statement there goes by a key: statistics that are counted anew would change no plan, and have
+-- all of them compiled again.)
 CREATE TABLE {schema}.member (
-    member_id     bigint IDENTITY NOT NULL CONSTRAINT member_pk PRIMARY KEY WITH (ALLOW_PAGE_LOCKS = OFF),
+    member_id     bigint IDENTITY NOT NULL CONSTRAINT member_pk PRIMARY KEY
+        WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON),
     beacon        int NULL,  -- the application lock that its session holds; NULL for a lease
     session_id    int NULL,  -- the session that held it when this was written
     host          nvarchar(255) NULL,
@@ -38,7 +41,7 @@ CREATE TABLE {schema}.member (
     lease_until   datetime2(6) NULL,  -- dead when past; NULL where a beacon tells
     missing_since datetime2(6) NULL   -- when the beacon was first found missing; cleared when the member returns
 );
-CREATE INDEX member_session ON {schema}.member (session_id);  -- a session finds its member
+CREATE INDEX member_session ON {schema}.member (session_id) WITH (STATISTICS_NORECOMPUTE = ON);  -- a session finds its member
 GO
 
 -- The principal that the application locks belong to: public, until permissions.sql finds a moment at which no session has
@@ -76,7 +79,8 @@ CREATE TABLE {schema}.limit_pattern (
 -- {table} is a view of it, so that its trigger numbers the rows of bare participants and costs the routines nothing.
 -- Columns that such a row may leave out are nullable, and checked, as a view's NOT NULL columns cannot be left out.
 CREATE TABLE {schema}.entry (
-    queue_position    bigint IDENTITY NOT NULL CONSTRAINT entry_pk PRIMARY KEY NONCLUSTERED WITH (ALLOW_PAGE_LOCKS = OFF),
+    queue_position    bigint IDENTITY NOT NULL CONSTRAINT entry_pk PRIMARY KEY NONCLUSTERED
+        WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON),
     resource_id       nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL
         CONSTRAINT entry_resource_id_check CHECK (resource_id IS NOT NULL),
     requesting_id     nvarchar(255) NOT NULL,
@@ -88,17 +92,19 @@ CREATE TABLE {schema}.entry (
     owner             nvarchar(255) NULL,
     -- Bare rows are given one.
     request_uid       nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL
-        CONSTRAINT entry_request_uid_unique UNIQUE WITH (ALLOW_PAGE_LOCKS = OFF),
+        CONSTRAINT entry_request_uid_unique UNIQUE WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON),
     requested_at      datetime2(6) NULL CONSTRAINT entry_requested_at_check CHECK (requested_at IS NOT NULL),
     granted_at        datetime2(6) NULL,
     revoked_at        datetime2(6) NULL,
     revoked_by        nvarchar(128) NULL,  -- the operator's login, while revoked_at is set
     attended_until    datetime2(6) NULL,   -- a waiting row whose client does not come back goes when this is past
-    note              nvarchar(1000) NULL
+    note              nvarchar(1000) NULL,
+    behind            bigint NULL  -- the row that stood next before it when it was registered; only such a one grants it by its release
 );
-CREATE UNIQUE CLUSTERED INDEX entry_resource ON {schema}.entry (resource_id, queue_position) WITH (ALLOW_PAGE_LOCKS = OFF);
+CREATE UNIQUE CLUSTERED INDEX entry_resource ON {schema}.entry (resource_id, queue_position)
+    WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON);
 CREATE INDEX entry_member ON {schema}.entry (member_id) INCLUDE (request_uid, revoked_at)  -- all that a heartbeat reads
-    WITH (ALLOW_PAGE_LOCKS = OFF);
+    WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON);
 GO
 CREATE VIEW {schema}.{table} AS
 SELECT NULLIF(queue_position, CAST(0 AS bigint)) AS queue_position, -- so that it may be left out

@@ -1,0 +1,125 @@
+"""A release grants the next row in its own transaction, where it is sure that this row may go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+
+class Queue:
+    """Rows of several members, all of them registered by one session."""
+
+    def __init__(self, session: Any, name: str) -> None:
+        self.session, self.name, self._uid = session, name, count()
+        self.members: list[int] = []
+
+    def register(self, access: str = "write", limit: int = 1, weight: int = 1, attended_ms: int | None = None) -> int:
+        self.members.append(
+            self.session.rows(
+                "DECLARE @m bigint; EXEC {s}.enrol N'host', 1, N'test', 60000, NULL, @m OUTPUT; SELECT @m"
+            )[0][0]
+        )
+        uid = f"{self.name} {next(self._uid)}"
+        ((position, _),) = self.session.rows(
+            "EXEC {s}.register ?, ?, N'owner', ?, 0, ?, ?, ?, ?, NULL, 1000, NULL, NULL, 1, "
+            + ("NULL" if attended_ms is None else str(attended_ms)),
+            *(self.members[-1], "me", uid, self.name, access, limit, weight),
+        )
+        return int(position)
+
+    def release(self, position: int, outcome: str = "released") -> None:
+        assert self.session.rows("EXEC {s}.release ?, ?, N'me', ?, 1", self.name, position, outcome) == [(0,)]
+
+    def granted(self) -> list[int]:
+        rows = self.session.rows(
+            "SELECT queue_position FROM {s}.entry WHERE resource_id = ? AND granted_at IS NOT NULL "
+            "ORDER BY queue_position",
+            self.name,
+        )
+        return [row[0] for row in rows]
+
+    def wait(self, position: int) -> int:
+        return int(self.session.rows("EXEC {s}.wait ?, ?, 0, 1", self.name, position)[0][0])
+
+
+@pytest.fixture
+def queue(session: Callable[[], Any], name: str) -> Iterator[Queue]:
+    found = Queue(session(), name)
+    yield found
+    for member in found.members:
+        found.session.rows("EXEC {s}.resign ?", member)
+
+
+def test_release_grants_the_next_row(queue: Queue) -> None:
+    first, second, third = queue.register(), queue.register(), queue.register()
+    queue.release(first)
+    assert queue.granted() == [second]
+    assert queue.wait(second) == 0
+    assert queue.wait(third) == -1
+    queue.release(second)
+    assert queue.granted() == [third]
+
+
+def test_release_of_a_waiting_row_grants_none(queue: Queue) -> None:
+    first, second, third = queue.register(), queue.register(), queue.register()
+    queue.release(second, "timeout")
+    assert queue.granted() == [first]
+    queue.release(first)
+    assert queue.granted() == [], "its row stood behind another one"
+    assert queue.wait(third) == 0
+
+
+@pytest.mark.parametrize(("access", "limit"), [("read", 1), ("write", 2)])
+def test_release_beside_another_holder_grants_none(queue: Queue, access: str, limit: int) -> None:
+    first, second = queue.register(access, limit), queue.register(access, limit)
+    waiter = queue.register()
+    queue.release(second)
+    assert queue.granted() == [first]
+    assert queue.wait(waiter) == -1
+    queue.release(first)
+    assert queue.wait(waiter) == 0
+
+
+def test_release_leaves_a_session_to_itself(queue: Queue) -> None:
+    """The caller of the session may have been cut off while it waited: its row goes when the time is up."""
+    first, session = queue.register(), queue.register(attended_ms=60_000)
+    queue.release(first)
+    assert queue.granted() == []
+    assert queue.wait(session) == 0
+
+
+def test_release_while_paused_grants_none(queue: Queue) -> None:
+    first, second = queue.register(), queue.register()
+    queue.session.rows("EXEC {s}.set_resource ?, N'paused', 1", queue.name)
+    queue.release(first)
+    assert queue.granted() == []
+    assert queue.wait(second) == -1
+    queue.session.rows("EXEC {s}.set_resource ?, N'paused', 0", queue.name)
+    assert queue.wait(second) == 0
+
+
+def test_release_does_not_grant_a_revoked_row(queue: Queue) -> None:
+    first, second = queue.register(), queue.register()
+    queue.session.rows(
+        "UPDATE {s}.entry SET revoked_at = SYSUTCDATETIME() WHERE resource_id = ? AND queue_position = ?",
+        queue.name,
+        second,
+    )
+    queue.release(first)
+    assert queue.granted() == []
+    assert queue.wait(second) == -2
+
+
+def test_grant_that_a_crash_undid_keeps_others_out(queue: Queue) -> None:
+    """The time of a grant may be lost with the server; its row, which others wait for, is not."""
+    first, second = queue.register(), queue.register()
+    queue.release(first)
+    assert queue.wait(second) == 0
+    third = queue.register()
+    queue.session.rows("UPDATE {s}.entry SET granted_at = NULL WHERE resource_id = ?", queue.name)
+    assert queue.wait(third) == -1
+    queue.release(second)
+    assert queue.wait(third) == 0
