@@ -611,14 +611,17 @@ internal sealed class SqlSemSession
             if (code == -2)
                 throw Gone(calls, ticket);
             left -= clock.Elapsed - began;
-            if (code == -1 && left > TimeSpan.Zero)  // early: there was no lock to wait for
+            // Early: there was no lock to wait for, or (2) as many sessions wait on the server as may (max_server_waiters).
+            if ((code == -1 || code == 2) && left > TimeSpan.Zero)
             {
+                if (code == 2)
+                    pause = Math.Max(pause, 250);
                 var nap = TimeSpan.FromMilliseconds(Math.Min(pause, left.TotalMilliseconds));
                 if (cancel.CanBeCanceled)
                     cancel.WaitHandle.WaitOne(nap);
                 else
                     Thread.Sleep(nap);
-                pause = Math.Min(pause * 1.5, 100);
+                pause = Math.Min(pause * 1.5, code == 2 ? 1000 : 500);
             }
         }
     }

@@ -9,9 +9,10 @@ import threading
 import time
 
 import pytest
-from support import PATIENCE, slack, until
+from support import PATIENCE, STEADY, slack, until
 
 from sqlsem import sql
+from sqlsem.engines.base import Unanswered
 from sqlsem.model import Request
 
 pytestmark = pytest.mark.engines("postgresql", "mssql")
@@ -60,19 +61,17 @@ def looks(database):
 
 
 class Waiter:
-    """A member that asks in one session and waits in another one."""
+    """A member whose session asks, waits and gives back."""
 
     numbers = itertools.count()
 
-    def __init__(self, database, opened, resource, limit, **options):
-        self.main, self.session = (
-            opened.enter_context(contextlib.closing(database.session(**options))) for _ in range(2)
-        )
-        member = self.main.enrol("host", 1, "test")
-        opened.callback(self.main.resign, member)
+    def __init__(self, session, opened, resource, limit):
+        self.session = opened.enter_context(contextlib.closing(session))
+        member = session.enrol("host", 1, "test")
+        opened.callback(session.resign, member)
         request = Request(resource, "write", limit, 1)
         uid = f"{member}.{next(self.numbers)}"
-        (self.ticket,) = self.main.register(member, f"waiter {member}", "o", uid, [request], False)
+        (self.ticket,) = session.register(member, f"waiter {member}", "o", uid, [request], False)
         self.granted_at = None
 
     def wait(self):
@@ -84,7 +83,7 @@ class Waiter:
                 self.granted_at = time.monotonic()
 
     def leave(self):
-        assert self.main.release(self.ticket, "released")
+        assert self.session.release(self.ticket, "released")
 
 
 @pytest.fixture
@@ -92,10 +91,18 @@ def waiting(database, name, threads):
     """``waiting(2, holders=2)``: holders, and that many waiters which wait in threads."""
     with contextlib.ExitStack() as opened:
 
+        def make(engine, limit):
+            while True:
+                try:  # (What speaks T-SQL here compiles in each session, and takes its time.)
+                    return Waiter(engine.connect("main"), opened, name, limit)
+                except Unanswered:
+                    continue
+
         def start(count, *, holders, **options):
-            held = [Waiter(database, opened, name, holders, **options) for _ in range(holders)]
+            held = [make(database.make_engine(**{"grace": STEADY, **options}), holders) for _ in range(holders)]
             assert all(one.ticket.granted for one in held)
-            waiters = [Waiter(database, opened, name, holders) for _ in range(count)]
+            engine = database.make_engine(grace=STEADY)
+            waiters = [make(engine, holders) for _ in range(count)]
             for waiter in waiters:
                 threads.start(waiter.wait)
             return held, waiters
@@ -103,12 +110,11 @@ def waiting(database, name, threads):
         yield start
 
 
-#: On SQL Server few wait: opening a session takes long on what speaks T-SQL here, and only the first one looks.
-@pytest.mark.parametrize("count", [1, 5, 30])
+@pytest.mark.parametrize("count", [1, 4, 30])
 def test_waiters_of_a_limit_look_at_most_twice_a_second(database, looks, waiting, count):
-    if database.engine == "mssql" and count > 5:
-        pytest.skip("a session that waits behind others does not look")
-    holders, waiters = waiting(count, holders=3)
+    if database.engine == "mssql" and count > 4:
+        pytest.skip("the fourth one and those behind it sleep; and what speaks T-SQL here takes long to open sessions")
+    holders, waiters = waiting(count, holders=2)
     before = looks()
     time.sleep(STILL)  # that is what is tested
     found = looks() - before

@@ -36,6 +36,7 @@ from sqlsem import ConfigurationError, SchemaError, TaskFailed, Unavailable
 from sqlsem.engines.base import Busy, Disconnected, Options
 from sqlsem.engines.mssql import SqlServerEngine
 from sqlsem.engines.mssql.doctor import SqlServerDoctor
+from sqlsem.model import Ticket
 
 EATEN = warning(8153, "Warning: Null value is eliminated by an aggregate or other SET operation.")
 ROWS = rows(("a", "b"), (1, "x"), (None, None))
@@ -80,6 +81,8 @@ MEANINGS = {
     983: ("Unable to access availability database 'books'", Disconnected),
     3906: ('Failed to update database "books" because the database is read-only.', Disconnected),
     4060: ('Cannot open database "books" requested by the login. The login failed.', Disconnected),
+    10928: ("Resource ID : 1. The request limit for the database is 60 and has been reached.", Disconnected),
+    10929: ("The server is currently too busy to support requests greater than 0 for this database.", Disconnected),
     40613: ("Database 'books' on server 'x' is not currently available.", Disconnected),
     40501: ("The service is currently busy. Retry the request after 10 seconds.", Disconnected),
     6005: ("SHUTDOWN is in progress.", Disconnected),
@@ -413,6 +416,64 @@ def test_the_doctor_tells_of_it(tds, engine_of, monkeypatch, words, answer, told
     monkeypatch.setattr(SqlServerEngine, "here", False)
     assert bool(SqlServerDoctor(session).encryption().mend) is mended
     session.close()
+
+
+DENIED = failure(300, "VIEW SERVER STATE permission was denied on object 'server', database 'master'.")
+
+
+@pytest.mark.parametrize(
+    ("workers", "waiters", "told", "mend"),
+    [
+        (512, (100, 7, 3), "512 worker threads; of 7 members 3 wait, and 100 may", ""),
+        (60, (100, 7, 3), "60 worker threads", "max_server_waiters to 15"),
+        (512, (None, 7, 3), "as many as come may", "max_server_waiters to 128"),
+        (512, (100, 300, 120), "120 wait", "refused"),
+        (None, (100, 7, 3), "takes VIEW SERVER STATE); of 7 members 3 wait", ""),
+        (512, None, "512 worker threads", ""),
+        (None, None, "takes VIEW SERVER STATE", ""),
+    ],
+)
+def test_the_doctor_compares_waiters_with_workers(tds, reach, workers, waiters, told, mend):
+    def answer(said):
+        if "dm_os_sys_info" in said.text:
+            return DENIED if workers is None else result(("",), (workers,))
+        return DENIED if waiters is None else result(("", "", ""), waiters)
+
+    check = SqlServerDoctor(reach(tds(answer))).workers()
+    assert check.ok
+    assert told in check.detail
+    assert mend in check.mend
+    assert bool(mend) == bool(check.mend)
+
+
+def asks(answers):
+    """What answers a wait so, one time after another, and then the last one again; and when it was asked."""
+    asked = []
+
+    def wait(_):
+        asked.append(time.monotonic())
+        return result(("code",), (answers[min(len(asked), len(answers)) - 1],))
+
+    return member(wait=wait), asked
+
+
+def test_a_wait_that_finds_no_slot_pauses_here(tds, reach):
+    """In pauses that grow to a second."""
+    answer, asked = asks([2])
+    session, began = reach(tds(answer)), time.monotonic()
+    assert session.wait(Ticket("x", 1, "r", False), 2.0, threading.Event()) is False
+    assert time.monotonic() - began >= 2.0
+    assert 3 <= len(asked) <= 6
+
+
+def test_what_is_told_in_this_process_ends_that_pause(tds, reach, monkeypatch):
+    monkeypatch.setattr("sqlsem.engines.mssql.locks.FIRST_ELSEWHERE_SECONDS", 2 * PATIENCE)
+    answer, asked = asks([2, 0])
+    session, nudge, began = reach(tds(answer)), threading.Event(), time.monotonic()
+    threading.Timer(0.1, nudge.set).start()
+    assert session.wait(Ticket("x", 1, "r", False), PATIENCE, nudge) is True
+    assert time.monotonic() - began < 10
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(

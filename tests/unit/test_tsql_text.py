@@ -258,7 +258,7 @@ def test_a_function_is_never_missing():
 #: Kinds of application locks. A name begins with its kind, and the first two characters tell the kinds apart: the
 #: server knows a lock by those two and a hash of 32 bits (docs/sql.md).
 APPLICATION_LOCKS = frozenset(
-    {"beacon", "entry", "gate", "key", "limits", "batch", "pin", "put", "schedules", "set_resource", "waiting"}
+    {"beacon", "entry", "gate", "key", "limits", "batch", "pin", "put", "schedules", "set_resource", "slot", "waiting"}
     | {"install", "doctor", "origin"}
 )
 #: Routines that are given the name of a lock by their caller.

@@ -100,6 +100,29 @@ class SqlServerDoctor(Doctor):
         ok = durability != "FORCED"
         return Check("durability", ok, f"delayed durability is {str(durability).lower()}", "" if ok else mend)
 
+    def workers(self) -> Check:
+        """Whether those who wait leave the server enough of its worker threads."""
+        workers, most, told, mend = 0, None, [], ""
+        with contextlib.suppress(SqlsemError, IndexError):
+            (workers,) = self._ask("workers")
+            told.append(f"the server has {workers} worker threads")
+        if not workers:
+            told.append("it is not told here how many worker threads the server has (that takes VIEW SERVER STATE)")
+        with contextlib.suppress(SqlsemError, IndexError):
+            most, members, waiting = self._ask("waiters")
+            allowed = "as many as come" if most is None else str(most)
+            told.append(f"of {members} members {waiting} wait, and {allowed} may wait in the server at a time")
+            if workers and (most is None or most > workers // 2):
+                mend = (
+                    f"Too many may: each keeps a worker thread. Let the owner set {self._schema}.setting "
+                    f"max_server_waiters to {workers // 4}."
+                )
+            elif most is not None and waiting >= most:
+                mend = (
+                    "More wait than may in the server: T-SQL sessions are refused (50002), programs look once a second."
+                )
+        return Check("workers", True, "; ".join(told), mend)
+
     def compatibility(self) -> Check | None:
         """Whether the database knows what our routines use."""
         *_, level = self._settings

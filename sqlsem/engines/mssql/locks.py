@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from sqlsem.model_rates import RateEntry
 
 #: The longest pause between two looks where nothing in the database can be waited for (a lease, a paused resource).
 LONGEST_PAUSE_SECONDS = 0.5
+#: The first and the longest pause of a wait that finds no slot on the server (setting ``max_server_waiters``).
+FIRST_ELSEWHERE_SECONDS, LONGEST_ELSEWHERE_SECONDS = 0.25, 1.0
 
 
 class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession, DeadlockSearch, Administration):
@@ -80,7 +83,7 @@ class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession
 
     def _wait(self, name: str, key: tuple[Any, ...], timeout: float, nudge: threading.Event) -> bool | None:
         deadline = time.monotonic() + min(timeout, LONGEST_WAIT_SECONDS)
-        pause = 0.01
+        pause, elsewhere = 0.01, FIRST_ELSEWHERE_SECONDS
         while True:
             left = max(0.0, deadline - time.monotonic())
             code = self.value(name, *key, int(left * 1000))
@@ -91,7 +94,11 @@ class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            if code in (-1, -3):  # nothing there to wait for, or not by this session
+            if code == 2:  # as many sessions wait on the server as may: this one waits here
+                if nudge.wait(min(left, random.uniform(0.8, 1.2) * elsewhere)):
+                    nudge.clear()
+                elsewhere = min(elsewhere * 1.5, LONGEST_ELSEWHERE_SECONDS)
+            elif code in (-1, -3):  # nothing there to wait for, or not by this session
                 if nudge.wait(min(pause, left)):
                     nudge.clear()
                 pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)

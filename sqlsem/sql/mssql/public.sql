@@ -194,18 +194,24 @@ BEGIN
 END;
 GO
 
--- Sleeps, at most 999 ms. In text of its own, as an engine that speaks T-SQL on top of PostgreSQL knows no WAITFOR.
+-- Sleeps, at most 999 ms. In text of its own, as an engine that speaks T-SQL on top of PostgreSQL knows no WAITFOR. -1 where more
+-- sessions wait than may (take_slot).
 IF OBJECT_ID(N'{schema}.doze') IS NULL EXEC (N'CREATE PROCEDURE {schema}.doze AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.doze @ms int
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @time nvarchar(10) = RIGHT(CONCAT(N'00', @ms), 3);
+    SET XACT_ABORT ON;
+    DECLARE @time nvarchar(10) = RIGHT(CONCAT(N'00', @ms), 3), @slot int;
+    BEGIN TRANSACTION;
+    EXEC @slot = {schema}.take_slot;
     IF @@VERSION LIKE N'%PostgreSQL%'
         EXEC (N'DECLARE @n int; SELECT @n = 1 WHERE pg_sleep(0.' + @time + N') IS NULL');
     ELSE
         EXEC (N'WAITFOR DELAY ''00:00:00.' + @time + N'''');
+    COMMIT TRANSACTION;
+    RETURN @slot;
 END;
 GO
 
@@ -257,7 +263,7 @@ BEGIN
     SET XACT_ABORT ON;
     DECLARE @result int, @number int, @member bigint, @granted bit, @uid nvarchar(60), @place bigint, @before bigint, @ahead int,
             @owner nvarchar(255) = ORIGINAL_LOGIN(), @left int, @slice int, @pause int, @since datetime2(6), @outcome nvarchar(16),
-            @line nvarchar(255) = LEFT(N'priority:' + @resource, 255), @message nvarchar(1000);
+            @line nvarchar(255) = LEFT(N'priority:' + @resource, 255), @message nvarchar(1000), @slot int, @slept int = 0;
     BEGIN TRY
         WHILE @result IS NULL  -- once, but for a place that was lost while this session stood still
         BEGIN
@@ -319,7 +325,10 @@ BEGIN
                 SET @pause = CASE WHEN @pause > 900 THEN 900 ELSE @pause END;
                 UPDATE {schema}.entry SET attended_until = DATEADD(millisecond, @pause + 5000, SYSUTCDATETIME())
                 WHERE resource_id = @line AND queue_position = @place;
-                EXEC {schema}.doze @pause;
+                EXEC @slot = {schema}.doze @pause;
+                IF @slot < 0 AND @slept = 0
+                    THROW 50002, N'sqlsem: busy: as many sessions wait on this server as may (setting max_server_waiters); try again later', 1;
+                SET @slept = 1;
             END;
             IF @result >= 0
                 BREAK;
@@ -379,7 +388,7 @@ BEGIN TRY
             @try bit = CASE WHEN @timeout_ms = 0 THEN 1 ELSE 0 END, @left int,
             @slice int = CASE WHEN @timeout_ms BETWEEN 0 AND 99 THEN 100 WHEN @timeout_ms BETWEEN 100 AND 2999 THEN @timeout_ms ELSE 3000 END,
             @pause int, @attended_ms int, @others bit, @looked datetime2(6), @victim bigint, @words nvarchar(4000),
-            @began datetime2(6), @since datetime2(6) = SYSUTCDATETIME(), @outcome nvarchar(16);
+            @began datetime2(6), @since datetime2(6) = SYSUTCDATETIME(), @outcome nvarchar(16), @slept int = 0;
     -- The session's member is that of an earlier acquire. (Not so after a connection pool has reset the session.)
     SELECT @position = NULL, @fence = NULL, @member = m.member_id,
            @requesting_id = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')))
@@ -517,6 +526,12 @@ BEGIN TRY
                         THROW;
                     SET @code = -1;
                 END CATCH;
+                -- It cannot wait elsewhere, as a program can: so it is refused, but once it has begun to wait it may go on.
+                IF @code = 2 AND @slept = 0
+                    THROW 50002, N'sqlsem: busy: as many sessions wait on this server as may (setting max_server_waiters); try again later', 1;
+                IF @code = 2
+                    SELECT @code = -1, @pause = 500;
+                SET @slept = 1;
                 IF @code = -1
                 BEGIN
                     SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), 3000);

@@ -6,6 +6,7 @@
 --   beacon.sqlsem.{schema}.<number>           Session      held by a member's session for as long as it lives
 --   entry.sqlsem.{schema}.<queue_position>    Session      held by the session of a row's owner while the row stands
 --   waiting.sqlsem.{schema}.<queue_position>  Session      held by a session while it waits for that row's grant
+--   slot.sqlsem.{schema}.<number>             Transaction  held by a session while it sleeps here (max_server_waiters)
 --   pin.sqlsem.{schema}.<queue_position>      Transaction  shared: an open transaction leans on the row (assert_holding)
 --   batch.sqlsem.{schema}.<name>              Transaction  held for the length of one decision about batches (batches.sql)
 --   limits, set_resource.sqlsem.{schema}      Transaction  held while a limit or a resource is set
@@ -1240,10 +1241,37 @@ BEGIN
 END;
 GO
 
+-- Takes a slot in which a session may wait on the server, for the length of the caller's transaction: 0, or -1 where none of a few
+-- is free. Each session that waits here keeps a worker thread of the server, which has some hundreds, and without one no
+-- release gets through either. So there are as many slots as setting max_server_waiters says.
+IF OBJECT_ID(N'{schema}.take_slot') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_slot AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.take_slot
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @code int = -1, @tried int = 0, @name nvarchar(255),
+            @slots int = (SELECT TRY_CAST(value AS int) FROM {schema}.setting WHERE name = N'max_server_waiters');
+    IF @slots IS NULL
+        RETURN 0;
+    -- Numbers of sessions are dense: each mostly finds its own slot.
+    WHILE @code < 0 AND @tried < 8 AND @tried < @slots
+    BEGIN
+        SET @name = CONCAT(N'slot.sqlsem.{schema}.', (@@SPID + @tried) % @slots);
+        IF APPLOCK_TEST(@principal, @name, N'Exclusive', N'Transaction') = 1
+            EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                @LockTimeout = 0, @DbPrincipal = @principal;
+        SET @tried = @tried + 1;
+    END;
+    RETURN CASE WHEN @code >= 0 THEN 0 ELSE -1 END;
+END;
+GO
+
 -- Waits up to @timeout_ms for a row's turn, asleep in the engine's lock queue wherever there is a lock to wait for.
 -- Return code:
 --   0  granted          -1  not yet (may come early: sleep a little, then call again)
 --   1  call again at once
+--   2  as many sessions wait here as may (take_slot): wait in the client, for 0.25 to 1 s, and call again
 --  -2  the row is gone: cancelled, reaped or taken away
 --  -3  the engine found a deadlock of sessions and chose this one
 IF OBJECT_ID(N'{schema}.wait') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wait AS RETURN 0');
@@ -1262,7 +1290,7 @@ BEGIN TRY
     DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @weight int, @member bigint,
             @granted_at datetime2(6), @revoked_at datetime2(6), @eligible int, @blocker bigint, @until nvarchar(10),
             @left int, @pause float, @waiting int = 0, @sign_at datetime2(6), @name nvarchar(255),
-            @unheld nvarchar(255), @waiting_name nvarchar(255), @requested_at datetime2(6), @slice int,
+            @unheld nvarchar(255), @waiting_name nvarchar(255), @requested_at datetime2(6), @slice int, @slot int,
             @tested_at datetime2(6) = SYSUTCDATETIME();
     SELECT @there = 1, @requested_at = t.requested_at, @access = t.access_type, @limit = t.concurrency_limit, @weight = t.weight, @member = t.member_id,
            @granted_at = t.granted_at, @revoked_at = t.revoked_at,
@@ -1326,8 +1354,14 @@ BEGIN TRY
                 BEGIN
                     EXEC @slice = {schema}.look_pause @resource, @position, @requested_at;
                     SET @pause = @slice;
-                    EXEC @code = {schema}.nap @position, @left, @pause OUTPUT;
-                    IF @code < 0
+                    BEGIN TRANSACTION;
+                    EXEC @slot = {schema}.take_slot;
+                    IF @slot = 0
+                        EXEC @code = {schema}.nap @position, @left, @pause OUTPUT;
+                    COMMIT TRANSACTION;
+                    IF @slot < 0
+                        SET @result = 2;
+                    ELSE IF @code < 0
                         SET @result = -1;
                 END;
                 SET @unheld = NULL;
@@ -1358,6 +1392,13 @@ BEGIN TRY
             -- Asleep here. (In a transaction, whose end gives the share back, and not by a call of await_free: whoever waits
             -- for us waits for what we do next.)
             BEGIN TRANSACTION;
+            EXEC @slot = {schema}.take_slot;
+            IF @slot < 0
+            BEGIN
+                COMMIT TRANSACTION;
+                SET @result = 2;
+                BREAK;
+            END;
             EXEC @code = sys.sp_getapplock @name, N'Shared', N'Transaction', @left, @principal;
             -- The usual end of a wait: whoever left has granted it. Or else look and take in one statement: with nobody ahead, and
             -- nothing that an operator has set, there is room; anything else is seen in the next turn.

@@ -12,7 +12,8 @@ CREATE TABLE {schema}.setting (
 );
 INSERT INTO {schema}.setting (name, value)
 VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'30'), (N'history_rows', N'1000000'),
-       (N'max_grace', N'86400'), (N'max_lease', N'604800'), (N'max_members', N'5000'), (N'features', N'all');
+       (N'max_grace', N'86400'), (N'max_lease', N'604800'), (N'max_members', N'5000'), (N'features', N'all'),
+       (N'max_server_waiters', N'100');
 
 -- Members -----------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,85 @@
+"""How many sessions may wait on the server at a time: setting max_server_waiters."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+from support import PATIENCE, slack, until
+
+from sqlsem.model import Request
+
+
+@pytest.fixture
+def waiters(database):
+    """``waiters(1)``: so many may wait, in this test."""
+    setting = f"UPDATE {database.beside('setting')} SET value = ? WHERE name = 'max_server_waiters'"
+    before = database.rows(f"SELECT value FROM {database.beside('setting')} WHERE name = 'max_server_waiters'")
+    assert before == [("100",)]
+    yield lambda number: database.rows(setting, str(number))
+    database.rows(setting, "100")
+
+
+def test_one_session_too_many_is_refused_at_once(session, database, refused, waiters, name):
+    holder, waiter, other = session(), session(), session()
+    assert holder.acquire(name).code == 0
+    waiters(1)
+    waiting = waiter.waiting(name, timeout_ms=60_000)
+    slot = f"SELECT APPLOCK_TEST({database.schema}.lock_principal(), ?, 'Exclusive', 'Session')"
+    until(lambda: database.rows(slot, f"slot.sqlsem.{database.schema}.0") == [(0,)], "it sleeps")
+    with refused(50002, "max_server_waiters"):
+        other.acquire(name, timeout_ms=60_000)
+    # It left the queue, and the one that waits is not disturbed. What needs no waiting goes on.
+    assert len(database.queue(name)) == 2
+    assert other.acquire(name, timeout_ms=0).code == -1
+    assert other.acquire(name("free")).code == 0
+    holder.release(name)
+    assert waiting.result(PATIENCE).code == 1
+    # Its slot is free again.
+    waiting = other.waiting(name, timeout_ms=60_000)
+    waiter.release(name)
+    assert waiting.result(PATIENCE).code == 1
+
+
+def test_behind_a_paused_resource_too(session, connect, refused, waiters, name):
+    """There a session sleeps by the clock."""
+    one = session()
+    with connect() as operator:
+        operator.pause(name)
+        waiters(0)
+        with refused(50002, "max_server_waiters"):
+            one.acquire(name, timeout_ms=60_000)
+        operator.resume(name)
+    assert one.acquire(name).code == 0
+
+
+def test_a_program_waits_by_itself(session, database, waiters, name):
+    """In pauses of a second at most; and is granted in its turn."""
+    holder = session()
+    assert holder.acquire(name).code == 0
+    waiters(0)
+    with contextlib.closing(database.session()) as main:
+        member = main.enrol("host", 1, "test")
+        (ticket,) = main.register(member, "r", "o", "u", [Request(name, "write", 1, 1)], False)
+        began = time.monotonic()
+        assert main.wait(ticket, 0.5, threading.Event()) is False
+        assert time.monotonic() - began >= 0.5
+        left = []
+        threading.Timer(0.5, lambda: (left.append(time.monotonic()), holder.release(name))).start()
+        assert main.wait(ticket, PATIENCE, threading.Event()) is True
+        assert time.monotonic() - left[0] < 1.2 + slack(1)
+        main.resign(member)
+
+
+def test_without_the_setting_all_may_wait(session, database, name):
+    """An owner may delete the row."""
+    setting = database.beside("setting")
+    holder, waiter = session(), session()
+    assert holder.acquire(name).code == 0
+    database.rows(f"DELETE FROM {setting} WHERE name = 'max_server_waiters'")
+    try:
+        waiting = waiter.waiting(name, timeout_ms=60_000)
+        holder.release(name)
+        assert waiting.result(PATIENCE).code == 1
+    finally:
+        database.rows(f"INSERT INTO {setting} (name, value) VALUES ('max_server_waiters', '100')")

@@ -1,0 +1,98 @@
+"""A session that waits on SQL Server keeps a worker thread: it takes a slot first (setting `max_server_waiters`).
+
+A scan of the T-SQL finds each place where a session sleeps for as long as its caller likes. A new one fails until it is
+here, with a slot or with the reason why it needs none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from unit.test_tsql_text import PROCEDURES
+
+#: Sleeps for which a slot is taken in the same transaction: procedure and what is called.
+WITH_A_SLOT = {("wait", "nap"), ("wait", "@left"), ("doze", "WAITFOR")}
+#: Sleeps for which none is taken, and why.
+WITHOUT = {
+    ("await_free", "@timeout_ms"): "its callers say how long",
+    ("nap", "await_free"): "its callers take a slot",
+    ("upgrade", "nap"): "it holds a lock, for which others wait",
+    ("upgrade", "await_free"): "it holds a lock, for which others wait",
+    ("register", "@patience"): "a gate is held for the length of one registration",
+    ("register_all", "@patience"): "a gate is held for the length of one registration",
+    ("take_turn", "@patience"): "a gate is held for the length of one registration",
+    ("begin_upgrade", "@patience"): "a gate is held for the length of one registration",
+    ("lock_batch", "@patience"): "held for the length of one decision",
+    ("hand_over_rows", "@patience"): "for a pin, and the caller is a holder",
+    ("release", "pin"): "what it gives back is what others wait for",
+    ("downgrade", "pin"): "what it gives back is what others wait for",
+}
+#: The longest fixed wait, in milliseconds, for what is held for a moment only.
+LONGEST = 60_000
+
+
+def sleeps(procedures: dict[str, str]) -> Iterator[tuple[str, str, int]]:
+    """Yield (procedure, what it sleeps by, where) of each sleep that no literal bounds."""
+    for name, text in procedures.items():
+        for call in re.finditer(r"sys\.sp_getapplock ([^;]*);", text):
+            words = " ".join(call[1].split())
+            timeout = re.search(r"@LockTimeout = (@?\w+)", words) or re.match(r"@\w+, N'\w+', [^,]+, (@?\w+),", words)
+            if timeout is None:
+                yield (
+                    name,
+                    re.sub(r"\W", "", words.partition(",")[0].partition("= ")[2] or words.partition(",")[0]),
+                    call.start(),
+                )
+            elif timeout[1].startswith("@"):
+                yield name, timeout[1], call.start()
+            else:
+                assert int(timeout[1]) <= LONGEST, (name, words)
+        for call in re.finditer(r"EXEC (?:@\w+ = )?sqlsem\.(nap|await_free) ([^;]*)|(WAITFOR)", text):
+            if not re.search(r", \d+$", (call[2] or "").strip()):
+                yield name, call[3] or call[1], call.start()
+
+
+def unslotted(procedures: dict[str, str]) -> list[tuple[str, str]]:
+    """Return the sleeps that should have a slot and have none, and those that are in no table."""
+    found = []
+    for name, what, at in sleeps(procedures):
+        transaction = procedures[name][:at].rpartition("BEGIN TRANSACTION")[2]
+        slotted = "sqlsem.take_slot" in transaction and "COMMIT" not in transaction.partition("take_slot")[0]
+        if (name, what) in WITHOUT:
+            continue
+        if not slotted or (name, what) not in WITH_A_SLOT:
+            found.append((name, what))
+    return found
+
+
+def test_each_sleep_has_a_slot_or_a_reason() -> None:
+    assert unslotted(PROCEDURES) == []
+
+
+def test_the_tables_name_no_sleep_that_is_not_there() -> None:
+    assert {(name, what) for name, what, _ in sleeps(PROCEDURES)} == WITH_A_SLOT | set(WITHOUT)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("wait", "EXEC @slot = sqlsem.take_slot;", ""),
+        ("doze", "EXEC @slot = sqlsem.take_slot;", ""),
+        ("acquire", "EXEC sqlsem.doze @pause", "WAITFOR DELAY '00:00:05'"),
+        ("acquire", "EXEC sqlsem.doze @pause", "EXEC @code = sqlsem.await_free @name, @left"),
+    ],
+)
+def test_a_sleep_without_a_slot_is_found(name: str, old: str, new: str) -> None:
+    assert old in PROCEDURES[name]
+    assert name in {one for one, _ in unslotted({**PROCEDURES, name: PROCEDURES[name].replace(old, new)})}
+
+
+def test_a_session_that_finds_no_slot_does_not_sleep() -> None:
+    """In `wait`: it returns 2 before each of its sleeps."""
+    parts = PROCEDURES["wait"].split("EXEC @slot = sqlsem.take_slot;")[1:]
+    assert len(parts) == 2
+    for part in parts:
+        assert re.match(r"\s*IF @slot (= 0|< 0)\s", part)
+        assert "SET @result = 2" in part
