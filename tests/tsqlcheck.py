@@ -32,6 +32,7 @@ CREATE TABLE [tsqlcheck_sys].[dm_exec_sessions] (session_id smallint, login_time
     status nvarchar(30), original_login_name nvarchar(128), open_transaction_count int,
     transaction_isolation_level smallint)
 CREATE TABLE [tsqlcheck_sys].[dm_exec_connections] (session_id int, encrypt_option nvarchar(40))
+CREATE TABLE [tsqlcheck_sys].[dm_os_sys_info] (max_workers_count int)
 CREATE TABLE [tsqlcheck_sys].[database_role_members] (role_principal_id int, member_principal_id int)
 CREATE TABLE [tsqlcheck_sys].[triggers] (object_id int, parent_id int, name sysname, is_disabled bit)
 CREATE TABLE [tsqlcheck_sys].[sql_modules] (object_id int, definition nvarchar(max))

@@ -137,7 +137,9 @@ class SqlServerDoctor(Doctor):
             return None
         options = self._engine.options
         name, seconds = ("grace", options.grace) if options.lease is None else ("lease", options.lease)
-        mend = f"Set a {name} of {FAILOVER_SECONDS} s or more, and write MultiSubnetFailover=Yes: a failover takes some time."
+        mend = (
+            f"Set a {name} of {FAILOVER_SECONDS} s or more, and write MultiSubnetFailover=Yes: a failover takes time."
+        )
         detail = f"availability groups are enabled; a member's {name} is {seconds:g} s"
         return Check("failover", True, detail, "" if seconds >= FAILOVER_SECONDS else mend)
 
@@ -147,7 +149,8 @@ class SqlServerDoctor(Doctor):
 
     def encryption(self) -> Check:
         """Who can read along, and whether the server is who it says."""
-        told = "it is not told here whether the line is encrypted (that takes VIEW SERVER STATE, or VIEW SERVER SECURITY STATE from 2022 on)"
+        right = "VIEW SERVER STATE, or VIEW SERVER SECURITY STATE from 2022 on"
+        told = f"it is not told here whether the line is encrypted (that takes {right})"
         encrypted = None
         with contextlib.suppress(SqlsemError, IndexError):
             encrypted = self._ask("encryption")[0] == "TRUE"
