@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import sqlite3
@@ -12,6 +13,7 @@ from typing import Any
 import sqlsem
 from sqlsem.engines import of_url
 from sqlsem.engines.base import Engine, Options, Session
+from sqlsem.engines.installed import Wish
 from support.patience import PATIENCE, STEADY
 from support.postgres import PostgresServer
 
@@ -43,11 +45,13 @@ class Database:
         """A bare engine session, for tests of the protocol below the coordinator. Close it."""
         return self.make_engine(**options).connect("main")
 
-    def install(self) -> None:
+    def install(self, *, only: tuple[str, ...] = (), add: tuple[str, ...] = ()) -> None:
+        """As ``sqlsem init``. Of new tables $SQLSEM_TEST_FEATURES names the features, to run a suite on a part."""
+        wanted = tuple(filter(None, os.environ.get("SQLSEM_TEST_FEATURES", "").split(",")))
         engine = self.make_engine()
         session = engine.connect("main")
         try:
-            session.install(engine.plan)
+            session.install(lambda there: engine.plan(there, Wish(only or (() if there or add else wanted), add)))
         finally:
             session.close()
 

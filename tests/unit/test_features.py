@@ -1,9 +1,9 @@
 """The parts of the scripts that belong to each feature; see `sqlsem.sql.features`."""
 
-import functools
 import re
 
 import pytest
+from support.parts import made_and_named
 
 from sqlsem import sql
 from sqlsem.errors import ConfigurationError
@@ -75,34 +75,10 @@ def test_sections_stand_in_one_another() -> None:
 
 # -- what a part of the features refers to --------------------------------------------------------------------------
 
-MADE = re.compile(
-    r"^[ \t]*(?:CREATE|CREATE OR REPLACE|ALTER) (?:TABLE|VIEW|SEQUENCE|FUNCTION|PROCEDURE|TRIGGER)"
-    r" (?:sqlsem\.)?\[?(\w+)",
-    re.MULTILINE,
-)
 SUBSETS = [
     *SINGLE,
     *(features.chosen([one, other]) for one in features.FEATURES for other in features.FEATURES if one < other),
 ]
-
-
-@functools.cache
-def names_in(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The tables and routines that a script makes, and those that it names, but for comments and advice."""
-    # (Sentences are for people: they may advise what is not installed.)
-    text = re.sub(
-        r"--[^\n]*|'(?:[^']|'')*'",
-        lambda found: found[0] if found[0][0] == "'" and " " not in found[0] else "",
-        text,
-    )
-    return frozenset(MADE.findall(text)), frozenset(re.findall(r"\bsqlsem\.\[?(\w+)", text))
-
-
-def made_and_named(engine: str, names: frozenset[str]) -> tuple[set[str], set[str]]:
-    """`names_in` of all scripts of these features."""
-    scripts = ("schema", *sql.rerunnable(engine, names))
-    found = [names_in(sql.script(engine, script, features=names)) for script in scripts]
-    return set().union(*(made for made, _ in found)), set().union(*(named for _, named in found))
 
 
 @pytest.mark.parametrize("engine", SERVERS)

@@ -5,7 +5,9 @@ SET search_path = pg_catalog, pg_temp;
 
 ALTER TABLE {schema}.{table} ADD COLUMN colour text;
 ALTER TABLE {schema}.member ADD COLUMN colour text;
+-- feature: queue
 ALTER TABLE {schema}.task ADD COLUMN colour text NOT NULL DEFAULT 'red';
+-- end of feature: queue
 ALTER TABLE {schema}.history ALTER COLUMN outcome TYPE varchar(20);
 CREATE TABLE {schema}.added (made_by integer NOT NULL DEFAULT pg_backend_pid());
 INSERT INTO {schema}.added DEFAULT VALUES;

@@ -1,0 +1,382 @@
+"""Databases that have a part of sqlsem: what is there works, what is not there is refused with the command that adds
+it, and adding it disturbs nobody. On both servers.
+"""
+
+import contextlib
+import re
+
+import pytest
+from click.testing import CliRunner
+from support import Database, next_version, random_name
+from support.next_version import NEXT, THIS
+from support.parts import made_and_named
+
+import sqlsem
+from sqlsem import cli, sql
+from sqlsem.errors import ConfigurationError, SchemaError
+from sqlsem.sql.features import CORE, FEATURES, chosen, from_setting
+
+pytestmark = pytest.mark.engines("postgresql", "mssql")
+OTHERS = [name for name in FEATURES if name != CORE]
+
+
+@pytest.fixture
+def empty(engine_name, request):
+    """A database, or on SQL Server a schema, with nothing in it."""
+    if engine_name == "postgresql":
+        import psycopg
+
+        server, name = request.getfixturevalue("postgres_server"), random_name()
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        made = Database("postgresql", server.url(name), {"schema": name}, server)
+    else:
+        made = Database("mssql", request.getfixturevalue("database").url, {"schema": random_name()})
+    yield made
+    remove(made)
+    if engine_name == "postgresql":
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            for role in roles_of(made, connection.execute("SELECT rolname FROM pg_roles").fetchall()):
+                connection.execute(f"DROP ROLE {name}_{role}")
+
+
+def remove(database):
+    database.rows(sql.script(database.engine, "drop", schema=database.schema))
+
+
+def roles_of(database, rows):
+    return {row[0].removeprefix(f"{database.schema}_") for row in rows if row[0].startswith(f"{database.schema}_")}
+
+
+def catalogue(database):
+    """The tables, routines and so on in the schema of sqlsem; and its roles."""
+    if database.engine == "postgresql":
+        names = database.rows(
+            "SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = ? AND c.relkind IN ('r', 'S') UNION "
+            "SELECT p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE n.nspname = ?",
+            *[database.schema] * 2,
+        )
+        roles = database.rows("SELECT rolname FROM pg_roles")
+    else:
+        names = database.rows(
+            f"SELECT name FROM sys.objects WHERE schema_id = SCHEMA_ID('{database.schema}') "
+            f"AND type IN ('U', 'V', 'P', 'FN', 'IF', 'SO', 'TR')"
+        )
+        roles = database.rows("SELECT name FROM sys.database_principals")
+    return {row[0].lower() for row in names}, roles_of(database, roles)
+
+
+def lower(names):
+    return {name.lower() for name in names}
+
+
+# -- a scenario of each feature, which leaves nothing behind --------------------------------------------------------
+
+
+def locks(one, other, name, database):
+    with one.mutex(name) as grant:
+        grant.check()
+        assert not other.mutex(name).acquire(timeout=0)
+        assert [entry.state for entry in other.entries(name)] == ["holds"]
+        with database.raw(autocommit=False) as connection:
+            grant.assert_held(connection.cursor())
+            connection.rollback()
+    with one.read(name), other.read(name):
+        pass
+    with one.limit(name, 2), other.limit(name, 2):
+        assert {row.resource: row.holding for row in one.resources()}[name] == 2
+    with one.all_of(one.mutex(name), one.stage(f"{name}-b", 1)):
+        pass
+    assert len(one.history(name)) == 6
+
+
+def operate(one, other, name, database):
+    one.set_limit(name, 1)
+    one.pause(name)
+    assert not one.limit(name).acquire(timeout=0)
+    one.resume(name)
+    with one.limit(name) as grant:
+        assert other.overview().entries[0].position == grant.position
+        assert not other.revoke(grant.position)
+    one.set_limit(name, None)
+    assert one.reap() == 0
+    assert {"pause", "resume", "revoke"} <= {row.action for row in one.operations()}
+    assert database.rows(f"SELECT count(*) FROM {database.beside('resource')}") == [(0,)]
+
+
+def priorities(one, other, name, database):
+    one.set_priorities(name, 60)
+    with one.mutex(name, priority=5):
+        assert not other.mutex(name, priority=9).acquire(timeout=0.1)
+    one.set_priorities(name, None)
+
+
+def conversions(one, other, name, database):
+    with one.read(name) as grant:
+        grant.upgrade()
+        assert not other.read(name).acquire(timeout=0)
+        grant.downgrade()
+        assert other.read(name).acquire(timeout=0)
+    other.close()
+
+
+def handovers(one, other, name, database):
+    with one.mutex(name) as grant:
+        token = grant.hand_over()
+    other.adopt(token).release()
+    with contextlib.closing(database.raw(autocommit=False)) as connection, one.mutex(name) as grant:
+        grant.release_with(connection.cursor())
+        connection.commit()
+    assert other.mutex(name).acquire()
+    other.close()
+
+
+def guards(one, other, name, database):
+    table = f"{'public' if database.engine == 'postgresql' else 'dbo'}.written_{database.schema}"
+    database.rows(f"CREATE TABLE {table} (a int)")
+    try:
+        assert one.guard_table(table, name) == 1
+        with pytest.raises(Exception, match="asserted no"):
+            database.rows(f"INSERT INTO {table} VALUES (1)")
+        with one.mutex(name) as grant, contextlib.closing(database.raw(autocommit=False)) as connection:
+            grant.assert_held(connection.cursor())
+            connection.cursor().execute(f"INSERT INTO {table} VALUES (1)")
+            connection.commit()
+        assert [row.resource for row in one.guarded_tables()] == [name]
+    finally:
+        database.rows(f"DROP TABLE {table}")
+
+
+def rates(one, other, name, database):
+    with one.rate(name, 2, per=3600), other.rate(name, 2, per=3600):
+        assert one.rate(name, 2, per=3600).take(timeout=0) is None
+    assert [row.used for row in one.rates(name)] == [2]
+    one.set_rate(name, 1, 3600)
+    assert one.reset_rate(name)
+    with one.rate(name, 2, per=3600):
+        assert one.rate(name, 2, per=3600).take(timeout=0) is None
+
+
+def once(one, other, name, database):
+    with one.once(name, "366d") as run:
+        assert run is not None
+    assert other.once(name, "366d").begin() is None
+    assert other.once(name, "366d").last() is not None
+
+
+def queue(one, other, name, database):
+    tasks = one.queue(name)
+    tasks.put(sqlsem.Sql(f"SELECT 1 AS {name}"))
+    tasks.put(sqlsem.Sql(f"SELECT 2 AS {name}"), locks=[one.mutex(name)])
+    tasks.set_rate(100, per=1)
+    for task in other.queue(name).claim(wait=0):
+        with task:
+            other.process.execute(task.body, lambda session: None)
+    assert [task.status for task in one.tasks(name)] == ["finished"] * 2
+
+
+def batches(one, other, name, database):
+    ended = []
+    with one.batch(name, ["a", "b"], window="1h").part("a"):
+        pass
+    with other.batch(name, ["a", "b"], window="1h", on_success=lambda: ended.append(1)).part("b"):
+        pass
+    assert [batch.status for batch in shown_batches(one)] == ["succeeded"]
+    assert ended == [1]
+
+
+def shown_batches(coordinator):
+    return coordinator.process.look(lambda session: session.list_batches(None, None, 10))
+
+
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (locks, operate, priorities, conversions, handovers, guards, rates, once, queue, batches)
+}
+
+
+def run(database, feature):
+    name = random_name()
+    with contextlib.closing(database.coordinator()) as one, contextlib.closing(database.coordinator()) as other:
+        SCENARIOS[feature](one, other, name, database)
+    assert database.queue("") == [], feature
+
+
+# -- what a database without a feature says -------------------------------------------------------------------------
+
+
+def using(one, feature, name):
+    """Calls that need a feature."""
+    reader = one.read(name)
+
+    def held(call):
+        def use():
+            with reader as grant:
+                call(grant)
+
+        return use
+
+    return {
+        "operate": [
+            lambda: one.set_limit(name, 3),
+            lambda: one.pause(name),
+            lambda: one.overview(),
+            lambda: one.revoke(1),
+            lambda: one.reap(),
+        ],
+        "priorities": [lambda: one.mutex(name, priority=3).acquire()],
+        "conversions": [held(lambda grant: grant.upgrade())],
+        "handovers": [held(lambda grant: grant.hand_over()), lambda: one.adopt("sqlsem-" + "x" * 32)],
+        "guards": [lambda: one.guard_table("some_table", name), lambda: one.guarded_tables()],
+        "rates": [lambda: one.rate(name, 3, per=1).take(), lambda: one.rates(), lambda: one.reset_rate(name)],
+        "once": [lambda: one.once(name, "1h").begin(), lambda: one.once(name, "1h").last()],
+        "queue": [
+            lambda: one.queue(name).put(sqlsem.Sql("SELECT 1")),
+            lambda: next(one.queue(name).claim(wait=0)),
+            lambda: one.queues(),
+            lambda: one.tasks(),
+            lambda: one.schedules(),
+        ],
+        "batches": [lambda: one.batch(name, ["a"], window="1h").part("a").__enter__(), lambda: shown_batches(one)],
+    }[feature]
+
+
+COMMANDS = {
+    "operate": ["ls"],
+    "guards": ["guard", "--list"],
+    "priorities": ["run", "--mutex", "x", "--priority", "3", "--", "true"],
+    "rates": ["rates"],
+    "once": ["run", "--once-per", "x=1h", "--", "true"],
+    "queue": ["tasks"],
+    "batches": ["batches"],
+}
+
+
+def command(database, *words):
+    return CliRunner().invoke(cli.main, ["--url", database.url, "--schema", database.schema, *words])
+
+
+def refused(database, feature):
+    """Every use of a feature that is not there names the command that adds it, and leaves nothing behind."""
+    wanted = f"with: sqlsem init --add {feature}$"
+    name = random_name()
+    with contextlib.closing(database.coordinator()) as one:
+        for use in using(one, feature, name):
+            with pytest.raises(SchemaError, match=wanted):
+                use()
+        with one.mutex(name):
+            pass
+    assert database.queue("") == []
+    if feature in COMMANDS:
+        result = command(database, *COMMANDS[feature])
+        assert re.search(wanted, result.output.strip()), result.output
+        assert result.exit_code == 78
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_feature_alone_works_and_the_others_are_refused(empty, feature):
+    empty.install(only=(feature,))
+    there = chosen([feature])
+    found, roles = catalogue(empty)
+    everything, _ = made_and_named(empty.engine, sql.ALL)
+    made, _ = made_and_named(empty.engine, there)
+    assert found & lower(everything) == lower(made) - {"number_bare_row"} | (found & {"number_bare_row"})
+    assert roles - {"locks"} == {role for name in there for role in FEATURES[name].roles}
+    for name in FEATURES:
+        if name in there:
+            run(empty, name)
+        else:
+            refused(empty, name)
+    # What follows is what `sqlsem init` does at every upgrade: it keeps to what is there.
+    empty.install()
+    assert catalogue(empty) == (found, roles)
+
+
+@pytest.mark.parametrize("first", ["locks", "operate", "rates"])
+def test_features_are_added_while_locks_are_held(empty, first):
+    empty.install(only=(first,))
+    name = random_name()
+    with contextlib.closing(empty.coordinator()) as holder, contextlib.closing(empty.coordinator()) as waiter:
+        with pytest.raises(SchemaError):
+            holder.queue(name).put(sqlsem.Sql("SELECT 1"))
+        with holder.mutex(name) as grant:
+            for feature in OTHERS:
+                empty.install(add=(feature,))
+            grant.check()
+            assert not waiter.mutex(name).acquire(timeout=0)
+            holder.queue(name).put(sqlsem.Sql("SELECT 1"))  # the same process, that was refused before
+            holder.cancel_task(holder.tasks(name)[0].task_id)
+    assert settings(empty)["features"] == "all"
+    for feature in FEATURES:
+        run(empty, feature)
+    whole = catalogue(empty)
+    remove(empty)
+    empty.install()
+    assert catalogue(empty) == whole
+
+
+def settings(database):
+    return dict(database.rows(f"SELECT name, value FROM {database.beside('setting')}"))
+
+
+def test_only_adds_and_never_removes(empty):
+    empty.install(only=("locks", "rates"))
+    with pytest.raises(ConfigurationError, match=r"also has rates, and init removes nothing.*--only locks,rates,once"):
+        empty.install(only=("once",))
+    empty.install(only=("once", "rates"))
+    assert from_setting(settings(empty)["features"]) == {"locks", "rates", "once"}
+
+
+def test_nothing_is_added_to_nothing(empty):
+    with pytest.raises(ConfigurationError, match=r"nothing to add to.*init --only queue"):
+        empty.install(add=("queue",))
+
+
+def test_commands_say_what_is_there(empty):
+    dry = command(empty, "init", "--only", "queue", "--dry-run")
+    assert "features: locks, rates (for queue), queue; not installed: operate, " in dry.output, dry.output
+    assert "tasks.sql" in dry.output
+    assert "batches.sql" not in dry.output
+    assert command(empty, "init", "--only", "queue").exit_code == 0
+    told = command(empty, "init", "--add", "batches,once", "--dry-run").output
+    assert "adding: once, batches\n" in told
+    assert "schema-1.sql (once, batches), routines.sql" in told
+    doctor = command(empty, "doctor").output
+    assert "features     locks, rates, queue; not installed: operate, priorities, " in doctor, doctor
+    assert command(empty, "init", "--only", "lock").exit_code == 64
+    again = command(empty, "init", "--only", "locks")
+    assert again.exit_code == 78
+    assert "init removes nothing" in again.output
+
+
+def test_printed_scripts_install_and_add_a_part(empty):
+    """What `sqlsem sql` prints does what `sqlsem init` does."""
+
+    def run_printed(*words):
+        text = command(empty, "sql", empty.engine, *words).stdout
+        with contextlib.closing(empty.raw()) as connection:
+            for batch in re.split(r"(?m)^GO$", text) if empty.engine == "mssql" else [text]:
+                if batch.strip():
+                    connection.cursor().execute(batch)
+
+    run_printed("--only", "locks")
+    assert settings(empty)["features"] == "locks"
+    run(empty, "locks")
+    run_printed("--only", "locks", "--add", "batches")
+    assert settings(empty)["features"] == "locks,batches"
+    run(empty, "batches")
+    refused(empty, "once")
+
+
+@pytest.mark.engines("postgresql")
+def test_upgrade_keeps_to_the_features_there(empty, monkeypatch):
+    empty.install(only=("batches",))
+    next_version.bring(monkeypatch)
+    empty.install()
+    assert (settings(empty)["schema_version"], settings(empty)["features"]) == (str(NEXT), "locks,batches")
+    assert "task" not in catalogue(empty)[0]
+    empty.install(add=("queue",))
+    assert empty.rows(f"SELECT colour FROM {empty.beside('task')}") == []
+    monkeypatch.setattr(sql, "LATEST", THIS)

@@ -1,0 +1,33 @@
+"""What the SQL scripts of some features make and name, read from their text."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from sqlsem import sql
+
+MADE = re.compile(
+    r"^[ \t]*(?:CREATE|CREATE OR REPLACE|ALTER) (?:TABLE|VIEW|SEQUENCE|FUNCTION|PROCEDURE|TRIGGER)"
+    r" (?:sqlsem\.)?\[?(\w+)",
+    re.MULTILINE,
+)
+
+
+@functools.cache
+def names_in(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the tables and routines that a script makes, and those that it names, but for comments and advice."""
+    # (Sentences are for people: they may advise what is not installed.)
+    text = re.sub(
+        r"--[^\n]*|'(?:[^']|'')*'",
+        lambda found: found[0] if found[0][0] == "'" and " " not in found[0] else "",
+        text,
+    )
+    return frozenset(MADE.findall(text)), frozenset(re.findall(r"\bsqlsem\.\[?(\w+)", text))
+
+
+def made_and_named(engine: str, features: frozenset[str]) -> tuple[set[str], set[str]]:
+    """Return `names_in` of all scripts of these features."""
+    scripts = ("schema", *sql.rerunnable(engine, features))
+    found = [names_in(sql.script(engine, script, features=features)) for script in scripts]
+    return set().union(*(made for made, _ in found)), set().union(*(named for _, named in found))
