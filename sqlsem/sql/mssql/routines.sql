@@ -106,7 +106,7 @@ BEGIN
         SET @last = CAST(IDENT_CURRENT(@table) AS bigint);
         SET @last = CASE WHEN @new = 1 THEN @last + CAST(RAND() * 1000000000 AS bigint)
                          ELSE ((@last + 1000000000) / 10000000000 + 1) * 10000000000 END;
-        SET @text = CONCAT(N''DBCC CHECKIDENT (N, @table, N, RESEED, '', @last, N'') WITH NO_INFOMSGS'');
+        SET @text = CONCAT(N''DBCC CHECKIDENT ('', NCHAR(39), @table, NCHAR(39), N'', RESEED, '', @last, N'') WITH NO_INFOMSGS'');
         IF @last IS NOT NULL
             EXEC (@text);
         SET @at = @at + 1;
