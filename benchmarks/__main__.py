@@ -48,9 +48,12 @@ def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
     "--mssql", metavar="ODBC", envvar="SQLSEM_TEST_MSSQL", help="An ODBC string; left out: $SQLSEM_TEST_MSSQL."
 )
 @click.option("--rounds", default=1000, help="Pairs of the uncontended measurement.")
-@click.option("--processes", default=8, help="Contenders of the hand-off.")
+@click.option("--processes", type=int, help="Contenders of the hand-off; left out: 8, and 4 on SQL Server.")
 @click.option("--crew", default=10, help="Contenders for a limit.")
 @click.option("--hold", default=1.0, help="Milliseconds that each holds.")
+@click.option(
+    "--warm", type=float, help="Seconds of the hand-off that do not count; left out: 8 on SQL Server, else none."
+)
 @click.option("--seconds", default=2.0, help="Length of one turn of contention.")
 @click.option("--turns", default=3, help="Turns of each subject, alternating.")
 @click.option("--waiters", default=100, help="Waiting processes.")

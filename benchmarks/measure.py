@@ -157,7 +157,9 @@ class Contention(HandOffs):
         return len(self.visits) / self.seconds
 
 
-def _contend(engine: str, name: str, url: str, hold: float, seconds: float, ready: Any, results: Any) -> None:
+def _contend(
+    engine: str, name: str, url: str, hold: float, seconds: float, warm: float, ready: Any, results: Any
+) -> None:
     subject = subjects.SUBJECTS[engine][name](url)
     for _ in range(5):  # opens what one waits in, too
         subject.acquire()
@@ -165,7 +167,8 @@ def _contend(engine: str, name: str, url: str, hold: float, seconds: float, read
         subject.release()
     ready.wait()
     visits = []
-    end = time.monotonic_ns() + int(seconds * 1e9)
+    begin = time.monotonic_ns() + int(warm * 1e9)
+    end = begin + int(seconds * 1e9)
     while time.monotonic_ns() < end:
         asked = time.monotonic_ns()
         subject.acquire()
@@ -174,14 +177,20 @@ def _contend(engine: str, name: str, url: str, hold: float, seconds: float, read
             time.sleep(hold)
         leaving = time.monotonic_ns()
         subject.release()
-        visits.append(Visit(os.getpid(), asked, granted, leaving, time.monotonic_ns()))
+        if asked >= begin:
+            visits.append(Visit(os.getpid(), asked, granted, leaving, time.monotonic_ns()))
     subject.close()
     results.put(visits)
 
 
-def contend(engine: str, name: str, url: str, number: int, hold: float, seconds: float) -> list[Visit]:
-    """``number`` processes take the mutex, hold it for ``hold`` seconds and ask again at once, for ``seconds``."""
-    return together(number, seconds, _contend, engine, name, url, hold, seconds)
+def contend(
+    engine: str, name: str, url: str, number: int, hold: float, seconds: float, warm: float = 0.0
+) -> list[Visit]:
+    """``number`` processes take the mutex, hold it for ``hold`` seconds and ask again at once, for ``seconds``.
+
+    What they do in the first ``warm`` seconds does not count: some servers compile what a session calls first.
+    """
+    return together(number, seconds + warm, _contend, engine, name, url, hold, seconds, warm)
 
 
 def together(number: int, seconds: float, target: Callable[..., None], *arguments: Any) -> list[Visit]:
@@ -198,14 +207,21 @@ def together(number: int, seconds: float, target: Callable[..., None], *argument
 
 
 def handoff(
-    engine: str, url: str, number: int, hold: float, seconds: float, turns: int, told: Callable[[str], None]
+    engine: str,
+    url: str,
+    number: int,
+    hold: float,
+    seconds: float,
+    warm: float,
+    turns: int,
+    told: Callable[[str], None],
 ) -> dict[str, Contention]:
     """Contention by each subject, in turns (ABAB…), so that what disturbs the machine disturbs all alike."""
     found = {name: Contention() for name in subjects.SUBJECTS[engine]}
     for turn in range(turns):
         for name, contention in found.items():
             told(f"{name}, turn {turn + 1} of {turns}")
-            contention.add(contend(engine, name, url, number, hold, seconds))
+            contention.add(contend(engine, name, url, number, hold, seconds, warm))
     return found
 
 

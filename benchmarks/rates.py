@@ -45,7 +45,7 @@ def rates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
                 for where, peer in peers.items():
                     if peer is not None:
                         found[f"pyrate-limiter in {where}, {limit:,}/s"] = {"grants": _run(peer, threads, seconds)}
-    processes = int(options["processes"])
+    processes = int(options["processes"] or 8)
     several = _of_several(url, processes, threads, seconds)
     found[f"sqlsem, {FULL:,}/s, {processes} processes"] = {
         "grants": len(several) / seconds,

@@ -22,6 +22,11 @@ THREADS, PUT, TAKEN_UP = 0.9, 3.0, 50.0
 AIO, AIO_INSIDE = 1.5, 1.3
 
 
+#: Contenders of the hand-off, and the seconds for which they do not count (T-SQL is compiled in each session).
+PROCESSES = {"postgresql": 8, "mssql": 4, "sqlite": 8}
+WARM = {"postgresql": 0.0, "mssql": 8.0, "sqlite": 0.0}
+
+
 def uncontended(engine: str, url: str, options: dict[str, Any]) -> Any:
     found = measure.uncontended(engine, url, options["rounds"])
     _, peer = list(found)[:2]
@@ -35,14 +40,16 @@ def uncontended(engine: str, url: str, options: dict[str, Any]) -> Any:
 
 
 def handoff(engine: str, url: str, options: dict[str, Any]) -> Any:
-    number, hold = options["processes"], options["hold"]
+    number, hold = options["processes"] or PROCESSES[engine], options["hold"]
+    warm = WARM[engine] if options["warm"] is None else options["warm"]
+    timing = (hold / 1000, options["seconds"], warm, options["turns"])
     with console.status("") as status:
-        found = measure.handoff(engine, url, number, hold / 1000, options["seconds"], options["turns"], status.update)
+        found = measure.handoff(engine, url, number, *timing, status.update)
     _, peer = list(found)[:2]
     shown = table(
         f"{ENGINES[engine]}: hand-off between {number} processes, {hold:g} ms hold (release called → acquire returned)",
         *("", "p50 µs, all", "to itself %", "p50 µs, to another", f"of {peer}'s", "p99 µs", f"of {peer}'s"),
-        *("barged %", "longest wait ms", "overlaps"),
+        *("barged %", "longest wait ms", "overlaps", "grants/s"),
     )
     for name, one in found.items():
         # Judged are those to another process, as to oneself, with others waiting, is no hand-off.
@@ -53,10 +60,17 @@ def handoff(engine: str, url: str, options: dict[str, Any]) -> Any:
         )
         shown.add_row(
             *(name, f"{one.p50:.0f}", f"{one.to_itself:.1f}", f"{one.to_another:.0f}", p50),
-            *(f"{one.to_another_p99:.0f}", p99, f"{one.barged:.1f}", f"{one.longest_wait:.0f}", str(one.overlaps)),
+            *(
+                f"{one.to_another_p99:.0f}",
+                p99,
+                f"{one.barged:.1f}",
+                f"{one.longest_wait:.0f}",
+                str(one.overlaps),
+                f"{one.rate:.0f}",
+            ),
         )
     console.print(shown)
-    names = ("p50", "p99", "to_itself", "to_another", "to_another_p99", "barged", "longest_wait", "overlaps")
+    names = ("p50", "p99", "to_itself", "to_another", "to_another_p99", "barged", "longest_wait", "overlaps", "rate")
     return {
         name: {what: getattr(one, what) for what in names} | {"grants": len(one.visits)} for name, one in found.items()
     }
@@ -82,7 +96,7 @@ def limit(engine: str, url: str, options: dict[str, Any]) -> Any:
 
 
 def aio(engine: str, url: str, options: dict[str, Any]) -> Any:
-    number, hold = options["processes"], options["hold"]
+    number, hold = options["processes"] or PROCESSES[engine], options["hold"]
     with console.status(""):
         pairs = faces.uncontended(url, options["rounds"])
         forms = {
