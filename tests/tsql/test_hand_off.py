@@ -123,3 +123,48 @@ def test_grant_that_a_crash_undid_keeps_others_out(queue: Queue) -> None:
     assert queue.wait(third) == -1
     queue.release(second)
     assert queue.wait(third) == 0
+
+
+def mark_of(queue: Queue) -> int:
+    rows = queue.session.rows("SELECT mark FROM {s}.low_water WHERE resource_id = ?", queue.name)
+    return int(rows[0][0]) if rows else 0
+
+
+def test_mark_stands_below_the_first_row(queue: Queue) -> None:
+    first = queue.register("read")
+    second = queue.register("read")
+    queue.session.rows("EXEC {s}.raise_mark ?", queue.name)
+    assert mark_of(queue) == first - 1
+    queue.release(first)
+    queue.session.rows("EXEC {s}.raise_mark ?", queue.name)
+    assert mark_of(queue) == second - 1
+    writer = queue.register()
+    assert queue.wait(writer) == -1
+    queue.release(second)
+    assert queue.wait(writer) == 0
+
+
+def test_release_raises_the_mark_now_and_then(queue: Queue) -> None:
+    queue.session.rows("EXEC {s}.raise_mark ?", queue.name)
+    for _ in range(1000):  # once in 33
+        position = queue.register()
+        queue.release(position)
+        if mark_of(queue) > 0:
+            break
+    assert mark_of(queue) == position
+    assert queue.granted() == []
+    holder, waiter = queue.register(), queue.register()
+    assert queue.granted() == [holder]
+    assert queue.wait(waiter) == -1
+
+
+def test_numbers_that_went_back_are_refused(queue: Queue, refused: Callable[[int, Callable[..., Any]], Any]) -> None:
+    """A row below the mark would be seen by nobody."""
+    position = queue.register()
+    queue.release(position)
+    queue.session.rows("INSERT INTO {s}.low_water (resource_id, mark) VALUES (?, ?)", queue.name, position + 1_000_000)
+    with refused(50002, "numbers of the queue went back"):
+        queue.register()
+    holder, waiter = queue.register(), queue.register()
+    assert queue.granted() == [holder]
+    assert queue.wait(waiter) == -1

@@ -348,3 +348,18 @@ def test_no_application_lock_is_named_elsewhere() -> None:
 
 def test_kinds_of_application_locks_differ_in_two_characters() -> None:
     assert len({kind[:2] for kind in APPLICATION_LOCKS}) == len(APPLICATION_LOCKS)
+
+
+def test_look_from_the_head_begins_at_the_mark() -> None:
+    """From the first position on it would pass the ghosts of all rows that left."""
+    rule = text_of("routines").partition("CREATE FUNCTION sqlsem.ahead (")[2].partition("\nGO\n")[0]
+    looks = re.findall(r"sqlsem\.entry\b.*?(?:WHERE|ORDER BY)", rule, re.DOTALL)
+    assert [one for one in looks if "queue_position > f.mark" not in one] == looks[-1:], (
+        "the last one is by request_uid"
+    )
+    assert len(looks) == 3
+    for name in ("register", "wait", "suspect_all", "raise_mark", "take_rate"):
+        assert "sqlsem.lowest(@resource)" in PROCEDURES[name], name
+    # NULL where the second of two answers would be would hide all rows.
+    lowest = text_of("routines").partition("CREATE FUNCTION sqlsem.lowest (")[2].partition("\nGO\n")[0]
+    assert "SELECT ISNULL((SELECT w.mark" in lowest

@@ -28,6 +28,7 @@ DROP TABLE IF EXISTS {schema}.task_lock;
 DROP TABLE IF EXISTS {schema}.task_log;
 DROP TABLE IF EXISTS {schema}.task;
 DROP TABLE IF EXISTS {schema}.entry;
+DROP TABLE IF EXISTS {schema}.low_water;
 DROP TABLE IF EXISTS {schema}.history;
 DROP TABLE IF EXISTS {schema}.resource;
 DROP TABLE IF EXISTS {schema}.limit_pattern;

@@ -378,7 +378,9 @@ BEGIN
                 BREAK;
             -- The dead are in nobody's way.
             SET @first = NULL;
-            SELECT TOP (1) @first = queue_position FROM {schema}.entry WHERE resource_id = @resource ORDER BY queue_position;
+            SELECT TOP (1) @first = t.queue_position
+            FROM {schema}.lowest(@resource) AS f
+            JOIN {schema}.entry AS t ON t.resource_id = @resource AND t.queue_position > f.mark ORDER BY t.queue_position;
             IF @first IS NULL
                 BREAK;
             EXEC @got = {schema}.suspect @resource, @first, -1;

@@ -162,6 +162,7 @@ BEGIN
                 UPDATE {schema}.entry SET revoked_at = @now
                 WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NOT NULL;
             END;
+            DELETE FROM {schema}.low_water;  -- what they say may not be true of what was put in the place of what they knew
             DELETE FROM {schema}.setting WHERE name IN (N'origin', N'started');
             INSERT INTO {schema}.setting (name, value) VALUES (N'origin', @place), (N'started', @started);
             IF @problem IS NOT NULL
@@ -243,6 +244,18 @@ GO
 COMMIT TRANSACTION;
 GO
 
+-- The position at or below which no row of a resource stands. (ISNULL and not COALESCE, which asks twice, and might get two answers.)
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.lowest;
+GO
+CREATE FUNCTION {schema}.lowest (@resource nvarchar(255)) RETURNS TABLE AS RETURN (
+    SELECT ISNULL((SELECT w.mark FROM {schema}.low_water AS w WITH (READCOMMITTEDLOCK, READPAST, ROWLOCK)
+                   WHERE w.resource_id = @resource), 0) AS mark
+);
+GO
+COMMIT TRANSACTION;
+GO
+
 -- The rule. Looks at the conflicting rows ahead of a position and says whether it may proceed; where not, which row
 -- to wait for and what for:
 --   'leave'    every conflicting row must leave, the last of them included: wait for that one
@@ -260,12 +273,15 @@ RETURNS TABLE AS RETURN (
     WITH o AS (
         SELECT cap, paused_at FROM {schema}.set_for(@resource)
     ),
+    f AS (
+        SELECT mark FROM {schema}.lowest(@resource)
+    ),
     r AS (
         SELECT TOP (COALESCE(@limit, (SELECT CASE WHEN cap < @weight THEN @weight ELSE cap END FROM o), 2147483647) - @weight + 1) queue_position, weight,
                COALESCE(CAST(concurrency_limit AS bigint), 9223372036854775807) AS concurrency_limit
-        FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
-        WHERE resource_id = @resource AND queue_position < @position
-          AND (@access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access)
+        FROM f JOIN {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
+            ON resource_id = @resource AND queue_position > f.mark AND queue_position < @position
+        WHERE (@access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access)
         ORDER BY queue_position
     ),
     a AS (
@@ -279,9 +295,10 @@ RETURNS TABLE AS RETURN (
                     THEN 1 ELSE 0 END AS fits,
                CASE WHEN @weight >= a.declared OR @weight >= @limit OR @weight >= o.cap THEN 1 ELSE 0 END AS alone
         FROM a CROSS JOIN o
-        LEFT JOIN (SELECT TOP (1) queue_position AS last_one, granted_at FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
-                   WHERE resource_id = @resource AND queue_position < @position
-                     AND (@access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access)
+        LEFT JOIN (SELECT TOP (1) queue_position AS last_one, granted_at
+                   FROM f JOIN {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
+                       ON resource_id = @resource AND queue_position > f.mark AND queue_position < @position
+                   WHERE (@access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access)
                    ORDER BY queue_position DESC) AS l ON a.first_one IS NOT NULL
     )
     SELECT CASE WHEN fits = 1 AND paused_at IS NULL THEN 1 ELSE 0 END AS eligible,
@@ -631,6 +648,7 @@ BEGIN
     SET XACT_ABORT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @position bigint = -1, @before bigint, @code int,
             @written int = 0, @tested int = 0, @looked int = 0, @gone int, @granted_at datetime2(6);
+    SELECT @position = mark FROM {schema}.lowest(@resource);
     WHILE @tested < 32 AND @looked < 256
     BEGIN
         SET @before = @position;
@@ -972,6 +990,27 @@ BEGIN
 END;
 GO
 
+-- Raises the mark of a resource to its first row, or has one made. Called now and then under the gate, which keeps two from making it. (Of
+-- what an exclusive holder knows, its release raises it.)
+IF OBJECT_ID(N'{schema}.raise_mark') IS NULL EXEC (N'CREATE PROCEDURE {schema}.raise_mark AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.raise_mark @resource nvarchar(255)
+AS
+BEGIN
+    SET NOCOUNT, XACT_ABORT ON;
+    DECLARE @mark bigint = 0;
+    SELECT TOP (1) @mark = t.queue_position - 1
+    FROM {schema}.lowest(@resource) AS f
+    JOIN {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK) ON t.resource_id = @resource AND t.queue_position > f.mark
+    ORDER BY t.queue_position;
+    UPDATE {schema}.low_water SET mark = @mark, raised_at = SYSUTCDATETIME() WHERE resource_id = @resource AND mark < @mark;
+    IF @@ROWCOUNT = 0
+        INSERT INTO {schema}.low_water (resource_id, mark)
+        SELECT @resource, @mark
+        WHERE NOT EXISTS (SELECT 1 FROM {schema}.low_water WITH (READCOMMITTEDLOCK, ROWLOCK) WHERE resource_id = @resource);
+END;
+GO
+
 -- Takes a number. One transaction: gate, look ahead, insert, entry lock. Where nobody is in the way the request is
 -- granted on the spot. With @try nothing is inserted unless it is (queue_position is then NULL).
 -- A second call with the same @uid (its first reply was lost) finds the row of the first. With @attended_ms the row goes
@@ -996,7 +1035,7 @@ BEGIN
     -- (What is too long for the gate's name is cut off.)
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @inside int = @@TRANCOUNT,
             @gate nvarchar(255) = N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), @entry nvarchar(255), @code int, @known int,
-            @lock_owner nvarchar(20), @due int, @mine bigint, @behind bigint,
+            @lock_owner nvarchar(20), @due int, @mine bigint, @behind bigint, @marks bit,
             -- Whether the open transaction is that of somebody who has not taken the gate. (A CASE, as outside of a transaction the second
             -- question may be an error.)
             @foreign bit = CASE WHEN @@TRANCOUNT = 0 THEN 0
@@ -1019,12 +1058,14 @@ BEGIN
                             AND DATEDIFF_BIG(millisecond, m.seen_at, SYSUTCDATETIME()) > COALESCE(m.lease_ms, m.grace_ms) / 8
                            THEN 1 ELSE 0 END,
                @granted = CASE WHEN EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
-                                            WHERE resource_id = @resource)
+                                            WHERE resource_id = @resource AND queue_position > f.mark)
                                  OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id IN (@resource, N'*'))
-                               THEN 0 ELSE 1 END
-        FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN()
+                               THEN 0 ELSE 1 END,
+               @behind = f.mark, @marks = CASE WHEN f.mark = 0 AND RAND() < 0.03 THEN 1 ELSE 0 END
+        FROM {schema}.member AS m CROSS JOIN {schema}.lowest(@resource) AS f
+        WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN()
         OPTION (KEEPFIXED PLAN);
-        IF @code < 0 OR @foreign = 1 OR @known IS NULL OR @granted = 0 OR @due = 1 OR @plain = 0
+        IF @code < 0 OR @foreign = 1 OR @known IS NULL OR @granted = 0 OR @due = 1 OR @plain = 0 OR @marks = 1
         BEGIN
             IF @foreign = 1
                 THROW 50001, N'sqlsem: register must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -1047,7 +1088,8 @@ BEGIN
                     EXEC {schema}.refuse_unranked @resource;
                 -- (Where all must leave, the blocker is the last row ahead. Of several at once each has its own turn.)
                 SELECT @granted = eligible, @mine = mine,
-                       @behind = CASE WHEN until = N'leave' AND @access = N'write' AND @inside = 0 THEN blocker END
+                       @behind = CASE WHEN until = N'leave' AND @access = N'write' AND @inside = 0 THEN blocker END,
+                       @marks = CASE WHEN RAND() < 0.03 THEN 1 ELSE 0 END
                 FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, @uid)
                 OPTION (KEEPFIXED PLAN);
                 IF @mine IS NOT NULL  -- (where it is somebody else's the insert will fail)
@@ -1073,6 +1115,8 @@ BEGIN
                     SELECT @position AS queue_position, @granted AS granted;
                 RETURN 0;
             END;
+            IF @marks = 1
+                EXEC {schema}.raise_mark @resource;
         END;
         -- (The time is taken after the look: it is let in after those who left, by its history too.)
         INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id,
@@ -1096,7 +1140,11 @@ BEGIN
             EXEC {schema}.let_go @entry;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
-        THROW;
+        IF ERROR_NUMBER() <> 547  -- entry_behind_check: the new number is below one that was seen already
+            THROW;
+        DELETE FROM {schema}.low_water WHERE resource_id = @resource
+        OPTION (KEEPFIXED PLAN);
+        THROW 50002, N'sqlsem: busy: the numbers of the queue went back (DBCC CHECKIDENT, or rows that were put in), so this request would not be behind those that came before; try again when they have left', 1;
     END CATCH;
     IF @answer = 1
         SELECT @position AS queue_position, @granted AS granted;
@@ -1411,8 +1459,9 @@ BEGIN TRY
                 BEGIN
                     UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
                     WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
-                      AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
-                                      WHERE t.resource_id = @resource AND t.queue_position < @position)
+                      AND NOT EXISTS (SELECT 1 FROM {schema}.lowest(@resource) AS f
+                                      JOIN {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
+                                          ON t.resource_id = @resource AND t.queue_position > f.mark AND t.queue_position < @position)
                       AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WHERE o.resource_id IN (@resource, N'*'))
                     OPTION (KEEPFIXED PLAN);
                     IF @@ROWCOUNT > 0
@@ -1604,17 +1653,19 @@ BEGIN TRY
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @name nvarchar(255) = CONCAT(N'entry.sqlsem.{schema}.', @position),
             @pin nvarchar(255) = N'pin.sqlsem.{schema}.', @code int, @lock int, @member bigint, @own bit, @host nvarchar(255), @pid int,
-            @program nvarchar(255), @login nvarchar(128), @by nvarchar(128), @next bigint;
+            @program nvarchar(255), @login nvarchar(128), @by nvarchar(128), @next bigint, @mark bigint;
     BEGIN TRY
         -- (Where there is no such row of this login, the name is no row's pin.) @own: what acquire has made for this row alone, where it
         -- has a lease. @next: of one that is alone inside, and so has nobody ahead, the row behind it. (It may pass one that is locked: that
-        -- is asked below. Nothing is locked yet, and nobody is waited for.)
+        -- is asked below. Nothing is locked yet, and nobody is waited for.) Now and then such a one raises the mark, @mark.
         SELECT @member = t.member_id, @pin = CONCAT(N'pin.sqlsem.{schema}.', @position), @host = m.host, @pid = m.pid, @program = m.program, @login = m.login,
                @by = CASE WHEN @outcome = N'revoked' THEN t.revoked_by END,
                @own = CASE WHEN m.pid IS NULL AND m.lease_ms IS NOT NULL THEN 1 ELSE 0 END,
                @next = CASE WHEN t.granted_at IS NOT NULL AND t.access_type = N'write' AND t.weight >= t.concurrency_limit
                             THEN (SELECT TOP (1) n.queue_position FROM {schema}.entry AS n WITH (READCOMMITTEDLOCK, READPAST, ROWLOCK)
-                                  WHERE n.resource_id = @resource AND n.queue_position > @position ORDER BY n.queue_position) END
+                                  WHERE n.resource_id = @resource AND n.queue_position > @position ORDER BY n.queue_position) END,
+               @mark = CASE WHEN t.granted_at IS NOT NULL AND t.access_type = N'write' AND t.weight >= t.concurrency_limit
+                                 AND RAND() < 0.03 THEN t.queue_position END
         FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
         WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
           AND m.login = ORIGINAL_LOGIN()
@@ -1633,7 +1684,7 @@ BEGIN TRY
           AND member_id = @member AND @lock >= 0
         OPTION (KEEPFIXED PLAN);
         SET @code = @@ROWCOUNT - 1;
-        IF @next IS NULL AND @@VERSION LIKE N'Microsoft SQL %'  -- (only that takes the other form)
+        IF @next IS NULL AND @mark IS NULL AND @@VERSION LIKE N'Microsoft SQL %'  -- (only that takes the other form)
             COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
         ELSE
         BEGIN
@@ -1645,6 +1696,10 @@ BEGIN TRY
                 WHERE resource_id = @resource AND queue_position = @next AND behind = @position
                   AND granted_at IS NULL AND revoked_at IS NULL AND attended_until IS NULL
                   AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WHERE o.resource_id IN (@resource, N'*'))
+                OPTION (KEEPFIXED PLAN);
+            -- Last, as whoever reads it passes a mark that is locked.
+            IF @code = 0 AND @mark IS NOT NULL
+                UPDATE {schema}.low_water SET mark = @mark, raised_at = SYSUTCDATETIME() WHERE resource_id = @resource AND mark < @mark
                 OPTION (KEEPFIXED PLAN);
             IF @@VERSION LIKE N'Microsoft SQL %'
                 COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
@@ -2296,6 +2351,8 @@ BEGIN
     WHERE ended_at <= @edge AND (ended_at < @before OR ended_at < @kept OR queue_position <= @last);
     SET @count = @@ROWCOUNT;
     -- feature: rates
+    DELETE TOP (@most) FROM {schema}.low_water WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+    WHERE raised_at < DATEADD(day, -1, SYSUTCDATETIME());  -- of names that are not used any more, most of them
     -- Rates that nobody has used for a day, and whose windows are over: first what was used of them, which tells itself that it counts
     -- no more.
     DECLARE @over bigint = {schema}.clock_us() / 1000 - 86400000;

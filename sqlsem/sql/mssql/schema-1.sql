@@ -100,12 +100,25 @@ CREATE TABLE {schema}.entry (
     revoked_by        nvarchar(128) NULL,  -- the operator's login, while revoked_at is set
     attended_until    datetime2(6) NULL,   -- a waiting row whose client does not come back goes when this is past
     note              nvarchar(1000) NULL,
-    behind            bigint NULL  -- the row that stood next before it when it was registered; only such a one grants it by its release
+    -- No row stood between that position and this one when it was registered, nor can one come. Where that is a row which is
+    -- released, its release grants this one. (The check refuses numbers that went back: a number that was set, rows that were put in.)
+    behind            bigint NULL,
+    CONSTRAINT entry_behind_check CHECK (behind < queue_position)
 );
 CREATE UNIQUE CLUSTERED INDEX entry_resource ON {schema}.entry (resource_id, queue_position)
     WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON);
 CREATE INDEX entry_member ON {schema}.entry (member_id) INCLUDE (request_uid, revoked_at)  -- all that a heartbeat reads
     WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON);
+GO
+-- Where looks at a resource begin: no row stands at the mark or below. Positions only grow and rows only leave, so that stays true. The
+-- server keeps deleted rows (ghosts) until it finds the time to remove them, and a look from the first position on would pass all of
+-- them. A mark that is not there, or is locked just now, only costs time.
+CREATE TABLE {schema}.low_water (
+    resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT low_water_pk PRIMARY KEY
+        WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON),
+    mark        bigint NOT NULL,
+    raised_at   datetime2(6) NOT NULL CONSTRAINT low_water_raised_at_default DEFAULT SYSUTCDATETIME()
+);
 GO
 CREATE VIEW {schema}.{table} AS
 SELECT NULLIF(queue_position, CAST(0 AS bigint)) AS queue_position, -- so that it may be left out
