@@ -1,7 +1,7 @@
 """Checks all T-SQL of the project with Microsoft's own parser (ScriptDom, as of SQL Server 2016 and 2019) and model
 (DacFx, for SQL Server 2016 and Azure SQL): syntax, names of tables, columns, table variables, indexes, procedures and
-parameters, built-in functions and their arguments. No server is needed, and none is asked: what happens at run time is
-not seen.
+parameters, built-in functions and their arguments; and types and collations, in databases of every collation
+(`tsqltyped`). No server is needed, and none is asked: what happens at run time is not seen.
 
     python tests/tsqlcheck.py            prints file:line: message for each finding; exit status 1 if there are any
     python tests/tsqlcheck.py --prove    besides, breaks the texts in many ways, in memory, and says which go unnoticed
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import microsoft
+import tsqltyped
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What the texts use of SQL Server itself; DacFx would want master.dacpac for it, which is in no wheel.
@@ -200,6 +201,8 @@ class Checker:
             for one in self.get(lookup, "AllBuiltIns")
             if str(self.get(one, "Name")) not in NEWER
         }
+        #: The system's own objects.
+        self.system = [self.parse(one)[0] for one in re.split(r"\n(?=CREATE)", SYSTEM.strip())]
         self.date_parts = {str(self.get(one, "Name")) for one in self.get(lookup, "DateParts")}
 
     def get(self, thing: Any, name: str) -> Any:
@@ -230,7 +233,7 @@ class Checker:
 
     # -- all batches -------------------------------------------------------------------------------------------------
 
-    def check(self, found: list[Batch]) -> list[Finding]:
+    def check(self, found: list[Batch], typed: bool = True) -> list[Finding]:
         findings: list[Finding] = []
         trees = []
         for file, first, text in found:
@@ -245,6 +248,9 @@ class Checker:
         procedures = self.procedures(trees)
         for file, _, _, nodes in trees:
             findings += [(file, line, message) for line, message in self.calls(nodes, procedures)]
+        if typed:
+            self.typed = tsqltyped.Typed([(file, tree) for file, _, tree, _ in trees], self.system)
+            findings += self.typed.findings
         if whole:
             found_there = self.model("Sql130", trees)
             findings += found_there
@@ -254,9 +260,8 @@ class Checker:
 
     def procedures(self, trees: list[Any]) -> dict[str, dict[str, tuple[bool, bool]]]:
         """Name of a procedure → its parameters in order → whether one may be left out, whether it is OUTPUT."""
-        texts = [self.parse(one)[0] for one in re.split(r"\n(?=CREATE)", SYSTEM.strip())]
         found = {}
-        for nodes in [*(list(self.walk(one)) for one in texts), *(one[3] for one in trees)]:
+        for nodes in [*(list(self.walk(one)) for one in self.system), *(one[3] for one in trees)]:
             for kind, node in nodes:
                 if kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
                     name = node.ProcedureReference.Name.BaseIdentifier.Value.lower()
@@ -514,7 +519,7 @@ def prove(root: Path, checker: Checker) -> Iterator[str]:
                     text = text.replace(old, new, 1)
             return text
 
-        findings = checker.check(list(batches(root, read)))
+        findings = checker.check(list(batches(root, read)), typed=False)
         for what, file, old, _, words in broken:
             if what not in hit:
                 yield f"proof: {what}: {file} has no {old!r} any more: choose something else to break"
@@ -532,7 +537,7 @@ def main() -> int:
     found = list(batches(root, lambda path: path.read_text(encoding="utf-8")))
     wrong: Iterable[str] = [f"{file}:{line}: {message}" for file, line, message in checker.check(found)]
     if "--prove" in sys.argv:
-        wrong = [*wrong, *prove(root, checker)]
+        wrong = [*wrong, *checker.typed.unnoticed(checker.parse), *prove(root, checker)]
     for one in wrong:
         print(one)
     print(f"{len(found)} batches of {len({file for file, _, _ in found})} files")

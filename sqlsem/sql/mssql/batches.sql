@@ -262,7 +262,7 @@ BEGIN
     IF NOT EXISTS (SELECT 1 FROM @asked WHERE part = @part COLLATE Latin1_General_100_BIN2)
     BEGIN
         SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no part ''', @part, N'''; it has ',
-            REPLACE(LEFT(@parts, 1000), NCHAR(10), N', '));
+            LEFT(REPLACE(@parts, NCHAR(10), N', '), 1000));
         EXEC {schema}.refuse 50000, @message;
     END;
     -- Whether the process that runs the callback of the newest batch is missing: tested under no lock.
@@ -812,7 +812,7 @@ BEGIN TRY
         SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no parts; name all of them in @parts');
     ELSE IF NOT EXISTS (SELECT 1 FROM @names WHERE part = @part)
         SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no part ''', @part, N'''; it has ',
-            REPLACE(LEFT(@lines, 1000), NCHAR(10), N', '));
+            LEFT(REPLACE(@lines, NCHAR(10), N', '), 1000));
     IF @message IS NOT NULL
         EXEC {schema}.refuse 50000, @message;
 

@@ -124,7 +124,7 @@ DELETE FROM {schema}.{table} WHERE resource_id = N'certify-bare'
 -- name: compile_all
 -- Binds each routine again, as CREATE does when its tables are there; those that the server refuses, in its words.
 SET NOCOUNT ON;
-DECLARE @wrong TABLE (name nvarchar(300) NOT NULL, words nvarchar(2000) NULL);
+DECLARE @wrong TABLE (name nvarchar(300) NOT NULL, words nvarchar(4000) NULL);
 DECLARE @id int = 0, @name nvarchar(300), @before int;
 WHILE 1 = 1
 BEGIN

@@ -175,8 +175,8 @@ BEGIN
             RETURN 0;
         DELETE FROM @down;
         DELETE FROM @up;
-        INSERT INTO @down (who, depth) VALUES (@one, 0);
-        INSERT INTO @up (who, depth) VALUES (@one, 0);
+        INSERT INTO @down (who, depth) VALUES (CAST(@one AS int), 0);
+        INSERT INTO @up (who, depth) VALUES (CAST(@one AS int), 0);
         SET @depth = 0;
         SET @count = 1;
         WHILE @count > 0

@@ -1,6 +1,6 @@
 -- sqlsem, for SQL Server: removes everything, the roles too unless they have members. One batch.
 -- Guarded tables first: without what their triggers call nobody could write to them.
-DECLARE @drop nvarchar(400);
+DECLARE @drop nvarchar(600);
 WHILE EXISTS (SELECT 1 FROM sys.triggers AS t JOIN sys.sql_modules AS m ON m.object_id = t.object_id
               WHERE CHARINDEX(N'{schema}.check_guard @@PROCID, N''', m.definition) > 0)
 BEGIN

@@ -135,7 +135,7 @@ BEGIN
     SELECT @trigger = trigger_name, @disabled = disabled, @known = resource_id FROM {schema}.guards() WHERE parent_id = @id;
     IF @known <> @resource COLLATE Latin1_General_100_BIN2
     BEGIN
-        SET @message = CONCAT(N'sqlsem: ', @table, N' is guarded by ''', @known, N''' already; first: EXEC {schema}.unguard_table');
+        SET @message = CONCAT(N'sqlsem: ', @table, N' is guarded by ''', LEFT(@known, 255), N''' already; first: EXEC {schema}.unguard_table');
         EXEC {schema}.clean @message OUTPUT;
         EXEC {schema}.refuse 50000, @message;
     END;

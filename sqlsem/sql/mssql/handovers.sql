@@ -17,7 +17,7 @@ BEGIN
     WHILE @at <= 32
     BEGIN
         SET @byte = CAST(SUBSTRING(@hash, @at, 1) AS int);
-        SET @hex = @hex + SUBSTRING('0123456789abcdef', @byte / 16 + 1, 1) + SUBSTRING('0123456789abcdef', @byte % 16 + 1, 1);
+        SET @hex = LEFT(@hex + SUBSTRING('0123456789abcdef', @byte / 16 + 1, 1) + SUBSTRING('0123456789abcdef', @byte % 16 + 1, 1), 64);
         SET @at = @at + 1;
     END;
     RETURN @hex;
@@ -73,7 +73,7 @@ BEGIN
             IF @position = @before
                 BREAK;
             SET @name = CONCAT(N'pin.sqlsem.{schema}.', @position);
-            SET @patience = 1000 - DATEDIFF(millisecond, @now, SYSUTCDATETIME());
+            SET @patience = 1000 - CAST(DATEDIFF_BIG(millisecond, @now, SYSUTCDATETIME()) AS int);
             SET @patience = CASE WHEN @patience < 0 THEN 0 ELSE @patience END;
             EXEC @lock = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
                 @LockTimeout = @patience, @DbPrincipal = @principal;
@@ -390,7 +390,7 @@ BEGIN TRY
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @code int, @lease_ms int, @member bigint, @owner nvarchar(255) = ORIGINAL_LOGIN(), @uid nvarchar(64),
-            @words nvarchar(600), @seconds float, @message nvarchar(1000), @where nvarchar(400);
+            @words nvarchar(600), @seconds float, @message nvarchar(2000), @where nvarchar(400);
     IF @requesting_id IS NULL
         EXEC {schema}.session_name @requesting_id OUTPUT;
     EXEC {schema}.check_name N'requesting_id', @requesting_id;

@@ -124,7 +124,7 @@ BEGIN TRY
     BEGIN
         SET @code = 0;
         INSERT INTO {schema}.operation (host, pid, program, action, resource_id, old_value)
-        VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'forget', N'once:' + @name,
+        VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'forget', LEFT(N'once:' + @name, 255),
                 CONVERT(nvarchar(40), @done_at, 126));
     END;
     IF @answer = 1
@@ -164,7 +164,7 @@ BEGIN
     IF @message IS NOT NULL
         EXEC {schema}.refuse 50000, @message;
     SET @per_ms = ROUND(@per_seconds * 1000, 0);
-    SET @offset_ms = ROUND(@offset_seconds * 1000, 0);
+    SET @offset_ms = CAST(ROUND(@offset_seconds * 1000, 0) AS bigint);
     IF @offset_ms >= @per_ms
         SET @offset_ms = @per_ms - 1;
 END;
@@ -231,6 +231,8 @@ BEGIN TRY
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: once_done must not be called inside an open transaction; commit or roll back first', 1;
     EXEC {schema}.check_name N'name', @name;
+    IF LEN(CONCAT(@name, N'|')) > 251
+        THROW 50000, N'sqlsem: a name has 1 to 250 characters', 1;
     IF @requesting_id IS NULL
         EXEC {schema}.session_name @requesting_id OUTPUT;
     EXEC @code = {schema}.mark_once @name, @position, @requesting_id;

@@ -160,7 +160,7 @@ DROP FUNCTION IF EXISTS {schema}.span_words;
 GO
 CREATE FUNCTION {schema}.span_words(@seconds float) RETURNS nvarchar(40) AS
 BEGIN
-    DECLARE @whole bigint = ROUND(@seconds, 0);
+    DECLARE @whole bigint = CAST(ROUND(@seconds, 0) AS bigint);
     RETURN CONCAT(@whole / 3600, N':', RIGHT(CONCAT(N'0', @whole / 60 % 60), 2), N':', RIGHT(CONCAT(N'0', @whole % 60), 2));
 END;
 GO

@@ -123,7 +123,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @number int = 0, @before int, @resource nvarchar(255), @position bigint, @name nvarchar(255), @code int, @claim nvarchar(60);
+    DECLARE @number int = 0, @before int, @resource nvarchar(255), @position bigint, @name nvarchar(255), @code int, @claim nvarchar(64);
     SELECT @claim = claim_uid FROM {schema}.task WHERE task_id = @task AND status = N'running';
     WHILE 1 = 1
     BEGIN
@@ -169,7 +169,7 @@ GO
 -- of late.
 IF OBJECT_ID(N'{schema}.parking_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parking_member AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.parking_member @queue nvarchar(255), @parking bigint OUTPUT
+ALTER PROCEDURE {schema}.parking_member @queue nvarchar(400), @parking bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -210,7 +210,7 @@ GO
 -- Returns 1 where the limits and rates of a queue, and of this key, have room for one more. @asked: those count, too, that stand in the lines.
 IF OBJECT_ID(N'{schema}.has_room') IS NULL EXEC (N'CREATE PROCEDURE {schema}.has_room AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.has_room @queue nvarchar(255), @key nvarchar(255), @asked bit
+ALTER PROCEDURE {schema}.has_room @queue nvarchar(400), @key nvarchar(255), @asked bit
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -238,7 +238,7 @@ GO
 -- Returns how many.
 IF OBJECT_ID(N'{schema}.ask_for_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.ask_for_locks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.ask_for_locks @queue nvarchar(255), @parking bigint, @order int
+ALTER PROCEDURE {schema}.ask_for_locks @queue nvarchar(400), @parking bigint, @order int
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -322,7 +322,7 @@ GO
 -- either.
 IF OBJECT_ID(N'{schema}.look_at_lines') IS NULL EXEC (N'CREATE PROCEDURE {schema}.look_at_lines AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.look_at_lines @queue nvarchar(255)
+ALTER PROCEDURE {schema}.look_at_lines @queue nvarchar(400)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -361,7 +361,7 @@ GO
 -- lines.
 IF OBJECT_ID(N'{schema}.parked_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parked_task AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.parked_task @queue nvarchar(255), @parking bigint, @order int, @task bigint OUTPUT
+ALTER PROCEDURE {schema}.parked_task @queue nvarchar(400), @parking bigint, @order int, @task bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -421,7 +421,7 @@ GO
 IF OBJECT_ID(N'{schema}.claim_parked') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_parked AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_parked
-    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(60), @again bit, @requesting_id nvarchar(255),
+    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit, @requesting_id nvarchar(255),
     @row_owner nvarchar(255), @task bigint = NULL OUTPUT, @answer bit = 0
 AS
 BEGIN
@@ -436,7 +436,7 @@ BEGIN
     DECLARE @parking bigint, @order int, @look int = 0, @asked int = 1, @count int, @limited int = 0, @host nvarchar(255), @pid int,
             @lease int, @number int = 0, @locks int, @name nvarchar(255), @code int, @found bigint, @resource nvarchar(255),
             @position bigint, @access nvarchar(64), @limit int, @weight int, @eligible int, @written int, @key nvarchar(255),
-            @row_uid nvarchar(60) = COALESCE(@uid, CONVERT(nvarchar(60), NEWID()));
+            @row_uid nvarchar(64) = COALESCE(@uid, CONVERT(nvarchar(64), NEWID()));
     IF @again = 1
         SELECT TOP (1) @task = task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit)
@@ -450,7 +450,7 @@ BEGIN
         EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
         BEGIN TRY
             IF NOT EXISTS (SELECT 1 FROM {schema}.parking WHERE queue_name = @queue)
-                INSERT INTO {schema}.parking (queue_name) VALUES (@queue);
+                INSERT INTO {schema}.parking (queue_name) VALUES (LEFT(@queue, 255));
             BEGIN TRANSACTION;
             UPDATE {schema}.parking WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;  -- one after the other
             -- What limits say is true until the end of this transaction: as in task_of_turn.
@@ -545,7 +545,7 @@ GO
 -- Tests those who keep parked tasks of a queue out, as nobody waits for these who would: on 8 of many resources.
 IF OBJECT_ID(N'{schema}.suspect_lines') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect_lines AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.suspect_lines @queue nvarchar(255)
+ALTER PROCEDURE {schema}.suspect_lines @queue nvarchar(400)
 AS
 BEGIN
     SET NOCOUNT ON;

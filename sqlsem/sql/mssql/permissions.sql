@@ -14,10 +14,10 @@
 -- (Words of the catalog have a collation of their own, and its names another one on Azure SQL: COLLATE where they meet ours.)
 -- Roles belong to the database. Anyone who may not create them gets the tables all the same; an administrator runs this.
 
-DECLARE @do TABLE (number int IDENTITY NOT NULL PRIMARY KEY, statement nvarchar(400) NOT NULL);
+DECLARE @do TABLE (number int IDENTITY NOT NULL PRIMARY KEY, statement nvarchar(600) NOT NULL);
 DECLARE @right TABLE (what nvarchar(10) NOT NULL, object_name sysname NOT NULL, role_name sysname NOT NULL);
 DECLARE @role TABLE (name sysname NOT NULL, letter nchar(1) NOT NULL);
-DECLARE @statement nvarchar(400), @number int = 0, @most int;
+DECLARE @statement nvarchar(600), @number int = 0, @most int;
 DECLARE @may int = CASE WHEN HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'CREATE ROLE') = 1
     OR IS_MEMBER(N'db_owner') = 1 OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
 INSERT INTO @role (name, letter)

@@ -55,7 +55,7 @@ GO
 IF OBJECT_ID(N'{schema}.take_turn') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_turn AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take_turn
-    @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(60), @try bit,
+    @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
     @resource nvarchar(400), @access nvarchar(100), @limit int, @weight int, @note nvarchar(1000), @priority int, @place bigint,
     @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT, @before bigint = NULL OUTPUT,
     @ahead int = NULL OUTPUT, @answer bit = 0, @attended_ms int = NULL
@@ -69,7 +69,7 @@ BEGIN
         THROW 50001, N'sqlsem: take_turn must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @line nvarchar(255) = LEFT(N'priority:' + @resource, 255), @gate nvarchar(255), @other nvarchar(255), @swap nvarchar(255),
-            @uid_place nvarchar(64) = CONCAT(@uid, N'.1'), @class int = @priority + 1, @ageing int, @own bigint, @at datetime2(6),
+            @uid_place nvarchar(70) = CONCAT(@uid, N'.1'), @class int = @priority + 1, @ageing int, @own bigint, @at datetime2(6),
             @eligible int, @code int, @looked int = 0, @name nvarchar(255), @freed nvarchar(255), @message nvarchar(1000),
             @host nvarchar(255), @pid int, @program nvarchar(255), @login nvarchar(128), @dummy bit;
     SET @position = NULL;

@@ -91,7 +91,7 @@ ALTER PROCEDURE {schema}.check_request
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @message nvarchar(1000), @word nvarchar(100), @order nvarchar(100);
+    DECLARE @message nvarchar(1000), @word nvarchar(101), @order nvarchar(100);
     EXEC {schema}.check_name N'resource', @resource;
     IF @own = 0
         EXEC {schema}.check_free @resource;
@@ -255,7 +255,7 @@ IF OBJECT_ID(N'{schema}.acquire_ranked') IS NULL EXEC (N'CREATE PROCEDURE {schem
 GO
 ALTER PROCEDURE {schema}.acquire_ranked
     @resource nvarchar(400), @limit int, @access nvarchar(100), @weight int, @deadline datetime2(6), @try bit,
-    @note nvarchar(1000), @requesting_id nvarchar(400), @priority int, @position bigint OUTPUT
+    @note nvarchar(1000), @requesting_id nvarchar(255), @priority int, @position bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -319,7 +319,7 @@ BEGIN
                 END;
                 -- A twentieth of the time that it has waited, more where others are before it.
                 SET @pause = CASE WHEN DATEDIFF(second, @since, SYSUTCDATETIME()) >= 5 THEN 250
-                                  ELSE 5 + DATEDIFF(millisecond, @since, SYSUTCDATETIME()) / 20 END
+                                  ELSE 5 + CAST(DATEDIFF_BIG(millisecond, @since, SYSUTCDATETIME()) AS int) / 20 END
                              * CASE WHEN @before IS NULL THEN 1 WHEN @ahead > 2 THEN 3 ELSE @ahead + 1 END;
                 SET @pause = CASE WHEN @pause > @left THEN @left ELSE @pause END;
                 SET @pause = CASE WHEN @pause > 900 THEN 900 ELSE @pause END;
@@ -538,7 +538,7 @@ BEGIN TRY
                     IF @left <= 0
                         BREAK;
                     -- It came early: there is nothing to wait for in the engine's lock queue (a lease, a pause).
-                    IF DATEDIFF(millisecond, @began, SYSUTCDATETIME()) < @slice
+                    IF DATEDIFF_BIG(millisecond, @began, SYSUTCDATETIME()) < @slice
                     BEGIN
                         SET @pause = CASE WHEN @pause > @left THEN @left ELSE @pause END;
                         EXEC {schema}.doze @pause;
@@ -546,7 +546,7 @@ BEGIN TRY
                     END
                     ELSE
                         SET @pause = 5;
-                    IF @others = 1 AND DATEDIFF(millisecond, @looked, SYSUTCDATETIME()) >= 600
+                    IF @others = 1 AND DATEDIFF_BIG(millisecond, @looked, SYSUTCDATETIME()) >= 600
                     BEGIN
                         EXEC {schema}.find_deadlock @member, @victim OUTPUT, @words OUTPUT;
                         IF @victim = @position

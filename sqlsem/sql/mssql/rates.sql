@@ -74,7 +74,7 @@ BEGIN
     END;
     IF @message IS NOT NULL
     BEGIN
-        SET @message = CONCAT(N'sqlsem: ''', @resource, N''' ', @message);
+        SET @message = LEFT(CONCAT(N'sqlsem: ''', @resource, N''' ', @message), 1000);
         EXEC {schema}.refuse 50000, @message;
     END;
 END;
@@ -622,7 +622,7 @@ BEGIN
         THROW 50000, N'sqlsem: a rate has a name of 1 to 250 characters, without blanks around it', 1;
     IF COALESCE(@timeout_ms, -2) < -1
         THROW 50000, N'sqlsem: timeout_ms must be 0 or more, or -1 for ever', 1;
-    IF @more_windows IS NOT NULL AND (ISJSON(@more_windows) = 0 OR LEFT(LTRIM(@more_windows), 1) <> N'[')
+    IF @more_windows IS NOT NULL AND (ISJSON(@more_windows) = 0 OR LEN(@more_windows) > 900 OR LEFT(LTRIM(@more_windows), 1) <> N'[')
         THROW 50000, N'sqlsem: more_windows is no list of windows as [{"limit": 1000, "ms": 3600000}]', 1;
     IF @limit IS NULL AND @per_ms IS NULL
         SET @windows = COALESCE(@more_windows, N'[]');  -- an operator's limits
@@ -691,7 +691,7 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @resource nvarchar(400) = N'rate:' + @rate, @more bigint = @actual - @cost;
-    IF COALESCE(@cost, 0) < 1 OR COALESCE(@actual, -1) < 0 OR @taken_ms IS NULL
+    IF COALESCE(@cost, 0) < 1 OR COALESCE(@actual, -1) < 0 OR @taken_ms IS NULL OR LEN(@rate) > 250
         THROW 50000, N'sqlsem: settle wants what was taken, when (@taken_ms of take), and what it has cost: 0 or more', 1;
     IF @more <> 0
         EXEC {schema}.settle_rate @resource, @taken_ms, @more;

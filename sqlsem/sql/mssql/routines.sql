@@ -40,7 +40,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     IF @@VERSION LIKE N'Microsoft SQL %'
-        SET @message = REPLACE(@message, N'%', N'%%');
+        SET @message = LEFT(REPLACE(@message, N'%', N'%%'), 2048);
     THROW @number, @message, 1;
 END;
 GO
@@ -191,7 +191,7 @@ GO
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.pattern_of;
 GO
-CREATE FUNCTION {schema}.pattern_of (@resource nvarchar(255)) RETURNS TABLE AS RETURN (
+CREATE FUNCTION {schema}.pattern_of (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
     SELECT TOP (1) l.prefix, l.cap, l.cap_by FROM {schema}.limit_pattern AS l
     WHERE LEFT(@resource COLLATE Latin1_General_100_BIN2, LEN(l.prefix + N'|') - 1) + N'|' = l.prefix + N'|'
     ORDER BY LEN(l.prefix + N'|') DESC
@@ -206,7 +206,7 @@ GO
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.set_for;
 GO
-CREATE FUNCTION {schema}.set_for (@resource nvarchar(255)) RETURNS TABLE AS RETURN (
+CREATE FUNCTION {schema}.set_for (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
     SELECT CASE WHEN o.cap IS NOT NULL OR p.resource_id IS NULL THEN o.cap
                 ELSE (SELECT l.cap FROM {schema}.pattern_of(@resource) AS l) END AS cap, o.paused_at
     FROM (SELECT 1 AS one) AS n
@@ -268,7 +268,7 @@ BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.ahead;
 GO
 CREATE FUNCTION {schema}.ahead (
-    @resource nvarchar(255), @position bigint, @access nvarchar(64), @limit int, @weight int, @uid nvarchar(64))
+    @resource nvarchar(255), @position bigint, @access nvarchar(64), @limit int, @weight int, @uid nvarchar(80))
 RETURNS TABLE AS RETURN (
     WITH o AS (
         SELECT cap, paused_at FROM {schema}.set_for(@resource)
@@ -320,7 +320,7 @@ BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.bare_holds;
 DROP FUNCTION IF EXISTS {schema}.standing;
 GO
-CREATE FUNCTION {schema}.standing (@resource nvarchar(255)) RETURNS TABLE AS RETURN (
+CREATE FUNCTION {schema}.standing (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
     WITH q AS (
         SELECT t.resource_id, t.queue_position, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.granted_at,
                t.revoked_at,
@@ -1023,7 +1023,7 @@ GO
 IF OBJECT_ID(N'{schema}.register') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.register
-    @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
+    @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(80), @try bit,
     @resource nvarchar(400), @access nvarchar(100) = N'write', @limit int = 1, @weight int = 1,
     @note nvarchar(1000) = NULL, @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT,
     @answer bit = 0, @attended_ms int = NULL, @ranked bit = 0, @looked bit = 0
@@ -1034,12 +1034,12 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     -- (What is too long for the gate's name is cut off.)
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @inside int = @@TRANCOUNT,
-            @gate nvarchar(255) = N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), @entry nvarchar(255), @code int, @known int,
-            @lock_owner nvarchar(20), @due int, @mine bigint, @behind bigint, @marks bit,
+            @gate nvarchar(255) = LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255), @entry nvarchar(255), @code int, @known int,
+            @lock_owner varchar(20), @due int, @mine bigint, @behind bigint, @marks bit,
             -- Whether the open transaction is that of somebody who has not taken the gate. (A CASE, as outside of a transaction the second
             -- question may be an error.)
             @foreign bit = CASE WHEN @@TRANCOUNT = 0 THEN 0
-                                WHEN APPLOCK_MODE({schema}.lock_principal(), N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), N'Transaction')
+                                WHEN APPLOCK_MODE({schema}.lock_principal(), LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255), N'Transaction')
                                      = N'Exclusive' THEN 0 ELSE 1 END,
             -- Whether the request is plainly in order. (Names that are not ASCII, or of one character, are looked at more closely.)
             @plain bit = CASE WHEN @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @limit < @weight
@@ -1172,7 +1172,7 @@ BEGIN
                           gate nvarchar(255) COLLATE Latin1_General_100_BIN2,
                           concurrency_limit int, weight int, note nvarchar(1000), queue_position bigint, granted bit);
     DECLARE @ordinal int = 0, @most int, @gate nvarchar(255), @position bigint, @granted bit, @code int, @free int = 1,
-            @name nvarchar(255), @uid_one nvarchar(64), @resource nvarchar(400), @access nvarchar(100), @limit int,
+            @name nvarchar(255), @uid_one nvarchar(80), @resource nvarchar(400), @access nvarchar(100), @limit int,
             @weight int, @note nvarchar(1000), @taken nvarchar(max) = N'', @tried int = 0, @again int = 1;
     SET @uid = COALESCE(@uid, CONVERT(nvarchar(60), NEWID()));
     INSERT INTO @asked (ordinal, resource_id, gate, access_type, concurrency_limit, weight, note)
@@ -1565,7 +1565,7 @@ BEGIN
         WHERE f.place <= @width AND h.eligible = 1;
         SET @found = @@ROWCOUNT;
         SET @more = @found;
-        SET @width = @width * 2;
+        SET @width = CASE WHEN @width > 1000000 THEN @width ELSE @width * 2 END;
         -- One by one: a transaction with several rows could meet one of theirs the other way round.
         WHILE @found > 0
         BEGIN
@@ -1646,7 +1646,7 @@ BEGIN TRY
             EXEC @position = {schema}.release_rows @resource, @position, @requesting_id, @outcome;
             IF @answer = 1
                 SELECT CAST(@position AS int) AS code;
-            RETURN @position;
+            RETURN CAST(@position AS int);
         END;
     END;
     SET NOCOUNT, XACT_ABORT ON;
@@ -1786,7 +1786,7 @@ GO
 -- is there, else 0.
 IF OBJECT_ID(N'{schema}.pin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pin AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.pin @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @answer bit = 0
+ALTER PROCEDURE {schema}.pin @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400), @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -1863,7 +1863,7 @@ GO
 -- state: holds, waits, revoked, or dead: the next who looks at it to act removes it.
 IF OBJECT_ID(N'{schema}.entries') IS NULL EXEC (N'CREATE PROCEDURE {schema}.entries AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.entries @resource nvarchar(255) = NULL
+ALTER PROCEDURE {schema}.entries @resource nvarchar(400) = NULL
 AS
 BEGIN TRY
     SET NOCOUNT ON;
@@ -2055,9 +2055,9 @@ BEGIN
         IF @value IS NULL
             DELETE FROM {schema}.limit_pattern WHERE prefix + N'|' = @prefix + N'|';
         ELSE IF @old IS NULL
-            INSERT INTO {schema}.limit_pattern (prefix, cap) VALUES (@prefix, @value);
+            INSERT INTO {schema}.limit_pattern (prefix, cap) VALUES (@prefix, CAST(@value AS int));
         ELSE IF @old <> @value
-            UPDATE {schema}.limit_pattern SET cap = @value, cap_by = @by, set_at = SYSUTCDATETIME() WHERE prefix + N'|' = @prefix + N'|';
+            UPDATE {schema}.limit_pattern SET cap = CAST(@value AS int), cap_by = @by, set_at = SYSUTCDATETIME() WHERE prefix + N'|' = @prefix + N'|';
         INSERT INTO {schema}.resource (resource_id)
         SELECT N'*' WHERE NOT EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = N'*');
     END;
@@ -2192,7 +2192,7 @@ BEGIN
         WHERE member_id = @one AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (INDEX (entry_member)) WHERE member_id = @one);
         SET @gone = @gone + @@ROWCOUNT;
     END;
-    IF @gone + @rows > 0
+    IF @gone > 0 OR @rows > 0
         INSERT INTO {schema}.operation (host, pid, program, action, old_value, new_value)
         VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'revoke_members',
                 COALESCE(N'login ' + @login, CONCAT(N'member ', @member)),

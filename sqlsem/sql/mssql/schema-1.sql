@@ -91,8 +91,8 @@ CREATE TABLE {schema}.entry (
     weight            int NULL CONSTRAINT entry_weight_check CHECK (weight IS NOT NULL),
     member_id         bigint NULL,
     owner             nvarchar(255) NULL,
-    -- Bare rows are given one.
-    request_uid       nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL
+    -- Bare rows are given one; of several requests of one call, its uid (64) with a number.
+    request_uid       nvarchar(80) COLLATE Latin1_General_100_BIN2 NULL
         CONSTRAINT entry_request_uid_unique UNIQUE WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON),
     requested_at      datetime2(6) NULL CONSTRAINT entry_requested_at_check CHECK (requested_at IS NOT NULL),
     granted_at        datetime2(6) NULL,

@@ -39,9 +39,8 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @message nvarchar(1000), @word nvarchar(100), @values int = 1;
     -- The bar, because = ignores blanks at the end.
-    SET @word = CONCAT(LOWER(@kind COLLATE Latin1_General_100_BIN2), N'|');
-    SET @word = CASE @word WHEN N'sql|' THEN N'sql' WHEN N'shell|' THEN N'shell' WHEN N'call|' THEN N'call'
-                           WHEN N'json|' THEN N'json' END;
+    SET @word = CASE CONCAT(LOWER(@kind COLLATE Latin1_General_100_BIN2), N'|')
+                    WHEN N'sql|' THEN N'sql' WHEN N'shell|' THEN N'shell' WHEN N'call|' THEN N'call' WHEN N'json|' THEN N'json' END;
     IF @word IN (N'json', N'call')
     BEGIN
         -- In brackets, as ISJSON knows no single values; and these must not make one out of none or of several.
@@ -74,7 +73,7 @@ GO
 IF OBJECT_ID(N'{schema}.put_task_by') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task_by AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.put_task_by
-    @put_by nvarchar(128), @queue nvarchar(400), @uid nvarchar(64), @kind nvarchar(100), @body nvarchar(max), @order int,
+    @put_by nvarchar(128), @queue nvarchar(400), @uid nvarchar(64), @kind nvarchar(8), @body nvarchar(max), @order int,
     @after_ms bigint, @max_attempts int, @backoff_ms bigint, @on_failure nvarchar(100), @note nvarchar(1000),
     @unique_key nvarchar(400), @replace_key nvarchar(400), @time_limit_ms bigint, @task_key nvarchar(400), @priority int,
     @task_id bigint OUTPUT, @locks nvarchar(max) = NULL
@@ -92,8 +91,7 @@ BEGIN
         EXEC {schema}.check_name N'key', @key;
     IF @task_key IS NOT NULL
         EXEC {schema}.check_name N'key', @task_key;
-    SET @then = CONCAT(LOWER(@on_failure COLLATE Latin1_General_100_BIN2), N'|');
-    SET @then = CASE @then WHEN N'stop|' THEN N'stop' WHEN N'continue|' THEN N'continue' END;
+    SET @then = CASE CONCAT(LOWER(@on_failure COLLATE Latin1_General_100_BIN2), N'|') WHEN N'stop|' THEN N'stop' WHEN N'continue|' THEN N'continue' END;
     IF @order IS NULL
         SET @message = N'sqlsem: order is NULL; give it a whole number';
     ELSE IF @priority IS NULL
@@ -241,7 +239,7 @@ GO
 -- are stands in PostgreSQL's tasks.sql.
 IF OBJECT_ID(N'{schema}.may_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_start AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.may_start @queue nvarchar(255), @key nvarchar(255), @all int, @of_key int, @start bit
+ALTER PROCEDURE {schema}.may_start @queue nvarchar(400), @key nvarchar(255), @all int, @of_key int, @start bit
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -288,7 +286,7 @@ BEGIN
                     WHERE queue_name = @queue AND task_key = @whose;
                     IF @@ROWCOUNT = 0
                         INSERT INTO {schema}.queue_wait (queue_name, task_key, since_ms, free_ms)
-                        VALUES (@queue, @whose, @taken, @taken + @wait);
+                        VALUES (LEFT(@queue, 255), @whose, @taken, @taken + @wait);
                 END;
                 RETURN 0;
             END;
@@ -947,21 +945,21 @@ BEGIN
         error nvarchar(max) NULL, result nvarchar(max) NULL, put_by nvarchar(128) NULL, login nvarchar(128) NULL,
         time_limit float NULL, unique_key nvarchar(255) NULL, cancel_asked_at datetime2(6) NULL,
         cancel_asked_by nvarchar(128) NULL, task_key nvarchar(255) NULL, task_priority int NULL, lock_count int NULL);
-    DECLARE @left int, @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin()),
+    DECLARE @left bigint, @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin()),
             @stored nvarchar(16) = CASE @status WHEN N'lost' THEN N'running' ELSE @status END, @all int;
     EXEC @all = {schema}.sees_all;
     -- The indexes first, the rows in a statement of their own: see the head of this file.
     IF @queue IS NULL
         INSERT INTO @shown (task_id)
-        SELECT TOP (@skip + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
+        SELECT TOP (CAST(@skip AS bigint) + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
         ORDER BY queue_name, task_order, task_priority DESC, task_id;
     ELSE
         INSERT INTO @shown (task_id)
-        SELECT TOP (@skip + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
+        SELECT TOP (CAST(@skip AS bigint) + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
         ORDER BY task_order, task_priority DESC, task_id;
-    SELECT @left = @skip + @most - COUNT(*) FROM @shown;
+    SELECT @left = CAST(@skip AS bigint) + @most - COUNT(*) FROM @shown;
     IF @left > 0
         INSERT INTO @shown (task_id)
         SELECT TOP (@left) task_id FROM {schema}.task WITH (INDEX (task_ended))

@@ -1,0 +1,853 @@
+"""Follows types and collation labels (`tsqltypes`) through all T-SQL of the project, over ScriptDom's trees.
+
+Every column, variable, parameter, literal and function result has its type, its label and, where it is a number, its
+range. What is reported: two collations in one place that wants one (468, 457, 451), conversions that nobody has asked
+for and that can fail or lose, text that is longer than where it goes, sums and products that leave int, DATEDIFF and
+DATEADD that overflow (535, 8115), index keys over 900 or 1,700 bytes (1946), and names of variables in another case.
+
+The collations of a database are names here that stand for what each kind of database has (`tsqltypes.DATABASES`): one
+walk is good for all of them, and a conflict says in which it is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tsqlfunctions
+from tsqltypes import (
+    BOUNDS,
+    CATALOG,
+    DATABASE,
+    DATES,
+    LITERAL,
+    MAX,
+    NATIONAL,
+    NUMBERS,
+    STRINGS,
+    UNKNOWN,
+    Label,
+    Type,
+    Value,
+    combined,
+    lossy,
+    merged,
+    of,
+    shown,
+)
+
+Finding = tuple[str, int, str]
+Columns = dict[str, Value]
+#: Of one FROM: alias → columns; None: a table that is not known.
+Frame = dict[str, Columns | None]
+#: Of a kind of fragment, the properties in which others stand.
+PROPERTIES: dict[str, list[str]] = {}
+
+
+class Node:
+    """A fragment of ScriptDom's tree; what is asked of it is kept."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self.kind: str = raw.GetType().Name
+        self.line: int = raw.StartLine
+
+    def __getattr__(self, name: str) -> Any:
+        value = wrapped(getattr(self.raw, name))
+        setattr(self, name, value)
+        return value
+
+    def get(self, name: str) -> Any:
+        return getattr(self, name) if hasattr(self.raw, name) else None
+
+
+def wrapped(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | bool | float):
+        return value
+    if hasattr(value, "StartLine"):
+        return Node(value)
+    if hasattr(value, "Count"):
+        return [wrapped(one) for one in value]
+    return str(value)
+
+
+def named(identifier: Any) -> str:
+    return str(identifier.Value).lower()
+
+
+def base(name: Any) -> tuple[str, str]:
+    """Schema and name of an object."""
+    schema = name.SchemaIdentifier
+    return named(schema) if schema is not None else "", named(name.BaseIdentifier)
+
+
+def type_of(node: Any, cast: bool = False) -> Type | None:
+    if node.kind == "UserDataTypeReference":
+        return Type("nvarchar", 128) if named(node.Name.BaseIdentifier) == "sysname" else None
+    if node.kind != "SqlDataTypeReference":
+        return None
+    name = str(node.SqlDataTypeOption).lower()
+    name = {"numeric": "decimal", "integer": "int", "rowversion": "timestamp"}.get(name, name)
+    sizes = [MAX if one.kind == "MaxLiteral" else int(one.Value) for one in node.Parameters]
+    if name in STRINGS or "binary" in name:
+        return Type(name, sizes[0] if sizes else 30 if cast else 1)
+    if name == "decimal":
+        return Type(name, *(sizes or [18]))
+    if name in ("datetime2", "time", "datetimeoffset"):
+        return Type(name, 0, sizes[0] if sizes else 7)
+    return Type(name)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a procedure lets pass of a variable: so many characters, numbers from low to high. None: anything."""
+
+    size: int | None = None
+    low: int | None = None
+    high: int | None = None
+
+    def joined(self, other: Bound) -> Bound:
+        def both(one: int | None, two: int | None, choose: Any) -> int | None:
+            return two if one is None else one if two is None else choose(one, two)
+
+        return Bound(both(self.size, other.size, min), both(self.low, other.low, min), both(self.high, other.high, max))
+
+
+@dataclass
+class Facts:
+    """What an earlier look at a procedure has found out of its variables."""
+
+    #: All that is ever put into one.
+    assigned: dict[str, Value] = field(default_factory=dict)
+    #: What it is compared with: more is refused.
+    bounds: dict[str, Bound] = field(default_factory=dict)
+    looked: bool = False
+
+
+class Known:
+    """What the scripts make: tables, views, functions, procedures."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Facts] = {}
+        #: Procedure and parameter → what the first call gives; a deadline, where all calls do.
+        self.given: dict[str, Value] = {}
+        self.given_before: dict[str, Value] = {}
+        self.tables: dict[str, Columns] = {}
+        self.catalog: dict[str, Columns] = {}
+        self.views: dict[str, Any] = {}  # and inline functions
+        self.scalars: dict[str, Value] = {}
+        #: Of a procedure or function: parameter → its type, whether it is OUTPUT, its name as it is written.
+        self.parameters: dict[str, dict[str, tuple[Type | None, bool, str]]] = {}
+        self.found: dict[str, Columns | None] = {}
+        self.clustered: set[str] = set()
+
+    def add(self, statement: Any, catalog: bool = False) -> None:
+        kind = statement.kind
+        if kind == "CreateTableStatement":
+            schema, name = base(statement.SchemaObjectName)
+            columns = declared(statement.Definition, DATABASE)
+            if catalog:
+                self.catalog[name] = {
+                    one: tsqlfunctions.of_catalog(name, one, value.type)
+                    for one, value in columns.items()
+                    if value.type is not None
+                }
+            elif schema == "sqlsem":
+                self.tables.setdefault(name, columns)
+        elif kind == "AlterTableAddTableElementStatement":
+            self.tables.setdefault(base(statement.SchemaObjectName)[1], {}).update(
+                declared(statement.Definition, DATABASE)
+            )
+        elif kind == "CreateViewStatement":
+            self.views[base(statement.SchemaObjectName)[1]] = statement
+        elif kind in ("CreateFunctionStatement", "AlterFunctionStatement"):
+            name = base(statement.Name)[1]
+            self.parameters[name] = parameters(statement)
+            if statement.ReturnType.kind == "SelectFunctionReturnType":
+                self.views[name] = statement
+            elif statement.ReturnType.kind == "ScalarFunctionReturnType":
+                result = type_of(statement.ReturnType.DataType)
+                self.scalars[name] = Value(result, Label(1, DATABASE) if result is not None and result.string else None)
+        elif kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
+            self.parameters[base(statement.ProcedureReference.Name)[1]] = parameters(statement)
+        elif kind == "CreateIndexStatement" and statement.Clustered:
+            self.clustered.add(base(statement.OnName)[1])
+
+
+def parameters(statement: Any) -> dict[str, tuple[Type | None, bool, str]]:
+    return {
+        named(one.VariableName): (type_of(one.DataType), str(one.Modifier) == "Output", one.VariableName.Value)
+        for one in statement.Parameters
+    }
+
+
+def declared(definition: Any, default: str) -> Columns:
+    """The columns of a table that a script makes, or of a table variable."""
+    columns: Columns = {}
+    for one in definition.ColumnDefinitions:
+        kind = type_of(one.DataType) if one.DataType is not None else None
+        label = None
+        if kind is not None and kind.string:
+            label = Label(1, one.Collation.Value if one.Collation is not None else default)
+        columns[named(one.ColumnIdentifier)] = Value(kind, label, column=True)
+    return columns
+
+
+class Expressions:
+    """One batch."""
+
+    def __init__(self, known: Known, file: str, facts: Facts | None = None, name: str = "") -> None:
+        self.known, self.file, self.name = known, file, name
+        #: Of the look before, and of this one.
+        self.before, self.now = facts or Facts(), Facts()
+        self.local: set[str] = set()
+        #: Of variables, in a branch of CASE.
+        self.branch: dict[str, Bound] = {}
+        self.loops = 0
+        self.findings: list[Finding] = []
+        self.variables: dict[str, Value] = {}
+        self.written: dict[str, str] = {}
+        #: Table variables: by what is in them, and as they are declared; and what an alias stands for.
+        self.tables: dict[str, Columns] = {}
+        self.written_tables: dict[str, Columns] = {}
+        self.aliases: dict[str, str] = {}
+        self.result: Type | None = Type("int")
+        self.trigger: Columns | None = None
+        self.ctes: dict[str, Columns | None] = {}
+
+    def say(self, node: Any, message: str) -> None:
+        self.findings.append((self.file, node.line, message))
+
+    def query(self, node: Any, scopes: list[Frame]) -> list[tuple[str, Value]] | None:
+        raise NotImplementedError
+
+    def selected(self, statement: Any, scopes: list[Frame]) -> list[tuple[str, Value]] | None:
+        raise NotImplementedError
+
+    # -- rules ---------------------------------------------------------------------------------------------------------
+
+    def together(self, node: Any, what: str, values: list[Value]) -> Label | None:
+        """The label of texts that meet; None where they must not."""
+        labels = [one.label for one in values if one.label is not None and (one.string or one.type is None)]
+        label, wrong = combined(labels)
+        if wrong:
+            self.say(node, f"collation conflict in {what}: {wrong}")
+            return None
+        return label
+
+    def compare(self, node: Any, what: str, values: list[Value]) -> None:
+        self.together(node, what, values)
+        target = merged(values).type
+        if target is None:
+            return
+        for one in values:
+            wrong = (
+                "" if one.type is not None and not target.string and one.type.name in NUMBERS else lossy(one, target)
+            )
+            if wrong:
+                self.say(node, f"in {what}, {wrong}")
+            elif (
+                one.column
+                and one.string
+                and one.type is not None
+                and one.type.name not in NATIONAL
+                and target.name in NATIONAL
+            ):
+                self.say(
+                    node,
+                    f"in {what}, the column is converted to {target}, and its indexes are of no use: give {one.type}",
+                )
+
+    def one_type(self, node: Any, what: str, values: list[Value]) -> Value:
+        """CASE, COALESCE, UNION, VALUES: each becomes the type of all."""
+        label = self.together(node, what, values)
+        result = merged(values)
+        if result.type is not None:
+            for one in values:
+                wrong = lossy(one, result.type)
+                if wrong:
+                    self.say(node, f"in {what}, {wrong}")
+        return replace(result, label=label if result.string else None)
+
+    def assign(self, node: Any, what: str, value: Value, target: Type | None, bound: Bound | None = None) -> None:
+        if target is None or value.type is None or value.null:
+            return
+        if bound is not None and bound.size is not None and target.string and bound.size < target.size:
+            value = replace(value, text=None, type=Type(value.type.name)) if value.string else value
+            # (What is cut is still too long, and refused.)
+        wrong = lossy(value, target)
+        if wrong:
+            self.say(node, f"{what}: {wrong}")
+        elif target.string and (value.string or "binary" in value.type.name) and shown(value) > target.size:
+            self.say(
+                node, f"{what}: up to {shown(value) if shown(value) < MAX else 'max'} characters are cut to {target}"
+            )
+        elif target.name not in STRINGS and "binary" in target.name and value.type.size > target.size:
+            self.say(node, f"{what}: {value.type} is cut to {target}")
+
+    # -- names ---------------------------------------------------------------------------------------------------------
+
+    def variable(self, node: Any, name: str) -> Value:
+        written = self.written.setdefault(name.lower(), name)
+        if written != name:
+            self.say(node, f"{name} is declared as {written}: another name where case counts")
+        value = self.variables.get(name.lower(), UNKNOWN)
+        if name.lower() in self.local:
+            value = self.learnt(name.lower(), value)
+        for bound in (self.before.bounds.get(name.lower()), self.branch.get(name.lower())):
+            if bound is not None:
+                value = narrowed(value, bound)
+        return value
+
+    def learnt(self, name: str, value: Value) -> Value:
+        """A variable, or a column of a table variable, by what was put into it in the look before."""
+        known = self.before.assigned.get(name)
+        if known is None or known.type is None:
+            # (In the first look no text is known yet: they grow from one look to the next.)
+            empty = value.string and not self.before.looked and value.type is not None
+            return replace(value, type=Type(value.type.name)) if empty and value.type is not None else value
+        return replace(
+            narrowed(value, Bound(shown(known), *(known.range or (None, None)))),
+            deadline=known.deadline,
+            ascii=known.ascii,
+        )
+
+    def table(self, schema: str, name: str) -> Columns | None:
+        if schema == "sys":
+            return self.known.catalog.get(name)
+        if schema not in ("sqlsem", ""):
+            return None
+        if name in self.known.views:
+            if name not in self.known.found:
+                self.known.found[name] = None
+                statement = self.known.views[name]
+                inner = type(self)(self.known, self.file)
+                if statement.kind != "CreateViewStatement":
+                    inner.declare(statement.Parameters)
+                    query = statement.ReturnType.SelectStatement
+                else:
+                    query = statement.SelectStatement
+                self.known.found[name] = inner.columns(inner.selected(query, []))
+            return self.known.found[name]
+        return self.known.tables.get(name) if schema == "sqlsem" else None
+
+    @staticmethod
+    def columns(selected: list[tuple[str, Value]] | None) -> Columns | None:
+        return None if selected is None else {name: value.as_column() for name, value in selected}
+
+    def column(self, node: Any, scopes: list[Frame]) -> Value:
+        if node.MultiPartIdentifier is None:
+            return UNKNOWN
+        parts = [named(one) for one in node.MultiPartIdentifier.Identifiers]
+        for frame in reversed(scopes):
+            if len(parts) > 1:
+                if parts[-2] in frame:
+                    there = frame[parts[-2]]
+                    return UNKNOWN if there is None else there.get(parts[-1], UNKNOWN)
+            else:
+                for there in frame.values():
+                    if there is not None and parts[0] in there:
+                        return there[parts[0]]
+                if None in frame.values():
+                    return UNKNOWN
+        return UNKNOWN
+
+    # -- expressions ---------------------------------------------------------------------------------------------------
+
+    def value(self, node: Any, scopes: list[Frame]) -> Value:
+        if node is None:
+            return UNKNOWN
+        method = getattr(self, f"of_{node.kind}", None)
+        if method is None:
+            for child in children(node):
+                self.any(child, scopes)
+            return UNKNOWN
+        result: Value = method(node, scopes)
+        collation = node.get("Collation")
+        if (collation is not None and node.kind not in ("CastCall", "ConvertCall")) or collation is not None:
+            result = replace(result, label=Label(3, collated(collation.Value)))
+        return result
+
+    def of_ColumnReferenceExpression(self, node: Any, scopes: list[Frame]) -> Value:
+        return self.column(node, scopes)
+
+    def of_IntegerLiteral(self, node: Any, scopes: list[Frame]) -> Value:
+        number = int(node.Value)
+        name = "int" if number < 2**31 else "bigint" if number < 2**63 else "decimal"
+        return of(name, low=number, high=number) if name != "decimal" else of(name, len(node.Value))
+
+    def of_NumericLiteral(self, node: Any, scopes: list[Frame]) -> Value:
+        whole, _, rest = node.Value.partition(".")
+        exact = int(whole) if not rest else None
+        return of("decimal", len(whole + rest), len(rest), exact, exact)
+
+    def of_RealLiteral(self, node: Any, scopes: list[Frame]) -> Value:
+        return of("float")
+
+    def of_StringLiteral(self, node: Any, scopes: list[Frame]) -> Value:
+        if not node.IsNational and not node.Value.isascii():
+            self.say(node, "a literal without N is of the database's code page: other characters become ?")
+        kind = Type("nvarchar" if node.IsNational else "varchar", max(1, len(node.Value)))
+        return Value(kind, LITERAL, text=node.Value, ascii=node.Value.isascii())
+
+    def of_BinaryLiteral(self, node: Any, scopes: list[Frame]) -> Value:
+        return of("varbinary", max(1, (len(node.Value) - 1) // 2))
+
+    def of_NullLiteral(self, node: Any, scopes: list[Frame]) -> Value:
+        return Value(Type("int"), null=True)
+
+    def of_VariableReference(self, node: Any, scopes: list[Frame]) -> Value:
+        return self.variable(node, node.Name)
+
+    def of_GlobalVariableExpression(self, node: Any, scopes: list[Frame]) -> Value:
+        return tsqlfunctions.GLOBALS.get(node.Name.upper(), UNKNOWN)
+
+    def of_ParameterlessCall(self, node: Any, scopes: list[Frame]) -> Value:
+        return of("datetime") if "Timestamp" in node.ParameterlessCallType else tsqlfunctions.NAME
+
+    def of_ParenthesisExpression(self, node: Any, scopes: list[Frame]) -> Value:
+        return self.value(node.Expression, scopes)
+
+    def of_NextValueForExpression(self, node: Any, scopes: list[Frame]) -> Value:
+        return UNKNOWN
+
+    def of_UnaryExpression(self, node: Any, scopes: list[Frame]) -> Value:
+        inner = self.value(node.Expression, scopes)
+        limits = inner.range
+        if "Negative" in node.UnaryExpressionType and limits is not None and inner.type is not None:
+            name = inner.type.name
+            if name == "bigint" and limits == (2**31, 2**31):
+                name = "int"
+            top = min(-limits[0], BOUNDS[name][1])
+            return Value(Type(name), None, -limits[1], top)
+        return replace(inner, column=False)
+
+    def of_BinaryExpression(self, node: Any, scopes: list[Frame]) -> Value:
+        values = [self.value(node.FirstExpression, scopes), self.value(node.SecondExpression, scopes)]
+        sign = {"Add": "+", "Subtract": "-", "Multiply": "*", "Divide": "/", "Modulo": "%"}.get(
+            node.BinaryExpressionType, "&"
+        )
+        if any(one.type is None for one in values):
+            return UNKNOWN
+        if all(one.string or one.null for one in values) and sign == "+" and any(one.string for one in values):
+            label = self.together(node, "+", values)
+            size = sum(shown(one) for one in values if one.string)
+            result = tsqlfunctions.text(size, [one for one in values if one.string])
+            kind = result.type
+            if kind is not None and size < MAX and kind.size < size:
+                self.say(node, f"+ makes {kind} of {size} characters: what is longer is cut")
+            return replace(result, label=label)
+        result = merged(values)
+        if result.type is None:
+            return UNKNOWN
+        kinds = [one.type.name for one in values if one.type is not None and not one.null]
+        if any(one in DATES - {"datetime", "smalldatetime"} for one in kinds):
+            self.say(node, f"{kinds[0]} {sign} {kinds[-1]} is refused (206): use DATEADD or DATEDIFF_BIG")
+            return UNKNOWN
+        for one in values:
+            wrong = lossy(one, result.type) if one.string else ""
+            if wrong:
+                self.say(node, f"in {sign}, {wrong}")
+        result = replace(result, text=None, column=False, null=False, low=None, high=None)
+        first, second = (one.range for one in values)
+        if result.type is not None and result.type.name == "float":
+            known = [
+                (one.low, one.high) if one.low is not None and one.high is not None else one.range for one in values
+            ]
+            if known[0] is not None and known[1] is not None:
+                limits = calculated(sign, known[0], known[1])
+                return result if limits is None else replace(result, low=limits[0], high=limits[1])
+        if result.type is None or result.type.name not in BOUNDS or first is None or second is None:
+            return result
+        limits = calculated(sign, first, second)
+        if limits is None:
+            return result
+        low, high = BOUNDS[result.type.name]
+        leaves = (limits[0] < low or limits[1] > high) and result.type.name == "int"
+        # (A position or time less another one is never more than what there is.)
+        if leaves and (sign == "*" or (sign == "+" and large(first) and large(second))):
+            self.say(node, f"{sign} of int may leave int (8115): cast one side to bigint")
+        return replace(result, low=max(limits[0], low), high=min(limits[1], high))
+
+    def of_CastCall(self, node: Any, scopes: list[Frame]) -> Value:
+        inner = self.value(node.Parameter, scopes)
+        kind = type_of(node.DataType, cast=True)
+        if kind is None:
+            return UNKNOWN
+        label = None
+        if kind.string:
+            label = inner.label if inner.string else LITERAL
+        limits = inner.range
+        if kind.name in BOUNDS and limits is not None:
+            low, high = BOUNDS[kind.name]
+            return Value(kind, None, max(low, min(limits[0], high)), min(high, max(limits[1], low)))
+        if kind.string and inner.type is not None and not inner.null:
+            return Value(replace(kind, size=min(kind.size, shown(inner) or kind.size)), label)
+        return Value(kind, label)
+
+    of_ConvertCall = of_TryCastCall = of_TryConvertCall = of_CastCall
+
+    def of_ScalarSubquery(self, node: Any, scopes: list[Frame]) -> Value:
+        selected = self.query(node.QueryExpression, scopes)
+        return selected[0][1] if selected else UNKNOWN
+
+    def of_CoalesceExpression(self, node: Any, scopes: list[Frame]) -> Value:
+        return self.one_type(node, "COALESCE", [self.value(one, scopes) for one in node.Expressions])
+
+    def of_NullIfExpression(self, node: Any, scopes: list[Frame]) -> Value:
+        values = [self.value(node.FirstExpression, scopes), self.value(node.SecondExpression, scopes)]
+        self.compare(node, "NULLIF", values)
+        return replace(values[0], column=False)
+
+    def of_IIfCall(self, node: Any, scopes: list[Frame]) -> Value:
+        self.any(node.Predicate, scopes)
+        return self.one_type(
+            node, "IIF", [self.value(one, scopes) for one in (node.ThenExpression, node.ElseExpression)]
+        )
+
+    def of_SearchedCaseExpression(self, node: Any, scopes: list[Frame]) -> Value:
+        values, before = [], self.branch
+        for one in node.WhenClauses:
+            self.any(one.WhenExpression, scopes)
+            compared = over(one.WhenExpression)
+            outside = self.branch
+            if compared is not None:
+                self.branch = {**outside, compared[0]: compared[1]}
+            values.append(self.value(one.ThenExpression, scopes))
+            self.branch = outside
+            if compared is not None:
+                self.branch = {**outside, compared[0]: compared[2]}
+        result = self.cases(node, values, scopes)
+        self.branch = before
+        return result
+
+    def of_SimpleCaseExpression(self, node: Any, scopes: list[Frame]) -> Value:
+        whens = [
+            self.value(node.InputExpression, scopes),
+            *(self.value(one.WhenExpression, scopes) for one in node.WhenClauses),
+        ]
+        self.compare(node, "CASE", whens)
+        return self.cases(node, [self.value(one.ThenExpression, scopes) for one in node.WhenClauses], scopes)
+
+    def cases(self, node: Any, values: list[Value], scopes: list[Frame]) -> Value:
+        if node.ElseExpression is not None:
+            values.append(self.value(node.ElseExpression, scopes))
+        return self.one_type(node, "CASE", values)
+
+    def of_LeftFunctionCall(self, node: Any, scopes: list[Frame]) -> Value:
+        return self.called(node, "LEFT", node.Parameters, scopes)
+
+    def of_RightFunctionCall(self, node: Any, scopes: list[Frame]) -> Value:
+        return self.called(node, "RIGHT", node.Parameters, scopes)
+
+    def of_FunctionCall(self, node: Any, scopes: list[Frame]) -> Value:
+        name = node.FunctionName.Value
+        if node.OverClause is not None:
+            self.any(node.OverClause, scopes)
+        if node.CallTarget is not None:
+            values = [self.value(one, scopes) for one in node.Parameters]
+            self.arguments(node, name, [(None, one) for one in values])
+            return self.known.scalars.get(name.lower(), UNKNOWN)
+        return self.called(node, name.upper(), node.Parameters, scopes)
+
+    def called(self, node: Any, name: str, given: list[Any], scopes: list[Frame]) -> Value:
+        dated = name in ("DATEADD", "DATEDIFF", "DATEDIFF_BIG", "DATEPART", "DATENAME")
+        part = named(given[0].MultiPartIdentifier.Identifiers[0]) if dated and given else ""
+        values = [self.value(one, scopes) for one in (given[1:] if dated else given)]
+        fine = ("millisecond", "ms", "microsecond", "mcs", "nanosecond", "ns")
+        # (A deadline of this very call, set by a number of type int, is as near as that.)
+        if name == "DATEDIFF" and part in fine and not (part in ("millisecond", "ms") and values[-1].deadline):
+            self.say(node, f"DATEDIFF({part}) overflows (535) after 24 days or less: use DATEDIFF_BIG")
+        elif name == "DATEDIFF" and part in ("second", "ss", "s") and any(one.text is not None for one in values):
+            self.say(node, "DATEDIFF(second) from a fixed day overflows (535) after 68 years: use DATEDIFF_BIG")
+        elif name == "DATEADD" and values[0].type is not None and values[0].type.name != "int":
+            self.assign(node, "the number of DATEADD is int", values[0], Type("int"))
+        if name in ("APPLOCK_MODE", "APPLOCK_TEST"):
+            self.assign(node, f"the resource of {name}", values[1], Type("nvarchar", 255))
+        if name in ("SUM", "MIN", "MAX", "AVG") and values and values[0].type is not None:
+            if values[0].type.name == "bit":
+                self.say(node, f"{name} of bit is refused (8117)")
+            if name == "SUM" and values[0].type.name in ("int", "smallint") and large(values[0].range or (0, 0)):
+                self.say(node, "SUM of int is int, and may overflow (8115): cast to bigint")
+        label: Label | None = LITERAL
+        if name in tsqlfunctions.SENSITIVE or name in ("ISNULL", "STRING_AGG"):
+            label = self.together(node, name, [one for one in values if one.string])
+        if name == "ISNULL":
+            self.assign(
+                node, "ISNULL has the type of what it asks", values[1], values[0].type if not values[0].null else None
+            )
+        result = tsqlfunctions.returned(name, values)
+        if name == "DATEADD" and part in ("millisecond", "ms"):
+            result = replace(
+                result, deadline=given[2].kind == "FunctionCall" and values[1].type == Type("datetime2", 0, 7)
+            )
+        return replace(result, label=None) if label is None else result
+
+    def arguments(self, node: Any, name: str, given: list[tuple[str | None, Value]]) -> None:
+        known = self.known.parameters.get(name.lower(), {})
+        for number, (parameter, value) in enumerate(given):
+            if parameter is None:
+                parameter = list(known)[number] if number < len(known) else None
+            if parameter is not None and parameter in known:
+                facts = self.known.facts.get(name.lower()) or Facts()
+                self.assign(
+                    node, f"parameter {parameter} of {name}", value, known[parameter][0], facts.bounds.get(parameter)
+                )
+                there = self.known.given.setdefault(f"{name.lower()} {parameter}", value)
+                self.known.given[f"{name.lower()} {parameter}"] = replace(
+                    there, deadline=there.deadline and value.deadline
+                )
+
+    # -- conditions, and all else --------------------------------------------------------------------------------------
+
+    def any(self, node: Any, scopes: list[Frame]) -> None:
+        """Whatever it is: its expressions, conditions and queries."""
+        if node is None:
+            return
+        kind = node.kind
+        if kind in ("BooleanComparisonExpression", "BooleanTernaryExpression", "InPredicate"):
+            self.looks(node)
+        if kind == "BooleanComparisonExpression":
+            self.compare(
+                node,
+                "a comparison",
+                [self.value(node.FirstExpression, scopes), self.value(node.SecondExpression, scopes)],
+            )
+        elif kind == "LikePredicate":
+            self.compare(
+                node, "LIKE", [self.value(node.FirstExpression, scopes), self.value(node.SecondExpression, scopes)]
+            )
+        elif kind == "BooleanTernaryExpression":
+            values = [
+                self.value(one, scopes) for one in (node.FirstExpression, node.SecondExpression, node.ThirdExpression)
+            ]
+            self.compare(node, "BETWEEN", values)
+        elif kind == "InPredicate":
+            first = self.value(node.Expression, scopes)
+            others = [self.value(one, scopes) for one in node.Values]
+            if node.Subquery is not None:
+                others.append(self.value(node.Subquery, scopes))
+            for one in others:
+                self.compare(node, "IN", [first, one])
+        elif kind == "SubqueryComparisonPredicate":
+            self.compare(node, "a comparison", [self.value(node.Expression, scopes), self.value(node.Subquery, scopes)])
+        elif kind == "OverClause":
+            for one in node.Partitions:
+                self.sorted(one, "PARTITION BY", scopes)
+            for one in node.OrderByClause.OrderByElements if node.OrderByClause is not None else ():
+                self.sorted(one.Expression, "ORDER BY", scopes)
+        elif kind == "ScalarSubquery" or hasattr(self, f"of_{kind}"):
+            self.value(node, scopes)
+        elif kind in ("QuerySpecification", "BinaryQueryExpression", "QueryParenthesisExpression"):
+            self.query(node, scopes)
+        else:
+            for child in children(node):
+                self.any(child, scopes)
+
+    def sorted(self, node: Any, what: str, scopes: list[Frame]) -> None:
+        self.together(node, what, [self.value(node, scopes)])
+
+    def declare(self, elements: list[Any], local: bool = False) -> None:
+        for one in elements:
+            kind = type_of(one.DataType) if one.DataType is not None else None
+            name = one.VariableName.Value
+            value = Value(kind, LITERAL if kind is not None and kind.string else None)
+            if not local and self.known.given_before.get(f"{self.name} {name.lower()}", UNKNOWN).deadline:
+                value = replace(value, deadline=True)
+            first = self.value(one.Value, []) if one.Value is not None else UNKNOWN
+            self.assign(one, name, first, kind)
+            self.variables[name.lower()] = value
+            self.written[name.lower()] = name
+            if local:
+                self.local.add(name.lower())
+                if one.Value is not None:
+                    self.keep(name, first, value)
+
+    def set_variable(self, node: Any, name: str, value: Value, how: str = "Equals") -> None:
+        self.variable(node, name)
+        target = self.variables.get(name.lower(), UNKNOWN)
+        if how != "Equals" and value.type is not None and target.string and not value.string:
+            self.say(node, f"{name}: a text and {value.type} are added as numbers (245)")
+        elif how == "Equals" or target.string:
+            self.assign(node, name, value, target.type, self.before.bounds.get(name.lower()))
+        expression = node.get("Expression")
+        grows = (
+            self.loops
+            and target.string
+            and expression is not None
+            and expression.kind != "LeftFunctionCall"
+            and mentions(expression, name)
+        )
+        if (
+            grows
+            and target.type is not None
+            and target.type.size < MAX
+            and shown(value) > shown(self.variable(node, name))
+        ):
+            self.say(node, f"{name} grows in a loop: what is longer than {target.type} is cut")
+        self.keep(name, value if how == "Equals" else target, target)
+
+    def keep(self, name: str, value: Value, target: Value) -> None:
+        """Notes what a variable, or a column of a table variable, gets."""
+        if value.null or target.type is None:
+            return
+        if value.type is None:
+            value = target
+        size = min(shown(value), target.type.size) if target.string else target.type.size
+        low, high = value.range if value.range is not None and target.range is not None else (None, None)
+        there = Value(
+            replace(target.type, size=size), target.label, low, high, deadline=value.deadline, ascii=value.ascii
+        )
+        other = self.now.assigned.get(name.lower())
+        if other is not None:
+            there = replace(merged([other, there]), label=target.label)
+        self.now.assigned[name.lower()] = there
+
+    def bound(self, node: Any, bound: Bound) -> None:
+        """Notes what is refused of a variable."""
+        name = node.Name.lower()
+        there = self.now.bounds.get(name)
+        self.now.bounds[name] = bound if there is None else there.joined(bound)
+
+    def looks(self, node: Any) -> None:
+        """Of a comparison: whether it is one of a variable, or its length, with a number."""
+        if node.kind == "InPredicate":
+            words = [one.Value for one in node.Values if one.kind == "StringLiteral"]
+            if node.Expression.kind == "VariableReference" and words and len(words) == len(node.Values):
+                self.bound(node.Expression, Bound(size=max(len(one) for one in words)))
+            return
+        if node.kind == "BooleanTernaryExpression":
+            low, high = number(node.SecondExpression), number(node.ThirdExpression)
+            first = node.FirstExpression
+        else:
+            how, low, high = node.ComparisonType, None, number(node.SecondExpression)
+            first = node.FirstExpression
+            if high is None or ("Greater" not in how and how not in ("LessThan", "NotEqualToBrackets")):
+                return
+            if how == "LessThan":
+                low, high = high, None
+        measured = measure(first)
+        if measured is None:
+            return
+        variable, unit, more = measured
+        if unit:
+            if high is not None and low is None and high >= 8:
+                self.bound(variable, Bound(size=high // unit - more))
+        elif low is not None or (high is not None and high >= 100):
+            if first.kind == "FunctionCall" and high is not None:
+                low = -high  # ABS
+            self.bound(variable, Bound(low=low, high=high))
+
+
+def number(node: Any) -> int | None:
+    if node.kind == "UnaryExpression" and "Negative" in node.UnaryExpressionType:
+        inner = number(node.Expression)
+        return -inner if inner is not None else None
+    if node.kind == "RealLiteral" or node.kind == "NumericLiteral":
+        return int(float(node.Value))
+    return int(node.Value) if node.kind == "IntegerLiteral" else None
+
+
+def measure(node: Any) -> tuple[Any, int, int] | None:
+    """A variable; the bytes of a character where its length is meant, or 0; and what is added to it."""
+    if node.kind == "VariableReference":
+        return node, 0, 0
+    if node.kind == "CoalesceExpression":
+        return measure(node.Expressions[0])
+    if node.kind != "FunctionCall" or not node.Parameters:
+        return None
+    name, first = node.FunctionName.Value.upper(), node.Parameters[0]
+    if name == "ABS":
+        return measure(first)
+    if name not in ("LEN", "DATALENGTH"):
+        return None
+    unit = 1 if name == "LEN" else 2
+    if first.kind == "FunctionCall" and first.FunctionName.Value.upper() == "CONCAT":
+        first = first.Parameters[0]
+        return (first, unit, 1) if first.kind == "VariableReference" else None
+    return (first, unit, 0) if first.kind == "VariableReference" else None
+
+
+def mentions(node: Any, name: str) -> bool:
+    if node is None:
+        return False
+    if node.kind == "VariableReference":
+        return bool(node.Name.lower() == name.lower())
+    return any(mentions(one, name) for one in children(node))
+
+
+def over(node: Any) -> tuple[str, Bound, Bound] | None:
+    """Of a condition: a variable, what it is where that is true, and where it is not."""
+    if node.kind == "BooleanParenthesisExpression":
+        return over(node.Expression)
+    if node.kind != "BooleanComparisonExpression" or node.FirstExpression.kind != "VariableReference":
+        return None
+    limit, how = number(node.SecondExpression), node.ComparisonType
+    if limit is None or how not in ("GreaterThan", "GreaterThanOrEqualTo", "LessThan", "LessThanOrEqualTo"):
+        return None
+    first, second = (Bound(low=limit), Bound(high=limit)) if "Greater" in how else (Bound(high=limit), Bound(low=limit))
+    return node.FirstExpression.Name.lower(), first, second
+
+
+def narrowed(value: Value, bound: Bound) -> Value:
+    kind = value.type
+    if kind is None:
+        return value
+    if kind.string:
+        return value if bound.size is None else replace(value, type=replace(kind, size=min(kind.size, bound.size)))
+    if kind.name in ("float", "real"):
+        return replace(value, low=bound.low, high=bound.high)
+    limits = value.range
+    if limits is None:
+        return value
+    low = limits[0] if bound.low is None else max(limits[0], bound.low)
+    high = limits[1] if bound.high is None else min(limits[1], bound.high)
+    if bound.low is None and bound.high is not None and low < -high <= 0:
+        low = -high  # who asks whether it is too large expects no huge negative one
+    return replace(value, low=low, high=high) if low <= high else value
+
+
+def collated(name: str) -> str:
+    return {"database_default": DATABASE, "catalog_default": CATALOG}.get(name.lower(), name)
+
+
+def calculated(sign: str, first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int] | None:
+    """The range of an expression."""
+    pairs = [(a, b) for a in first for b in second]
+    if sign == "+":
+        return first[0] + second[0], first[1] + second[1]
+    if sign == "-":
+        return first[0] - second[1], first[1] - second[0]
+    if sign == "*":
+        return min(a * b for a, b in pairs), max(a * b for a, b in pairs)
+    if sign == "/" and second[0] > 0:
+        return min(int(a / b) for a, b in pairs), max(int(a / b) for a, b in pairs)
+    if sign == "%" and second[0] > 0:
+        top = second[1] - 1
+        return (0 if first[0] >= 0 else -top), top
+    return None
+
+
+def large(limits: tuple[int, int]) -> bool:
+    return max(abs(one) for one in limits) >= 2**30
+
+
+def children(node: Any) -> Iterator[Any]:
+    """What stands in a fragment."""
+    if node.kind not in PROPERTIES:
+        kind = node.raw.GetType()
+        fragment = kind
+        while fragment.Name != "TSqlFragment":
+            fragment = fragment.BaseType
+        PROPERTIES[node.kind] = [
+            str(one.Name)
+            for one in kind.GetProperties()
+            if not one.GetIndexParameters().Length
+            and fragment.IsAssignableFrom(next(iter(one.PropertyType.GetGenericArguments()), one.PropertyType))
+        ]
+    for name in PROPERTIES[node.kind]:
+        value = getattr(node, name)
+        for child in value if isinstance(value, list) else (value,):
+            if child is not None:
+                yield child
