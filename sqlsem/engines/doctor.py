@@ -14,20 +14,8 @@ __all__ = ["Doctor", "clocks", "session_locks"]
 #: What is looked at, in this order, as far as an engine has such a thing.
 CHECKLIST = (
     *("driver", "server", "file_system", "primary", "permission", "journal", "writable", "access", "isolation"),
-    *(
-        "durability",
-        "locks",
-        "workers",
-        "kept",
-        "compatibility",
-        "replication",
-        "failover",
-        "tls",
-        "keepalive",
-        "clock",
-        "encryption",
-    ),
-    *("beacon", "closing", "disk"),
+    *("durability", "locks", "workers", "kept", "compatibility", "replication", "failover", "tls", "keepalive"),
+    *("clock", "encryption", "beacon", "closing", "disk"),
 )
 #: Seconds that the clocks of a database and of its client may be apart without a word.
 CLOCK_SECONDS = 60

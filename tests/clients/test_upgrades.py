@@ -5,6 +5,7 @@
 import contextlib
 import itertools
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -390,6 +391,8 @@ def test_upgrade_gives_up_behind_a_table_lock(empty, name, table):
         output, _ = process.communicate(timeout=2 * PATIENCE)
         assert process.returncode == 69, output
         assert "open transaction (a dump, VACUUM FULL?)" in output
+        pid = dump.execute("SELECT pg_backend_pid()").fetchone()[0]
+        assert re.search(rf"session {pid} of login .*, idle in transaction since \d{{4}}-", " ".join(output.split()))
         assert settings(empty)["schema_version"] == str(THIS)
         with empty.raw() as session:
             acquired = session.execute("CALL sqlsem.acquire(%s, timeout_ms => 1000)", (name,)).fetchone()

@@ -37,7 +37,6 @@ DIFFERENT = {
     "installers": "PostgreSQL: names the sessions that install",
     "is_installed": "PostgreSQL: whether that table is there",
     "kept_locks": "PostgreSQL: SQL Server shows the locks of others to its administrators alone",
-    "lock_tables": "PostgreSQL: takes all tables of an upgrade at once",
     "put_tasks": "PostgreSQL: takes JSON; T-SQL that is not SQL Server's mangles quotation marks in it",
     "put_task": "SQL Server: so there is a call for each",
     "next_tasks": "PostgreSQL: as put_tasks",
@@ -51,7 +50,7 @@ DIFFERENT = {
     "put_tasks_once": "PostgreSQL: SQL Server puts task by task, by put_task",
     "show_task_locks": "SQL Server: PostgreSQL's show_tasks has them in its rows",
     "last_error": "SQL Server: drivers keep numbers to themselves",
-    "wait_for_locks": "SQL Server: PostgreSQL's is set beside the lock on each table",
+    "script_patience": "SQL Server: PostgreSQL's is set for a transaction",
     "warm_main": "SQL Server: compiles the procedures",
     "warm_wait": "SQL Server: the same",
 }

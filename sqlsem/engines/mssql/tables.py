@@ -5,12 +5,21 @@ from __future__ import annotations
 import contextlib
 import re
 
+from sqlsem import runtime, sql
+from sqlsem.engines.base import Busy
+from sqlsem.engines.blocking import name_sessions
 from sqlsem.engines.installed import Installed
 from sqlsem.engines.mssql.connection import SqlServerConnection
 from sqlsem.engines.mssql.doctor import SqlServerDoctor
 from sqlsem.engines.removing import RemovalSession
 from sqlsem.engines.roles import Check, Plan, Tables
+from sqlsem.engines.settings import setting_number
+from sqlsem.errors import SqlsemError, Unavailable
 
+#: Seconds after which an installation is not tried again.
+INSTALL_SECONDS = 60.0
+#: Seconds between two tries, at first and at the most. In between nobody is held up.
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
 _GO = re.compile(r"^[ \t]*GO[ \t]*\r?$", re.MULTILINE | re.IGNORECASE)
 
 
@@ -30,13 +39,33 @@ class SqlServerTables(SqlServerConnection, Tables, RemovalSession):
         return int(self.value("revoke_members", member, login, int(force)))
 
     def install(self, plan: Plan) -> None:
-        self.rows("wait_for_locks")
+        until = runtime.monotonic() + INSTALL_SECONDS
+        pause = FIRST_PAUSE_SECONDS
+        never = runtime.event()
+        while True:
+            try:
+                return self._install(plan)
+            except Busy as exc:
+                blockers = self._blockers()
+                if runtime.monotonic() + pause >= until:
+                    raise Unavailable(
+                        f"{self.engine.where}: others kept the sqlsem tables for {INSTALL_SECONDS:g} s; nothing was "
+                        f"changed: {blockers}; try again when that has ended, or end it (KILL)"
+                    ) from exc
+            never.wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _install(self, plan: Plan) -> None:
+        """Install in one transaction. `Busy` when a lock was not granted in time: then nothing was changed."""
         self.rows("begin")
         try:
-            self.rows("install_lock")
+            self._take_install_lock()
             there: dict[str, str] = {}
             if self.value("version") is not None:
                 there = {str(name): str(value) for name, value in self.rows("installed")}
+            if there and setting_number(there, "schema_version") < sql.LATEST:
+                self.rows("lock_tables")
+            self.rows("script_patience")
             for version, text in plan(there):
                 for batch in _GO.split(text):
                     if batch.strip():
@@ -48,6 +77,21 @@ class SqlServerTables(SqlServerConnection, Tables, RemovalSession):
             with contextlib.suppress(Exception):
                 self.rows("rollback")
             raise
+
+    def _take_install_lock(self) -> None:
+        """Keep other installers out to the transaction's end."""
+        try:
+            self.rows("install_lock")
+        except Busy as exc:
+            raise Unavailable(str(exc)) from exc  # it has waited long enough
+
+    def _blockers(self) -> str:
+        """Name the sessions that have locks on the tables, as far as this login may see them."""
+        try:
+            rows = self.rows("blockers")
+        except SqlsemError:
+            return "who that is, is only told with the right VIEW SERVER STATE (on Azure SQL: VIEW DATABASE STATE)"
+        return name_sessions(rows)
 
     def diagnose(self) -> list[Check]:
         return SqlServerDoctor(self).examine()

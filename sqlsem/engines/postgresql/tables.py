@@ -10,6 +10,7 @@ from psycopg import errors
 
 from sqlsem import sql
 from sqlsem.engines.base import here
+from sqlsem.engines.blocking import name_sessions
 from sqlsem.engines.installed import Installed
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.postgresql.doctor import PostgresDoctor
@@ -123,8 +124,11 @@ class PostgresTables(PostgresConnection, Tables, RemovalSession):
             told = first_line(exc)
             hint = exc.diag.message_hint or (
                 f"somebody has kept a lock on the sqlsem tables for {INSTALL_PATIENCE_SECONDS} s (a dump, VACUUM FULL, "
-                f"an open transaction?); nothing was changed, try again later"
+                f"an open transaction?); nothing was changed, try again later."
             )
+            with contextlib.suppress(psycopg.Error):  # (they are told when they can be)
+                blockers = self.cursor.execute(self.queries["blockers"]).fetchall()
+                hint += f" They were kept by {name_sessions(blockers)}."
             raise Unavailable(f"{self.engine.where}: {told}; {hint}") from exc
         except psycopg.Error as exc:
             raise self.translate(exc) from exc

@@ -203,8 +203,38 @@ EXEC {schema}.prune ?, 1
 -- name: prune_operations
 EXEC {schema}.prune_operations ?, 1
 
--- name: wait_for_locks
-SET LOCK_TIMEOUT -1
+-- name: lock_tables
+-- Before the schema scripts of an upgrade: locks all tables of the schema, at once or not at all. So no script waits for an open
+-- transaction with others behind it, and none deadlocks with one.
+SET LOCK_TIMEOUT 250;
+DECLARE @table nvarchar(300), @text nvarchar(600), @last int = 0, @before int;
+WHILE 1 = 1
+BEGIN
+    SET @before = @last;
+    SELECT TOP (1) @last = object_id, @table = QUOTENAME(name) FROM sys.tables
+    WHERE schema_id = SCHEMA_ID(N'{schema}') AND object_id > @before ORDER BY object_id;
+    IF @last = @before
+        BREAK;
+    SET @text = N'DECLARE @n int; SELECT TOP (1) @n = 1 FROM {schema}.' + @table + N' WITH (TABLOCKX, HOLDLOCK)';
+    EXEC (@text);
+    SET LOCK_TIMEOUT 50;
+END
+
+-- name: script_patience
+-- For each statement of a script, with everybody else behind it: less than the shortest usual grace.
+SET LOCK_TIMEOUT 3000
+
+-- name: blockers
+-- Sessions with a lock on a table of the schema, or on one that is to be made, oldest first.
+SELECT TOP (5) s.session_id, s.login_name, s.program_name, s.host_name,
+       CASE WHEN r.session_id IS NULL THEN N'idle in a transaction' ELSE N'busy' END,
+       CONVERT(nvarchar(19), DATEADD(second, DATEDIFF(second, GETDATE(), GETUTCDATE()), COALESCE(r.start_time, s.last_request_end_time)), 120)
+FROM sys.dm_exec_sessions AS s LEFT JOIN sys.dm_exec_requests AS r ON r.session_id = s.session_id
+WHERE s.session_id <> @@SPID AND s.session_id IN (
+    SELECT l.request_session_id FROM sys.dm_tran_locks AS l
+    WHERE l.resource_database_id = DB_ID() AND l.request_status = N'GRANT' AND l.resource_type = N'OBJECT'
+      AND l.resource_associated_entity_id IN (SELECT object_id FROM sys.objects WHERE schema_id = SCHEMA_ID(N'{schema}')))
+ORDER BY COALESCE(r.start_time, s.last_request_end_time)
 
 -- name: install_lock
 -- (Any login can take it: before the first time there is no role of ours. Nothing but an installer waits for it.)

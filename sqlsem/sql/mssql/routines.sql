@@ -629,6 +629,9 @@ BEGIN
     END;
     IF DATEADD(millisecond, @grace, @revoked_at) <= SYSUTCDATETIME()
     BEGIN
+        EXEC @code = {schema}.check_origin;
+        IF @code = 1
+            RETURN 1;
         EXEC @code = {schema}.remove @resource, @position, N'revoked';
         RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
     END;

@@ -266,6 +266,19 @@ WHERE l.locktype OPERATOR(pg_catalog.=) 'relation'::pg_catalog.text AND l.grante
   AND l.mode OPERATOR(pg_catalog.<>) 'AccessShareLock'::pg_catalog.text AND l.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()
 ORDER BY l.pid
 
+-- name: blockers
+-- Sessions with a lock on a table of the schema, oldest first.
+SELECT a.pid, a.usename::pg_catalog.text, a.application_name, a.client_addr::pg_catalog.text, a.state,
+       pg_catalog.to_char(a.xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'::pg_catalog.text)
+FROM pg_catalog.pg_stat_activity AS a
+WHERE a.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid() AND a.pid OPERATOR(pg_catalog.=) ANY (ARRAY(
+    SELECT l.pid FROM pg_catalog.pg_locks AS l JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) l.relation
+    WHERE l.granted AND l.locktype OPERATOR(pg_catalog.=) 'relation'::pg_catalog.text
+      AND l.database OPERATOR(pg_catalog.=) (SELECT d.oid FROM pg_catalog.pg_database AS d
+                                             WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database())
+      AND c.relnamespace OPERATOR(pg_catalog.=) pg_catalog.to_regnamespace('{schema}'::pg_catalog.text)::pg_catalog.oid))
+ORDER BY a.xact_start LIMIT 5
+
 -- name: lock_tables
 -- Before the schema scripts of an upgrade: locks all tables of the schema, at once or not at all. A script that locked some of
 -- them, and asked for others later, would meet transactions that hold the others and wait for the first: a deadlock. A running

@@ -630,6 +630,9 @@ BEGIN
                           AND member_id = v_row.member_id) AND {schema}.remove(p_resource, p_position, 'reaped');
     END IF;
     IF v_row.revoked_at IS NOT NULL AND v_row.revoked_at + v_member.grace_ms * interval '1 millisecond' <= clock_timestamp() THEN
+        IF {schema}.check_origin() THEN
+            RETURN true;
+        END IF;
         RETURN {schema}.remove(p_resource, p_position, 'revoked');
     END IF;
     RETURN {schema}.test_member(v_row.member_id, p_mine);
