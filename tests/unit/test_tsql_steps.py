@@ -185,7 +185,7 @@ def test_a_pair_of_a_session() -> None:
         },
         release_rows={"@one IS NOT NULL": (True, False)},
     )
-    assert found == {"statements": 60, "calls": 7, "locks": 4, "transactions": 2, "tables": 7}
+    assert found == {"statements": 60, "calls": 7, "locks": 4, "transactions": 2, "tables": 6}
 
 
 def woken(**conditions: Iterable[bool]) -> Counter[str]:

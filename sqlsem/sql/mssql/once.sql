@@ -230,6 +230,7 @@ BEGIN TRY
     DECLARE @code int, @resource nvarchar(400) = CONCAT(N'once:', @name);
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: once_done must not be called inside an open transaction; commit or roll back first', 1;
+    SET IMPLICIT_TRANSACTIONS OFF;
     EXEC {schema}.check_name N'name', @name;
     IF LEN(CONCAT(@name, N'|')) > 251
         THROW 50000, N'sqlsem: a name has 1 to 250 characters', 1;

@@ -223,19 +223,21 @@ ALTER PROCEDURE {schema}.release_rows
 AS
 BEGIN
     SET NOCOUNT, XACT_ABORT ON;
-    DECLARE @one bigint, @last bigint, @code int, @result int = -1,
+    DECLARE @one bigint = @position, @last bigint = @position, @code int, @result int = -1,
             @who nvarchar(400) = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')));
     IF @who IS NULL
         EXEC {schema}.session_name @who OUTPUT;
-    -- Only candidates, so NOLOCK: others' rows may be pinned by open transactions. release looks properly.
-    SELECT @one = MIN(queue_position), @last = MAX(queue_position) FROM {schema}.entry WITH (NOLOCK)
-    WHERE resource_id = @resource AND requesting_id = @who AND (@position IS NULL OR queue_position = @position);
+    -- Only candidates: release looks properly. What others have locked (a bare row, which is seen when it is committed; a row that
+    -- is being removed) is passed, as nobody must wait for others here. A position needs no look.
+    IF @position IS NULL
+        SELECT @one = MIN(queue_position), @last = MAX(queue_position)
+        FROM {schema}.entry WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE resource_id = @resource AND requesting_id = @who;
     WHILE @one IS NOT NULL
     BEGIN
         EXEC @code = {schema}.release @resource, @one, @who, @outcome;
         SELECT @result = CASE WHEN @code = 0 THEN 0 ELSE @result END,
                @one = CASE WHEN @one < @last
-                           THEN (SELECT TOP (1) queue_position FROM {schema}.entry WITH (NOLOCK)
+                           THEN (SELECT TOP (1) queue_position FROM {schema}.entry WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                                  WHERE resource_id = @resource AND requesting_id = @who AND queue_position > @one
                                  ORDER BY queue_position) END;
     END;
@@ -268,7 +270,7 @@ BEGIN
         WHILE @result IS NULL  -- once, but for a place that was lost while this session stood still
         BEGIN
             EXEC {schema}.session_member NULL, @member OUTPUT;
-            IF @try = 0 AND EXISTS (SELECT 1 FROM {schema}.entry WITH (NOLOCK) WHERE member_id = @member)
+            IF @try = 0 AND EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK, INDEX (entry_member)) WHERE member_id = @member)
             BEGIN
                 SET @message = CONCAT(N'sqlsem: no waiting by priority for ''', @resource, N''' while this session holds something else: who ',
                     N'waits so must hold nothing, as no deadlock is found there; acquire this first, or only try for it');
@@ -477,14 +479,15 @@ BEGIN TRY
                 SET @result = -1;
                 BREAK;
             END;
-            -- What this very session holds will not be given back while it waits here. (NOLOCK, as others' rows may be
-            -- pinned; its own do not change.)
+            -- What this very session holds will not be given back while it waits here. (What others have locked is being changed, and
+            -- not counted.)
             IF @lease_ms IS NULL AND @weight + (
-                   SELECT COALESCE(SUM(CAST(t.weight AS bigint)), 0) FROM {schema}.entry AS t WITH (NOLOCK)
+                   SELECT COALESCE(SUM(CAST(t.weight AS bigint)), 0) FROM {schema}.entry AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                    WHERE t.resource_id = @resource AND t.queue_position < @position AND t.member_id = @member
                      AND t.granted_at IS NOT NULL AND (@access = N'write' OR t.access_type <> @access)
                ) > (SELECT MIN(COALESCE(t.concurrency_limit, o.cap, 2147483647))
-                    FROM {schema}.entry AS t WITH (NOLOCK) CROSS JOIN {schema}.set_for(@resource) AS o
+                    FROM {schema}.entry AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+                    CROSS JOIN {schema}.set_for(@resource) AS o
                     WHERE t.resource_id = @resource AND t.member_id = @member AND t.queue_position <= @position
                       AND (t.queue_position = @position OR @access = N'write' OR t.access_type <> @access))
             BEGIN
@@ -494,7 +497,7 @@ BEGIN TRY
             END;
             -- Only who has other rows can be waited for meanwhile.
             SET @others = 0;
-            IF @lease_ms IS NULL AND EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (NOLOCK)
+            IF @lease_ms IS NULL AND EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                                              WHERE t.member_id = @member AND t.queue_position <> @position)
                 SET @others = 1;
             SET @looked = SYSUTCDATETIME();
@@ -669,6 +672,7 @@ BEGIN TRY
         THROW 50001, N'sqlsem: renew must not be called inside an open transaction; commit or roll back first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
+    SET LOCK_TIMEOUT 3000;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @member bigint, @beacon int, @lease int, @lease_ms int, @code int, @name nvarchar(255),
             @message nvarchar(1000);
@@ -676,9 +680,9 @@ BEGIN TRY
     EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
     IF @requesting_id IS NULL
         EXEC {schema}.session_name @requesting_id OUTPUT;
-    -- NOLOCK: its holder may have pinned the row, and must not lose its lease by waiting for itself.
+    -- (Who has pinned the row has no lock on it, and so does not wait for itself here.)
     SELECT @member = m.member_id, @beacon = m.beacon, @lease = m.lease_ms
-    FROM {schema}.entry AS t WITH (NOLOCK) JOIN {schema}.member AS m ON m.member_id = t.member_id
+    FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK) JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
       AND m.login = ORIGINAL_LOGIN();
     IF @member IS NULL
@@ -715,7 +719,7 @@ BEGIN TRY
     END;
     -- Asked after the lease is safe.
     SET @code = -1;
-    SELECT @code = 0 FROM {schema}.entry WITH (NOLOCK)
+    SELECT @code = 0 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
     WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NOT NULL AND revoked_at IS NULL;
     RETURN @code;
 END TRY

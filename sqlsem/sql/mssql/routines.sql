@@ -131,7 +131,8 @@ BEGIN
         RETURN 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @name nvarchar(255) = N'origin.sqlsem.{schema}', @code int,
             @known nvarchar(255), @place nvarchar(255), @started nvarchar(255), @new bit, @now datetime2(6), @done bit = 0,
-            @forward bit = 1, @problem nvarchar(1000), @resource nvarchar(255), @position bigint, @before bigint;
+            @forward bit = 1, @problem nvarchar(1000), @resource nvarchar(255), @position bigint, @before bigint,
+            @outside int = @@TRANCOUNT;
     SET LOCK_TIMEOUT 3000;
     WHILE @done = 0
     BEGIN TRY
@@ -177,7 +178,7 @@ BEGIN
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
-        IF @forward = 0 OR @code < 0
+        IF @forward = 0 OR @code < 0 OR @outside > 0  -- (then what the caller has done is undone as well)
             THROW;
         SET @done = 0;
         SET @forward = 0;

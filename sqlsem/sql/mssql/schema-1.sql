@@ -42,7 +42,8 @@ CREATE TABLE {schema}.member (
     lease_until   datetime2(6) NULL,  -- dead when past; NULL where a beacon tells
     missing_since datetime2(6) NULL   -- when the beacon was first found missing; cleared when the member returns
 );
-CREATE INDEX member_session ON {schema}.member (session_id) WITH (STATISTICS_NORECOMPUTE = ON);  -- a session finds its member
+CREATE INDEX member_session ON {schema}.member (session_id)  -- a session finds its member
+    WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON);
 GO
 
 -- The principal that the application locks belong to: public, until permissions.sql finds a moment at which no session has

@@ -121,6 +121,7 @@ BEGIN
     IF @@TRANCOUNT = 0 AND (@uid IS NOT NULL OR @key IS NOT NULL OR @locks IS NOT NULL)
     BEGIN
         SET @mine = 1;
+        SET XACT_ABORT ON;  -- an error leaves nothing half done, and no transaction open
         BEGIN TRANSACTION;
     END;
     IF @uid IS NULL
