@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.engines("mssql")
+
 
 class Queue:
     """Rows of several members, all of them registered by one session."""
