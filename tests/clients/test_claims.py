@@ -102,6 +102,7 @@ look_around | upwo | enclosed:flag
 mark_once | uo | p_name:once p_position:position p_requesting_id:me
 new_token | uo |
 new_uid | uo |
+may_enter | uwor | resource:resource queue_position:position
 next_ready | pwor | p_queue:queue
 next_task | w | p_member:member p_task:task p_attempt:count p_outcome:end p_result:text p_error:text
     p_queue:queue p_owner:text p_uid:uid p_again:flag

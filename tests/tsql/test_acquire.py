@@ -386,10 +386,14 @@ def test_what_is_released_is_in_the_history(session, connect, name):
 # -- renew, assert_holding
 
 
-def test_renew_of_what_lives_with_its_session(session, refused, name):
+def test_renew_of_what_lives_with_its_session(session, database, refused, name):
     one, other = session(), session()
     position = one.acquire(name).position
+    members = f"{database.beside('member')} AS m JOIN {database.beside('entry')} AS t ON t.member_id = m.member_id"
+    seen = f"SELECT m.seen_at FROM {members} WHERE t.queue_position = ?"
+    before = database.rows(seen, position)
     assert one.call("renew", name, position) == 0
+    assert database.rows(seen, position) > before, "a heartbeat"
     assert other.call("renew", name, position) == -1
     assert one.call("renew", name, position + 1) == -1
     with refused(50000, "no lease to renew"):

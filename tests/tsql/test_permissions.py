@@ -23,14 +23,23 @@ LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "re
          "adopt", "take_rate", "settle_rate", "take", "settle",
          "once_begin", "once_done", "once_due", "mark_once", "once_forget",
          "leave_with", "has_left", "forget_left"}  # fmt: skip
-LOOKS = {"entries", "status", "past", "resources", "list_batches", "resource_settings", "operations", "why", "estimate",
-         "guarded_tables", "rates", "priorities", "once_last"}  # fmt: skip
+LOOKS = {"entries", "may_enter", "status", "past", "resources", "list_batches", "resource_settings", "operations",
+         "why", "estimate", "guarded_tables", "rates", "priorities", "once_last"}  # fmt: skip
 PUTS = {"put", "put_task", "save_schedule"}
 WORKS = {"work", "claim_task", "claim_tasks", "claim_parked", "end_task", "next_task", "return_claim",
          "asked_of_tasks", "fire_schedule"}  # fmt: skip
 TASKS = {"queue_state", "queue_counts", "list_tasks", "show_tasks", "queue_limits", "queue_waits",
          "task_attempts", "list_schedules", "show_task_locks"}  # fmt: skip
-HELD = {"release", "pin", "hand_over_rows", "leave_with", "has_left", "forget_left", "entries"}  # with tasks
+HELD = {
+    "release",
+    "pin",
+    "hand_over_rows",
+    "leave_with",
+    "has_left",
+    "forget_left",
+    "entries",
+    "may_enter",
+}  # with tasks
 GUARDS = {"guard_table", "unguard_table", "session_entry"}
 ASKED = {"check_guard"}  # of the triggers of guarded tables
 OPERATORS = {"set_queue", "set_resource", "set_limit", "pause", "resume", "revoke", "reap", "abandon_batch",

@@ -163,6 +163,18 @@ def test_what_people_look_at_waits_for_nobody():
         assert all(hint for _, hint in tables), name
 
 
+def test_bare_participants_decide_on_what_is_committed():
+    """may_enter, and the rule that it asks: what an open transaction has deleted may be put back."""
+    rule = text_of("routines").partition("CREATE FUNCTION sqlsem.ahead (")[2].partition("\nGO\n")[0]
+    for text in (PROCEDURES["may_enter"], rule):
+        reads = re.findall(r"(?:FROM|JOIN) sqlsem\.entry\b(?: AS \w+)?([^\n]*)", text)
+        assert reads
+        assert all("WITH (READCOMMITTEDLOCK" in read for read in reads), reads
+        assert "NOLOCK" not in text
+        assert "READPAST" not in text
+    assert not re.search(r"sqlsem\.(entries|standing|status)\b", PROCEDURES["may_enter"])
+
+
 def test_everything_that_is_made_is_dropped():
     """Procedures and functions are by their kind."""
     dropped = set(re.findall(r"DROP \w+ IF EXISTS sqlsem\.\[?(\w+)", text_of("drop")))

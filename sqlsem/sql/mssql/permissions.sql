@@ -102,7 +102,7 @@ FROM (VALUES
              (N'prune', N'upwo'), (N'prune_operations', N'upwo'), (N'settings', N'upwor'), (N'register', N'uo'),
              (N'register_all', N'uo'), (N'wait', N'uo'), (N'look_all', N'uo'), (N'release', N'uwo'), (N'cancel', N'uo'),
              (N'pin', N'uwo'), (N'find_deadlock', N'uo'), (N'acquire', N'uo'), (N'try', N'uo'), (N'renew', N'uo'),
-             (N'assert_holding', N'uo'), (N'entries', N'uwor'), (N'status', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
+             (N'assert_holding', N'uo'), (N'entries', N'uwor'), (N'may_enter', N'uwor'), (N'status', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
              (N'operations', N'uor')
      ) AS o (name, letters)
 JOIN @role AS r ON CHARINDEX(r.letter, o.letters) > 0

@@ -658,7 +658,8 @@ BEGIN
 END;
 GO
 
--- Prolongs a lease, by @lease_seconds or by as much as before: 0 still held, -1 gone. Without a lease it only looks.
+-- Prolongs a lease, by @lease_seconds or by as much as before: 0 still held, -1 gone. Without a lease it notes that the session lives, and
+-- says the same; on the session's own connection it keeps a gateway from cutting an idle one.
 IF OBJECT_ID(N'{schema}.renew') IS NULL EXEC (N'CREATE PROCEDURE {schema}.renew AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.renew
@@ -716,6 +717,9 @@ BEGIN TRY
                 RETURN -1;  -- its session is gone
             END;
         END;
+        UPDATE {schema}.member SET seen_at = SYSUTCDATETIME(), missing_since = NULL WHERE member_id = @member AND beacon = @beacon;
+        IF @@ROWCOUNT = 0
+            RETURN -1;
     END;
     -- Asked after the lease is safe.
     SET @code = -1;
@@ -762,6 +766,39 @@ BEGIN CATCH
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
     THROW;
 END CATCH;
+GO
+
+-- Whether it is the turn of a row, also of a bare one, by what is committed: 1 it may enter (and may for good), 0 not yet, -1 there is
+-- no such row (any more). entries is no answer to that: it shows what is not committed, and may be undone. Waits a second at most
+-- for an open transaction that changes a row ahead; while that is open the answer is 0. Changes nothing.
+IF OBJECT_ID(N'{schema}.may_enter') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_enter AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.may_enter @resource nvarchar(400), @position bigint, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET LOCK_TIMEOUT 1000;
+    -- (Under SNAPSHOT, too: the rule reads with READCOMMITTEDLOCK.)
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @code int = -1, @access nvarchar(64), @limit int, @weight int;
+    EXEC {schema}.check_name N'resource', @resource;
+    BEGIN TRY
+        SELECT @code = 0, @access = access_type, @limit = concurrency_limit, @weight = weight
+        FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
+        WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL;
+        IF @code = 0
+            SELECT @code = eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL);
+    END TRY
+    BEGIN CATCH
+        IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
+            THROW;
+        SET @code = 0;
+    END CATCH;
+    IF @answer = 1
+        SELECT @code AS code;
+    RETURN @code;
+END;
 GO
 
 -- The queue: who holds and who waits, of one resource or all.

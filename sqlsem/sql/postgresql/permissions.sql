@@ -115,7 +115,7 @@ DECLARE
             'acquire_row', 'is_outermost', 'time_left', 'ended_how', 'release_rows', 'renew_row', 'new_uid']),
         -- (What a worker needs for the locks of its tasks: they are its own to keep and to give back, as any row of its login.)
         jsonb_build_array('uwo', ARRAY['release', 'pin']),
-        jsonb_build_array('uwor', ARRAY['entries']),
+        jsonb_build_array('uwor', ARRAY['entries', 'may_enter']),
         jsonb_build_array('uor', ARRAY['status', 'past', 'resources', 'operations']));
     v_role  record;
     v_thing record;

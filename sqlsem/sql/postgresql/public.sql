@@ -587,6 +587,29 @@ BEGIN
 END
 $$;
 
+-- Whether it is the turn of a row, also of a bare one, by what is committed: 1 it may enter (and may for good), 0 not yet, -1 there is
+-- no such row (any more). Changes nothing.
+CREATE OR REPLACE FUNCTION {schema}.may_enter(resource text, queue_position bigint) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_row record;
+BEGIN
+    PERFORM {schema}.check_name('resource', resource);
+    IF current_setting('transaction_isolation') <> 'read committed' THEN  -- an older snapshot does not see who came before
+        RAISE EXCEPTION 'sqlsem: may_enter needs READ COMMITTED, not %', current_setting('transaction_isolation')
+            USING ERRCODE = '25001', HINT = 'SET default_transaction_isolation TO ''read committed'' on this connection.';
+    END IF;
+    SELECT t.resource_id, t.queue_position, t.access_type, t.concurrency_limit, t.weight INTO v_row FROM {schema}.{table} AS t
+    WHERE t.resource_id = may_enter.resource AND t.queue_position = may_enter.queue_position AND t.revoked_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN -1;
+    END IF;
+    RETURN (SELECT a.eligible::integer
+            FROM {schema}.ahead(v_row.resource_id, v_row.queue_position, v_row.access_type, v_row.concurrency_limit, v_row.weight, NULL) AS a);
+END
+$$;
+
 -- The queue: who holds and who waits, of one resource or all.
 CREATE OR REPLACE FUNCTION {schema}.status(resource text DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
