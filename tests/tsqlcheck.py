@@ -1,7 +1,8 @@
 """Checks all T-SQL of the project with Microsoft's own parser (ScriptDom, as of SQL Server 2016 and 2019) and model
 (DacFx, for SQL Server 2016 and Azure SQL): syntax, names of tables, columns, table variables, indexes, procedures and
 parameters, built-in functions and their arguments; and types and collations, in databases of every collation
-(`tsqltyped`). No server is needed, and none is asked: what happens at run time is not seen.
+(`tsqltyped`); and what hints, errors, SET options and transactions do (`tsqlrules`). No server is needed, and none is
+asked: what happens at run time is not seen.
 
     python tests/tsqlcheck.py            prints file:line: message for each finding; exit status 1 if there are any
     python tests/tsqlcheck.py --prove    besides, breaks the texts in many ways, in memory, and says which go unnoticed
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import microsoft
+import tsqlrules
 import tsqltyped
+from tsqltree import Node
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What the texts use of SQL Server itself; DacFx would want master.dacpac for it, which is in no wheel.
@@ -215,40 +218,51 @@ class Checker:
         tree, errors = getattr(self.dom, parser)(True).Parse(self.System.IO.StringReader(text))
         return tree, [(error.Line, str(error.Message)) for error in errors]
 
-    def walk(self, node: Any) -> Iterator[tuple[str, Any]]:
-        """Everything in a tree, with the names of its types."""
-        kind = node.GetType()
-        yield kind.Name, node
-        if kind.Name not in self.properties:
-            self.properties[kind.Name] = [
+    def tree(self, raw: Any, text: str, parent: Node | None = None, field: str = "") -> Node:
+        """Return a fragment, and all beneath it, as nodes."""
+        kind = raw.GetType()
+        node = Node(raw, kind.Name, parent, field, text)
+        if node.kind not in self.properties:
+            self.properties[node.kind] = [
                 (one, not self.fragment.IsAssignableFrom(one.PropertyType))
                 for one in kind.GetProperties()
                 if not one.GetIndexParameters().Length
                 and self.fragment.IsAssignableFrom(next(iter(one.PropertyType.GetGenericArguments()), one.PropertyType))
             ]
-        for one, many in self.properties[kind.Name]:
-            value = one.GetValue(node)
-            for child in () if value is None else value if many else (value,):
-                yield from self.walk(child)
+        for one, many in self.properties[node.kind]:
+            value = one.GetValue(raw)
+            if value is not None and not many:
+                node.fields[one.Name] = self.tree(value, text, node, one.Name)
+            elif value is not None and value.Count:
+                node.fields[one.Name] = [self.tree(child, text, node, one.Name) for child in value]
+        return node
+
+    def walk(self, raw: Any) -> list[tuple[str, Any]]:
+        """Return everything in a tree, with the names of its types."""
+        return [(node.kind, node.raw) for node in self.tree(raw, "").walk()]
 
     # -- all batches -------------------------------------------------------------------------------------------------
 
     def check(self, found: list[Batch], typed: bool = True) -> list[Finding]:
         findings: list[Finding] = []
         trees = []
+        roots: list[tuple[str, Node]] = []
         for file, first, text in found:
             text = "\n" * (first - 1) + text  # so that lines are the file's
             tree, errors = self.parse(text)
             errors += [one for one in self.parse(text, "TSql150Parser")[1] if one not in errors]
             findings += [(file, line, message) for line, message in errors]
             if not errors:
-                trees.append((file, text, tree, list(self.walk(tree))))
+                root = self.tree(tree, text)
+                roots.append((file, root))
+                trees.append((file, text, tree, [(node.kind, node.raw) for node in root.walk()]))
         # What of our own does not parse would be missed everywhere.
         whole = not any(file.startswith("sqlsem") for file, _, _ in findings)
         procedures = self.procedures(trees)
         for file, _, _, nodes in trees:
             findings += [(file, line, message) for line, message in self.calls(nodes, procedures)]
         if typed:
+            findings += tsqlrules.findings(roots)
             self.typed = tsqltyped.Typed([(file, tree) for file, _, tree, _ in trees], self.system)
             findings += self.typed.findings
         if whole:
@@ -261,7 +275,7 @@ class Checker:
     def procedures(self, trees: list[Any]) -> dict[str, dict[str, tuple[bool, bool]]]:
         """Name of a procedure → its parameters in order → whether one may be left out, whether it is OUTPUT."""
         found = {}
-        for nodes in [*(list(self.walk(one)) for one in self.system), *(one[3] for one in trees)]:
+        for nodes in [*(self.walk(one) for one in self.system), *(one[3] for one in trees)]:
             for kind, node in nodes:
                 if kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
                     name = node.ProcedureReference.Name.BaseIdentifier.Value.lower()
@@ -508,6 +522,7 @@ BROKEN_MORE: list[Fault] = [  # which hide others
 
 def prove(root: Path, checker: Checker) -> Iterator[str]:
     """What of the above goes unnoticed, or is not there to be broken."""
+    yield from tsqlrules.unseen(checker)
     for broken in (BROKEN, BROKEN_MORE):
         hit = set()
 
