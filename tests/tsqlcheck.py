@@ -33,9 +33,13 @@ CREATE TABLE [tsqlcheck_sys].[databases] (name sysname, database_id int, compati
     delayed_durability_desc nvarchar(60))
 CREATE TABLE [tsqlcheck_sys].[dm_exec_sessions] (session_id smallint, login_time datetime, host_name nvarchar(128),
     program_name nvarchar(128), host_process_id int, last_request_start_time datetime, last_request_end_time datetime,
-    status nvarchar(30), original_login_name nvarchar(128), open_transaction_count int,
-    transaction_isolation_level smallint)
+    status nvarchar(30), original_login_name nvarchar(128), login_name nvarchar(128),
+    open_transaction_count int, transaction_isolation_level smallint)
 CREATE TABLE [tsqlcheck_sys].[dm_exec_connections] (session_id int, encrypt_option nvarchar(40))
+CREATE TABLE [tsqlcheck_sys].[dm_exec_requests] (session_id smallint, start_time datetime, status nvarchar(30))
+CREATE TABLE [tsqlcheck_sys].[dm_tran_locks] (resource_type nvarchar(60), resource_database_id int,
+    resource_associated_entity_id bigint, request_session_id int, request_status nvarchar(60))
+CREATE TABLE [tsqlcheck_sys].[tables] (name sysname, object_id int, schema_id int)
 CREATE TABLE [tsqlcheck_sys].[dm_os_sys_info] (max_workers_count int)
 CREATE TABLE [tsqlcheck_sys].[database_role_members] (role_principal_id int, member_principal_id int)
 CREATE TABLE [tsqlcheck_sys].[triggers] (object_id int, parent_id int, name sysname, is_disabled bit)
@@ -51,6 +55,7 @@ CREATE PROCEDURE [dbo].[sp_getapplock] @Resource nvarchar(255), @LockMode varcha
 CREATE PROCEDURE [dbo].[sp_releaseapplock] @Resource nvarchar(255), @LockOwner varchar(32) = 'Transaction',
     @DbPrincipal sysname = N'dbo' AS RETURN 0
 CREATE PROCEDURE [dbo].[sp_set_session_context] @key sysname, @value sql_variant, @read_only bit = 0 AS RETURN 0
+CREATE PROCEDURE [dbo].[sp_refreshsqlmodule] @name nvarchar(776), @namespace nvarchar(20) = NULL AS RETURN 0
 CREATE PROCEDURE [dbo].[sp_executesql] @stmt nvarchar(max), @params nvarchar(max) = NULL AS RETURN 0
 """
 #: Built-in functions that SqlParser knows and SQL Server 2016 does not.
@@ -364,8 +369,20 @@ class Checker:
             model.AddOrUpdateObjects(text, str(len(added) - 1), TSqlObjectOptions())
 
         added: list[str] = []
-        for schema in ("sqlsem", "tsqlcheck", "tsqlcheck_sys"):
+        texts = [
+            one.Strings[0].Value
+            for _, _, _, nodes in trees
+            for kind, one in nodes
+            if kind == "ExecutableStringList" and one.Strings[0].GetType().Name == "StringLiteral"
+        ]
+        made = {match[1] for text in texts for match in [re.match(r"CREATE SCHEMA (\w+)", text)] if match}
+        for schema in sorted({"sqlsem", "tsqlcheck", "tsqlcheck_sys"} | made):
             add("tsqlcheck", f"CREATE SCHEMA [{schema}]")
+        # Of what a text makes there is the name, and its parameters.
+        for text in texts:
+            match = re.match(r"ALTER PROCEDURE (sqlsem\.\w+) ((?:@\w+ \w+(?:, )?)*)", text)
+            if match:
+                add("tsqlcheck", f"CREATE PROCEDURE {match[1]} {match[2]} AS RETURN 0")
         for one in re.split(r"\n(?=CREATE)", SYSTEM.strip()):
             add("tsqlcheck", one)
         indexes: set[tuple[str, str]] = set()
