@@ -66,9 +66,10 @@ BEGIN
 END;
 GO
 
--- Where numbers are given (place: the server's name, the database and when it was created or restored there) and which run of
--- which server measures life (started), and whether both are as when a session looked last (known). After the failover of an
--- availability group or of a managed instance the new primary may have run for weeks, under the same name or another one.
+-- Where numbers are given (place: the database and when it was created or restored there, on Azure SQL also the server's name) and
+-- which run of which server measures life (started), and whether both are as when a session looked last (known). After the failover
+-- of an availability group or of a managed instance the new primary may have run for weeks, under the same name or another one. All
+-- sessions of a server see the same here, whatever their rights, and whatever name they have connected to.
 -- grace_from: nobody's grace begins before; NULL where it cannot be seen whether the server was restarted, as on Azure SQL.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.origin;
@@ -76,7 +77,8 @@ GO
 CREATE FUNCTION {schema}.origin() RETURNS TABLE AS RETURN (
     SELECT f.place, f.started, k.known,
            CASE WHEN f.tempdb IS NULL THEN NULL WHEN k.known = 0 THEN SYSUTCDATETIME() ELSE CAST('2000-01-01' AS datetime2(6)) END AS grace_from
-    FROM (SELECT CONCAT(CAST(SERVERPROPERTY('ServerName') AS nvarchar(128)), N' ', DB_ID(), N' ',
+    FROM (SELECT CONCAT(CASE WHEN CAST(SERVERPROPERTY('EngineEdition') AS int) = 5
+                             THEN CAST(SERVERPROPERTY('ServerName') AS nvarchar(128)) END, N' ', DB_ID(), N' ',
                         CONVERT(nvarchar(30), d.create_date, 126)) AS place,
                  CONCAT(CAST(SERVERPROPERTY('ComputerNamePhysicalNetBIOS') AS nvarchar(128)), N' ',
                         CAST(SERVERPROPERTY('ProcessID') AS int), N' ', CONVERT(nvarchar(30), t.create_date, 126)) AS started,
