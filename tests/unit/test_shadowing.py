@@ -54,6 +54,14 @@ def test_routines_without_path_are_the_ones_that_must():
         assert routine.language == "sql" or commits, f"{script}.sql: {name} can have SET search_path, and has none"
 
 
+def test_backslashes_stand_in_strings_that_say_so():
+    """What else they mean is set by each session: standard_conforming_strings."""
+    for script in (*SCRIPTS, "client", "doctor", "certify", "drop"):
+        text = re.sub(r"--.*", "", sql.script("postgresql", script))
+        found = [match[0] for match in re.finditer(r"\bE?'(?:[^']|'')*'|'(?:[^']|'')*'", text) if "\\" in match[0]]
+        assert [one for one in found if not one.startswith("E'")] == [], script
+
+
 @pytest.mark.parametrize("key", UNPINNED, ids=lambda key: f"{key[0]}-{key[1]}")
 def test_routine_without_path_qualifies_each_name(key):
     assert shadowing.in_routine(UNPINNED[key]) == []

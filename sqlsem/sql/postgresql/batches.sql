@@ -133,7 +133,7 @@ BEGIN
     BEGIN
         v_parts := CASE WHEN btrim(p_parts) LIKE '[%'
                         THEN ARRAY(SELECT value FROM jsonb_array_elements_text(p_parts::jsonb))
-                        ELSE regexp_split_to_array(btrim(p_parts), '\s*,\s*') END;
+                        ELSE regexp_split_to_array(btrim(p_parts), E'\\s*,\\s*') END;
     EXCEPTION WHEN invalid_text_representation OR untranslatable_character THEN
         RAISE EXCEPTION 'sqlsem: the parts of batch % are no JSON array of names: %', quote_literal(p_name), SQLERRM
             USING ERRCODE = '22023', HINT = 'Name all of them, with commas in between or as a JSON array.';

@@ -30,13 +30,13 @@ DECLARE
     v_asserted  bigint[];
     v_row       record;
 BEGIN
-    IF v_pinned ~ '^\d+( \d{1,18}:[0-9a-f]{32})+$' AND split_part(v_pinned, ' ', 1) = pg_current_xact_id()::text THEN
+    IF v_pinned ~ E'^\\d+( \\d{1,18}:[0-9a-f]{32})+$' AND split_part(v_pinned, ' ', 1) = pg_current_xact_id()::text THEN
         v_positions := ARRAY(SELECT split_part(p, ':', 1)::bigint FROM unnest((string_to_array(v_pinned, ' '))[2:]) AS u (p));
     ELSE
         v_pinned := '';  -- of another transaction, or somebody's own words
     END IF;
     v_asserted := v_positions;
-    IF v_session ~ '^\d{1,18}:\d{1,18}( \d{1,18}:\d{1,18})*$' THEN
+    IF v_session ~ E'^\\d{1,18}:\\d{1,18}( \\d{1,18}:\\d{1,18})*$' THEN
         v_positions := v_positions || ARRAY(SELECT split_part(p, ':', 1)::bigint FROM unnest(string_to_array(v_session, ' ')) AS u (p));
     END IF;
     -- Who writes comes first, should a reader's grant be named, too. A row that stands, and is kept from now on, was never lost.

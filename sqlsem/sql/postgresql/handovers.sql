@@ -193,7 +193,7 @@ BEGIN
     END IF;
     code := 0;
     FOR v_row IN SELECT * FROM {schema}.rows_of(p_member) AS r
-                 WHERE r.request_uid = p_uid OR r.request_uid LIKE replace(p_uid, '_', '\_') || '.%' ORDER BY r.queue_position LOOP
+                 WHERE r.request_uid = p_uid OR r.request_uid LIKE replace(p_uid, '_', E'\\_') || '.%' ORDER BY r.queue_position LOOP
         IF v_member.lease_ms IS NULL THEN
             -- (Who waits shares it for an instant, to see whether it is free. It only spares them looking.)
             FOR v_try IN 1..20 LOOP

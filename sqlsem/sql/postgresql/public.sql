@@ -70,7 +70,7 @@ BEGIN
     IF p_name IS NULL OR p_name = '' THEN
         RAISE EXCEPTION 'sqlsem: % is %; give it 1 to 255 characters', p_what, CASE WHEN p_name IS NULL THEN 'NULL' ELSE 'empty' END
             USING ERRCODE = '22023';
-    ELSIF p_name ~ '^\s|\s$' THEN
+    ELSIF p_name ~ E'^\\s|\\s$' THEN
         RAISE EXCEPTION 'sqlsem: % % begins or ends with white space; strip it', p_what, quote_literal(p_name)
             USING ERRCODE = '22023';
     ELSIF p_name ~ '[[:cntrl:]]' THEN

@@ -58,9 +58,9 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.plain(p_text text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN p_text !~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]' THEN p_text
-                ELSE (SELECT string_agg(CASE WHEN c ~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]'
-                                             THEN '\u' || lpad(to_hex(ascii(c)), 4, '0') ELSE c END, '' ORDER BY n)
+    SELECT CASE WHEN p_text !~ E'[\\u0001-\\u001F\\u007F-\\u009F\\u200E\\u200F\\u202A-\\u202E\\u2066-\\u2069]' THEN p_text
+                ELSE (SELECT string_agg(CASE WHEN c ~ E'[\\u0001-\\u001F\\u007F-\\u009F\\u200E\\u200F\\u202A-\\u202E\\u2066-\\u2069]'
+                                             THEN E'\\u' || lpad(to_hex(ascii(c)), 4, '0') ELSE c END, '' ORDER BY n)
                       FROM regexp_split_to_table(p_text, '') WITH ORDINALITY AS u (c, n)) END
 $$;
 

@@ -650,13 +650,13 @@ BEGIN
         RETURN;
     END IF;
     -- Without its strings and all but the brackets; then the innermost pairs go, level by level.
-    v_bare := regexp_replace(regexp_replace(p_body, '"([^"\\]|\\.)*"', '', 'g'), '[^][{}]', '', 'g');
+    v_bare := regexp_replace(regexp_replace(p_body, E'"([^"\\\\]|\\\\.)*"', '', 'g'), '[^][{}]', '', 'g');
     WHILE v_bare <> '' LOOP
         v_deep := v_deep + 1;
         IF v_deep > 100 THEN
             RAISE EXCEPTION 'sqlsem: the body of a task is nested deeper than 100' USING ERRCODE = '22023';
         END IF;
-        v_bare := regexp_replace(v_bare, '\[\]|\{\}', '', 'g');
+        v_bare := regexp_replace(v_bare, E'\\[\\]|\\{\\}', '', 'g');
     END LOOP;
 END
 $$;
@@ -1706,7 +1706,7 @@ BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
     PERFORM {schema}.check_name('schedule', p_name);
     PERFORM {schema}.check_due(p_next);
-    IF p_cron IS NULL OR p_cron !~ '\S' OR length(p_cron) > 255 THEN
+    IF p_cron IS NULL OR p_cron !~ E'\\S' OR length(p_cron) > 255 THEN
         RAISE EXCEPTION 'sqlsem: a cron expression has 1 to 255 characters, not %', coalesce(length(p_cron)::text, 'NULL')
             USING ERRCODE = '22023';
     ELSIF p_zone IS NULL OR length(p_zone) > 64 OR NOT EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = p_zone) THEN
@@ -1924,7 +1924,7 @@ AS $$
     -- The last line of the context is where work itself stands.
     SELECT p_state || ': ' || p_message || coalesce(E'\nDETAIL: ' || nullif(p_detail, ''), '')
            || coalesce(E'\nHINT: ' || nullif(p_hint, ''), '')
-           || coalesce(E'\nCONTEXT: ' || nullif(regexp_replace(p_context, '\n?PL/pgSQL function [^\n]*\.work\([^\n]*$', ''), ''), '')
+           || coalesce(E'\nCONTEXT: ' || nullif(regexp_replace(p_context, E'\\n?PL/pgSQL function [^\\n]*\\.work\\([^\\n]*$', ''), ''), '')
 $$;
 
 -- Runs the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for idle_seconds:
