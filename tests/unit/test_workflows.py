@@ -1,6 +1,9 @@
 """The workflows that build and publish run nothing but what was read: actions by commit, as few rights as can be."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,3 +125,50 @@ def test_lowest_versions_are_tested_with_attacks():
     for tests in re.findall(r"tests/\S+", ran):
         assert (WORKFLOWS.parents[1] / tests).exists(), tests
     assert "tests/dashboard" in ran
+
+
+# -- what no workflow needs to be run for ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", workflows())
+def test_workflow_is_one_by_its_published_schema(path):
+    pytest.importorskip("check_jsonschema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize("path", workflows())
+def test_scripts_of_steps_are_bash(path):
+    for name, job in jobs(path.stem).items():
+        for step in job["steps"]:
+            script = re.sub(r"\$\{\{.*?\}\}", "x", step.get("run", ""))
+            done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{name}: {done.stderr}"
+
+
+@pytest.mark.parametrize("path", workflows())
+def test_expressions_name_what_there_is(path):
+    """Outputs of jobs and the values of a matrix are there; contexts have names that GitHub knows."""
+    contexts = {"github", "env", "matrix", "job", "runner", "steps", "needs", "inputs", "strategy", "secrets", "vars"}
+    for name, job in jobs(path.stem).items():
+        for expression in re.findall(r"\$\{\{(.*?)\}\}", str(job)):
+            words = re.findall(r"(?<![.\w])([a-z_]+)\.([A-Za-z_-]+)", re.sub(r"'[^']*'", "", expression))
+            for context, value in words:
+                assert context in contexts, f"{name}: {expression}"
+                if context == "matrix":
+                    matrix = job["strategy"]["matrix"]
+                    included = {key for one in matrix.get("include", ()) for key in one}
+                    assert value in {*matrix, *included}, f"{name}: {expression}"
+
+
+def test_images_of_sql_server_are_certified_and_tested():
+    (job,) = jobs("sqlserver").values()
+    assert job["strategy"]["matrix"]["image"] == [f"{year}-latest" for year in (2017, 2019, 2022, 2025)]
+    ran = commands(job)
+    assert "sqlsem certify" in ran
+    for tests in re.findall(r"tests/\S+", ran):
+        assert (WORKFLOWS.parents[1] / tests).exists(), tests
+    head = (WORKFLOWS / "sqlserver.yml").read_text(encoding="utf-8").partition("name:")[0]
+    assert "has run this" in head
