@@ -40,10 +40,7 @@ def certify(
     """
     report = Report({})
     try:
-        report.facts = facts(bench)
-        report.hidden = {} if with_host else hidden_words(bench)
-        began(report)
-        failed = _installed(bench)
+        failed = _installed(bench, report, began, with_host)
         if failed is not None:
             report.results.append(failed)
             done(failed)
@@ -57,13 +54,17 @@ def certify(
     return report
 
 
-def _installed(bench: Bench) -> Result | None:
-    began = time.monotonic()
+def _installed(bench: Bench, report: Report, began: Callable[[Report], object], with_host: bool) -> Result | None:
+    """Install, once it is known where; a result where that fails."""
+    since = time.monotonic()
     try:
+        report.facts = facts(bench)
+        report.hidden = {} if with_host else hidden_words(bench)
+        began(report)
         bench.install()
     except Exception as exc:
         words = server_words(exc, bench.engine)
-        return Result(0, "init", "failed", words, round(time.monotonic() - began, 3))
+        return Result(0, "init", "failed", words, round(time.monotonic() - since, 3))
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import re
 import secrets
 import shutil
 import tempfile
@@ -75,6 +76,8 @@ class Bench:
         self._opened = contextlib.ExitStack()
         self._numbers = itertools.count(1)
         self._made: list[tuple[str, str]] = []  # statements that remove what checks made, and its name
+        #: Tells the operator what to do.
+        self.say: Callable[[str], object] = lambda words: None
 
     # -- the schema ---------------------------------------------------------------------------------------------
 
@@ -123,7 +126,8 @@ class Bench:
     def _drop(self, session: Session) -> Iterator[str]:
         for statement, what in reversed(self._made):
             try:
-                session.run(statement)
+                with contextlib.closing(Session(self.admin)) as admin:
+                    admin.run(statement)
             except Exception as exc:
                 yield f"{what} ({server_words(exc, self.engine)})"
         for name in ("drop_own", "drop", "drop_roles"):
@@ -180,9 +184,10 @@ class Bench:
         opened, self._opened = self._opened, contextlib.ExitStack()
         opened.close()
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> float:
+    def until(self, condition: Callable[[], object], what: str, seconds: float | None = None) -> float:
         """Wait for a condition; the seconds that took. Raises `Failed` when it does not come about in time."""
         began = time.monotonic()
+        seconds = PATIENCE if seconds is None else seconds
         while not condition():
             if time.monotonic() - began > seconds:
                 raise Failed(f"{what}: not within {seconds:g} s")
@@ -201,6 +206,49 @@ class Bench:
         """A connection of the administrator; closed after the check."""
         return self._opened.enter_context(contextlib.closing(Session(self.admin)))
 
+    @contextlib.contextmanager
+    def database(self, options: str, *changes: str) -> Iterator[Bench]:
+        """A database of its own, with these words behind its CREATE and changed by these statements, as another bench
+        that is installed; dropped in the end. `NotPossible` without the wish or the right to create one.
+        """
+        if not self.wishes.databases:
+            raise NotPossible("databases are created only with --databases, or for the login of --admin-url")
+        name = f"{self.schema}_{next(self._numbers)}"
+        admin = self.admin_session()
+        create = admin.texts["create_database"].replace("certify_database", name)
+        drop = admin.texts["drop_database"].replace("certify_database", name)
+        try:
+            admin.run(f"{create} {options}")
+        except Exception as exc:
+            raise NotPossible(f"{create} {options}: {server_words(exc, self.engine)}") from exc
+        self.made(drop, f"database {name}")
+        for change in changes:
+            admin.rows(change, database=name)
+        other = Bench(of_database(self.wishes.admin_url or self.url, name), self.options, self.inner)
+        try:
+            other.install()
+            yield other
+        finally:
+            other.tidy()
+            deadline = time.monotonic() + PATIENCE
+            while True:  # the server may still be ending our sessions there
+                try:
+                    admin.run(drop)
+                    break
+                except Exception:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.5)
+            self._made.remove((drop, f"database {name}"))
+            # What the whole server has: on PostgreSQL the roles.
+            if admin.has("drop_roles"):
+                admin.run(sql.queries(self.engine.name, other.schema, file="certify")["drop_roles"])
+
+    @property
+    def inner(self) -> Wishes:
+        """The wishes for a database of its own."""
+        return dataclasses.replace(self.wishes, seconds=min(self.wishes.seconds, 2.0), long=None, databases=False)
+
     def kill(self, number: int) -> None:
         """End a session of this certification by the server's number; `NotPossible` without the right to."""
         try:
@@ -210,3 +258,13 @@ class Bench:
                 f"this login may not end sessions ({server_words(exc, self.engine)}); name one that may with "
                 f"--admin-url"
             ) from exc
+
+
+def of_database(url: str, name: str) -> str:
+    """The same server and login, another database: of a URL or an ODBC string."""
+    if "://" in url:
+        parts = urllib.parse.urlsplit(url)
+        return urllib.parse.urlunsplit((parts.scheme, parts.netloc, f"/{name}", parts.query, ""))
+    if re.search(r"(?i)(^|;)\s*database\s*=", url):
+        return re.sub(r"(?i)((?:^|;)\s*database\s*=)[^;]*", rf"\g<1>{name}", url)
+    return f"{url.rstrip(';')};Database={name}"

@@ -36,10 +36,10 @@ class Session:
         self._running: Any = None
 
     def rows(self, name: str, *parameters: Any, **words: object) -> list[tuple[Any, ...]]:
-        """Run a statement of certify.sql; all rows of all of its results. ``words`` fill in names that certify made."""
+        """Run a statement of certify.sql; all rows of all of its results. ``words`` take the place of ``certify_…``."""
         text = self.texts[name]
         for word, value in words.items():
-            text = text.replace(f":{word}", sql.check_identifier(word, str(value)))
+            text = text.replace(f"certify_{word}", sql.check_identifier(word, str(value)))
         return self.run(text, *parameters)
 
     def run(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:

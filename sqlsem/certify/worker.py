@@ -17,6 +17,7 @@ from sqlsem.certify.sessions import Session, server_words
 from sqlsem.coordinator import Coordinator, connect
 from sqlsem.core.threads import spawn
 from sqlsem.engines.base import Engine, Options
+from sqlsem.engines.mssql.odbc import load_driver
 from sqlsem.errors import LockLost, SqlsemError
 from sqlsem.locks import Lock
 
@@ -161,7 +162,28 @@ def _lock(coordinator: Coordinator, kind: str, resource: str) -> Lock:
     return lock
 
 
-JOBS: dict[str, Callable[..., None]] = {"hold": hold, "hold_session": hold_session, "hammer": hammer}
+def pooled(orders: Orders, coordinator: Coordinator, engine: Engine, resource: str) -> None:
+    """Hold in a connection of the driver's own pool, close it, open it again; and say what another session is told."""
+    module = load_driver("pyodbc")
+    text = getattr(engine, "odbc_string", None)
+    if module is None or text is None:
+        orders.tell("pooled", same=False)
+        return
+    vars(module)["pooling"] = True  # in this process only, and before its first connection
+    first, other = Session(engine), Session(engine)
+    first.wire.connection.close()
+    first.wire.connection = module.connect(text, autocommit=True)
+    number, position = first.number, first.acquire(resource).position
+    first.wire.connection.close()
+    between = other.acquire(resource, timeout_ms=0).code
+    first.wire.connection = module.connect(text, autocommit=True)
+    same = first.number == number
+    after = other.acquire(resource, timeout_ms=int(ASK_SECONDS * 1000)).code
+    renewed = int(first.value("renew", resource, position))
+    orders.tell("pooled", same=same, between=between, after=after, renewed=renewed)
+
+
+JOBS: dict[str, Callable[..., None]] = {"hold": hold, "hold_session": hold_session, "hammer": hammer, "pooled": pooled}
 
 
 def main() -> None:

@@ -125,6 +125,8 @@ def certify(
         engine.connect("look").close()  # out of reach, or not allowed, is no failed check
     bench = certifying.Bench(options.chosen_url, chosen, wishes)
 
+    bench.say = output.say
+
     def began(report: certifying.Report) -> None:
         output.echo(f"{bench.named.where}, {bench.engine.place}", *report.head())
 

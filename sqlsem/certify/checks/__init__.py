@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sqlsem.certify.checks import calling, deadlocking, hammering, installing, living
+from sqlsem.certify.checks import calling, deadlocking, hammering, installing, living, measuring
 
-__all__ = ["calling", "deadlocking", "hammering", "installing", "living"]
+__all__ = ["calling", "deadlocking", "hammering", "installing", "living", "measuring"]

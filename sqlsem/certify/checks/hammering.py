@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import random
 import threading
 import time
 from collections.abc import Iterable
@@ -11,14 +11,18 @@ from typing import Any
 from sqlsem.certify.bench import PATIENCE, Bench
 from sqlsem.certify.children import Child
 from sqlsem.certify.registry import check
-from sqlsem.certify.results import Failed, Notes
-from sqlsem.certify.sessions import Session, later
+from sqlsem.certify.results import Failed, Notes, NotPossible
+from sqlsem.certify.sessions import Session, later, server_words
 from sqlsem.certify.worker import LIMITS
+from sqlsem.coordinator import Coordinator
+from sqlsem.errors import LockLost, NotHeld, SqlsemError
 
 __all__ = ["overlap"]
 
 #: How often each session registers, for check 8.
 REGISTRATIONS = 20
+#: Seconds between two kills of a soak.
+KILL_SECONDS = 2.0
 
 
 @check(8, "positions are in the order of commits")
@@ -98,12 +102,12 @@ def hammer(bench: Bench, notes: Notes, kinds: list[str], seconds: float, counts:
     return len(holds)
 
 
-def turns_of(child: Child, seconds: float = PATIENCE) -> list[dict[str, Any]]:
+def turns_of(child: Child, who: str | None = None) -> list[dict[str, Any]]:
     """All turns of a process of a hammer, which must end well."""
-    who = child.expect("ready")["who"]
+    who = who or child.expect("ready")["who"]
     found: list[dict[str, Any]] = []
     while True:
-        event = child.next(seconds)
+        event = child.next(PATIENCE)
         if event is None:
             raise Failed("a process of the hammer ended before it was done")
         if event["event"] == "end":
@@ -114,6 +118,12 @@ def turns_of(child: Child, seconds: float = PATIENCE) -> list[dict[str, Any]]:
 
 
 def judge(holds: list[dict[str, Any]], notes: Notes) -> None:
+    """Raise `Failed` as `judge_only` does, or when nobody had a turn."""
+    judge_only(holds, notes)
+    notes.require(holds, "nobody was granted anything")
+
+
+def judge_only(holds: list[dict[str, Any]], notes: Notes) -> None:
     """Raise `Failed` when two were inside that may not be, by the table or by the clock; or when a lock was lost."""
     bad = next((hold["bad"] for hold in holds if hold["bad"]), None)
     notes.require(bad is None, f"seen in the database: {bad}")
@@ -121,7 +131,6 @@ def judge(holds: list[dict[str, Any]], notes: Notes) -> None:
     notes.require(words is None, f"seen by this host's clock: {words}")
     lost = sum(bool(hold["lost"]) for hold in holds)
     notes.require(not lost, f"{lost} locks were lost while nothing had happened to their holders")
-    notes.require(holds, "nobody was granted anything")
 
 
 @check(9, "a new holder sees what the one before has committed")
@@ -146,6 +155,100 @@ def nobody_is_inside_wrongly(bench: Bench, notes: Notes) -> None:
 
 
 def _soak(bench: Bench, notes: Notes, seconds: float) -> None:
-    with contextlib.suppress(KeyError):
-        notes.note(f"soak of {seconds:g} s", soak_seconds=seconds)
-    _ = time
+    """Let processes take turns, and kill one after the other; sessions, too, where rights allow."""
+    resource = bench.name()
+    looking = bench.session()
+    holds: list[dict[str, Any]] = []
+    kills, sessions = 0, 0
+    may_kill = bench.has_routines
+
+    def start() -> Child:
+        kinds = random.choice([["mutex"], ["read", "read", "write"]])
+        face = random.choice(["library", "session"]) if bench.has_routines else "library"
+        arguments = {"resource": resource, "kinds": kinds, "face": face, "hold_seconds": 0.002}
+        return bench.child("hammer", seconds=seconds + PATIENCE, **arguments)
+
+    running = {child: str(child.expect("ready")["who"]) for child in [start() for _ in range(4)]}
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(KILL_SECONDS, max(0.0, deadline - time.monotonic())))
+        victim = random.choice(list(running))
+        who = running.pop(victim)
+        # Stopped, it works no more; only then may what it wrote count no more.
+        victim.stop()
+        looking.rows("bury", who)
+        number = int(who.rpartition(".")[2])
+        if may_kill and number:
+            try:
+                bench.kill(number)
+                sessions += 1
+            except NotPossible as exc:
+                notes.skip(str(exc))
+                may_kill = False
+        victim.kill()
+        kills += 1
+        holds += [{**event, "who": who} for event in victim.heard() if event["event"] == "held"]
+        judge_only(holds, notes)
+        child = start()
+        running[child] = str(child.expect("ready")["who"])
+    for child, who in running.items():
+        child.send(do="end")
+        holds += turns_of(child, who)
+    judge(holds, notes)
+    words = f"soak of {seconds:g} s: {len(holds)} turns, {kills} processes and {sessions} of their sessions killed"
+    notes.note(words, soak_seconds=seconds, soak_turns=len(holds), soak_kills=kills, soak_session_kills=sessions)
+
+
+@check(12, "concurrent calls of all kinds raise nothing of the server's own")
+def storm(bench: Bench, notes: Notes) -> None:
+    """Take, release, hand over, adopt, revoke and reap the same resources at once; only answers of sqlsem's come."""
+    over = threading.Event()
+    names = [bench.name() for _ in range(2)]
+    number = min(8, max(2, bench.wishes.max_sessions // 3))
+    calls = [later(_storm_of_library, bench.coordinator(grace=10), names, over) for _ in range(3)]
+    if bench.has_routines:
+        calls += [later(_storm_of_session, bench.session(), names, over) for _ in range(number)]
+    try:
+        over.wait(bench.wishes.seconds)
+    finally:
+        over.set()
+    turns = sum(call.result(PATIENCE) for call in calls)
+    notes.note(f"{turns} calls of {len(calls)} at once", calls=turns)
+
+
+def _storm_of_session(session: Session, names: list[str], over: threading.Event) -> int:
+    turns = 0
+    while not over.is_set():
+        turns += 1
+        name = random.choice(names)
+        try:
+            if session.acquire(name, timeout_ms=random.choice([0, 20, 200])).code >= 0:
+                if random.random() < 0.3:
+                    token = session.value("hand_over", name)
+                    session.rows("adopt", token)
+                session.release(name)
+        except Exception as exc:
+            if "sqlsem: " not in str(exc):
+                raise Failed(f"a session got {server_words(exc, session.engine)}") from exc
+    return turns
+
+
+def _storm_of_library(coordinator: Coordinator, names: list[str], over: threading.Event) -> int:
+    turns = 0
+    while not over.is_set():
+        turns += 1
+        name = random.choice(names)
+        try:
+            if random.random() < 0.3:
+                for entry in coordinator.entries(name)[:1]:
+                    coordinator.revoke(entry.position, force=True)
+                coordinator.reap()
+            lock = coordinator.mutex(name)
+            if lock.acquire(timeout=0.2):
+                lock.release()
+        except (NotHeld, LockLost):
+            continue
+        except SqlsemError as exc:
+            words = server_words(exc, coordinator.engine)
+            raise Failed(f"the library raised {type(exc).__name__}: {words}") from exc
+    return turns

@@ -1,4 +1,4 @@
-"""Installing, and running everything once: checks 2 and 25."""
+"""Installing, and running everything once: checks 1, 2 and 25."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import contextlib
 import time
 
 from sqlsem.certify.bench import PATIENCE, Bench
+from sqlsem.certify.checks.deadlocking import deadlocks
 from sqlsem.certify.registry import check
-from sqlsem.certify.results import Failed, Notes
-from sqlsem.certify.sessions import later
+from sqlsem.certify.results import Failed, Notes, NotPossible
+from sqlsem.certify.sessions import later, server_words
 from sqlsem.coordinator import Coordinator
 from sqlsem.errors import NotHeld, Unavailable
 
@@ -16,6 +17,27 @@ __all__: list[str] = []
 
 #: Seconds that an installation may take that has to wait for an open transaction before it gives up or goes on.
 INSTALL_SECONDS = 30.0
+
+
+@check(1, "databases of other collations", "collations", elsewhere="an SQLite file compares as it is told to")
+def collations(bench: Bench, notes: Notes) -> None:
+    """Create databases of each collation, install there, run everything, and drop them."""
+    asked = ["", *(str(row[0]) for row in bench.session().rows("collations"))]
+    for options in asked:
+        what = options or "the default"
+        try:
+            with bench.database(options) as other:
+                run_everything(other, Notes())
+                deadlocks(other, Notes())
+        except NotPossible as exc:
+            notes.skip(f"{what}: {exc}")
+        except Failed as exc:
+            raise Failed(f"{what}: {exc}") from exc
+        except Exception as exc:
+            raise Failed(f"{what}: {server_words(exc, bench.engine)}") from exc
+        else:
+            notes.note(what)
+    notes.note("", databases=len(notes.words))
 
 
 @check(2, "every routine is compiled and runs")

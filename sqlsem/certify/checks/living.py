@@ -1,21 +1,26 @@
-"""Sessions and processes that end: check 4."""
+"""Sessions and processes that end, are reset, or are cancelled: checks 4 to 7, and 24."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
+from sqlsem import engines
 from sqlsem.certify.bench import PATIENCE, Bench
+from sqlsem.certify.checks.calling import SESSIONS_ONLY
 from sqlsem.certify.registry import check
-from sqlsem.certify.results import Notes, NotPossible
-from sqlsem.certify.sessions import Session, later
+from sqlsem.certify.results import Failed, Notes, NotPossible
+from sqlsem.certify.sessions import Session, later, server_words
+from sqlsem.engines.base import Options
 
 __all__: list[str] = []
 
-#: The grace of the processes that are killed here.
+#: The grace of those who wait here.
 GRACE = 2.0
 #: What may be added to it, or to no grace at all, on a host that is busy.
 MARGIN = 15.0
+#: Milliseconds of a call that only asks.
+ASK_MS = 100
 
 
 @check(4, "a lock is free after its holder has ended")
@@ -24,12 +29,12 @@ def free_after_the_end(bench: Bench, notes: Notes) -> None:
     _killed_process(bench, notes)
     if not bench.has_routines:
         return
-    _ended_session(bench, notes, "closed", lambda session: session.close())
+    _ended_session(bench, notes, "closed", lambda session, number: session.close())
     try:
-        _ended_session(bench, notes, "killed", lambda session: bench.kill(session.number))
+        _ended_session(bench, notes, "killed", lambda session, number: bench.kill(number))
     except NotPossible as exc:
         notes.skip(str(exc))
-    _ended_session(bench, notes, "cut", lambda session: session.cut())
+    _ended_session(bench, notes, "cut", lambda session, number: session.cut())
 
 
 def _killed_process(bench: Bench, notes: Notes) -> None:
@@ -43,23 +48,144 @@ def _killed_process(bench: Bench, notes: Notes) -> None:
     took = time.monotonic() - at
     lock.release()
     grace = float(bench.options.get("grace", 5.0))
-    notes.require(
-        took <= grace + MARGIN, f"a killed process kept its lock for {took:.1f} s, with a grace of {grace:g} s"
-    )
+    words = f"a killed process kept its lock for {took:.1f} s, with a grace of {grace:g} s"
+    notes.require(took <= grace + MARGIN, words)
     notes.note(f"process killed: {took:.1f} s (grace {grace:g} s)", killed_process_seconds=round(took, 2))
 
 
-def _ended_session(bench: Bench, notes: Notes, how: str, end: Callable[[Session], object]) -> None:
+def _ended_session(bench: Bench, notes: Notes, how: str, end: Callable[[Session, int], object]) -> None:
     resource = bench.name()
     holder, waiter = bench.session(), bench.session()
+    number = holder.number
     notes.require(holder.acquire(resource).code == 0, "a lock that nobody else wants was not granted at once")
     notes.require(waiter.acquire(resource, timeout_ms=0).code == -1, "a second holder of a mutex was let in")
-    waiting = later(waiter.acquire, resource)
+    waiting = later(waiter.acquire, resource, 1, "write", int(PATIENCE * 1000))
     at = time.monotonic()
-    end(holder)
-    code = waiting.result(PATIENCE).code
+    end(holder, number)
+    code = waiting.result(PATIENCE + MARGIN).code
     took = time.monotonic() - at
     waiter.release(resource)
     notes.require(code in (0, 1), f"after a session was {how}, the next one was told {code}")
     notes.require(took < MARGIN, f"a session that was {how} kept its lock for {took:.1f} s")
     notes.note(f"session {how}: {took:.2f} s", **{f"{how}_session_seconds": round(took, 3)})
+
+
+@check(5, "a session that a pool has reset holds nothing", "acquire", elsewhere=SESSIONS_ONLY)
+def reset_sessions(bench: Bench, notes: Notes) -> None:
+    """Reset a session as poolers do, or have the driver's own pool lend it again; and ask for what it held."""
+    session = bench.session()
+    if session.has("reset"):
+        resource, other = bench.name(), bench.session()
+        position = session.acquire(resource).position
+        session.rows("reset")
+        bench.until(
+            lambda: other.acquire(resource, timeout_ms=ASK_MS).code >= 0, "the lock of a session that was reset"
+        )
+        code = int(session.value("renew", resource, position))
+        notes.require(code == -1, f"a session that was reset is told {code} of what it held, not -1")
+        other.release(resource)
+        notes.note("free at once, and the session is told so")
+        return
+    child = bench.child("pooled", resource=bench.name())
+    found = child.expect("pooled")
+    if not found["same"]:
+        raise NotPossible("the driver manager lends no session twice here (unixODBC: Pooling = Yes in odbcinst.ini)")
+    notes.require(found["between"] == -1, f"between Close and reuse another one was told {found['between']}, not -1")
+    notes.require(found["after"] in (0, 1), f"after the reset another one was told {found['after']}, and not let in")
+    notes.require(found["renewed"] == -1, f"a reset session is told {found['renewed']} of what it held, not -1")
+    notes.note("held between Close and reuse, free after it, and the session is told so")
+
+
+@check(6, "a killed session never goes on as if it held", "renew", elsewhere=SESSIONS_ONLY)
+def killed_while_idle(bench: Bench, notes: Notes) -> None:
+    """Kill an idle session whose driver may connect anew, and have it ask for what it held."""
+    url = bench.url
+    if hasattr(bench.engine, "odbc_string"):
+        url += f"{'&' if '?' in url else '?'}ConnectRetryCount=1" if "://" in url else ";ConnectRetryCount=1"
+    engine = engines.of_url(url)(url, Options(schema=bench.schema))
+    holder, waiter, resource = Session(engine), bench.session(), bench.name()
+    try:
+        position = holder.acquire(resource).position
+        bench.kill(holder.number)
+        bench.until(lambda: waiter.acquire(resource, timeout_ms=ASK_MS).code >= 0, "the lock of a killed session")
+        try:
+            code = int(holder.value("renew", resource, position))
+        except Exception as exc:
+            notes.note(f"it gets an error ({server_words(exc, bench.engine)[:120]})")
+        else:
+            notes.require(code == -1, f"a killed session was connected anew, and told {code} of what it held")
+            notes.note("it was connected anew in silence, and is told that it holds nothing")
+    finally:
+        holder.close()
+    waiter.release(resource)
+
+
+@check(7, "a call that is cancelled leaves nothing", "acquire", elsewhere=SESSIONS_ONLY)
+def cancelled(bench: Bench, notes: Notes) -> None:
+    """Cancel a call that waits: no row and no lock stay, and the session can be used."""
+    holder, waiter, looking, resource = bench.session(), bench.session(), bench.session(), bench.name()
+    holder.acquire(resource)
+    waiting = later(waiter.acquire, resource, 1, "write", int(PATIENCE * 1000))
+    bench.until(lambda: len(looking.rows("positions", resource)) == 2, "a request in the queue")
+    time.sleep(0.2)  # it is to stand in its wait, of which nothing tells
+    waiter.cancel()
+    try:
+        code = waiting.result(PATIENCE).code
+    except Exception as exc:
+        notes.note(f"it gets an error ({server_words(exc, bench.engine)[:120]})")
+    else:
+        raise Failed(f"a call that was cancelled was answered with {code}")
+
+    def gone() -> bool:
+        looking.acquire(resource, timeout_ms=ASK_MS)  # those who wait remove what nobody attends to
+        return len(looking.rows("positions", resource)) == 1
+
+    took = bench.until(gone, "the end of a cancelled row", MARGIN)
+    holder.release(resource)
+    code = waiter.acquire(resource).code
+    notes.require(code == 0, f"the session whose call was cancelled is told {code} by the next one")
+    waiter.release(resource)
+    notes.note(f"its row was gone after {took:.1f} s, and the session can be used", row_seconds=round(took, 2))
+
+
+@check(24, "locks outlive a restart and a failover", "started", elsewhere="an SQLite file has no server to restart")
+def restart(bench: Bench, notes: Notes) -> None:
+    """Hold a lock while the operator restarts the server or fails it over."""
+    patience = bench.wishes.restart
+    if patience is None:
+        raise NotPossible(
+            "it takes you to restart the server or to fail it over: run it alone, with --only 24 --restart 10m"
+        )
+    session = bench.session()
+    before, apart = session.value("started"), float(session.value("clock")) - time.time()
+    coordinator = bench.coordinator(grace=patience, retry=patience)
+    lock = coordinator.mutex(bench.name())
+    notes.require(lock.acquire(timeout=PATIENCE), "a lock that nobody else wants was not granted")
+    grant = lock.grant
+    bench.say(f"Restart the server now, or fail it over; this waits for {patience:g} s.")
+
+    def restarted() -> bool:
+        try:
+            other = Session(bench.engine)
+        except Exception:  # it is down
+            return False
+        try:
+            return bool(other.value("started") != before)
+        except Exception:  # it is starting
+            return False
+        finally:
+            other.close()
+
+    took = bench.until(restarted, "another start of the server", patience)
+    coordinator.process.member.ping()
+    notes.require(not grant.lost, "the lock was lost by the restart")
+    other = bench.coordinator(grace=patience)
+    notes.require(not other.mutex(bench.name()).locked(), "a free lock is said to be held after the restart")
+    fence = grant.fence
+    lock.release()
+    notes.require(lock.acquire(timeout=PATIENCE), "the lock was not granted again after the restart")
+    notes.require(lock.grant.fence > fence, f"a fence after the restart, {lock.grant.fence}, is not above {fence}")
+    lock.release()
+    again = float(bench.session().value("clock")) - time.time()
+    words = f"the lock was kept, fences grow; the server's clock is {again - apart:+.2f} s from the one before"
+    notes.note(f"after {took:.0f} s another start was seen; {words}", clock_seconds=round(again - apart, 3))

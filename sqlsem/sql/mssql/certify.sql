@@ -146,6 +146,188 @@ SELECT name, words FROM @wrong
 -- name: applock_mode
 SELECT APPLOCK_MODE(N'public', N'{schema}.certify', N'Transaction')
 
+-- name: hinted_number
+-- The hints that claims and the like go by, together. The row is passed by while another session has it locked.
+SET NOCOUNT ON; SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+DECLARE @number int;
+BEGIN TRANSACTION;
+SELECT TOP (1) @number = number FROM {schema}.certify_counter WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK);
+UPDATE {schema}.certify_counter WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) SET number = number WHERE number < 0;
+DELETE FROM {schema}.certify_counter WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) WHERE number < 0;
+ROLLBACK TRANSACTION;
+SELECT @number
+
+-- name: is_sql_server
+-- 0: it speaks T-SQL, and is another server.
+SELECT CASE WHEN @@VERSION LIKE N'Microsoft SQL %' THEN 1 ELSE 0 END
+
+-- name: insert_guarded
+INSERT INTO {schema}_own.guarded (number) VALUES (1)
+
+-- name: update_guarded
+UPDATE {schema}_own.guarded SET number = 2
+
+-- name: delete_guarded
+DELETE FROM {schema}_own.guarded
+
+-- name: output_guarded
+-- Refused (334) where a table has triggers, whoever writes.
+INSERT INTO {schema}_own.guarded (number) OUTPUT inserted.number VALUES (3)
+
+-- name: renew
+SET NOCOUNT ON; DECLARE @code int;
+EXEC @code = {schema}.renew @resource = ?, @position = ?;
+SELECT @code
+
+-- name: hand_over
+SET NOCOUNT ON; DECLARE @token nvarchar(200);
+EXEC {schema}.hand_over @resource = ?, @token = @token OUTPUT;
+SELECT @token
+
+-- name: adopt
+EXEC {schema}.adopt @token = ?
+
+-- name: status
+EXEC {schema}.status
+
+-- name: set_limit
+EXEC {schema}.set_limit @resource = ?, @limit = 2
+
+-- name: create_user
+CREATE USER certify_user WITHOUT LOGIN
+
+-- name: drop_user
+DROP USER IF EXISTS certify_user
+
+-- name: add_member
+ALTER ROLE certify_role ADD MEMBER certify_user
+
+-- name: as_user
+EXECUTE AS USER = N'certify_user'
+
+-- name: as_before
+REVERT
+
+-- name: denied
+-- What the server says to a login without the right.
+SELECT N'229'
+
+-- name: callers_settings
+-- How a session may be set that calls.
+SELECT setting FROM (VALUES
+    (N'SET QUOTED_IDENTIFIER OFF'), (N'SET ANSI_NULLS OFF'), (N'SET ANSI_PADDING OFF'), (N'SET ANSI_WARNINGS OFF'),
+    (N'SET ARITHABORT OFF'), (N'SET CONCAT_NULL_YIELDS_NULL OFF'), (N'SET NUMERIC_ROUNDABORT ON'),
+    (N'SET IMPLICIT_TRANSACTIONS ON'), (N'SET XACT_ABORT ON'), (N'SET ROWCOUNT 1'), (N'SET TEXTSIZE 10'),
+    (N'SET NOCOUNT OFF'), (N'SET DATEFIRST 3'), (N'SET DATEFORMAT dmy'), (N'SET LANGUAGE Turkish'), (N'SET LOCK_TIMEOUT 0'),
+    (N'SET DEADLOCK_PRIORITY HIGH'), (N'SET TRANSACTION ISOLATION LEVEL SERIALIZABLE'),
+    (N'SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED')) AS s (setting)
+
+-- name: shown_settings
+SELECT CAST(@@OPTIONS AS int), CAST(@@LOCK_TIMEOUT AS int), CAST(@@TEXTSIZE AS int), CAST(@@DATEFIRST AS int),
+       CAST(@@LANGUAGE AS nvarchar(60)), CAST(@@TRANCOUNT AS int)
+
+-- name: raw_take
+EXEC sys.sp_getapplock @Resource = N'{schema}.raw', @LockMode = N'Exclusive', @LockOwner = N'Session', @LockTimeout = 60000, @DbPrincipal = N'public'
+
+-- name: raw_give
+EXEC sys.sp_releaseapplock @Resource = N'{schema}.raw', @LockOwner = N'Session', @DbPrincipal = N'public'
+
+-- name: log_counters
+-- Flushes of the log, and bytes that were flushed, since the server began.
+SELECT MAX(CASE WHEN counter_name LIKE N'Log Flushes/sec%' THEN cntr_value END),
+       MAX(CASE WHEN counter_name LIKE N'Log Bytes Flushed/sec%' THEN cntr_value END)
+FROM sys.dm_os_performance_counters
+WHERE RTRIM(instance_name) COLLATE DATABASE_DEFAULT = DB_NAME() AND counter_name LIKE N'Log %Flush%/sec%'
+
+-- name: dead_rows
+SELECT SUM(ghost_record_count) FROM sys.dm_db_index_physical_stats(DB_ID(), OBJECT_ID(N'{schema}.entry'), NULL, NULL, N'DETAILED')
+
+-- name: old_snapshot
+SET TRANSACTION ISOLATION LEVEL SNAPSHOT; BEGIN TRANSACTION
+
+-- name: workers
+SELECT CAST(max_workers_count AS int) FROM sys.dm_os_sys_info
+
+-- name: many_locks
+-- So many locks of one session.
+SET NOCOUNT ON;
+DECLARE @number int = ?, @name nvarchar(255);
+WHILE @number > 0
+BEGIN
+    SET @name = CONCAT(N'{schema}.many.', @number);
+    EXEC sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session', @LockTimeout = 0, @DbPrincipal = N'public';
+    SET @number = @number - 1;
+END;
+SELECT 1
+
+-- name: test_cost
+-- Microseconds of one APPLOCK_TEST and one APPLOCK_MODE, on average of 1,000.
+SET NOCOUNT ON;
+DECLARE @since datetime2(6) = SYSUTCDATETIME(), @number int = 1000, @held int = 0;
+WHILE @number > 0
+BEGIN
+    SET @held = @held + APPLOCK_TEST(N'public', N'{schema}.many.1', N'Shared', N'Session')
+        + CASE APPLOCK_MODE(N'public', N'{schema}.many.1', N'Session') WHEN N'NoLock' THEN 0 ELSE 1 END;
+    SET @number = @number - 1;
+END;
+SELECT CAST(DATEDIFF_BIG(microsecond, @since, SYSUTCDATETIME()) AS float) / 1000
+
+-- name: lock_names
+-- The names of a session's application locks, as the server shows them.
+SELECT CAST(resource_description AS nvarchar(256)) FROM sys.dm_tran_locks
+WHERE resource_type = N'APPLICATION' AND request_session_id = ? AND resource_database_id = DB_ID()
+
+-- name: recompiles
+-- How often statements of our routines were compiled, in all; how many plans are kept, how many of these scan a whole index or
+-- ask for memory.
+SELECT SUM(q.plan_generation_num), COUNT(*),
+       SUM(CASE WHEN CAST(p.query_plan AS nvarchar(max)) LIKE N'%PhysicalOp="%Index Scan"%' THEN 1 ELSE 0 END),
+       SUM(CASE WHEN q.max_grant_kb > 0 THEN 1 ELSE 0 END)
+FROM sys.dm_exec_query_stats AS q
+CROSS APPLY sys.dm_exec_text_query_plan(q.plan_handle, q.statement_start_offset, q.statement_end_offset) AS p
+WHERE p.dbid = DB_ID() AND OBJECT_SCHEMA_NAME(p.objectid) = N'{schema}'
+
+-- name: started
+SELECT CONCAT(CAST(@@SERVERNAME AS nvarchar(128)) COLLATE DATABASE_DEFAULT, N' ', CONVERT(nvarchar(30), create_date, 126))
+FROM sys.databases WHERE name = N'tempdb'
+
+-- name: clock
+SELECT CAST(DATEDIFF_BIG(millisecond, '19700101', SYSUTCDATETIME()) AS float) / 1000
+
+-- name: collations
+-- How databases may be created, beside the default: with the collations that this server knows.
+SELECT CONCAT(N'COLLATE ', w.name) FROM (VALUES
+    (N'Latin1_General_100_CS_AS'), (N'Latin1_General_100_BIN2'), (N'Turkish_CI_AS'), (N'Latin1_General_100_CI_AS_SC_UTF8'),
+    (N'Japanese_XJIS_140_CS_AS_KS_WS')) AS w (name)
+WHERE EXISTS (SELECT 1 FROM sys.fn_helpcollations() AS c WHERE c.name COLLATE DATABASE_DEFAULT = w.name COLLATE DATABASE_DEFAULT)
+
+-- name: create_database
+CREATE DATABASE certify_database
+
+-- name: drop_database
+DROP DATABASE IF EXISTS certify_database
+
+-- name: rows_are_versioned
+ALTER DATABASE certify_database SET READ_COMMITTED_SNAPSHOT ON WITH ROLLBACK IMMEDIATE
+
+-- name: rows_are_not_versioned
+ALTER DATABASE certify_database SET READ_COMMITTED_SNAPSHOT OFF WITH ROLLBACK IMMEDIATE
+
+-- name: oldest_level
+ALTER DATABASE certify_database SET COMPATIBILITY_LEVEL = 130
+
+-- name: delayed
+ALTER DATABASE certify_database SET DELAYED_DURABILITY = ALLOWED
+
+-- name: not_delayed
+ALTER DATABASE certify_database SET DELAYED_DURABILITY = DISABLED
+
+-- name: acquire_as
+EXEC {schema}.acquire @resource = ?, @timeout_ms = 0, @requesting_id = N'certify'
+
+-- name: release_as
+EXEC {schema}.release @resource = ?, @requesting_id = N'certify'
+
 -- name: drop_own
 DROP TABLE IF EXISTS {schema}.certify_inside;
 DROP TABLE IF EXISTS {schema}.certify_dead;

@@ -103,6 +103,126 @@ INSERT INTO {schema}.{table} (resource_id, requesting_id) VALUES ('certify-bare'
 -- name: bare_rows_left
 DELETE FROM {schema}.{table} WHERE resource_id OPERATOR(pg_catalog.=) 'certify-bare'
 
+-- name: insert_guarded
+INSERT INTO {schema}_own.guarded (number) VALUES (1)
+
+-- name: update_guarded
+UPDATE {schema}_own.guarded SET number = 2
+
+-- name: delete_guarded
+DELETE FROM {schema}_own.guarded
+
+-- name: truncate_guarded
+TRUNCATE {schema}_own.guarded
+
+-- name: renew
+SELECT {schema}.renew(%s, %s)
+
+-- name: reset
+-- What a pooler does before it lends the session to another program.
+DISCARD ALL
+
+-- name: hand_over
+CALL {schema}.hand_over(%s)
+
+-- name: adopt
+CALL {schema}.adopt(%s)
+
+-- name: status
+SELECT resource_id FROM {schema}.status()
+
+-- name: set_limit
+SELECT {schema}.set_limit(%s, 2)
+
+-- name: create_user
+CREATE ROLE certify_user
+
+-- name: drop_user
+DROP ROLE IF EXISTS certify_user
+
+-- name: add_member
+GRANT certify_role TO certify_user
+
+-- name: as_user
+SET ROLE certify_user
+
+-- name: as_before
+RESET ROLE
+
+-- name: denied
+-- What the server says to a login without the right.
+SELECT '42501'
+
+-- name: callers_settings
+-- How a session may be set that calls.
+SELECT s.setting FROM (VALUES
+    ('SET search_path = pg_temp'::pg_catalog.text),
+    ('SET standard_conforming_strings = off'),
+    ('SET DateStyle = "German, DMY"'),
+    ('SET TimeZone = "Asia/Kathmandu"'),
+    ('SET IntervalStyle = "iso_8601"'),
+    ('SET bytea_output = "escape"'),
+    ('SET extra_float_digits = -15'),
+    ('SET lock_timeout = 1'),
+    ('SET synchronous_commit = off'),
+    ('SET client_min_messages = error'),
+    ('SET plan_cache_mode = force_generic_plan'),
+    ('SET enable_indexscan = off'),
+    ('SET row_security = off'),
+    ('SET xmloption = document'),
+    ('SET quote_all_identifiers = on')) AS s (setting)
+
+-- name: shown_settings
+SELECT pg_catalog.string_agg(pg_catalog.current_setting(s.name), ' ' ORDER BY s.name) FROM (VALUES
+    ('search_path'::pg_catalog.text), ('standard_conforming_strings'), ('DateStyle'), ('TimeZone'), ('IntervalStyle'), ('bytea_output'),
+    ('extra_float_digits'), ('lock_timeout'), ('synchronous_commit'), ('client_min_messages'), ('plan_cache_mode'), ('enable_indexscan'),
+    ('row_security'), ('xmloption'), ('transaction_isolation'), ('quote_all_identifiers')) AS s (name)
+
+-- name: raw_take
+SELECT pg_catalog.pg_advisory_lock(pg_catalog.hashtext('{schema}'::pg_catalog.text))
+
+-- name: raw_give
+SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtext('{schema}'::pg_catalog.text))
+
+-- name: log_counters
+-- Flushes of the log (not known), and bytes of it, since the server began.
+SELECT NULL::pg_catalog.int8, pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')
+
+-- name: dead_rows
+SELECT pg_catalog.pg_stat_get_dead_tuples('{schema}.{table}'::pg_catalog.regclass)
+
+-- name: old_snapshot
+BEGIN ISOLATION LEVEL REPEATABLE READ
+
+-- name: workers
+SELECT pg_catalog.current_setting('max_connections')::pg_catalog.int4
+
+-- name: started
+SELECT pg_catalog.pg_postmaster_start_time()::pg_catalog.text
+
+-- name: clock
+SELECT pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp())
+
+-- name: collations
+-- How databases may be created, beside the default.
+SELECT 'LOCALE ''C'' TEMPLATE template0'
+UNION ALL
+SELECT 'LOCALE_PROVIDER icu ICU_LOCALE ''tr'' LOCALE ''C'' ENCODING ''UTF8'' TEMPLATE template0'
+WHERE EXISTS (SELECT FROM pg_catalog.pg_collation AS c WHERE c.collprovider OPERATOR(pg_catalog.=) 'i')
+  AND pg_catalog.current_setting('server_version_num')::pg_catalog.int4 OPERATOR(pg_catalog.>=) 150000
+
+-- name: create_database
+CREATE DATABASE certify_database
+
+-- name: drop_database
+DROP DATABASE IF EXISTS certify_database WITH (FORCE)
+
+-- name: acquire_as
+CALL {schema}.acquire(%s, timeout_ms => 0, requesting_id => 'certify')
+
+-- name: release_as
+SELECT {schema}.release(%s, requesting_id => 'certify')
+
 -- name: drop_own
 DROP SCHEMA IF EXISTS {schema}_own CASCADE;
 DROP TABLE IF EXISTS {schema}.certify_inside, {schema}.certify_dead, {schema}.certify_counter

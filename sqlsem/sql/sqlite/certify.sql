@@ -47,3 +47,9 @@ UPDATE {schema}_certify_counter SET number = ?
 
 -- name: positions
 SELECT queue_position FROM {table} WHERE resource_id = ?
+
+-- name: raw_take
+BEGIN IMMEDIATE
+
+-- name: raw_give
+COMMIT
