@@ -537,6 +537,22 @@ def test_sql_has_the_routines_for_sessions(url: str) -> None:
     assert result.exit_code != 0
 
 
+def test_sql_for_sqlcmd_is_one_transaction_in_ascii() -> None:
+    """`sqlcmd` reads files in the code page of its host, and goes on with the next batch after an error."""
+    whole = done("sql", "mssql")
+    assert whole.isascii()
+    assert "sqlcmd -b -I -f 65001" in whole.partition("GO\n")[0]
+    batches = [one for one in re.split(r"(?m)^GO$", whole) if one.strip()]
+    assert re.search(r"(?m)^SET XACT_ABORT ON;$", batches[0])
+    depth = 0
+    for number, batch in enumerate(batches):
+        words = re.findall(r"(?m)^(BEGIN|COMMIT) TRANSACTION\b", batch)
+        depth += words.count("BEGIN") - words.count("COMMIT")
+        assert not re.search(r"(?m)^ROLLBACK\b", batch)
+        assert (depth == 0) == (number == len(batches) - 1), batch
+    assert "BEGIN TRANSACTION" not in done("sql", "mssql", "drop"), "a script alone is as it is in the folder"
+
+
 def test_sql_of_the_urls_engine_needs_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLSEM_URL", f"postgresql://someone:{SECRET}@nowhere/db")
     monkeypatch.setitem(sys.modules, "psycopg", None)

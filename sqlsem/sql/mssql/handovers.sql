@@ -315,7 +315,7 @@ BEGIN TRY
     SET ROWCOUNT 0;
     SET @token = NULL;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: hand_over must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+        THROW 50001, N'sqlsem: hand_over must not be called in an open transaction or INSERT ... EXEC; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -385,7 +385,7 @@ BEGIN TRY
     SET @position = NULL;
     SET @fence = NULL;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: adopt must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+        THROW 50001, N'sqlsem: adopt must not be called in an open transaction or INSERT ... EXEC; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;

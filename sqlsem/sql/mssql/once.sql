@@ -154,7 +154,7 @@ BEGIN
     SET @offset_ms = NULL;
     EXEC {schema}.check_name N'name', @name;
     IF LEN(CONCAT(@name, N'|')) > 251
-        SET @message = CONCAT(N'sqlsem: name has more than 250 characters: ''', LEFT(@name, 40), N'…''');
+        SET @message = CONCAT(N'sqlsem: name has more than 250 characters: ''', LEFT(@name, 40), N'...''');
     ELSE IF @per_seconds IS NULL OR @per_seconds < 1 OR @per_seconds > 31622400
         SET @message = CONCAT(N'sqlsem: per_seconds of ''', @name, N''' must be from 1 to 31622400 (366 days), not ',
             CASE WHEN @per_seconds IS NULL THEN N'NULL' ELSE CONCAT(N'', @per_seconds) END);
@@ -171,7 +171,7 @@ END;
 GO
 
 -- Begins what shall run once per period; waits up to @timeout_ms for one that runs already, as that may fail. Return code:
---   0, 1 it is this session's, which ends it: once_done when it went well; if not, release N'once:…', @position
+--   0, 1 it is this session's, which ends it: once_done when it went well; if not, release N'once:...', @position
 --   2 it is done for this period: there is nothing to do     -1, -2, -3 as of acquire
 IF OBJECT_ID(N'{schema}.once_begin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_begin AS RETURN 0');
 GO
@@ -186,7 +186,7 @@ BEGIN TRY
     SET @position = NULL;
     SET @fence = NULL;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: once_begin must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+        THROW 50001, N'sqlsem: once_begin must not be called in an open transaction or INSERT ... EXEC; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;

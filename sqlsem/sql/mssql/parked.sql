@@ -10,7 +10,7 @@ SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- Refuses locks that cannot be: a JSON list of {"resource": …, "access": …, "limit": …, "weight": …}, each resource once.
+-- Refuses locks that cannot be: a JSON list of {"resource": ..., "access": ..., "limit": ..., "weight": ...}, each resource once.
 IF OBJECT_ID(N'{schema}.check_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_locks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_locks @locks nvarchar(max)
@@ -73,7 +73,7 @@ BEGIN
        AND COALESCE(IS_MEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', CURRENT_USER,
-            N' may not take locks, and so puts no tasks that do; an administrator can ALTER ROLE {schema}_user ADD MEMBER …');
+            N' may not take locks, and so puts no tasks that do; an administrator can ALTER ROLE {schema}_user ADD MEMBER ...');
         EXEC {schema}.refuse 50006, @message;
     END;
 END;

@@ -27,7 +27,7 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: ', @what, N' is ', CASE WHEN @name IS NULL THEN N'NULL' ELSE N'empty' END,
             N'; give it 1 to 255 characters');
     ELSE IF DATALENGTH(@name) > 510 OR LEN(CONCAT(@name, N'|')) > 256
-        SET @message = CONCAT(N'sqlsem: ', @what, N' has more than 255 characters: ''', LEFT(@name, 40), N'…''');
+        SET @message = CONCAT(N'sqlsem: ', @what, N' has more than 255 characters: ''', LEFT(@name, 40), N'...''');
     ELSE IF CHARINDEX(LEFT(@name, 1) COLLATE Latin1_General_100_BIN2, @white) > 0
          OR CHARINDEX(RIGHT(@name, 1) COLLATE Latin1_General_100_BIN2, @white) > 0
         SET @message = CONCAT(N'sqlsem: ', @what, N' ''', @name, N''' begins or ends with white space; strip it');
@@ -376,7 +376,7 @@ BEGIN TRY
     IF @@TRANCOUNT > 0 OR @@OPTIONS & 2 = 2
     BEGIN
         IF @@TRANCOUNT > 0
-            THROW 50001, N'sqlsem: acquire must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+            THROW 50001, N'sqlsem: acquire must not be called in an open transaction or INSERT ... EXEC; commit first', 1;
         SET IMPLICIT_TRANSACTIONS OFF;
     END;
     SET NOCOUNT, XACT_ABORT ON;
@@ -651,7 +651,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @code int;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: try must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+        THROW 50001, N'sqlsem: try must not be called in an open transaction or INSERT ... EXEC; commit first', 1;
     EXEC @code = {schema}.acquire @resource, @limit, @access, @weight, 0, @note, @requesting_id, @lease_seconds,
         @position OUTPUT, @fence OUTPUT, @priority;
     RETURN @code;

@@ -9,7 +9,7 @@
 -- With a burst there is a bucket besides, which leaks evenly (GCRA): https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
 -- Times are of the server's clock. Where that has gone back, what stands in its future counts as used now.
 --
--- @windows: [{"limit": 100, "ms": 60000}, …]. Needs compatibility level 130 or later.
+-- @windows: [{"limit": 100, "ms": 60000}, ...]. Needs compatibility level 130 or later.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -613,7 +613,7 @@ BEGIN
     SET ROWCOUNT 0;
     SET @taken_ms = NULL;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: take must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+        THROW 50001, N'sqlsem: take must not be called in an open transaction or INSERT ... EXEC; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     DECLARE @resource nvarchar(400) = N'rate:' + @rate, @windows nvarchar(1000), @deadline datetime2(6), @left int, @code int,

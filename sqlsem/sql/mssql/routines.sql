@@ -1158,7 +1158,7 @@ END;
 GO
 
 -- Several at once: all gates in one order, then all rows, in one transaction. So two such calls can never wait for
--- each other. @requests: [{"resource": …, "access": …, "limit": …, "weight": …, "note": …}, …], each resource once.
+-- each other. @requests: [{"resource": ..., "access": ..., "limit": ..., "weight": ..., "note": ...}, ...], each resource once.
 -- Needs compatibility level 130 or later.
 IF OBJECT_ID(N'{schema}.register_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register_all AS RETURN 0');
 GO

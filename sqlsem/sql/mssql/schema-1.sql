@@ -160,7 +160,7 @@ CREATE TABLE {schema}.operation (
     host           nvarchar(255) NULL,  -- where it was done, as the client says; as are pid and program
     pid            int NULL,
     program        nvarchar(255) NULL,
-    action         nvarchar(16) NOT NULL,  -- pause, resume, cap, stale_after, revoke, reap; retry, cancel, …
+    action         nvarchar(16) NOT NULL,  -- pause, resume, cap, stale_after, revoke, reap; retry, cancel, ...
     resource_id    nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,  -- its object: a resource, and a row of its queue;
     queue_position bigint NULL,
     queue_name     nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,  -- or a work queue, and a task of it
@@ -427,7 +427,7 @@ CREATE TABLE {schema}.schedule (
     time_zone     nvarchar(64) NOT NULL CONSTRAINT schedule_time_zone_default DEFAULT N'UTC',  -- a name of the IANA database
     kind          nvarchar(8) NOT NULL CONSTRAINT schedule_kind_check CHECK (kind IN (N'sql', N'shell', N'call', N'json')),
     body          nvarchar(max) NOT NULL,
-    options       nvarchar(max) NOT NULL CONSTRAINT schedule_options_default DEFAULT N'{}',  -- JSON; of each task: order, note, …
+    options       nvarchar(max) NOT NULL CONSTRAINT schedule_options_default DEFAULT N'{}',  -- JSON; of each task: order, note, ...
     next_due      datetime2(6) NOT NULL,  -- the next one
     last_due      datetime2(6) NULL,  -- the latest time for which a task was put
     put_at        datetime2(6) NOT NULL CONSTRAINT schedule_put_at_default DEFAULT SYSUTCDATETIME(),

@@ -62,7 +62,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', CURRENT_USER,
             N' may put JSON tasks only: SQL, commands and functions run with the rights of the workers; ',
-            N'an administrator can ALTER ROLE {schema}_putter ADD MEMBER …');
+            N'an administrator can ALTER ROLE {schema}_putter ADD MEMBER ...');
         EXEC {schema}.refuse 50006, @message;
     END;
     SET @kind = @word;
@@ -1858,7 +1858,7 @@ BEGIN
     SET @done = 0;
     SET @failed = 0;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: work must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+        THROW 50001, N'sqlsem: work must not be called in an open transaction or INSERT ... EXEC; commit first', 1;
     IF @@OPTIONS & 2 = 2
         SET IMPLICIT_TRANSACTIONS OFF;
     SET TEXTSIZE 2147483647;  -- Agent sets 1024
