@@ -577,7 +577,7 @@ internal sealed class SqlSemSession
         var longest = cancel.CanBeCanceled ? SqlSem.CancellableSlice : SqlSem.Slice;
         if (lease != null && TimeSpan.FromTicks(lease.Value.Ticks / 3) < longest)
             longest = TimeSpan.FromTicks(lease.Value.Ticks / 3);
-        var pause = 10.0;
+        var pause = 40.0;
         while (true)
         {
             cancel.ThrowIfCancellationRequested();
@@ -621,7 +621,7 @@ internal sealed class SqlSemSession
                     cancel.WaitHandle.WaitOne(nap);
                 else
                     Thread.Sleep(nap);
-                pause = Math.Min(pause * 1.5, code == 2 ? 1000 : 500);
+                pause = Math.Min(pause * 2, code == 2 ? 1000 : 800);
             }
         }
     }

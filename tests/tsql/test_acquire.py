@@ -243,7 +243,7 @@ def test_a_bare_participant_is_waited_for(session, database, name):
 
 
 def test_waiting_costs_the_server_little_where_it_must_look_again_and_again(session, connect, name):
-    """A pause has no lock that one could wait for; the looks are half a second apart in the end."""
+    """A pause has no lock that one could wait for; the looks are 0.8 s apart in the end."""
     one, operator = session(), connect()
     operator.pause(name)
     began = time.monotonic()

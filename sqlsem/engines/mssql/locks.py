@@ -21,8 +21,9 @@ from sqlsem.insight.patterns import with_settings
 from sqlsem.model import BatchEntry, Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, Ticket, Upgrading
 from sqlsem.model_rates import RateEntry
 
-#: The longest pause between two looks where nothing in the database can be waited for (a lease, a paused resource).
-LONGEST_PAUSE_SECONDS = 0.5
+#: The first and the longest pause between two looks where nothing in the database can be waited for (a lease, a paused
+#: resource), as `look_pause` has them.
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.04, 0.8
 #: The first and the longest pause of a wait that finds no slot on the server (setting ``max_server_waiters``).
 FIRST_ELSEWHERE_SECONDS, LONGEST_ELSEWHERE_SECONDS = 0.25, 1.0
 
@@ -83,7 +84,7 @@ class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession
 
     def _wait(self, name: str, key: tuple[Any, ...], timeout: float, nudge: threading.Event) -> bool | None:
         deadline = time.monotonic() + min(timeout, LONGEST_WAIT_SECONDS)
-        pause, elsewhere = 0.01, FIRST_ELSEWHERE_SECONDS
+        pause, elsewhere = FIRST_PAUSE_SECONDS, FIRST_ELSEWHERE_SECONDS
         while True:
             left = max(0.0, deadline - time.monotonic())
             code = self.value(name, *key, int(left * 1000))
@@ -101,7 +102,7 @@ class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession
             elif code in (-1, -3):  # nothing there to wait for, or not by this session
                 if nudge.wait(min(pause, left)):
                     nudge.clear()
-                pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     def find_deadlock(self, member_id: int) -> Found | None:
         return Found.of_rows(self.rows("find_deadlock", member_id))

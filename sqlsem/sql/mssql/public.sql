@@ -502,7 +502,7 @@ BEGIN TRY
                 SET @others = 1;
             SET @looked = SYSUTCDATETIME();
 
-            SET @pause = 5;
+            SET @pause = 40;
             SET @code = -1;
             WHILE @code IN (-1, 1)
             BEGIN
@@ -545,10 +545,10 @@ BEGIN TRY
                     BEGIN
                         SET @pause = CASE WHEN @pause > @left THEN @left ELSE @pause END;
                         EXEC {schema}.doze @pause;
-                        SET @pause = CASE WHEN @pause > 333 THEN 500 ELSE @pause * 3 / 2 END;
+                        SET @pause = CASE WHEN @pause > 400 THEN 800 ELSE @pause * 2 END;  -- as look_pause
                     END
                     ELSE
-                        SET @pause = 5;
+                        SET @pause = 40;
                     IF @others = 1 AND DATEDIFF_BIG(millisecond, @looked, SYSUTCDATETIME()) >= 600
                     BEGIN
                         EXEC {schema}.find_deadlock @member, @victim OUTPUT, @words OUTPUT;

@@ -1360,12 +1360,14 @@ BEGIN TRY
     BEGIN TRY
         WHILE @result IS NULL
         BEGIN
-            SELECT @eligible = a.eligible, @blocker = a.blocker, @until = a.until,
-                   @granted_at = (SELECT CASE WHEN t.revoked_at IS NULL THEN t.granted_at END
-                                  FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
-                                  WHERE t.resource_id = @resource AND t.queue_position = @position)
-            FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a
-            OPTION (KEEPFIXED PLAN);
+            -- (Not again where the lock to wait for was free at once: nothing has changed since.)
+            IF @unheld IS NULL OR @until = N'grant'
+                SELECT @eligible = a.eligible, @blocker = a.blocker, @until = a.until,
+                       @granted_at = (SELECT CASE WHEN t.revoked_at IS NULL THEN t.granted_at END
+                                      FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
+                                      WHERE t.resource_id = @resource AND t.queue_position = @position)
+                FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a
+                OPTION (KEEPFIXED PLAN);
             IF @granted_at IS NOT NULL
             BEGIN
                 SET @result = 0;  -- by the one before it (release), or by a reader ahead that upgrades (conversions.sql)
@@ -1482,7 +1484,7 @@ BEGIN TRY
             IF @result = 0
                 BREAK;
             IF @code >= 0
-                SET @unheld = @name;
+                SET @unheld = CASE WHEN @code = 0 OR @until = N'grant' THEN @name END;  -- (1: after waiting for it)
             ELSE IF @code = -3 AND @until <> N'any'  -- locks wait in a circle; of several holders one may still leave
                 SET @result = -3;
             ELSE IF @code = -2  -- the engine gave up; let the caller sleep
