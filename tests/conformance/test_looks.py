@@ -1,6 +1,6 @@
 """A waiter that no lock is sure to wake looks at most twice a second, after its first looks.
 
-The turns of the loop in routine `wait` are counted, by a sequence, which no transaction undoes.
+The looks in the loop of routine `wait` are counted, by a sequence, which no transaction undoes.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ PARTS = {
     "postgresql": ("CREATE OR REPLACE FUNCTION {s}.wait(", "\n$$;\n", "    LOOP\n", "PERFORM nextval('{s}.looks');"),
     "mssql": (
         *("ALTER PROCEDURE {s}.wait ", "\nGO\n", "WHILE @result IS NULL\n        BEGIN\n"),
-        "SET @slice = NEXT VALUE FOR {s}.looks;",
+        "IF @unheld IS NULL OR @until = N'grant' SET @slice = NEXT VALUE FOR {s}.looks;",  # else it does not look
     ),
 }
 

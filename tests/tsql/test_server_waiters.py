@@ -40,6 +40,8 @@ def test_one_session_too_many_is_refused_at_once(session, database, refused, wai
     waiting = other.waiting(name, timeout_ms=60_000)
     waiter.release(name)
     assert waiting.result(PATIENCE).code == 1
+    for resource in (name, name("free")):
+        other.release(resource)
 
 
 def test_behind_a_paused_resource_too(session, connect, refused, waiters, name):
@@ -92,5 +94,6 @@ def test_without_the_setting_all_may_wait(session, database, name):
         waiting = waiter.waiting(name, timeout_ms=60_000)
         holder.release(name)
         assert waiting.result(PATIENCE).code == 1
+        waiter.release(name)
     finally:
         database.rows(f"INSERT INTO {setting} (name, value) VALUES ('max_server_waiters', '100')")
