@@ -127,6 +127,29 @@ def test_grant_that_a_crash_undid_keeps_others_out(queue: Queue) -> None:
     assert queue.wait(third) == 0
 
 
+def test_release_that_a_crash_undid_is_done_again(
+    database: Any, connect: Callable[..., Any], session: Callable[[], Any], name: str
+) -> None:
+    """The server comes back with the row; the owner, who came back as well, does not know it."""
+    rows = session().rows
+    coordinator = connect()
+    columns = (
+        "queue_position, resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner, "
+        "request_uid, requested_at, granted_at"
+    )
+    with coordinator.mutex(name):
+        (row,) = rows(f"SELECT {columns} FROM {{s}}.entry WHERE resource_id = ?", name)
+    assert database.queue(name) == []
+    rows(
+        f"SET IDENTITY_INSERT {{s}}.entry ON; INSERT INTO {{s}}.entry ({columns}) "
+        f"VALUES ({', '.join('?' * len(row))}); SET IDENTITY_INSERT {{s}}.entry OFF",
+        *row,
+    )
+    assert len(database.queue(name)) == 1
+    coordinator.process.member.ping()
+    assert database.queue(name) == []
+
+
 def mark_of(queue: Queue) -> int:
     rows = queue.session.rows("SELECT mark FROM {s}.low_water WHERE resource_id = ?", queue.name)
     return int(rows[0][0]) if rows else 0
