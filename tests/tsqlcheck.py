@@ -22,6 +22,9 @@ from typing import Any
 import microsoft
 import tsqltyped
 
+from sqlsem import sql
+from sqlsem.sql.features import CORE, FEATURES, chosen, compose, listed
+
 ROOT = Path(__file__).resolve().parent.parent
 #: What the texts use of SQL Server itself; DacFx would want master.dacpac for it, which is in no wheel.
 SYSTEM = """
@@ -119,6 +122,18 @@ def batches(root: Path, read: Callable[[Path], str]) -> Iterator[Batch]:
             elif re.search(r"\bCALL\b|=>|\$\$|RETURNING|\bpg_\w|\bpsql\b|\bLANGUAGE\b|\bsqlsem\.\w+\(", code):
                 continue  # PostgreSQL
             yield from split(str(path.relative_to(root)), first, code)
+
+
+def part(features: frozenset[str]) -> Callable[[Path], str]:
+    """What a database with these features is made of: each script without what belongs to others, and no page."""
+
+    def read(path: Path) -> str:
+        feature = sql.FEATURE_OF.get(path.stem.partition("-")[0], CORE)
+        if path.parent.name != "mssql" or "next_version" in path.parts or feature not in features:
+            return ""
+        return compose(path.read_text(encoding="utf-8"), features, feature)
+
+    return read
 
 
 def sent(text: str) -> str:
@@ -553,6 +568,13 @@ def main() -> int:
     wrong: Iterable[str] = [f"{file}:{line}: {message}" for file, line, message in checker.check(found)]
     if "--prove" in sys.argv:
         wrong = [*wrong, *checker.typed.unnoticed(checker.parse), *prove(root, checker)]
+    if "--parts" in sys.argv:
+        whole = list(wrong)
+        for name in FEATURES:
+            features = chosen([name])
+            for file, _, message in checker.check(list(batches(root, part(features))), typed=False):
+                if not any(message in one for one in whole):
+                    wrong = [*wrong, f"with {listed(features)}: {file}: {message}"]
     for one in wrong:
         print(one)
     print(f"{len(found)} batches of {len({file for file, _, _ in found})} files")

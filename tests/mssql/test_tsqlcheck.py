@@ -15,6 +15,12 @@ def test_nothing_is_found():
 
 
 @pytest.mark.soak
+def test_nothing_is_found_in_a_part_of_the_features():
+    """Whatever a routine refers to is there, with each feature alone."""
+    check("--parts")
+
+
+@pytest.mark.soak
 def test_every_fault_would_be_found():
     check("--prove")
 
