@@ -228,8 +228,12 @@ def compile_core(sources: Sequence[Path], folder: Path, name: str) -> list[str]:
     """Compile C# for .NET Core, by Mono's compiler; the words that run it. It has no ODBC: WITHOUT_ODBC is defined."""
     program = folder / f"{name}.dll"
     words = ["mcs", "-warn:4", "-warnaserror", "-nowarn:1701,1702", "-nostdlib", "-noconfig", "-define:WITHOUT_ODBC"]
+    # Against what runs it, and not the reference assemblies of the tools, which are of an older .NET.
+    (runtime,) = (dotnet().root / "shared" / "Microsoft.NETCore.App").iterdir()
     facades = {"mscorlib", "netstandard", "System", "System.Core", "System.Data"}
-    words += [f"-r:{one}" for one in (assemblies() / "refs").glob("*.dll") if one.stem not in facades]
+    facades |= {"System.Runtime.WindowsRuntime", "System.Runtime.WindowsRuntime.UI.Xaml"}
+    words += [f"-r:{one}" for one in runtime.glob("*.dll") if one.stem not in facades]
+    words += ["-define:NETCOREAPP3_1", f"-r:{assemblies() / 'System.Data.SqlClient.dll'}"]
     words += ["-target:exe", f"-out:{program}", *map(str, sources)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"

@@ -1,7 +1,8 @@
 """Checks all T-SQL of the project with Microsoft's own parser (ScriptDom, as of SQL Server 2016 and 2019) and model
 (DacFx, for SQL Server 2016 and Azure SQL): syntax, names of tables, columns, table variables, indexes, procedures and
 parameters, built-in functions and their arguments; and types and collations, in databases of every collation
-(`tsqltyped`). No server is needed, and none is asked: what happens at run time is not seen.
+(`tsqltyped`); and what hints, errors, SET options and transactions do (`tsqlrules`). No server is needed, and none is
+asked: what happens at run time is not seen.
 
     python tests/tsqlcheck.py            prints file:line: message for each finding; exit status 1 if there are any
     python tests/tsqlcheck.py --prove    besides, breaks the texts in many ways, in memory, and says which go unnoticed
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import microsoft
+import tsqlrules
 import tsqltyped
+from tsqltree import Node
 
 from sqlsem import sql
 from sqlsem.sql.features import CORE, FEATURES, chosen, compose, listed
@@ -33,22 +36,14 @@ CREATE TABLE [tsqlcheck_sys].[databases] (name sysname, database_id int, compati
     delayed_durability_desc nvarchar(60))
 CREATE TABLE [tsqlcheck_sys].[dm_exec_sessions] (session_id smallint, login_time datetime, host_name nvarchar(128),
     program_name nvarchar(128), host_process_id int, last_request_start_time datetime, last_request_end_time datetime,
-    status nvarchar(30), original_login_name nvarchar(128), open_transaction_count int,
-    transaction_isolation_level smallint)
+    status nvarchar(30), original_login_name nvarchar(128), login_name nvarchar(128),
+    open_transaction_count int, transaction_isolation_level smallint)
 CREATE TABLE [tsqlcheck_sys].[dm_exec_connections] (session_id int, encrypt_option nvarchar(40))
+CREATE TABLE [tsqlcheck_sys].[dm_exec_requests] (session_id smallint, start_time datetime, status nvarchar(30))
+CREATE TABLE [tsqlcheck_sys].[dm_tran_locks] (resource_type nvarchar(60), resource_database_id int,
+    resource_associated_entity_id bigint, request_session_id int, request_status nvarchar(60))
+CREATE TABLE [tsqlcheck_sys].[tables] (name sysname, object_id int, schema_id int)
 CREATE TABLE [tsqlcheck_sys].[dm_os_sys_info] (max_workers_count int)
-CREATE TABLE [tsqlcheck_sys].[dm_os_performance_counters] (counter_name nchar(128), instance_name nchar(128),
-    cntr_value bigint)
-CREATE TABLE [tsqlcheck_sys].[dm_tran_locks] (resource_type nvarchar(60), resource_description nvarchar(256),
-    resource_database_id int, resource_associated_entity_id bigint, request_session_id int, request_status nvarchar(60))
-CREATE TABLE [tsqlcheck_sys].[dm_exec_query_stats] (plan_generation_num bigint, plan_handle varbinary(64),
-    statement_start_offset int, statement_end_offset int, max_grant_kb bigint)
-CREATE FUNCTION [tsqlcheck_sys].[dm_exec_text_query_plan] (@plan_handle varbinary(64), @first int, @last int)
-    RETURNS @plan TABLE (dbid smallint, objectid int, query_plan nvarchar(max)) AS BEGIN RETURN; END
-CREATE FUNCTION [tsqlcheck_sys].[dm_db_index_physical_stats] (@database int, @object int, @index int, @part int,
-    @mode nvarchar(60)) RETURNS @stats TABLE (ghost_record_count bigint) AS BEGIN RETURN; END
-CREATE FUNCTION [tsqlcheck_sys].[fn_helpcollations] ()
-    RETURNS @known TABLE (name sysname, description nvarchar(1000)) AS BEGIN RETURN; END
 CREATE TABLE [tsqlcheck_sys].[database_role_members] (role_principal_id int, member_principal_id int)
 CREATE TABLE [tsqlcheck_sys].[triggers] (object_id int, parent_id int, name sysname, is_disabled bit)
 CREATE TABLE [tsqlcheck_sys].[sql_modules] (object_id int, definition nvarchar(max))
@@ -64,8 +59,6 @@ CREATE PROCEDURE [dbo].[sp_releaseapplock] @Resource nvarchar(255), @LockOwner v
     @DbPrincipal sysname = N'dbo' AS RETURN 0
 CREATE PROCEDURE [dbo].[sp_set_session_context] @key sysname, @value sql_variant, @read_only bit = 0 AS RETURN 0
 CREATE PROCEDURE [dbo].[sp_refreshsqlmodule] @name nvarchar(776), @namespace nvarchar(20) = NULL AS RETURN 0
-CREATE ROLE [certify_role]
-CREATE USER [certify_user] WITHOUT LOGIN
 CREATE PROCEDURE [dbo].[sp_executesql] @stmt nvarchar(max), @params nvarchar(max) = NULL AS RETURN 0
 """
 #: Built-in functions that SqlParser knows and SQL Server 2016 does not.
@@ -245,40 +238,51 @@ class Checker:
         tree, errors = getattr(self.dom, parser)(True).Parse(self.System.IO.StringReader(text))
         return tree, [(error.Line, str(error.Message)) for error in errors]
 
-    def walk(self, node: Any) -> Iterator[tuple[str, Any]]:
-        """Everything in a tree, with the names of its types."""
-        kind = node.GetType()
-        yield kind.Name, node
-        if kind.Name not in self.properties:
-            self.properties[kind.Name] = [
+    def tree(self, raw: Any, text: str, parent: Node | None = None, field: str = "") -> Node:
+        """Return a fragment, and all beneath it, as nodes."""
+        kind = raw.GetType()
+        node = Node(raw, kind.Name, parent, field, text)
+        if node.kind not in self.properties:
+            self.properties[node.kind] = [
                 (one, not self.fragment.IsAssignableFrom(one.PropertyType))
                 for one in kind.GetProperties()
                 if not one.GetIndexParameters().Length
                 and self.fragment.IsAssignableFrom(next(iter(one.PropertyType.GetGenericArguments()), one.PropertyType))
             ]
-        for one, many in self.properties[kind.Name]:
-            value = one.GetValue(node)
-            for child in () if value is None else value if many else (value,):
-                yield from self.walk(child)
+        for one, many in self.properties[node.kind]:
+            value = one.GetValue(raw)
+            if value is not None and not many:
+                node.fields[one.Name] = self.tree(value, text, node, one.Name)
+            elif value is not None and value.Count:
+                node.fields[one.Name] = [self.tree(child, text, node, one.Name) for child in value]
+        return node
+
+    def walk(self, raw: Any) -> list[tuple[str, Any]]:
+        """Return everything in a tree, with the names of its types."""
+        return [(node.kind, node.raw) for node in self.tree(raw, "").walk()]
 
     # -- all batches -------------------------------------------------------------------------------------------------
 
     def check(self, found: list[Batch], typed: bool = True) -> list[Finding]:
         findings: list[Finding] = []
         trees = []
+        roots: list[tuple[str, Node]] = []
         for file, first, text in found:
             text = "\n" * (first - 1) + text  # so that lines are the file's
             tree, errors = self.parse(text)
             errors += [one for one in self.parse(text, "TSql150Parser")[1] if one not in errors]
             findings += [(file, line, message) for line, message in errors]
             if not errors:
-                trees.append((file, text, tree, list(self.walk(tree))))
+                root = self.tree(tree, text)
+                roots.append((file, root))
+                trees.append((file, text, tree, [(node.kind, node.raw) for node in root.walk()]))
         # What of our own does not parse would be missed everywhere.
         whole = not any(file.startswith("sqlsem") for file, _, _ in findings)
         procedures = self.procedures(trees)
         for file, _, _, nodes in trees:
             findings += [(file, line, message) for line, message in self.calls(nodes, procedures)]
         if typed:
+            findings += tsqlrules.findings(roots)
             self.typed = tsqltyped.Typed([(file, tree) for file, _, tree, _ in trees], self.system)
             findings += self.typed.findings
         if whole:
@@ -291,7 +295,7 @@ class Checker:
     def procedures(self, trees: list[Any]) -> dict[str, dict[str, tuple[bool, bool]]]:
         """Name of a procedure → its parameters in order → whether one may be left out, whether it is OUTPUT."""
         found = {}
-        for nodes in [*(list(self.walk(one)) for one in self.system), *(one[3] for one in trees)]:
+        for nodes in [*(self.walk(one) for one in self.system), *(one[3] for one in trees)]:
             for kind, node in nodes:
                 if kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
                     name = node.ProcedureReference.Name.BaseIdentifier.Value.lower()
@@ -380,8 +384,20 @@ class Checker:
             model.AddOrUpdateObjects(text, str(len(added) - 1), TSqlObjectOptions())
 
         added: list[str] = []
-        for schema in ("sqlsem", "sqlsem_own", "tsqlcheck", "tsqlcheck_sys"):
+        texts = [
+            one.Strings[0].Value
+            for _, _, _, nodes in trees
+            for kind, one in nodes
+            if kind == "ExecutableStringList" and one.Strings[0].GetType().Name == "StringLiteral"
+        ]
+        made = {match[1] for text in texts for match in [re.match(r"CREATE SCHEMA (\w+)", text)] if match}
+        for schema in sorted({"sqlsem", "tsqlcheck", "tsqlcheck_sys"} | made):
             add("tsqlcheck", f"CREATE SCHEMA [{schema}]")
+        # Of what a text makes there is the name, and its parameters.
+        for text in texts:
+            match = re.match(r"ALTER PROCEDURE (sqlsem\.\w+) ((?:@\w+ \w+(?:, )?)*)", text)
+            if match:
+                add("tsqlcheck", f"CREATE PROCEDURE {match[1]} {match[2]} AS RETURN 0")
         for one in re.split(r"\n(?=CREATE)", SYSTEM.strip()):
             add("tsqlcheck", one)
         indexes: set[tuple[str, str]] = set()
@@ -448,7 +464,7 @@ class Checker:
                 replace(node, blank(node.StartOffset, node.StartOffset + node.FragmentLength))
             elif kind == "VariableTableReference":
                 replace(node.Variable, f"[tsqlcheck].[{number}{node.Variable.Name}]")
-            elif kind in ("NamedTableReference", "SchemaObjectFunctionTableReference"):
+            elif kind == "NamedTableReference":
                 schema = node.SchemaObject.SchemaIdentifier
                 if schema is not None and schema.Value.lower() == "sys":
                     replace(schema, "[tsqlcheck_sys]")
@@ -538,6 +554,7 @@ BROKEN_MORE: list[Fault] = [  # which hide others
 
 def prove(root: Path, checker: Checker) -> Iterator[str]:
     """What of the above goes unnoticed, or is not there to be broken."""
+    yield from tsqlrules.unseen(checker)
     for broken in (BROKEN, BROKEN_MORE):
         hit = set()
 

@@ -100,8 +100,14 @@ def core_program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return microsoft.compile_core(SOURCES, tmp_path_factory.mktemp("core"), "agent")
 
 
+@pytest.fixture(params=["sync", "async"])
+def style(request: pytest.FixtureRequest) -> str:
+    """Which of each call's two forms the agents use."""
+    return str(request.param)
+
+
 @pytest.fixture
-def make_agent(database: Database, request: pytest.FixtureRequest) -> Iterator[Callable[[], Agent]]:
+def make_agent(database: Database, style: str, request: pytest.FixtureRequest) -> Iterator[Callable[[], Agent]]:
     made: list[Agent] = []
     lacks = LACKS[database.engine]
     if lacks:  # for a test that is marked for this engine alone
@@ -117,7 +123,7 @@ def make_agent(database: Database, request: pytest.FixtureRequest) -> Iterator[C
     program = request.getfixturevalue("core_program") if core else ["mono", str(request.getfixturevalue("program"))]
 
     def make() -> Agent:
-        made.append(Agent(program, provider, text, database.schema))
+        made.append(Agent(program, provider, text, database.schema, style))
         made[-1].expect("ready")
         return made[-1]
 
@@ -206,7 +212,7 @@ def test_order_of_asking_across_languages(agent, make_agent, python, name, conne
 def test_a_limit_of_the_servers(agent, make_agent, python, connect, name):
     """No number: the operator's, which Python goes by as well, and which is raised while somebody waits."""
     other, child, operator = make_agent(), python(), connect()
-    agent.fails("acquire", "SqlSemException", "no limit is set", name=name, limit="server")
+    agent.fails("acquire", "SqlSemConfigurationException", "no limit is set", name=name, limit="server")
     operator.set_limit(name, 1)
     agent.do("acquire", "granted", name=name, limit="server")
     (entry,) = operator.entries(name)
@@ -252,6 +258,35 @@ def test_stages_wait_for_each_other(agent, make_agent, name):
     later.do("release", "released")
 
 
+def test_a_deadlock_ends_the_youngest_request(agent, make_agent, python, connect, name):
+    """Of two connections; the older request is granted when the other one has given up and released."""
+    other, look = make_agent(), connect()
+    agent.do("acquire", "granted", name=name("a"))
+    other.do("acquire", "granted", name=name("b"))
+    agent.send(do="acquire", name=name("b"), id="second")
+    until(lambda: len(look.entries(name("b"))) == 2)
+    message = other.fails(
+        "acquire", "SqlSemDeadlockException", name("a"), "youngest request", name=name("a"), id="second"
+    )
+    assert message.count(" holds ") == 2
+    assert len(look.entries(name("a"))) == 1
+    other.do("release", "released")
+    agent.expect("granted")
+    agent.do("release", "released", id="second")
+    agent.do("release", "released")
+
+
+def test_a_kept_lock_is_held_and_its_loss_reported(agent, connect, name):
+    position = agent.do("acquire", "granted", name=name, keep=1, grace=1, watch=1)["position"]
+    assert agent.quiet(2)
+    operator = connect()
+    (entry,) = operator.entries(name)
+    assert entry.state == "holds"
+    assert operator.revoke(position, force=True)
+    assert agent.expect("lost")["id"] == "it"
+    agent.fails("check", "SqlSemLostException", name)
+
+
 # -- death ----------------------------------------------------------------------------------------------------------
 
 
@@ -294,8 +329,10 @@ def test_a_session_that_ended_is_told(agent, database, connect, name):
         entry.member_id,
     )
     found = agent.do("check", "failed")
-    assert found["error"] in ("SqlSemLostException", "SqlSemException"), found
-    agent.do("dispose", "disposed")  # through a new session
+    assert found["error"] in ("SqlSemLostException", "SqlSemUnavailableException"), found
+    agent.send(do="dispose")  # through a new session
+    assert agent.expect("trouble")["error"] == "SqlSemLostException"
+    assert agent.expect("disposed")["ended"] is True
     assert database.queue(name) == []
     assert "lost" in found["message"] or "not held" in found["message"]
     agent.do("open", "opened")
@@ -323,7 +360,10 @@ def test_timeout(agent, database, connect, taken, name):
     assert time.monotonic() - began >= 0.4, message
     assert len(database.queue(name)) == 1
     assert connect().history(name)[0].outcome == "timeout"
-    agent.fails("acquire", "SqlSemTimeoutException", name=name, timeout=0)
+    found = agent.do("acquire", "failed", name=name, timeout=0)
+    assert found["error"] == "SqlSemTimeoutException"
+    assert found["holders"] == 1
+    assert ", held by " in found["message"]
     agent.do("acquire", "timeout", kind="try", name=name)
     agent.do("acquire", "timeout", kind="try", name=name, timeout=0.1)
     assert len(database.queue(name)) == 1
@@ -402,12 +442,12 @@ def test_what_cannot_be_cleaned_up_now_is_later(agent, database, connect, taken,
 
 def test_an_open_transaction_is_refused(agent, database, name):
     agent.do("begin", "begun")
-    agent.fails("acquire", "SqlSemException", name, "commit or roll back first", name=name)
+    agent.fails("acquire", "SqlSemConfigurationException", name, "commit or roll back first", name=name)
     agent.do("rollback", "rolled back")
     for enrolled in (False, True):
         agent.do("execute", "executed", text="BEGIN TRANSACTION")
         agent.do("execute", "executed", text=f"SELECT count(*) FROM {database.beside('setting')}")
-        agent.fails("acquire", "SqlSemException", name, "commit or roll back first", name=name)
+        agent.fails("acquire", "SqlSemConfigurationException", name, "commit or roll back first", name=name)
         # (SQL Server has rolled it back by itself.)
         rollback = "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION" if database.engine == "mssql" else "ROLLBACK"
         agent.do("execute", "executed", text=rollback)
@@ -439,7 +479,7 @@ def test_bad_requests(agent, database, name):
 def test_a_lock_that_would_wait_for_itself(agent, name):
     agent.do("acquire", "granted", name=name, limit=2, id="one")
     agent.do("acquire", "granted", name=name, limit=2, id="two")
-    agent.fails("acquire", "SqlSemException", name, "for ever", name=name, limit=2, id="three")
+    agent.fails("acquire", "SqlSemDeadlockException", name, "for ever", name=name, limit=2, id="three")
     agent.do("release", "released", id="one")
     agent.do("acquire", "granted", name=name, limit=2, id="three")
     agent.do("release", "released", id="two")
@@ -532,11 +572,8 @@ def test_a_connection_that_was_closed(agent, database, name):
     agent.do("check", "held", id="new")
     agent.fails("check", "SqlSemLostException", id="old")
     agent.send(do="dispose", id="old")
-    event = agent.next()
-    assert event is not None
-    if event["event"] == "trouble":  # its session was gone for long enough
-        event = agent.expect("disposed")
-    assert event["ended"] is True
+    assert agent.expect("trouble")["error"] == "SqlSemLostException"
+    assert agent.expect("disposed")["ended"] is True
     agent.do("release", "released", id="new")
     assert database.queue(name) == []
 
@@ -565,7 +602,7 @@ def test_a_lease_that_is_not_renewed_ends(agent, python, name):
     waiter = python()
     waiter.send(do="acquire", lock={"kind": "mutex", "name": str(name)})
     waiter.expect("granted")
-    agent.fails("renew", "SqlSemLostException", name, "somebody else may be inside")
+    agent.fails("renew", "SqlSemLostException", name, "another process may hold it")
     agent.send(do="dispose")
     agent.expect("trouble")
     agent.expect("disposed")
@@ -592,14 +629,14 @@ def test_a_lease_leaves_no_member(agent, database, name):
 
 
 def test_tables_that_are_not_there(agent, name):
-    agent.fails("acquire", "SqlSemException", name, "sqlsem init", "schema nowhere", name=name, schema="nowhere")
+    agent.fails("acquire", "SqlSemSchemaException", name, "sqlsem init", "schema nowhere", name=name, schema="nowhere")
     found = agent.do("acquire", "failed", name=name, schema="no where")
     assert (found["error"], "plain identifier" in found["message"]) == ("ArgumentException", True)
 
 
 def test_a_connection_that_is_not_open(agent, name):
     agent.do("close", "closed")
-    agent.fails("acquire", "SqlSemException", name, "must be open", name=name)
+    agent.fails("acquire", "SqlSemConfigurationException", name, "must be open", name=name)
 
 
 def test_a_gate_kept_in_an_open_transaction(agent, database, name):
@@ -623,11 +660,15 @@ def test_a_gate_kept_in_an_open_transaction(agent, database, name):
 EXAMPLES = """
 using System;
 using System.Data.Common;
+using System.Threading;
+using System.Threading.Tasks;
 
 public static class Examples
 {
     private static readonly string[] parts = { "a" };
-    private static void Load() { }
+    private static readonly CancellationToken stopping = default(CancellationToken);
+    private static void Load(CancellationToken cancel = default(CancellationToken)) { }
+    private static Task LoadAsync(CancellationToken cancel) { return Task.FromResult(1); }
     private static void Export(string part) { }
     private static void Write(string part, long fence, DbTransaction transaction) { }
 """
@@ -637,8 +678,12 @@ public static class Examples
 def test_documented_examples_compile(make_agent, tmp_path):
     page = dotnet.CLIENT.parents[2] / "docs" / "cross-language.md"
     found = re.findall(r"^```csharp\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(found) >= 3
-    methods = [f"public static void Example{n}(DbConnection connection)\n{{\n{one}}}\n" for n, one in enumerate(found)]
+    assert len(found) >= 6
+    kinds = ["async Task" if "await " in one else "void" for one in found]
+    methods = [
+        f"public static {kind} Example{n}(DbConnection connection)\n{{\n{one}}}\n"
+        for n, (kind, one) in enumerate(zip(kinds, found, strict=True))
+    ]
     source = tmp_path / "Examples.cs"
     source.write_text(EXAMPLES + "\n".join(methods) + "}\n", encoding="utf-8")
     dotnet.compile_sources([dotnet.CLIENT, source], tmp_path / "Examples.dll")

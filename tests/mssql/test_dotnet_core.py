@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import microsoft
 import pytest
-from tdsserver import COUNT, CUT, MORE, done, failure, result, rows, warning
+from tdsserver import COUNT, CUT, DEAF, MORE, SILENT, Later, done, failure, member, result, rows, warning
 
 from clients.mixed import dotnet
 
@@ -27,8 +28,13 @@ def program(tmp_path_factory):
     return microsoft.compile_core(SOURCES, tmp_path_factory.mktemp("core"), "agent")
 
 
+@pytest.fixture(params=["sync", "async"])
+def style(request):
+    return request.param
+
+
 @pytest.fixture
-def agent(program, tds):
+def agent(program, tds, style):
     """Have the client do these things on a server that answers so; what it told."""
 
     def agent(answer, *commands):
@@ -36,7 +42,7 @@ def agent(program, tds):
         place = f"Data Source=127.0.0.1,{server.port};User ID=someone;Password=secret99;Pooling=False"
         spoken = "".join("\t".join(f"{key}={value}" for key, value in one.items()) + "\n" for one in commands)
         done = subprocess.run(
-            [*program, "sqlclient", place, "sqlsem"],
+            [*program, "sqlclient", place, "sqlsem", style],
             input=f"{spoken}do=end\n",
             capture_output=True,
             text=True,
@@ -61,22 +67,24 @@ def test_it_starts(agent):
 
 @pytest.mark.parametrize("before", [b"", warning(8153, "Warning: Null value is eliminated")], ids=["alone", "warned"])
 @pytest.mark.parametrize(
-    ("number", "text", "words"),
+    ("number", "text", "error", "words"),
     [
-        (2812, "Could not find stored procedure 'sqlsem.enrol'.", "sqlsem init"),
-        (229, "The EXECUTE permission was denied on the object 'enrol'.", "permission was denied"),
-        (40613, "Database 'books' is not currently available.", "not currently available"),
+        (2812, "Could not find stored procedure 'sqlsem.enrol'.", "SqlSemSchemaException", "sqlsem init"),
+        (229, "The EXECUTE permission was denied on 'enrol'.", "SqlSemConfigurationException", "role sqlsem_user"),
+        (40613, "Database 'books' is not currently available.", "SqlSemTimeoutException", "not granted within"),
     ],
 )
-def test_errors(agent, number, text, words, before):
+def test_errors(agent, number, text, error, words, before):
+    """Each number by itself: test_numbers.py."""
+
     def answer(said):
         if "enrol" in said.text or "register" in said.text or "acquire" in said.text:
             return before + failure(number, text)
         return result(("",), (0,)) if "SELECT" in said.text else done()
 
-    _, told = agent(answer, ACQUIRE)
+    _, told = agent(answer, {"do": "acquire", "name": "books", "timeout": "1"})
     assert told[1]["event"] == "failed"
-    assert told[1]["error"] == "SqlSemException"
+    assert told[1]["error"] == error
     assert words in told[1]["message"]
 
 
@@ -93,3 +101,126 @@ def test_an_error_after_rows(agent):
 
     _, told = agent(answer, ACQUIRE)
     assert (told[1]["event"], "you may not" in told[1]["message"]) == ("failed", True)
+
+
+# -- waits that are cancelled ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("routine", ["register", "wait"])
+def test_a_cancelled_statement_is_stopped_and_leaves_no_row(agent, tmp_path, routine):
+    there = tmp_path / "there"
+
+    def silent(_):
+        there.touch()
+        return SILENT
+
+    answers = {"register": result(("position", "granted"), (9, 0)), routine: silent}
+    answers["cancel"] = result(("cancelled",), (1,))
+    server, told = agent(member(**answers), {"do": "acquire", "name": "books", "cancel_when": there})
+    assert told[1]["error"] in ("OperationCanceledException", "TaskCanceledException"), told
+    assert server.attentions
+    assert len(server.texts(r"\.cancel ")) == 1
+    assert ".cancel " in server.said[-1].text, "nothing is asked after the row is gone"
+
+
+def test_a_token_that_is_cancelled_already_asks_nothing(agent):
+    server, told = agent(member(), {"do": "acquire", "name": "books", "cancel": "0"})
+    assert told[1]["error"] in ("OperationCanceledException", "TaskCanceledException")
+    assert server.said == []
+
+
+# -- locks that are kept alive ----------------------------------------------------------------------------------------
+
+KEPT = {"do": "acquire", "name": "books", "keep": "1", "watch": "1"}
+
+
+def naps(seconds):
+    return {"do": "sleep", "seconds": str(seconds)}
+
+
+def pings(server):
+    return len(server.texts(r"\.ping "))
+
+
+def beats(*, good, then, path=None):
+    """A database that answers so many heartbeats, and the next ones as ``then`` says; the times of the good ones."""
+    times = []
+
+    def ping(_):
+        if len(times) >= good:
+            if path is not None:
+                path.touch()
+            return then
+        times.append(time.monotonic())
+        return HELD
+
+    return member(ping=ping), times
+
+
+HELD = result(("known", "position", "revoked"), (1, 1, 0))
+REVOKED = result(("known", "position", "revoked"), (1, 1, 1))
+
+
+@pytest.mark.parametrize("life", [{"grace": "4"}, {"lease": "4"}], ids=["session", "lease"])
+def test_a_kept_lock_sends_heartbeats(agent, tmp_path, life):
+    path = tmp_path / "there"
+    database, _ = beats(good=3, then=HELD, path=path)
+    _, told = agent(database, {**KEPT, **life}, {"do": "await file", "path": path}, {"do": "lost"}, {"do": "release"})
+    assert [one["event"] for one in told[1:]] == ["granted", "seen", "looked", "released"]
+    assert told[3]["lost"] is False
+
+
+def test_a_lock_that_is_not_kept_sends_none(agent):
+    server, _ = agent(member(), {**KEPT, "keep": "0", "grace": "0.6"}, naps(1), {"do": "release"})
+    assert pings(server) == 1  # as it was enrolled
+
+
+def test_a_timer_ends_with_the_lock(agent):
+    server, _ = agent(
+        member(), {**KEPT, "grace": "0.6"}, {"do": "release"}, {"do": "execute", "text": "SELECT 'here'"}, naps(1)
+    )
+    assert server.said[-1].text == "SELECT 'here'"
+
+
+@pytest.mark.parametrize("then", [REVOKED, CUT, DEAF], ids=["revoked", "cut", "deaf"])
+def test_a_loss_is_reported_without_a_question(agent, then):
+    """Before the others may go on: within the grace after the last heartbeat that was answered."""
+    database, times = beats(good=3, then=then)
+    _, told = agent(database, {**KEPT, "grace": "6"}, {"do": "await lost"}, {"do": "lost"})
+    events = [one for one in told[1:] if one["event"] != "trouble"]
+    assert [one["event"] for one in events] == ["granted", "lost", "looked"], told
+    assert events[2]["lost"] is True
+    assert events[1]["at"] - times[-1] < 6
+
+
+def test_a_lost_lock_is_refused_from_then_on(agent):
+    database, _ = beats(good=3, then=REVOKED)
+    _, told = agent(
+        database, {**KEPT, "grace": "4"}, {"do": "await lost"}, {"do": "check"}, {"do": "release"}, {"do": "release"}
+    )
+    events = [one for one in told[1:] if one["event"] != "trouble"]
+    assert [one.get("error", one["event"]) for one in events] == [
+        *("granted", "lost", "SqlSemLostException", "SqlSemLostException", "released"),
+    ]
+
+
+def test_a_closed_connection_is_reported(agent):
+    _, told = agent(member(), {**KEPT, "grace": "0"}, {"do": "close"}, {"do": "await lost"})
+    assert {one["event"] for one in told[1:]} == {"granted", "closed", "lost"}
+
+
+def test_a_wait_sends_the_heartbeats_of_what_is_held(agent):
+    """The connection waits for another lock meanwhile."""
+    granted = [result(("position", "granted"), (1, 1)), result(("position", "granted"), (2, 0))]
+    answers = {"register": lambda _: granted.pop(0), "wait": Later(0.3, result(("code",), (-1,)))}
+    answers["cancel"] = result(("cancelled",), (1,))
+    answers["ping"] = result(("known", "position", "revoked"), (1, 1, 0), (1, 2, 0))
+    server, told = agent(
+        member(**answers),
+        {**KEPT, "grace": "4"},
+        {"do": "acquire", "name": "other", "timeout": "5", "id": "other"},
+        {"do": "release"},
+    )
+    assert [one["event"] for one in told[1:]] == ["granted", "failed", "released"], told
+    waits = [number for number, one in enumerate(server.said) if ".wait " in one.text]
+    assert [one for one in server.said[waits[0] : waits[-1]] if ".ping " in one.text]

@@ -187,7 +187,10 @@ class SqlServerConnection(LockSession):
             )
         if number in READ_ONLY_NUMBERS or (vague and "read-only" in low):
             self.lost = True  # the primary may be had at the same address in a moment
-            return Disconnected(f"{where} is read-only (a secondary replica?): {text}")
+            return Disconnected(
+                f"{where} is read-only (a secondary replica?): {text}; connect to the primary, or: "
+                "ALTER DATABASE … SET READ_WRITE"
+            )
         return Unavailable(f"{where}: {text}")
 
     def told(self, exc: Exception) -> tuple[str, int, str]:

@@ -74,7 +74,12 @@ class SqlServerDoctor(Doctor):
     def primary(self) -> Check:
         """Whether it can be written to."""
         if self._server[-1] == "READ_ONLY":
-            return Check("primary", False, "the database is read-only here", "Connect to the primary replica.")
+            return Check(
+                "primary",
+                False,
+                "the database is read-only here",
+                "Connect to the primary replica, or: ALTER DATABASE … SET READ_WRITE.",
+            )
         return Check("primary", True, "writable")
 
     def permission(self) -> Check | None:

@@ -1,5 +1,6 @@
 // What a test has a .NET process do: one command a line on standard input, its fields key=value between tabs; one JSON
-// object a line on standard output. Arguments: the provider (odbc, sqlclient), a connection string, the schema.
+// object a line on standard output. Arguments: the provider (odbc, sqlclient), a connection string, the schema, and how
+// it calls (sync, async).
 
 using System;
 using System.Collections.Generic;
@@ -7,8 +8,10 @@ using System.Data;
 using System.Data.Common;
 using System.Diagnostics;
 using System.Globalization;
+using System.IO;
 using System.Text;
 using System.Threading;
+using System.Threading.Tasks;
 
 public static class Agent
 {
@@ -16,6 +19,7 @@ public static class Agent
     private static readonly Dictionary<string, SqlSemGrant> Grants = new Dictionary<string, SqlSemGrant>();
     private static readonly Dictionary<string, DbTransaction> Transactions = new Dictionary<string, DbTransaction>();
     private static string[] arguments;
+    private static volatile bool reported;
 
     public static int Main(string[] given)
     {
@@ -38,7 +42,9 @@ public static class Agent
             }
             catch (Exception failure)
             {
-                Tell("failed", "error", failure.GetType().Name, "message", failure.Message);
+                var timeout = failure as SqlSemTimeoutException;
+                Tell("failed", "error", failure.GetType().Name, "message", failure.Message, "holders",
+                     timeout == null ? 0 : timeout.Holders.Count);
             }
         }
         foreach (var connection in Connections.Values)
@@ -60,18 +66,18 @@ public static class Agent
                     return;
                 }
                 Grants[id] = grant;
+                if (command.ContainsKey("watch"))
+                    grant.Lost.Register(() => { Tell("lost", "id", id); reported = true; });
                 Granted(grant);
                 return;
             case "work":  // in and out again, as often as told
                 for (var round = 0; round < Number(command, "rounds", 1); round++)
                 {
-                    double left;
-                    using (var one = Acquire(connection, command))
-                    {
-                        Granted(one);
-                        Thread.Sleep(TimeSpan.FromSeconds(Real(command, "seconds").Value));
-                        left = Now;
-                    }
+                    var one = Acquire(connection, command);
+                    Granted(one);
+                    Thread.Sleep(TimeSpan.FromSeconds(Real(command, "seconds").Value));
+                    var left = Now;
+                    Dispose(one);
                     Tell("released", "left", left);
                 }
                 return;
@@ -79,20 +85,47 @@ public static class Agent
                 using (Acquire(connection, command))
                     throw new ApplicationException("the block's own");
             case "release":
-                Grants[id].Release();
+                if (Asynchronous)
+                    Wait(Grants[id].ReleaseAsync());
+                else
+                    Grants[id].Release();
                 Tell("released");
                 return;
             case "dispose":
-                Grants[id].Dispose();
+                Dispose(Grants[id]);
                 Tell("disposed", "ended", Grants[id].Ended);
                 return;
             case "check":
-                Grants[id].Check();
+                if (Asynchronous)
+                    Wait(Grants[id].CheckAsync());
+                else
+                    Grants[id].Check();
                 Tell("held", "left", Grants[id].LeaseLeft.TotalSeconds);
                 return;
+            case "await lost":
+                if (!Grants[id].Lost.WaitHandle.WaitOne(TimeSpan.FromSeconds(60)))
+                    throw new TimeoutException("the loss was not reported");
+                while (!reported)  // the callbacks come after that
+                    Thread.Sleep(1);
+                return;
+            case "await file":
+                AwaitFile(command["path"]);
+                Tell("seen");
+                return;
+            case "sleep":
+                Thread.Sleep(TimeSpan.FromSeconds(Real(command, "seconds").Value));
+                Tell("slept");
+                return;
+            case "lost":  // whether it was reported, without asking the database
+                Tell("looked", "lost", Grants[id].Lost.IsCancellationRequested);
+                return;
             case "renew":
-                if (command.ContainsKey("through"))
+                if (command.ContainsKey("through") && Asynchronous)
+                    Wait(Grants[id].RenewAsync(Connection(command["through"])));
+                else if (command.ContainsKey("through"))
                     Grants[id].Renew(Connection(command["through"]));
+                else if (Asynchronous)
+                    Wait(Grants[id].RenewAsync());
                 else
                     Grants[id].Renew();
                 Tell("renewed", "left", Grants[id].LeaseLeft.TotalSeconds);
@@ -102,7 +135,10 @@ public static class Agent
                 Tell("begun");
                 return;
             case "assert":
-                Grants[id].AssertHeld(Transactions[Word(command, "on", "main")]);
+                if (Asynchronous)
+                    Wait(Grants[id].AssertHeldAsync(Transactions[Word(command, "on", "main")]));
+                else
+                    Grants[id].AssertHeld(Transactions[Word(command, "on", "main")]);
                 Tell("asserted");
                 return;
             case "rollback":
@@ -139,7 +175,10 @@ public static class Agent
         var timeout = Span(command, "timeout");
         var lease = Span(command, "lease");
         var grace = Span(command, "grace");
-        var options = new SqlSemOptions { Schema = Word(command, "schema", arguments[2]), Program = "agent" };
+        var options = new SqlSemOptions
+        {
+            Schema = Word(command, "schema", arguments[2]), Program = "agent", KeepAlive = Word(command, "keep", "0") == "1",
+        };
         if (grace != null)
             options.Grace = grace.Value;
         var source = new CancellationTokenSource();
@@ -152,23 +191,72 @@ public static class Agent
                 source.CancelAfter(Span(command, "cancel").Value);
             token = source.Token;
         }
-        switch (Word(command, "kind", "limit"))
+        if (command.ContainsKey("cancel_when"))  // this file is there
+        {
+            var thread = new Thread(() => { AwaitFile(command["cancel_when"]); source.Cancel(); });
+            thread.IsBackground = true;
+            thread.Start();
+            token = source.Token;
+        }
+        var order = (int)Number(command, "order", 0);
+        switch (Word(command, "kind", "limit") + (Asynchronous ? " async" : ""))
         {
             case "limit":
                 return SqlSem.Acquire(connection, name, limit, timeout, weight, note, lease, token, options);
+            case "limit async":
+                return Wait(SqlSem.AcquireAsync(connection, name, limit, timeout, weight, note, lease, token, options));
             case "try":
                 return SqlSem.TryAcquire(
                     connection, name, limit, timeout ?? TimeSpan.Zero, weight, note, lease, token, options);
+            case "try async":
+                return Wait(SqlSem.TryAcquireAsync(
+                    connection, name, limit, timeout ?? TimeSpan.Zero, weight, note, lease, token, options));
             case "read":
                 return SqlSem.Read(connection, name, timeout, note, lease, token, options);
+            case "read async":
+                return Wait(SqlSem.ReadAsync(connection, name, timeout, note, lease, token, options));
             case "write":
                 return SqlSem.Write(connection, name, timeout, note, lease, token, options);
+            case "write async":
+                return Wait(SqlSem.WriteAsync(connection, name, timeout, note, lease, token, options));
             case "stage":
-                var order = (int)Number(command, "order", 0);
                 return SqlSem.Stage(connection, name, order, timeout, note, lease, token, options);
+            case "stage async":
+                return Wait(SqlSem.StageAsync(connection, name, order, timeout, note, lease, token, options));
             default:
                 throw new ArgumentException("no such kind: " + command["kind"]);
         }
+    }
+
+    private static void AwaitFile(string path)
+    {
+        for (var patience = Stopwatch.StartNew(); !File.Exists(path); Thread.Sleep(5))
+            if (patience.Elapsed > TimeSpan.FromSeconds(60))
+                throw new TimeoutException("there is no file " + path);
+    }
+
+    private static bool Asynchronous { get { return arguments[3] == "async"; } }
+
+    private static void Wait(Task task)
+    {
+        task.GetAwaiter().GetResult();
+    }
+
+    private static T Wait<T>(Task<T> task)
+    {
+        return task.GetAwaiter().GetResult();
+    }
+
+    private static void Dispose(SqlSemGrant grant)
+    {
+        if (!Asynchronous)
+            grant.Dispose();
+        else
+#if SQLSEM_ASYNC_DISPOSABLE || NETCOREAPP3_1
+            Wait(((IAsyncDisposable)grant).DisposeAsync().AsTask());  // (mcs does not know "await using")
+#else
+            Wait(grant.DisposeAsync());
+#endif
     }
 
     private static DbConnection Connection(string name)
@@ -235,8 +323,11 @@ public static class Agent
                 : value is bool ? ((bool)value ? "true" : "false")
                 : Convert.ToString(value, CultureInfo.InvariantCulture));
         }
-        Console.Out.WriteLine(line.Append('}'));
-        Console.Out.Flush();
+        lock (Grants)
+        {
+            Console.Out.WriteLine(line.Append('}'));
+            Console.Out.Flush();
+        }
     }
 
     private static string Quoted(string text)

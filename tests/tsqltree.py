@@ -1,0 +1,109 @@
+"""ScriptDom's trees as Python objects that know where they stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+
+class Node:
+    """A fragment of T-SQL: its kind, its parts by their names, and the fragment that it is a part of."""
+
+    __slots__ = ("field", "fields", "kind", "parent", "raw", "source")
+
+    def __init__(self, raw: Any, kind: str, parent: Node | None, field: str, source: str) -> None:
+        self.raw, self.kind, self.parent, self.field, self.source = raw, kind, parent, field, source
+        self.fields: dict[str, Node | list[Node]] = {}
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} in line {self.line}>"
+
+    @property
+    def line(self) -> int:
+        return int(self.raw.StartLine)
+
+    def part(self, name: str) -> Node | None:
+        """Return the part of that name; None where it is left out."""
+        found = self.fields.get(name)
+        return found if isinstance(found, Node) else None
+
+    def parts(self, name: str) -> list[Node]:
+        """Return the parts of that name."""
+        found = self.fields.get(name, [])
+        return found if isinstance(found, list) else [found]
+
+    def word(self, name: str) -> str:
+        """Return what is no fragment: a name, a value, a kind."""
+        value = getattr(self.raw, name, None)
+        return "" if value is None else str(value)
+
+    def children(self) -> Iterator[Node]:
+        for found in self.fields.values():
+            if isinstance(found, list):
+                yield from found
+            else:
+                yield found
+
+    def walk(self) -> Iterator[Node]:
+        """Yield this fragment and all beneath it, in the order in which they are written."""
+        yield self
+        for child in self.children():
+            yield from child.walk()
+
+    def all(self, *kinds: str) -> Iterator[Node]:
+        for node in self.walk():
+            if node.kind in kinds:
+                yield node
+
+    def above(self) -> Iterator[Node]:
+        """Yield the fragments around this one, the nearest first."""
+        node = self.parent
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def text(self) -> str:
+        """Return the fragment as it is written, in one line."""
+        start = self.raw.StartOffset
+        text = re.sub(r"--[^\n]*|/\*.*?\*/", " ", self.source[start : start + self.raw.FragmentLength], flags=re.DOTALL)
+        return " ".join(text.split())
+
+
+def object_name(node: Node | None) -> tuple[str, str]:
+    """Return schema and name, in small letters, of a SchemaObjectName."""
+    if node is None:
+        return "", ""
+    schema, base = node.part("SchemaIdentifier"), node.part("BaseIdentifier")
+    return (schema.word("Value").lower() if schema else "", base.word("Value").lower() if base else "")
+
+
+def called(node: Node) -> tuple[str, str]:
+    """Return schema and name of the procedure that an EXEC of any kind runs; empty for a text or a variable."""
+    for reference in node.all("ProcedureReference"):
+        return object_name(reference.part("Name"))
+    return "", ""
+
+
+def table_name(node: Node | None) -> str:
+    """Return the name of a table reference of ours, in small letters; '' for what is none."""
+    if node is None or node.kind not in ("NamedTableReference", "SchemaObjectFunctionTableReference"):
+        return ""
+    schema, name = object_name(node.part("SchemaObject"))
+    return name if schema == "sqlsem" else ""
+
+
+def target_of(statement: Node) -> Node | None:
+    """Return the table reference that INSERT, UPDATE or DELETE writes, found by its alias in FROM where it has one."""
+    specification = next(statement.all("InsertSpecification", "UpdateSpecification", "DeleteSpecification"), None)
+    target = specification.part("Target") if specification else None
+    if specification is None or target is None or target.kind != "NamedTableReference":
+        return target
+    schema, name = object_name(target.part("SchemaObject"))
+    clause = specification.part("FromClause")
+    if not schema and clause is not None:
+        for reference in clause.all("NamedTableReference"):
+            alias = reference.part("Alias")
+            if alias is not None and alias.word("Value").lower() == name:
+                return reference
+    return target
