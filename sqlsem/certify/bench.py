@@ -22,12 +22,14 @@ from sqlsem.certify.sessions import Session, server_words
 from sqlsem.coordinator import Coordinator, connect
 from sqlsem.engines.base import Engine, Options
 from sqlsem.engines.roles import Tables
-from sqlsem.errors import ConfigurationError
+from sqlsem.errors import ConfigurationError, Unavailable
 
 __all__ = ["PATIENCE", "Bench", "Wishes"]
 
 #: Seconds in which anything must have happened that is only a matter of work: servers and hosts are slow at times.
 PATIENCE = 60.0
+#: For a server that restarts to answer again, when all is to be removed.
+RETURN_SECONDS = 30.0
 #: Between two looks at something that is awaited.
 LOOK_SECONDS = 0.02
 
@@ -114,7 +116,7 @@ class Bench:
                 failures.append(f"folder {self.folder}")
         else:
             try:
-                with contextlib.closing(Session(self.engine)) as session:
+                with contextlib.closing(self._reached()) as session:
                     failures += self._drop(session)
             except Exception as exc:
                 failures.append(f"schema {self.schema} ({server_words(exc, self.engine)})")
@@ -122,6 +124,17 @@ class Bench:
             return ""
         how = "Remove it with" if self.folder is not None else "Run what this prints"
         return f"Not removed: {'; '.join(failures)}. {how}: {self.drop_command}"
+
+    def _reached(self) -> Session:
+        """A connection, also where the server is just coming back."""
+        deadline = time.monotonic() + RETURN_SECONDS
+        while True:
+            try:
+                return Session(self.engine)
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
 
     def _drop(self, session: Session) -> Iterator[str]:
         for statement, what in reversed(self._made):

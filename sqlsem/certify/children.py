@@ -94,6 +94,11 @@ class Child:
         if os.name == "posix":
             self.process.send_signal(signal.SIGSTOP)
 
+    def go_on(self) -> None:
+        """Let it work on."""
+        if os.name == "posix":
+            self.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> float:
         """Kill it (SIGKILL): no word to the server. The time just before."""
         at = time.monotonic()

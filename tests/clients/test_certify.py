@@ -233,18 +233,18 @@ FAULTS = {
     12: [
         by_sql(
             sqlite="""
-                CREATE TRIGGER certify_fault AFTER INSERT ON ProcessControl WHEN NEW.queue_position % 5 = 0
+                CREATE TRIGGER certify_fault AFTER INSERT ON ProcessControl WHEN NEW.queue_position % 2 = 0
                 BEGIN SELECT RAISE(ABORT, 'something is wrong'); END
             """,
             postgresql="""
                 CREATE FUNCTION {schema}.fault() RETURNS trigger LANGUAGE plpgsql AS
-                'BEGIN PERFORM 1 / (NEW.queue_position % 5); RETURN NULL; END';
+                'BEGIN PERFORM 1 / (NEW.queue_position % 2); RETURN NULL; END';
                 CREATE TRIGGER fault AFTER INSERT ON {schema}.ProcessControl FOR EACH ROW
                 EXECUTE FUNCTION {schema}.fault()
             """,
             mssql="""
                 CREATE TRIGGER {schema}.fault ON {schema}.entry AFTER INSERT AS
-                IF EXISTS (SELECT 1 FROM inserted WHERE queue_position % 5 = 0) THROW 60000, N'something is wrong', 1
+                IF EXISTS (SELECT 1 FROM inserted WHERE queue_position % 2 = 0) THROW 60000, N'something is wrong', 1
             """,
         )
     ],

@@ -15,6 +15,7 @@ from sqlsem.certify.results import Failed, Notes, NotPossible
 from sqlsem.certify.sessions import Session, later, server_words
 from sqlsem.certify.worker import LIMITS
 from sqlsem.coordinator import Coordinator
+from sqlsem.engines.base import Busy
 from sqlsem.errors import LockLost, NotHeld, SqlsemError
 
 __all__ = ["overlap"]
@@ -174,9 +175,7 @@ def _soak(bench: Bench, notes: Notes, seconds: float) -> None:
         time.sleep(min(KILL_SECONDS, max(0.0, deadline - time.monotonic())))
         victim = random.choice(list(running))
         who = running.pop(victim)
-        # Stopped, it works no more; only then may what it wrote count no more.
-        victim.stop()
-        looking.rows("bury", who)
+        _stop(victim, looking, who)
         number = int(who.rpartition(".")[2])
         if may_kill and number:
             try:
@@ -197,6 +196,20 @@ def _soak(bench: Bench, notes: Notes, seconds: float) -> None:
     judge(holds, notes)
     words = f"soak of {seconds:g} s: {len(holds)} turns, {kills} processes and {sessions} of their sessions killed"
     notes.note(words, soak_seconds=seconds, soak_turns=len(holds), soak_kills=kills, soak_session_kills=sessions)
+
+
+def _stop(victim: Child, looking: Session, who: str) -> None:
+    """Stop a process. Stopped, it works no more; only then may what it wrote count no more."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        victim.stop()
+        try:
+            looking.rows("bury", who)
+            return
+        except Busy:  # it stands in the middle of a write, as SQLite's writers are one after the other
+            victim.go_on()
+            if time.monotonic() > deadline:
+                raise
 
 
 @check(12, "concurrent calls of all kinds raise nothing of the server's own")
