@@ -26,7 +26,7 @@ import tsqltyped
 from tsqltree import Node
 
 from sqlsem import sql
-from sqlsem.sql.features import CORE, FEATURES, chosen, compose, listed
+from sqlsem.sql.features import FEATURES, chosen, compose, listed
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What the texts use of SQL Server itself; DacFx would want master.dacpac for it, which is in no wheel.
@@ -121,7 +121,7 @@ def part(features: frozenset[str]) -> Callable[[Path], str]:
     """What a database with these features is made of: each script without what belongs to others, and no page."""
 
     def read(path: Path) -> str:
-        feature = sql.FEATURE_OF.get(path.stem.partition("-")[0], CORE)
+        feature = sql.FEATURE_OF.get(path.stem.partition("-")[0])  # (None: doctor.sql, certify.sql)
         if path.parent.name != "mssql" or "next_version" in path.parts or feature not in features:
             return ""
         return compose(path.read_text(encoding="utf-8"), features, feature)
