@@ -155,6 +155,8 @@ BEGIN
     END;
     IF @answer = 1
         SELECT @made AS made;
+    ELSE IF @made = 1
+        PRINT N'sqlsem: INSERT, UPDATE and DELETE with OUTPUT and without INTO are refused on this table from now on (error 334). EF Core: HasTrigger, UseSqlOutputClause(false); SQLAlchemy: implicit_returning=False';
     RETURN @made;
 END;
 GO

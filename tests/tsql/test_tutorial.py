@@ -1,0 +1,32 @@
+"""docs/tutorial-tsql.md: its blocks run in their order, in two sessions, as the page says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.engines("mssql")
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial-tsql.md"
+BLOCK = re.compile(r"```sql\n-- (first|second)\n(.*?)```", re.DOTALL)
+#: What each block shows: the code that the text after it names; None where it names none.
+CODES = [0, -1, None, 0, 0, None, 0, 0, None, None, None]
+
+
+def test_blocks_run_and_show_what_the_page_says(database, session):
+    page = PAGE.read_text(encoding="utf-8")
+    blocks = BLOCK.findall(page)
+    assert len(blocks) == len(CODES) == page.count("```sql\n"), "each block names its window"
+    sessions = {"first": session(), "second": session()}
+    answers = [
+        sessions[window].rows(text.replace("sqlsem.", "{s}.").replace("{s}.ProcessControl", database.table))
+        for window, text in blocks
+    ]
+    for rows, code, (_, text) in zip(answers, CODES, blocks, strict=True):
+        if code is not None:
+            assert rows[0][0] == code, text
+    assert len(answers[5]) == 1, "status shows the holder"
+    assert "customers" in map(str, answers[5][0])
+    assert len(answers[10]) == 2, "both tasks are there"
+    assert all("finished" in map(str, row) for row in answers[10]), answers[10]
+    assert database.queue("nightly") == database.queue("etl") == []
