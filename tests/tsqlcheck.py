@@ -41,7 +41,21 @@ CREATE TABLE [tsqlcheck_sys].[dm_exec_sessions] (session_id smallint, login_time
 CREATE TABLE [tsqlcheck_sys].[dm_exec_connections] (session_id int, encrypt_option nvarchar(40))
 CREATE TABLE [tsqlcheck_sys].[dm_exec_requests] (session_id smallint, start_time datetime, status nvarchar(30))
 CREATE TABLE [tsqlcheck_sys].[dm_tran_locks] (resource_type nvarchar(60), resource_database_id int,
-    resource_associated_entity_id bigint, request_session_id int, request_status nvarchar(60))
+    resource_associated_entity_id bigint, resource_description nvarchar(256), request_session_id int,
+    request_status nvarchar(60))
+CREATE TABLE [tsqlcheck_sys].[dm_os_performance_counters] (object_name nchar(128), counter_name nchar(128),
+    instance_name nchar(128), cntr_value bigint)
+CREATE TABLE [tsqlcheck_sys].[dm_exec_query_stats] (plan_handle varbinary(64), statement_start_offset int,
+    statement_end_offset int, plan_generation_num bigint, execution_count bigint, sql_handle varbinary(64),
+    min_grant_kb bigint, max_grant_kb bigint, last_execution_time datetime, creation_time datetime)
+CREATE FUNCTION [tsqlcheck_sys].[dm_db_index_physical_stats](@database int, @object int, @index int, @part int,
+    @mode nvarchar(20)) RETURNS TABLE AS RETURN (SELECT CAST(0 AS bigint) AS ghost_record_count)
+CREATE FUNCTION [tsqlcheck_sys].[dm_exec_text_query_plan](@plan varbinary(64), @start int, @end int)
+    RETURNS TABLE AS RETURN (SELECT CAST(0 AS smallint) AS dbid, CAST(0 AS int) AS objectid,
+    CAST(N'' AS nvarchar(max)) AS query_plan)
+CREATE FUNCTION [tsqlcheck_sys].[fn_helpcollations]() RETURNS TABLE AS RETURN (SELECT CAST(N'' AS sysname) AS name)
+CREATE ROLE [certify_role]
+CREATE USER [certify_user] WITHOUT LOGIN
 CREATE TABLE [tsqlcheck_sys].[tables] (name sysname, object_id int, schema_id int)
 CREATE TABLE [tsqlcheck_sys].[dm_os_sys_info] (max_workers_count int)
 CREATE TABLE [tsqlcheck_sys].[database_role_members] (role_principal_id int, member_principal_id int)
@@ -464,7 +478,7 @@ class Checker:
                 replace(node, blank(node.StartOffset, node.StartOffset + node.FragmentLength))
             elif kind == "VariableTableReference":
                 replace(node.Variable, f"[tsqlcheck].[{number}{node.Variable.Name}]")
-            elif kind == "NamedTableReference":
+            elif kind in ("NamedTableReference", "SchemaObjectFunctionTableReference"):
                 schema = node.SchemaObject.SchemaIdentifier
                 if schema is not None and schema.Value.lower() == "sys":
                     replace(schema, "[tsqlcheck_sys]")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tsqlflow import (
+from tsqlflow import Expressions
+from tsqlknown import (
     Bound,
     Columns,
-    Expressions,
     Facts,
     Finding,
     Frame,

@@ -1,0 +1,279 @@
+"""What `tsqlflow` goes by: fragments of ScriptDom's tree, all that the scripts make, and what is known of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tsqlfunctions
+from tsqltypes import CATALOG, DATABASE, MAX, STRINGS, Label, Type, Value
+
+Finding = tuple[str, int, str]
+Columns = dict[str, Value]
+#: Of one FROM: alias → columns; None: a table that is not known.
+Frame = dict[str, Columns | None]
+#: Of a kind of fragment, the properties in which others stand.
+PROPERTIES: dict[str, list[str]] = {}
+
+
+class Node:
+    """A fragment of ScriptDom's tree; what is asked of it is kept."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self.kind: str = raw.GetType().Name
+        self.line: int = raw.StartLine
+
+    def __getattr__(self, name: str) -> Any:
+        value = wrapped(getattr(self.raw, name))
+        setattr(self, name, value)
+        return value
+
+    def get(self, name: str) -> Any:
+        return getattr(self, name) if hasattr(self.raw, name) else None
+
+
+def wrapped(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | bool | float):
+        return value
+    if hasattr(value, "StartLine"):
+        return Node(value)
+    if hasattr(value, "Count"):
+        return [wrapped(one) for one in value]
+    return str(value)
+
+
+def named(identifier: Any) -> str:
+    return str(identifier.Value).lower()
+
+
+def base(name: Any) -> tuple[str, str]:
+    """Schema and name of an object."""
+    schema = name.SchemaIdentifier
+    return named(schema) if schema is not None else "", named(name.BaseIdentifier)
+
+
+def type_of(node: Any, cast: bool = False) -> Type | None:
+    if node.kind == "UserDataTypeReference":
+        return Type("nvarchar", 128) if named(node.Name.BaseIdentifier) == "sysname" else None
+    if node.kind != "SqlDataTypeReference":
+        return None
+    name = str(node.SqlDataTypeOption).lower()
+    name = {"numeric": "decimal", "integer": "int", "rowversion": "timestamp"}.get(name, name)
+    sizes = [MAX if one.kind == "MaxLiteral" else int(one.Value) for one in node.Parameters]
+    if name in STRINGS or "binary" in name:
+        return Type(name, sizes[0] if sizes else 30 if cast else 1)
+    if name == "decimal":
+        return Type(name, *(sizes or [18]))
+    if name in ("datetime2", "time", "datetimeoffset"):
+        return Type(name, 0, sizes[0] if sizes else 7)
+    return Type(name)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a procedure lets pass of a variable: so many characters, numbers from low to high. None: anything."""
+
+    size: int | None = None
+    low: int | None = None
+    high: int | None = None
+
+    def joined(self, other: Bound) -> Bound:
+        def both(one: int | None, two: int | None, choose: Any) -> int | None:
+            return two if one is None else one if two is None else choose(one, two)
+
+        return Bound(both(self.size, other.size, min), both(self.low, other.low, min), both(self.high, other.high, max))
+
+
+@dataclass
+class Facts:
+    """What an earlier look at a procedure has found out of its variables."""
+
+    #: All that is ever put into one.
+    assigned: dict[str, Value] = field(default_factory=dict)
+    #: What it is compared with: more is refused.
+    bounds: dict[str, Bound] = field(default_factory=dict)
+    looked: bool = False
+
+
+class Known:
+    """What the scripts make: tables, views, functions, procedures."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Facts] = {}
+        #: Procedure and parameter → what the first call gives; a deadline, where all calls do.
+        self.given: dict[str, Value] = {}
+        self.given_before: dict[str, Value] = {}
+        self.tables: dict[str, Columns] = {}
+        self.catalog: dict[str, Columns] = {}
+        self.views: dict[str, Any] = {}  # and inline functions
+        self.scalars: dict[str, Value] = {}
+        #: Of a procedure or function: parameter → its type, whether it is OUTPUT, its name as it is written.
+        self.parameters: dict[str, dict[str, tuple[Type | None, bool, str]]] = {}
+        self.found: dict[str, Columns | None] = {}
+        self.clustered: set[str] = set()
+
+    def add(self, statement: Any, catalog: bool = False) -> None:
+        kind = statement.kind
+        if kind == "CreateTableStatement":
+            schema, name = base(statement.SchemaObjectName)
+            columns = declared(statement.Definition, DATABASE)
+            if catalog:
+                self.catalog[name] = {
+                    one: tsqlfunctions.of_catalog(name, one, value.type)
+                    for one, value in columns.items()
+                    if value.type is not None
+                }
+            elif schema == "sqlsem":
+                self.tables.setdefault(name, columns)
+        elif kind == "AlterTableAddTableElementStatement":
+            self.tables.setdefault(base(statement.SchemaObjectName)[1], {}).update(
+                declared(statement.Definition, DATABASE)
+            )
+        elif kind == "CreateViewStatement":
+            self.views[base(statement.SchemaObjectName)[1]] = statement
+        elif kind in ("CreateFunctionStatement", "AlterFunctionStatement"):
+            name = base(statement.Name)[1]
+            self.parameters[name] = parameters(statement)
+            if statement.ReturnType.kind == "SelectFunctionReturnType":
+                self.views[name] = statement
+            elif statement.ReturnType.kind == "ScalarFunctionReturnType":
+                result = type_of(statement.ReturnType.DataType)
+                self.scalars[name] = Value(result, Label(1, DATABASE) if result is not None and result.string else None)
+        elif kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
+            self.parameters[base(statement.ProcedureReference.Name)[1]] = parameters(statement)
+        elif kind == "CreateIndexStatement" and statement.Clustered:
+            self.clustered.add(base(statement.OnName)[1])
+
+
+def parameters(statement: Any) -> dict[str, tuple[Type | None, bool, str]]:
+    return {
+        named(one.VariableName): (type_of(one.DataType), str(one.Modifier) == "Output", one.VariableName.Value)
+        for one in statement.Parameters
+    }
+
+
+def declared(definition: Any, default: str) -> Columns:
+    """The columns of a table that a script makes, or of a table variable."""
+    columns: Columns = {}
+    for one in definition.ColumnDefinitions:
+        kind = type_of(one.DataType) if one.DataType is not None else None
+        label = None
+        if kind is not None and kind.string:
+            label = Label(1, one.Collation.Value if one.Collation is not None else default)
+        columns[named(one.ColumnIdentifier)] = Value(kind, label, column=True)
+    return columns
+
+
+def number(node: Any) -> int | None:
+    if node.kind == "UnaryExpression" and "Negative" in node.UnaryExpressionType:
+        inner = number(node.Expression)
+        return -inner if inner is not None else None
+    if node.kind == "RealLiteral" or node.kind == "NumericLiteral":
+        return int(float(node.Value))
+    return int(node.Value) if node.kind == "IntegerLiteral" else None
+
+
+def measure(node: Any) -> tuple[Any, int, int] | None:
+    """A variable; the bytes of a character where its length is meant, or 0; and what is added to it."""
+    if node.kind == "VariableReference":
+        return node, 0, 0
+    if node.kind == "CoalesceExpression":
+        return measure(node.Expressions[0])
+    if node.kind != "FunctionCall" or not node.Parameters:
+        return None
+    name, first = node.FunctionName.Value.upper(), node.Parameters[0]
+    if name == "ABS":
+        return measure(first)
+    if name not in ("LEN", "DATALENGTH"):
+        return None
+    unit = 1 if name == "LEN" else 2
+    if first.kind == "FunctionCall" and first.FunctionName.Value.upper() == "CONCAT":
+        first = first.Parameters[0]
+        return (first, unit, 1) if first.kind == "VariableReference" else None
+    return (first, unit, 0) if first.kind == "VariableReference" else None
+
+
+def mentions(node: Any, name: str) -> bool:
+    if node is None:
+        return False
+    if node.kind == "VariableReference":
+        return bool(node.Name.lower() == name.lower())
+    return any(mentions(one, name) for one in children(node))
+
+
+def over(node: Any) -> tuple[str, Bound, Bound] | None:
+    """Of a condition: a variable, what it is where that is true, and where it is not."""
+    if node.kind == "BooleanParenthesisExpression":
+        return over(node.Expression)
+    if node.kind != "BooleanComparisonExpression" or node.FirstExpression.kind != "VariableReference":
+        return None
+    limit, how = number(node.SecondExpression), node.ComparisonType
+    if limit is None or how not in ("GreaterThan", "GreaterThanOrEqualTo", "LessThan", "LessThanOrEqualTo"):
+        return None
+    first, second = (Bound(low=limit), Bound(high=limit)) if "Greater" in how else (Bound(high=limit), Bound(low=limit))
+    return node.FirstExpression.Name.lower(), first, second
+
+
+def narrowed(value: Value, bound: Bound) -> Value:
+    kind = value.type
+    if kind is None:
+        return value
+    if kind.string:
+        return value if bound.size is None else replace(value, type=replace(kind, size=min(kind.size, bound.size)))
+    if kind.name in ("float", "real"):
+        return replace(value, low=bound.low, high=bound.high)
+    limits = value.range
+    if limits is None:
+        return value
+    low = limits[0] if bound.low is None else max(limits[0], bound.low)
+    high = limits[1] if bound.high is None else min(limits[1], bound.high)
+    if bound.low is None and bound.high is not None and low < -high <= 0:
+        low = -high  # who asks whether it is too large expects no huge negative one
+    return replace(value, low=low, high=high) if low <= high else value
+
+
+def collated(name: str) -> str:
+    return {"database_default": DATABASE, "catalog_default": CATALOG}.get(name.lower(), name)
+
+
+def calculated(sign: str, first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int] | None:
+    """The range of an expression."""
+    pairs = [(a, b) for a in first for b in second]
+    if sign == "+":
+        return first[0] + second[0], first[1] + second[1]
+    if sign == "-":
+        return first[0] - second[1], first[1] - second[0]
+    if sign == "*":
+        return min(a * b for a, b in pairs), max(a * b for a, b in pairs)
+    if sign == "/" and second[0] > 0:
+        return min(int(a / b) for a, b in pairs), max(int(a / b) for a, b in pairs)
+    if sign == "%" and second[0] > 0:
+        top = second[1] - 1
+        return (0 if first[0] >= 0 else -top), top
+    return None
+
+
+def large(limits: tuple[int, int]) -> bool:
+    return max(abs(one) for one in limits) >= 2**30
+
+
+def children(node: Any) -> Iterator[Any]:
+    """What stands in a fragment."""
+    if node.kind not in PROPERTIES:
+        kind = node.raw.GetType()
+        fragment = kind
+        while fragment.Name != "TSqlFragment":
+            fragment = fragment.BaseType
+        PROPERTIES[node.kind] = [
+            str(one.Name)
+            for one in kind.GetProperties()
+            if not one.GetIndexParameters().Length
+            and fragment.IsAssignableFrom(next(iter(one.PropertyType.GetGenericArguments()), one.PropertyType))
+        ]
+    for name in PROPERTIES[node.kind]:
+        value = getattr(node, name)
+        for child in value if isinstance(value, list) else (value,):
+            if child is not None:
+                yield child
