@@ -23,7 +23,7 @@ INSIDE = {"check_guard"}
 RAISES = {("sqlsem", "refuse")}
 CONTROL = ("BeginTransactionStatement", "CommitTransactionStatement", "RollbackTransactionStatement")
 #: More states than these are not told apart.
-MOST = 3000
+MOST = 10_000
 NEGATED = {"<>": "=", "!=": "=", ">=": "<", "<=": ">"}
 
 
