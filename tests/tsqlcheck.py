@@ -239,7 +239,7 @@ class Checker:
             if str(self.get(one, "Name")) not in NEWER
         }
         #: The system's own objects.
-        self.system = [self.parse(one)[0] for one in re.split(r"\n(?=CREATE)", SYSTEM.strip())]
+        self.system = [self.parse(script)[0] for script in re.split(r"\n(?=CREATE)", SYSTEM.strip())]
         self.date_parts = {str(self.get(one, "Name")) for one in self.get(lookup, "DateParts")}
 
     def get(self, thing: Any, name: str) -> Any:
@@ -263,12 +263,12 @@ class Checker:
                 if not one.GetIndexParameters().Length
                 and self.fragment.IsAssignableFrom(next(iter(one.PropertyType.GetGenericArguments()), one.PropertyType))
             ]
-        for one, many in self.properties[node.kind]:
-            value = one.GetValue(raw)
+        for member, many in self.properties[node.kind]:
+            value = member.GetValue(raw)
             if value is not None and not many:
-                node.fields[one.Name] = self.tree(value, text, node, one.Name)
+                node.fields[member.Name] = self.tree(value, text, node, member.Name)
             elif value is not None and value.Count:
-                node.fields[one.Name] = [self.tree(child, text, node, one.Name) for child in value]
+                node.fields[member.Name] = [self.tree(child, text, node, member.Name) for child in value]
         return node
 
     def walk(self, raw: Any) -> list[tuple[str, Any]]:
@@ -309,7 +309,7 @@ class Checker:
     def procedures(self, trees: list[Any]) -> dict[str, dict[str, tuple[bool, bool]]]:
         """Name of a procedure → its parameters in order → whether one may be left out, whether it is OUTPUT."""
         found = {}
-        for nodes in [*(self.walk(one) for one in self.system), *(one[3] for one in trees)]:
+        for nodes in [*(self.walk(tree) for tree in self.system), *(tree[3] for tree in trees)]:
             for kind, node in nodes:
                 if kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
                     name = node.ProcedureReference.Name.BaseIdentifier.Value.lower()
@@ -399,10 +399,10 @@ class Checker:
 
         added: list[str] = []
         texts = [
-            one.Strings[0].Value
+            node.Strings[0].Value
             for _, _, _, nodes in trees
-            for kind, one in nodes
-            if kind == "ExecutableStringList" and one.Strings[0].GetType().Name == "StringLiteral"
+            for kind, node in nodes
+            if kind == "ExecutableStringList" and node.Strings[0].GetType().Name == "StringLiteral"
         ]
         made = {match[1] for text in texts for match in [re.match(r"CREATE SCHEMA (\w+)", text)] if match}
         for schema in sorted({"sqlsem", "tsqlcheck", "tsqlcheck_sys"} | made):
@@ -604,7 +604,7 @@ def main() -> int:
         for name in FEATURES:
             features = chosen([name])
             for file, _, message in checker.check(list(batches(root, part(features))), typed=False):
-                if not any(message in one for one in whole):
+                if not any(message in finding for finding in whole):
                     wrong = [*wrong, f"with {listed(features)}: {file}: {message}"]
     for one in wrong:
         print(one)

@@ -89,7 +89,7 @@ class Expressions:
 
     def together(self, node: Any, what: str, values: list[Value]) -> Label | None:
         """The label of texts that meet; None where they must not."""
-        labels = [one.label for one in values if one.label is not None and (one.string or one.type is None)]
+        labels = [value.label for value in values if value.label is not None and (value.string or value.type is None)]
         label, wrong = combined(labels)
         if wrong:
             self.say(node, f"collation conflict in {what}: {wrong}")
@@ -101,22 +101,24 @@ class Expressions:
         target = merged(values).type
         if target is None:
             return
-        for one in values:
+        for value in values:
             wrong = (
-                "" if one.type is not None and not target.string and one.type.name in NUMBERS else lossy(one, target)
+                ""
+                if value.type is not None and not target.string and value.type.name in NUMBERS
+                else lossy(value, target)
             )
             if wrong:
                 self.say(node, f"in {what}, {wrong}")
             elif (
-                one.column
-                and one.string
-                and one.type is not None
-                and one.type.name not in NATIONAL
+                value.column
+                and value.string
+                and value.type is not None
+                and value.type.name not in NATIONAL
                 and target.name in NATIONAL
             ):
                 self.say(
                     node,
-                    f"in {what}, the column is converted to {target}, and its indexes are of no use: give {one.type}",
+                    f"in {what}, the column is converted to {target}, and its indexes are of no use: give {value.type}",
                 )
 
     def one_type(self, node: Any, what: str, values: list[Value]) -> Value:
@@ -124,8 +126,8 @@ class Expressions:
         label = self.together(node, what, values)
         result = merged(values)
         if result.type is not None:
-            for one in values:
-                wrong = lossy(one, result.type)
+            for value in values:
+                wrong = lossy(value, result.type)
                 if wrong:
                     self.say(node, f"in {what}, {wrong}")
         return replace(result, label=label if result.string else None)
@@ -199,7 +201,7 @@ class Expressions:
     def column(self, node: Any, scopes: list[Frame]) -> Value:
         if node.MultiPartIdentifier is None:
             return UNKNOWN
-        parts = [named(one) for one in node.MultiPartIdentifier.Identifiers]
+        parts = [named(identifier) for identifier in node.MultiPartIdentifier.Identifiers]
         for frame in reversed(scopes):
             if len(parts) > 1:
                 if parts[-2] in frame:
@@ -288,12 +290,16 @@ class Expressions:
         sign = {"Add": "+", "Subtract": "-", "Multiply": "*", "Divide": "/", "Modulo": "%"}.get(
             node.BinaryExpressionType, "&"
         )
-        if any(one.type is None for one in values):
+        if any(value.type is None for value in values):
             return UNKNOWN
-        if all(one.string or one.null for one in values) and sign == "+" and any(one.string for one in values):
+        if (
+            all(value.string or value.null for value in values)
+            and sign == "+"
+            and any(value.string for value in values)
+        ):
             label = self.together(node, "+", values)
-            size = sum(shown(one) for one in values if one.string)
-            result = tsqlfunctions.text(size, [one for one in values if one.string])
+            size = sum(shown(value) for value in values if value.string)
+            result = tsqlfunctions.text(size, [value for value in values if value.string])
             kind = result.type
             if kind is not None and size < MAX and kind.size < size:
                 self.say(node, f"+ makes {kind} of {size} characters: what is longer is cut")
@@ -301,19 +307,20 @@ class Expressions:
         result = merged(values)
         if result.type is None:
             return UNKNOWN
-        kinds = [one.type.name for one in values if one.type is not None and not one.null]
-        if any(one in DATES - {"datetime", "smalldatetime"} for one in kinds):
+        kinds = [value.type.name for value in values if value.type is not None and not value.null]
+        if any(kind in DATES - {"datetime", "smalldatetime"} for kind in kinds):
             self.say(node, f"{kinds[0]} {sign} {kinds[-1]} is refused (206): use DATEADD or DATEDIFF_BIG")
             return UNKNOWN
-        for one in values:
-            wrong = lossy(one, result.type) if one.string else ""
+        for value in values:
+            wrong = lossy(value, result.type) if value.string else ""
             if wrong:
                 self.say(node, f"in {sign}, {wrong}")
         result = replace(result, text=None, column=False, null=False, low=None, high=None)
-        first, second = (one.range for one in values)
+        first, second = (value.range for value in values)
         if result.type is not None and result.type.name == "float":
             known = [
-                (one.low, one.high) if one.low is not None and one.high is not None else one.range for one in values
+                (value.low, value.high) if value.low is not None and value.high is not None else value.range
+                for value in values
             ]
             if known[0] is not None and known[1] is not None:
                 limits = calculated(sign, known[0], known[1])
@@ -353,7 +360,7 @@ class Expressions:
         return selected[0][1] if selected else UNKNOWN
 
     def of_CoalesceExpression(self, node: Any, scopes: list[Frame]) -> Value:
-        return self.one_type(node, "COALESCE", [self.value(one, scopes) for one in node.Expressions])
+        return self.one_type(node, "COALESCE", [self.value(value, scopes) for value in node.Expressions])
 
     def of_NullIfExpression(self, node: Any, scopes: list[Frame]) -> Value:
         values = [self.value(node.FirstExpression, scopes), self.value(node.SecondExpression, scopes)]
@@ -363,18 +370,18 @@ class Expressions:
     def of_IIfCall(self, node: Any, scopes: list[Frame]) -> Value:
         self.any(node.Predicate, scopes)
         return self.one_type(
-            node, "IIF", [self.value(one, scopes) for one in (node.ThenExpression, node.ElseExpression)]
+            node, "IIF", [self.value(branch, scopes) for branch in (node.ThenExpression, node.ElseExpression)]
         )
 
     def of_SearchedCaseExpression(self, node: Any, scopes: list[Frame]) -> Value:
         values, before = [], self.branch
-        for one in node.WhenClauses:
-            self.any(one.WhenExpression, scopes)
-            compared = over(one.WhenExpression)
+        for clause in node.WhenClauses:
+            self.any(clause.WhenExpression, scopes)
+            compared = over(clause.WhenExpression)
             outside = self.branch
             if compared is not None:
                 self.branch = {**outside, compared[0]: compared[1]}
-            values.append(self.value(one.ThenExpression, scopes))
+            values.append(self.value(clause.ThenExpression, scopes))
             self.branch = outside
             if compared is not None:
                 self.branch = {**outside, compared[0]: compared[2]}
@@ -385,10 +392,10 @@ class Expressions:
     def of_SimpleCaseExpression(self, node: Any, scopes: list[Frame]) -> Value:
         whens = [
             self.value(node.InputExpression, scopes),
-            *(self.value(one.WhenExpression, scopes) for one in node.WhenClauses),
+            *(self.value(clause.WhenExpression, scopes) for clause in node.WhenClauses),
         ]
         self.compare(node, "CASE", whens)
-        return self.cases(node, [self.value(one.ThenExpression, scopes) for one in node.WhenClauses], scopes)
+        return self.cases(node, [self.value(clause.ThenExpression, scopes) for clause in node.WhenClauses], scopes)
 
     def cases(self, node: Any, values: list[Value], scopes: list[Frame]) -> Value:
         if node.ElseExpression is not None:
@@ -406,20 +413,20 @@ class Expressions:
         if node.OverClause is not None:
             self.any(node.OverClause, scopes)
         if node.CallTarget is not None:
-            values = [self.value(one, scopes) for one in node.Parameters]
-            self.arguments(node, name, [(None, one) for one in values])
+            values = [self.value(parameter, scopes) for parameter in node.Parameters]
+            self.arguments(node, name, [(None, value) for value in values])
             return self.known.scalars.get(name.lower(), UNKNOWN)
         return self.called(node, name.upper(), node.Parameters, scopes)
 
     def called(self, node: Any, name: str, given: list[Any], scopes: list[Frame]) -> Value:
         dated = name in ("DATEADD", "DATEDIFF", "DATEDIFF_BIG", "DATEPART", "DATENAME")
         part = named(given[0].MultiPartIdentifier.Identifiers[0]) if dated and given else ""
-        values = [self.value(one, scopes) for one in (given[1:] if dated else given)]
+        values = [self.value(value, scopes) for value in (given[1:] if dated else given)]
         fine = ("millisecond", "ms", "microsecond", "mcs", "nanosecond", "ns")
         # (A deadline of this very call, set by a number of type int, is as near as that.)
         if name == "DATEDIFF" and part in fine and not (part in ("millisecond", "ms") and values[-1].deadline):
             self.say(node, f"DATEDIFF({part}) overflows (535) after 24 days or less: use DATEDIFF_BIG")
-        elif name == "DATEDIFF" and part in ("second", "ss", "s") and any(one.text is not None for one in values):
+        elif name == "DATEDIFF" and part in ("second", "ss", "s") and any(value.text is not None for value in values):
             self.say(node, "DATEDIFF(second) from a fixed day overflows (535) after 68 years: use DATEDIFF_BIG")
         elif name == "DATEADD" and values[0].type is not None and values[0].type.name != "int":
             self.assign(node, "the number of DATEADD is int", values[0], Type("int"))
@@ -432,7 +439,7 @@ class Expressions:
                 self.say(node, "SUM of int is int, and may overflow (8115): cast to bigint")
         label: Label | None = LITERAL
         if name in tsqlfunctions.SENSITIVE or name in ("ISNULL", "STRING_AGG"):
-            label = self.together(node, name, [one for one in values if one.string])
+            label = self.together(node, name, [value for value in values if value.string])
         if name == "ISNULL":
             self.assign(
                 node, "ISNULL has the type of what it asks", values[1], values[0].type if not values[0].null else None
@@ -480,23 +487,24 @@ class Expressions:
             )
         elif kind == "BooleanTernaryExpression":
             values = [
-                self.value(one, scopes) for one in (node.FirstExpression, node.SecondExpression, node.ThirdExpression)
+                self.value(operand, scopes)
+                for operand in (node.FirstExpression, node.SecondExpression, node.ThirdExpression)
             ]
             self.compare(node, "BETWEEN", values)
         elif kind == "InPredicate":
             first = self.value(node.Expression, scopes)
-            others = [self.value(one, scopes) for one in node.Values]
+            others = [self.value(value, scopes) for value in node.Values]
             if node.Subquery is not None:
                 others.append(self.value(node.Subquery, scopes))
-            for one in others:
-                self.compare(node, "IN", [first, one])
+            for value in others:
+                self.compare(node, "IN", [first, value])
         elif kind == "SubqueryComparisonPredicate":
             self.compare(node, "a comparison", [self.value(node.Expression, scopes), self.value(node.Subquery, scopes)])
         elif kind == "OverClause":
-            for one in node.Partitions:
-                self.sorted(one, "PARTITION BY", scopes)
-            for one in node.OrderByClause.OrderByElements if node.OrderByClause is not None else ():
-                self.sorted(one.Expression, "ORDER BY", scopes)
+            for partition in node.Partitions:
+                self.sorted(partition, "PARTITION BY", scopes)
+            for element in node.OrderByClause.OrderByElements if node.OrderByClause is not None else ():
+                self.sorted(element.Expression, "ORDER BY", scopes)
         elif kind == "ScalarSubquery" or hasattr(self, f"of_{kind}"):
             self.value(node, scopes)
         elif kind in ("QuerySpecification", "BinaryQueryExpression", "QueryParenthesisExpression"):
@@ -509,19 +517,19 @@ class Expressions:
         self.together(node, what, [self.value(node, scopes)])
 
     def declare(self, elements: list[Any], local: bool = False) -> None:
-        for one in elements:
-            kind = type_of(one.DataType) if one.DataType is not None else None
-            name = one.VariableName.Value
+        for element in elements:
+            kind = type_of(element.DataType) if element.DataType is not None else None
+            name = element.VariableName.Value
             value = Value(kind, LITERAL if kind is not None and kind.string else None)
             if not local and self.known.given_before.get(f"{self.name} {name.lower()}", UNKNOWN).deadline:
                 value = replace(value, deadline=True)
-            first = self.value(one.Value, []) if one.Value is not None else UNKNOWN
-            self.assign(one, name, first, kind)
+            first = self.value(element.Value, []) if element.Value is not None else UNKNOWN
+            self.assign(element, name, first, kind)
             self.variables[name.lower()] = value
             self.written[name.lower()] = name
             if local:
                 self.local.add(name.lower())
-                if one.Value is not None:
+                if element.Value is not None:
                     self.keep(name, first, value)
 
     def set_variable(self, node: Any, name: str, value: Value, how: str = "Equals") -> None:
@@ -573,9 +581,9 @@ class Expressions:
     def looks(self, node: Any) -> None:
         """Of a comparison: whether it is one of a variable, or its length, with a number."""
         if node.kind == "InPredicate":
-            words = [one.Value for one in node.Values if one.kind == "StringLiteral"]
+            words = [literal.Value for literal in node.Values if literal.kind == "StringLiteral"]
             if node.Expression.kind == "VariableReference" and words and len(words) == len(node.Values):
-                self.bound(node.Expression, Bound(size=max(len(one) for one in words)))
+                self.bound(node.Expression, Bound(size=max(len(word) for word in words)))
             return
         if node.kind == "BooleanTernaryExpression":
             low, high = number(node.SecondExpression), number(node.ThirdExpression)

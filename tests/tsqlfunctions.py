@@ -83,17 +83,17 @@ AGGREGATES = {"SUM", "AVG", "MIN", "MAX"}
 
 
 def national(values: list[Value]) -> str:
-    return "nvarchar" if any(one.type is not None and one.type.name in NATIONAL for one in values) else "varchar"
+    return "nvarchar" if any(value.type is not None and value.type.name in NATIONAL for value in values) else "varchar"
 
 
 def text(size: int, values: list[Value]) -> Value:
     """A string that is made of others."""
     name = national(values)
-    if any(one.string and one.type is not None and one.type.size >= MAX for one in values):
+    if any(value.string and value.type is not None and value.type.size >= MAX for value in values):
         size = MAX
     elif size < MAX:
         size = min(size, 4000 if name == "nvarchar" else 8000)
-    label = combined([one.label for one in values if one.label is not None])[0]
+    label = combined([value.label for value in values if value.label is not None])[0]
     return Value(Type(name, size), label or LITERAL)
 
 
@@ -110,7 +110,7 @@ def part(values: list[Value], number: int) -> Value:
 
 
 def replaced(values: list[Value]) -> Value:
-    if any(one.type is None for one in values) or len(values) < 3:
+    if any(value.type is None for value in values) or len(values) < 3:
         return UNKNOWN
     whole, old, new = values[:3]
     size = shown(whole)
@@ -130,7 +130,7 @@ def returned(name: str, values: list[Value]) -> Value:
     if name == "HASHBYTES" and first.text is not None:
         return of("varbinary", {"SHA2_256": 32, "SHA2_512": 64, "SHA1": 20, "MD5": 16}.get(first.text.upper(), 8000))
     special: dict[str, Callable[[], Value]] = {
-        "CONCAT": lambda: text(sum(shown(one) for one in values), values),
+        "CONCAT": lambda: text(sum(shown(value) for value in values), values),
         "LEFT": lambda: part(values, 1),
         "RIGHT": lambda: part(values, 1),
         "SUBSTRING": lambda: part(values, 2),

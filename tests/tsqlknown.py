@@ -40,7 +40,7 @@ def wrapped(value: Any) -> Any:
     if hasattr(value, "StartLine"):
         return Node(value)
     if hasattr(value, "Count"):
-        return [wrapped(one) for one in value]
+        return [wrapped(item) for item in value]
     return str(value)
 
 
@@ -61,7 +61,7 @@ def type_of(node: Any, cast: bool = False) -> Type | None:
         return None
     name = str(node.SqlDataTypeOption).lower()
     name = {"numeric": "decimal", "integer": "int", "rowversion": "timestamp"}.get(name, name)
-    sizes = [MAX if one.kind == "MaxLiteral" else int(one.Value) for one in node.Parameters]
+    sizes = [MAX if parameter.kind == "MaxLiteral" else int(parameter.Value) for parameter in node.Parameters]
     if name in STRINGS or "binary" in name:
         return Type(name, sizes[0] if sizes else 30 if cast else 1)
     if name == "decimal":
@@ -80,8 +80,8 @@ class Bound:
     high: int | None = None
 
     def joined(self, other: Bound) -> Bound:
-        def both(one: int | None, two: int | None, choose: Any) -> int | None:
-            return two if one is None else one if two is None else choose(one, two)
+        def both(first: int | None, second: int | None, choose: Any) -> int | None:
+            return second if first is None else first if second is None else choose(first, second)
 
         return Bound(both(self.size, other.size, min), both(self.low, other.low, min), both(self.high, other.high, max))
 
@@ -121,8 +121,8 @@ class Known:
             columns = declared(statement.Definition, DATABASE)
             if catalog:
                 self.catalog[name] = {
-                    one: tsqlfunctions.of_catalog(name, one, value.type)
-                    for one, value in columns.items()
+                    column: tsqlfunctions.of_catalog(name, column, value.type)
+                    for column, value in columns.items()
                     if value.type is not None
                 }
             elif schema == "sqlsem":
@@ -149,20 +149,24 @@ class Known:
 
 def parameters(statement: Any) -> dict[str, tuple[Type | None, bool, str]]:
     return {
-        named(one.VariableName): (type_of(one.DataType), str(one.Modifier) == "Output", one.VariableName.Value)
-        for one in statement.Parameters
+        named(parameter.VariableName): (
+            type_of(parameter.DataType),
+            str(parameter.Modifier) == "Output",
+            parameter.VariableName.Value,
+        )
+        for parameter in statement.Parameters
     }
 
 
 def declared(definition: Any, default: str) -> Columns:
     """The columns of a table that a script makes, or of a table variable."""
     columns: Columns = {}
-    for one in definition.ColumnDefinitions:
-        kind = type_of(one.DataType) if one.DataType is not None else None
+    for column in definition.ColumnDefinitions:
+        kind = type_of(column.DataType) if column.DataType is not None else None
         label = None
         if kind is not None and kind.string:
-            label = Label(1, one.Collation.Value if one.Collation is not None else default)
-        columns[named(one.ColumnIdentifier)] = Value(kind, label, column=True)
+            label = Label(1, column.Collation.Value if column.Collation is not None else default)
+        columns[named(column.ColumnIdentifier)] = Value(kind, label, column=True)
     return columns
 
 
@@ -200,7 +204,7 @@ def mentions(node: Any, name: str) -> bool:
         return False
     if node.kind == "VariableReference":
         return bool(node.Name.lower() == name.lower())
-    return any(mentions(one, name) for one in children(node))
+    return any(mentions(child, name) for child in children(node))
 
 
 def over(node: Any) -> tuple[str, Bound, Bound] | None:
@@ -256,7 +260,7 @@ def calculated(sign: str, first: tuple[int, int], second: tuple[int, int]) -> tu
 
 
 def large(limits: tuple[int, int]) -> bool:
-    return max(abs(one) for one in limits) >= 2**30
+    return max(abs(limit) for limit in limits) >= 2**30
 
 
 def children(node: Any) -> Iterator[Any]:
@@ -267,10 +271,10 @@ def children(node: Any) -> Iterator[Any]:
         while fragment.Name != "TSqlFragment":
             fragment = fragment.BaseType
         PROPERTIES[node.kind] = [
-            str(one.Name)
-            for one in kind.GetProperties()
-            if not one.GetIndexParameters().Length
-            and fragment.IsAssignableFrom(next(iter(one.PropertyType.GetGenericArguments()), one.PropertyType))
+            str(member.Name)
+            for member in kind.GetProperties()
+            if not member.GetIndexParameters().Length
+            and fragment.IsAssignableFrom(next(iter(member.PropertyType.GetGenericArguments()), member.PropertyType))
         ]
     for name in PROPERTIES[node.kind]:
         value = getattr(node, name)

@@ -39,13 +39,13 @@ class State:
         return next((value for key, value in self.known if key == name), None)
 
     def put(self, name: str, value: int | None) -> State:
-        kept = {one for one in self.known if one[0] != name}
+        kept = {fact for fact in self.known if fact[0] != name}
         return replace(self, known=frozenset(kept if value is None else kept | {(name, value)}))
 
     def forget(self, variable: str) -> State:
         """Drop what is known of a variable that gets a value, and of conditions with it."""
         word = re.compile(rf"(?<![\w@]){re.escape(variable)}(?!\w)", re.IGNORECASE)
-        return replace(self, known=frozenset(one for one in self.known if not word.search(one[0])))
+        return replace(self, known=frozenset(fact for fact in self.known if not word.search(fact[0])))
 
 
 class Ends:
@@ -96,7 +96,7 @@ class Walk:
             states = self.step(statement, states, ends, tried)
             if len(states) > MOST:
                 self.say(statement.line, "more paths than can be followed: make the routine simpler")
-                states = {replace(one, known=frozenset()) for one in states}
+                states = {replace(state, known=frozenset()) for state in states}
         return states
 
     def step(self, statement: Node, states: set[State], ends: Ends, tried: bool) -> set[State]:
@@ -303,7 +303,7 @@ class Walk:
             answer = self.truth(inner, state)
             return answer if answer is None or kind == "BooleanParenthesisExpression" else not answer
         if kind == "BooleanBinaryExpression":
-            both = [self.truth(one, state) for one in node.children()]
+            both = [self.truth(operand, state) for operand in node.children()]
             if node.word("BinaryExpressionType") == "And":
                 return False if False in both else True if both == [True, True] else None
             return True if True in both else False if both == [False, False] else None
@@ -313,17 +313,17 @@ class Walk:
             assert second is not None
             if first.kind == second.kind == "IntegerLiteral" and first.word("Value") == second.word("Value"):
                 return node.word("ComparisonType") == "Equals"  # WHILE 1 = 1
-            one, two = self.value(first, state), self.value(second, state)
-            if one is not None and two is not None:
+            left, right = self.value(first, state), self.value(second, state)
+            if left is not None and right is not None:
                 return bool(
                     {
-                        "Equals": one == two,
-                        "NotEqualToBrackets": one != two,
-                        "NotEqualToExclamation": one != two,
-                        "GreaterThan": one > two,
-                        "GreaterThanOrEqualTo": one >= two,
-                        "LessThan": one < two,
-                        "LessThanOrEqualTo": one <= two,
+                        "Equals": left == right,
+                        "NotEqualToBrackets": left != right,
+                        "NotEqualToExclamation": left != right,
+                        "GreaterThan": left > right,
+                        "GreaterThanOrEqualTo": left >= right,
+                        "LessThan": left < right,
+                        "LessThanOrEqualTo": left <= right,
                     }[node.word("ComparisonType")]
                 )
         text, turned = _condition(node.text())
@@ -353,13 +353,13 @@ class Walk:
         if node.kind == "BooleanBinaryExpression":
             sides = list(node.children())
             if (node.word("BinaryExpressionType") == "And") != answer:  # only one of them must be so
-                sides = [one for one in sides if self.truth(one, state) is None]
+                sides = [side for side in sides if self.truth(side, state) is None]
                 if len(sides) > 1:
                     return state
-            for one in sides:
-                state = self.assume(one, state, answer)
+            for side in sides:
+                state = self.assume(side, state, answer)
             return state
-        names = {one.word("Name").lower() for one in node.all("VariableReference")}
+        names = {reference.word("Name").lower() for reference in node.all("VariableReference")}
         if not names or not names <= self.relevant or any(True for _ in node.all("ScalarSubquery", "FunctionCall")):
             return state
         if node.kind == "BooleanComparisonExpression":
@@ -386,11 +386,11 @@ def _listed(node: Node, name: str) -> list[Node]:
 def _condition(text: str) -> tuple[str, bool]:
     """Return a condition as it is remembered, and whether what is remembered is the contrary."""
     for turned, plain in NEGATED.items():
-        one, found, two = text.partition(f" {turned} ")
-        if found:
-            return f"{one} {plain} {two}".lower(), True
-    one, found, two = text.partition(" IS NOT NULL")
-    return (f"{one} is null{two}".lower(), True) if found else (text.lower(), False)
+        left, operator, right = text.partition(f" {turned} ")
+        if operator:
+            return f"{left} {plain} {right}".lower(), True
+    left, operator, right = text.partition(" IS NOT NULL")
+    return (f"{left} is null{right}".lower(), True) if operator else (text.lower(), False)
 
 
 def _assigned(statement: Node) -> Iterator[tuple[str, Node | None]]:
@@ -410,8 +410,8 @@ def _assigned(statement: Node) -> Iterator[tuple[str, Node | None]]:
         elif node.kind == "AssignmentSetClause" and node.part("Variable") is not None:
             yield node.part("Variable").word("Name").lower(), None  # type: ignore[union-attr]
         elif node.kind == "ExecuteParameter" and node.word("IsOutput") == "True":
-            for one in node.all("VariableReference"):
-                yield one.word("Name").lower(), None
+            for reference in node.all("VariableReference"):
+                yield reference.word("Name").lower(), None
         elif node.kind == "ExecuteSpecification":
             result = node.part("Variable")
             if result is not None:
@@ -426,13 +426,13 @@ def _relevant(routine: Node) -> frozenset[str]:
             if around.kind in ("IfStatement", "WhileStatement"):
                 predicate = around.part("Predicate")
                 assert predicate is not None
-                names |= {one.word("Name").lower() for one in predicate.all("VariableReference")}
+                names |= {reference.word("Name").lower() for reference in predicate.all("VariableReference")}
     for node in routine.walk():
         if node.kind not in ("DeclareVariableElement", "SetVariableStatement"):
             continue
         value = node.part("Value") or node.part("Expression")
         if value is not None and any(
-            one.word("Name").upper() == "@@TRANCOUNT" for one in value.all("GlobalVariableExpression")
+            variable.word("Name").upper() == "@@TRANCOUNT" for variable in value.all("GlobalVariableExpression")
         ):
             names |= {name for name, _ in _assigned(node)}
     return frozenset(names)
@@ -450,7 +450,7 @@ def _two_valued(routine: Node, relevant: frozenset[str]) -> frozenset[str]:
             or not plain
             or "Equal" not in node.word("ComparisonType")
         ):
-            others |= {one.word("Name").lower() for one in node.all("VariableReference")}
+            others |= {reference.word("Name").lower() for reference in node.all("VariableReference")}
     return relevant - others
 
 
@@ -470,12 +470,12 @@ def findings(routines: Mapping[str, Node], public: Collection[str]) -> Iterator[
             continue
         seen.add(key)
         walk = Walk(routines[name], context)
-        found |= {(name, *one) for one in walk.findings}
+        found |= {(name, *finding) for finding in walk.findings}
         new += sorted(walk.calls - seen, key=str)
     walked = {name for name, _ in seen}
     found |= {
-        (name, one.line, "no routine calls it, and no login may run it")
-        for name, one in routines.items()
+        (name, routine.line, "no routine calls it, and no login may run it")
+        for name, routine in routines.items()
         if name not in walked
     }
     yield from sorted(found)

@@ -57,22 +57,22 @@ PAGE_LOCKS = {
 
 
 def hints_of(table: Node) -> set[str]:
-    words = {one.word("HintKind").upper() for one in table.parts("TableHints")} - {"INDEX", "FORCESEEK", "NONE"}
+    words = {hint.word("HintKind").upper() for hint in table.parts("TableHints")} - {"INDEX", "FORCESEEK", "NONE"}
     return {SAME.get(word, word) for word in words}
 
 
 def hints(root: Node) -> Found:
-    targets = {id(target_of(one)) for one in root.all(*WRITES)}
-    inserted = {id(target_of(one)) for one in root.all("InsertStatement")}
+    targets = {id(target_of(statement)) for statement in root.all(*WRITES)}
+    inserted = {id(target_of(statement)) for statement in root.all("InsertStatement")}
     for table in root.all("NamedTableReference"):
         words = hints_of(table)
         shown = ", ".join(sorted(words))
         for group in GROUPS:
             if len(words & group) > 1:
                 yield table.line, f"these hints may not stand together (1047): {shown}"
-        for one, others in CONFLICTS.items():
-            if one in words and words & others:
-                yield table.line, f"{one} may not stand beside {', '.join(sorted(words & others))} (1047, 650)"
+        for hint, others in CONFLICTS.items():
+            if hint in words and words & others:
+                yield table.line, f"{hint} may not stand beside {', '.join(sorted(words & others))} (1047, 650)"
         if "NOLOCK" in words and id(table) in targets:
             yield table.line, "NOLOCK on the table that is written (1065)"
         if "READPAST" in words and id(table) in inserted:
@@ -86,7 +86,7 @@ def hints(root: Node) -> Found:
 
 def levels(routine: Node) -> Found:
     """READPAST under a level that refuses it."""
-    found = {one.word("Level") for one in routine.all("SetTransactionIsolationLevelStatement")}
+    found = {statement.word("Level") for statement in routine.all("SetTransactionIsolationLevelStatement")}
     for table in routine.all("NamedTableReference"):
         if "READPAST" in hints_of(table) and not found <= {"ReadCommitted", "RepeatableRead"}:
             yield table.line, f"READPAST under {', '.join(sorted(found))} (650)"
@@ -94,7 +94,10 @@ def levels(routine: Node) -> Found:
 
 def page_locks(roots: list[tuple[str, Node]]) -> Iterator[tuple[str, int, str]]:
     used = {
-        table_name(one) for _, root in roots for one in root.all("NamedTableReference") if "READPAST" in hints_of(one)
+        table_name(table)
+        for _, root in roots
+        for table in root.all("NamedTableReference")
+        if "READPAST" in hints_of(table)
     }
     for file, root in roots:
         if not file.startswith("sqlsem"):
@@ -104,16 +107,16 @@ def page_locks(roots: list[tuple[str, Node]]) -> Iterator[tuple[str, int, str]]:
                 node
                 if node.kind == "CreateIndexStatement"
                 else next(
-                    one
-                    for one in node.above()
-                    if one.kind
+                    parent
+                    for parent in node.above()
+                    if parent.kind
                     in ("CreateTableStatement", "DeclareTableVariableBody", "AlterTableAddTableElementStatement")
                 )
             )
             schema, name = object_name(owner.part("OnName") or owner.part("SchemaObjectName"))
             if schema != "sqlsem" or name not in used or name in PAGE_LOCKS:
                 continue
-            options = {one.word("OptionKind"): one.word("OptionState") for one in node.parts("IndexOptions")}
+            options = {option.word("OptionKind"): option.word("OptionState") for option in node.parts("IndexOptions")}
             if options.get("AllowPageLocks") != "Off":
                 yield (
                     file,
@@ -154,18 +157,18 @@ def writes(routine: Node) -> bool:
         target = target_of(statement)
         if target is not None and target.kind != "VariableTableReference":
             return True
-    return any(called(one)[1] == "sp_getapplock" for one in routine.all("ExecuteStatement"))
+    return any(called(statement)[1] == "sp_getapplock" for statement in routine.all("ExecuteStatement"))
 
 
 def acting(routines: Mapping[str, Node]) -> set[str]:
     """Return the routines that do not only show: they write, take a lock, call such a one, or are called by it."""
     calls = {
-        name: {called(one)[1] for one in routine.all("ExecuteStatement")} & set(routines)
+        name: {called(statement)[1] for statement in routine.all("ExecuteStatement")} & set(routines)
         for name, routine in routines.items()
     }
     found = {name for name, routine in routines.items() if writes(routine)}
     while True:
-        more = {name for name in routines if calls[name] & found} | {one for name in found for one in calls[name]}
+        more = {name for name in routines if calls[name] & found} | {callee for name in found for callee in calls[name]}
         if more <= found:
             return found
         found |= more
@@ -181,8 +184,8 @@ def decides(name: str, routine: Node, dirty: set[str], acts: set[str]) -> Found:
     if name not in acts:
         return
     everywhere = any(
-        one.word("Level") in ("ReadUncommitted", "Snapshot")
-        for one in routine.all("SetTransactionIsolationLevelStatement")
+        statement.word("Level") in ("ReadUncommitted", "Snapshot")
+        for statement in routine.all("SetTransactionIsolationLevelStatement")
     )
     for table in routine.all("NamedTableReference", "SchemaObjectFunctionTableReference"):
         of = table_name(table)
@@ -196,7 +199,7 @@ def decides(name: str, routine: Node, dirty: set[str], acts: set[str]) -> Found:
 
 def documented() -> set[int]:
     text = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
-    return {int(one) for one in re.findall(r"\b(500\d\d)\b", text)}
+    return {int(number) for number in re.findall(r"\b(500\d\d)\b", text)}
 
 
 def errors(root: Node, numbers: set[int]) -> Found:
@@ -208,7 +211,7 @@ def errors(root: Node, numbers: set[int]) -> Found:
     for node in root.all("ThrowStatement"):
         number, message = node.part("ErrorNumber"), node.part("Message")
         if number is None:
-            if not any(one.field == "CatchStatements" for one in node.above()):
+            if not any(parent.field == "CatchStatements" for parent in node.above()):
                 yield node.line, "THROW without a number, outside CATCH (10704)"
         elif number.kind == "IntegerLiteral":
             yield from _number(number, numbers)
@@ -301,7 +304,7 @@ def statements(root: Node) -> Found:
                 "IS_ROLEMEMBER asks the domain controller for a Windows login, and may be wrong without it: IS_MEMBER",
             )
         if word in ("ERROR_NUMBER", "ERROR_MESSAGE", "ERROR_LINE", "ERROR_PROCEDURE") and not any(
-            one.field == "CatchStatements" for one in node.above()
+            parent.field == "CatchStatements" for parent in node.above()
         ):
             yield node.line, f"{word}() outside CATCH is NULL"
     for node in root.all("SetRowCountStatement"):
@@ -335,7 +338,7 @@ def counted(root: Node) -> Found:
         for around in node.above():
             listed = around.parts("Statements") if around.kind in ("StatementList", "TSqlBatch") else []
             if listed:
-                place = next(number for number, one in enumerate(listed) if one is inner)
+                place = next(number for number, statement in enumerate(listed) if statement is inner)
                 before = listed[place - 1] if place else None
                 break
             if around.kind in ("IfStatement", "WhileStatement") and inner.field != "Predicate":
@@ -363,15 +366,15 @@ def options(name: str, routine: Node, public: bool, for_sessions: bool) -> Found
     """SET options that a routine must not take from its caller."""
     on = {
         word
-        for one in routine.all("PredicateSetStatement")
-        if one.word("IsOn") == "True"
-        for word in one.word("Options").split(", ")
+        for statement in routine.all("PredicateSetStatement")
+        if statement.word("IsOn") == "True"
+        for word in statement.word("Options").split(", ")
     }
     off = {
         word
-        for one in routine.all("PredicateSetStatement")
-        if one.word("IsOn") == "False"
-        for word in one.word("Options").split(", ")
+        for statement in routine.all("PredicateSetStatement")
+        if statement.word("IsOn") == "False"
+        for word in statement.word("Options").split(", ")
     }
     if "Trigger" not in routine.kind and "NoCount" not in on:
         yield routine.line, f"{name} does not SET NOCOUNT ON: counts of rows stand before its answers"
@@ -381,7 +384,8 @@ def options(name: str, routine: Node, public: bool, for_sessions: bool) -> Found
     if public and begins and "XactAbort" not in on:
         yield routine.line, f"{name} begins a transaction, and does not SET XACT_ABORT ON: errors go on in it"
     refuses = any(
-        re.search("must not be called in.* open transaction", one.word("Value")) for one in routine.all("StringLiteral")
+        re.search("must not be called in.* open transaction", literal.word("Value"))
+        for literal in routine.all("StringLiteral")
     )
     if for_sessions and refuses and name not in LEAVES_TO_ACQUIRE and "ImplicitTransactions" not in off:
         yield (
@@ -393,7 +397,7 @@ def options(name: str, routine: Node, public: bool, for_sessions: bool) -> Found
 def nested(routines: Mapping[str, Node]) -> Iterator[tuple[str, int, str]]:
     """INSERT … EXEC of a routine that has one itself, or that rolls back."""
     calls = {
-        name: {called(one)[1] for one in routine.all("ExecuteStatement", "ExecuteInsertSource")}
+        name: {called(statement)[1] for statement in routine.all("ExecuteStatement", "ExecuteInsertSource")}
         for name, routine in routines.items()
     }
 
@@ -401,19 +405,19 @@ def nested(routines: Mapping[str, Node]) -> Iterator[tuple[str, int, str]]:
         seen: set[str] = set()
         new = [name]
         while new:
-            one = new.pop()
-            if one not in seen:
-                seen.add(one)
-                new += calls.get(one, set())
+            routine = new.pop()
+            if routine not in seen:
+                seen.add(routine)
+                new += calls.get(routine, set())
         return seen & set(routines)
 
     for name, routine in routines.items():
         for node in routine.all("ExecuteInsertSource"):
-            for one in sorted(reached(called(node)[1])):
-                if any(True for _ in routines[one].all("ExecuteInsertSource")):
-                    yield name, node.line, f"INSERT … EXEC of {one}, which has an INSERT … EXEC itself (8164)"
-                if any(True for _ in routines[one].all("RollbackTransactionStatement")):
-                    yield name, node.line, f"INSERT … EXEC of {one}, which may ROLLBACK (3915)"
+            for callee in sorted(reached(called(node)[1])):
+                if any(True for _ in routines[callee].all("ExecuteInsertSource")):
+                    yield name, node.line, f"INSERT … EXEC of {callee}, which has an INSERT … EXEC itself (8164)"
+                if any(True for _ in routines[callee].all("RollbackTransactionStatement")):
+                    yield name, node.line, f"INSERT … EXEC of {callee}, which may ROLLBACK (3915)"
 
 
 # -- all of it ------------------------------------------------------------------------------------------------------
@@ -431,7 +435,7 @@ def granted(roots: list[tuple[str, Node]]) -> set[str]:
     for file, root in roots:
         if file.endswith("permissions.sql"):
             for row in root.all("RowValue"):
-                words = [one.word("Value") for one in row.parts("ColumnValues")]
+                words = [column.word("Value") for column in row.parts("ColumnValues")]
                 if len(words) == 2 and re.fullmatch("[upwor]+", words[1]):
                     found.add(words[0].lower())
     return found
@@ -451,7 +455,7 @@ def findings(roots: list[tuple[str, Node]], public: set[str] | None = None) -> l
         for module in root.all(*MODULES):
             name = routine_name(module)
             if module.kind in ("CreateFunctionStatement", "CreateViewStatement"):
-                if any("NOLOCK" in hints_of(one) for one in module.all("NamedTableReference")):
+                if any("NOLOCK" in hints_of(table) for table in module.all("NamedTableReference")):
                     dirty.add(name)
             elif module.kind != "CreateProcedureStatement":
                 routines[name], files[name] = module, file
@@ -463,7 +467,10 @@ def findings(roots: list[tuple[str, Node]], public: set[str] | None = None) -> l
     acts = acting(routines)
     # What programs call, on connections that begin no transaction by themselves.
     sent = {
-        called(one)[1] for file, root in roots if file.endswith("client.sql") for one in root.all("ExecuteStatement")
+        called(statement)[1]
+        for file, root in roots
+        if file.endswith("client.sql")
+        for statement in root.all("ExecuteStatement")
     }
     for name, routine in routines.items():
         own = (
@@ -497,7 +504,7 @@ def unseen(checker: Any) -> Iterator[str]:
             if wrong:
                 yield f"proof: {words}: {wrong[0][1]}"
             roots.append(("sqlsem/fault.sql", checker.tree(tree, batch)))
-        names = {routine_name(one) for _, root in roots for one in root.all(*ROUTINES)}
+        names = {routine_name(routine) for _, root in roots for routine in root.all(*ROUTINES)}
         found = sorted({message for _, _, message in findings(roots, names)})
         if words == "nothing" and found:
             yield f"proof: this is no fault: {found}"

@@ -44,9 +44,9 @@ class Batch(Expressions):
 
     def with_ctes(self, statement: Any, scopes: list[Frame]) -> None:
         ctes = statement.get("WithCtesAndXmlNamespaces")
-        for one in ctes.CommonTableExpressions if ctes is not None else ():
-            columns = self.query(one.QueryExpression, scopes)
-            self.ctes[named(one.ExpressionName)] = self.renamed(columns, one.Columns)
+        for cte in ctes.CommonTableExpressions if ctes is not None else ():
+            columns = self.query(cte.QueryExpression, scopes)
+            self.ctes[named(cte.ExpressionName)] = self.renamed(columns, cte.Columns)
 
     @staticmethod
     def renamed(selected: Selected, names: list[Any]) -> Columns | None:
@@ -70,48 +70,50 @@ class Batch(Expressions):
                 (
                     name,
                     self.one_type(
-                        node, f"{node.BinaryQueryExpressionType.upper()}, column {name or number}", [one, other]
+                        node, f"{node.BinaryQueryExpressionType.upper()}, column {name or number}", [value, other]
                     ),
                 )
-                for number, ((name, one), (_, other)) in enumerate(zip(first, second, strict=False), 1)
+                for number, ((name, value), (_, other)) in enumerate(zip(first, second, strict=False), 1)
             ]
         frame: Frame = {}
         inner = [*scopes, frame]
-        for one in node.FromClause.TableReferences if node.FromClause is not None else ():
-            self.source(one, frame, scopes)
+        for table in node.FromClause.TableReferences if node.FromClause is not None else ():
+            self.source(table, frame, scopes)
         if node.TopRowFilter is not None:
             self.any(node.TopRowFilter, inner)
-        for one in (node.WhereClause, node.HavingClause):
-            self.any(one, inner)
-        for one in node.GroupByClause.GroupingSpecifications if node.GroupByClause is not None else ():
-            for child in children(one):
+        for clause in (node.WhereClause, node.HavingClause):
+            self.any(clause, inner)
+        for group in node.GroupByClause.GroupingSpecifications if node.GroupByClause is not None else ():
+            for child in children(group):
                 self.sorted(child, "GROUP BY", inner)
         columns: Selected = []
-        for one in node.SelectElements:
-            if one.kind == "SelectSetVariable":
-                self.set_variable(one, one.Variable.Name, self.value(one.Expression, inner), one.AssignmentKind)
-            elif one.kind == "SelectStarExpression":
+        for element in node.SelectElements:
+            if element.kind == "SelectSetVariable":
+                self.set_variable(
+                    element, element.Variable.Name, self.value(element.Expression, inner), element.AssignmentKind
+                )
+            elif element.kind == "SelectStarExpression":
                 for there in frame.values():
                     columns = None if there is None or columns is None else columns + list(there.items())
             else:
-                value = self.value(one.Expression, inner)
-                name = str(one.ColumnName.Value).lower() if one.ColumnName is not None else ""
+                value = self.value(element.Expression, inner)
+                name = str(element.ColumnName.Value).lower() if element.ColumnName is not None else ""
                 if (
                     not name
-                    and one.Expression.kind == "ColumnReferenceExpression"
-                    and one.Expression.MultiPartIdentifier
+                    and element.Expression.kind == "ColumnReferenceExpression"
+                    and element.Expression.MultiPartIdentifier
                 ):
-                    name = named(one.Expression.MultiPartIdentifier.Identifiers[-1])
+                    name = named(element.Expression.MultiPartIdentifier.Identifiers[-1])
                 if node.UniqueRowFilter == "Distinct":
-                    self.together(one, "DISTINCT", [value])
+                    self.together(element, "DISTINCT", [value])
                 columns = None if columns is None else [*columns, (name, value)]
-        for one in node.OrderByClause.OrderByElements if node.OrderByClause is not None else ():
-            alias = one.Expression.get("MultiPartIdentifier")
+        for order in node.OrderByClause.OrderByElements if node.OrderByClause is not None else ():
+            alias = order.Expression.get("MultiPartIdentifier")
             made = dict(columns or ())
             if alias is not None and len(alias.Identifiers) == 1 and named(alias.Identifiers[0]) in made:
-                self.together(one, "ORDER BY", [made[named(alias.Identifiers[0])]])
+                self.together(order, "ORDER BY", [made[named(alias.Identifiers[0])]])
             else:
-                self.sorted(one.Expression, "ORDER BY", inner)
+                self.sorted(order.Expression, "ORDER BY", inner)
         return columns
 
     def source(self, node: Any, frame: Frame, scopes: list[Frame]) -> None:
@@ -135,12 +137,12 @@ class Batch(Expressions):
         elif kind == "QueryDerivedTable":
             frame[name] = self.renamed(self.query(node.QueryExpression, inner), node.Columns)
         elif kind == "InlineDerivedTable":
-            rows = [[self.value(one, inner) for one in row.ColumnValues] for row in node.RowValues]
+            rows = [[self.value(value, inner) for value in row.ColumnValues] for row in node.RowValues]
             values = [self.one_type(node, "VALUES", list(column)) for column in zip(*rows, strict=False)]
-            frame[name] = self.renamed([("", one) for one in values], node.Columns)
+            frame[name] = self.renamed([("", value) for value in values], node.Columns)
         elif kind == "SchemaObjectFunctionTableReference":
             schema, own = base(node.SchemaObject)
-            self.arguments(node, own, [(None, self.value(one, inner)) for one in node.Parameters])
+            self.arguments(node, own, [(None, self.value(parameter, inner)) for parameter in node.Parameters])
             columns = self.table(schema, own)
             if columns is not None and node.Columns:
                 columns = self.renamed(list(columns.items()), node.Columns)
@@ -149,8 +151,8 @@ class Batch(Expressions):
             text = self.value(node.Variable, inner)
             default = text.label.collation if text.label is not None else DATABASE
             columns = {}
-            for one in node.SchemaDeclarationItems:
-                columns |= declared_column(one.ColumnDefinition, default)
+            for element in node.SchemaDeclarationItems:
+                columns |= declared_column(element.ColumnDefinition, default)
             columns = columns or {
                 "key": Value(Type("nvarchar", 4000), Label(1, "Latin1_General_BIN2"), column=True),
                 "value": Value(Type("nvarchar", MAX), Label(1, default), column=True),
@@ -165,8 +167,8 @@ class Batch(Expressions):
         elif kind == "JoinParenthesisTableReference":
             self.source(node.Join, frame, scopes)
         else:
-            for one in node.get("Parameters") or ():
-                self.value(one, inner)
+            for parameter in node.get("Parameters") or ():
+                self.value(parameter, inner)
             frame[name] = None
 
     # -- statements ----------------------------------------------------------------------------------------------------
@@ -210,10 +212,10 @@ class Batch(Expressions):
 
     def do_InsertStatement(self, node: Any) -> None:
         self.with_ctes(node, [])
-        one = node.InsertSpecification
-        target, name = self.target(one.Target)
-        names = [named(column.MultiPartIdentifier.Identifiers[-1]) for column in one.Columns] or list(target or ())
-        source = one.InsertSource
+        insert = node.InsertSpecification
+        target, name = self.target(insert.Target)
+        names = [named(column.MultiPartIdentifier.Identifiers[-1]) for column in insert.Columns] or list(target or ())
+        source = insert.InsertSource
         rows: list[list[Value]] = []
         if source.kind == "ValuesInsertSource":
             rows = [[self.value(value, []) for value in row.ColumnValues] for row in source.RowValues]
@@ -223,14 +225,14 @@ class Batch(Expressions):
             self.statement(source)
             rows = [[Value(there.type) for there in (target or {}).values()]]
         for row in rows:
-            self.into(one, name, target, names, row)
-        self.output(one, target, [])
+            self.into(insert, name, target, names, row)
+        self.output(insert, target, [])
 
     def do_UpdateStatement(self, node: Any) -> None:
         self.with_ctes(node, [])
-        one = node.UpdateSpecification
-        frame, target, name = self.changed(one)
-        for clause in one.SetClauses:
+        update = node.UpdateSpecification
+        frame, target, name = self.changed(update)
+        for clause in update.SetClauses:
             if clause.kind != "AssignmentSetClause":
                 self.any(clause, [frame])
                 continue
@@ -239,15 +241,15 @@ class Batch(Expressions):
                 self.set_variable(clause, clause.Variable.Name, value, clause.AssignmentKind)
             if clause.Column is not None:
                 self.into(clause, name, target, [named(clause.Column.MultiPartIdentifier.Identifiers[-1])], [value])
-        self.any(one.WhereClause, [frame])
-        self.output(one, target, [frame])
+        self.any(update.WhereClause, [frame])
+        self.output(update, target, [frame])
 
     def do_DeleteStatement(self, node: Any) -> None:
         self.with_ctes(node, [])
-        one = node.DeleteSpecification
-        frame, target, _ = self.changed(one)
-        self.any(one.WhereClause, [frame])
-        self.output(one, target, [frame])
+        delete = node.DeleteSpecification
+        frame, target, _ = self.changed(delete)
+        self.any(delete.WhereClause, [frame])
+        self.output(delete, target, [frame])
 
     def do_MergeStatement(self, node: Any) -> None:
         self.any(node.MergeSpecification, [ANY])
@@ -255,8 +257,8 @@ class Batch(Expressions):
     def changed(self, node: Any) -> tuple[Frame, Columns | None, str]:
         """What an UPDATE or DELETE sees, and its table."""
         frame: Frame = {}
-        for one in node.FromClause.TableReferences if node.FromClause is not None else ():
-            self.source(one, frame, [])
+        for table in node.FromClause.TableReferences if node.FromClause is not None else ():
+            self.source(table, frame, [])
         if node.Target.kind == "NamedTableReference" and named(node.Target.SchemaObject.BaseIdentifier) in frame:
             name = named(node.Target.SchemaObject.BaseIdentifier)
             target = frame[name]
@@ -289,13 +291,13 @@ class Batch(Expressions):
             if clause is None:
                 continue
             row = [
-                self.value(one.Expression, inner)
-                for one in clause.SelectColumns
-                if one.kind == "SelectScalarExpression"
+                self.value(column.Expression, inner)
+                for column in clause.SelectColumns
+                if column.kind == "SelectScalarExpression"
             ]
             if clause.kind == "OutputIntoClause":
                 there, name = self.target(clause.IntoTable)
-                names = [named(one.MultiPartIdentifier.Identifiers[-1]) for one in clause.IntoTableColumns]
+                names = [named(column.MultiPartIdentifier.Identifiers[-1]) for column in clause.IntoTableColumns]
                 self.into(clause, name, there, names or list(there or ()), row)
 
     def do_ExecuteStatement(self, node: Any) -> None:
@@ -316,31 +318,35 @@ class Batch(Expressions):
         known = self.known.parameters.get(name, {})
         facts = self.known.facts.get(name) or Facts()
         given: list[tuple[str | None, Value]] = []
-        for number, one in enumerate(entity.Parameters):
-            value = self.value(one.ParameterValue, []) if one.ParameterValue is not None else UNKNOWN
-            parameter = one.Variable.Name if one.Variable is not None else None
+        for number, argument in enumerate(entity.Parameters):
+            value = self.value(argument.ParameterValue, []) if argument.ParameterValue is not None else UNKNOWN
+            parameter = argument.Variable.Name if argument.Variable is not None else None
             written = known.get(parameter.lower()) if parameter is not None else None
             if written is not None and written[2] != parameter:
-                self.say(one, f"parameter {parameter} of {name} is {written[2]}: another name where case counts")
+                self.say(argument, f"parameter {parameter} of {name} is {written[2]}: another name where case counts")
             given.append((parameter.lower() if parameter is not None else None, value))
             place = (
                 parameter.lower() if parameter is not None else (list(known)[number] if number < len(known) else None)
             )
-            if place not in known or one.ParameterValue is None or one.ParameterValue.kind != "VariableReference":
+            if (
+                place not in known
+                or argument.ParameterValue is None
+                or argument.ParameterValue.kind != "VariableReference"
+            ):
                 continue
             if name in SAME_SIZE:
                 continue
             if place in facts.bounds:
-                self.bound(one.ParameterValue, facts.bounds[place])
-            if one.IsOutput:
+                self.bound(argument.ParameterValue, facts.bounds[place])
+            if argument.IsOutput:
                 kind = known[place][0]
                 back = Value(kind, LITERAL if kind is not None and kind.string else None)
                 there = facts.assigned.get(place)
                 if there is not None:
                     back = narrowed(back, Bound(shown(there), *(there.range or (None, None))))
                     if there.string:
-                        self.bound(one.ParameterValue, Bound(shown(there)))
-                self.set_variable(one, one.ParameterValue.Name, back)
+                        self.bound(argument.ParameterValue, Bound(shown(there)))
+                self.set_variable(argument, argument.ParameterValue.Name, back)
         self.arguments(entity, name, given)
 
     def do_ReturnStatement(self, node: Any) -> None:
@@ -391,18 +397,18 @@ class Batch(Expressions):
     def definition(self, table: str, node: Any, clustered: set[str]) -> None:
         columns = {**(self.known.tables.get(table) or {}), **declared(node, DATABASE)}
         inner: list[Frame] = [{table: columns}]
-        for one in node.ColumnDefinitions:
-            own = columns[named(one.ColumnIdentifier)]
+        for column in node.ColumnDefinitions:
+            own = columns[named(column.ColumnIdentifier)]
             for constraint in [
-                *one.Constraints,
-                *([one.DefaultConstraint] if one.DefaultConstraint is not None else []),
+                *column.Constraints,
+                *([column.DefaultConstraint] if column.DefaultConstraint is not None else []),
             ]:
                 if constraint.kind == "UniqueConstraintDefinition":
                     self.keys(constraint, table, [own], in_clusters(constraint, table, clustered))
                 elif constraint.kind == "DefaultConstraintDefinition":
                     self.assign(
                         constraint,
-                        f"{table}.{named(one.ColumnIdentifier)}",
+                        f"{table}.{named(column.ColumnIdentifier)}",
                         self.value(constraint.Expression, inner),
                         own.type,
                     )
@@ -410,11 +416,11 @@ class Batch(Expressions):
                     self.any(constraint, inner)
         for constraint in node.TableConstraints:
             if constraint.kind == "UniqueConstraintDefinition":
-                names = [named(one.Column.MultiPartIdentifier.Identifiers[-1]) for one in constraint.Columns]
+                names = [named(column.Column.MultiPartIdentifier.Identifiers[-1]) for column in constraint.Columns]
                 self.keys(
                     constraint,
                     table,
-                    [columns.get(one, UNKNOWN) for one in names],
+                    [columns.get(name, UNKNOWN) for name in names],
                     in_clusters(constraint, table, clustered),
                 )
             else:
@@ -423,11 +429,11 @@ class Batch(Expressions):
     def do_CreateIndexStatement(self, node: Any) -> None:
         table = base(node.OnName)[1]
         columns = self.table(*base(node.OnName)) or {}
-        names = [named(one.Column.MultiPartIdentifier.Identifiers[-1]) for one in node.Columns]
-        self.keys(node, table, [columns.get(one, UNKNOWN) for one in names], bool(node.Clustered))
+        names = [named(column.Column.MultiPartIdentifier.Identifiers[-1]) for column in node.Columns]
+        self.keys(node, table, [columns.get(name, UNKNOWN) for name in names], bool(node.Clustered))
 
     def keys(self, node: Any, table: str, columns: list[Value], clustered: bool) -> None:
-        size = sum(one.type.bytes for one in columns if one.type is not None)
+        size = sum(column.type.bytes for column in columns if column.type is not None)
         most = 900 if clustered else 1700
         if size > most:
             kind = "clustered" if clustered else "nonclustered"
@@ -458,12 +464,12 @@ def looked_at(known: Known, file: str, script: Node) -> list[Finding]:
     found: list[Finding] = []
     for batch in script.Batches:
         where = f"{file}:{batch.line}"
-        for one in batch.Statements:
-            if one.kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
-                where = base(one.ProcedureReference.Name)[1]
+        for statement in batch.Statements:
+            if statement.kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
+                where = base(statement.ProcedureReference.Name)[1]
         look = Batch(known, file, known.facts.get(where), where)
-        for one in batch.Statements:
-            look.statement(one)
+        for statement in batch.Statements:
+            look.statement(statement)
         look.now.looked = True
         known.facts[where] = look.now
         found += look.findings
@@ -484,7 +490,9 @@ class Typed:
         self.findings: list[Finding] = []
         for _ in range(4):
             self.known.given, self.known.given_before = {}, self.known.given
-            self.findings = [one for file, script in self.scripts for one in looked_at(self.known, file, script)]
+            self.findings = [
+                finding for file, script in self.scripts for finding in looked_at(self.known, file, script)
+            ]
 
     def add(self, script: Node, catalog: bool = False) -> None:
         for batch in script.Batches:
@@ -507,10 +515,10 @@ class Typed:
             found: list[Finding] = []
             for _ in range(3):
                 found = looked_at(self.known, f"fault {number}", script)
-            told = "; ".join(one[2] for one in found) or "nothing"
+            told = "; ".join(finding[2] for finding in found) or "nothing"
             for kind, words in marks:
                 count += kind == "fault"
-                if kind == "fault" and not any(words.lower() in one[2].lower() for one in found):
+                if kind == "fault" and not any(words.lower() in finding[2].lower() for finding in found):
                     yield f"proof: {words!r} goes unnoticed in {batch.strip()}\n    found: {told}"
                 elif kind == "right" and found:
                     yield f"proof: {told}: is said of what is right: {batch.strip()}"

@@ -158,26 +158,30 @@ def of(name: str, size: int = 0, scale: int = 0, low: int | None = None, high: i
     return Value(kind, LITERAL if kind.string else None, low, high)
 
 
-def differ(one: str, other: str) -> list[str]:
+def differ(first: str, second: str) -> list[str]:
     """In which databases two collations are not the same."""
-    return [name for name, there in DATABASES.items() if there.get(one, one).lower() != there.get(other, other).lower()]
+    return [
+        name
+        for name, there in DATABASES.items()
+        if there.get(first, first).lower() != there.get(second, second).lower()
+    ]
 
 
 def combined(labels: list[Label]) -> tuple[Label | None, str]:
     """The label of an expression over strings, and what is wrong with it."""
     result: Label | None = None
     wrong = ""
-    for one in labels:
-        if result is None or one.rank > result.rank:
-            if one.rank == 3 or result is None or result.rank != 2:
-                result = one
-        elif one.rank == result.rank and one.rank in (1, 3):
-            where = differ(one.collation, result.collation)
+    for label in labels:
+        if result is None or label.rank > result.rank:
+            if label.rank == 3 or result is None or result.rank != 2:
+                result = label
+        elif label.rank == result.rank and label.rank in (1, 3):
+            where = differ(label.collation, result.collation)
             if where:
-                wrong = f"{result.collation} and {one.collation} (in {', '.join(where)})"
-                result = Label(2, "") if one.rank == 1 else result
+                wrong = f"{result.collation} and {label.collation} (in {', '.join(where)})"
+                result = Label(2, "") if label.rank == 1 else result
     if result is not None and result.rank == 3:
-        explicit = {one.collation for one in labels if one.rank == 3}
+        explicit = {label.collation for label in labels if label.rank == 3}
         if len(explicit) == 1:
             return result, ""  # it decides for all others
     if result is not None and result.rank == 2 and not wrong:
@@ -194,7 +198,7 @@ def shown(value: Value) -> int:
         return len(value.text) if value.text is not None else kind.size
     limits = value.range
     if limits is not None:
-        return max(len(str(one)) for one in limits)
+        return max(len(str(limit)) for limit in limits)
     if kind.name == "decimal":
         return kind.size + 2
     sizes = {"uniqueidentifier": 36, "datetime2": 20 + kind.scale, "datetime": 19, "date": 10, "time": 16}
@@ -203,35 +207,36 @@ def shown(value: Value) -> int:
 
 def merged(values: list[Value]) -> Value:
     """The type that several expressions have together (CASE, UNION, VALUES, comparison)."""
-    known = [one for one in values if not one.null]
+    known = [value for value in values if not value.null]
     if not known:
         return values[0] if values else UNKNOWN
-    if any(one.type is None for one in known):
+    if any(value.type is None for value in known):
         return UNKNOWN
-    kinds = [one.type for one in known if one.type is not None]
-    name = min((one.name for one in kinds), key=PRECEDENCE.index)
-    size = max((one.size for one in kinds if one.name == name), default=0)
+    kinds = [value.type for value in known if value.type is not None]
+    name = min((kind.name for kind in kinds), key=PRECEDENCE.index)
+    size = max((kind.size for kind in kinds if kind.name == name), default=0)
     if name in STRINGS:
-        size = max(shown(one) for one in known)
-        if {one.name for one in kinds} & {"nchar", "char"} and len({one.name for one in kinds}) > 1:
+        size = max(shown(value) for value in known)
+        if {kind.name for kind in kinds} & {"nchar", "char"} and len({kind.name for kind in kinds}) > 1:
             name = name if name.startswith(("nv", "v")) else name.replace("char", "varchar")
-    kind = Type(name, size, max(one.scale for one in kinds if one.name == name))
+    kind = Type(name, size, max(kind.scale for kind in kinds if kind.name == name))
     limits = [
-        one.range or ((one.low, one.high) if one.low is not None and one.high is not None else None) for one in known
+        value.range or ((value.low, value.high) if value.low is not None and value.high is not None else None)
+        for value in known
     ]
     low, high = None, None
     if name in (*BOUNDS, "decimal", "float") and all(limits):
-        low = min(one[0] for one in limits if one is not None)
-        high = max(one[1] for one in limits if one is not None)
-    label = combined([one.label for one in known if one.label is not None])[0] if name in STRINGS else None
-    soon = all(one.deadline for one in known)
+        low = min(limit[0] for limit in limits if limit is not None)
+        high = max(limit[1] for limit in limits if limit is not None)
+    label = combined([value.label for value in known if value.label is not None])[0] if name in STRINGS else None
+    soon = all(value.deadline for value in known)
     return Value(
         kind,
         label or (LITERAL if name in STRINGS else None),
         low,
         high,
         deadline=soon,
-        ascii=all(one.ascii for one in known),
+        ascii=all(value.ascii for value in known),
     )
 
 

@@ -51,7 +51,7 @@ class Notes:
     @property
     def detail(self) -> str:
         """All of it in one line."""
-        skipped = [f"not tried: {one}" for one in self.skipped]
+        skipped = [f"not tried: {part}" for part in self.skipped]
         return "; ".join([*self.words, *skipped])
 
 
@@ -114,7 +114,7 @@ class Report:
             "checks": [dataclasses.asdict(result) for result in self.results],
             "left": self.left,
         }
-        hidden = sorted(((word, mark) for word, mark in self.hidden.items() if word), key=lambda one: -len(one[0]))
+        hidden = sorted(((word, mark) for word, mark in self.hidden.items() if word), key=lambda pair: -len(pair[0]))
 
         def hide(text: str) -> str:
             for word, mark in hidden:
@@ -133,7 +133,7 @@ def _replaced(value: Any, hide: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, dict):
-        return {name: _replaced(one, hide) for name, one in value.items()}
+        return {name: _replaced(item, hide) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_replaced(one, hide) for one in value]
+        return [_replaced(item, hide) for item in value]
     return value

@@ -94,7 +94,7 @@ class Inside:
         if access == "limit":
             bad = others if len(others) >= LIMITS["limit"] else []
         else:
-            bad = [one for one in others if access != "read" or one[1] != "read"]
+            bad = [entry for entry in others if access != "read" or entry[1] != "read"]
         return f"{access} of {self.who} was inside {self.resource} together with {bad}" if bad else None
 
     def count(self) -> None:

@@ -24,7 +24,7 @@ def numbers(value: str) -> frozenset[int]:
     found: set[int] = set()
     for part in value.split(","):
         first, dash, last = part.strip().partition("-")
-        if not all(one.isdigit() and len(one) <= 2 for one in (first, *([last] if dash else []))):
+        if not all(number.isdigit() and len(number) <= 2 for number in (first, *([last] if dash else []))):
             raise click.BadParameter(f"{value!r} is not numbers of checks, such as 1,2,8-11")
         found |= set(range(int(first), int(last if dash else first) + 1))
     unknown = sorted(found - set(certifying.CHECKS))

@@ -40,9 +40,9 @@ def bench(database):
         return made[-1]
 
     yield bench
-    for one in made:
-        one.remove()
-        assert remains(database, one.schema) == []
+    for created in made:
+        created.remove()
+        assert remains(database, created.schema) == []
 
 
 def vars_of(wishes):
@@ -102,15 +102,15 @@ def test_page_has_a_line_for_each_check():
 def test_locks_outlive_a_restart_that_an_operator_makes(own_postgres_server, make_database, database):
     server = own_postgres_server
     place = make_database(server)
-    one = Bench(place.url, {"grace": 2.0}, Wishes(seconds=0.3, max_sessions=8, restart=PATIENCE))
+    bench = Bench(place.url, {"grace": 2.0}, Wishes(seconds=0.3, max_sessions=8, restart=PATIENCE))
     told = []
 
     def say(words):
         told.append(words)
         server.restart("fast")
 
-    one.say = say
-    report = certify(one, [24])
+    bench.say = say
+    report = certify(bench, [24])
     assert [result.state for result in report.results] == ["ok"], report.results
     assert "Restart the server now" in told[0]
     assert report.left == ""
@@ -348,12 +348,12 @@ def test_every_check_has_a_fault_on_every_engine():
     assert set(FAULTS) == set(CHECKS)
     for number, check in CHECKS.items():
         applies = {engine for engine in engines.ENGINES if check.applies(engine)}
-        assert {one for fault in FAULTS[number] for one in fault.engines} >= applies, number
+        assert {engine for fault in FAULTS[number] for engine in fault.engines} >= applies, number
 
 
 @pytest.mark.parametrize(
     ("number", "fault"),
-    [pytest.param(number, one, id=f"{number}-{at}") for number in FAULTS for at, one in enumerate(FAULTS[number])],
+    [pytest.param(number, fault, id=f"{number}-{at}") for number in FAULTS for at, fault in enumerate(FAULTS[number])],
 )
 def test_check_fails_on_a_fault(bench, database, monkeypatch, number, fault):
     if not CHECKS[number].applies(database.engine) or database.engine not in fault.engines:
@@ -376,7 +376,7 @@ def test_overlap_is_seen_by_the_clock():
     assert "together with a" in overlap([hold("mutex", 0, 1.1, "a"), hold("mutex", 1, 2, "b")])
     assert overlap([hold("read", 0, 3, "a"), hold("read", 1, 2, "b")]) is None
     assert overlap([hold("read", 0, 3, "a"), hold("write", 1, 2, "b")]) is not None
-    three = [hold("limit", 0, 9, one) for one in "abc"]
+    three = [hold("limit", 0, 9, holder) for holder in "abc"]
     assert overlap(three) is None
     assert overlap([*three, hold("limit", 5, 6, "d")]) is not None
 
@@ -468,16 +468,16 @@ def test_children_end_with_a_certification_that_is_killed(database):
 
 
 def test_what_cannot_be_removed_is_named_with_the_command(bench, database, monkeypatch):
-    one = bench()
-    one.install()
+    instance = bench()
+    instance.install()
     with monkeypatch.context() as patch:
         if database.engine == "sqlite":
             patch.setattr(shutil, "rmtree", lambda *arguments, **options: None)
         else:
             patch.setattr(Session, "run", lambda *arguments: 1 / 0)
-        words = one.remove()
+        words = instance.remove()
     assert "Not removed" in words
-    assert one.drop_command in words
+    assert instance.drop_command in words
     report = Report({}, [Result(1, "x", "ok", "")], left=words)
     assert not report.ok
     assert words in report.summary
@@ -509,17 +509,17 @@ def test_document_has_no_secrets_and_no_hosts(database, tmp_path):
     assert {"engine", "server", "version", "driver", "sqlsem", "python", "schema"} <= set(document["facts"])
     (check,) = document["checks"]
     assert set(check) == {"number", "title", "state", "detail", "seconds", "figures"}
-    one = Bench(database.url, {}, WISHES)
-    words = hidden_words(one)
-    one.remove()
+    bench = Bench(database.url, {}, WISHES)
+    words = hidden_words(bench)
+    bench.remove()
     assert words
     for word in words:
         assert word not in done.stdout
 
 
 def test_words_are_hidden_everywhere_but_with_host(bench, database):
-    one = bench()
-    report = certify(one, [13])
+    instance = bench()
+    report = certify(instance, [13])
     report.results.append(
         Result(99, "x", "failed", "server db.example.org of etl said no", 0.0, {"a": ["db.example.org"]})
     )

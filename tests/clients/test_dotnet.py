@@ -679,10 +679,10 @@ def test_documented_examples_compile(make_agent, tmp_path):
     page = dotnet.CLIENT.parents[2] / "docs" / "cross-language.md"
     found = re.findall(r"^```csharp\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert len(found) >= 6
-    kinds = ["async Task" if "await " in one else "void" for one in found]
+    kinds = ["async Task" if "await " in example else "void" for example in found]
     methods = [
-        f"public static {kind} Example{n}(DbConnection connection)\n{{\n{one}}}\n"
-        for n, (kind, one) in enumerate(zip(kinds, found, strict=True))
+        f"public static {kind} Example{n}(DbConnection connection)\n{{\n{example}}}\n"
+        for n, (kind, example) in enumerate(zip(kinds, found, strict=True))
     ]
     source = tmp_path / "Examples.cs"
     source.write_text(EXAMPLES + "\n".join(methods) + "}\n", encoding="utf-8")

@@ -75,46 +75,46 @@ def lower(names):
 # -- a scenario of each feature, which leaves nothing behind --------------------------------------------------------
 
 
-def locks(one, other, name, database):
-    with one.mutex(name) as grant:
+def locks(coordinator, other, name, database):
+    with coordinator.mutex(name) as grant:
         grant.check()
         assert not other.mutex(name).acquire(timeout=0)
         assert [entry.state for entry in other.entries(name)] == ["holds"]
         with database.raw(autocommit=False) as connection:
             grant.assert_held(connection.cursor())
             connection.rollback()
-    with one.read(name), other.read(name):
+    with coordinator.read(name), other.read(name):
         pass
-    with one.limit(name, 2), other.limit(name, 2):
-        assert {row.resource: row.holding for row in one.resources()}[name] == 2
-    with one.all_of(one.mutex(name), one.stage(f"{name}-b", 1)):
+    with coordinator.limit(name, 2), other.limit(name, 2):
+        assert {row.resource: row.holding for row in coordinator.resources()}[name] == 2
+    with coordinator.all_of(coordinator.mutex(name), coordinator.stage(f"{name}-b", 1)):
         pass
-    assert len(one.history(name)) == 6
+    assert len(coordinator.history(name)) == 6
 
 
-def operate(one, other, name, database):
-    one.set_limit(name, 1)
-    one.pause(name)
-    assert not one.limit(name).acquire(timeout=0)
-    one.resume(name)
-    with one.limit(name) as grant:
+def operate(coordinator, other, name, database):
+    coordinator.set_limit(name, 1)
+    coordinator.pause(name)
+    assert not coordinator.limit(name).acquire(timeout=0)
+    coordinator.resume(name)
+    with coordinator.limit(name) as grant:
         assert other.overview().entries[0].position == grant.position
         assert not other.revoke(grant.position)
-    one.set_limit(name, None)
-    assert one.reap() == 0
-    assert {"pause", "resume", "revoke"} <= {row.action for row in one.operations()}
+    coordinator.set_limit(name, None)
+    assert coordinator.reap() == 0
+    assert {"pause", "resume", "revoke"} <= {row.action for row in coordinator.operations()}
     assert database.rows(f"SELECT count(*) FROM {database.beside('resource')}") == [(0,)]
 
 
-def priorities(one, other, name, database):
-    one.set_priorities(name, 60)
-    with one.mutex(name, priority=5):
+def priorities(coordinator, other, name, database):
+    coordinator.set_priorities(name, 60)
+    with coordinator.mutex(name, priority=5):
         assert not other.mutex(name, priority=9).acquire(timeout=0.1)
-    one.set_priorities(name, None)
+    coordinator.set_priorities(name, None)
 
 
-def conversions(one, other, name, database):
-    with one.read(name) as grant:
+def conversions(coordinator, other, name, database):
+    with coordinator.read(name) as grant:
         grant.upgrade()
         assert not other.read(name).acquire(timeout=0)
         grant.downgrade()
@@ -122,68 +122,68 @@ def conversions(one, other, name, database):
     other.close()
 
 
-def handovers(one, other, name, database):
-    with one.mutex(name) as grant:
+def handovers(coordinator, other, name, database):
+    with coordinator.mutex(name) as grant:
         token = grant.hand_over()
     other.adopt(token).release()
-    with contextlib.closing(database.raw(autocommit=False)) as connection, one.mutex(name) as grant:
+    with contextlib.closing(database.raw(autocommit=False)) as connection, coordinator.mutex(name) as grant:
         grant.release_with(connection.cursor())
         connection.commit()
     assert other.mutex(name).acquire()
     other.close()
 
 
-def guards(one, other, name, database):
+def guards(coordinator, other, name, database):
     table = f"{'public' if database.engine == 'postgresql' else 'dbo'}.written_{database.schema}"
     database.rows(f"CREATE TABLE {table} (a int)")
     try:
-        assert one.guard_table(table, name) == 1
+        assert coordinator.guard_table(table, name) == 1
         with pytest.raises(Exception, match="asserted no"):
             database.rows(f"INSERT INTO {table} VALUES (1)")
-        with one.mutex(name) as grant, contextlib.closing(database.raw(autocommit=False)) as connection:
+        with coordinator.mutex(name) as grant, contextlib.closing(database.raw(autocommit=False)) as connection:
             grant.assert_held(connection.cursor())
             connection.cursor().execute(f"INSERT INTO {table} VALUES (1)")
             connection.commit()
-        assert [row.resource for row in one.guarded_tables()] == [name]
+        assert [row.resource for row in coordinator.guarded_tables()] == [name]
     finally:
         database.rows(f"DROP TABLE {table}")
 
 
-def rates(one, other, name, database):
-    with one.rate(name, 2, per=3600), other.rate(name, 2, per=3600):
-        assert one.rate(name, 2, per=3600).take(timeout=0) is None
-    assert [row.used for row in one.rates(name)] == [2]
-    one.set_rate(name, 1, 3600)
-    assert one.reset_rate(name)
-    with one.rate(name, 2, per=3600):
-        assert one.rate(name, 2, per=3600).take(timeout=0) is None
+def rates(coordinator, other, name, database):
+    with coordinator.rate(name, 2, per=3600), other.rate(name, 2, per=3600):
+        assert coordinator.rate(name, 2, per=3600).take(timeout=0) is None
+    assert [row.used for row in coordinator.rates(name)] == [2]
+    coordinator.set_rate(name, 1, 3600)
+    assert coordinator.reset_rate(name)
+    with coordinator.rate(name, 2, per=3600):
+        assert coordinator.rate(name, 2, per=3600).take(timeout=0) is None
 
 
-def once(one, other, name, database):
-    with one.once(name, "366d") as run:
+def once(coordinator, other, name, database):
+    with coordinator.once(name, "366d") as run:
         assert run is not None
     assert other.once(name, "366d").begin() is None
     assert other.once(name, "366d").last() is not None
 
 
-def queue(one, other, name, database):
-    tasks = one.queue(name)
+def queue(coordinator, other, name, database):
+    tasks = coordinator.queue(name)
     tasks.put(sqlsem.Sql(f"SELECT 1 AS {name}"))
-    tasks.put(sqlsem.Sql(f"SELECT 2 AS {name}"), locks=[one.mutex(name)])
+    tasks.put(sqlsem.Sql(f"SELECT 2 AS {name}"), locks=[coordinator.mutex(name)])
     tasks.set_rate(100, per=1)
     for task in other.queue(name).claim(wait=0):
         with task:
             other.process.execute(task.body, lambda session: None)
-    assert [task.status for task in one.tasks(name)] == ["finished"] * 2
+    assert [task.status for task in coordinator.tasks(name)] == ["finished"] * 2
 
 
-def batches(one, other, name, database):
+def batches(coordinator, other, name, database):
     ended = []
-    with one.batch(name, ["a", "b"], window="1h").part("a"):
+    with coordinator.batch(name, ["a", "b"], window="1h").part("a"):
         pass
     with other.batch(name, ["a", "b"], window="1h", on_success=lambda: ended.append(1)).part("b"):
         pass
-    assert [batch.status for batch in shown_batches(one)] == ["succeeded"]
+    assert [batch.status for batch in shown_batches(coordinator)] == ["succeeded"]
     assert ended == [1]
 
 
@@ -199,17 +199,17 @@ SCENARIOS = {
 
 def run(database, feature):
     name = random_name()
-    with contextlib.closing(database.coordinator()) as one, contextlib.closing(database.coordinator()) as other:
-        SCENARIOS[feature](one, other, name, database)
+    with contextlib.closing(database.coordinator()) as coordinator, contextlib.closing(database.coordinator()) as other:
+        SCENARIOS[feature](coordinator, other, name, database)
     assert database.queue("") == [], feature
 
 
 # -- what a database without a feature says -------------------------------------------------------------------------
 
 
-def using(one, feature, name):
+def using(coordinator, feature, name):
     """Calls that need a feature."""
-    reader = one.read(name)
+    reader = coordinator.read(name)
 
     def held(call):
         def use():
@@ -220,26 +220,33 @@ def using(one, feature, name):
 
     return {
         "operate": [
-            lambda: one.set_limit(name, 3),
-            lambda: one.pause(name),
-            lambda: one.overview(),
-            lambda: one.revoke(1),
-            lambda: one.reap(),
+            lambda: coordinator.set_limit(name, 3),
+            lambda: coordinator.pause(name),
+            lambda: coordinator.overview(),
+            lambda: coordinator.revoke(1),
+            lambda: coordinator.reap(),
         ],
-        "priorities": [lambda: one.mutex(name, priority=3).acquire()],
+        "priorities": [lambda: coordinator.mutex(name, priority=3).acquire()],
         "conversions": [held(lambda grant: grant.upgrade())],
-        "handovers": [held(lambda grant: grant.hand_over()), lambda: one.adopt("sqlsem-" + "x" * 32)],
-        "guards": [lambda: one.guard_table("some_table", name), lambda: one.guarded_tables()],
-        "rates": [lambda: one.rate(name, 3, per=1).take(), lambda: one.rates(), lambda: one.reset_rate(name)],
-        "once": [lambda: one.once(name, "1h").begin(), lambda: one.once(name, "1h").last()],
-        "queue": [
-            lambda: one.queue(name).put(sqlsem.Sql("SELECT 1")),
-            lambda: next(one.queue(name).claim(wait=0)),
-            lambda: one.queues(),
-            lambda: one.tasks(),
-            lambda: one.schedules(),
+        "handovers": [held(lambda grant: grant.hand_over()), lambda: coordinator.adopt("sqlsem-" + "x" * 32)],
+        "guards": [lambda: coordinator.guard_table("some_table", name), lambda: coordinator.guarded_tables()],
+        "rates": [
+            lambda: coordinator.rate(name, 3, per=1).take(),
+            lambda: coordinator.rates(),
+            lambda: coordinator.reset_rate(name),
         ],
-        "batches": [lambda: one.batch(name, ["a"], window="1h").part("a").__enter__(), lambda: shown_batches(one)],
+        "once": [lambda: coordinator.once(name, "1h").begin(), lambda: coordinator.once(name, "1h").last()],
+        "queue": [
+            lambda: coordinator.queue(name).put(sqlsem.Sql("SELECT 1")),
+            lambda: next(coordinator.queue(name).claim(wait=0)),
+            lambda: coordinator.queues(),
+            lambda: coordinator.tasks(),
+            lambda: coordinator.schedules(),
+        ],
+        "batches": [
+            lambda: coordinator.batch(name, ["a"], window="1h").part("a").__enter__(),
+            lambda: shown_batches(coordinator),
+        ],
     }[feature]
 
 
@@ -262,11 +269,11 @@ def refused(database, feature):
     """Every use of a feature that is not there names the command that adds it, and leaves nothing behind."""
     wanted = f"with: sqlsem init --add {feature}$"
     name = random_name()
-    with contextlib.closing(database.coordinator()) as one:
-        for use in using(one, feature, name):
+    with contextlib.closing(database.coordinator()) as coordinator:
+        for use in using(coordinator, feature, name):
             with pytest.raises(SchemaError, match=wanted):
                 use()
-        with one.mutex(name):
+        with coordinator.mutex(name):
             pass
     assert database.queue("") == []
     if feature in COMMANDS:

@@ -100,7 +100,7 @@ def waiting(database, name, threads):
 
         def start(count, *, holders, **options):
             held = [make(database.make_engine(**{"grace": STEADY, **options}), holders) for _ in range(holders)]
-            assert all(one.ticket.granted for one in held)
+            assert all(holder.ticket.granted for holder in held)
             engine = database.make_engine(grace=STEADY)
             waiters = [make(engine, holders) for _ in range(count)]
             for waiter in waiters:
@@ -119,7 +119,7 @@ def test_waiters_of_a_limit_look_at_most_twice_a_second(database, looks, waiting
     time.sleep(STILL)  # that is what is tested
     found = looks() - before
     assert found <= count * (2 * STILL + FIRST_LOOKS)
-    assert not any(one.granted_at for one in waiters)
+    assert not any(waiter.granted_at for waiter in waiters)
     # The newest holder leaves: its lock is not the one that the next in line sleeps on.
     left = time.monotonic()
     holders[-1].leave()

@@ -166,7 +166,7 @@ def test_a_kept_lock_sends_heartbeats(agent, tmp_path, life):
     path = tmp_path / "there"
     database, _ = beats(good=3, then=HELD, path=path)
     _, told = agent(database, {**KEPT, **life}, {"do": "await file", "path": path}, {"do": "lost"}, {"do": "release"})
-    assert [one["event"] for one in told[1:]] == ["granted", "seen", "looked", "released"]
+    assert [event["event"] for event in told[1:]] == ["granted", "seen", "looked", "released"]
     assert told[3]["lost"] is False
 
 
@@ -187,8 +187,8 @@ def test_a_loss_is_reported_without_a_question(agent, then):
     """Before the others may go on: within the grace after the last heartbeat that was answered."""
     database, times = beats(good=3, then=then)
     _, told = agent(database, {**KEPT, "grace": "6"}, {"do": "await lost"}, {"do": "lost"})
-    events = [one for one in told[1:] if one["event"] != "trouble"]
-    assert [one["event"] for one in events] == ["granted", "lost", "looked"], told
+    events = [event for event in told[1:] if event["event"] != "trouble"]
+    assert [event["event"] for event in events] == ["granted", "lost", "looked"], told
     assert events[2]["lost"] is True
     assert events[1]["at"] - times[-1] < 6
 
@@ -198,15 +198,15 @@ def test_a_lost_lock_is_refused_from_then_on(agent):
     _, told = agent(
         database, {**KEPT, "grace": "4"}, {"do": "await lost"}, {"do": "check"}, {"do": "release"}, {"do": "release"}
     )
-    events = [one for one in told[1:] if one["event"] != "trouble"]
-    assert [one.get("error", one["event"]) for one in events] == [
+    events = [event for event in told[1:] if event["event"] != "trouble"]
+    assert [event.get("error", event["event"]) for event in events] == [
         *("granted", "lost", "SqlSemLostException", "SqlSemLostException", "released"),
     ]
 
 
 def test_a_closed_connection_is_reported(agent):
     _, told = agent(member(), {**KEPT, "grace": "0"}, {"do": "close"}, {"do": "await lost"})
-    assert {one["event"] for one in told[1:]} == {"granted", "closed", "lost"}
+    assert {event["event"] for event in told[1:]} == {"granted", "closed", "lost"}
 
 
 def test_a_wait_sends_the_heartbeats_of_what_is_held(agent):
@@ -221,6 +221,6 @@ def test_a_wait_sends_the_heartbeats_of_what_is_held(agent):
         {"do": "acquire", "name": "other", "timeout": "5", "id": "other"},
         {"do": "release"},
     )
-    assert [one["event"] for one in told[1:]] == ["granted", "failed", "released"], told
-    waits = [number for number, one in enumerate(server.said) if ".wait " in one.text]
-    assert [one for one in server.said[waits[0] : waits[-1]] if ".ping " in one.text]
+    assert [event["event"] for event in told[1:]] == ["granted", "failed", "released"], told
+    waits = [number for number, message in enumerate(server.said) if ".wait " in message.text]
+    assert [message for message in server.said[waits[0] : waits[-1]] if ".ping " in message.text]

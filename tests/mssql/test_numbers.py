@@ -118,7 +118,7 @@ def agent(program, tds, request):
     def agent(answer, *commands):
         server = tds(answer)
         place = f"Data Source=127.0.0.1,{server.port};User ID=someone;Password=secret99;Pooling=False"
-        spoken = "".join("\t".join(f"{key}={value}" for key, value in one.items()) + "\n" for one in commands)
+        spoken = "".join("\t".join(f"{key}={value}" for key, value in command.items()) + "\n" for command in commands)
         done = subprocess.run(
             [*program, "sqlclient", place, "sqlsem", request.param],
             input=f"{spoken}do=end\n",
@@ -130,7 +130,7 @@ def agent(program, tds, request):
         )
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         assert "secret99" not in done.stdout
-        return [json.loads(one) for one in done.stdout.splitlines()][1:]
+        return [json.loads(line) for line in done.stdout.splitlines()][1:]
 
     return agent
 
@@ -160,10 +160,11 @@ def acquired(agent, numbers, **words):
             {"do": "acquire", "name": f"n{number}", "timeout": "60", **words},
             {"do": "release"},
         ]
-    found = [one for one in agent(Told(), *commands) if one["event"] not in ("executed", "released")][1:]
+    found = [event for event in agent(Told(), *commands) if event["event"] not in ("executed", "released")][1:]
     assert len(found) == len(numbers), found
     return {
-        number: one["error"] if one["event"] == "failed" else None for number, one in zip(numbers, found, strict=True)
+        number: event["error"] if event["event"] == "failed" else None
+        for number, event in zip(numbers, found, strict=True)
     }
 
 
@@ -195,7 +196,7 @@ def test_dotnet_repeats_what_is_busy(agent, routine):
     for number in numbers:
         steps += [{"do": "acquire", "name": "books"}, {"do": "execute", "text": f"SELECT 'next', {number}"}]
         steps += [{"do": step}, {"do": "release"}]
-    found = [one["event"] for one in agent(fill, *steps) if one["event"] not in ("executed", "granted")]
+    found = [event["event"] for event in agent(fill, *steps) if event["event"] not in ("executed", "granted")]
     assert found == ["released" if routine == "release" else "held", "released"] * len(numbers)
     assert not left
 
@@ -216,7 +217,7 @@ def test_dotnet_enrols_again_where_its_session_changed_once(agent):
         return failure(left.pop(), OURS_CHANGED) if ".ping " in said.text and left else whole(said)
 
     found = agent(answer, {"do": "acquire", "name": "books"}, {"do": "release"})
-    assert [one["event"] for one in found] == ["granted", "released"]
+    assert [event["event"] for event in found] == ["granted", "released"]
     left += [50003] * 4
     found = agent(answer, {"do": "acquire", "name": "books"})
     assert found[0]["error"] == "SqlSemConfigurationException"
@@ -235,8 +236,8 @@ def test_dotnet_tells_a_session_that_ended(agent):
     found = agent(
         Told(severity=20), {"do": "execute", "text": "SELECT 'next', 596"}, {"do": "acquire", "name": "books"}
     )
-    failed = [one for one in found if one["event"] == "failed"]
-    assert [one["error"] for one in failed] == ["SqlSemUnavailableException"]
+    failed = [event for event in found if event["event"] == "failed"]
+    assert [event["error"] for event in failed] == ["SqlSemUnavailableException"]
     assert "connect and ask again" in failed[0]["message"]
 
 
@@ -255,6 +256,6 @@ def test_dotnet_declares_texts_by_one_size(agent):
             for step in ({"do": "acquire", "name": "x" * length, "note": "y" * length}, {"do": "release"})
         ),
     )
-    texts = {one.types for one in seen if ".register " in one.text}
+    texts = {message.types for message in seen if ".register " in message.text}
     assert len(texts) == 1, texts
     assert set(re.findall(r"nvarchar\((\w+)\)", texts.pop())) == {"4000"}

@@ -24,7 +24,7 @@ def schema(database: Database) -> Iterator[str]:
 
 
 def batches(text: str) -> list[str]:
-    return [one for one in re.split(r"(?m)^GO$", text) if one.strip()]
+    return [batch for batch in re.split(r"(?m)^GO$", text) if batch.strip()]
 
 
 def printed(schema: str) -> list[str]:

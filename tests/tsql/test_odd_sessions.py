@@ -28,54 +28,54 @@ USUAL = "SET IMPLICIT_TRANSACTIONS OFF; SET ROWCOUNT 0; SET TEXTSIZE 2147483647;
 def test_odd_name_is_taken_as_it_is_or_refused(session, database, name, kind, refused):
     """By one case, one blank or one pattern more it would be another resource's lock."""
     words, good = NAMES[kind]
-    one, resource = session(), f"{name}{words}"
+    caller, resource = session(), f"{name}{words}"
     if good:
-        got = one.acquire(resource)
+        got = caller.acquire(resource)
         assert got.code == 0
         assert [row[0] for row in database.queue(resource)] == [got.position]
-        assert one.call("renew", resource, got.position) == 0
-        assert one.release(resource, got.position) == 0
+        assert caller.call("renew", resource, got.position) == 0
+        assert caller.release(resource, got.position) == 0
     else:
         with refused(50000, "sqlsem: resource"):
-            one.acquire(resource)
+            caller.acquire(resource)
     assert database.queue(name) == []
 
 
 @pytest.mark.parametrize("length", [255, 256, 401, 451])
 def test_long_name_is_refused_and_not_cut_off(session, database, name, length, refused):
-    one, resource = session(), name + "x" * (length - len(name))
+    caller, resource = session(), name + "x" * (length - len(name))
     if length == 255:
-        got = one.acquire(resource)
+        got = caller.acquire(resource)
         assert got.code == 0
-        assert one.release(resource, got.position) == 0
+        assert caller.release(resource, got.position) == 0
     else:
         with refused(50000, "has more than 255 characters"):
-            one.acquire(resource)
+            caller.acquire(resource)
     assert database.queue(name) == []
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_session_with_odd_settings_leaves_nothing(session, database, name, setting):
-    one = session()
-    one.rows(SETTINGS[setting])
+    caller = session()
+    caller.rows(SETTINGS[setting])
     try:
-        got = one.acquire(name)
+        got = caller.acquire(name)
         assert got.code == 0
-        one.rows("IF @@TRANCOUNT > 0 COMMIT TRANSACTION")
-        assert one.call("renew", name, got.position) == 0
-        one.rows("IF @@TRANCOUNT > 0 COMMIT TRANSACTION")
+        caller.rows("IF @@TRANCOUNT > 0 COMMIT TRANSACTION")
+        assert caller.call("renew", name, got.position) == 0
+        caller.rows("IF @@TRANCOUNT > 0 COMMIT TRANSACTION")
         assert [row[0] for row in database.queue(name)] == [got.position]
-        one.rows("EXEC {s}.release ?, ?", name, got.position)
-        assert one.rows("SELECT @@TRANCOUNT")[0][0] in (0, 1), "what the session itself began, at the most"
+        caller.rows("EXEC {s}.release ?, ?", name, got.position)
+        assert caller.rows("SELECT @@TRANCOUNT")[0][0] in (0, 1), "what the session itself began, at the most"
     finally:
-        one.rows(f"IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; {USUAL}")
+        caller.rows(f"IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; {USUAL}")
     assert database.queue(name) == []
 
 
 def test_doomed_transaction_is_refused_and_takes_nothing(session, database, name):
     """In a CATCH, with a transaction that can only be rolled back."""
-    one = session()
-    ((number,),) = one.rows(
+    caller = session()
+    ((number,),) = caller.rows(
         "SET XACT_ABORT ON; DECLARE @number int; BEGIN TRY BEGIN TRANSACTION; SELECT 1 / 0 AS one; END TRY "
         "BEGIN CATCH BEGIN TRY EXEC {s}.acquire ?; END TRY BEGIN CATCH SET @number = ERROR_NUMBER(); END CATCH; "
         "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; END CATCH; SELECT @number",

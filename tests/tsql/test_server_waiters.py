@@ -46,16 +46,16 @@ def test_one_session_too_many_is_refused_at_once(session, database, refused, wai
 
 def test_behind_a_paused_resource_too(session, connect, refused, waiters, name):
     """There a session sleeps by the clock."""
-    one = session()
+    waiter = session()
     with connect() as operator:
         operator.pause(name)
         waiters(0)
         with refused(50002, "max_server_waiters"):
-            one.acquire(name, timeout_ms=60_000)
+            waiter.acquire(name, timeout_ms=60_000)
         operator.resume(name)
     waiters(100)
-    assert one.acquire(name).code == 0
-    one.release(name)
+    assert waiter.acquire(name).code == 0
+    waiter.release(name)
 
 
 def _connect(database):

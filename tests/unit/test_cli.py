@@ -542,7 +542,7 @@ def test_sql_for_sqlcmd_is_one_transaction_in_ascii() -> None:
     whole = done("sql", "mssql")
     assert whole.isascii()
     assert "sqlcmd -b -I -f 65001" in whole.partition("GO\n")[0]
-    batches = [one for one in re.split(r"(?m)^GO$", whole) if one.strip()]
+    batches = [batch for batch in re.split(r"(?m)^GO$", whole) if batch.strip()]
     assert re.search(r"(?m)^SET XACT_ABORT ON;$", batches[0])
     depth = 0
     for number, batch in enumerate(batches):

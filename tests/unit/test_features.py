@@ -77,7 +77,12 @@ def test_sections_stand_in_one_another() -> None:
 
 SUBSETS = [
     *SINGLE,
-    *(features.chosen([one, other]) for one in features.FEATURES for other in features.FEATURES if one < other),
+    *(
+        features.chosen([feature, other])
+        for feature in features.FEATURES
+        for other in features.FEATURES
+        if feature < other
+    ),
 ]
 
 

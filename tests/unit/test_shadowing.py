@@ -59,7 +59,7 @@ def test_backslashes_stand_in_strings_that_say_so():
     for script in (*SCRIPTS, "client", "doctor", "certify", "drop"):
         text = re.sub(r"--.*", "", sql.script("postgresql", script))
         found = [match[0] for match in re.finditer(r"\bE?'(?:[^']|'')*'|'(?:[^']|'')*'", text) if "\\" in match[0]]
-        assert [one for one in found if not one.startswith("E'")] == [], script
+        assert [literal for literal in found if not literal.startswith("E'")] == [], script
 
 
 @pytest.mark.parametrize("key", UNPINNED, ids=lambda key: f"{key[0]}-{key[1]}")

@@ -115,7 +115,7 @@ def reads_outside(name: str, seen: frozenset[str] = frozenset()) -> list[str]:
     called = set(re.findall(r"EXEC (?:@\w+ = )?sqlsem\.\[?(\w+)", text)) - seen - {name}
     tables = set(re.findall(r"(?:FROM|JOIN|INTO|UPDATE|APPLY) sqlsem\.\[?(\w+)", text))
     ways = [f"{name} reads {', '.join(sorted(tables))}"] if tables else []
-    return ways + [f"{name}: {way}" for one in sorted(called) for way in reads_outside(one, seen | {name})]
+    return ways + [f"{name}: {way}" for callee in sorted(called) for way in reads_outside(callee, seen | {name})]
 
 
 def test_procedures_for_sessions_are_found():

@@ -228,7 +228,7 @@ def test_hot_procedure_is_not_compiled_again(name: str) -> None:
     assert not re.search(r"\bTABLE \(|\bRECOMPILE\b|#\w|\bsp_executesql\b|\bEXEC \(", text)
     statements = re.findall(r"(?m)^ *((?:UPDATE|DELETE|SELECT)\b[^;]*\bsqlsem\.[^;]*);", text)
     assert statements
-    assert [one for one in statements if not one.endswith("OPTION (KEEPFIXED PLAN)")] == []
+    assert [statement for statement in statements if not statement.endswith("OPTION (KEEPFIXED PLAN)")] == []
 
 
 def test_index_of_a_hot_table_has_no_new_statistics() -> None:

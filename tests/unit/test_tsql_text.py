@@ -366,7 +366,7 @@ def test_look_from_the_head_begins_at_the_mark() -> None:
     """From the first position on it would pass the ghosts of all rows that left."""
     rule = text_of("routines").partition("CREATE FUNCTION sqlsem.ahead (")[2].partition("\nGO\n")[0]
     looks = re.findall(r"sqlsem\.entry\b.*?(?:WHERE|ORDER BY)", rule, re.DOTALL)
-    assert [one for one in looks if "queue_position > f.mark" not in one] == looks[-1:], (
+    assert [look for look in looks if "queue_position > f.mark" not in look] == looks[-1:], (
         "the last one is by request_uid"
     )
     assert len(looks) == 3

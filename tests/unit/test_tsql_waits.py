@@ -86,7 +86,7 @@ def test_the_tables_name_no_sleep_that_is_not_there() -> None:
 )
 def test_a_sleep_without_a_slot_is_found(name: str, old: str, new: str) -> None:
     assert old in PROCEDURES[name]
-    assert name in {one for one, _ in unslotted({**PROCEDURES, name: PROCEDURES[name].replace(old, new)})}
+    assert name in {procedure for procedure, _ in unslotted({**PROCEDURES, name: PROCEDURES[name].replace(old, new)})}
 
 
 def test_a_session_that_finds_no_slot_does_not_sleep() -> None:

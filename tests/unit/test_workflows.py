@@ -159,7 +159,7 @@ def test_expressions_name_what_there_is(path):
                 assert context in contexts, f"{name}: {expression}"
                 if context == "matrix":
                     matrix = job["strategy"]["matrix"]
-                    included = {key for one in matrix.get("include", ()) for key in one}
+                    included = {key for entry in matrix.get("include", ()) for key in entry}
                     assert value in {*matrix, *included}, f"{name}: {expression}"
 
 

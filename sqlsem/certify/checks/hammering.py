@@ -74,14 +74,15 @@ def _look_at_positions(session: Session, resource: str, over: threading.Event) -
 def overlap(holds: Iterable[dict[str, Any]]) -> str | None:
     """In words, two holds that may not have been at the same time, by the clock of this host."""
     inside: list[dict[str, Any]] = []
-    for hold in sorted(holds, key=lambda one: float(one["since"])):
-        inside = [one for one in inside if one["until"] > hold["since"]]
+    for hold in sorted(holds, key=lambda hold: float(hold["since"])):
+        inside = [earlier for earlier in inside if earlier["until"] > hold["since"]]
         if hold["kind"] == "limit":
             bad = len(inside) >= LIMITS["limit"]
         else:
-            bad = any(hold["kind"] != "read" or one["kind"] != "read" for one in inside)
+            bad = any(hold["kind"] != "read" or earlier["kind"] != "read" for earlier in inside)
         if bad:
-            return f"{hold['kind']} of {hold['who']} was inside together with {', '.join(one['who'] for one in inside)}"
+            names = ", ".join(earlier["who"] for earlier in inside)
+            return f"{hold['kind']} of {hold['who']} was inside together with {names}"
         inside.append(hold)
     return None
 

@@ -78,7 +78,7 @@ def names_of_locks(bench: Bench, notes: Notes) -> None:
     if not shown:
         raise NotPossible("the server shows no application locks")
     notes.require(len(set(shown)) == len(shown), f"two locks have the same name: {shown}")
-    starts = [match[1] for one in shown if (match := re.search(r"\[(..)", one))]
+    starts = [match[1] for name in shown if (match := re.search(r"\[(..)", name))]
     notes.note(f"{len(shown)} locks, beginning with {sorted(starts)}", shown=shown)
     notes.require(len(shown) >= 2, f"a holder that has asserted its lock has {len(shown)} locks")
     notes.require(len(set(starts)) == len(starts), f"locks of several kinds begin alike: {shown}")
@@ -252,7 +252,7 @@ def _log_counters(session: Session) -> tuple[int | None, int | None]:
 
 def _hand_offs(bench: Bench, resource: str | None) -> list[float]:
     """Milliseconds from a release to the return of the next one's acquire, of sqlsem's locks or of the server's own."""
-    one, other, looking = bench.session(), bench.session(), bench.session()
+    holder, other, looking = bench.session(), bench.session(), bench.session()
 
     def take(session: Session) -> float:
         if resource is None:
@@ -268,7 +268,7 @@ def _hand_offs(bench: Bench, resource: str | None) -> list[float]:
             session.release(resource)
 
     found = []
-    take(one)
+    take(holder)
     for _ in range(max(3, TURNS // 4)):
         waiting = later(take, other)
         if resource is None:
@@ -276,8 +276,8 @@ def _hand_offs(bench: Bench, resource: str | None) -> list[float]:
         else:
             bench.until(lambda: len(looking.rows("positions", resource)) == 2, "a request in the queue")
         began = time.perf_counter()
-        give(one)
+        give(holder)
         found.append((waiting.result(PATIENCE) - began) * 1000)
-        one, other = other, one
-    give(one)
+        holder, other = other, holder
+    give(holder)
     return found
