@@ -111,7 +111,9 @@ def batches(root: Path, read: Callable[[Path], str]) -> Iterator[Batch]:
     order = ["schema-*", "routines", "deadlocks", "public", "tasks", "batches", "conversions", "permissions", "drop"]
     names = [path for pattern in order for path in sorted(folder.glob(f"{pattern}.sql"))]
     for path in [*names, *sorted(set(folder.glob("*.sql")) - set(names))]:
-        separator = r"^-- name: \w+$" if path.stem in ("client", "doctor", "certify") else r"^[ \t]*GO[ \t]*$"
+        separator = (
+            r"^-- name: \w+$" if path.stem in ("client", "doctor", "certify", "by_hand") else r"^[ \t]*GO[ \t]*$"
+        )
         yield from split(str(path.relative_to(root)), 1, filled(read(path)), separator)
     # (Not its routines.sql: it has a procedure a second time, which the model does not take.)
     path = root / "tests" / "support" / "next_version" / "mssql" / "schema.sql"
@@ -135,7 +137,7 @@ def part(features: frozenset[str]) -> Callable[[Path], str]:
     """What a database with these features is made of: each script without what belongs to others, and no page."""
 
     def read(path: Path) -> str:
-        feature = sql.FEATURE_OF.get(path.stem.partition("-")[0])  # (None: doctor.sql, certify.sql)
+        feature = sql.FEATURE_OF.get(path.stem.partition("-")[0])  # (None: doctor.sql, certify.sql, by_hand.sql)
         if path.parent.name != "mssql" or "next_version" in path.parts or feature not in features:
             return ""
         return compose(path.read_text(encoding="utf-8"), features, feature)

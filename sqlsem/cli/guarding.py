@@ -13,10 +13,6 @@ from sqlsem.terminal import output
 __all__ = ["guard"]
 
 #: A guard is a trigger, and SQL Server refuses OUTPUT without INTO on a table that has one (error 334).
-OUTPUT_HINT = (
-    "INSERT, UPDATE and DELETE with OUTPUT and without INTO are refused on this table from now on (error 334). "
-    "EF Core: HasTrigger, UseSqlOutputClause(false); SQLAlchemy: implicit_returning=False."
-)
 
 
 @click.command(short_help="Let nobody write into a table without its lock.")
@@ -76,5 +72,5 @@ def guard(
             made = coordinator.guard_table(table, resource)
             more = f" ({made} triggers, with its partitions)" if made > 1 else "" if made else " already"
             output.echo(clean(f"{table} is guarded by {resource}{more}."))
-            if made and coordinator.engine.name == "mssql":
-                output.echo(OUTPUT_HINT)
+            if made and coordinator.engine.guard_hint:
+                output.echo(coordinator.engine.guard_hint)

@@ -27,11 +27,6 @@ PAUSE_SECONDS = 0.25
 _NO_CHOICE = "{where}: all tables are made at the first use there, so no features can be chosen (--only, --add)"
 log = logging.getLogger("sqlsem")
 #: Before the scripts for SQL Server, which run in one transaction and are plain ASCII.
-_BY_HAND = (
-    "-- sqlsem, all scripts for SQL Server, in one transaction. Run them so that an error ends it:",
-    "--   sqlcmd -b -I -f 65001 -S SERVER -d DATABASE -i THIS-FILE.sql",
-    "-- (In Management Studio: SQLCMD mode, and :on error exit as the first line.)",
-)
 
 
 class Features(click.ParamType[tuple[str, ...]]):
@@ -222,12 +217,12 @@ def sql_(
     features = there | chosen(add or ())
     if script is not None and sql.FEATURE_OF[script] not in features:
         raise click.UsageError(f"Script {script} belongs to feature {sql.FEATURE_OF[script]}, which --only leaves out.")
-    by_hand = name == "mssql" and script is None
-    if by_hand:
-        output.echo(*_BY_HAND, *f"{sql.queries(name)['by_hand']};".split("\n"), "GO", "")
+    around = sql.by_hand(name) if script is None else None
+    if around is not None:
+        output.echo(*f"{around['begin']};".split("\n"), "GO", "")
     for part in ("schema", *sql.rerunnable(name, features)) if script is None else (script,):
         wanted = features - there if part == "schema" and add else features
         text = sql.script(name, part, schema=options.schema, table=options.table, features=wanted)
         output.echo(*text.rstrip().split("\n"), "")
-    if by_hand:
-        output.echo(f"{sql.queries(name)['commit']};", "GO")
+    if around is not None:
+        output.echo(f"{around['commit']};", "GO")

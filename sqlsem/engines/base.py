@@ -145,6 +145,8 @@ class Engine(abc.ABC):
     setup_timeout: ClassVar[float | None] = 5.0
     #: Seconds between two pings of a member that holds nothing and waits for nothing.
     rest_seconds: ClassVar[float] = 60.0
+    #: What else an operator has to know about a table that is guarded from now on.
+    guard_hint: ClassVar[str] = ""
     #: Whether a database that is not there is created (SQLite). Set to False by who only looks.
     creates: bool = True
     #: What `LeavingSession.whereabouts` has said last.

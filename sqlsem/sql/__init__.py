@@ -40,6 +40,8 @@ Each engine's folder holds the same scripts:
     there the client puts a call together from smaller statements, and a name that others have does the same as there.
 ``doctor.sql``
     what ``sqlsem doctor`` asks; the same.
+``by_hand.sql``
+    only SQL Server: the statements before and after all scripts, where a person runs them.
 ``certify.sql``
     what ``sqlsem certify`` asks, in a schema that it makes and drops; the same.
 ``simulated.sql``
@@ -65,6 +67,7 @@ __all__ = [
     "FEATURE_OF",
     "LATEST",
     "SCRIPTS",
+    "by_hand",
     "migrations",
     "queries",
     "query_features",
@@ -192,3 +195,8 @@ def query_features(engine: str) -> dict[str, str]:
         if name is not None:
             (found[name[1]],) = needed
     return found
+
+
+def by_hand(engine: str) -> dict[str, str] | None:
+    """Return the statements ``begin`` and ``commit`` around all scripts that a person runs, or None without any."""
+    return None if _read(engine, "by_hand.sql") is None else queries(engine, file="by_hand")

@@ -22,6 +22,7 @@ ABOUT_WHAT_IS_WRITTEN = (
         "aio/periodic.py",
         "aio/rates.py",
         "bodies/",
+        "certify/",
         "checks.py",
         "cli/",
         "config/",

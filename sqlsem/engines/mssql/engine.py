@@ -86,6 +86,10 @@ class SqlServerEngine(SqlServerDatabase):
     """A SQL Server database (2016 or later), or one of Azure SQL, and sessions on it."""
 
     session_class = SqlServerSession
+    guard_hint = (
+        "INSERT, UPDATE and DELETE with OUTPUT and without INTO are refused on this table from now on (error 334). "
+        "EF Core: HasTrigger, UseSqlOutputClause(false); SQLAlchemy: implicit_returning=False."
+    )
 
     def reach(self, purpose: str) -> SqlServerSession:
         if self.creator is not None:

@@ -220,12 +220,6 @@ BEGIN
     SET LOCK_TIMEOUT 50;
 END
 
--- name: by_hand
--- Before the scripts that a person runs (sqlsem sql): an error undoes all of them.
-SET XACT_ABORT ON;
-SET LOCK_TIMEOUT 3000;
-BEGIN TRANSACTION
-
 -- name: script_patience
 -- For each statement of a script, with everybody else behind it: less than the shortest usual grace.
 SET LOCK_TIMEOUT 3000
