@@ -2,7 +2,7 @@
 (DacFx, for SQL Server 2016 and Azure SQL): syntax, names of tables, columns, table variables, indexes, procedures and
 parameters, built-in functions and their arguments; and types and collations, in databases of every collation
 (`tsqltyped`); and what hints, errors, SET options and transactions do (`tsqlrules`). No server is needed, and none is
-asked: what happens at run time is not seen.
+asked; faults at run time are not seen.
 
     python tests/tsqlcheck.py            prints file:line: message for each finding; exit status 1 if there are any
     python tests/tsqlcheck.py --prove    besides, breaks the texts in many ways, in memory, and says which go unnoticed
@@ -134,7 +134,7 @@ def batches(root: Path, read: Callable[[Path], str]) -> Iterator[Batch]:
 
 
 def part(features: frozenset[str]) -> Callable[[Path], str]:
-    """What a database with these features is made of: each script without what belongs to others, and no page."""
+    """The scripts of a database with these features: each without the sections of other features, and no page."""
 
     def read(path: Path) -> str:
         feature = sql.FEATURE_OF.get(path.stem.partition("-")[0])  # (None: doctor.sql, certify.sql, by_hand.sql)

@@ -1,8 +1,8 @@
 """Follows types and collation labels (`tsqltypes`) through all T-SQL of the project, over ScriptDom's trees.
 
 Every column, variable, parameter, literal and function result has its type, its label and, where it is a number, its
-range. What is reported: two collations in one place that wants one (468, 457, 451), conversions that nobody has asked
-for and that can fail or lose, text that is longer than where it goes, sums and products that leave int, DATEDIFF and
+range. The findings: two collations in a place that takes one (468, 457, 451), implicit conversions that can fail or
+lose, text that is longer than where it goes, sums and products that leave int, DATEDIFF and
 DATEADD that overflow (535, 8115), index keys over 900 or 1,700 bytes (1946), and names of variables in another case.
 
 The collations of a database are names here that stand for what each kind of database has (`tsqltypes.DATABASES`): one
@@ -59,10 +59,10 @@ class Expressions:
 
     def __init__(self, known: Known, file: str, facts: Facts | None = None, name: str = "") -> None:
         self.known, self.file, self.name = known, file, name
-        #: Of the look before, and of this one.
+        #: The facts of the pass before, and of this pass.
         self.before, self.now = facts or Facts(), Facts()
         self.local: set[str] = set()
-        #: Of variables, in a branch of CASE.
+        #: The bounds of variables in a branch of CASE.
         self.branch: dict[str, Bound] = {}
         self.loops = 0
         self.findings: list[Finding] = []
@@ -137,7 +137,7 @@ class Expressions:
             return
         if bound is not None and bound.size is not None and target.string and bound.size < target.size:
             value = replace(value, text=None, type=Type(value.type.name)) if value.string else value
-            # (What is cut is still too long, and refused.)
+            # (A text that is cut is still too long, and refused.)
         wrong = lossy(value, target)
         if wrong:
             self.say(node, f"{what}: {wrong}")
@@ -579,7 +579,7 @@ class Expressions:
         self.now.bounds[name] = bound if there is None else there.joined(bound)
 
     def looks(self, node: Any) -> None:
-        """Of a comparison: whether it is one of a variable, or its length, with a number."""
+        """Note the bound of a variable that a comparison of it, or of its length, with a number sets."""
         if node.kind == "InPredicate":
             words = [literal.Value for literal in node.Values if literal.kind == "StringLiteral"]
             if node.Expression.kind == "VariableReference" and words and len(words) == len(node.Values):

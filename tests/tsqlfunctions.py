@@ -27,7 +27,7 @@ from tsqltypes import (
 NAME = of("nvarchar", 128)
 #: No table has more rows than that, no text more characters.
 COUNT = of("int", low=0, high=10**9)
-#: What they return whatever they get.
+#: Functions with the same result for all arguments.
 FIXED = {
     "ORIGINAL_LOGIN SUSER_SNAME SUSER_NAME USER_NAME HOST_NAME APP_NAME DB_NAME OBJECT_NAME OBJECT_SCHEMA_NAME "
     "SCHEMA_NAME TYPE_NAME COL_NAME ERROR_PROCEDURE": NAME,
@@ -56,7 +56,7 @@ FIXED = {
     "STR": of("varchar", 30),
     "NCHAR": of("nvarchar", 1),
     "CHAR": of("char", 1),
-    "SCOPE_IDENTITY IDENT_CURRENT": of("bigint"),  # (decimal(38) by type; a column of ours has bigint)
+    "SCOPE_IDENTITY IDENT_CURRENT": of("bigint"),  # (decimal(38) by type; the columns of sqlsem have bigint)
 }
 RESULTS = {name: value for names, value in FIXED.items() for name in names.split()}
 #: @@…
@@ -74,10 +74,10 @@ GLOBALS = {
     "@@SERVERNAME": NAME,
     "@@IDENTITY": of("decimal", 38),
 }
-#: Those that return their first argument, as a whole or a part of it.
+#: Functions that return their first argument, as a whole or a part of it.
 SAME = {"UPPER", "LOWER", "LTRIM", "RTRIM", "REVERSE"}
 FIRST = {"ABS", "FLOOR", "CEILING", "ROUND", "POWER", "LAG", "LEAD", "FIRST_VALUE", "LAST_VALUE"}
-#: Those that compare, or join, all the texts that they get.
+#: Functions that compare, or join, all their texts.
 SENSITIVE = {"CONCAT", "CHARINDEX", "PATINDEX", "REPLACE", "STUFF", "CONCAT_WS", "TRANSLATE", "DIFFERENCE"}
 AGGREGATES = {"SUM", "AVG", "MIN", "MAX"}
 
@@ -125,7 +125,7 @@ def replaced(values: list[Value]) -> Value:
 
 
 def returned(name: str, values: list[Value]) -> Value:
-    """What a built-in function returns; nothing is known of those that are not here."""
+    """Return the result of a built-in function; `UNKNOWN` for a function that is not here."""
     first = values[0] if values else UNKNOWN
     if name == "HASHBYTES" and first.text is not None:
         return of("varbinary", {"SHA2_256": 32, "SHA2_512": 64, "SHA1": 20, "MD5": 16}.get(first.text.upper(), 8000))

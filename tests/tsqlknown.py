@@ -1,4 +1,4 @@
-"""What `tsqlflow` goes by: fragments of ScriptDom's tree, all that the scripts make, and what is known of variables."""
+"""The data of `tsqlflow`: fragments of ScriptDom's tree, the objects of the scripts, and facts about variables."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tsqltypes import CATALOG, DATABASE, MAX, STRINGS, Label, Type, Value
 
 Finding = tuple[str, int, str]
 Columns = dict[str, Value]
-#: Of one FROM: alias → columns; None: a table that is not known.
+#: The tables of a FROM: alias → columns; None: a table that is not known.
 Frame = dict[str, Columns | None]
-#: Of a kind of fragment, the properties in which others stand.
+#: Kind of fragment → the properties that hold other fragments.
 PROPERTIES: dict[str, list[str]] = {}
 
 
 class Node:
-    """A fragment of ScriptDom's tree; what is asked of it is kept."""
+    """A fragment of ScriptDom's tree, which caches its properties."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
@@ -73,7 +73,7 @@ def type_of(node: Any, cast: bool = False) -> Type | None:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a procedure lets pass of a variable: so many characters, numbers from low to high. None: anything."""
+    """The values of a variable that a procedure accepts: characters, numbers from low to high. None: no bound."""
 
     size: int | None = None
     low: int | None = None
@@ -88,17 +88,17 @@ class Bound:
 
 @dataclass
 class Facts:
-    """What an earlier look at a procedure has found out of its variables."""
+    """The findings of an earlier pass about the variables of a procedure."""
 
-    #: All that is ever put into one.
+    #: Variable → the union of its values.
     assigned: dict[str, Value] = field(default_factory=dict)
-    #: What it is compared with: more is refused.
+    #: Variable → the bound that a comparison sets.
     bounds: dict[str, Bound] = field(default_factory=dict)
     looked: bool = False
 
 
 class Known:
-    """What the scripts make: tables, views, functions, procedures."""
+    """The objects of the scripts: tables, views, functions, procedures."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Facts] = {}
@@ -109,7 +109,7 @@ class Known:
         self.catalog: dict[str, Columns] = {}
         self.views: dict[str, Any] = {}  # and inline functions
         self.scalars: dict[str, Value] = {}
-        #: Of a procedure or function: parameter → its type, whether it is OUTPUT, its name as it is written.
+        #: Procedure or function → parameter → its type, True if it is OUTPUT, its name as it is written.
         self.parameters: dict[str, dict[str, tuple[Type | None, bool, str]]] = {}
         self.found: dict[str, Columns | None] = {}
         self.clustered: set[str] = set()
@@ -208,7 +208,7 @@ def mentions(node: Any, name: str) -> bool:
 
 
 def over(node: Any) -> tuple[str, Bound, Bound] | None:
-    """Of a condition: a variable, what it is where that is true, and where it is not."""
+    """Return the variable of a condition, its bound where the condition is true, and its bound elsewhere."""
     if node.kind == "BooleanParenthesisExpression":
         return over(node.Expression)
     if node.kind != "BooleanComparisonExpression" or node.FirstExpression.kind != "VariableReference":
@@ -234,7 +234,7 @@ def narrowed(value: Value, bound: Bound) -> Value:
     low = limits[0] if bound.low is None else max(limits[0], bound.low)
     high = limits[1] if bound.high is None else min(limits[1], bound.high)
     if bound.low is None and bound.high is not None and low < -high <= 0:
-        low = -high  # who asks whether it is too large expects no huge negative one
+        low = -high  # code that tests for a too large number expects no huge negative number
     return replace(value, low=low, high=high) if low <= high else value
 
 
@@ -264,7 +264,7 @@ def large(limits: tuple[int, int]) -> bool:
 
 
 def children(node: Any) -> Iterator[Any]:
-    """What stands in a fragment."""
+    """Yield the fragments in a fragment."""
     if node.kind not in PROPERTIES:
         kind = node.raw.GetType()
         fragment = kind

@@ -2,7 +2,7 @@
 
 A routine that logins may run is walked twice: called outside a transaction, and inside one; others as they are called
 by these. On the way @@TRANCOUNT is known, and so is what has been copied from it (``@inside = @@TRANCOUNT``); a
-condition that decides about transactions is remembered where it has been asked once. What is wrong: a path that
+condition that decides about transactions is remembered where it has been asked once. The faults: a path that
 leaves another @@TRANCOUNT than it found (266), COMMIT and ROLLBACK of nothing (3902, 3903), a transaction that an
 error leaves open as it is begun outside TRY and without XACT_ABORT, and application locks that belong to a
 transaction where there is none (APPLOCK_MODE, APPLOCK_TEST, sp_getapplock).
@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from tsqltree import Node, called
 
 Finding = tuple[int, str]
-#: What only triggers call, which make_guard writes.
+#: Procedures that only the triggers of make_guard call.
 INSIDE = {"check_guard"}
-#: What never returns.
+#: Procedures that never return.
 RAISES = {("sqlsem", "refuse")}
 CONTROL = ("BeginTransactionStatement", "CommitTransactionStatement", "RollbackTransactionStatement")
 #: More states than these are not told apart.
@@ -29,7 +29,7 @@ NEGATED = {"<>": "=", "!=": "=", ">=": "<", "<=": ">"}
 
 @dataclass(frozen=True)
 class State:
-    """What is known at one point of a path."""
+    """The facts at one point of a path."""
 
     count: int  # @@TRANCOUNT
     aborts: bool  # XACT_ABORT
@@ -49,7 +49,7 @@ class State:
 
 
 class Ends:
-    """Where paths go that do not go on with the next statement."""
+    """The states of paths that do not go on with the next statement."""
 
     def __init__(self) -> None:
         self.returned: set[State] = set()
@@ -60,7 +60,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Context:
-    """How a routine is called."""
+    """The circumstances of a call of a routine."""
 
     count: int  # @@TRANCOUNT
     aborts: bool = False  # XACT_ABORT

@@ -1,6 +1,6 @@
 """Rules of SQL Server, and of this house, that no parser knows, over all T-SQL of the project (`tsqlcheck`).
 
-- hints of tables: those that may not stand together (1047), NOLOCK on what is written (1065), READPAST without
+- hints of tables: pairs that SQL Server refuses (1047), NOLOCK on a written table (1065), READPAST without
   ROWLOCK and READCOMMITTEDLOCK, or under an isolation level that refuses it (650); indexes with locks of pages where
   READPAST is used;
 - reads without locks (NOLOCK, READ UNCOMMITTED) that decide something: see `decides`;
@@ -32,14 +32,14 @@ WRITES = ("InsertStatement", "UpdateStatement", "DeleteStatement", "MergeStateme
 
 # -- hints ----------------------------------------------------------------------------------------------------------
 
-#: Of each group at most one: what is locked, and for how long. (The documentation has READCOMMITTEDLOCK among the
-#: first. The server takes it beside ROWLOCK, as a choice of the second.)
+#: A table takes at most one hint of each group: granularity, and duration. (The documentation has READCOMMITTEDLOCK
+#: in the first group. The server takes it beside ROWLOCK, as a hint of the second.)
 GROUPS = (
     {"ROWLOCK", "PAGLOCK", "TABLOCK", "TABLOCKX", "NOLOCK"},
     {"NOLOCK", "READCOMMITTED", "READCOMMITTEDLOCK", "REPEATABLEREAD", "SERIALIZABLE", "SNAPSHOT"},
 )
 SAME = {"READUNCOMMITTED": "NOLOCK", "HOLDLOCK": "SERIALIZABLE"}
-#: What no hint of the first may stand beside.
+#: Hint → the hints that it may not stand beside.
 CONFLICTS = {
     "NOLOCK": {"UPDLOCK", "XLOCK", "READPAST", "NOWAIT"},
     "READPAST": {"SERIALIZABLE", "SNAPSHOT", "TABLOCK", "TABLOCKX", "PAGLOCK"},
@@ -177,9 +177,9 @@ def acting(routines: Mapping[str, Node]) -> set[str]:
 def decides(name: str, routine: Node, dirty: set[str], acts: set[str]) -> Found:
     """Reads without locks that decide something.
 
-    What is read so may never be committed. So it may be shown: in a routine that neither writes a table nor takes a
-    lock, calls no routine that does, and is called by none; or by a SELECT whose rows go to the client. Anywhere else
-    it ends up in a condition, a variable or a table, and decides.
+    Such a read may see rows that are never committed. So its rows may be shown: in a routine that neither writes a
+    table nor takes a lock, calls no routine that does, and is called by none; or by a SELECT whose rows go to the
+    client. Anywhere else they end up in a condition, a variable or a table, and decide.
     """
     if name not in acts:
         return
@@ -191,7 +191,7 @@ def decides(name: str, routine: Node, dirty: set[str], acts: set[str]) -> Found:
         of = table_name(table)
         without = "NOLOCK" in hints_of(table) or of in dirty or (everywhere and of and not hints_of(table))
         if without and not is_shown(table) and (name, of) not in MAY_DECIDE:
-            yield table.line, f"{name} reads {of} without locks, and what it reads decides: read what is committed"
+            yield table.line, f"{name} reads {of} without locks, and this read decides: read committed rows"
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def errors(root: Node, numbers: set[int]) -> Found:
             second = parameters[1].part("ParameterValue")
             if second is not None and second.kind == "StringLiteral":
                 yield from _message(second)
-    for node in root.all("SetVariableStatement"):  # what is refused by is put together in @message
+    for node in root.all("SetVariableStatement"):  # @message has the text of a refusal
         variable, value = node.part("Variable"), node.part("Expression")
         if variable is None or value is None or variable.word("Name").lower() != "@message":
             continue
@@ -252,7 +252,7 @@ def _message(node: Node) -> Found:
 
 # -- statements -----------------------------------------------------------------------------------------------------
 
-#: Of 2017 to 2025; `tsqlcheck.NEWER` has those that its list of functions knows.
+#: Functions of 2017 to 2025; `tsqlcheck.NEWER` has more of them.
 NEWER_TABLES = {"generate_series", "ai_generate_chunks", "regexp_matches", "regexp_split_to_table"}
 MOST_ARGUMENTS = {"LTRIM": 1, "RTRIM": 1, "ISJSON": 1, "STRING_SPLIT": 2}
 #: They tell of the statement before, and say nothing behind any other.
@@ -442,7 +442,7 @@ def granted(roots: list[tuple[str, Node]]) -> set[str]:
 
 
 def findings(roots: list[tuple[str, Node]], public: set[str] | None = None) -> list[tuple[str, int, str]]:
-    """Return file, line and message of what is found in the trees. ``public``: what logins may run, if not as there."""
+    """Return file, line and message of each finding in the trees. ``public``: procedures of logins, if not as there."""
     found: list[tuple[str, int, str]] = []
     numbers = documented()
     public = granted(roots) if public is None else public
@@ -465,7 +465,7 @@ def findings(roots: list[tuple[str, Node]], public: set[str] | None = None) -> l
         if file.startswith("sqlsem"):
             found += [(file, line, words) for line, words in errors(root, numbers)]
     acts = acting(routines)
-    # What programs call, on connections that begin no transaction by themselves.
+    # Procedures that programs call, on connections that begin no transaction by themselves.
     sent = {
         called(statement)[1]
         for file, root in roots

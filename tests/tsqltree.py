@@ -86,7 +86,7 @@ def called(node: Node) -> tuple[str, str]:
 
 
 def table_name(node: Node | None) -> str:
-    """Return the name of a table reference of ours, in small letters; '' for what is none."""
+    """Return the name of a reference to a table of sqlsem, in small letters; '' for other references."""
     if node is None or node.kind not in ("NamedTableReference", "SchemaObjectFunctionTableReference"):
         return ""
     schema, name = object_name(node.part("SchemaObject"))

@@ -38,7 +38,7 @@ class Batch(Expressions):
     # -- queries -------------------------------------------------------------------------------------------------------
 
     def selected(self, statement: Any, scopes: list[Frame]) -> Selected:
-        """Of a SELECT statement."""
+        """Return the columns of a SELECT statement."""
         self.with_ctes(statement, scopes)
         return self.query(statement.QueryExpression, scopes)
 
@@ -255,7 +255,7 @@ class Batch(Expressions):
         self.any(node.MergeSpecification, [ANY])
 
     def changed(self, node: Any) -> tuple[Frame, Columns | None, str]:
-        """What an UPDATE or DELETE sees, and its table."""
+        """Return the tables that an UPDATE or DELETE reads, and the table that it writes."""
         frame: Frame = {}
         for table in node.FromClause.TableReferences if node.FromClause is not None else ():
             self.source(table, frame, [])
@@ -460,7 +460,7 @@ def in_clusters(constraint: Any, table: str, clustered: set[str]) -> bool:
 
 
 def looked_at(known: Known, file: str, script: Node) -> list[Finding]:
-    """One look at a batch; what it finds out of a procedure's variables is there for the next one."""
+    """Return the findings in a batch; the facts about a procedure's variables are kept for the next pass."""
     found: list[Finding] = []
     for batch in script.Batches:
         where = f"{file}:{batch.line}"
@@ -486,7 +486,7 @@ class Typed:
             self.add(Node(tree), catalog=True)
         for _, script in self.scripts:
             self.add(script)
-        #: Of the last of several looks: what a procedure lets pass goes from it to those that call it.
+        #: The findings of the last of several passes: the bounds of a procedure's parameters go on to its callers.
         self.findings: list[Finding] = []
         for _ in range(4):
             self.known.given, self.known.given_before = {}, self.known.given
@@ -500,8 +500,8 @@ class Typed:
                 self.known.add(statement, catalog)
 
     def unnoticed(self, parse: Callable[[str], tuple[Any, list[Any]]]) -> Iterator[str]:
-        """What of the faults is not found, and what is found of texts that are right. A batch says which it is:
-        `-- fault: what is said of it`, or `-- right`."""
+        """Yield the faults without a finding, and the findings about texts without a fault. A batch says which it is:
+        `-- fault: a part of the message`, or `-- right`."""
         text = FAULTS.read_text(encoding="utf-8").replace("{schema}", "sqlsem").replace("{table}", "ProcessControl")
         count = 0
         for number, batch in enumerate(re.split(r"^GO$", text, flags=re.MULTILINE)):

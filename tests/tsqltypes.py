@@ -2,8 +2,8 @@
 
 The rules are those of Microsoft's pages "Collation Precedence", "Data type precedence", "CAST and CONVERT", "Precision,
 scale, and length", "CONCAT", "ISNULL", "DATEDIFF", "DATEADD", "OPENJSON" and "Collation and Unicode support". Where a
-page leaves a case open, the stricter reading is taken: what a view, a derived table or a scalar function returns is a
-column with a collation of its own (implicit), and CASE, COALESCE, ISNULL and UNION ALL are refused over two collations.
+page leaves a case open, the stricter reading is taken: a view, a derived table or a scalar function returns a column
+with a collation of its own (implicit), and CASE, COALESCE, ISNULL and UNION ALL are refused over two collations.
 
 The collations are names, or one of these, which every database fills in for itself (`DATABASES`).
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 #: The database's default; that of names in the catalog; that of the server, in what is seen of all databases.
 DATABASE, CATALOG, SERVER = "DATABASE_DEFAULT", "CATALOG_DEFAULT", "the server's"
-#: Of columns of the catalog that have fixed words in them.
+#: The collation of columns of the catalog with fixed words.
 WORDS = "Latin1_General_CI_AS_KS_WS"
 CP1 = "SQL_Latin1_General_CP1_CI_AS"
 #: A database of each kind → what the names above stand for.
@@ -121,7 +121,7 @@ LITERAL = Label(0, DATABASE)
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of an expression. Without a type nothing is."""
+    """The facts about an expression; none without a type."""
 
     type: Type | None = None
     label: Label | None = None
@@ -145,7 +145,7 @@ class Value:
         return low if self.low is None else self.low, high if self.high is None else self.high
 
     def as_column(self) -> Value:
-        """As another query sees it: a column, whose label is implicit."""
+        """Return the value for another query: a column with an implicit label."""
         label = Label(1, self.label.collation) if self.label is not None and self.label.rank != 2 else self.label
         return replace(self, label=label, text=None, column=True)
 
@@ -190,7 +190,7 @@ def combined(labels: list[Label]) -> tuple[Label | None, str]:
 
 
 def shown(value: Value) -> int:
-    """How many characters a value has as text, at most."""
+    """Return the largest number of characters of a value as text."""
     kind = value.type
     if kind is None:
         return 0
@@ -241,7 +241,7 @@ def merged(values: list[Value]) -> Value:
 
 
 def lossy(value: Value, target: Type) -> str:
-    """What may go wrong when a value is converted to a type that nobody has asked for."""
+    """Return the danger of an implicit conversion of a value to a type; empty without a danger."""
     kind = value.type
     if kind is None or value.null:
         return ""

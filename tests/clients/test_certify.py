@@ -24,7 +24,7 @@ from sqlsem.certify.facts import hidden_words
 from sqlsem.certify.sessions import Session
 
 WISHES = Wishes(seconds=0.3, max_sessions=8)
-#: What a check needs besides.
+#: More wishes of a check.
 WISHES_OF = {1: {"databases": True}, 10: {"long": 5.0}}
 #: Checks that need an operator.
 NEEDS_MORE = {24}
@@ -32,7 +32,7 @@ NEEDS_MORE = {24}
 
 @pytest.fixture
 def bench(database):
-    """``bench(seconds=…)`` makes one; what it made must be gone in the end."""
+    """``bench(seconds=…)`` makes a bench. In the end its objects must be gone."""
     made = []
 
     def bench(url=None, **wishes):
@@ -50,7 +50,7 @@ def vars_of(wishes):
 
 
 def remains(database, schema):
-    """What a certification has left: schemas, roles, databases, folders."""
+    """Return the remains of a certification: schemas, roles, databases, folders."""
     if database.engine == "sqlite":
         folder = os.path.dirname(database.url.removeprefix("sqlite:///"))
         return [name for name in os.listdir(folder) if "certify" in name]
@@ -71,19 +71,19 @@ def remains(database, schema):
 
 
 @pytest.mark.parametrize("number", sorted(CHECKS))
-def test_check_passes_on_what_is_installed(bench, database, number):
+def test_check_passes_on_an_installed_schema(bench, database, number):
     report = certify(bench(**WISHES_OF.get(number, {})), [number])
     (result,) = report.results
     assert result.state != "failed", result.detail
     assert result.detail
     possible = CHECKS[number].applies(database.engine) and number not in NEEDS_MORE
-    # What SQL Server needs rights for depends on the login.
+    # On SQL Server the result depends on the rights of the login.
     assert database.engine == "mssql" or (result.state == "ok") == possible, result.detail
     assert report.ok
     assert report.left == ""
 
 
-def test_numbers_of_checks_are_those_of_the_page():
+def test_numbers_of_checks_equal_the_page():
     assert set(CHECKS) <= set(range(1, 26))
     for check in CHECKS.values():
         assert check.title
@@ -200,7 +200,7 @@ def changing(name, first, then):
 
 
 def measured(name, value):
-    """What is measured is this."""
+    """Let a measurement return this value."""
 
     def seed(monkeypatch, engine):
         monkeypatch.setattr(checks.measuring, name, lambda *arguments: value)
@@ -467,7 +467,7 @@ def test_children_end_with_a_certification_that_is_killed(database):
     assert remains(database, schema) == []
 
 
-def test_what_cannot_be_removed_is_named_with_the_command(bench, database, monkeypatch):
+def test_remains_are_named_with_the_command(bench, database, monkeypatch):
     instance = bench()
     instance.install()
     with monkeypatch.context() as patch:
@@ -546,7 +546,7 @@ def test_words_are_hidden_everywhere_but_with_host(bench, database):
     ],
 )
 @pytest.mark.engines("sqlite")
-def test_exit_codes_of_what_cannot_begin(database, words, code):
+def test_exit_codes_of_a_refused_certification(database, words, code):
     done = run(database, *words)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr

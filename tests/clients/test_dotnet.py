@@ -259,7 +259,7 @@ def test_stages_wait_for_each_other(agent, make_agent, name):
 
 
 def test_a_deadlock_ends_the_youngest_request(agent, make_agent, python, connect, name):
-    """Of two connections; the older request is granted when the other one has given up and released."""
+    """Two connections: the older request is granted when the other connection has given up and released."""
     other, look = make_agent(), connect()
     agent.do("acquire", "granted", name=name("a"))
     other.do("acquire", "granted", name=name("b"))

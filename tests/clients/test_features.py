@@ -1,5 +1,5 @@
-"""Databases that have a part of sqlsem: what is there works, what is not there is refused with the command that adds
-it, and adding it disturbs nobody. On both servers.
+"""Databases with a part of sqlsem: installed features work, each other feature is refused with the command that adds
+it, and adding it disturbs no session. On both servers.
 """
 
 import contextlib
@@ -296,7 +296,7 @@ def test_feature_alone_works_and_the_others_are_refused(empty, feature):
             run(empty, name)
         else:
             refused(empty, name)
-    # What follows is what `sqlsem init` does at every upgrade: it keeps to what is there.
+    # Every upgrade by `sqlsem init` does this: it keeps the installed features.
     empty.install()
     assert catalogue(empty) == (found, roles)
 
@@ -341,7 +341,7 @@ def test_nothing_is_added_to_nothing(empty):
         empty.install(add=("queue",))
 
 
-def test_commands_say_what_is_there(empty):
+def test_commands_name_installed_features(empty):
     dry = command(empty, "init", "--only", "queue", "--dry-run")
     assert "features: locks, rates (for queue), queue; not installed: operate, " in dry.output, dry.output
     assert "tasks.sql" in dry.output
@@ -359,7 +359,7 @@ def test_commands_say_what_is_there(empty):
 
 
 def test_printed_scripts_install_and_add_a_part(empty):
-    """What `sqlsem sql` prints does what `sqlsem init` does."""
+    """The scripts of `sqlsem sql` do the same as `sqlsem init`."""
 
     def run_printed(*words):
         text = command(empty, "sql", empty.engine, *words).stdout

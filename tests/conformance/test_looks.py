@@ -23,7 +23,7 @@ STILL = 5.0
 FIRST_LOOKS = 6
 #: The longest pause is 0.8 s.
 LONGEST_PAUSE = 0.8
-#: How `wait` begins in the script, what ends it, and where each turn of its loop begins.
+#: The beginning of `wait` in the script, its end, the beginning of a turn of its loop, and the count to add there.
 PARTS = {
     "postgresql": ("CREATE OR REPLACE FUNCTION {s}.wait(", "\n$$;\n", "    LOOP\n", "PERFORM nextval('{s}.looks');"),
     "mssql": (
@@ -140,7 +140,7 @@ def test_waiters_behind_a_lease_look_at_most_twice_a_second(looks, waiting):
     until(lambda: waiters[0].granted_at, "the next one is granted")
 
 
-def test_the_oldest_holder_wakes_the_next_one_at_once(looks, waiting):
+def test_the_oldest_holder_wakes_the_next_waiter_at_once(looks, waiting):
     """As before, though its pauses are long by now."""
     holders, waiters = waiting(1, holders=2)
     time.sleep(2)

@@ -209,7 +209,7 @@ def test_a_closed_connection_is_reported(agent):
     assert {event["event"] for event in told[1:]} == {"granted", "closed", "lost"}
 
 
-def test_a_wait_sends_the_heartbeats_of_what_is_held(agent):
+def test_a_wait_sends_the_heartbeats_of_held_locks(agent):
     """The connection waits for another lock meanwhile."""
     granted = [result(("position", "granted"), (1, 1)), result(("position", "granted"), (2, 0))]
     answers = {"register": lambda _: granted.pop(0), "wait": Later(0.3, result(("code",), (-1,)))}

@@ -103,7 +103,7 @@ def test_install_tries_again_when_the_lock_is_free(tds, reach, later, number):
     assert found[-4:-1] == ["lock", "table", "procedure"]
 
 
-def test_install_says_which_right_tells_who_is_in_the_way(tds, reach, later):
+def test_install_names_the_right_to_see_blocking_sessions(tds, reach, later):
     server = tds(server_answers("TABLOCKX", lambda: LOCK_TIMEOUT, blockers=DENIED))
     with pytest.raises(Unavailable, match=r"VIEW SERVER STATE .*VIEW DATABASE STATE"):
         reach(server).install(plan)

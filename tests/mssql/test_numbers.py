@@ -1,6 +1,6 @@
 """The numbers of SQL Server's errors: one table in Python and in .NET, and each number through both clients.
 
-A number is raised once, by a server of ours, when a lock is asked for. Where it passes by itself the request must be
+A fake server raises each number once, when a lock is asked for. Where it passes by itself the request must be
 granted all the same; where it does not, the caller must get the exception of its kind.
 """
 
@@ -33,7 +33,7 @@ TABLES = {
     "ReadOnly": errors.READ_ONLY_NUMBERS,
     "Vague": errors.VAGUE,
 }
-#: What a caller gets: None where it gets the lock.
+#: Kind of number → exceptions of the client and of .NET; None where the caller gets the lock.
 MEANINGS = {
     "Busy": (None, None),
     "Lost": (None, None),
@@ -44,13 +44,13 @@ MEANINGS = {
 }
 OURS_CHANGED = "sqlsem: this connection changed sessions under its member"
 NUMBERS = [(kind, number) for kind in MEANINGS for number in sorted(TABLES[kind])]
-#: Of ours: of the Python client those in `SqlServerConnection.meaning`, which a fake server raises in test_odbc.py.
+#: Numbers of sqlsem itself; test_odbc.py raises those of Python's `SqlServerConnection.meaning`.
 OURS = {
     50001: "SqlSemConfigurationException",
     50002: None,
     50005: None,  # given up a moment ago: it comes back as a new member
     50006: "SqlSemConfigurationException",
-    -2: None,  # SqlClient's own timeout: what it stopped is asked again
+    -2: None,  # SqlClient's own timeout: the stopped statement is sent again
     50008: "SqlSemConfigurationException",
     50009: "SqlSemConfigurationException",
     50000: "SqlSemUnavailableException",
@@ -68,7 +68,7 @@ def test_tables_of_python_and_dotnet_are_the_same():
     assert numbers_of_dotnet() == TABLES
 
 
-def test_every_number_means_one_thing():
+def test_every_number_has_a_single_meaning():
     numbers = [number for table in TABLES.values() for number in table]
     assert len(numbers) == len(set(numbers))
 
@@ -135,7 +135,7 @@ def agent(program, tds, request):
     return agent
 
 
-class Told:
+class Raising:
     """A database whose register fails once by the number that the statement ``SELECT 'next', N`` has named."""
 
     def __init__(self, severity=16):
@@ -160,7 +160,7 @@ def acquired(agent, numbers, **words):
             {"do": "acquire", "name": f"n{number}", "timeout": "60", **words},
             {"do": "release"},
         ]
-    found = [event for event in agent(Told(), *commands) if event["event"] not in ("executed", "released")][1:]
+    found = [event for event in agent(Raising(), *commands) if event["event"] not in ("executed", "released")][1:]
     assert len(found) == len(numbers), found
     return {
         number: event["error"] if event["event"] == "failed" else None
@@ -178,7 +178,7 @@ def test_dotnet_understands_our_own_numbers(agent):
 
 
 @pytest.mark.parametrize("routine", ["release", "ping"])
-def test_dotnet_repeats_what_is_busy(agent, routine):
+def test_dotnet_repeats_a_busy_call(agent, routine):
     whole, left = member(), []
     step = "release" if routine == "release" else "check"
 
@@ -225,23 +225,23 @@ def test_dotnet_enrols_again_where_its_session_changed_once(agent):
 
 def test_dotnet_names_the_role_of_the_locks(agent):
     found = agent(
-        Told(), {"do": "execute", "text": "SELECT 'next', 1202"}, {"do": "acquire", "name": "books", "timeout": "5"}
+        Raising(), {"do": "execute", "text": "SELECT 'next', 1202"}, {"do": "acquire", "name": "books", "timeout": "5"}
     )
     assert "ALTER ROLE sqlsem_locks ADD MEMBER" in found[1]["message"]
     assert "sqlsem init" not in found[1]["message"]
 
 
 def test_dotnet_tells_a_session_that_ended(agent):
-    """An error that ends the session: what comes next is the caller's to decide."""
+    """An error that ends the session: the caller decides about the next step."""
     found = agent(
-        Told(severity=20), {"do": "execute", "text": "SELECT 'next', 596"}, {"do": "acquire", "name": "books"}
+        Raising(severity=20), {"do": "execute", "text": "SELECT 'next', 596"}, {"do": "acquire", "name": "books"}
     )
     failed = [event for event in found if event["event"] == "failed"]
     assert [event["error"] for event in failed] == ["SqlSemUnavailableException"]
     assert "connect and ask again" in failed[0]["message"]
 
 
-def test_dotnet_declares_texts_by_one_size(agent):
+def test_dotnet_declares_all_texts_by_the_same_size(agent):
     seen = []
 
     def answer(said, whole=member()):  # noqa: B008

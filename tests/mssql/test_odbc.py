@@ -447,7 +447,7 @@ def test_the_doctor_compares_waiters_with_workers(tds, reach, workers, waiters, 
 
 
 def asks(answers):
-    """What answers a wait so, one time after another, and then the last one again; and when it was asked."""
+    """Return a fake server that gives these answers to waits, the last of them again and again; and its call times."""
     asked = []
 
     def wait(_):
@@ -466,7 +466,7 @@ def test_a_wait_that_finds_no_slot_pauses_here(tds, reach):
     assert 3 <= len(asked) <= 6
 
 
-def test_what_is_told_in_this_process_ends_that_pause(tds, reach, monkeypatch):
+def test_notice_in_this_process_ends_that_pause(tds, reach, monkeypatch):
     monkeypatch.setattr("sqlsem.engines.mssql.locks.FIRST_ELSEWHERE_SECONDS", 2 * PATIENCE)
     answer, asked = asks([2, 0])
     session, nudge, began = reach(tds(answer)), threading.Event(), time.monotonic()

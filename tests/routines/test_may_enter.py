@@ -72,8 +72,8 @@ def test_bare_rows_wait_for_sessions(bare, session, one, name):
     assert answers(one, name, position) == [1]
 
 
-def test_release_that_is_undone_lets_nobody_in(database, table, bare, one, name):
-    """What an open transaction has deleted is there until that commits: it may be rolled back."""
+def test_release_that_is_undone_admits_no_waiter(database, table, bare, one, name):
+    """A row that an open transaction has deleted counts until the commit: the transaction may be rolled back."""
     first, second = bare(), bare()
     raw = database.raw(autocommit=False)
     try:

@@ -11,7 +11,7 @@ from sqlsem.engines.roles import Request
 
 pytestmark = pytest.mark.engines("postgresql", "mssql")
 
-#: What another server has told about itself, and what a restart of this one changes.
+#: The facts that another server has stored about itself, and the changes by a restart of this server.
 MOVED, RESTARTED = ("origin", "started"), ("started",)
 
 
@@ -118,7 +118,7 @@ def test_members_return_to_another_server(database, holder):
         other.close()
 
 
-def test_new_sessions_find_a_dead_holder_whose_grace_begins_anew(database, holder, one, name):
+def test_new_sessions_find_a_dead_holder_with_a_new_grace(database, holder, one, name):
     _, number, _ = holder(dead=True, grace=600)
     change(database, number, seen_at=-700)
     take_over(database)
@@ -174,7 +174,7 @@ def test_revoked_holders_are_told_before_their_row_goes(database, holder, one, n
     session.resign(number)
 
 
-def test_numbers_go_on_above_those_of_another_server(database, session, one, name):
+def test_numbers_go_on_above_the_numbers_of_another_server(database, session, one, name):
     before = one.acquire(name)[1]
     one.call("release", name)
     take_over(database)

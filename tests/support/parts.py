@@ -1,4 +1,4 @@
-"""What the SQL scripts of some features make and name, read from their text."""
+"""The names that the SQL scripts of some features make and use, read from their text."""
 
 from __future__ import annotations
 

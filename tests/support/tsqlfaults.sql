@@ -1,6 +1,6 @@
--- What SQL Server refuses, or does otherwise than it is meant: each batch has one fault, of which its mark says what
--- tests/tsqltyped.py must tell. Batches that are marked as right are what comes near to one, and of which it must tell nothing.
--- The first ones are what once stood in sqlsem's own scripts.
+-- Faults: statements that SQL Server refuses, or that do not do as meant. Each batch has one fault, and its mark is a part
+-- of the message of tests/tsqltyped.py. A batch that is marked as right comes near to a fault, and must have no message.
+-- The first batches were in sqlsem's own scripts once.
 
 -- fault: collation conflict in CONCAT
 CREATE TRIGGER {schema}.fault_bare_row ON {schema}.{table} INSTEAD OF INSERT AS

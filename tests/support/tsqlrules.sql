@@ -51,7 +51,7 @@ GO
 -- expect: READPAST on the table that INSERT writes
 INSERT INTO {schema}.setting WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) (name, value) VALUES (N'a', N'b');
 GO
--- expect: what it reads decides
+-- expect: this read decides
 ALTER PROCEDURE {schema}.fault @resource nvarchar(255), @position bigint AS
 BEGIN
     SET NOCOUNT ON;
@@ -61,7 +61,7 @@ BEGIN
     UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME() WHERE resource_id = @resource AND queue_position = @position;
 END;
 GO
--- expect: what it reads decides
+-- expect: this read decides
 -- (By way of a variable, in a routine that only calls one that writes.)
 ALTER PROCEDURE {schema}.fault_writes AS
 BEGIN
@@ -80,7 +80,7 @@ BEGIN
         EXEC {schema}.fault_writes;
 END;
 GO
--- expect: what it reads decides
+-- expect: this read decides
 -- (A function that reads without locks, and a level that does.)
 CREATE FUNCTION {schema}.fault_seen() RETURNS TABLE AS RETURN (SELECT queue_position FROM {schema}.entry WITH (NOLOCK));
 GO

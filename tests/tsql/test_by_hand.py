@@ -1,4 +1,4 @@
-"""What `sqlsem sql mssql` prints, run batch by batch as sqlcmd runs it."""
+"""The output of `sqlsem sql mssql`, run batch by batch as sqlcmd runs it."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_grant_that_a_crash_undid_keeps_others_out(queue: Queue) -> None:
 def test_release_that_a_crash_undid_is_done_again(
     database: Any, connect: Callable[..., Any], session: Callable[[], Any], name: str
 ) -> None:
-    """The server comes back with the row; the owner, who came back as well, does not know it."""
+    """The server comes back with the row; the owner comes back as well, and does not know the row."""
     rows = session().rows
     coordinator = connect()
     columns = (

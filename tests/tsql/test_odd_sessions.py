@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-#: What follows the test's own name, and whether that can be the name of a resource.
+#: The text behind the test's own name, and True if the result can be the name of a resource.
 NAMES = {
     "quote": ("it's", True),
     "double quote": ('"x"', True),

@@ -1,4 +1,4 @@
-"""How many sessions may wait on the server at a time: setting max_server_waiters."""
+"""The limit of sessions that wait on the server at a time: setting max_server_waiters."""
 
 import contextlib
 import threading
@@ -21,7 +21,7 @@ def waiters(database):
     database.rows(setting, "100")
 
 
-def test_one_session_too_many_is_refused_at_once(session, database, refused, waiters, name):
+def test_session_above_the_limit_is_refused_at_once(session, database, refused, waiters, name):
     holder, waiter, other = session(), session(), session()
     assert holder.acquire(name).code == 0
     waiters(1)
@@ -30,7 +30,7 @@ def test_one_session_too_many_is_refused_at_once(session, database, refused, wai
     until(lambda: database.rows(slot, f"slot.sqlsem.{database.schema}.0") == [(0,)], "it sleeps")
     with refused(50002, "max_server_waiters"):
         other.acquire(name, timeout_ms=60_000)
-    # It left the queue, and the one that waits is not disturbed. What needs no waiting goes on.
+    # It left the queue, and the waiter is not disturbed. Calls that need no wait go on.
     assert len(database.queue(name)) == 2
     assert other.acquire(name, timeout_ms=0).code == -1
     assert other.acquire(name("free")).code == 0

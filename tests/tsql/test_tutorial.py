@@ -9,11 +9,11 @@ pytestmark = pytest.mark.engines("mssql")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial-tsql.md"
 BLOCK = re.compile(r"```sql\n-- (first|second)\n(.*?)```", re.DOTALL)
-#: What each block shows: the code that the text after it names; None where it names none.
+#: Return code of each block, as the text after the block names it; None without a code.
 CODES = [0, -1, None, 0, 0, None, 0, 0, None, None, None]
 
 
-def test_blocks_run_and_show_what_the_page_says(database, session):
+def test_blocks_run_and_return_the_codes_of_the_page(database, session):
     page = PAGE.read_text(encoding="utf-8")
     blocks = BLOCK.findall(page)
     assert len(blocks) == len(CODES) == page.count("```sql\n"), "each block names its window"

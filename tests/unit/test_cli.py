@@ -537,7 +537,7 @@ def test_sql_has_the_routines_for_sessions(url: str) -> None:
     assert result.exit_code != 0
 
 
-def test_sql_for_sqlcmd_is_one_transaction_in_ascii() -> None:
+def test_sql_for_sqlcmd_is_a_single_transaction_in_ascii() -> None:
     """`sqlcmd` reads files in the code page of its host, and goes on with the next batch after an error."""
     whole = done("sql", "mssql")
     assert whole.isascii()

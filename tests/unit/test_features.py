@@ -41,7 +41,7 @@ def test_marks_of_sections_are_right_and_not_printed(engine: str, name: str) -> 
     assert "-- feature" not in sql.script(engine, name)
 
 
-def test_chosen_features_bring_those_that_they_need() -> None:
+def test_chosen_features_bring_the_features_that_they_need() -> None:
     assert features.chosen(["queue"]) == {"locks", "queue", "rates"}
     assert features.chosen(["all"]) == sql.ALL
     with pytest.raises(ConfigurationError, match="no feature 'cue'; features: locks, operate"):
@@ -66,7 +66,7 @@ def test_wrong_marks_are_refused(text: str) -> None:
         features.compose(text, sql.ALL)
 
 
-def test_sections_stand_in_one_another() -> None:
+def test_sections_may_be_nested() -> None:
     text = "a\n-- feature: queue\nb\n  -- feature: rates\nc\n  -- end of feature: rates\n-- end of feature: queue\nd\n"
     assert features.compose(text, {"locks", "queue"}) == "a\nb\nd\n"
     assert features.compose(text, {"locks", "rates"}) == "a\nd\n"
@@ -89,7 +89,7 @@ SUBSETS = [
 @pytest.mark.parametrize("engine", SERVERS)
 @pytest.mark.parametrize("names", SUBSETS, ids=features.listed)
 def test_scripts_of_features_name_nothing_else(engine: str, names: frozenset[str]) -> None:
-    """What belongs to a feature that is not installed is called by nothing that is."""
+    """Installed objects refer to no object of a feature that is not installed."""
     everything, _ = made_and_named(engine, sql.ALL)
     made, named = made_and_named(engine, names)
     assert named & (everything - made) == set()
@@ -101,5 +101,5 @@ def test_each_feature_has_something_of_its_own(engine: str, name: str) -> None:
     everything, _ = made_and_named(engine, sql.ALL)
     without, named = made_and_named(engine, sql.ALL - {name})
     assert everything - without
-    if name == "rates":  # what finds missing names finds them
+    if name == "rates":  # the search for missing names finds them
         assert named & (everything - without) >= {"take_tokens"}

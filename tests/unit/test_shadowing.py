@@ -55,7 +55,7 @@ def test_routines_without_path_are_the_ones_that_must():
 
 
 def test_backslashes_stand_in_strings_that_say_so():
-    """What else they mean is set by each session: standard_conforming_strings."""
+    """Without E'…' their meaning depends on the session: standard_conforming_strings."""
     for script in (*SCRIPTS, "client", "doctor", "certify", "drop"):
         text = re.sub(r"--.*", "", sql.script("postgresql", script))
         found = [match[0] for match in re.finditer(r"\bE?'(?:[^']|'')*'|'(?:[^']|'')*'", text) if "\\" in match[0]]

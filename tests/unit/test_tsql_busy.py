@@ -51,7 +51,7 @@ def catches(text: str, caught: bool = False) -> Iterator[tuple[str, bool]]:
 
 
 def faults(catch: str, caught: bool = False) -> list[str]:
-    """What a CATCH block does wrong with the errors that mean busy."""
+    """Return the faults of a CATCH block with the errors that mean busy."""
     wrong = []
     for numbers in re.findall(r"(?:ERROR_NUMBER\(\)|@number) (?:NOT )?IN \(([\d, ]+)\)", catch):
         named = {int(number) for number in numbers.split(",")}

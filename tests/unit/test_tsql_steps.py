@@ -189,7 +189,7 @@ def test_a_pair_of_a_session() -> None:
 
 
 def woken(**conditions: Iterable[bool]) -> Counter[str]:
-    """Of a wait, what follows its sleep until its answer."""
+    """Return the steps of a wait from its sleep to its answer."""
     usual: Holds = {
         "@code >= 0 AND @until = N'leave'": ALWAYS,
         "@result = 0 AND @@VERSION": ALWAYS,
@@ -217,7 +217,7 @@ def test_a_hand_off_to_a_waiter_that_grants_itself() -> None:
     assert found == {"statements": 15, "tables": 2}
 
 
-#: What every pair, hand-off and heartbeat runs through.
+#: Procedures that every pair, hand-off and heartbeat runs through.
 HOT = ("register", "release", "wait", "ping")
 
 

@@ -163,8 +163,8 @@ def test_what_people_look_at_waits_for_nobody():
         assert all(hint for _, hint in tables), name
 
 
-def test_bare_participants_decide_on_what_is_committed():
-    """may_enter, and the rule that it asks: what an open transaction has deleted may be put back."""
+def test_bare_participants_decide_on_committed_rows():
+    """may_enter and its rule: a row that an open transaction has deleted may come back."""
     rule = text_of("routines").partition("CREATE FUNCTION sqlsem.ahead (")[2].partition("\nGO\n")[0]
     for text in (PROCEDURES["may_enter"], rule):
         reads = re.findall(r"(?:FROM|JOIN) sqlsem\.entry\b(?: AS \w+)?([^\n]*)", text)
@@ -339,7 +339,7 @@ def test_application_lock_name_begins_with_its_kind() -> None:
         for name in lock_arguments(text):
             if (routine, name) in NAMED_BY_CALLER:
                 continue
-            if routine.startswith("beacon_"):  # what doctor.py names
+            if routine.startswith("beacon_"):  # doctor.py gives these names
                 assert name in ("@name", "N'public', @name"), (routine, name)
                 continue
             kinds = kinds_of(text, name)

@@ -34,7 +34,7 @@ LONGEST = 60_000
 
 
 def sleeps(procedures: dict[str, str]) -> Iterator[tuple[str, str, int]]:
-    """Yield (procedure, what it sleeps by, where) of each sleep that no literal bounds."""
+    """Yield (procedure, its way to sleep, position) of each sleep that no literal bounds."""
     for name, text in procedures.items():
         for call in re.finditer(r"sys\.sp_getapplock ([^;]*);", text):
             words = " ".join(call[1].split())

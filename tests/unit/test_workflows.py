@@ -131,7 +131,7 @@ def test_lowest_versions_are_tested_with_attacks():
 
 
 @pytest.mark.parametrize("path", workflows())
-def test_workflow_is_one_by_its_published_schema(path):
+def test_workflow_conforms_to_its_published_schema(path):
     pytest.importorskip("check_jsonschema")
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -149,7 +149,7 @@ def test_scripts_of_steps_are_bash(path):
 
 
 @pytest.mark.parametrize("path", workflows())
-def test_expressions_name_what_there_is(path):
+def test_expressions_name_known_contexts_and_values(path):
     """Outputs of jobs and the values of a matrix are there; contexts have names that GitHub knows."""
     contexts = {"github", "env", "matrix", "job", "runner", "steps", "needs", "inputs", "strategy", "secrets", "vars"}
     for name, job in jobs(path.stem).items():
