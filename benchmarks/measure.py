@@ -188,7 +188,7 @@ def contend(
 ) -> list[Visit]:
     """``number`` processes take the mutex, hold it for ``hold`` seconds and ask again at once, for ``seconds``.
 
-    What they do in the first ``warm`` seconds does not count: some servers compile what a session calls first.
+    The first ``warm`` seconds do not count: some servers compile the first calls of a session.
     """
     return together(number, seconds + warm, _contend, engine, name, url, hold, seconds, warm)
 

@@ -248,7 +248,7 @@ public static class SqlSem
     /// <param name="limit">
     /// How many may hold it at a time; all callers should name the same (the smallest counts). Null: the limit that an
     /// operator has set for the resource (<c>sqlsem set etl --limit 5</c>), and changes while programs run; where none
-    /// is set, the call is refused. What this connection holds of such a resource may keep it out itself: then give a timeout.
+    /// is set, the call is refused. Locks that this connection holds on such a resource may keep it out itself: then give a timeout.
     /// </param>
     /// <param name="timeout">How long to wait at most; null: for ever; zero: only if free.</param>
     /// <param name="weight">How many of the limit to take.</param>
@@ -585,8 +585,8 @@ public sealed class SqlSemGrant : IDisposable
 
     /// <summary>
     /// Releases the lock. Never throws, so that it cannot hide what your block throws: when the lock had been lost,
-    /// or cannot be released now, that goes to <see cref="SqlSem.Trouble"/> and to Trace. What could not be
-    /// released is tried again with the next Acquire on this connection, and goes with its session (or its lease).
+    /// or cannot be released now, that goes to <see cref="SqlSem.Trouble"/> and to Trace. A failed release
+    /// is tried again with the next Acquire on this connection, and the lock ends with its session (or its lease).
     /// </summary>
     public void Dispose()
     {
@@ -1177,7 +1177,7 @@ internal sealed class SqlSemAttempt
                 await Clean(asynchronous, "timeout").ConfigureAwait(false);
                 return null;
             }
-            // What a late cancellation hits must not be a statement of the caller's.
+            // A late cancellation must not hit a statement of the caller's.
             cancel.ThrowIfCancellationRequested();
             if (Options.KeepAlive && Lease == null)
                 await Beat(ticket).ConfigureAwait(false);
@@ -1280,7 +1280,7 @@ internal sealed class SqlSemAttempt
                     troubled = Clock.Elapsed;
                 else if (Clock.Elapsed - troubled > Persistence)
                     throw;
-                // The server may allow statements less time than that. What it stopped has changed nothing.
+                // The server may allow statements less time than that. A stopped statement has changed nothing.
                 if (failure.Kind == SqlSemTrouble.Stopped && longest > TimeSpan.FromMilliseconds(100))
                     longest = TimeSpan.FromTicks(longest.Ticks / 2);
                 code = -1;
@@ -1437,7 +1437,7 @@ internal sealed class SqlSemTicket
     internal bool Granted;
 }
 
-// What error numbers of SQL Server and Azure SQL mean. The same as in sqlsem/engines/mssql/errors.py, by the same names.
+// The meanings of error numbers of SQL Server and Azure SQL. The same as in sqlsem/engines/mssql/errors.py, by the same names.
 internal static class SqlSemNumbers
 {
     // A statement is the victim, or has waited for long: it may be repeated.
@@ -1458,7 +1458,7 @@ internal static class SqlSemNumbers
     // The login may not do that.
     internal static readonly HashSet<int> Denied = new HashSet<int> { 229, 230 };
 
-    // The login may call the routines, but is in no role of ours, and the application locks belong to one of them.
+    // The login may call the routines, but is in no role of sqlsem, and the application locks belong to such a role.
     internal static readonly HashSet<int> Role = new HashSet<int> { 1202 };
 
     // The database cannot be written to here: a secondary replica, or it has just been failed over.

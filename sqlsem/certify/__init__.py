@@ -1,7 +1,7 @@
 """``sqlsem certify``: shows in minutes whether sqlsem works on a database server, in a schema of its own.
 
 Each check is a function (`sqlsem.certify.checks`), registered with its number and a title, that raises `Failed` or
-`NotPossible`; what the driver raises is a failure in the server's words. `certify` installs, runs them in order, and
+`NotPossible`; an error of the driver is a failure in the server's words. `certify` installs, runs them in order, and
 removes what was made, whatever happens.
 """
 
@@ -86,8 +86,8 @@ def run(bench: Bench, check: Check) -> Result:
     except Exception as exc:
         return result("failed", _after(notes, server_words(exc, bench.engine)))
     finally:
-        with contextlib.suppress(Exception):  # what a check broke may not be closed in order
-            bench.tidy()
+        with contextlib.suppress(Exception):  # a check may have broken a connection, which then cannot be closed
+            bench.close_opened()
     if notes.skipped and not notes.words:
         return result("not possible", notes.detail)
     return result("ok", notes.detail)

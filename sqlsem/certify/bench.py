@@ -1,4 +1,4 @@
-"""Where a certification works: a schema of its own, what its checks open there, and how all of it is removed."""
+"""The workplace of a certification: a schema of its own, the connections of its checks, and the removal of both."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ LOOK_SECONDS = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Wishes:
-    """What the operator has asked for."""
+    """The options of the operator."""
 
-    #: Of each check that goes on for a time.
+    #: The length of each check that goes on for a time.
     seconds: float = 5.0
     #: For how long to soak, with kills.
     long: float | None = None
     #: Sessions that may be open at the same time.
     max_sessions: int = 20
-    #: Whether databases of other collations and settings may be created, and dropped.
+    #: True if databases of other collations and settings may be created, and dropped.
     databases: bool = False
     #: A login that may create databases and users, and end sessions.
     admin_url: str | None = None
@@ -53,7 +53,7 @@ class Wishes:
 
 
 class Bench:
-    """The schema, and what is open there. Closes what a check has opened (`tidy`), and removes all (`remove`)."""
+    """The schema, and what is open there. Ends what a check has opened (`close_opened`), removes all (`remove`)."""
 
     def __init__(self, url: str, options: dict[str, Any], wishes: Wishes, schema: str | None = None) -> None:
         self.wishes = wishes
@@ -106,10 +106,10 @@ class Bench:
         return f"sqlsem --schema {self.schema} sql {self.engine.name} drop"
 
     def remove(self) -> str:
-        """Remove all that was made. What is left then, in words and with the command that removes it; else nothing."""
+        """Remove all that was made. Return the rest in words, with the command that removes it; else nothing."""
         failures = []
         with contextlib.suppress(Exception):
-            self.tidy()
+            self.close_opened()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             if self.folder.exists():
@@ -180,7 +180,7 @@ class Bench:
 
     @property
     def has_routines(self) -> bool:
-        """Whether there are routines for sessions."""
+        """True if there are routines for sessions."""
         return "acquire" in sql.queries(self.engine.name, file="certify")
 
     def coordinator(self, **options: Any) -> Coordinator:
@@ -192,7 +192,7 @@ class Bench:
         order = {"url": self.url, "options": self.options, "job": job, "arguments": arguments}
         return self._opened.enter_context(contextlib.closing(Child(order)))
 
-    def tidy(self) -> None:
+    def close_opened(self) -> None:
         """Close and end all that was opened."""
         opened, self._opened = self._opened, contextlib.ExitStack()
         opened.close()
@@ -242,7 +242,7 @@ class Bench:
             other.install()
             yield other
         finally:
-            other.tidy()
+            other.close_opened()
             deadline = time.monotonic() + PATIENCE
             while True:  # the server may still be ending our sessions there
                 try:
@@ -253,7 +253,7 @@ class Bench:
                         raise
                     time.sleep(0.5)
             self._made.remove((drop, f"database {name}"))
-            # What the whole server has: on PostgreSQL the roles.
+            # The roles of PostgreSQL, which belong to the whole server.
             if admin.has("drop_roles"):
                 admin.run(sql.queries(self.engine.name, other.schema, file="certify")["drop_roles"])
 

@@ -64,14 +64,14 @@ class Child:
         self._events.put(None)
 
     def next(self, seconds: float = START_SECONDS) -> dict[str, Any] | None:
-        """What it says next; None when it has ended."""
+        """Return the next event of the process; None when it has ended."""
         try:
             return self._events.get(timeout=seconds)
         except queue.Empty:
             raise Failed(f"a process of the certification said nothing for {seconds:g} s") from None
 
     def expect(self, event: str, seconds: float = START_SECONDS) -> dict[str, Any]:
-        """What it says next, which must be of that kind."""
+        """Return the next event of the process, which must be of that kind."""
         found = self.next(seconds)
         if found is None:
             raise Failed(f"a process of the certification ended before it said {event!r}")

@@ -1,4 +1,4 @@
-"""The first lines of a report: what was certified, with what."""
+"""The first lines of a report: the server, the driver and this side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_NAMES = frozenset({*engines.SCHEMES, "sqlsem", "master", "public", "localhost
 
 
 def facts(bench: Bench) -> dict[str, Any]:
-    """What the server, the driver and this side are."""
+    """Return the facts about the server, the driver and this side."""
     found: dict[str, Any] = {"engine": bench.engine.name}
     with contextlib.closing(Session(bench.engine)) as session:
         found |= {str(name): None if value is None else _line(value) for name, value in session.rows("facts")}

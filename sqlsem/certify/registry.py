@@ -11,7 +11,7 @@ from sqlsem.certify.results import Notes
 
 __all__ = ["CHECKS", "Check", "check"]
 
-#: A check. It raises `Failed` or `NotPossible`; what the database's driver raises is a failure in the server's words.
+#: A check. It raises `Failed` or `NotPossible`; an error of the driver is a failure in the server's words.
 Run = Callable[[Bench, Notes], None]
 
 
@@ -28,7 +28,7 @@ class Check:
     elsewhere: str
 
     def applies(self, engine: str) -> bool:
-        """Whether it means something on an engine of that name."""
+        """True if the check means something on an engine of that name."""
         return set(self.needs) <= set(sql.queries(engine, file="certify"))
 
 

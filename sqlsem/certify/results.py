@@ -1,4 +1,4 @@
-"""The values of a certification: what a check found, and the report of all of them as lines and as a document."""
+"""The values of a certification: the findings of a check, and the report of all checks as lines and as a document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FORMAT", "STATES", "Failed", "NotPossible", "Notes", "Report", "Resu
 
 #: The version of the document's schema (docs/howto/certify.md); a change of the meaning of a field makes a new one.
 FORMAT = 1
-#: What a check can end in.
+#: The states in which a check can end.
 STATES = ("ok", "failed", "not possible")
 
 
@@ -27,7 +27,7 @@ class NotPossible(Exception):
 
 @dataclass
 class Notes:
-    """What a check has found so far: words for people, figures for programs, and parts that were not possible."""
+    """The findings of a check so far: words for people, figures for programs, and parts that were not possible."""
 
     words: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
@@ -79,14 +79,14 @@ class Report:
 
     facts: dict[str, Any]
     results: list[Result] = field(default_factory=list)
-    #: What could not be removed in the end, with the command that removes it.
+    #: The objects that could not be removed, with the command that removes them.
     left: str = ""
     #: Words that are not sent on (names of hosts, of logins), and what stands for each.
     hidden: dict[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
-        """Whether no check has failed, and nothing was left behind."""
+        """True if no check has failed, and nothing was left behind."""
         return not self.left and all(result.state != "failed" for result in self.results)
 
     def count(self, state: str) -> int:

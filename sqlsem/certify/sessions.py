@@ -64,7 +64,7 @@ class Session:
                 cursor.close()
 
     def has(self, *names: str) -> bool:
-        """Whether this engine has all of these statements."""
+        """True if this engine has all of these statements."""
         return all(name in self.texts for name in names)
 
     def value(self, name: str, *parameters: Any, **words: object) -> Any:
@@ -130,14 +130,14 @@ def later(call: Callable[..., T], *arguments: Any) -> Future[T]:
 
 
 def _origin(exc: BaseException) -> BaseException:
-    """The driver's own error, where one of ours stands for it."""
+    """Return the driver's own error behind an error of sqlsem."""
     while isinstance(exc, SqlsemError) and exc.__cause__ is not None:
         exc = exc.__cause__
     return exc
 
 
 def server_words(exc: BaseException, engine: Engine) -> str:
-    """What the server said, in one line and without secrets; of an error of ours: that."""
+    """Return the server's message, or that of an error of sqlsem, in one line and without secrets."""
     origin = _origin(exc)
     text = " ".join(str(origin).split()) or type(origin).__name__
     hide: Callable[[str], str] = getattr(engine, "clean", str)

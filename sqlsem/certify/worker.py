@@ -21,14 +21,14 @@ from sqlsem.engines.mssql.odbc import load_driver
 from sqlsem.errors import LockLost, SqlsemError
 from sqlsem.locks import Lock
 
-#: How many may be inside, for the kinds of locks of a hammer.
+#: The limit of each kind of lock of a hammer.
 LIMITS = {"mutex": 1, "limit": 3, "read": 1, "write": 1}
 #: Seconds for one request of a hammer; then it asks again.
 ASK_SECONDS = 5.0
 
 
 class Orders:
-    """What the certification said: the order, then that this process shall end."""
+    """The commands of the certification: the order, then the command to end."""
 
     def __init__(self) -> None:
         line = sys.stdin.readline()
@@ -45,12 +45,12 @@ class Orders:
             if command.get("do") == "end":
                 break
         self.over.set()
-        # Who waits for a lock must not outlive the certification.
+        # A process that waits for a lock must not outlive the certification.
         if not threading.Event().wait(10.0):
             os._exit(3)
 
-    def tell(self, event: str, **data: Any) -> None:
-        """Say something. ``at`` is on a clock that all processes of this host share."""
+    def emit(self, event: str, **data: Any) -> None:
+        """Write an event. ``at`` is on a clock that all processes of this host share."""
         with self._guard:
             print(json.dumps({"event": event, "at": time.monotonic(), **data}), flush=True)
 
@@ -61,10 +61,10 @@ def hold(orders: Orders, coordinator: Coordinator, engine: Engine, resource: str
     lock.acquire(timeout=ASK_SECONDS * 4)
     grant = lock.grant
     assert grant is not None
-    orders.tell("holds", position=grant.position, pid=os.getpid())
+    orders.emit("holds", position=grant.position, pid=os.getpid())
     while not orders.over.wait(0.05):
         if grant.lost:
-            orders.tell("lost")
+            orders.emit("lost")
             return
     lock.release()
 
@@ -73,7 +73,7 @@ def hold_session(orders: Orders, coordinator: Coordinator, engine: Engine, resou
     """Hold a lock in a plain session until the end."""
     session = Session(engine)
     answer = session.acquire(resource)
-    orders.tell("holds", position=answer.position, code=answer.code, pid=os.getpid(), session=session.number)
+    orders.emit("holds", position=answer.position, code=answer.code, pid=os.getpid(), session=session.number)
     orders.over.wait()
     session.release(resource)
     session.close()
@@ -88,7 +88,7 @@ class Inside:
         self.who = who
 
     def enter(self, access: str) -> str | None:
-        """Write it down; in words, who must not be there."""
+        """Write down an entry. Return in words the entries that must not be there."""
         self.session.rows("enter", self.resource, self.who, access)
         others = [(str(who), str(kind)) for who, kind in self.session.rows("others", self.resource, self.who)]
         if access == "limit":
@@ -122,7 +122,7 @@ def hammer(
     session = Session(engine) if face == "session" else None
     who = f"{os.getpid()}.{0 if session is None else session.number}"
     inside = Inside(engine, resource, who)
-    orders.tell("ready", who=who, session=None if session is None else session.number)
+    orders.emit("ready", who=who, session=None if session is None else session.number)
     deadline = time.monotonic() + seconds
     turns = 0
     while time.monotonic() < deadline and not orders.over.is_set():
@@ -152,7 +152,7 @@ def hammer(
                 lost = False
         except LockLost:
             lost = True
-        orders.tell("held", kind=kind, since=since, until=until, bad=bad, lost=lost)
+        orders.emit("held", kind=kind, since=since, until=until, bad=bad, lost=lost)
 
 
 def _lock(coordinator: Coordinator, kind: str, resource: str) -> Lock:
@@ -167,7 +167,7 @@ def pooled(orders: Orders, coordinator: Coordinator, engine: Engine, resource: s
     module = load_driver("pyodbc")
     text = getattr(engine, "odbc_string", None)
     if module is None or text is None:
-        orders.tell("pooled", same=False)
+        orders.emit("pooled", same=False)
         return
     vars(module)["pooling"] = True  # in this process only, and before its first connection
     first, other = Session(engine), Session(engine)
@@ -180,7 +180,7 @@ def pooled(orders: Orders, coordinator: Coordinator, engine: Engine, resource: s
     same = first.number == number
     after = other.acquire(resource, timeout_ms=int(ASK_SECONDS * 1000)).code
     renewed = int(first.value("renew", resource, position))
-    orders.tell("pooled", same=same, between=between, after=after, renewed=renewed)
+    orders.emit("pooled", same=same, between=between, after=after, renewed=renewed)
 
 
 JOBS: dict[str, Callable[..., None]] = {"hold": hold, "hold_session": hold_session, "hammer": hammer, "pooled": pooled}
@@ -195,8 +195,8 @@ def main() -> None:
         with connect(url, **options) as coordinator:
             JOBS[orders.order["job"]](orders, coordinator, engine, **orders.order["arguments"])
     except SqlsemError as exc:
-        orders.tell("failed", words=server_words(exc, engine))
+        orders.emit("failed", words=server_words(exc, engine))
     except Exception as exc:
-        orders.tell("failed", words=server_words(exc, engine))
-    orders.tell("end")
+        orders.emit("failed", words=server_words(exc, engine))
+    orders.emit("end")
     os._exit(0)  # the thread that listens stands in a read

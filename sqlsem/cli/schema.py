@@ -65,9 +65,9 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
     back to an older version. A DBA who would rather run scripts gets them from `sqlsem sql`.
 
     A new database gets everything, one that is there an upgrade of what it has. --only makes one with some features:
-    locks (always there), operate, priorities, conversions, handovers, guards, rates, once, queue, batches; what they
-    need comes with them. --add adds some later. Nothing is ever removed. Without a server (SQLite) there is no
-    choice: all tables are made at the first use.
+    locks (always there), operate, priorities, conversions, handovers, guards, rates, once, queue, batches;
+    each brings the features that it needs. --add adds some later. Nothing is ever removed. Without a server (SQLite)
+    there is no choice: all tables are made at the first use.
 
     \b
     Examples:
@@ -125,7 +125,7 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
 
 
 def _has_features(engine: str) -> bool:
-    """Whether the tables of an engine can be made in part."""
+    """True if the tables of an engine can be made in part."""
     return bool(set(sql.query_features(engine).values()) - {CORE})
 
 

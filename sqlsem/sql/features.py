@@ -78,7 +78,7 @@ def to_setting(features: Collection[str]) -> str:
 def from_setting(value: str | None) -> frozenset[str]:
     """Return the features that setting ``features`` names; all of them where there is no such setting.
 
-    What a later version has beside these is left out.
+    Features of a later version are left out.
     """
     names = (EVERYTHING if value is None else value).replace(" ", "").split(",")
     return chosen(name for name in names if name in FEATURES or name == EVERYTHING)
@@ -90,7 +90,7 @@ def compose(text: str, features: Collection[str], feature: str = CORE) -> str:
 
 
 def fits(needed: Collection[str], unwanted: Collection[str], features: Collection[str]) -> bool:
-    """Whether a line of such a section (see `sections`) belongs where these features are."""
+    """True if a line of such a section (see `sections`) belongs where these features are."""
     return set(needed) <= set(features) and not set(unwanted) & set(features)
 
 

@@ -1,4 +1,4 @@
-"""How callers come: with whatever settings and rights they have. Checks 3, 13, 16, 17, 18 and 19."""
+"""Callers with all kinds of settings and rights. Checks 3, 13, 16, 17, 18 and 19."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Those who wait for each other: check 11."""
+"""Sessions that wait for each other: check 11."""
 
 from __future__ import annotations
 

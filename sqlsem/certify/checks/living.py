@@ -15,9 +15,9 @@ from sqlsem.engines.base import Options
 
 __all__: list[str] = []
 
-#: The grace of those who wait here.
+#: The grace of the waiters here.
 GRACE = 2.0
-#: What may be added to it, or to no grace at all, on a host that is busy.
+#: A busy host may add this to the grace, also to a grace of 0.
 MARGIN = 15.0
 #: Milliseconds of a call that only asks.
 ASK_MS = 100
@@ -137,7 +137,7 @@ def cancelled(bench: Bench, notes: Notes) -> None:
         raise Failed(f"a call that was cancelled was answered with {code}")
 
     def gone() -> bool:
-        looking.acquire(resource, timeout_ms=ASK_MS)  # those who wait remove what nobody attends to
+        looking.acquire(resource, timeout_ms=ASK_MS)  # waiters remove requests whose client is gone
         return len(looking.rows("positions", resource)) == 1
 
     took = bench.until(gone, "the end of a cancelled row", MARGIN)

@@ -1,4 +1,4 @@
-"""What it costs: checks 14, 15 and 20 to 23."""
+"""The costs of locks: checks 14, 15 and 20 to 23."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TURNS = 20
 
 
 def milliseconds(call: Callable[[], object], turns: int = TURNS) -> list[float]:
-    """How long a call takes, so many times."""
+    """Measure so many times the duration of a call."""
     found = []
     for _ in range(turns):
         began = time.perf_counter()
@@ -110,7 +110,7 @@ def beside_waiters(bench: Bench, notes: Notes) -> None:
 
     pairs = milliseconds(pair)
     coordinator.revoke_members(member=coordinator.process.member.member_id, force=True)
-    bench.tidy()
+    bench.close_opened()
     for call in waiting:
         with contextlib.suppress(Exception):  # they were cut off
             call.result(PATIENCE)
@@ -126,7 +126,7 @@ def beside_waiters(bench: Bench, notes: Notes) -> None:
 
 
 def pair_milliseconds(bench: Bench, seconds: float) -> list[float]:
-    """How long each pair of an acquire and a release of one resource takes, one after the other."""
+    """Measure each pair of an acquire and a release of one resource, one after the other."""
     lock = bench.coordinator(grace=10).mutex(bench.name())
     found: list[float] = []
     deadline = time.monotonic() + seconds

@@ -25,7 +25,7 @@ from sqlsem.model import Ticket
 
 #: Names of this host.
 HERE = frozenset({"localhost", "127.0.0.1", "::1", ".", "(local)"})
-#: A driver reconnects by itself once in a while. What changes sessions more often than that (in seconds) is a pool.
+#: A driver reconnects by itself once in a while. A pool changes sessions more often than that (in seconds).
 SESSION_CHANGE_SECONDS = 60.0
 
 

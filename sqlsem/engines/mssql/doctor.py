@@ -106,7 +106,7 @@ class SqlServerDoctor(Doctor):
         return Check("durability", ok, f"delayed durability is {str(durability).lower()}", "" if ok else mend)
 
     def workers(self) -> Check:
-        """Whether those who wait leave the server enough of its worker threads."""
+        """True if waiting sessions leave the server enough of its worker threads."""
         workers, most, told, mend = 0, None, [], ""
         with contextlib.suppress(SqlsemError, IndexError):
             (workers,) = self._ask("workers")
@@ -184,7 +184,7 @@ class SqlServerDoctor(Doctor):
         return session_locks(kept, self._engine.options.lease, "a pool", mend)
 
     def closing(self) -> Check:
-        """Whether the server ends the session of a connection that is closed; a pool keeps it, and its locks."""
+        """True if the server ends the session of a closed connection; a pool keeps the session, and its locks."""
         mend = (
             "Set pyodbc.pooling = False before the program's first connection of all, and Pooling=No in odbcinst.ini."
         )

@@ -43,7 +43,7 @@ BUSY_NUMBERS = frozenset({601, 701, 1204, 1205, 1222, 8645, 8651, 50002})
 MISSING_NUMBERS = frozenset({208, 2812})
 #: The login may not do that.
 DENIED_NUMBERS = frozenset({229, 230})
-#: The login may call the routines, but is in no role of ours, and the application locks belong to one of them.
+#: The login may call the routines, but is in no role of sqlsem, and the application locks belong to such a role.
 ROLE_NUMBERS = frozenset({1202})
 #: The database cannot be written to here: a secondary replica, or it has just been failed over.
 READ_ONLY_NUMBERS = frozenset({3906})

@@ -101,10 +101,10 @@ class PostgresTables(PostgresConnection, Tables, RemovalSession):
             self.cursor.execute(self.queries["install_end"])
 
     def _there(self) -> dict[str, str]:
-        """What table ``setting`` says of what is installed; empty when nothing is."""
+        """Return the rows of table ``setting`` about the installed features; empty when nothing is installed."""
         if self.cursor.execute(self.queries["version"]).fetchone() == (None,):
             return {}
-        # (A table without a version is not one of ours, which `plan` says.)
+        # (A table without a version is not sqlsem's, which `plan` says.)
         return {"schema_version": ""} | dict(self.cursor.execute(self.queries["installed"]).fetchall())
 
     @contextlib.contextmanager

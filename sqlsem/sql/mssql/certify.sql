@@ -33,7 +33,7 @@ DECLARE @kill nvarchar(40) = CONCAT(N'KILL ', CAST(? AS int));
 EXEC (@kill)
 
 -- name: create_inside
--- Who is inside: a witness beside the protocol.
+-- The holders inside: a witness beside the protocol.
 CREATE TABLE {schema}.certify_inside (
     resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     who         nvarchar(60) COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -42,7 +42,7 @@ CREATE TABLE {schema}.certify_inside (
 )
 
 -- name: create_dead
--- Whose rows there count no more, as they were killed.
+-- The holders that were killed: their rows there count no more.
 CREATE TABLE {schema}.certify_dead (
     who nvarchar(60) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT certify_dead_pk PRIMARY KEY
 )
@@ -122,7 +122,7 @@ VALUES (N'certify-bare', N'a'), (N'certify-bare', N'b'), (N'certify-bare', N'c')
 DELETE FROM {schema}.{table} WHERE resource_id = N'certify-bare'
 
 -- name: compile_all
--- Binds each routine again, as CREATE does when its tables are there; those that the server refuses, in its words.
+-- Binds each routine again, as CREATE does when its tables are there. Returns each routine that the server refuses, with its message.
 SET NOCOUNT ON;
 DECLARE @wrong TABLE (name nvarchar(300) NOT NULL, words nvarchar(4000) NULL);
 DECLARE @id int = 0, @name nvarchar(300), @before int;
@@ -171,7 +171,7 @@ UPDATE {schema}_own.guarded SET number = 2
 DELETE FROM {schema}_own.guarded
 
 -- name: output_guarded
--- Refused (334) where a table has triggers, whoever writes.
+-- Refused (334) where a table has triggers, for every login.
 INSERT INTO {schema}_own.guarded (number) OUTPUT inserted.number VALUES (3)
 
 -- name: renew
@@ -209,7 +209,7 @@ EXECUTE AS USER = N'certify_user'
 REVERT
 
 -- name: denied
--- What the server says to a login without the right.
+-- The server's error for a login without the right.
 SELECT N'229'
 
 -- name: callers_settings

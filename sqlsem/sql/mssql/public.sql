@@ -227,8 +227,8 @@ BEGIN
             @who nvarchar(400) = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')));
     IF @who IS NULL
         EXEC {schema}.session_name @who OUTPUT;
-    -- Only candidates: release looks properly. What others have locked (a bare row, which is seen when it is committed; a row that
-    -- is being removed) is passed, as nobody must wait for others here. A position needs no look.
+    -- Only candidates: release looks properly. The query passes rows that others have locked (a bare row, which is seen when it is
+    -- committed; a row that is being removed), as no caller must wait for others here. A position needs no look.
     IF @position IS NULL
         SELECT @one = MIN(queue_position), @last = MAX(queue_position)
         FROM {schema}.entry WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE resource_id = @resource AND requesting_id = @who;
@@ -479,7 +479,7 @@ BEGIN TRY
                 SET @result = -1;
                 BREAK;
             END;
-            -- What this very session holds will not be given back while it waits here. (What others have locked is being changed, and
+            -- This session releases nothing of its own while it waits here. (Rows that others have locked are being changed, and
             -- not counted.)
             IF @lease_ms IS NULL AND @weight + (
                    SELECT COALESCE(SUM(CAST(t.weight AS bigint)), 0) FROM {schema}.entry AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)

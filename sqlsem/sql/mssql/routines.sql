@@ -165,7 +165,7 @@ BEGIN
                 UPDATE {schema}.entry SET revoked_at = @now
                 WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NOT NULL;
             END;
-            DELETE FROM {schema}.low_water;  -- what they say may not be true of what was put in the place of what they knew
+            DELETE FROM {schema}.low_water;  -- a mark may be wrong for the rows that are there now
             DELETE FROM {schema}.setting WHERE name IN (N'origin', N'started');
             INSERT INTO {schema}.setting (name, value) VALUES (N'origin', @place), (N'started', @started);
             IF @problem IS NOT NULL
@@ -996,8 +996,8 @@ BEGIN
 END;
 GO
 
--- Raises the mark of a resource to its first row, or has one made. Called now and then under the gate, which keeps two from making it. (Of
--- what an exclusive holder knows, its release raises it.)
+-- Raises the mark of a resource to its first row, or has one made. Called now and then under the gate, which keeps two from making it. (The
+-- release of an exclusive holder raises it by the rows that it knows.)
 IF OBJECT_ID(N'{schema}.raise_mark') IS NULL EXEC (N'CREATE PROCEDURE {schema}.raise_mark AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.raise_mark @resource nvarchar(255)
@@ -1456,7 +1456,7 @@ BEGIN TRY
                 BREAK;
             END;
             EXEC @code = sys.sp_getapplock @name, N'Shared', N'Transaction', @left, @principal;
-            -- The usual end of a wait: whoever left has granted it. Or else look and take in one statement: with nobody ahead, and
+            -- The usual end of a wait: the session that left has granted it. Or else look and take in one statement: with nobody ahead, and
             -- nothing that an operator has set, there is room; anything else is seen in the next turn.
             IF @code >= 0 AND @until = N'leave' AND @access <> N'read'
             BEGIN
@@ -1663,7 +1663,7 @@ BEGIN TRY
             @pin nvarchar(255) = N'pin.sqlsem.{schema}.', @code int, @lock int, @member bigint, @own bit, @host nvarchar(255), @pid int,
             @program nvarchar(255), @login nvarchar(128), @by nvarchar(128), @next bigint, @mark bigint;
     BEGIN TRY
-        -- (Where there is no such row of this login, the name is no row's pin.) @own: what acquire has made for this row alone, where it
+        -- (Where there is no such row of this login, the name is no row's pin.) @own: acquire has made the member for this row alone, where it
         -- has a lease. @next: of one that is alone inside, and so has nobody ahead, the row behind it. (It may pass one that is locked: that
         -- is asked below. Nothing is locked yet, and nobody is waited for.) Now and then such a one raises the mark, @mark.
         SELECT @member = t.member_id, @pin = CONCAT(N'pin.sqlsem.{schema}.', @position), @host = m.host, @pid = m.pid, @program = m.program, @login = m.login,
@@ -1698,7 +1698,7 @@ BEGIN TRY
         BEGIN
             -- The next one is granted by the same commit, and only has to read that when it wakes: where it was registered directly
             -- behind this row, which is alone, nobody else is or can come ahead of it. A session's row (attended_until) is left to the
-            -- session, whose caller may have been cut off; where an operator has set anything, the whole rule is asked, by the waiter.
+            -- session: its caller may have been cut off; where an operator has set anything, the whole rule is asked, by the waiter.
             IF @code = 0 AND @next IS NOT NULL
                 UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
                 WHERE resource_id = @resource AND queue_position = @next AND behind = @position
@@ -2277,7 +2277,7 @@ GO
 -- end of feature: operate
 
 
--- What operators did ----------------------------------------------------------------------------------------------
+-- Operators' actions ----------------------------------------------------------------------------------------------
 -- (Written down by the statement that does it, or in its transaction; where it is done, as the client says.)
 
 -- Newest first; of one resource or work queue, of one action, by one login; between @since_ms and @until_ms ago.

@@ -24,7 +24,7 @@ SELECT pg_catalog.pg_backend_pid()
 SELECT pg_catalog.pg_terminate_backend(%s)
 
 -- name: create_inside
--- Who is inside: a witness beside the protocol.
+-- The holders inside: a witness beside the protocol.
 CREATE TABLE {schema}.certify_inside (
     resource_id pg_catalog.text NOT NULL,
     who         pg_catalog.text NOT NULL,
@@ -33,7 +33,7 @@ CREATE TABLE {schema}.certify_inside (
 )
 
 -- name: create_dead
--- Whose rows there count no more, as they were killed.
+-- The holders that were killed: their rows there count no more.
 CREATE TABLE {schema}.certify_dead (who pg_catalog.text NOT NULL PRIMARY KEY)
 
 -- name: create_counter
@@ -119,7 +119,7 @@ TRUNCATE {schema}_own.guarded
 SELECT {schema}.renew(%s, %s)
 
 -- name: reset
--- What a pooler does before it lends the session to another program.
+-- The statement of a pooler before it lends the session to another program.
 DISCARD ALL
 
 -- name: hand_over
@@ -150,7 +150,7 @@ SET ROLE certify_user
 RESET ROLE
 
 -- name: denied
--- What the server says to a login without the right.
+-- The server's error for a login without the right.
 SELECT '42501'
 
 -- name: callers_settings

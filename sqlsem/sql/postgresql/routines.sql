@@ -1397,7 +1397,7 @@ BEGIN
             ELSIF clock_timestamp() > v_tested + interval '0.5 seconds' THEN
                 v_tested := clock_timestamp();
             END IF;
-            -- So we look again after a pause (look_pause); sooner, when the oldest leaves of those of whom one must. (Where they wait, nothing counts before it leaves: who comes first leaves first.)
+            -- So we look again after a pause (look_pause); sooner, when the oldest row leaves of the rows of which one must. (Where they wait, nothing counts before it leaves: the first to come leaves first.)
             -- What has left since the look above is not seen here, and would not wake us: then look again at once.
             IF v_simple AND NOT v_free THEN
                 v_since := greatest(v_row.requested_at, CASE v_ahead.until WHEN 'any' THEN v_ahead.since END);
@@ -1638,8 +1638,8 @@ AS $$
     SELECT EXISTS (SELECT FROM pg_roles WHERE rolname IN (p_login, '{schema}_operator') AND pg_has_role(session_user, oid, 'MEMBER'))
 $$;
 
--- What only `pin` can say of a position: that this login may keep it while it is that member's. Needed when the row's member is
--- gone, whose login it was.
+-- The seal of a position, which only `pin` can make: this login may keep the position while it is that member's. Needed when
+-- the row's member is gone, and with it its login.
 CREATE OR REPLACE FUNCTION {schema}.pin_seal(p_position bigint, p_member bigint) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -2060,7 +2060,7 @@ $$;
 -- end of feature: operate
 
 
--- What operators did ----------------------------------------------------------------------------------------------
+-- Operators' actions ----------------------------------------------------------------------------------------------
 
 -- Writes down what somebody is just doing. Where it is done is what the client says of itself (sqlsem.client: host, process and
 -- program, in lines), or what the server sees of it.

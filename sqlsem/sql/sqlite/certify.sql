@@ -8,7 +8,7 @@ SELECT 'server', 'SQLite ' || sqlite_version() UNION ALL SELECT 'version', sqlit
 SELECT NULL, NULL WHERE 0
 
 -- name: create_inside
--- Who is inside: a witness beside the protocol.
+-- The holders inside: a witness beside the protocol.
 CREATE TABLE {schema}_certify_inside (
     resource_id TEXT NOT NULL,
     who         TEXT NOT NULL,
@@ -17,7 +17,7 @@ CREATE TABLE {schema}_certify_inside (
 ) WITHOUT ROWID
 
 -- name: create_dead
--- Whose rows there count no more, as they were killed.
+-- The holders that were killed: their rows there count no more.
 CREATE TABLE {schema}_certify_dead (who TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID
 
 -- name: create_counter
