@@ -146,9 +146,9 @@ def test_three_of_ten(session, connect, database, work):
         "PROCEDURE",
         "dbo.load_part",
         "CREATE PROCEDURE dbo.load_part @part int AS BEGIN DECLARE @began datetime2(6) = SYSUTCDATETIME(); "
-        # The test keeps that lock: this is a pause of a third of a second.
+        # The test keeps that lock: this is a pause, longer than any between two looks of a waiter (0.8 s).
         "EXEC sp_getapplock @Resource = N'sqlsem tests keep this', @LockMode = N'Shared', @LockOwner = N'Session', "
-        "@LockTimeout = 300, @DbPrincipal = N'public'; "
+        "@LockTimeout = 2000, @DbPrincipal = N'public'; "
         "INSERT INTO dbo.steps VALUES (@part, @began, SYSUTCDATETIME()); "
         "IF @part = 4 THROW 60001, N'part 4 is missing', 1; END",
     )
