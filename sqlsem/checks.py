@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import unicodedata
 from datetime import timedelta
@@ -33,6 +34,9 @@ MAX_INT = 2**31 - 1
 MAX_ID = 2**63 - 1
 #: Characters of a value that is refused, in the message.
 MOST_QUOTED = 80
+
+#: The codec is looked up now: a child that was forked while another thread imported something could never do it.
+codecs.lookup("utf-16-le")
 
 
 def utf16_length(text: str) -> int:

@@ -350,8 +350,8 @@ def test_commands_name_installed_features(empty):
     told = command(empty, "init", "--add", "batches,once", "--dry-run").output
     assert "adding: once, batches\n" in told
     assert "schema-1.sql (once, batches), routines.sql" in told
-    doctor = command(empty, "doctor").output
-    assert "features     locks, rates, queue; not installed: operate, priorities, " in doctor, doctor
+    doctor = " ".join(command(empty, "doctor").output.split())  # lines are as long as the screen is wide
+    assert "features locks, rates, queue; not installed: operate, priorities, " in doctor, doctor
     assert command(empty, "init", "--only", "lock").exit_code == 64
     again = command(empty, "init", "--only", "locks")
     assert again.exit_code == 78

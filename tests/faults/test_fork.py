@@ -185,7 +185,7 @@ def test_forks_among_busy_threads(spawn, database, name):
     assert told["codes"] == [0] * 12, child.errors()
     assert told["alive"] == 0
     child.rest()
-    assert database.queue(name) == []
+    assert database.queue(name) == [], child.errors()
 
 
 def fork_before_use(channel, url, options, name):
