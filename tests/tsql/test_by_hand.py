@@ -12,6 +12,8 @@ from support import Database, random_name
 
 from sqlsem import cli, sql
 
+pytestmark = pytest.mark.engines("mssql")
+
 
 @pytest.fixture
 def schema(database: Database) -> Iterator[str]:

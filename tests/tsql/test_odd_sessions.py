@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.engines("mssql")
+
 #: The text behind the test's own name, and True if the result can be the name of a resource.
 NAMES = {
     "quote": ("it's", True),

@@ -10,6 +10,8 @@ from support import PATIENCE, STEADY, slack, until
 from sqlsem.engines.base import Unanswered
 from sqlsem.model import Request
 
+pytestmark = pytest.mark.engines("mssql")
+
 
 @pytest.fixture
 def waiters(database):

@@ -375,3 +375,10 @@ def test_look_from_the_head_begins_at_the_mark() -> None:
     # NULL where the second of two answers would be would hide all rows.
     lowest = text_of("routines").partition("CREATE FUNCTION sqlsem.lowest (")[2].partition("\nGO\n")[0]
     assert "SELECT ISNULL((SELECT w.mark" in lowest
+
+
+def test_tests_of_tsql_run_on_sql_server_alone() -> None:
+    files = sorted((Path(__file__).resolve().parents[1] / "tsql").glob("test_*.py"))
+    assert files
+    mark = '\npytestmark = pytest.mark.engines("mssql")\n'
+    assert [path.name for path in files if mark not in path.read_text(encoding="utf-8")] == []
