@@ -239,7 +239,7 @@ def test_an_asserted_row_outlives_its_owner(connect, database, name, transaction
     cursor = transaction()
     assert database.make_engine().pin(cursor, ticket)
     session.close()
-    waiter = Attempt(connect(grace=0.2).mutex(name))
+    waiter = Attempt(connect().mutex(name))
     assert waiter.waits(1.5), "reaped while its transaction was open"
     committed = time.monotonic()
     cursor.connection.commit()
