@@ -3,19 +3,26 @@
 tds      ``tds(answer, …)`` starts a `tdsserver.TdsServer`, ended after the test
 url_of   ``url_of(server, **words)`` is how sqlsem reaches it through Microsoft's ODBC driver
 reach    ``reach(server)`` opens a bare session there, closed after the test
+style    the .NET client's calls: ``sync`` or ``async``
+converse ``converse(answer, command, …)`` has the .NET client do these things there: the server, and the events
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import subprocess
 import urllib.parse
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import microsoft
 import pytest
 import tdsserver
 
+from clients.mixed import dotnet
 from sqlsem.engines.base import Options
 from sqlsem.engines.mssql import SqlServerEngine, SqlServerSession, sockets
 
@@ -77,3 +84,42 @@ def reach(engine_of: Callable[..., SqlServerEngine]) -> Iterator[Callable[..., S
             return session
 
         yield reach
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The words that run tests/clients/dotnet/Agent.cs on .NET Core."""
+    lacks = microsoft.compiler_lacks()
+    if lacks:
+        pytest.skip(f".NET Core needs {lacks}")
+    source = Path(__file__).parents[1] / "clients" / "dotnet" / "Agent.cs"
+    return microsoft.compile_core((dotnet.CLIENT, source), tmp_path_factory.mktemp("core"), "agent")
+
+
+@pytest.fixture(params=["sync", "async"])
+def style(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def converse(
+    program: list[str], tds: Callable[..., tdsserver.TdsServer], style: str
+) -> Callable[..., tuple[tdsserver.TdsServer, list[Any]]]:
+    def converse(answer: Any, *commands: dict[str, str], seconds: float = 150) -> tuple[tdsserver.TdsServer, list[Any]]:
+        server = tds(answer)
+        place = f"Data Source=127.0.0.1,{server.port};User ID=someone;Password=secret99;Pooling=False"
+        spoken = "".join("\t".join(f"{key}={value}" for key, value in command.items()) + "\n" for command in commands)
+        done = subprocess.run(
+            [*program, "sqlclient", place, "sqlsem", style],
+            input=f"{spoken}do=end\n",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=seconds,
+            env={**os.environ, **microsoft.dotnet().environment},
+        )
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+        assert "secret99" not in done.stdout
+        return server, [json.loads(line) for line in done.stdout.splitlines()]
+
+    return converse

@@ -5,55 +5,16 @@ With a real queue behind it, it is tested in tests/clients/test_dotnet.py, where
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import time
-from pathlib import Path
 
-import microsoft
 import pytest
 from tdsserver import COUNT, CUT, DEAF, MORE, SILENT, Later, done, failure, member, result, rows, warning
 
-from clients.mixed import dotnet
-
-SOURCES = (dotnet.CLIENT, Path(__file__).parents[1] / "clients" / "dotnet" / "Agent.cs")
-
-
-@pytest.fixture(scope="session")
-def program(tmp_path_factory):
-    lacks = microsoft.compiler_lacks()
-    if lacks:
-        pytest.skip(f".NET Core needs {lacks}")
-    return microsoft.compile_core(SOURCES, tmp_path_factory.mktemp("core"), "agent")
-
-
-@pytest.fixture(params=["sync", "async"])
-def style(request):
-    return request.param
-
 
 @pytest.fixture
-def agent(program, tds, style):
-    """Have the client do these things on a server that answers so; what it told."""
-
-    def agent(answer, *commands):
-        server = tds(answer)
-        place = f"Data Source=127.0.0.1,{server.port};User ID=someone;Password=secret99;Pooling=False"
-        spoken = "".join("\t".join(f"{key}={value}" for key, value in one.items()) + "\n" for one in commands)
-        done = subprocess.run(
-            [*program, "sqlclient", place, "sqlsem", style],
-            input=f"{spoken}do=end\n",
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=150,
-            env={**os.environ, **microsoft.dotnet().environment},
-        )
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-        return server, [json.loads(one) for one in done.stdout.splitlines()]
-
-    return agent
+def agent(converse):
+    """Have the client do these things on a server that answers so; the server, and the events."""
+    return converse
 
 
 ACQUIRE = {"do": "acquire", "name": "books", "timeout": "5"}

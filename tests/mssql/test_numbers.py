@@ -6,13 +6,8 @@ granted all the same; where it does not, the caller must get the exception of it
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-from pathlib import Path
 
-import microsoft
 import pytest
 from support import PATIENCE
 from tdsserver import failure, member, result
@@ -22,7 +17,6 @@ from clients.mixed import dotnet
 from sqlsem import ConfigurationError, SchemaError
 from sqlsem.engines.mssql import errors
 
-SOURCES = (dotnet.CLIENT, Path(__file__).parents[1] / "clients" / "dotnet" / "Agent.cs")
 #: The sets of both tables, by their names in C# and Python.
 TABLES = {
     "Busy": errors.BUSY_NUMBERS,
@@ -103,34 +97,12 @@ def test_python_acquires_or_raises(tds, url_of, kind, number):
 # -- .NET -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def program(tmp_path_factory):
-    lacks = microsoft.compiler_lacks()
-    if lacks:
-        pytest.skip(f".NET Core needs {lacks}")
-    return microsoft.compile_core(SOURCES, tmp_path_factory.mktemp("core"), "agent")
-
-
-@pytest.fixture(params=["sync", "async"])
-def agent(program, tds, request):
+@pytest.fixture
+def agent(converse):
     """Have the client do these things on a server that answers so; its events after the first."""
 
     def agent(answer, *commands):
-        server = tds(answer)
-        place = f"Data Source=127.0.0.1,{server.port};User ID=someone;Password=secret99;Pooling=False"
-        spoken = "".join("\t".join(f"{key}={value}" for key, value in command.items()) + "\n" for command in commands)
-        done = subprocess.run(
-            [*program, "sqlclient", place, "sqlsem", request.param],
-            input=f"{spoken}do=end\n",
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-            env={**os.environ, **microsoft.dotnet().environment},
-        )
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-        assert "secret99" not in done.stdout
-        return [json.loads(line) for line in done.stdout.splitlines()][1:]
+        return converse(answer, *commands, seconds=300)[1][1:]
 
     return agent
 
