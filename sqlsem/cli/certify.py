@@ -119,12 +119,11 @@ def certify(
     wanted = (only or frozenset(certifying.CHECKS)) - (skip or frozenset())
     if not wanted:
         raise click.UsageError("No check is left: --skip names all of them.")
-    chosen = {name: value for name, value in options.options.items() if name not in ("schema",)}
+    chosen = {name: value for name, value in options.options.items() if name != "schema"}
     engine = options.engine()
     if engine.local_file is None:
         engine.connect("look").close()  # out of reach, or not allowed, is no failed check
     bench = certifying.Bench(options.chosen_url, chosen, wishes)
-
     bench.say = output.say
 
     def began(report: certifying.Report) -> None:

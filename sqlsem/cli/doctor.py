@@ -18,7 +18,7 @@ from sqlsem.engines.roles import Check, Tables
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.printable import clean
-from sqlsem.sql.features import CORE, FEATURES, listed
+from sqlsem.sql.features import FEATURES, listed
 from sqlsem.terminal import output
 
 __all__ = ["doctor"]
@@ -123,7 +123,7 @@ def _schema(session: Tables) -> Check:
 def _features(engine: Engine) -> list[Check]:
     """The features that the database has, where it may have a part of them."""
     found = engine.installed.features
-    if found is None or set(sql.query_features(engine.name).values()) <= {CORE}:
+    if found is None or not sql.has_features(engine.name):
         return []
     rest = listed(set(FEATURES) - found)
     told = f"{listed(found)}; not installed: {rest} (sqlsem init --add …)" if rest else f"all: {listed(found)}"

@@ -12,8 +12,6 @@ from sqlsem.terminal import output
 
 __all__ = ["guard"]
 
-#: A guard is a trigger, and SQL Server refuses OUTPUT without INTO on a table that has one (error 334).
-
 
 @click.command(short_help="Let nobody write into a table without its lock.")
 @click.argument("table", required=False)

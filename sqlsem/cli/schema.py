@@ -17,7 +17,7 @@ from sqlsem.engines.installed import Wish, needed
 from sqlsem.engines.roles import Tables
 from sqlsem.engines.settings import setting_number
 from sqlsem.errors import ConfigurationError, Unavailable
-from sqlsem.sql.features import CORE, EVERYTHING, FEATURES, chosen, from_setting, listed
+from sqlsem.sql.features import EVERYTHING, FEATURES, chosen, from_setting, listed
 from sqlsem.terminal import output
 
 __all__ = ["init", "sql_"]
@@ -26,7 +26,6 @@ __all__ = ["init", "sql_"]
 PAUSE_SECONDS = 0.25
 _NO_CHOICE = "{where}: all tables are made at the first use there, so no features can be chosen (--only, --add)"
 log = logging.getLogger("sqlsem")
-#: Before the scripts for SQL Server, which run in one transaction and are plain ASCII.
 
 
 class Features(click.ParamType[tuple[str, ...]]):
@@ -82,7 +81,7 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
     """
     engine = options.engine()
     engine.require(Tables, "sqlsem init")
-    if (only or add) and not _has_features(engine.name):
+    if (only or add) and not sql.has_features(engine.name):
         raise ConfigurationError(_NO_CHOICE.format(where=engine.where))
     wish = Wish(only or (), add or ())
     with _rights_to_install(engine):
@@ -106,7 +105,7 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
         output.echo(f"  version: {version}, up to date; the tables stay as they are")
     else:
         output.echo(f"  version: {version or 'not there yet'} → {sql.LATEST}")
-    if settings is not None and _has_features(engine.name):
+    if settings is not None and sql.has_features(engine.name):
         _echo_features(features, added, (*wish.only, *wish.add))
     again = " again" if version == sql.LATEST and not added else ""
     if settings is None:
@@ -122,11 +121,6 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
     finally:
         session.close()
     output.echo("Done.")
-
-
-def _has_features(engine: str) -> bool:
-    """True if the tables of an engine can be made in part."""
-    return bool(set(sql.query_features(engine).values()) - {CORE})
 
 
 def _echo_features(features: Collection[str], added: Collection[str], asked: Collection[str]) -> None:
@@ -209,7 +203,7 @@ def sql_(
         raise click.UsageError(f"There is no engine of that name; there are {', '.join(engines.ENGINES)}.")
     if script is not None and script not in sql.SCRIPTS:
         raise click.UsageError(f"There is no script {script!r}; there are {', '.join(sql.SCRIPTS)}.")
-    if (only or add) and not _has_features(name):
+    if (only or add) and not sql.has_features(name):
         raise click.UsageError(_NO_CHOICE.format(where=name))
     if add and not only:
         raise click.UsageError("Say with --only what the database has that --add is for.")

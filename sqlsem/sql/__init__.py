@@ -68,6 +68,7 @@ __all__ = [
     "LATEST",
     "SCRIPTS",
     "by_hand",
+    "has_features",
     "migrations",
     "queries",
     "query_features",
@@ -200,3 +201,8 @@ def query_features(engine: str) -> dict[str, str]:
 def by_hand(engine: str) -> dict[str, str] | None:
     """Return the statements ``begin`` and ``commit`` around all scripts that a person runs, or None without any."""
     return None if _read(engine, "by_hand.sql") is None else queries(engine, file="by_hand")
+
+
+def has_features(engine: str) -> bool:
+    """Return True if the tables of an engine can be made in part."""
+    return bool(set(query_features(engine).values()) - {CORE})

@@ -188,7 +188,7 @@ class SqlServerDoctor(Doctor):
         mend = (
             "Set pyodbc.pooling = False before the program's first connection of all, and Pooling=No in odbcinst.ini."
         )
-        name = f"sqlsem.{self._schema}.doctor.{secrets.token_hex(8)}"
+        name = f"doctor.sqlsem.{self._schema}.{secrets.token_hex(8)}"
         other = self._engine.connect("look")
         try:
             assert isinstance(other, SqlServerConnection)

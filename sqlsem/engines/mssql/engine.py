@@ -86,6 +86,7 @@ class SqlServerEngine(SqlServerDatabase):
     """A SQL Server database (2016 or later), or one of Azure SQL, and sessions on it."""
 
     session_class = SqlServerSession
+    # A guard is a trigger, and SQL Server refuses OUTPUT without INTO on a table that has one.
     guard_hint = (
         "INSERT, UPDATE and DELETE with OUTPUT and without INTO are refused on this table from now on (error 334). "
         "EF Core: HasTrigger, UseSqlOutputClause(false); SQLAlchemy: implicit_returning=False."
