@@ -37,7 +37,7 @@ USUAL = [name for name in MEASUREMENTS if name not in ("growth", "estimates", "g
 
 
 def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    return None if value is None else tuple(int(one) for one in value.split(","))
+    return None if value is None else tuple(int(part) for part in value.split(","))
 
 
 @click.command(context_settings={"max_content_width": 100, "show_default": True})

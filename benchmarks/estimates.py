@@ -137,7 +137,7 @@ def seen(done: list[Done], now: float) -> Overview:
         for one in done
         if one.asked <= now < one.ended
     ]  # fmt: skip
-    entries = [replace(one, granted_at=BEGIN) if one.state == "holds" else one for one in entries]
+    entries = [replace(entry, granted_at=BEGIN) if entry.state == "holds" else entry for entry in entries]
     ended = sorted((one for one in done if one.ended <= now), key=lambda one: -one.ended)[:200]
     holds = tuple(Hold(one.lasts, (one.granted or 0.0) - one.asked, one.request.note, "p") for one in ended)
     taken_at = BEGIN + timedelta(seconds=now)
@@ -147,14 +147,14 @@ def seen(done: list[Done], now: float) -> Overview:
 def _told(done: list[Done], moments: int, chance: random.Random) -> Iterator[Found]:
     """At so many moments, of one who waits."""
     asked = [one for one in done[FIRST:] if one.granted is not None and one.granted - one.asked > 1]
-    for one in chance.choices(asked, k=moments):
-        assert one.granted is not None
-        now = chance.uniform(one.asked, one.granted)
+    for choice in chance.choices(asked, k=moments):
+        assert choice.granted is not None
+        now = chance.uniform(choice.asked, choice.granted)
         found = seen(done, now)
-        told = estimate(found, (one.position,)).get(one.position)
+        told = estimate(found, (choice.position,)).get(choice.position)
         if told is not None:
-            place = sum(other.state == "waits" and other.position <= one.position for other in found.entries)
-            truth = one.granted - now
+            place = sum(other.state == "waits" and other.position <= choice.position for other in found.entries)
+            truth = choice.granted - now
             yield place, told.low <= truth <= told.high, told.high - told.low, truth
 
 
@@ -226,11 +226,11 @@ def worked_off(make: Callable[[random.Random, int], Work], workers: int, chance:
         opens = moment
         for order in sorted({one.order for one in burst}):
             members = [one for one in burst if one.order == order]
-            for one in members:
-                one.worker = min(range(workers), key=free.__getitem__)
-                one.started = max(free[one.worker], opens)
-                free[one.worker] = one.ended
-            opens = max(opens, *(one.ended for one in members))
+            for member in members:
+                member.worker = min(range(workers), key=free.__getitem__)
+                member.started = max(free[member.worker], opens)
+                free[member.worker] = member.ended
+            opens = max(opens, *(member.ended for member in members))
         jobs += burst
         moment = max(one.ended for one in burst) + chance.uniform(600, 3600)
     return jobs
@@ -251,22 +251,22 @@ def listed(jobs: list[Job], now: float) -> list[TaskEntry]:
             one.lasts if ended else now - one.started if started else None, 1, f"q-{one.worker}", "h", 1, None, None,
         )  # fmt: skip
 
-    seen = [entry(one) for one in jobs if one.put <= now]
+    seen = [entry(job) for job in jobs if job.put <= now]
     done = sorted((one for one in seen if one.status == "finished"), key=lambda one: str(one.ended_at))
     return [one for one in seen if one.status != "finished"] + done[-MOST_ENDED:]
 
 
 def _told_of_tasks(jobs: list[Job], moments: int, chance: random.Random) -> Iterator[Found]:
     """The same of tasks."""
-    asked = [one for one in jobs[FIRST:] if one.started - one.put > 1]
-    for one in chance.choices(asked, k=moments):
-        now = chance.uniform(one.put, one.started)
+    asked = [job for job in jobs[FIRST:] if job.started - job.put > 1]
+    for choice in chance.choices(asked, k=moments):
+        now = chance.uniform(choice.put, choice.started)
         known = listed(jobs, now)
-        told = task_estimates(known, BEGIN + timedelta(seconds=now)).get(one.number)
+        told = task_estimates(known, BEGIN + timedelta(seconds=now)).get(choice.number)
         if told is not None:
-            mine = (one.order, one.number)
+            mine = (choice.order, choice.number)
             place = sum(task.status == "pending" and (task.order, task.task_id) <= mine for task in known)
-            truth = one.started - now
+            truth = choice.started - now
             yield place, told.low <= truth <= told.high, told.high - told.low, truth
 
 

@@ -88,7 +88,7 @@ def database(url: str, name: str) -> Iterator[str]:
 
 def _put(url: str, number: int) -> None:
     with closing(sqlsem.connect(url)) as coordinator:
-        bodies = [sqlsem.Call(f"{__name__}:note", one) for one in range(number)]
+        bodies = [sqlsem.Call(f"{__name__}:note", index) for index in range(number)]
         sqlsem.queue(QUEUE, coordinator=coordinator).put_many(bodies)
 
 
@@ -261,8 +261,8 @@ def _litequeue(url: str) -> Any:
 def _litequeue_put(url: str, number: int) -> None:
     queue = _litequeue(url)
     with queue.transaction():
-        for one in range(number):
-            queue.put(str(one))
+        for index in range(number):
+            queue.put(str(index))
     queue.close()
 
 
@@ -294,8 +294,8 @@ def _persist_queue(url: str) -> Any:
 
 def _persist_queue_put(url: str, number: int) -> None:
     queue = _persist_queue(url)
-    for one in range(number):
-        queue.put(one)
+    for index in range(number):
+        queue.put(index)
     queue.close()
 
 
@@ -379,7 +379,11 @@ def ours(name: str) -> str:
 
 def subjects(engine: str) -> dict[str, Subject]:
     """Those that are installed."""
-    there = {name: one for name, one in SUBJECTS[engine].items() if importlib.util.find_spec(one.package) is not None}
+    there = {
+        name: subject
+        for name, subject in SUBJECTS[engine].items()
+        if importlib.util.find_spec(subject.package) is not None
+    }
     if importlib.util.find_spec("asyncpg") is None:
         there = {name: one for name, one in there.items() if one.package != "pgqueuer"}
     return there

@@ -66,11 +66,11 @@ def _of_several(url: str, processes: int, threads: int, seconds: float) -> list[
     takers = [
         context.Process(target=_taker, args=(url, name, threads, seconds, ready, found)) for _ in range(processes)
     ]
-    for one in takers:
-        one.start()
+    for taker in takers:
+        taker.start()
     taken = [at for _ in takers for at in found.get()]
-    for one in takers:
-        one.join()
+    for taker in takers:
+        taker.join()
     return taken
 
 
@@ -101,10 +101,10 @@ def _run(take: Callable[[], object], threads: int, seconds: float) -> float:
     take()  # connected, and warm
     began = time.monotonic()
     workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-    for one in workers:
-        one.start()
-    for one in workers:
-        one.join()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     return sum(counts) / (time.monotonic() - began)
 
 

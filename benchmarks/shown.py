@@ -188,13 +188,13 @@ def tasks(engine: str, url: str, options: dict[str, Any]) -> Any:
         "",
         *(column for form in forms for column in (form, "sqlsem's, times", "with the same batches")),
     )
-    for name, one in rates.items():
+    for name, rate in rates.items():
         cells = []
         for form in forms:
-            cells.append(f"{one[form]:.0f}" if form in one else "-")
+            cells.append(f"{rate[form]:.0f}" if form in rate else "-")
             for ours in ("sqlsem", queues.ours(name)):
-                peer = form in one and there[name].package != "sqlsem"
-                cells.append(ahead(rates[ours][form] / one[form]) if peer else "")
+                peer = form in rate and there[name].package != "sqlsem"
+                cells.append(ahead(rates[ours][form] / rate[form]) if peer else "")
         shown.add_row(f"{name} ({queues.version(there[name])})", *cells)
     console.print(shown)
     alone, together = (rates["sqlsem"][form] for form in ("1 worker", f"{workers} in 1 process"))

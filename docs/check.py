@@ -94,7 +94,7 @@ def unknown(words: list[str], line: str) -> Iterator[str]:
             return
         if word.startswith("-") and len(word) > 1 and not waiting:
             name, _, value = word.partition("=")
-            option = next((one for one in command.params if name in (*one.opts, *one.secondary_opts)), None)
+            option = next((param for param in command.params if name in (*param.opts, *param.secondary_opts)), None)
             if option is None and name not in command.get_help_option_names(click.Context(command)):
                 yield f"{line}: {command.name} has no option {name}"
                 return

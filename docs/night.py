@@ -105,8 +105,8 @@ def _row(number: int, ask: tuple[int, Request, int], entered: int | None, left: 
 def main() -> None:
     """Draw it."""
     rows = lived()
-    past = sorted((one for one in rows if isinstance(one, Past)), key=lambda one: one.ended_at, reverse=True)
-    entries = [one for one in rows if isinstance(one, Entry)]
+    past = sorted((row for row in rows if isinstance(row, Past)), key=lambda row: row.ended_at, reverse=True)
+    entries = [row for row in rows if isinstance(row, Entry)]
     drawn = timeline(past, entries, BEGIN, BEGIN + timedelta(minutes=MINUTES))
     FILE.write_bytes(picture(drawn, ".svg"))
     print(f"{FILE}: {drawn.requests} requests")

@@ -87,7 +87,7 @@ class Knot:
     @property
     def edges(self) -> tuple[Edge, ...]:
         """All of them: about the square of the number of rows."""
-        return tuple((row, one) for row in self.blocked for one in self.rows if one.is_in_the_way_of(row))
+        return tuple((row, entry) for row in self.blocked for entry in self.rows if entry.is_in_the_way_of(row))
 
     def cycle(self, start_row: Row | None = None) -> list[Edge]:
         """The shortest way from the victim's row (or another one) back to its owner (the first such, by positions)."""
@@ -122,7 +122,7 @@ class Knot:
 def _taken(queue: Mapping[str, deque[Row]], row: Row) -> list[Row]:
     """The rows that are in the way of one, taken out of a queue."""
     if row.access == UPGRADE:
-        found = [one for rows in queue.values() for one in rows if one.is_in_the_way_of(row)]
+        found = [entry for rows in queue.values() for entry in rows if entry.is_in_the_way_of(row)]
         for one in found:
             queue[one.access].remove(one)
         return found
@@ -283,8 +283,8 @@ def _graph(queues: Iterable[_Queue], stuck: Mapping[Party, int]) -> dict[Node, l
             if queue.kept_out[place] and row.access == UPGRADE:
                 graph[party] += [
                     other
-                    for other, one in zip(queue.parties, queue.rows, strict=True)
-                    if other in stuck and one.is_in_the_way_of(row)
+                    for other, entry in zip(queue.parties, queue.rows, strict=True)
+                    if other in stuck and entry.is_in_the_way_of(row)
                 ]
             elif queue.kept_out[place]:
                 graph[party] += [node for label, node in last.items() if row.access == WRITE or label != row.access]

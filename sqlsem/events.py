@@ -36,29 +36,29 @@ class Behind:
     @classmethod
     def of(cls, entries: list[Entry], request: Request, position: int) -> Behind | None:
         """From the queue of its resource."""
-        ahead = [one for one in entries if one.position < position and meets(request, one.access)]
+        ahead = [entry for entry in entries if entry.position < position and meets(request, entry.access)]
         return cls._first(ahead)
 
     @classmethod
     def inside(cls, entries: list[Entry], position: int) -> Behind | None:
         """For a reader that becomes the writer: who else is inside."""
-        return cls._first([one for one in entries if one.position != position and one.granted_at is not None])
+        return cls._first([entry for entry in entries if entry.position != position and entry.granted_at is not None])
 
     @classmethod
     def _first(cls, entries: list[Entry]) -> Behind | None:
         if not entries:
             return None
-        one = entries[0]
+        entry = entries[0]
         return cls(
-            position=one.position,
-            state=one.state,
-            seconds=one.seconds,
-            requesting_id=one.requesting_id,
-            owner=one.owner,
-            host=one.host,
-            pid=one.pid,
-            program=one.program,
-            note=one.note,
+            position=entry.position,
+            state=entry.state,
+            seconds=entry.seconds,
+            requesting_id=entry.requesting_id,
+            owner=entry.owner,
+            host=entry.host,
+            pid=entry.pid,
+            program=entry.program,
+            note=entry.note,
             others=len(entries) - 1,
         )
 

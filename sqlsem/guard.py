@@ -104,8 +104,8 @@ def _marks(pid: int) -> list[str]:
             environment = file.read()
     except OSError:
         return []
-    for one in environment.split(b"\0"):
-        name, _, value = one.partition(b"=")
+    for part in environment.split(b"\0"):
+        name, _, value = part.partition(b"=")
         if name == MARKS.encode():
             return value.decode(errors="replace").split(":")
     return []

@@ -233,9 +233,9 @@ class Lock:
         """A block was left by a thread that did not enter it, as that of a generator may be: release what it had."""
         names = {request.resource for request in split(self.terms.requests)[0]}
         had = [
-            one
-            for one in block.f_locals.values()
-            if isinstance(one, Grant) and not one.holding.released and names == set(one.positions)
+            local
+            for local in block.f_locals.values()
+            if isinstance(local, Grant) and not local.holding.released and names == set(local.positions)
         ]
         for grant in had:
             abandon(grant, grant.holding.first)

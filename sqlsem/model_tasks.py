@@ -108,7 +108,7 @@ class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to mak
         if self.priority:
             asked["priority"] = self.priority
         if self.locks:
-            asked["locks"] = [one.as_option() for one in self.locks]
+            asked["locks"] = [lock.as_option() for lock in self.locks]
         asked.update(
             (name, text) for name in ("note", "unique", "replace", "key") if (text := getattr(self, name)) is not None
         )
@@ -124,10 +124,10 @@ class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to mak
         asked: list[dict[str, Any]] = []
         before: NewTask | None = None
         options: dict[str, Any] = {}
-        for one in tasks:
-            if before is None or one[2:] != before[2:]:
-                before, options = one, one.as_options()
-            asked.append({"kind": one.kind, "body": one.body, **options})
+        for task in tasks:
+            if before is None or task[2:] != before[2:]:
+                before, options = task, task.as_options()
+            asked.append({"kind": task.kind, "body": task.body, **options})
         return asked
 
     @classmethod

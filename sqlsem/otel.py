@@ -178,7 +178,9 @@ def _attributes(requests: Sequence[Request], database: str, caller: str) -> dict
     """Of several, of the first one, but for the names."""
     first = requests[0]
     found: dict[str, AttributeValue | None] = {
-        "sqlsem.resource": [clean(one.resource) for one in requests] if len(requests) > 1 else clean(first.resource),
+        "sqlsem.resource": [clean(request.resource) for request in requests]
+        if len(requests) > 1
+        else clean(first.resource),
         "sqlsem.access": first.access,
         "sqlsem.limit": first.limit,
         "sqlsem.weight": first.weight,

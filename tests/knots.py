@@ -21,11 +21,11 @@ BARE, NAMELESS = 0, 1  # among the numbers of parties: no member at all; a membe
 def fits(row: Row, rows: Iterable[Row], caps: dict[str, int]) -> bool:
     """The rule. A cap that is below the row's own weight is the operator's to lift."""
     ahead = [
-        one
-        for one in rows
-        if one.resource == row.resource
-        and one.position < row.position
-        and (row.access == "write" or one.access != row.access)
+        entry
+        for entry in rows
+        if entry.resource == row.resource
+        and entry.position < row.position
+        and (row.access == "write" or entry.access != row.access)
     ]
     limits = [one.limit for one in [*ahead, row] if one.limit is not None]
     if caps.get(row.resource, 0) >= row.weight:
@@ -34,7 +34,7 @@ def fits(row: Row, rows: Iterable[Row], caps: dict[str, int]) -> bool:
 
 
 def alone_inside(row: Row, rows: Iterable[Row]) -> bool:
-    return not any(one.resource == row.resource and one.granted and one != row for one in rows)
+    return not any(entry.resource == row.resource and entry.granted and entry != row for entry in rows)
 
 
 def outcome(rows: Sequence[Row], caps: dict[str, int], pick: Callable[[list], object] = lambda some: some[0]) -> set:

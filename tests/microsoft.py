@@ -232,7 +232,7 @@ def compile_core(sources: Sequence[Path], folder: Path, name: str) -> list[str]:
     (runtime,) = (dotnet().root / "shared" / "Microsoft.NETCore.App").iterdir()
     facades = {"mscorlib", "netstandard", "System", "System.Core", "System.Data"}
     facades |= {"System.Runtime.WindowsRuntime", "System.Runtime.WindowsRuntime.UI.Xaml"}
-    words += [f"-r:{one}" for one in runtime.glob("*.dll") if one.stem not in facades]
+    words += [f"-r:{path}" for path in runtime.glob("*.dll") if path.stem not in facades]
     words += ["-define:NETCOREAPP3_1", f"-r:{assemblies() / 'System.Data.SqlClient.dll'}"]
     words += ["-target:exe", f"-out:{program}", *map(str, sources)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

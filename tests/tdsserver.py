@@ -187,7 +187,7 @@ def _called(data: bytes, session: int, prepared: dict[int, tuple[str, str]]) -> 
             at += 0 if size in (-1, 0xFFFF) else size
         else:
             break  # one of the statement's own parameters
-    texts = [one for one in values if isinstance(one, str)]
+    texts = [value for value in values if isinstance(value, str)]
     if name == "sp_prepexec":
         types, text = texts[:2] if len(texts) > 1 else ("", "".join(texts))
         return Said(text, name, types, session)

@@ -199,15 +199,18 @@ class Changes:
                 if kind == "AlterTableAddTableElementStatement":
                     name = node.SchemaObjectName.BaseIdentifier.Value.lower()
                     added = self.columns.setdefault(name, [])
-                    for one in node.Definition.ColumnDefinitions:
-                        column = name, one.ColumnIdentifier.Value.lower()
+                    for columndefinition in node.Definition.ColumnDefinitions:
+                        column = name, columndefinition.ColumnIdentifier.Value.lower()
                         if column in dropped:  # and made anew
-                            self.types[column] = written(one.DataType)
+                            self.types[column] = written(columndefinition.DataType)
                         else:
-                            added.append(" ".join(written(one).split()))
+                            added.append(" ".join(written(columndefinition).split()))
                 elif kind == "AlterTableDropTableElementStatement":
                     name = node.SchemaObjectName.BaseIdentifier.Value.lower()
-                    dropped |= {(name, one.Name.Value.lower()) for one in node.AlterTableDropTableElements}
+                    dropped |= {
+                        (name, altertabledroptableelement.Name.Value.lower())
+                        for altertabledroptableelement in node.AlterTableDropTableElements
+                    }
                 elif kind == "AlterTableAlterColumnStatement":
                     name = node.SchemaObjectName.BaseIdentifier.Value.lower()
                     self.types[name, node.ColumnIdentifier.Value.lower()] = written(node.DataType)
@@ -260,10 +263,12 @@ class Checker:
         node = Node(raw, kind.Name, parent, field, text)
         if node.kind not in self.properties:
             self.properties[node.kind] = [
-                (one, not self.fragment.IsAssignableFrom(one.PropertyType))
-                for one in kind.GetProperties()
-                if not one.GetIndexParameters().Length
-                and self.fragment.IsAssignableFrom(next(iter(one.PropertyType.GetGenericArguments()), one.PropertyType))
+                (getproperty, not self.fragment.IsAssignableFrom(getproperty.PropertyType))
+                for getproperty in kind.GetProperties()
+                if not getproperty.GetIndexParameters().Length
+                and self.fragment.IsAssignableFrom(
+                    next(iter(getproperty.PropertyType.GetGenericArguments()), getproperty.PropertyType)
+                )
             ]
         for member, many in self.properties[node.kind]:
             value = member.GetValue(raw)
@@ -316,8 +321,11 @@ class Checker:
                 if kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
                     name = node.ProcedureReference.Name.BaseIdentifier.Value.lower()
                     found[name] = {
-                        one.VariableName.Value.lower(): (one.Value is not None, str(one.Modifier) == "Output")
-                        for one in node.Parameters
+                        parameter.VariableName.Value.lower(): (
+                            parameter.Value is not None,
+                            str(parameter.Modifier) == "Output",
+                        )
+                        for parameter in node.Parameters
                     }
         return found
 
@@ -361,20 +369,20 @@ class Checker:
                     if part.lower() not in self.date_parts:
                         yield node.StartLine, f"{name}: there is no date part {part}"
             elif kind in ("StatementList", "TSqlBatch"):
-                for one in list(node.Statements)[1:]:  # ScriptDom lets these pass, the server does not
-                    cte = getattr(one, "WithCtesAndXmlNamespaces", None)
-                    if one.GetType().Name == "ThrowStatement" or (
-                        cte is not None and cte.StartOffset == one.StartOffset
+                for statement in list(node.Statements)[1:]:  # ScriptDom lets these pass, the server does not
+                    cte = getattr(statement, "WithCtesAndXmlNamespaces", None)
+                    if statement.GetType().Name == "ThrowStatement" or (
+                        cte is not None and cte.StartOffset == statement.StartOffset
                     ):
-                        at = one.FirstTokenIndex - 1
-                        while one.ScriptTokenStream[at].TokenType.ToString() in BLANK:
+                        at = statement.FirstTokenIndex - 1
+                        while statement.ScriptTokenStream[at].TokenType.ToString() in BLANK:
                             at -= 1
-                        if one.ScriptTokenStream[at].Text != ";":
-                            yield one.StartLine, "a semicolon is wanted before THROW, and WITH"
+                        if statement.ScriptTokenStream[at].Text != ";":
+                            yield statement.StartLine, "a semicolon is wanted before THROW, and WITH"
             elif kind == "ExecutableStringList":
                 texts = list(node.Strings)
-                if all(one.GetType().Name == "StringLiteral" for one in texts):
-                    for _, message in self.parse("".join(one.Value for one in texts))[1]:
+                if all(text.GetType().Name == "StringLiteral" for text in texts):
+                    for _, message in self.parse("".join(text.Value for text in texts))[1]:
                         yield node.StartLine, f"in the text: {message}"
 
     # -- the model ---------------------------------------------------------------------------------------------------
@@ -424,9 +432,9 @@ class Checker:
                 if kind == "CreateIndexStatement":
                     indexes.add(_index(node.OnName, node.Name))
                 elif kind == "DropIndexStatement":
-                    for one in node.DropIndexClauses:
-                        if _index(one.Object, one.Index) not in indexes:
-                            findings.append((file, node.StartLine, f"there is no index {one.Index.Value}"))
+                    for dropindexclause in node.DropIndexClauses:
+                        if _index(dropindexclause.Object, dropindexclause.Index) not in indexes:
+                            findings.append((file, node.StartLine, f"there is no index {dropindexclause.Index.Value}"))
         for file, _, _, nodes in trees:
             for kind, node in nodes:
                 if kind == "NamedTableReference":
@@ -434,7 +442,10 @@ class Checker:
                         for one in getattr(hint, "IndexValues", ()) if hint.GetType().Name == "IndexTableHint" else ():
                             if (node.SchemaObject.BaseIdentifier.Value.lower(), one.Value.lower()) not in indexes:
                                 findings.append((file, node.StartLine, f"there is no index {one.Value}"))
-        told = [(one.SourceName, one.Line, one.Message) for one in model.GetModelErrors()]
+        told = [
+            (getmodelerror.SourceName, getmodelerror.Line, getmodelerror.Message)
+            for getmodelerror in model.GetModelErrors()
+        ]
         for one in call("GetModelValidationErrors", self.array("String", ())):
             told.append((self.get(one, "Document"), self.get(one, "Line"), self.get(one, "Message")))
         for source, line, message in told:
@@ -499,10 +510,10 @@ class Checker:
         yield from tables
         others = []
         for batch in tree.Batches:
-            for one in batch.Statements:
-                start, end = one.StartOffset, one.StartOffset + one.FragmentLength
-                kind = one.GetType().Name
-                if kind in CHANGES or (kind == "CreateIndexStatement" and not changes.lasts(number, one)):
+            for statement in batch.Statements:
+                start, end = statement.StartOffset, statement.StartOffset + statement.FragmentLength
+                kind = statement.GetType().Name
+                if kind in CHANGES or (kind == "CreateIndexStatement" and not changes.lasts(number, statement)):
                     continue
                 if OBJECTS.fullmatch(kind):
                     # A procedure's statement may end before its last semicolon.
@@ -517,14 +528,14 @@ class Checker:
             start, end = others[0][0], others[-1][1]
             if len(others) < sum(batch.Statements.Count for batch in tree.Batches):
                 for batch in tree.Batches:  # objects in between have been seen to
-                    for one in batch.Statements:
-                        kind = one.GetType().Name
-                        if (OBJECTS.fullmatch(kind) or kind in CHANGES) and start < one.StartOffset < end:
-                            first, last = one.StartOffset, one.StartOffset + one.FragmentLength
+                    for statement in batch.Statements:
+                        kind = statement.GetType().Name
+                        if (OBJECTS.fullmatch(kind) or kind in CHANGES) and start < statement.StartOffset < end:
+                            first, last = statement.StartOffset, statement.StartOffset + statement.FragmentLength
                             edits[:] = [edit for edit in edits if not first <= edit[0] < last]
                             edits.append((first, last, blank(first, last)))
             body = edited(start, end)
-            parameters = ", ".join(f"{one} sql_variant" for one in marks)
+            parameters = ", ".join(f"{mark} sql_variant" for mark in marks)
             head = f"CREATE PROCEDURE [tsqlcheck].[{number}] {parameters} AS BEGIN "
             yield re.sub(r"\A(\n*)", lambda match: match[1] + head, body) + "\nEND"
 
@@ -586,8 +597,8 @@ def prove(root: Path, checker: Checker) -> Iterator[str]:
         for what, file, old, _, words in broken:
             if what not in hit:
                 yield f"proof: {what}: {file} has no {old!r} any more: choose something else to break"
-            elif not any(one[0].endswith(file) and words.lower() in one[2].lower() for one in findings):
-                told = "".join(f"\n    {one[1]}: {one[2]}" for one in findings if one[0].endswith(file))
+            elif not any(finding[0].endswith(file) and words.lower() in finding[2].lower() for finding in findings):
+                told = "".join(f"\n    {finding[1]}: {finding[2]}" for finding in findings if finding[0].endswith(file))
                 yield f"proof: {what} goes unnoticed in {file}; what is found there:{told or ' nothing'}"
 
 

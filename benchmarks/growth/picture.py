@@ -76,7 +76,7 @@ def _handoffs(axes: Any, figures: dict[str, Any]) -> None:
     for engine, found in figures.items():
         for several, style in ((False, "-"), (True, "--")):
             form = "processes of 100" if several else "one process"
-            points = [(one["waiters"], one["rate"]) for one in _crowds(found, several)]
+            points = [(point["waiters"], point["rate"]) for point in _crowds(found, several)]
             _line(axes, points, f"{ENGINES[engine]}, {form}", COLOURS[engine], style)
         raw = [one for one in found.get("waiters", ()) if "subject" in one and one["processes"] == 1]
         points = [(one["waiters"], one["rate"]) for one in raw]
@@ -88,7 +88,7 @@ def _tries(axes: Any, figures: dict[str, Any]) -> None:
     _words(axes, "A try (solid), a registration (dashed)", "waiters on one resource", "µs")
     for engine, found in figures.items():
         for what, style in (("attempt", "-"), ("registration", "--")):
-            points = [(one["waiters"], one[what]) for one in _crowds(found, False)]
+            points = [(point["waiters"], point[what]) for point in _crowds(found, False)]
             _line(axes, points, ENGINES[engine] if style == "-" else "", COLOURS[engine], style)
     axes.set_ylim(bottom=0)
 
@@ -126,7 +126,7 @@ def _looks(axes: Any, figures: dict[str, Any], what: str, columns: dict[str, str
     for engine, found in figures.items():
         looks = found.get("looking", {}).get(what, {})
         for column, style in columns.items():
-            points = [(float(number), one[column]) for number, one in looks.items() if column in one]
+            points = [(float(number), look[column]) for number, look in looks.items() if column in look]
             _line(axes, points, f"{ENGINES[engine]}, {column} ({what})", COLOURS[engine], style)
 
 

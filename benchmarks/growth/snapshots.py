@@ -258,7 +258,7 @@ PACKAGES = {"Procrastinate": "procrastinate", "PgQueuer": "pgqueuer"}
 
 def subjects(engine: str) -> dict[str, Work]:
     """Whose tasks can be compared: those that are installed."""
-    there = {one.package for one in queues.subjects(engine).values()}
+    there = {subject.package for subject in queues.subjects(engine).values()}
     return {name: work for name, work in WORK[engine].items() if name not in PACKAGES or PACKAGES[name] in there}
 
 

@@ -48,7 +48,7 @@ def compile_sources(sources: Sequence[Path], program: Path) -> None:
     words += map(str, sources)
     done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
-        names = ", ".join(one.name for one in sources)
+        names = ", ".join(source.name for source in sources)
         raise RuntimeError(f"mcs could not compile {names}:\n{done.stdout}{done.stderr}")
 
 

@@ -68,7 +68,7 @@ class Locked(BaseOperator):
         task = context["ti"]
         note = f"{task.dag_id}/{task.task_id} {task.run_id}"
         trigger = LockTrigger(
-            [asdict(one if one.note is not None else replace(one, note=note)) for one in self.requests],
+            [asdict(request if request.note is not None else replace(request, note=note)) for request in self.requests],
             ttl=self.handover_ttl,
             to=self.handover_to,
         )
@@ -107,7 +107,7 @@ class LockTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, hand over, fire."""
-        wanted = [Request(**one) for one in self.requests]
+        wanted = [Request(**request) for request in self.requests]
         async with aio.Lock(Terms([Asked(one.resource, one) for one in wanted], None)) as grant:
             token = await grant.hand_over(ttl=self.ttl, to=self.to)
         yield TriggerEvent({"token": token})

@@ -17,7 +17,7 @@ def require_resource(coordinator: sqlsem.Coordinator, resource: str) -> None:
     known = {one.resource for one in coordinator.resources()}
     if resource in known or coordinator.history(resource, most=1):
         return
-    known |= {one.resource for one in coordinator.history(most=MOST)}
+    known |= {hold.resource for hold in coordinator.history(most=MOST)}
     raise ConfigurationError(
         f"Nobody uses {resource!r}, nor has lately{config.nearest(resource, known)}; if it shall be set for anyone who "
         f"comes: --new"
@@ -29,6 +29,6 @@ def unknown_queue(coordinator: sqlsem.Coordinator, queue: str) -> str | None:
     state = coordinator.queue(queue).state()
     if not state.done or state.failed is not None or coordinator.tasks(queue, most=1):
         return None
-    known = sorted({one.queue for one in coordinator.tasks(most=MOST)})
+    known = sorted({task.queue for task in coordinator.tasks(most=MOST)})
     listed = f"; there are {', '.join(known[:5])}{', …' if len(known) > 5 else ''}" if known else ""
     return f"Nothing is known of a queue {queue!r}{config.nearest(queue, known)}{listed}"

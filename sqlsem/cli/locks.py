@@ -61,7 +61,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
         def look() -> Seen:
             found = coordinator.overview()
             if resource is not None:
-                entries = [one for one in found.entries if one.resource == resource]
+                entries = [entry for entry in found.entries if entry.resource == resource]
                 return by_resource(entries, found.resources, resource), reasons(found)
             return by_resource(found.entries, found.resources, None), reasons(found)
 
@@ -355,7 +355,7 @@ def reap(options: Connecting) -> None:
       sqlsem reap
     """
     with options.coordinator(looks=True) as coordinator:
-        before = {one.member_id for one in coordinator.overview().members if one.missing_for is not None}
+        before = {member.member_id for member in coordinator.overview().members if member.missing_for is not None}
         rows = coordinator.reap()
         after = coordinator.overview().members
     gone = len(before - {one.member_id for one in after})

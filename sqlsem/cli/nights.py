@@ -68,7 +68,7 @@ class Night:
         self._since = since
         self._resources = overview.resources
         self.taken_at: datetime = overview.taken_at
-        self.entries: list[Entry] = [one for one in overview.entries if resource in (None, one.resource)]
+        self.entries: list[Entry] = [entry for entry in overview.entries if resource in (None, entry.resource)]
 
     def rulings(self) -> list[Ruling]:
         """What operators had set, and when, as far as it is known."""
@@ -81,7 +81,7 @@ class Night:
     @property
     def caps(self) -> dict[str, int]:
         """The limits that the server has now."""
-        return {one.resource: one.cap for one in self._resources if one.cap is not None}
+        return {resource.resource: resource.cap for resource in self._resources if resource.cap is not None}
 
     def past(self) -> Iterator[Past]:
         """All finished requests. What ends while it is read may be left out."""
@@ -262,7 +262,7 @@ def replay(
     left_out = len(past) > most
     del past[most:]
     terms = Terms(dict(limits), dict(weights), order, night.caps)
-    known = {one.resource for one in past} | {one.resource for one in night.entries}
+    known = {one.resource for one in past} | {entry.resource for entry in night.entries}
     for name in (*terms.limits, *terms.weights):
         if name not in known:
             raise ConfigurationError(f"Nobody has asked for {name!r} in that time; see: sqlsem history")

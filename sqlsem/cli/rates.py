@@ -74,7 +74,9 @@ def rates_set(options: Connecting, name: str, limit: str, per: float) -> None:
         raise click.BadParameter(f"{limit!r} is no whole number, and not none", param_hint="LIMIT")
     with options.coordinator(looks=True) as coordinator:
         coordinator.set_rate(name, None if limit == "none" else int(limit), per)
-        capped = sorted((one for one in coordinator.rates(name) if one.cap is not None), key=lambda one: one.window)
+        capped = sorted(
+            (rate for rate in coordinator.rates(name) if rate.cap is not None), key=lambda rate: rate.window
+        )
     told = ", ".join(f"{one.cap:,} in {one.window:g} s" for one in capped) or "no limit of an operator's"
     output.echo(f"Rate {clean(name)}: {told}.")
 

@@ -372,7 +372,7 @@ class _Wanted:
             locks += [coordinator.stage(name, order, **given) for name, order in self.stage]
             if self.once_per is not None:
                 locks.append(sqlsem.Lock(own_mutex(self.period.resource, {"note": note}, coordinator.process)))
-            locks += [rate_of(coordinator, one, note) for one in self.rates]
+            locks += [rate_of(coordinator, rate, note) for rate in self.rates]
             return sqlsem.all_of(*locks, on_lost=on_lost)
         except ConfigurationError as exc:
             raise click.UsageError(str(exc)) from exc

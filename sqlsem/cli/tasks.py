@@ -320,7 +320,7 @@ def _why(
     queues = dict.fromkeys(one.queue for one in found if one.status == "pending")
     for queue in queues:
         for status, most in wanted:
-            known.update((one.task_id, one) for one in coordinator.tasks(queue, status, most=most))
+            known.update((task.task_id, task) for task in coordinator.tasks(queue, status, most=most))
     limits = [limit for queue in queues for limit in coordinator.queue_limits(queue)]
     waits = [wait for queue in queues for wait in coordinator.queue_waits(queue)]
     return task_reasons(known.values(), datetime.now(timezone.utc), limits, waits=waits)
@@ -424,10 +424,10 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> None:
     with options.coordinator(looks=True) as coordinator:
         attempts = coordinator.attempts(task_id)
     if as_json:
-        output.print_json([one.as_dict() for one in attempts])
+        output.print_json([attempt.as_dict() for attempt in attempts])
     elif attempts:
-        for one in attempts:
-            _show_attempt(one)
+        for attempt in attempts:
+            _show_attempt(attempt)
     else:
         output.say(f"Task {task_id} has not been started yet, or there is none of that number; see: sqlsem tasks")
 

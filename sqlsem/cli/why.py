@@ -81,9 +81,9 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
 
 def _kept(coordinator: sqlsem.Coordinator, found: Overview, what: str) -> list[str]:
     """Lines about locks inside the database that are kept, and may hold it up."""
-    entries = [one for one in found.entries if what in (one.resource, str(one.position))]
+    entries = [entry for entry in found.entries if what in (entry.resource, str(entry.position))]
     resource = entries[0].resource if entries else what
-    return kept_lines(coordinator, resource, pins=any(one.state != "waits" for one in entries))
+    return kept_lines(coordinator, resource, pins=any(entry.state != "waits" for entry in entries))
 
 
 def _requests(
@@ -91,26 +91,26 @@ def _requests(
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """A request by its position, or all of a resource."""
     position = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
-    entries = [one for one in found.entries if one.position == position]
+    entries = [entry for entry in found.entries if entry.position == position]
     if not entries:
-        entries = [one for one in found.entries if one.resource == what]
+        entries = [entry for entry in found.entries if entry.resource == what]
     waits = Waits(found)
     told = reasons(found, only=position if len(entries) == 1 else None, waits=waits)
     lines: list[str] = []
     plain: list[dict[str, Any]] = []
-    resources = {one.resource for one in entries[:most] if one.resource.startswith(RATE_PREFIX)}
+    resources = {entry.resource for entry in entries[:most] if entry.resource.startswith(RATE_PREFIX)}
     rates = {name: coordinator.rates(name.removeprefix(RATE_PREFIX)) for name in resources}
-    for one in entries[:most]:
-        chain, reason = waits.chain(one.position), told.get(one.position)
-        behind = [other.entry for number, other in waits.blocked.items() if waits.head(number) == one]
-        lines += told_of_entry(one, reason, chain, behind)
-        plain.append(entry_as_dict(one, reason, chain))
-        if rates.get(one.resource):  # nobody holds it: the first one waits, too
-            before = sum(row.resource == one.resource and row.position < one.position for row in found.entries)
-            lines.append(f"  {rate_words(before, rates[one.resource])}")
+    for entry in entries[:most]:
+        chain, reason = waits.chain(entry.position), told.get(entry.position)
+        behind = [other.entry for number, other in waits.blocked.items() if waits.head(number) == entry]
+        lines += told_of_entry(entry, reason, chain, behind)
+        plain.append(entry_as_dict(entry, reason, chain))
+        if rates.get(entry.resource):  # nobody holds it: the first one waits, too
+            before = sum(row.resource == entry.resource and row.position < entry.position for row in found.entries)
+            lines.append(f"  {rate_words(before, rates[entry.resource])}")
             plain[-1]["rate"] = {
-                "windows": [window.as_dict() for window in rates[one.resource]],
-                "goes_in": goes_in(before, rates[one.resource]),
+                "windows": [window.as_dict() for window in rates[entry.resource]],
+                "goes_in": goes_in(before, rates[entry.resource]),
             }
     if len(entries) > most:
         lines.append(f"There are {len(entries) - most} more; see them with --most.")

@@ -185,7 +185,7 @@ class Acquisition(WaitingVerb, Generic[G]):
     def _watch_order(self, orders: lockorder.LockOrder) -> None:
         if self.timeout != 0:
             held = [(one.resource, one.exclusive) for one in self.process.holdings.requests_of(self.caller.number)]
-            orders.entering(self.process.engine.where, held, [one.resource for one in self.requests])
+            orders.entering(self.process.engine.where, held, [request.resource for request in self.requests])
 
     def _is_refused_by_those_above(self) -> Operations[bool]:
         """Whether those under whom this process runs hold what it wants, until it ends."""
@@ -385,7 +385,7 @@ def locked(process: Process, requests: Sequence[Request]) -> Operations[bool]:
         for request, ahead in zip(requests, entries, strict=True):
             if request.priority is not None:
                 ahead.extend(filter(is_place, session.entries(line_of(request.resource))))
-        return entries, {one.resource: one for one in session.resources()}
+        return entries, {resource.resource: resource for resource in session.resources()}
 
     entries, settings = yield Call("look", look)
     for request, ahead in zip(requests, entries, strict=True):

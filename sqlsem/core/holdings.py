@@ -291,7 +291,7 @@ class Holdings:
         if not held:
             return []
         return [
-            (grant, next(one for one in grant.holding.requests if one.resource == resource))
+            (grant, next(request for request in grant.holding.requests if request.resource == resource))
             for grant in reversed(held.get(resource, ()))
             if grant.holding.why_lost is None
         ]
@@ -345,11 +345,11 @@ class Holdings:
         """What we hold of its resource with rows ahead of this one; of much only a part."""
         with self.state_lock:
             return [
-                one
+                request
                 for position, grant in itertools.islice(self._by_resource.get(ticket.resource, {}).items(), MOST_AHEAD)
                 if position < ticket.position
-                for one in grant.holding.requests
-                if one.resource == ticket.resource
+                for request in grant.holding.requests
+                if request.resource == ticket.resource
             ]
 
     def behind(self, request: Request, position: int) -> Behind | None:

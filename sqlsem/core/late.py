@@ -112,16 +112,19 @@ def _blockers(
 ) -> Blockers:
     entries = session.entries(request.resource)
     if upgrades is not None:
-        others = [one for one in entries if one.position != upgrades.position and one.granted_at is not None]
+        others = [entry for entry in entries if entry.position != upgrades.position and entry.granted_at is not None]
         return Blockers(request.resource, tuple(others), ())
-    there = [one for one in entries if meets(request, one.access) and one.state != "dead"]
+    there = [entry for entry in entries if meets(request, entry.access) and entry.state != "dead"]
     holders = tuple(one for one in there if one.state != "waits")
     # (Of one that has just left the queue itself, a look of a moment ago may have seen the row.)
     waiters = tuple(one for one in there if one.state == "waits" and not (own and one.requesting_id.startswith(own)))
     setting = None
     if not holders:
-        setting = next((one for one in session.resources() if one.resource == request.resource and one.paused), None)
+        setting = next(
+            (resource for resource in session.resources() if resource.resource == request.resource and resource.paused),
+            None,
+        )
     kept: list[KeptLock] = []
     if not (holders or waiters or setting):
-        kept = [one for one in _kept_locks(session, request.resource) if one.keeps_out]
+        kept = [lock for lock in _kept_locks(session, request.resource) if lock.keeps_out]
     return Blockers(request.resource, holders, waiters, setting, tuple(kept))

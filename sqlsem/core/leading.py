@@ -85,10 +85,10 @@ class Candidacy:
 
 
 def _leader_of(name: str, entries: list[Entry]) -> LeaderEntry | None:
-    for one in entries:
-        inside = one.state in ("holds", "revoked") and one.granted_at is not None
-        if inside and one.access == WRITE and one.limit == 1 and not one.in_transit:
-            return LeaderEntry(name, one.note, one.host, one.pid, one.program, one.granted_at, one.position)
+    for entry in entries:
+        inside = entry.state in ("holds", "revoked") and entry.granted_at is not None
+        if inside and entry.access == WRITE and entry.limit == 1 and not entry.in_transit:
+            return LeaderEntry(name, entry.note, entry.host, entry.pid, entry.program, entry.granted_at, entry.position)
     return None
 
 

@@ -145,7 +145,7 @@ class Departure:
     def _is_committed(self) -> bool:
         words = self._words.copy()
         return bool(
-            self._process.perform(Call("has_left", lambda session, _: any(session.has_left(one) for one in words)))
+            self._process.perform(Call("has_left", lambda session, _: any(session.has_left(word) for word in words)))
         )
 
     def _forget(self, session: Session, _: int) -> None:

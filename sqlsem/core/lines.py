@@ -129,7 +129,7 @@ class _Line:
         """Those that no earlier one keeps out. Of each kind, the first one keeps out the others."""
         if len(self._kinds) <= 1:
             return self.waiters[:1]
-        firsts = sorted((one[0] for one in self._kinds.values()), key=_position)
+        firsts = sorted((kind[0] for kind in self._kinds.values()), key=_position)
         return [
             later
             for number, later in enumerate(firsts)
@@ -273,10 +273,10 @@ class Lines:
         """Wake those who have to see to themselves, in case that they were not told."""
         with self._state_lock:
             firsts = [line.waiters[0] for line in self._lines.values() if line.waiters]
-        self.leave([one for one in firsts if one.answer is not False])
+        self.leave([first for first in firsts if first.answer is not False])
         with self._state_lock:
             late = bool(self._standing) and monotonic() > self._look_at + LONGEST_SECONDS
-            woken = [one for one in firsts if late or not (one in self._standing or one.at_home)]
+            woken = [first for first in firsts if late or not (first in self._standing or first.at_home)]
         _wake(woken)
 
     def _remove(self, waiter: Waiter) -> list[Waiter]:

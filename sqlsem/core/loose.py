@@ -80,9 +80,9 @@ class LooseGrants(Generic[G]):
 
     def oldest(self, may_release: Callable[[G], bool] = lambda _: True) -> G | None:
         """What was acquired longest ago; who `take`s it releases it."""
-        for one in list(self._grants):
-            if one.holding.released or one.holding.pid != os.getpid():
-                self._grants.pop(one, None)
-            elif may_release(one):
-                return one
+        for grant in list(self._grants):
+            if grant.holding.released or grant.holding.pid != os.getpid():
+                self._grants.pop(grant, None)
+            elif may_release(grant):
+                return grant
         return None

@@ -133,7 +133,7 @@ def find_deadlock(session: Session, member: int) -> Found | None:
 
 def _search(session: Session, member: int) -> Found | None:
     entries = [entry for entry in session.entries(None) if _counts(entry)]
-    caps = {one.resource: one.cap for one in session.resources() if one.cap is not None}
+    caps = {resource.resource: resource.cap for resource in session.resources() if resource.cap is not None}
     rows = [
         Row(
             entry.position,

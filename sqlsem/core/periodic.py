@@ -64,7 +64,7 @@ class Period:
             _lose(process, grant)
 
     def _ticket(self, grant: BaseGrant) -> Ticket:
-        return next(one for one in grant.holding.tickets if one.resource == self.resource)
+        return next(ticket for ticket in grant.holding.tickets if ticket.resource == self.resource)
 
 
 def _lose(process: Process, grant: BaseGrant) -> None:

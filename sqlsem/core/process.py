@@ -307,7 +307,7 @@ class Process:
             return []
         callers = {this_thread().number, self.loops.running(), by}
         holdings = [grant.holding for grant in self.holdings.grants()]
-        lost = [one for one in holdings if one.caller.number not in callers and one.caller.is_running]
+        lost = [holding for holding in holdings if holding.caller.number not in callers and holding.caller.is_running]
         return [ticket.position for one in lost for ticket in one.tickets]
 
     def _waited_for(self) -> list[Ticket]:
@@ -315,7 +315,7 @@ class Process:
         held = {ticket.position for grant in self.holdings.grants() for ticket in grant.holding.tickets}
         positions = {waiter.position for waiter in (*self.lines.waiters(), *self.turns.waiters())} - held
         with self.state_lock:
-            return [self.member.tickets[one] for one in positions if one in self.member.tickets]
+            return [self.member.tickets[position] for position in positions if position in self.member.tickets]
 
     def after_fork(self) -> list[Wire]:
         """In a forked child: begin anew. Returns the parent's connections, which are never used or closed here, as that
@@ -389,7 +389,7 @@ _inherited: list[Wire] = []  # kept, as they would be closed by being forgotten
 
 def processes() -> list[Process]:
     """All that are open: one for each coordinator."""
-    return [one for one in list(_processes) if not one.closed]
+    return [process for process in list(_processes) if not process.closed]
 
 
 def _after_fork_in_child() -> None:

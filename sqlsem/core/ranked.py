@@ -164,7 +164,7 @@ class RankedAcquisition(Acquisition[G]):
 
 def kind_of(requests: Sequence[Request]) -> type[Acquisition[Any]]:
     """How these are had."""
-    for one in requests:  # (At every lock: faster than `any`.)
-        if one.priority is not None:
+    for request in requests:  # (At every lock: faster than `any`.)
+        if request.priority is not None:
             return RankedAcquisition
     return Acquisition

@@ -264,7 +264,7 @@ class Taking(Generic[R]):
         """Have the next one that has nothing yet drive on, with our row. False where there is none."""
         holding = grant.holding
         with self._cars.lock:
-            following = next((one for one in car.riders if one._taken_ms is None and not one._out), None)
+            following = next((rider for rider in car.riders if rider._taken_ms is None and not rider._out), None)
             line = self._line
             if following is None or line is None:
                 return False
@@ -285,7 +285,7 @@ class Taking(Generic[R]):
         with self._cars.lock:
             if car.driver is not self:
                 return
-            left = [one for one in car.riders if one is not self and one._taken_ms is None]
+            left = [rider for rider in car.riders if rider is not self and rider._taken_ms is None]
             for one in left:
                 one._put_down = True
         self._cars.close(car)
@@ -305,7 +305,7 @@ class Taking(Generic[R]):
         with self._cars.lock:
             if self._out:  # in another thread, while this call stood in its line
                 return RateAnswer(RateTurn.GONE)
-            waiting = [one for one in car.riders if one._taken_ms is None and not one._out]
+            waiting = [rider for rider in car.riders if rider._taken_ms is None and not rider._out]
         if not waiting:
             return RateAnswer(RateTurn.OTHERS_FIRST)
         ticket = None if place is None else place.holding.tickets[0]
@@ -354,7 +354,7 @@ class Taking(Generic[R]):
 
     def _all_served(self, car: _Car) -> bool:
         with self._cars.lock:
-            return all(one._taken_ms is not None or one._out for one in car.riders)
+            return all(rider._taken_ms is not None or rider._out for rider in car.riders)
 
     def _wait_in_line(self) -> Operations[BaseGrant | None]:
         """Wait for the car's turn; None when our time is up."""

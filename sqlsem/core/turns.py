@@ -75,7 +75,7 @@ class Turns:
 
     def wake(self, positions: Collection[int] | None) -> None:
         """Something happened to these places (None: to all)."""
-        _wake(one for one in self.waiters() if positions is None or one.position in positions)
+        _wake(waiter for waiter in self.waiters() if positions is None or waiter.position in positions)
 
     def waiters(self) -> list[Waiter]:
         """All of them."""

@@ -34,15 +34,15 @@ class _Watched:
     def is_ahead_of(self, resource: str, position: int, upgrades: bool) -> bool:
         """Whether a row that waits is behind one of its rows; who upgrades waits for all others inside."""
         return any(
-            one.resource == resource and (one.position < position or (upgrades and one.position != position))
-            for one in self.holding.tickets
+            ticket.resource == resource and (ticket.position < position or (upgrades and ticket.position != position))
+            for ticket in self.holding.tickets
         )
 
     def yields_to(self, resource: str, priority: int) -> bool:
         """Whether a request that waits by priority is of its own priority at least."""
         return any(
-            one.resource == resource and one.priority is not None and one.priority <= priority
-            for one in self.holding.requests
+            request.resource == resource and request.priority is not None and request.priority <= priority
+            for request in self.holding.requests
         )
 
 
@@ -92,13 +92,17 @@ class WantedWatch(Lookout):
         entries: list[Entry] = []
         for resource in [None] if len(resources) > MOST_RESOURCES else resources:
             entries += session.entries(resource)
-        ranked = {one.resource for each in watched for one in each.holding.requests if one.priority is not None}
+        ranked = {
+            request.resource for each in watched for request in each.holding.requests if request.priority is not None
+        }
         for resource in ranked:
             for place in filter(is_place, session.entries(line_of(resource))):
                 for one in watched:
                     if one.yields_to(resource, place.weight - 1):
                         one.set()
-        waiting = [one for one in entries if one.state == "waits" or (one.state == "holds" and one.access == UPGRADE)]
+        waiting = [
+            entry for entry in entries if entry.state == "waits" or (entry.state == "holds" and entry.access == UPGRADE)
+        ]
         for one in watched:
             if any(one.is_ahead_of(each.resource, each.position, each.access == UPGRADE) for each in waiting):
                 one.set()

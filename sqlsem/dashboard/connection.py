@@ -36,7 +36,9 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._owes_since = self.loop.time()
         if len(self.connections) > MOST_CONNECTIONS:
-            others = [one for one in self.connections if isinstance(one, Connection) and one.owes]
+            others = [
+                connection for connection in self.connections if isinstance(connection, Connection) and connection.owes
+            ]
             min(others, key=lambda one: one._owes_since, default=self).transport.abort()
         self._look()
 

@@ -29,9 +29,9 @@ RIGHTS = ("operate", "retry")
 def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:
     """Why a reader cannot become the writer while another one of these waits for that."""
     other = "another reader"
-    for one in entries:
-        if one.access.startswith(UPGRADE) and one.position != ticket.position:
-            other = f"{one.host}:{one.pid} ({one.owner}) at {one.position}"
+    for entry in entries:
+        if entry.access.startswith(UPGRADE) and entry.position != ticket.position:
+            other = f"{entry.host}:{entry.pid} ({entry.owner}) at {entry.position}"
     return Deadlock(
         f"{other} is upgrading on {ticket.resource!r} already: it waits until the reader at {ticket.position} "
         f"leaves, which would wait for it; release this one, then ask to write",

@@ -98,7 +98,7 @@ class Audit:
             "first_end": None if self.first_end is None else self.first_end.isoformat(),
             "last_end": None if self.last_end is None else self.last_end.isoformat(),
             "found": self.found,
-            "findings": [one.as_dict() for one in self.findings],
+            "findings": [finding.as_dict() for finding in self.findings],
         }
 
 
@@ -129,9 +129,9 @@ def rulings(operations: Iterable[Operation], resources: Iterable[Resource]) -> l
     now = {one.resource: one for one in resources}
     own = {one.resource for one in now.values() if one.cap is not None and one.pattern is None}
     done: dict[tuple[str, bool], list[Operation]] = {}
-    for one in sorted(operations, key=lambda one: one.operation_id):
-        if one.resource is not None and one.action in ("cap", "pause", "resume"):
-            done.setdefault((one.resource, one.action == "cap"), []).append(one)
+    for operation in sorted(operations, key=lambda operation: operation.operation_id):
+        if operation.resource is not None and operation.action in ("cap", "pause", "resume"):
+            done.setdefault((operation.resource, operation.action == "cap"), []).append(operation)
     own |= {resource for resource, caps in done if caps}
     found = []
     for (resource, caps), some in done.items():
@@ -352,7 +352,7 @@ class _Pass:
             return
         # What ended at this very instant was over.
         time = row.asked if row.granted is None else row.granted
-        ahead = [one for one in line.rows.values() if one.place < row.place and one.is_there_after(time)]
+        ahead = [entry for entry in line.rows.values() if entry.place < row.place and entry.is_there_after(time)]
         asked = row.request()
         if asked.fits([one.request() for one in ahead], None):
             return
@@ -372,7 +372,7 @@ class _Pass:
         resource = row.source.resource
         ruled: list[Ruling] = [
             *self._ruled.get(resource, ()),
-            *(one for one in self._patterns if one.holds_for(resource)),
+            *(pattern for pattern in self._patterns if pattern.holds_for(resource)),
         ]
         for ruling in ruled:
             if granted is None or granted <= ruling.since + HEARD_OF:
@@ -383,9 +383,9 @@ class _Pass:
                 return ruling
             if not line.queue.fits(row.kind, row.place, ruling.cap):
                 ahead = [
-                    one.request()
-                    for one in line.rows.values()
-                    if one.place < row.place and one.is_there_after(granted.timestamp())
+                    entry.request()
+                    for entry in line.rows.values()
+                    if entry.place < row.place and entry.is_there_after(granted.timestamp())
                 ]
                 if not row.request().fits(ahead, ruling.cap):
                     return ruling
@@ -395,7 +395,9 @@ class _Pass:
         time = row.asked if row.ended is None else row.ended
         others = [one for one in line.inside.values() if one.is_there_after(time)]
         if not line.queue.fits((WRITE, 1, 1), row.place):  # it waits for all that stand ahead, inside or not
-            ahead = (one for one in line.rows.values() if one.place < row.place and one.place not in line.inside)
+            ahead = (
+                entry for entry in line.rows.values() if entry.place < row.place and entry.place not in line.inside
+            )
             others += [one for one in ahead if one.is_there_after(time)]
         if others:
             self._tell("alone", row, "it became the writer while others were there", others)

@@ -146,9 +146,9 @@ def listing(
 def offered(overview: Overview | None, here: str) -> list[View]:
     """The views to choose from, of which ``here`` is shown."""
     return [
-        one
-        for one in VIEWS.values()
-        if one.filled is None or one.key == here or (overview is not None and one.filled(overview))
+        view
+        for view in VIEWS.values()
+        if view.filled is None or view.key == here or (overview is not None and view.filled(overview))
     ]
 
 
@@ -182,11 +182,11 @@ def summary(overview: Overview) -> str:
     ]
     counted = {
         "dead": states.count("dead"),
-        "paused": sum(one.paused for one in overview.resources),
-        "missing": sum(one.is_missed for one in overview.members),
-        "tasks pending": sum(one.pending for one in overview.queues),
-        "running": sum(one.running for one in overview.queues),
-        "failed": sum(one.failed for one in overview.queues),
+        "paused": sum(resource.paused for resource in overview.resources),
+        "missing": sum(member.is_missed for member in overview.members),
+        "tasks pending": sum(queue.pending for queue in overview.queues),
+        "running": sum(queue.running for queue in overview.queues),
+        "failed": sum(queue.failed for queue in overview.queues),
     }
     parts += [f"{number} {what}" for what, number in counted.items() if number]
     return ", ".join(parts)
@@ -222,7 +222,7 @@ def _why(entry: Entry, told: str) -> str:
 
 
 def _queues(overview: Overview, why: Mapping[int, Reason]) -> Iterator[_Line]:
-    paused = {one.resource: one.paused for one in overview.resources}
+    paused = {resource.resource: resource.paused for resource in overview.resources}
     rates = _by_resource(overview.rates)
     before: Counter[str] = Counter()
     for entry in overview.entries:
@@ -235,8 +235,8 @@ def _queues(overview: Overview, why: Mapping[int, Reason]) -> Iterator[_Line]:
 
 def _by_resource(rates: Iterable[RateEntry]) -> dict[str, list[RateEntry]]:
     found: dict[str, list[RateEntry]] = {}
-    for one in rates:
-        found.setdefault(one.resource, []).append(one)
+    for rate in rates:
+        found.setdefault(rate.resource, []).append(rate)
     return found
 
 
@@ -322,23 +322,23 @@ def _by(login: str | None) -> str:
 
 def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
     paused = {one.resource: one.paused for one in overview.resources}
-    for one in leaders(overview):
-        entry = one.entry
+    for leader in leaders(overview):
+        entry = leader.entry
         who = who_is(entry.host, entry.pid, entry.requesting_id)
         cells = (
-            *(str(entry.position), entry.resource, str(one.waiters), seconds_in_words(one.waiting_seconds)),
+            *(str(entry.position), entry.resource, str(leader.waiters), seconds_in_words(leader.waiting_seconds)),
             *(seconds_in_words(entry.seconds), who, _missing(entry.missing_for, entry.grace)),
             *(_owner(entry), entry.note or ""),
         )
         by = _by_column(
             *(LEADERS, cells),
-            waiters=one.waiters,
-            waiting=one.waiting_seconds,
+            waiters=leader.waiters,
+            waiting=leader.waiting_seconds,
             seconds=entry.seconds,
             position=entry.position,
         )
         details = (
-            f"{_several(one.waiters, 'request')} waiting for {who}, together for {cells[3]}; "
+            f"{_several(leader.waiters, 'request')} waiting for {who}, together for {cells[3]}; "
             f"it {'holds' if entry.state in INSIDE else 'waits for'} {entry.resource}, at {entry.position}",
             *([f"Note: {entry.note}"] if entry.note else []),
         )
@@ -384,17 +384,17 @@ def _seconds(value: float | None) -> str:
 
 
 def _tasks(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
-    for one in overview.queues:
-        blocked = one.blocked_by is not None
-        state = "failed" if blocked else "lost" if one.lost else "running" if one.running else ""
-        counts = (one.pending, one.running, one.lost, one.failed, one.finished, one.cancelled)
-        held_up = f"task {one.blocked_by} has failed" if blocked else ""
-        cells = (one.queue, *map(str, counts), _seconds(one.oldest), f"{one.rate:.1f}/min", held_up)
+    for queue in overview.queues:
+        blocked = queue.blocked_by is not None
+        state = "failed" if blocked else "lost" if queue.lost else "running" if queue.running else ""
+        counts = (queue.pending, queue.running, queue.lost, queue.failed, queue.finished, queue.cancelled)
+        held_up = f"task {queue.blocked_by} has failed" if blocked else ""
+        cells = (queue.queue, *map(str, counts), _seconds(queue.oldest), f"{queue.rate:.1f}/min", held_up)
         numbers = dict(zip(("pending", "running", "lost", "failed", "finished", "cancelled"), counts, strict=True))
-        by = _by_column(TASKS, cells, **numbers, oldest=one.oldest, rate=one.rate)
+        by = _by_column(TASKS, cells, **numbers, oldest=queue.oldest, rate=queue.rate)
         row = Row(
-            *(f"q{one.queue}", _clean(cells), state, _clean(_queue_details(one))),
-            task_id=one.blocked_by,
+            *(f"q{queue.queue}", _clean(cells), state, _clean(_queue_details(queue))),
+            task_id=queue.blocked_by,
             actions=("retry",) if blocked else (),
         )
         yield _Line(row, by)
@@ -446,30 +446,30 @@ def _times(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
 
 def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
     paused = {one.resource: one.paused for one in overview.resources}
-    in_line = Counter(one.resource for one in overview.entries if one.state != "dead")
-    for one in overview.rates:
-        stopped, waiting = paused.get(one.resource, False), in_line[one.resource]
+    in_line = Counter(entry.resource for entry in overview.entries if entry.state != "dead")
+    for rate in overview.rates:
+        stopped, waiting = paused.get(rate.resource, False), in_line[rate.resource]
         state = "paused" if stopped else "waits" if waiting else ""
-        numbers = (one.limit, one.used, max(0, one.limit - one.used))
-        counted = (one.taken, one.returned, one.waits)
+        numbers = (rate.limit, rate.used, max(0, rate.limit - rate.used))
+        counted = (rate.taken, rate.returned, rate.waits)
         cells = (
-            *(one.name, seconds_in_words(one.window), *(f"{number:,}" for number in numbers)),
-            *(seconds_in_words(one.free_in) if one.free_in else "", str(waiting), "paused" if stopped else ""),
-            *(seconds_in_words(one.idle), *(f"{number:,}" for number in counted)),
+            *(rate.name, seconds_in_words(rate.window), *(f"{number:,}" for number in numbers)),
+            *(seconds_in_words(rate.free_in) if rate.free_in else "", str(waiting), "paused" if stopped else ""),
+            *(seconds_in_words(rate.idle), *(f"{number:,}" for number in counted)),
         )
-        values = (one.name, one.window, *numbers, one.free_in or None, waiting, cells[7], one.idle, *counted)
+        values = (rate.name, rate.window, *numbers, rate.free_in or None, waiting, cells[7], rate.idle, *counted)
         details = (
-            f"rate {one.name!r}: {used_words([one])}; {waiting} in line{', PAUSED' if stopped else ''}; last used "
-            f"{seconds_in_words(one.idle)} ago",
-            f"Since this window is known: {one.taken:,} taken, {one.returned:,} of that given back, "
-            f"{one.waits:,} times waited for",
+            f"rate {rate.name!r}: {used_words([rate])}; {waiting} in line{', PAUSED' if stopped else ''}; last used "
+            f"{seconds_in_words(rate.idle)} ago",
+            f"Since this window is known: {rate.taken:,} taken, {rate.returned:,} of that given back, "
+            f"{rate.waits:,} times waited for",
         )
         row = Row(
-            *(f"w{one.window:g} {one.name}", _clean(cells), state, _clean(details)),
-            resource=one.resource,
+            *(f"w{rate.window:g} {rate.name}", _clean(cells), state, _clean(details)),
+            resource=rate.resource,
             actions=("resume" if stopped else "pause",),
         )
-        yield _Line(row, _by_column(RATES, values), one.resource)
+        yield _Line(row, _by_column(RATES, values), rate.resource)
 
 
 def _percentiles(times: Percentiles) -> tuple[float, ...]:

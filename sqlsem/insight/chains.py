@@ -97,12 +97,12 @@ def _first(rows: Iterable[Entry], access: str, limit: int | None, weight: int, c
     room, load, found = min(limits, default=None), number(weight) or 0, []
     if room is not None and load > room:
         return ()  # it would not fit if it were alone
-    for one in rows:
-        if access != WRITE and one.access == access:
+    for row in rows:
+        if access != WRITE and row.access == access:
             continue
-        load += number(one.weight) or 0
-        found.append(one)
-        if (declared := number(one.limit)) is not None:
+        load += number(row.weight) or 0
+        found.append(row)
+        if (declared := number(row.limit)) is not None:
             room = declared if room is None else min(room, declared)
         if room is not None and load > room:
             return tuple(found)
@@ -140,7 +140,7 @@ class Waits:
         self._waiting_of: dict[Party, list[Entry]] = {}
         self._heads: dict[int, Entry | None] = {}
         settings = {one.resource: one for one in overview.resources}
-        for resource, rows in groupby(overview.entries, key=lambda one: one.resource):
+        for resource, rows in groupby(overview.entries, key=lambda entry: entry.resource):
             line = Line(settings.get(resource) or Resource(resource, None, False, None, 0, 0))
             for one in self._along(line, list(rows)):
                 self.blocked[one.entry.position] = one
@@ -148,11 +148,11 @@ class Waits:
 
     @staticmethod
     def _along(line: Line, rows: list[Entry]) -> Iterator[Blocked]:
-        upgrading = [one for one in rows if is_upgrading(one)]
-        for one in rows:
-            if is_waiting(one):
-                yield line.behind(one)
-            line.pass_by(one)
+        upgrading = [row for row in rows if is_upgrading(row)]
+        for row in rows:
+            if is_waiting(row):
+                yield line.behind(row)
+            line.pass_by(row)
         for one in upgrading:  # there is one at the most
             others = tuple(other for other in rows if other is not one and other.granted_at is not None)
             yield Blocked(one, line.setting, others, 0, not others, not others, ())

@@ -116,9 +116,9 @@ class Kinds:
 
     def __init__(self, times: HoldTimes) -> None:
         by_kind: dict[tuple[str, str], list[float]] = {}
-        for one in times.holds:
-            by_kind.setdefault(kind_of(one.note, one.program), []).append(one.held)
-        self._all = Durations([one.held for one in times.holds])
+        for hold in times.holds:
+            by_kind.setdefault(kind_of(hold.note, hold.program), []).append(hold.held)
+        self._all = Durations([hold.held for hold in times.holds])
         self._kinds = {kind: Durations(held) for kind, held in by_kind.items() if len(held) >= LEAST_OF_KIND}
 
     def of(self, entry: Entry) -> Durations:
@@ -161,12 +161,12 @@ def estimates(overview: Overview, wanted: Collection[int] | None = None) -> dict
     settings = {one.resource: one for one in overview.resources}
     chosen: list[tuple[list[Entry], Resource | None, HoldTimes]] = []
     left = MOST_ROWS
-    for resource, group in groupby(overview.entries, key=lambda one: one.resource):
+    for resource, group in groupby(overview.entries, key=lambda entry: entry.resource):
         times, setting = overview.holds.get(resource), settings.get(resource)
         if times is None or len(times.holds) < LEAST_HOLDS or (setting is not None and setting.paused):
             continue
         rows = list(islice(group, min(left, MOST_OF_QUEUE if wanted is None else MOST_ROWS)))
-        asked = [place for place, one in enumerate(rows, 1) if one.state == "waits" and _is_wanted(one, wanted)]
+        asked = [place for place, row in enumerate(rows, 1) if row.state == "waits" and _is_wanted(row, wanted)]
         if asked:
             chosen.append((rows[: asked[-1]], setting, times))
             left -= asked[-1]
@@ -192,27 +192,27 @@ def _play(rows: list[Entry], kinds: Kinds, cap: int | None, number_of: int, coun
     plays = [Play(chance.gauss(0.0, 1.0)) for _ in range(number_of)]
     shares = [(place + 0.5) / number_of for place in range(number_of)]
     found: dict[int, Estimate] = {}
-    for one in rows:
+    for row in rows:
         chance.shuffle(shares)
-        durations = kinds.of(one)
-        access, limit, weight = one.access, number(one.limit), number(one.weight) or 0
-        waits = one.state == "waits"
+        durations = kinds.of(row)
+        access, limit, weight = row.access, number(row.limit), number(row.weight) or 0
+        waits = row.state == "waits"
         entered = []
         for play, share in zip(plays, shares, strict=True):
             if waits:
                 enters = play.enters(access, limit, weight, cap)
                 entered.append(enters)
                 leaves = enters + durations.at(share) * math.exp(play.luck * durations.doubt)
-            elif one.state == "dead" or (one.granted_at is None and one.member_id is not None):
+            elif row.state == "dead" or (row.granted_at is None and row.member_id is not None):
                 leaves = 0.0
             else:
-                leaves = durations.at(share, one.seconds)
-                if one.missing_for is not None and one.grace is not None:
-                    leaves = min(leaves, max(0.0, one.grace - one.missing_for))
+                leaves = durations.at(share, row.seconds)
+                if row.missing_for is not None and row.grace is not None:
+                    leaves = min(leaves, max(0.0, row.grace - row.missing_for))
             play.stays(leaves, access, limit, weight)
         if waits:
             entered.sort()
             if math.isinf(entered[-1]):
                 continue
-            found[one.position] = Estimate.of(entered, durations.held, count)
+            found[row.position] = Estimate.of(entered, durations.held, count)
     return found

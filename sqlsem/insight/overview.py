@@ -97,12 +97,12 @@ class HoldTimes:
     @cached_property
     def held(self) -> Percentiles:
         """For how long it was held."""
-        return Percentiles.of(one.held for one in self.holds)
+        return Percentiles.of(hold.held for hold in self.holds)
 
     @cached_property
     def waited(self) -> Percentiles:
         """For how long it was waited for, by those who got it."""
-        return Percentiles.of(one.waited for one in self.holds)
+        return Percentiles.of(hold.waited for hold in self.holds)
 
     def as_dict(self) -> dict[str, Any]:
         """The percentiles as JSON-ready values."""
@@ -169,9 +169,9 @@ class Overview:
         return dataclasses.replace(
             self,
             resources=[one for one in self.resources if one.resource == resource],
-            entries=[one for one in self.entries if one.resource == resource],
+            entries=[entry for entry in self.entries if entry.resource == resource],
             holds={name: times for name, times in self.holds.items() if name == resource},
-            rates=[one for one in self.rates if one.resource == resource],
+            rates=[rate for rate in self.rates if rate.resource == resource],
         )
 
     def as_dict(self) -> dict[str, Any]:

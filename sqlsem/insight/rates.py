@@ -17,8 +17,8 @@ def goes_in(before: int, windows: Sequence[RateEntry]) -> float:
     >>> goes_in(4, [RateEntry("api", 60.0, 100, 100, 0.0)])
     3.0
     """
-    evenly = (max(0, one.used + before + 1 - one.limit) / one.limit * one.window for one in windows)
-    return max(0.0, *evenly, *(one.free_in for one in windows))
+    evenly = (max(0, window.used + before + 1 - window.limit) / window.limit * window.window for window in windows)
+    return max(0.0, *evenly, *(window.free_in for window in windows))
 
 
 def rate_words(before: int, windows: Sequence[RateEntry]) -> str:
@@ -34,6 +34,6 @@ def used_words(windows: Sequence[RateEntry]) -> str:
     >>> used_words([RateEntry("api", 60.0, 100, 100, 0.0, free_in=12.0)])
     '100 of 100 used in 1m00s, room in 12s'
     """
-    used = [f"{one.used:,} of {one.limit:,} used in {seconds_in_words(one.window)}" for one in windows]
-    free_in = max((one.free_in for one in windows), default=0.0)
+    used = [f"{window.used:,} of {window.limit:,} used in {seconds_in_words(window.window)}" for window in windows]
+    free_in = max((window.free_in for window in windows), default=0.0)
     return ", ".join([*used, *([f"room in {seconds_in_words(free_in)}"] if free_in else [])])

@@ -92,7 +92,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _several(entries: Sequence[Entry]) -> str:
-    return _standing(entries[0]) if len(entries) == 1 else _list([introduced(one) for one in entries])
+    return _standing(entries[0]) if len(entries) == 1 else _list([introduced(entry) for entry in entries])
 
 
 def _room(one: Blocked) -> int:
@@ -128,7 +128,7 @@ def _code(one: Blocked) -> str:
 
 
 def _stages(entries: Iterable[Entry]) -> str:
-    found = {one.access.partition(":")[2] for one in entries}
+    found = {entry.access.partition(":")[2] for entry in entries}
     return _list([f"stage {order}" for order in sorted(found)])
 
 
@@ -237,13 +237,13 @@ class _Turns:
     """What holds a task back that its order does not: the limits and rates of its queue and of its key."""
 
     def __init__(self, tasks: Sequence[TaskEntry], limits: Iterable[QueueLimit], waits: Iterable[QueueWait]) -> None:
-        self._waits = {(one.queue, one.task_key): one.seconds for one in waits}
-        self._set = {(one.queue, one.task_key): one for one in limits}
-        running = [one for one in tasks if one.status in ("running", "lost")]
+        self._waits = {(wait.queue, wait.task_key): wait.seconds for wait in waits}
+        self._set = {(limit.queue, limit.task_key): limit for limit in limits}
+        running = [task for task in tasks if task.status in ("running", "lost")]
         self._of_queue = Counter(one.queue for one in running)
         self._of_key = Counter((one.queue, one.key) for one in running)
         self._in_turns = {queue for queue, _ in self._set} | {
-            one.queue for one in tasks if (one.key is not None or one.priority) and one.status == "pending"
+            task.queue for task in tasks if (task.key is not None or task.priority) and task.status == "pending"
         }
 
     def has(self, queue: str) -> bool:
@@ -305,7 +305,7 @@ def task_reasons(
     ``taken_at`` is the database's clock; ``limits``: what is set of these queues;
         ``requests``: why requests for locks wait, by position; ``waits``: whose rate is used up.
     """
-    opened = sorted(tasks, key=lambda one: (one.queue, one.order, one.task_id))
+    opened = sorted(tasks, key=lambda task: (task.queue, task.order, task.task_id))
     turns = _Turns(opened, limits, waits)
     # (The estimate knows of first come first served alone.)
     starts = task_estimates([one for one in opened if not turns.has(one.queue)], taken_at)
@@ -318,11 +318,11 @@ def task_reasons(
     for (queue, _), members in by_order.items():
         held_up = held_up if queue == before else None
         before = queue
-        pending = [one for one in members if one.status == "pending"]
+        pending = [member for member in members if member.status == "pending"]
         for one in pending:
             found[one.task_id] = held_up or _by_itself(one, pending, turns, taken_at, requests or {})
         if held_up is None or held_up.behind[0].status != "failed":
-            held_up = _holding_up([one for one in members if _is_open(one)]) or held_up
+            held_up = _holding_up([member for member in members if _is_open(member)]) or held_up
     return {number: _starting(reason, starts.get(number)) for number, reason in found.items()}
 
 
@@ -374,12 +374,14 @@ def _by_itself(
 
 def _parked(task: TaskEntry, requests: Mapping[int, Reason]) -> TaskReason:
     """Of one that could run but for its locks."""
-    names = ", ".join(f"{access_in_words(one.access, one.limit)} on {one.resource!r}" for one in task.locks)
-    if any(one.position is None for one in task.locks):
+    names = ", ".join(f"{access_in_words(lock.access, lock.limit)} on {lock.resource!r}" for lock in task.locks)
+    if any(lock.position is None for lock in task.locks):
         words = f"it will stand in the lines of its locks ({names}) as soon as a worker of its queue looks"
         return TaskReason("locks", words, "not in line yet", ())
     blocked = [
-        (one, requests[one.position]) for one in task.locks if one.position is not None and one.position in requests
+        (lock, requests[lock.position])
+        for lock in task.locks
+        if lock.position is not None and lock.position in requests
     ]
     if not blocked:
         words = f"it stands in the lines of its locks ({names}); in its turn the next worker that is free takes it"

@@ -99,7 +99,7 @@ class Replay:
         """The same as JSON-ready values."""
         return {
             "everything": self.everything.as_dict(),
-            "resources": {name: one.as_dict() for name, one in self.resources.items()},
+            "resources": {name: resource.as_dict() for name, resource in self.resources.items()},
             "unfinished": self.unfinished,
             "guessed": self.guessed,
             "stuck": self.stuck,
@@ -473,11 +473,11 @@ class _Run:
 
 
 def _compare(asks: Sequence[_Ask], *, per_limit: bool) -> Compared:
-    was = [(one.asked, one.granted, one.ended, one.was_kind) for one in asks]
+    was = [(ask.asked, ask.granted, ask.ended, ask.was_kind) for ask in asks]
     would = [
-        (one.would_ask, one.would_enter, one.would_end, (one.was_kind[0], *one.kind[1:]))
-        for one in asks
-        if one.would_end is not None
+        (ask.would_ask, ask.would_enter, ask.would_end, (ask.was_kind[0], *ask.kind[1:]))
+        for ask in asks
+        if ask.would_end is not None
     ]
     return Compared(_night(was, per_limit), _night(would, per_limit))
 

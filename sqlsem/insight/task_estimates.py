@@ -96,7 +96,7 @@ def task_estimates(tasks: Iterable[TaskEntry], taken_at: datetime) -> dict[int, 
         taken_at: When they were looked at, by the database's clock.
     """
     found: dict[int, Estimate] = {}
-    for _, of_queue in groupby(sorted(tasks, key=lambda one: one.queue), key=lambda one: one.queue):
+    for _, of_queue in groupby(sorted(tasks, key=lambda task: task.queue), key=lambda task: task.queue):
         known = list(of_queue)
         history = Ended(one for one in known if one.status in ("finished", "failed"))
         opened = sorted(
@@ -139,8 +139,8 @@ class WorkQueue:
         """When each pending task is started."""
         rows = [one for order in self._orders for one in order]
         rows += [one for some in self._running.values() for one in some if one.task_id not in self._due]
-        durations = {one.task_id: self._history.of(one) for one in rows}
-        pending = [one for one in rows if one.status == "pending"]
+        durations = {row.task_id: self._history.of(row) for row in rows}
+        pending = [row for row in rows if row.status == "pending"]
         if not pending or not (self._running or self._resting) or None in durations.values():
             return {}
         number_of = plays_of(len(rows))

@@ -189,8 +189,8 @@ class Exporter:
         return found
 
     def _rows(self, overview: Overview) -> Iterator[_Rows]:
-        names = {one.resource for one in overview.resources} | {one.resource for one in overview.entries}
-        names |= {one.resource for one in self._rates} | self._ageing.keys()
+        names = {resource.resource for resource in overview.resources} | {one.resource for one in overview.entries}
+        names |= {rate.resource for rate in self._rates} | self._ageing.keys()
         patterns = {name: self._pattern(name) for name in names}
         matter: Counter[tuple[str, ...]] = Counter((patterns[name],) for name in names)
         matter.update((patterns[entry.resource],) for entry in overview.entries)
@@ -209,9 +209,9 @@ class Exporter:
         yield from self._leaders(leaders(overview))
         yield from _members(overview)
         queue_few = self._few["queue"].all_of(
-            {(label(one.queue),): one.pending + one.running + one.failed for one in overview.queues}
+            {(label(queue.queue),): queue.pending + queue.running + queue.failed for queue in overview.queues}
         )
-        queues = {one.queue: queue_few[(label(one.queue),)] for one in overview.queues}
+        queues = {queue.queue: queue_few[(label(queue.queue),)] for queue in overview.queues}
         yield from _tasks(overview.queues, queues)
         yield (
             "other",
@@ -219,7 +219,7 @@ class Exporter:
             ("kind",),
             {
                 ("resource",): sum(one == (OTHER,) for one in labels.values()),
-                ("queue",): sum(one == (OTHER,) for one in queues.values()),
+                ("queue",): sum(queue == (OTHER,) for queue in queues.values()),
             },
         )
 
@@ -290,7 +290,7 @@ class Exporter:
         """What was taken since the last look. (A window that nobody uses is forgotten, and begins anew later: what is
         told must not go down with it.)
         """
-        known = {(one.resource, one.window): one for one in self._rates}
+        known = {(rate.resource, rate.window): rate for rate in self._rates}
         for name, _, number in RATE_COUNTERS:
             more: dict[str, int] = {}  # of each rate: whatever is taken counts in all its windows
             for key, one in known.items():
@@ -415,7 +415,7 @@ def _used(rates: Sequence[RateEntry], labels: Mapping[str, tuple[str, ...]]) -> 
         ),
     )
     for name, what, number in numbers:
-        values = _sum(((*labels[one.resource], f"{one.window:g}"), number(one)) for one in rates)
+        values = _sum(((*labels[rate.resource], f"{rate.window:g}"), number(rate)) for rate in rates)
         yield name, what, ("resource", "window"), values
 
 
@@ -425,8 +425,8 @@ def _times(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterato
     waits: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for resource, times in overview.holds.items():
         name = labels.get(resource, (OTHER,))
-        holds[name] += [one.held for one in times.holds]
-        waits[name] += [one.waited for one in times.holds]
+        holds[name] += [hold.held for hold in times.holds]
+        waits[name] += [hold.waited for hold in times.holds]
     for what, words, found in (
         ("recent_hold_seconds", "For how long locks were held of late, where somebody is now.", holds),
         ("recent_wait_seconds", "For how long these were waited for.", waits),
@@ -442,18 +442,18 @@ def _times(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterato
 
 def _members(overview: Overview) -> Iterator[_Rows]:
     kinds: Counter[tuple[str, ...]] = Counter({("beacon",): 0, ("lease",): 0})
-    kinds.update((one.kind,) for one in overview.members)
+    kinds.update((member.kind,) for member in overview.members)
     yield "members", "Processes and sessions that take part.", ("kind",), kinds
-    missing = sum(one.is_missed for one in overview.members)
+    missing = sum(member.is_missed for member in overview.members)
     yield "members_missing", "Those of them that cannot be found: within their grace, or with rows.", (), {(): missing}
     states: Counter[tuple[str, ...]] = Counter({("open",): 0, ("failed",): 0})
-    states.update((one.status,) for one in overview.batches)
+    states.update((batch.status,) for batch in overview.batches)
     yield "batches", "Batches that have not ended well.", ("status",), states
     yield (
         "batches_overdue",
         "Open batches whose window is over.",
         (),
-        {(): sum(one.overdue for one in overview.batches)},
+        {(): sum(batch.overdue for batch in overview.batches)},
     )
 
 
@@ -470,23 +470,23 @@ def _tasks(queues: Sequence[QueueCounts], labels: Mapping[str, tuple[str, ...]])
         "tasks",
         "Tasks of a work queue; of those that ended, as many as are kept.",
         ("queue", "state"),
-        _sum(((*labels[one.queue], state), count(one)) for one in queues for state, count in states),
+        _sum(((*labels[queue.queue], state), count(queue)) for queue in queues for state, count in states),
     )
     yield (
         "oldest_pending_seconds",
         "For how long the oldest task that waits could have been started.",
         ("queue",),
-        _max((labels[one.queue], one.oldest or 0.0) for one in queues),
+        _max((labels[queue.queue], queue.oldest or 0.0) for queue in queues),
     )
     yield (
         "task_rate",
         "Attempts at tasks that ended in the last five minutes, a minute.",
         ("queue",),
-        _sum((labels[one.queue], one.rate) for one in queues),
+        _sum((labels[queue.queue], queue.rate) for queue in queues),
     )
     yield (
         "queues_blocked",
         "Work queues that a failed task holds up.",
         ("queue",),
-        _sum((labels[one.queue], float(one.blocked_by is not None)) for one in queues),
+        _sum((labels[queue.queue], float(queue.blocked_by is not None)) for queue in queues),
     )

@@ -242,7 +242,8 @@ def _recorded(session: Session, ends: Sequence[End], statuses: Sequence[str | No
     found = list(statuses)
     for number, end in enumerate(ends):
         if found[number] is None and any(
-            (one.attempt, one.outcome) == (end.attempt, end.outcome) for one in session.task_attempts(end.task_id)
+            (attempt.attempt, attempt.outcome) == (end.attempt, end.outcome)
+            for attempt in session.task_attempts(end.task_id)
         ):
             found[number] = (
                 "pending" if end.outcome == "returned" or (end.outcome == "failed" and not end.last) else end.outcome

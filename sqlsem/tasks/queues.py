@@ -454,23 +454,23 @@ def _locks(locks: Iterable[AnyLock]) -> tuple[TaskLock, ...]:
             raise ConfigurationError(
                 f"{lock!r} has a timeout or on_lost, which nobody heeds: a task waits for as long as its locks take"
             )
-        for one in terms.requests:
-            if isinstance(one, RateRequest):
+        for request in terms.requests:
+            if isinstance(request, RateRequest):
                 raise ConfigurationError(
                     f"{lock!r} is a rate, of which a task can take in its own code: nothing is held of it meanwhile",
-                    resource=one.resource,
+                    resource=request.resource,
                 )
-            if one.priority is not None:
+            if request.priority is not None:
                 raise ConfigurationError(
                     f"{lock!r} has a priority, which the locks of a task have not; give put() one, or name none here",
-                    resource=one.resource,
+                    resource=request.resource,
                 )
-            if one.resource in asked:
+            if request.resource in asked:
                 raise ConfigurationError(
-                    f"The locks of a task name {one.resource!r} twice; ask for it once, with a weight",
-                    resource=one.resource,
+                    f"The locks of a task name {request.resource!r} twice; ask for it once, with a weight",
+                    resource=request.resource,
                 )
-            asked[one.resource] = TaskLock(one.resource, one.access, one.limit, one.weight)
+            asked[request.resource] = TaskLock(request.resource, request.access, request.limit, request.weight)
     if len(asked) > MOST_LOCKS:
         raise ConfigurationError(f"A task takes at most {MOST_LOCKS} locks, not {len(asked)}")
     return tuple(asked.values())

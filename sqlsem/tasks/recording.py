@@ -32,8 +32,8 @@ class Unrecorded:
             with self._changed:
                 self._left += ends
                 self._changed.notify_all()
-            self._claiming.end_later([one.end for one in ends], partial(self._answer, ends))
-            self._claiming.process.claims.settle(one.task for one in ends)
+            self._claiming.end_later([end.end for end in ends], partial(self._answer, ends))
+            self._claiming.process.claims.settle(end.task for end in ends)
 
     def _answer(self, ends: Sequence[TaskEnd], statuses: Sequence[str | None]) -> None:
         """Called by the heartbeat, perhaps twice; a thread of the worker tells of it."""

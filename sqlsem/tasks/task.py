@@ -24,7 +24,7 @@ __all__ = ["Task", "remember_ends", "tickets_of"]
 def tickets_of(claimed: Claimed, requesting_id: str) -> list[Ticket]:
     """The rows of what a task holds."""
     return [
-        Ticket(one.resource, one.position, requesting_id, True) for one in claimed.locks if one.position is not None
+        Ticket(lock.resource, lock.position, requesting_id, True) for lock in claimed.locks if lock.position is not None
     ]
 
 
@@ -81,7 +81,7 @@ class Task(Stoppable):
     def hold(self, claimed: Claimed, requesting_id: str, caller: Caller) -> None:
         """Its locks are had by this thread, whose rows this process knows already. (For the package.)"""
         process, holdings = self._process, self._process.holdings
-        requests = [Request(one.resource, one.access, one.limit, one.weight, self.note) for one in claimed.locks]
+        requests = [Request(lock.resource, lock.access, lock.limit, lock.weight, self.note) for lock in claimed.locks]
         tickets = tickets_of(claimed, requesting_id)
         mine = weakref.ref(self)  # who drops a task gives it back
 

@@ -452,10 +452,10 @@ class Worker:
     def _end(self, ends: list[TaskEnd], most: int, *, ahead_of: str | None = None) -> list[Task]:
         """Record how these have ended, tell of it, and claim up to ``most`` in the same call."""
         # (Also of those that are thought lost: the database may know them as ours, and then nobody else runs them.)
-        ours = [one for one in ends if one.task.is_open]
+        ours = [end for end in ends if end.task.is_open]
         following: list[Task] = []
         # (The others were given back by abort.)
-        known: list[tuple[TaskEnd, str | None]] = [(one, None) for one in ends if not one.task.is_open]
+        known: list[tuple[TaskEnd, str | None]] = [(end, None) for end in ends if not end.task.is_open]
         for one in ours:
             one.task.ending()
         try:

@@ -62,8 +62,8 @@ def _finding(one: Finding, width: int) -> Iterable[RenderableType]:
 def render_audit(audit: Audit, width: int) -> RenderableType:
     """What ``sqlsem audit`` shows, at most ``width`` columns wide."""
     parts: list[RenderableType] = []
-    for one in audit.findings:
-        parts += _finding(one, width)
+    for finding in audit.findings:
+        parts += _finding(finding, width)
     if audit.found > len(audit.findings):
         parts.append(Text(f"… and {_number(audit.found - len(audit.findings), 'finding')} more, of an earlier time"))
     parts.append(
@@ -112,8 +112,8 @@ def render_replay(replay: Replay, width: int, first: datetime | None) -> Rendera
     nights = dict(replay.resources)
     rows = [
         cells
-        for name, one in nights.items()
-        for cells in (_cells(name, "was", one.was), _cells("", "would be", one.would))
+        for name, night in nights.items()
+        for cells in (_cells(name, "was", night.was), _cells("", "would be", night.would))
     ]
     if len(nights) > 1:
         rows += [_cells("(all)", "was", replay.everything.was), _cells("", "would be", replay.everything.would)]

@@ -30,7 +30,7 @@ def by_resource(
     for entry in entries:
         grouped.setdefault(entry.resource, []).append(entry)
     settings = {one.resource: one for one in resources if only is None or one.resource == only}
-    names = sorted({*grouped, *(name for name, one in settings.items() if _is_set(one))})
+    names = sorted({*grouped, *(name for name, setting in settings.items() if _is_set(setting))})
     found = []
     for name in names:
         own = grouped.get(name, [])

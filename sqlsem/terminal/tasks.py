@@ -74,14 +74,14 @@ def counted(found: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
 
 def told_of_limits(limits: Iterable[QueueLimit]) -> Iterator[str]:
     """What is set of work queues, a line for each queue or key."""
-    for one in limits:
-        told = [] if one.task_limit is None else [f"at most {one.task_limit} running"]
-        told += [] if one.key_limit is None else [f"at most {one.key_limit} of each key"]
-        told += [f"at most {rate} started{whose}" for rate, whose in _rates(one, " of each key")]
-        told += [] if one.weight is None else [f"weight {one.weight}"]
+    for limit in limits:
+        told = [] if limit.task_limit is None else [f"at most {limit.task_limit} running"]
+        told += [] if limit.key_limit is None else [f"at most {limit.key_limit} of each key"]
+        told += [f"at most {rate} started{whose}" for rate, whose in _rates(limit, " of each key")]
+        told += [] if limit.weight is None else [f"weight {limit.weight}"]
         if told:
-            whose = f"key {one.task_key!r} of {one.queue!r}" if one.task_key is not None else repr(one.queue)
-            yield f"{whose}: {', '.join(told)} (set by {one.set_by})"
+            whose = f"key {limit.task_key!r} of {limit.queue!r}" if limit.task_key is not None else repr(limit.queue)
+            yield f"{whose}: {', '.join(told)} (set by {limit.set_by})"
 
 
 def _rates(one: QueueLimit, of_keys: str) -> Iterator[tuple[str, str]]:
@@ -118,7 +118,7 @@ def render_counts(
         "HELD UP BY",
         *(["LIMIT"] if limits else []),
     )
-    of_queue = {one.queue: one for one in limits if one.task_key is None}
+    of_queue = {limit.queue: limit for limit in limits if limit.task_key is None}
     rows = [
         (
             *(one.queue, str(one.pending), str(one.running), str(one.lost), str(one.finished), str(one.failed)),
@@ -137,7 +137,9 @@ def render_counts(
                 f"sqlsem tasks log {one.blocked_by}, then retry or cancel it"
             )
             parts.append(Text(words, overflow="fold"))
-    parts += [Text(clean(line), overflow="fold") for line in told_of_limits(one for one in limits if one.task_key)]
+    parts += [
+        Text(clean(line), overflow="fold") for line in told_of_limits(limit for limit in limits if limit.task_key)
+    ]
     return Group(*parts)
 
 
@@ -211,10 +213,10 @@ def render_tasks(
     failures = [one for one in found if one.status in ("failed", "pending", "cancelled") and one.error]
     if failures:
         parts.append(Text(""))
-    for one in failures:
+    for failure in failures:
         # Folded, not cut: the cause may stand at the end.
-        line = Text(f"{one.task_id}: ", overflow="fold")
-        parts.append(line.append(clean(first_line(one.error)[:LONGEST_ERROR]), style="red"))
+        line = Text(f"{failure.task_id}: ", overflow="fold")
+        parts.append(line.append(clean(first_line(failure.error)[:LONGEST_ERROR]), style="red"))
     for number, count in held_up.items():
         words = (
             f"{count} pending task{'s wait' if count > 1 else ' waits'} for {number}, which has failed; see it "

@@ -67,13 +67,13 @@ class Conversions(Convertible):
         """Readers behind that wait, and fit but for what an operator has set."""
         rows = self._server.rows_on(row.resource)
         return [
-            one
-            for one in rows
-            if one.position > row.position
-            and one.access == READ
-            and one.granted_at is None
-            and one.position not in self._server.revoked
-            and _request(one).fits([other for other in rows if other.position < one.position], None)
+            entry
+            for entry in rows
+            if entry.position > row.position
+            and entry.access == READ
+            and entry.granted_at is None
+            and entry.position not in self._server.revoked
+            and _request(entry).fits([other for other in rows if other.position < entry.position], None)
         ]
 
     def _others_inside(self, row: Entry) -> list[Entry]:

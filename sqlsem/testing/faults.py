@@ -46,7 +46,7 @@ class Faults:
     def draw(self, chance: random.Random, kind: str) -> str | None:
         """One of that kind, at random; None where there is nothing for it to happen to."""
         world = self._world
-        alive = [one for one in world.actors if one.runs]
+        alive = [actor for actor in world.actors if actor.runs]
         if not alive:
             return None
         who = chance.choice(alive)

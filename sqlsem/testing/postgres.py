@@ -424,7 +424,7 @@ class PostgresServer(RealServer):
         self._ask("let_go", session.pid)
 
     def _are_blocked(self, sessions: Sequence[SimulatedSession]) -> set[int]:
-        return {pid for (pid,) in self._ask("blocked", [one.pid for one in sessions])}
+        return {pid for (pid,) in self._ask("blocked", [session.pid for session in sessions])}
 
     def notice(self) -> None:
         self._settle()
@@ -545,4 +545,4 @@ def _seconds(setting: str) -> float:
 def _told(parameters: Any) -> str:
     """What a call is about, without what is another one in each process: ids, hashes, who we are."""
     values = parameters.values() if isinstance(parameters, dict) else parameters or ()
-    return ", ".join(str(one) for one in values if one is not None and not _OWN.search(str(one)))[:60]
+    return ", ".join(str(value) for value in values if value is not None and not _OWN.search(str(value)))[:60]

@@ -138,7 +138,7 @@ class RealServer(abc.ABC):
         self._there = now
         self.let_in.update(position for position, row in now.items() if row.granted)
         for row in gone:
-            ended = [one for one in self.own.history(row.resource, 100) if one.position == row.position]
+            ended = [hold for hold in self.own.history(row.resource, 100) if hold.position == row.position]
             why = ended[0].outcome if ended else "removed without a trace"
             if why in TAKEN_AWAY or not ended:
                 self.removed(row, why)

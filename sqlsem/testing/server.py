@@ -40,7 +40,7 @@ class Server(Tables):
     def set_clock(self, seconds: float) -> None:
         """The clock is set. Raises `Trouble` where it would count as time that has passed."""
         if seconds > 0 and any(
-            one.lease is not None or not one.beacon.lives or self.revoked for one in self.people.values()
+            person.lease is not None or not person.beacon.lives or self.revoked for person in self.people.values()
         ):
             raise Trouble("it would count as time that has passed")
         self.skew += seconds
@@ -196,13 +196,13 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
     def register(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
     ) -> list[Ticket] | None:
-        what = "register " + ", ".join(one.describe() for one in requests)
+        what = "register " + ", ".join(request.describe() for request in requests)
         self.ask(what)
         self.give_up(member_id)
         if only_if_free:
-            for one in requests:
-                if not self._server.may_enter(one):
-                    self._server.suspect_all(one.resource, member_id)
+            for request in requests:
+                if not self._server.may_enter(request):
+                    self._server.suspect_all(request.resource, member_id)
         tickets = super().register(member_id, requesting_id, owner, uid, requests, only_if_free)
         came = "not free" if tickets is None else ", ".join(_told(ticket) for ticket in tickets)
         self.answer(f"{what}: {came}")

@@ -306,7 +306,7 @@ def _read(text: str) -> tuple[int, list[Choice]]:
         choices.append((int(step), words.strip()))
     if found is None:
         raise ConfigurationError(f"This is no schedule, as 'seed=7: 12 run B; 30 crash A 0' is one: {text!r}")
-    return int(found[1]), sorted(choices, key=lambda one: one[0])
+    return int(found[1]), sorted(choices, key=lambda choice: choice[0])
 
 
 def _shortened(settings: Settings, make: MakeServer, world: World) -> list[Choice]:

@@ -203,7 +203,9 @@ class World:
         if self.choices is None:
             self._pace = self._random.choice((0.02, 0.1, 0.3))
             self._left = self._random.randrange(self.settings.most_faults + 1) if self.settings.faults else 0
-            self._kinds = [one for one in self.settings.faults if self._random.random() < 0.5] or self.settings.faults
+            self._kinds = [
+                fault for fault in self.settings.faults if self._random.random() < 0.5
+            ] or self.settings.faults
             self._calm_at = self._random.randrange(10, self.settings.steps)
             self._draw_next()
 
@@ -290,7 +292,7 @@ class World:
         self.steps += 1
         while True:
             chosen = self._make_choices()
-            alive = [one for one in self.actors if not one.dead]
+            alive = [actor for actor in self.actors if not actor.dead]
             if not alive or self.violation is not None:
                 return None
             now = self.fibers.now

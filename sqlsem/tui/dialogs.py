@@ -69,8 +69,8 @@ class Dialog(ModalScreen[Action | None]):
         if told is None:
             return Text("A cap is a whole number from 1; leave it empty to lift the cap.")
         text = Text(told.question, style="bold")
-        for one in told.lines:
-            text.append(f"\n\n{one}", style="not bold")
+        for line in told.lines:
+            text.append(f"\n\n{line}", style="not bold")
         if told.possible:
             text.append(f"\n\nThe same as: {told.action.command}", style="not bold dim")
         return text

@@ -70,7 +70,7 @@ class Grid(ScrollView, can_focus=True):
             return
         width = self.size.width or 80
         columns = self._listing.columns
-        self._columns = [number for number, one in enumerate(columns) if width >= WIDE or not one.extra]
+        self._columns = [number for number, column in enumerate(columns) if width >= WIDE or not column.extra]
         heads = [columns[number].head for number in self._columns]
         cells = [[row.cells[number] for number in self._columns] for row in self._listing.rows if not row.heading]
         elastic = [at for at, number in enumerate(self._columns) if columns[number].elastic]
@@ -139,7 +139,7 @@ class Grid(ScrollView, can_focus=True):
         if self._listing is None:
             return ""
         columns = [self._listing.columns[number] for number in self._columns]
-        return NO_MARK + line([one.head for one in columns], self._widths, self._right(columns))
+        return NO_MARK + line([column.head for column in columns], self._widths, self._right(columns))
 
     def _text(self, row: Row) -> str:
         assert self._listing is not None
@@ -150,7 +150,7 @@ class Grid(ScrollView, can_focus=True):
 
     @staticmethod
     def _right(columns: list[Column]) -> set[int]:
-        return {at for at, one in enumerate(columns) if one.right}
+        return {at for at, column in enumerate(columns) if column.right}
 
     def _strip(self, text: str, style: Style, width: int) -> Strip:
         """A line as wide as the widget, in its own colours where the style has none."""

@@ -60,7 +60,7 @@ def main():
         thread.start()
         run = dag.test()
         thread.join()
-        tell(states={one.task_id: one.state for one in run.get_task_instances()})
+        tell(states={instance.task_id: instance.state for instance in run.get_task_instances()})
         tell(left=[*rows("free"), *rows("busy"), *rows("fails")])
 
         with sqlsem.mutex("busy") as grant:

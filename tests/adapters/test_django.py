@@ -45,7 +45,7 @@ def test_locks_are_in_the_database_of_the_settings(alias, connect, name):
     mine = adapter.coordinator(alias)
     assert adapter.coordinator(alias) is mine
     with mine.mutex(name, note="from Django"):
-        assert [one.note for one in connect().entries(name)] == ["from Django"]
+        assert [entry.note for entry in connect().entries(name)] == ["from Django"]
         connections[alias].close()  # as Django does after a request
         assert connect().mutex(name).locked()
 

@@ -100,7 +100,7 @@ def test_a_failing_test_gives_it_back(run, others):
         def test_it(): raise ValueError
     """
     run(text).assert_outcomes(failed=1)
-    assert [one.outcome for one in others.history("gate")] == ["released"]
+    assert [hold.outcome for hold in others.history("gate")] == ["released"]
 
 
 def test_readers_and_several_at_once(run, others):

@@ -274,9 +274,9 @@ def test_callback_is_run_and_read_by_entitled_logins(login_of, name, kind, roles
 
 def test_participant_runs_function_of_another_login(login_of, name):
     """What only programs know is run by all that take part: their logins may differ."""
-    one, other = login_of(["sqlsem_user"]), login_of(["sqlsem_user"])
+    first, other = login_of(["sqlsem_user"]), login_of(["sqlsem_user"])
     ran = []
-    with batches.batch(name, ["a", "b"], window=60, coordinator=one.coordinator(), on_success=list).part("a"):
+    with batches.batch(name, ["a", "b"], window=60, coordinator=first.coordinator(), on_success=list).part("a"):
         pass
     made = batches.batch(name, ["a", "b"], window=60, coordinator=other.coordinator(), on_success=lambda: ran.append(1))
     with made.part("b"):
@@ -426,7 +426,7 @@ def test_each_routine_for_users_leaves_a_strangers_batches_alone(login_of, datab
                 values = re.findall(r":(\w+)", arguments)
                 text = f"SELECT * FROM sqlsem.{routine}{re.sub(r':(?:[a-z_]+)', '%s', arguments)}"
                 try:
-                    answer = connection.execute(text, [known[one] for one in values] or None).fetchall()
+                    answer = connection.execute(text, [known[value] for value in values] or None).fetchall()
                 except psycopg.Error as exc:
                     answer = str(exc)
                 assert "SECRET" not in str(answer), text

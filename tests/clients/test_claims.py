@@ -267,7 +267,7 @@ def in_catalogue(connection):
     letters = {role: letter for letter, role in ROLES.items()}
     found = {}
     for name, procedure, names, modes, types, grantees in rows:
-        roles = {letters[one] for one in grantees if one in letters}
+        roles = {letters[grantee] for grantee in grantees if grantee in letters}
         if roles:
             parameters = [
                 (one, kind)
@@ -278,7 +278,7 @@ def in_catalogue(connection):
             found[name, tuple(one for one, _ in parameters)] = (
                 roles,
                 [kind for _, kind in parameters],
-                [one for one in answers if one in ANSWERS] if procedure else None,
+                [answer for answer in answers if answer in ANSWERS] if procedure else None,
             )
     return found
 
@@ -453,10 +453,10 @@ def call(connection, answers, routine, parameters, types, values):
     given = sql.SQL(", ").join(
         [
             *(
-                sql.SQL("{} => %s::" + kind).format(sql.Identifier(one))
-                for one, kind in zip(parameters, types, strict=True)
+                sql.SQL("{} => %s::" + kind).format(sql.Identifier(parameter))
+                for parameter, kind in zip(parameters, types, strict=True)
             ),
-            *(sql.SQL("{} => NULL").format(sql.Identifier(one)) for one in answers or []),
+            *(sql.SQL("{} => NULL").format(sql.Identifier(answer)) for answer in answers or []),
         ]
     )
     statement = sql.SQL("SELECT {}({})" if answers is None else "CALL {}({})")
@@ -587,9 +587,9 @@ def test_comparisons_with_a_login_are_null_safe():
 def test_a_login_returns_only_what_it_took_of_a_rate(login, database, name):
     rate = f"{name}-shared"
     with database.raw() as owner:
-        one, other = party(login, owner, name("a"), "u"), party(login, owner, name("b"), "u")
-        with one.connection, other.connection:
-            code, taken_ms = one.connection.execute(
+        first, other = party(login, owner, name("a"), "u"), party(login, owner, name("b"), "u")
+        with first.connection, other.connection:
+            code, taken_ms = first.connection.execute(
                 "CALL sqlsem.take(%s, 1, 3600000, timeout_ms => 0)", (rate,)
             ).fetchone()
             assert code == 0
@@ -598,7 +598,7 @@ def test_a_login_returns_only_what_it_took_of_a_rate(login, database, name):
                 other.connection.execute("CALL sqlsem.take(%s, 1, 3600000, timeout_ms => 0)", (rate,)).fetchone()[0]
                 == -1
             )
-            one.value("settle(%s, %s, 1, 0)", rate, taken_ms)
+            first.value("settle(%s, %s, 1, 0)", rate, taken_ms)
             assert (
                 other.connection.execute("CALL sqlsem.take(%s, 1, 3600000, timeout_ms => 0)", (rate,)).fetchone()[0]
                 == 0
@@ -608,18 +608,20 @@ def test_a_login_returns_only_what_it_took_of_a_rate(login, database, name):
 def test_a_debt_of_a_burst_is_shown_bounded_and_reset(login, database, name):
     rate, take = f"{name}-burst", "CALL sqlsem.take(%s, 5, 1000, timeout_ms => 0, burst => 5)"
     with database.raw() as owner:
-        one = party(login, owner, name("a"), "u")
+        participant = party(login, owner, name("a"), "u")
         operator = login("sqlsem_operator").raw()
-        with one.connection, operator:
-            taken_ms = one.connection.execute(take, (rate,)).fetchone()[1]
+        with participant.connection, operator:
+            taken_ms = participant.connection.execute(take, (rate,)).fetchone()[1]
             for _ in range(3):
-                one.value("settle(%s, %s, 1, 2147483647)", rate, taken_ms)
-            free_in = one.connection.execute("SELECT free_in FROM sqlsem.rates(%s)", (f"rate:{rate}",)).fetchone()[0]
+                participant.value("settle(%s, %s, 1, 2147483647)", rate, taken_ms)
+            free_in = participant.connection.execute(
+                "SELECT free_in FROM sqlsem.rates(%s)", (f"rate:{rate}",)
+            ).fetchone()[0]
             assert 1 < free_in <= 10
             with pytest.raises(errors.InsufficientPrivilege):
-                one.value("reset_rate(%s)", f"rate:{rate}")
+                participant.value("reset_rate(%s)", f"rate:{rate}")
             assert operator.execute("SELECT sqlsem.reset_rate(%s)", (f"rate:{rate}",)).fetchone() == (0,)
-            assert one.connection.execute(take, (rate,)).fetchone()[0] == 0
+            assert participant.connection.execute(take, (rate,)).fetchone()[0] == 0
             done = operator.execute(
                 "SELECT action, login::text FROM sqlsem.operations(%s)", (f"rate:{rate}",)
             ).fetchall()
@@ -629,16 +631,16 @@ def test_a_debt_of_a_burst_is_shown_bounded_and_reset(login, database, name):
 def test_a_periodic_run_is_forgotten_by_its_login_or_an_operator(login, database, name):
     once = f"{name}-once"
     with database.raw() as owner:
-        one, other = party(login, owner, name("a"), "u"), party(login, owner, name("b"), "u")
+        first, other = party(login, owner, name("a"), "u"), party(login, owner, name("b"), "u")
         operator = login("sqlsem_operator").raw()
-        with one.connection, other.connection, operator:
-            for forgets in (one.connection, operator):
-                position = one.connection.execute("CALL sqlsem.once_begin(%s, 3600)", (once,)).fetchone()[1]
-                assert one.value("once_done(%s, %s)", once, position) == 0
+        with first.connection, other.connection, operator:
+            for forgets in (first.connection, operator):
+                position = first.connection.execute("CALL sqlsem.once_begin(%s, 3600)", (once,)).fetchone()[1]
+                assert first.value("once_done(%s, %s)", once, position) == 0
                 with pytest.raises(errors.InsufficientPrivilege, match="was run by login"):
                     other.value("once_forget(%s)", once)
                 assert forgets.execute("SELECT sqlsem.once_forget(%s)", (once,)).fetchone() == (0,)
-            assert one.value("once_forget(%s)", once) == -1
+            assert first.value("once_forget(%s)", once) == -1
             done = operator.execute("SELECT action FROM sqlsem.operations(%s)", (f"once:{once}",)).fetchall()
             assert done == [("forget",), ("forget",)]
 
@@ -647,15 +649,15 @@ def test_members_of_a_login_are_bounded_and_removed_by_operators(login, database
     with database.raw() as owner:
         before = owner.execute("SELECT value FROM sqlsem.setting WHERE name = 'max_members'").fetchone()
         assert before == ("5000",)
-        one, other = party(login, owner, name("a"), "u"), party(login, owner, name("b"), "u")
+        first, other = party(login, owner, name("a"), "u"), party(login, owner, name("b"), "u")
         operator = login("sqlsem_operator").raw()
-        with one.connection, other.connection, operator:
+        with first.connection, other.connection, operator:
             owner.execute("UPDATE sqlsem.setting SET value = '3' WHERE name = 'max_members'")
             try:
                 enrol = "enrol('h', 1, 'p', 5000, 3600000)"
-                assert [one.value(enrol) is not None for _ in range(2)] == [True, True]
+                assert [first.value(enrol) is not None for _ in range(2)] == [True, True]
                 with pytest.raises(errors.ProgramLimitExceeded, match="has 3 members, and no more are allowed"):
-                    one.value(enrol)
+                    first.value(enrol)
                 assert other.value(enrol) is not None, "another login's are not counted"
             finally:
                 owner.execute("UPDATE sqlsem.setting SET value = %s WHERE name = 'max_members'", before)
@@ -663,12 +665,12 @@ def test_members_of_a_login_are_bounded_and_removed_by_operators(login, database
                 operator.execute("SELECT sqlsem.revoke_members(1, 'x')")
             # A living holder is told first: its member stays.
             revoke = "SELECT sqlsem.revoke_members(%s, %s, %s)"
-            assert operator.execute(revoke, (None, one.user, False)).fetchone() == (2,)
-            assert operator.execute(revoke, (one.member, None, True)).fetchone() == (1,)
+            assert operator.execute(revoke, (None, first.user, False)).fetchone() == (2,)
+            assert operator.execute(revoke, (first.member, None, True)).fetchone() == (1,)
             rows = "SELECT count(*) FROM sqlsem.member AS m WHERE m.login = %s"
-            assert owner.execute(rows, (one.user,)).fetchone() == (0,)
+            assert owner.execute(rows, (first.user,)).fetchone() == (0,)
             assert owner.execute(rows, (other.user,)).fetchone() == (2,)
-            assert operator.execute("SELECT count(*) FROM sqlsem.status(%s)", (one.resource,)).fetchone() == (0,)
+            assert operator.execute("SELECT count(*) FROM sqlsem.status(%s)", (first.resource,)).fetchone() == (0,)
             done = operator.execute(
                 "SELECT count(*) FROM sqlsem.operations() WHERE action = 'revoke_members'"
             ).fetchone()
@@ -677,10 +679,10 @@ def test_members_of_a_login_are_bounded_and_removed_by_operators(login, database
 
 def test_the_words_of_leave_with_are_bounded_by_login(login, database, name):
     with database.raw() as owner:
-        one, other = party(login, owner, name("a"), "u"), party(login, owner, name("b"), "u")
-        with one.connection, other.connection:
+        first, other = party(login, owner, name("a"), "u"), party(login, owner, name("b"), "u")
+        with first.connection, other.connection:
             with pytest.raises(errors.ProgramLimitExceeded, match="10000 words of login"):
-                one.connection.execute(
+                first.connection.execute(
                     "SELECT sqlsem.leave_with(%s || n) FROM generate_series(1, 10001) AS n", (str(name),)
                 )
             other.connection.execute("SELECT sqlsem.leave_with(%s)", (f"{name}-w",))
@@ -690,13 +692,13 @@ def test_the_words_of_leave_with_are_bounded_by_login(login, database, name):
 
 def test_a_putter_sees_the_error_of_its_own_failed_task_only(login, database, name):
     with database.raw() as owner:
-        one, other = party(login, owner, name("a"), "p"), party(login, owner, name("b"), "p")
-        with one.connection, other.connection:
+        first, other = party(login, owner, name("a"), "p"), party(login, owner, name("b"), "p")
+        with first.connection, other.connection:
             owner.execute(
                 "UPDATE sqlsem.task SET status = 'failed', error = 'secret', ended_at = now(), is_open = true "
                 "WHERE queue_name = %s",
-                (one.queue,),
+                (first.queue,),
             )
             state = "SELECT failed IS NOT NULL, error FROM sqlsem.queue_state(%s)"
-            assert one.connection.execute(state, (one.queue,)).fetchone() == (True, "secret")
-            assert other.connection.execute(state, (one.queue,)).fetchone() == (True, None)
+            assert first.connection.execute(state, (first.queue,)).fetchone() == (True, "secret")
+            assert other.connection.execute(state, (first.queue,)).fetchone() == (True, None)

@@ -111,28 +111,28 @@ def test_the_youngest_of_a_ring(caller, database, name, size):
 
 def test_the_youngest_though_the_server_would_take_another(caller, name):
     """The server's own search finds sessions only, and tells whoever looks first."""
-    one, two = caller(), caller(options="-c deadlock_timeout=60s")
-    assert one.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
-    one.start(name("b"))
+    first, two = caller(), caller(options="-c deadlock_timeout=60s")
+    assert first.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    first.start(name("b"))
     two.start(name("a"))
     assert two.done()[0] == -3
-    assert one.waits()
+    assert first.waits()
     assert two.release(name("b")) == 0
-    assert one.done()[0] == 1
+    assert first.done()[0] == 1
 
 
 def test_where_the_server_looks_first(caller, database, name):
     """With a short deadlock_timeout the server finds sessions that wait for each other before we look."""
-    one, two = caller(options="-c deadlock_timeout=100ms"), caller(options="-c deadlock_timeout=100ms")
-    assert one.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
-    one.start(name("b"))
+    first, two = caller(options="-c deadlock_timeout=100ms"), caller(options="-c deadlock_timeout=100ms")
+    assert first.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    first.start(name("b"))
     two.start(name("a"))
-    until(lambda: one.ended or two.ended, "the deadlock found")
-    victim, other = (one, two) if one.ended else (two, one)
+    until(lambda: first.ended or two.ended, "the deadlock found")
+    victim, other = (first, two) if first.ended else (two, first)
     assert victim.done() == (-3, None, None)
     (text,) = victim.notices
     assert "eadlock" in text or "blocked by process" in text
-    victim.release(name("a" if victim is one else "b"))
+    victim.release(name("a" if victim is first else "b"))
     assert other.done()[0] == 1
 
 
@@ -163,34 +163,34 @@ def test_waiting_for_oneself_is_told(caller, database, name):
 
 
 def test_a_timeout_comes_first(caller, name):
-    one, two = caller(), caller()
-    assert one.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
-    one.start(name("b"), timeout_ms=50)
+    first, two = caller(), caller()
+    assert first.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    first.start(name("b"), timeout_ms=50)
     two.start(name("a"))
-    assert one.done()[0] == -1
-    assert one.release(name("a")) == 0
+    assert first.done()[0] == -1
+    assert first.release(name("a")) == 0
     assert two.done()[0] == 1
     assert two.notices == []
 
 
 def test_a_lease_is_never_waited_with(caller, database, name):
     """What is held by a lease may be given back from anywhere."""
-    one, two = caller(), caller()
-    assert one.acquire(name("a"), lease_seconds=60, requesting_id=name)[0] == 0
+    first, two = caller(), caller()
+    assert first.acquire(name("a"), lease_seconds=60, requesting_id=name)[0] == 0
     assert two.acquire(name("b"), lease_seconds=60, requesting_id=name)[0] == 0
-    one.start(name("b"))
+    first.start(name("b"))
     two.start(name("a"))
-    remains(lambda: one.waits() and two.waits(), 2.5, "both wait")
+    remains(lambda: first.waits() and two.waits(), 2.5, "both wait")
     for resource in (name("a"), name("b")):
         database.rows("SELECT sqlsem.release(?, NULL, ?)", resource, name)
-    assert one.done()[0] == two.done()[0] == 1
+    assert first.done()[0] == two.done()[0] == 1
 
 
 def test_only_its_own_login_may_ask(caller, login, database, name):
     other = Caller(login("sqlsem_user"))
-    one, two = caller(), caller()
-    assert one.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
-    one.start(name("b"))
+    first, two = caller(), caller()
+    assert first.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    first.start(name("b"))
     two.start(name("a"))
     member = database.rows(
         "SELECT member_id FROM {table} WHERE resource_id = ? ORDER BY queue_position DESC", name("a")
@@ -204,14 +204,14 @@ def test_only_its_own_login_may_ask(caller, login, database, name):
 def test_users_can(database, login, name):
     """The deadlock is found with no more rights than acquiring takes."""
     mine = login("sqlsem_user")
-    one, two = Caller(mine, database), Caller(mine, database)
-    assert one.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
-    one.start(name("b"))
+    first, two = Caller(mine, database), Caller(mine, database)
+    assert first.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    first.start(name("b"))
     two.start(name("a"))
     assert two.done()[0] == -3
     assert two.release(name("b")) == 0
-    assert one.done()[0] == 1
-    one.connection.close()
+    assert first.done()[0] == 1
+    first.connection.close()
     two.connection.close()
 
 

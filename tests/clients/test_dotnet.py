@@ -382,7 +382,7 @@ def test_cancellation(agent, database, connect, taken, name, lease):
     assert 0.3 <= time.monotonic() - began < 30
     assert len(database.queue(name)) == 1
     # (On a slow machine the cancellation comes before there is a row.)
-    assert {one.outcome for one in connect().history(name)} <= {"cancelled", "released"}
+    assert {hold.outcome for hold in connect().history(name)} <= {"cancelled", "released"}
     found = agent.do("acquire", "failed", name=name("other"), cancel=0, **words)
     assert "Canceled" in found["error"], found
     assert database.queue(name("other")) == []
@@ -391,7 +391,7 @@ def test_cancellation(agent, database, connect, taken, name, lease):
 def test_taken_out_of_the_queue_while_waiting(agent, connect, taken, name):
     agent.send(do="acquire", name=name)
     operator = connect()
-    waiting = until(lambda: [one for one in operator.entries(name) if one.state == "waits"])
+    waiting = until(lambda: [entry for entry in operator.entries(name) if entry.state == "waits"])
     assert operator.revoke(waiting[0].position)
     found = agent.expect("failed")
     assert found["error"] == "SqlSemLostException"
@@ -422,7 +422,7 @@ def test_what_cannot_be_cleaned_up_now_is_later(agent, database, connect, taken,
     agent.do("execute", "executed", text="SET lock_timeout = 200")
     agent.send(do="acquire", name=name, timeout=2)
     look = connect()
-    (waiting,) = until(lambda: [one for one in look.entries(name) if one.state == "waits"])
+    (waiting,) = until(lambda: [entry for entry in look.entries(name) if entry.state == "waits"])
     keeper = database.raw(autocommit=False)
     try:
         keeper.execute("SELECT 1 FROM sqlsem.ProcessControl WHERE queue_position = %s FOR UPDATE", (waiting.position,))
@@ -490,7 +490,7 @@ def test_a_lock_is_had_again_on_the_same_connection(agent, name, connect):
     numbers = set()
     for _ in range(3):
         agent.do("acquire", "granted", name=name)
-        numbers |= {one.member_id for one in connect().entries(name)}
+        numbers |= {entry.member_id for entry in connect().entries(name)}
         agent.do("release", "released")
         agent.do("release", "released")  # and again is harmless
         agent.do("dispose", "disposed")

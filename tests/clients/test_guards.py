@@ -116,7 +116,7 @@ def test_a_partitioned_table(database, connect, partitioned, writer, refusal, na
             connection.commit()
 
     def mine():
-        return [(one.table, one.problem) for one in coordinator.guarded_tables() if one.table.startswith(name)]
+        return [(table.table, table.problem) for table in coordinator.guarded_tables() if table.table.startswith(name)]
 
     assert mine() == [(f"{name} Parts", None)]
     database.rows(f"CREATE TABLE {name}_22 PARTITION OF {name}_2 FOR VALUES FROM (15) TO (20)")
@@ -135,10 +135,10 @@ def test_a_guarded_table_that_becomes_a_partition(database, connect, partitioned
     coordinator = connect()
     database.rows(f"ALTER TABLE {partitioned} ATTACH PARTITION {guarded} FOR VALUES FROM (20) TO (30)")
     try:
-        (found,) = [one for one in coordinator.guarded_tables() if one.table in guarded]
+        (found,) = [table for table in coordinator.guarded_tables() if table.table in guarded]
         assert "it can be written through" in found.problem
         assert coordinator.guard_table(partitioned, name) == 4
-        (found,) = [one for one in coordinator.guarded_tables() if one.table.startswith(name)]
+        (found,) = [table for table in coordinator.guarded_tables() if table.table.startswith(name)]
         assert (found.table, found.problem) == (f"{name} Parts", None)
     finally:
         database.rows(f"ALTER TABLE {partitioned} DETACH PARTITION {guarded}")
@@ -427,7 +427,7 @@ def test_a_dump_restores_the_guard(make_database, postgres_server, name):
         assert coordinator.guard_table("public.ledger", name) == 1
     first.server.restore(first.server.dump(first.url), second.url)
     with contextlib.closing(second.coordinator()) as coordinator, second.raw() as connection:
-        assert [(one.table, one.resource) for one in coordinator.guarded_tables()] == [("ledger", name)]
+        assert [(table.table, table.resource) for table in coordinator.guarded_tables()] == [("ledger", name)]
         with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
             write(connection, "ledger", 2)
         with coordinator.mutex(name) as grant, grant.session(connection):

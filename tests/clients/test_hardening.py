@@ -201,9 +201,9 @@ def test_numbers_whose_locks_are_taken_are_passed_over(user, login, database, na
         member = enrol(connection)
         beacon = database.rows("SELECT beacon FROM sqlsem.member WHERE member_id = ?", member)[0][0]
         position, _ = register(connection, member, name("a"))
-        one, two = (database.rows("SELECT sqlsem.lock_class(?)", kind)[0][0] for kind in (1, 2))
+        first, two = (database.rows("SELECT sqlsem.lock_class(?)", kind)[0][0] for kind in (1, 2))
         villain.execute(
-            "SELECT pg_advisory_lock(%s, n) FROM generate_series(%s + 1, %s + 300) AS n", (one, beacon, beacon)
+            "SELECT pg_advisory_lock(%s, n) FROM generate_series(%s + 1, %s + 300) AS n", (first, beacon, beacon)
         )
         villain.execute(
             "SELECT pg_advisory_lock(%s, n::integer) FROM generate_series(%s + 1, %s + 20) AS n",
@@ -403,15 +403,17 @@ def test_the_tasks_of_a_dead_worker(database, connect, login, name):
         pid = connection.info.backend_pid
     until(lambda: not database.rows("SELECT 1 FROM pg_stat_activity WHERE pid = ?", pid))
     until(
-        lambda: [(one.task_id, one.status) for one in queue.tasks("lost")] == [(number, "lost") for number in numbers]
+        lambda: (
+            [(task.task_id, task.status) for task in queue.tasks("lost")] == [(number, "lost") for number in numbers]
+        )
     )
     assert queue.tasks("running") == []
     operator = login("sqlsem_operator")
     assert operator.rows("SELECT sqlsem.set_task(?, 'retry')", numbers[1]) == [(0,)]
     assert operator.rows("SELECT sqlsem.set_task(?, 'cancel')", numbers[0]) == [(0,)]
-    assert [(one.outcome, one.host, one.pid) for one in queue.log(numbers[1])] == [("lost", "h", 7)]
+    assert [(run.outcome, run.host, run.pid) for run in queue.log(numbers[1])] == [("lost", "h", 7)]
     Worker(queue, idle_exit=0).run()
-    assert [one.status for one in sorted(queue.tasks(), key=lambda one: one.task_id)] == [
+    assert [task.status for task in sorted(queue.tasks(), key=lambda task: task.task_id)] == [
         "cancelled",
         "finished",
         "finished",

@@ -17,19 +17,19 @@ pytestmark = pytest.mark.engines("postgresql")
 )
 def test_rights_are_known_beforehand(login, name, role, rights):
     with contextlib.closing(login(role).coordinator(retry=1)) as coordinator:
-        one = Live(coordinator, 1)
-        one.first_look()
-        assert one.seen.overview is not None
-        assert one.seen.rights == rights
+        live = Live(coordinator, 1)
+        live.first_look()
+        assert live.seen.overview is not None
+        assert live.seen.rights == rights
         action = Action("pause", resource=name)
         if rights:
-            assert one.refusal(action) is None
-            one.perform(action)
-            one.perform(Action("resume", resource=name))
+            assert live.refusal(action) is None
+            live.perform(action)
+            live.perform(Action("resume", resource=name))
         else:
             with pytest.raises(sqlsem.ConfigurationError, match="add it to the role sqlsem_operator"):
-                one.perform(action)
+                live.perform(action)
             # The database refuses it as well, whatever we believe.
             with pytest.raises(sqlsem.ConfigurationError, match="permission denied"):
                 coordinator.pause(name)
-        one.stop()
+        live.stop()

@@ -75,7 +75,7 @@ def test_every_role(database):
                 )
             )
         }
-        granted = {one for one in roles.split(", ") if not one.startswith("and ")}
+        granted = {part for part in roles.split(", ") if not part.startswith("and ")}
         assert may == granted | {"operator"}, name
 
 

@@ -40,7 +40,7 @@ def start(database):
     def start(*arguments, **options):
         environment = {**os.environ, "SQLSEM_URL": database.url, "PSQL": PSQL, **options.pop("env", {})}
         process = subprocess.Popen(
-            [str(one) for one in arguments],
+            [str(argument) for argument in arguments],
             env=environment,
             stdin=options.pop("stdin", subprocess.DEVNULL),
             stdout=subprocess.PIPE,
@@ -131,7 +131,7 @@ def test_an_answer_in_two_parts_is_one(start, tmp_path, name):
     ],
 )
 def test_what_the_database_refuses(start, name, arguments, words):
-    code, _, errors = done(start(WITH_LOCK, *(name if one == "NAME" else one for one in arguments)))
+    code, _, errors = done(start(WITH_LOCK, *(name if argument == "NAME" else argument for argument in arguments)))
     assert code == 69
     assert words in errors
 

@@ -108,9 +108,9 @@ def test_no_routine_is_open_to_everybody(database, login):
         assert len(names) > 40
         for role, may in ((name_of_session(stranger), set()), ("sqlsem_user", None)):
             allowed = {
-                one
-                for one in names
-                if connection.execute("SELECT has_function_privilege(%s, %s, 'EXECUTE')", (role, one)).fetchone()[0]
+                name
+                for name in names
+                if connection.execute("SELECT has_function_privilege(%s, %s, 'EXECUTE')", (role, name)).fetchone()[0]
             }
             if may is not None:
                 assert allowed == may

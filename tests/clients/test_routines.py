@@ -138,35 +138,35 @@ def outcomes(database, name):
 
 
 def test_acquire_and_release(database, session, name):
-    one = session()
-    code, position, fence = one.acquire(name)
+    connection = session()
+    code, position, fence = connection.acquire(name)
     assert code == 0
     assert fence == position
     assert rows(database, name) == [(position, True)]
-    assert one.release(name, position) == 0
-    assert one.release(name, position) == -1
+    assert connection.release(name, position) == 0
+    assert connection.release(name, position) == -1
     assert rows(database, name) == []
     assert outcomes(database, name) == ["released"]
-    assert one.acquire(name)[2] > fence
+    assert connection.acquire(name)[2] > fence
 
 
 def test_by_position_of_the_parameters(session, name):
-    one = session()
-    code, position, _ = one.call("acquire", name, 3, "write", 2, 0, "a note", "me", 60.0)
+    connection = session()
+    code, position, _ = connection.call("acquire", name, 3, "write", 2, 0, "a note", "me", 60.0)
     assert code == 0
-    found = one.connection.execute(
+    found = connection.connection.execute(
         "SELECT queue_position, concurrency_limit, access_type, weight, note, requesting_id, state "
         "FROM sqlsem.status(%s)",
         (name,),
     ).fetchall()
     assert found == [(position, 3, "write", 2, "a note", "me", "holds")]
-    assert one.release(name, position) == -1, "the requester is another"
-    assert one.release(name, position, "me") == 0
+    assert connection.release(name, position) == -1, "the requester is another"
+    assert connection.release(name, position, "me") == 0
 
 
 def test_what_psql_sends(session, name):
     """Literals only, in the simple protocol; release with one, two and three of them is never ambiguous."""
-    one = session()
+    connection = session()
     for release in (
         f"SELECT sqlsem.release('{name}')",
         f"SELECT sqlsem.release('{name}', %s)",
@@ -176,7 +176,7 @@ def test_what_psql_sends(session, name):
         f"SELECT sqlsem.release('{name}', %s, 'me', 'lost')",
     ):
         who = ", requesting_id => 'me'" if "'me'" in release else ""
-        with psycopg.ClientCursor(one.connection) as cursor:
+        with psycopg.ClientCursor(connection.connection) as cursor:
             cursor.execute(f"CALL sqlsem.acquire('{name}', 3, timeout_ms => 1000{who})")
             code, position, _ = cursor.fetchone()
             assert code == 0
@@ -199,8 +199,8 @@ def test_the_second_waits_for_the_first(database, session, name):
 
 
 def test_time_is_up(database, session, name):
-    one, two = session(), session()
-    one.acquire(name)
+    first, two = session(), session()
+    first.acquire(name)
     for timeout in (0, 50, 1200):
         began = time.monotonic()
         assert two.acquire(name, timeout_ms=timeout) == (-1, None, None)
@@ -208,67 +208,69 @@ def test_time_is_up(database, session, name):
         assert len(rows(database, name)) == 1
     assert outcomes(database, name) == ["timeout", "timeout"]  # timeout 0 takes no number
     assert two.try_(name) == (-1, None, None)
-    assert one.release(name) == 0
+    assert first.release(name) == 0
     code, position, fence = two.try_(name)
     assert (code, fence) == (0, position)
 
 
 def test_a_wait_of_many_slices(session, name):
     """More than the three seconds after which acquire looks up, and the five for which a row is attended."""
-    one, two, three = session(), session(), session()
-    one.acquire(name)
+    connection, two, three = session(), session(), session()
+    connection.acquire(name)
     two.start(name)
     three.start(name, timeout_ms=6500)
     assert two.waits(7)
     until(lambda: three.answer is not None, "its time is up")
     assert three.answer == (-1, None, None)
-    one.release(name)
+    connection.release(name)
     two.granted()
 
 
 def test_release_without_a_position_gives_all_back(database, session, name):
-    one, two = session(), session()
-    assert [one.acquire(name, concurrency_limit=5)[0] for _ in range(3)] == [0, 0, 0]
+    first, two = session(), session()
+    assert [first.acquire(name, concurrency_limit=5)[0] for _ in range(3)] == [0, 0, 0]
     assert two.acquire(name, concurrency_limit=5)[0] == 0
-    assert one.release(name) == 0
+    assert first.release(name) == 0
     assert len(rows(database, name)) == 1, "the other's stays"
-    assert one.release(name) == -1
+    assert first.release(name) == -1
 
 
 def test_a_session_is_one_member(database, session, name):
-    one = session()
+    connection = session()
     for suffix in "abc":
-        one.acquire(name(suffix))
+        connection.acquire(name(suffix))
     found = database.rows("SELECT DISTINCT member_id FROM {table} WHERE resource_id LIKE ?", f"{name}%")
     assert len(found) == 1
     ((grace, pid, login),) = database.rows(
         "SELECT grace_ms, pid, login FROM sqlsem.member WHERE member_id = ?", found[0][0]
     )
     assert (grace, pid) == (0, None)
-    assert login == one.value("session_user")
+    assert login == connection.value("session_user")
 
 
 def test_discard_all_gives_the_lock_up_and_the_session_goes_on(session, name):
     """It frees the session's advisory locks, and so says that the session is gone."""
-    one, two = session(), session()
-    one.acquire(name)
-    one.connection.execute("DISCARD ALL")
+    first, two = session(), session()
+    first.acquire(name)
+    first.connection.execute("DISCARD ALL")
     assert two.acquire(name, timeout_ms=10_000)[0] in (0, 1)
-    assert one.acquire(name, timeout_ms=100)[0] == -1
+    assert first.acquire(name, timeout_ms=100)[0] == -1
     two.release(name)
-    assert one.acquire(name)[0] == 0
+    assert first.acquire(name)[0] == 0
 
 
 def test_sessions_that_ended_are_forgotten(database, session, name):
-    one, lease = session(), session()
-    one.acquire(name)
-    one.release(name)
+    connection, lease = session(), session()
+    connection.acquire(name)
+    connection.release(name)
     lease.acquire(name, lease_seconds=0.1)
     lease.release(name)
-    one.close()
-    until(lambda: not database.rows("SELECT pid FROM pg_stat_activity WHERE pid = ?", one.pid))
+    connection.close()
+    until(lambda: not database.rows("SELECT pid FROM pg_stat_activity WHERE pid = ?", connection.pid))
     session().acquire(name)
-    assert database.rows("SELECT count(*) FROM sqlsem.member WHERE backend_pid IN (?, ?)", one.pid, lease.pid) == [(0,)]
+    assert database.rows(
+        "SELECT count(*) FROM sqlsem.member WHERE backend_pid IN (?, ?)", connection.pid, lease.pid
+    ) == [(0,)]
 
 
 # -- transactions ---------------------------------------------------------------------------------------------------
@@ -277,76 +279,76 @@ def test_sessions_that_ended_are_forgotten(database, session, name):
 @pytest.mark.parametrize("written", [False, True], ids=["read", "written"])
 @pytest.mark.parametrize("routine", ["acquire", "try"])
 def test_refused_in_an_open_transaction(database, session, name, routine, written):
-    one = session(autocommit=False)
-    one.connection.execute(f"CREATE TEMP TABLE t{name[1:]} (x int)" if written else "SELECT 1")
+    connection = session(autocommit=False)
+    connection.connection.execute(f"CREATE TEMP TABLE t{name[1:]} (x int)" if written else "SELECT 1")
     with pytest.raises(errors.ActiveSqlTransaction, match=rf"sqlsem: {routine} .*open transaction.*nothing was done"):
-        one.call(routine, name)
-    one.connection.rollback()
+        connection.call(routine, name)
+    connection.connection.rollback()
     assert rows(database, name) == []
-    one.connection.autocommit = True
-    assert one.call(routine, name)[0] == 0
+    connection.connection.autocommit = True
+    assert connection.call(routine, name)[0] == 0
 
 
 def test_refused_in_the_first_statement_of_a_transaction(session, name):
-    one = session()
-    with pytest.raises(errors.ActiveSqlTransaction, match="open transaction"), one.connection.transaction():
-        one.acquire(name)
-    with pytest.raises(errors.ActiveSqlTransaction), psycopg.ClientCursor(one.connection) as cursor:
+    connection = session()
+    with pytest.raises(errors.ActiveSqlTransaction, match="open transaction"), connection.connection.transaction():
+        connection.acquire(name)
+    with pytest.raises(errors.ActiveSqlTransaction), psycopg.ClientCursor(connection.connection) as cursor:
         cursor.execute(f"BEGIN; CALL sqlsem.acquire('{name}'); COMMIT")
-    one.connection.rollback()
-    with pytest.raises(errors.ActiveSqlTransaction), psycopg.ClientCursor(one.connection) as cursor:
+    connection.connection.rollback()
+    with pytest.raises(errors.ActiveSqlTransaction), psycopg.ClientCursor(connection.connection) as cursor:
         cursor.execute(f"SELECT 1; CALL sqlsem.acquire('{name}')")  # several in one message are one transaction
 
 
 def test_refused_in_a_function(session, name):
-    one = session()
-    one.connection.execute(
+    connection = session()
+    connection.connection.execute(
         f"CREATE FUNCTION pg_temp.f() RETURNS int LANGUAGE plpgsql AS "
         f"$$ DECLARE c int; p bigint; f bigint; BEGIN "
         f"CALL sqlsem.acquire('{name}', 1, 'write', 1, 0, NULL, NULL, NULL, c, p, f); RETURN c; END $$"
     )
     with pytest.raises(errors.ActiveSqlTransaction, match="or a function"):
-        one.value("pg_temp.f()")
+        connection.value("pg_temp.f()")
 
 
 def test_a_block_that_may_commit(database, session, name):
-    one = session()
+    connection = session()
     body = (
         "DECLARE c int; p bigint; f bigint; BEGIN {before} "
         f"CALL sqlsem.acquire('{name}', 1, 'write', 1, 0, NULL, NULL, NULL, c, p, f); "
         "PERFORM set_config('sqlsem_test.code', c::text, false); END"
     )
-    one.connection.execute(f"DO $${body.format(before='')}$$")
-    assert one.value("current_setting('sqlsem_test.code')") == "0"
-    one.release(name)
+    connection.connection.execute(f"DO $${body.format(before='')}$$")
+    assert connection.value("current_setting('sqlsem_test.code')") == "0"
+    connection.release(name)
     # What it wrote before would be committed behind its back.
-    one.connection.execute(f"CREATE TABLE w{name} (x int)")
+    connection.connection.execute(f"CREATE TABLE w{name} (x int)")
     with pytest.raises(errors.ActiveSqlTransaction, match="would commit what was written before"):
-        one.connection.execute(f"DO $${body.format(before=f'INSERT INTO w{name} VALUES (1);')}$$")
-    assert one.value(f"count(*) FROM w{name}") == 0
+        connection.connection.execute(f"DO $${body.format(before=f'INSERT INTO w{name} VALUES (1);')}$$")
+    assert connection.value(f"count(*) FROM w{name}") == 0
     assert rows(database, name) == []
-    one.connection.execute(f"DROP TABLE w{name}")
+    connection.connection.execute(f"DROP TABLE w{name}")
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_another_isolation_is_refused(database, session, name, level):
-    one = session(options=f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}")
+    connection = session(options=f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}")
     with pytest.raises(errors.ActiveSqlTransaction, match="READ COMMITTED"):
-        one.acquire(name)
+        connection.acquire(name)
     assert rows(database, name) == []
 
 
 def test_release_in_a_transaction_counts_when_that_is_committed(database, session, name):
-    one, two = session(), session()
-    one.acquire(name)
+    first, two = session(), session()
+    first.acquire(name)
     two.start(name)
     waiting(database, name)
-    with one.connection.transaction(force_rollback=True):
-        assert one.release(name) == 0
+    with first.connection.transaction(force_rollback=True):
+        assert first.release(name) == 0
         assert two.waits()
     assert two.waits(0.5), "the release was taken back"
-    with one.connection.transaction():
-        assert one.release(name) == 0
+    with first.connection.transaction():
+        assert first.release(name) == 0
         assert two.waits()
     two.granted()
 
@@ -374,14 +376,14 @@ def test_release_in_a_transaction_counts_when_that_is_committed(database, sessio
     ],
 )
 def test_bad_arguments(database, session, name, named, words):
-    one = session()
+    connection = session()
     before = database.rows("SELECT count(*) FROM sqlsem.member")
     with pytest.raises(errors.InvalidParameterValue, match=words.replace("NAME", name)) as caught:
-        one.call("acquire", **{"resource": name, **named})
+        connection.call("acquire", **{"resource": name, **named})
     assert str(caught.value).startswith("sqlsem: ")
     if "timeout_ms" not in named:
         with pytest.raises(errors.InvalidParameterValue, match=words.replace("NAME", name)):
-            one.call("try", **{"resource": name, **named})
+            connection.call("try", **{"resource": name, **named})
     assert rows(database, name) == []
     if "concurrency_limit" not in named or named["concurrency_limit"] is not None:  # (that is told at the registration)
         assert database.rows("SELECT count(*) FROM sqlsem.member") == before, "nothing was done"
@@ -397,8 +399,8 @@ def test_wrong_types(database, session, name, arguments):
 
 
 def test_somebody_elses_position(database, session, name):
-    one, two = session(), session()
-    position = one.acquire(name, requesting_id="one")[1]
+    first, two = session(), session()
+    position = first.acquire(name, requesting_id="one")[1]
     assert two.release(name, position) == -1
     assert two.release(name, position, "two") == -1
     assert two.release(name("b"), position, "one") == -1
@@ -413,8 +415,8 @@ def test_somebody_elses_position(database, session, name):
 
 @pytest.mark.parametrize("how", ["cancel", "statement_timeout"])
 def test_a_cancelled_call_leaves_no_row(database, session, name, how):
-    one, two = session(), session()
-    one.acquire(name)
+    first, two = session(), session()
+    first.acquire(name)
     if how == "statement_timeout":
         two.connection.execute("SET statement_timeout = 2000")
     two.start(name)
@@ -429,14 +431,14 @@ def test_a_cancelled_call_leaves_no_row(database, session, name, how):
     two.connection.execute("SET statement_timeout = 0")
     two.start(name)
     waiting(database, name)
-    one.release(name)
+    first.release(name)
     two.granted()
 
 
 def test_a_waiting_row_that_nobody_attends_to_goes(database, session, name):
     """Whatever ended the call: its session lives, the member's beacon is held, and yet nobody is kept waiting."""
-    one, two, three = session(), session(), session()
-    one.acquire(name)
+    connection, two, three = session(), session(), session()
+    connection.acquire(name)
     two.acquire(name("other"))  # makes it a member
     with two.connection.transaction():
         member = two.value("sqlsem.session_member(NULL)")
@@ -450,7 +452,7 @@ def test_a_waiting_row_that_nobody_attends_to_goes(database, session, name):
     began = time.monotonic()
     three.start(name)
     waiting(database, name, 2)
-    one.release(name)
+    connection.release(name)
     three.granted()
     assert 4 < time.monotonic() - began < slack(12)
     assert outcomes(database, name) == ["released", "cancelled"]
@@ -460,15 +462,15 @@ def test_a_waiting_row_that_nobody_attends_to_goes(database, session, name):
 def test_a_session_that_stood_still_takes_a_new_number(database, session, name):
     if not database.server.mine:
         pytest.skip("needs a server of our own, to stop one of its processes")
-    one, two, three = session(), session(), session()
-    one.acquire(name)
+    connection, two, three = session(), session(), session()
+    connection.acquire(name)
     two.start(name)
     waiting(database, name)
     ((lost, _),) = [row for row in rows(database, name) if not row[1]]
     os.kill(two.pid, signal.SIGSTOP)
     try:
         three.start(name)
-        one.release(name)
+        connection.release(name)
         third = three.granted(30)
     finally:
         os.kill(two.pid, signal.SIGCONT)
@@ -480,9 +482,9 @@ def test_a_session_that_stood_still_takes_a_new_number(database, session, name):
 
 @pytest.mark.parametrize("state", ["holds", "waits"])
 def test_a_killed_session_is_gone_at_once(database, session, kill, name, state):
-    one, two, three = session(), session(), session()
-    one.acquire(name)
-    victim = one
+    connection, two, three = session(), session(), session()
+    connection.acquire(name)
+    victim = connection
     if state == "waits":
         victim = two.start(name)
         waiting(database, name)
@@ -492,28 +494,28 @@ def test_a_killed_session_is_gone_at_once(database, session, kill, name, state):
     kill(victim.pid)
     if state == "waits":
         assert isinstance(victim.failed(), psycopg.OperationalError)
-        one.release(name)
+        connection.release(name)
     three.granted()
     assert time.monotonic() - began < slack(4), "grace is 0: nobody waits for a session to come back"
 
 
 def test_a_closed_connection_frees_its_lock(session, name):
-    one, two = session(), session()
-    one.acquire(name)
-    one.close()
+    first, two = session(), session()
+    first.acquire(name)
+    first.close()
     assert two.acquire(name, timeout_ms=5000)[0] in (0, 1)
 
 
 def test_deadlock_between_sessions(database, session, name):
-    one, two = session(), session()
-    one.acquire(name("a"))
+    first, two = session(), session()
+    first.acquire(name("a"))
     two.acquire(name("b"))
-    one.start(name("b"))
+    first.start(name("b"))
     waiting(database, name)
     two.start(name("a"))
-    until(lambda: one.done.is_set() or two.done.is_set())
+    until(lambda: first.done.is_set() or two.done.is_set())
     victim, other, has, wants = (
-        (one, two, name("a"), name("b")) if one.done.is_set() else (two, one, name("b"), name("a"))
+        (first, two, name("a"), name("b")) if first.done.is_set() else (two, first, name("b"), name("a"))
     )
     assert victim.answer == (-3, None, None)
     assert len(rows(database, wants)) == 1, "the victim's request is gone"
@@ -525,24 +527,24 @@ def test_deadlock_between_sessions(database, session, name):
 
 
 def test_a_lease_runs_out(database, session, name):
-    one, two = session(), session()
-    code, position, _ = one.acquire(name, lease_seconds=4)
+    first, two = session(), session()
+    code, position, _ = first.acquire(name, lease_seconds=4)
     assert code == 0
     assert two.try_(name)[0] == -1
     began = time.monotonic()
     assert two.acquire(name, timeout_ms=20_000)[0] == 1
     assert time.monotonic() - began < slack(5)
-    assert one.renew(name, position) == -1
-    assert one.release(name, position) == -1
+    assert first.renew(name, position) == -1
+    assert first.release(name, position) == -1
     assert outcomes(database, name)[-1] == "reaped"
-    assert database.rows("SELECT count(*) FROM sqlsem.member WHERE backend_pid = ?", one.pid) == [(0,)]
+    assert database.rows("SELECT count(*) FROM sqlsem.member WHERE backend_pid = ?", first.pid) == [(0,)]
 
 
 def test_a_lease_outlives_its_connection(database, session, name):
     """Three calls on three connections, as of a pooler."""
-    one, other = session(), session()
-    position = one.acquire(name, lease_seconds=6, requesting_id="the job")[1]
-    one.close()
+    first, other = session(), session()
+    position = first.acquire(name, lease_seconds=6, requesting_id="the job")[1]
+    first.close()
     ends = time.monotonic() + 9
     while time.monotonic() < ends:
         renewing = session()
@@ -561,31 +563,31 @@ def test_a_lease_outlives_its_connection(database, session, name):
 
 
 def test_a_wait_longer_than_the_lease(session, name):
-    one, two = session(), session()
-    one.acquire(name)
+    first, two = session(), session()
+    first.acquire(name)
     two.start(name, lease_seconds=4)
     assert two.waits(6)
-    one.release(name)
+    first.release(name)
     position = two.granted()
     assert two.renew(name, position) == 0
 
 
 def test_what_renew_says_without_a_lease(session, kill, name):
-    one, two = session(), session()
-    position = one.acquire(name, requesting_id="one")[1]
-    assert one.renew(name, position, "one") == 0
+    first, two = session(), session()
+    position = first.acquire(name, requesting_id="one")[1]
+    assert first.renew(name, position, "one") == 0
     assert two.renew(name, position, "one") == 0
     with pytest.raises(errors.InvalidParameterValue, match="has no lease to renew"):
-        one.renew(name, position, "one", 5)
+        first.renew(name, position, "one", 5)
     with pytest.raises(errors.InvalidParameterValue, match=r"lease_seconds must be from 0\.1"):
-        one.renew(name, position, "one", 0)
-    kill(one.pid)
+        first.renew(name, position, "one", 0)
+    kill(first.pid)
     until(lambda: two.renew(name, position, "one") == -1)
 
 
 def test_a_lease_is_given_up_with_its_request(database, session, name):
-    one, two = session(), session()
-    one.acquire(name)
+    first, two = session(), session()
+    first.acquire(name)
     assert two.acquire(name, timeout_ms=200, lease_seconds=60)[0] == -1
     assert two.try_(name, lease_seconds=60)[0] == -1
     assert database.rows("SELECT count(*) FROM sqlsem.member WHERE backend_pid = ?", two.pid) == [(0,)]
@@ -595,27 +597,27 @@ def test_a_lease_is_given_up_with_its_request(database, session, name):
 
 
 def test_assert_holding(database, session, name):
-    one, two, three = session(), session(), session()
-    position = one.acquire(name)[1]
-    with one.connection.transaction():
-        one.call("assert_holding", name, position)
+    connection, two, three = session(), session(), session()
+    position = connection.acquire(name)[1]
+    with connection.connection.transaction():
+        connection.call("assert_holding", name, position)
         # Even an operator's force does not let another in before this ends.
         two.value("set_config('lock_timeout', '300', false)")
         with pytest.raises(errors.LockNotAvailable):
             two.value("sqlsem.revoke(%s, true)", position)
         assert three.acquire(name, timeout_ms=100)[0] == -1
     two.value("sqlsem.revoke(%s, true)", position)
-    with one.connection.transaction(force_rollback=True):
+    with connection.connection.transaction(force_rollback=True):
         with pytest.raises(
             errors.ObjectNotInPrerequisiteState, match=f"position {position} on '{name}' is not held"
         ) as caught:
-            one.call("assert_holding", name, position)
+            connection.call("assert_holding", name, position)
         assert "ROLLBACK" in caught.value.diag.message_hint
 
 
 def test_assert_holding_of_a_row_that_waits(database, session, name):
-    one, two, three = session(), session(), session()
-    one.acquire(name)
+    connection, two, three = session(), session(), session()
+    connection.acquire(name)
     two.start(name, requesting_id="two")
     waiting(database, name)
     ((position, _),) = [row for row in rows(database, name) if not row[1]]
@@ -624,30 +626,30 @@ def test_assert_holding_of_a_row_that_waits(database, session, name):
 
 
 def test_assert_holding_needs_a_transaction(session, name):
-    one = session()
-    position = one.acquire(name)[1]
+    connection = session()
+    position = connection.acquire(name)[1]
     with pytest.raises(errors.ActiveSqlTransaction, match="needs an open transaction"):
-        one.call("assert_holding", name, position)
-    one.connection.execute(f"DO $$ BEGIN CALL sqlsem.assert_holding('{name}', {position}); END $$")
-    one.connection.execute(
+        connection.call("assert_holding", name, position)
+    connection.connection.execute(f"DO $$ BEGIN CALL sqlsem.assert_holding('{name}', {position}); END $$")
+    connection.connection.execute(
         f"CREATE FUNCTION pg_temp.f() RETURNS void LANGUAGE plpgsql AS "
         f"$$ BEGIN CALL sqlsem.assert_holding('{name}', {position}); END $$"
     )
-    one.value("pg_temp.f()")
-    with psycopg.ClientCursor(one.connection) as cursor:
+    connection.value("pg_temp.f()")
+    with psycopg.ClientCursor(connection.connection) as cursor:
         cursor.execute(f"BEGIN; CALL sqlsem.assert_holding('{name}', {position}); COMMIT")
     for bad in (None, position + 1):
-        with one.connection.transaction(force_rollback=True), pytest.raises(errors.ObjectNotInPrerequisiteState):
-            one.call("assert_holding", name, bad)
+        with connection.connection.transaction(force_rollback=True), pytest.raises(errors.ObjectNotInPrerequisiteState):
+            connection.call("assert_holding", name, bad)
 
 
 # -- operators ------------------------------------------------------------------------------------------------------
 
 
 def test_set_limit(session, name):
-    one, two, operator = session(), session(), session()
+    connection, two, operator = session(), session(), session()
     operator.value("sqlsem.set_limit(%s, 1)", name)
-    assert one.acquire(name, concurrency_limit=3)[0] == 0
+    assert connection.acquire(name, concurrency_limit=3)[0] == 0
     assert two.try_(name, concurrency_limit=3)[0] == -1
     two.start(name, concurrency_limit=3)
     assert two.waits()
@@ -659,10 +661,12 @@ def test_set_limit(session, name):
 
 
 def test_pause_and_resume(session, name):
-    one, two, operator = session(), session(), session()
-    assert one.acquire(name, concurrency_limit=3)[0] == 0
+    connection, two, operator = session(), session(), session()
+    assert connection.acquire(name, concurrency_limit=3)[0] == 0
     operator.value("sqlsem.pause(%s)", name)
-    assert one.renew(name, one.value("max(queue_position) FROM sqlsem.status(%s)", name)) == 0, "who is inside stays"
+    assert connection.renew(name, connection.value("max(queue_position) FROM sqlsem.status(%s)", name)) == 0, (
+        "who is inside stays"
+    )
     assert two.acquire(name, concurrency_limit=3, timeout_ms=300)[0] == -1
     two.start(name, concurrency_limit=3)
     assert two.waits(0.5)
@@ -671,8 +675,8 @@ def test_pause_and_resume(session, name):
 
 
 def test_an_operator_takes_a_waiting_row_away(database, session, name):
-    one, two, operator = session(), session(), session()
-    one.acquire(name)
+    connection, two, operator = session(), session(), session()
+    connection.acquire(name)
     two.start(name)
     waiting(database, name)
     ((position, _),) = [row for row in rows(database, name) if not row[1]]
@@ -683,22 +687,22 @@ def test_an_operator_takes_a_waiting_row_away(database, session, name):
 
 
 def test_reap(database, session, kill, name):
-    one, two = session(), session()
-    one.acquire(name)
+    first, two = session(), session()
+    first.acquire(name)
     two.value("sqlsem.reap()")  # what others left
     assert two.value("sqlsem.reap()") == 0
     assert rows(database, name) != []
-    kill(one.pid)
-    until(lambda: not database.rows("SELECT pid FROM pg_stat_activity WHERE pid = ?", one.pid))
+    kill(first.pid)
+    until(lambda: not database.rows("SELECT pid FROM pg_stat_activity WHERE pid = ?", first.pid))
     two.value("sqlsem.reap()")
     assert rows(database, name) == []
     assert outcomes(database, name) == ["reaped"]
 
 
 def test_status_of_all(session, name):
-    one = session()
-    position = one.acquire(name("a"))[1]
-    found = one.connection.execute("SELECT resource_id, queue_position, state FROM sqlsem.status()").fetchall()
+    connection = session()
+    position = connection.acquire(name("a"))[1]
+    found = connection.connection.execute("SELECT resource_id, queue_position, state FROM sqlsem.status()").fetchall()
     assert (name("a"), position, "holds") in found
 
 
@@ -706,37 +710,37 @@ def test_status_of_all(session, name):
 
 
 def test_python_and_sql_take_turns(connect, database, session, name):
-    coordinator, one = connect(), session()
+    coordinator, connection = connect(), session()
     first = coordinator.mutex(name)
     first.acquire()
-    one.start(name)
+    connection.start(name)
     waiting(database, name)
     second = Attempt(coordinator.mutex(name))
     waiting(database, name, 2)
     first.release()
-    position = one.granted()
+    position = connection.granted()
     assert second.waits()
-    one.release(name, position)
+    connection.release(name, position)
     assert second.granted().position > position
     second.leave()
 
 
 def test_stages_and_readers(connect, database, session, name):
-    coordinator, one, two = connect(), session(), session()
+    coordinator, connection, two = connect(), session(), session()
     with coordinator.read(name), coordinator.stage(name("s"), 100):
-        assert one.acquire(name, access="Reader")[0] == 0
-        assert one.acquire(name("s"), access="stage:100")[0] == 0
+        assert connection.acquire(name, access="Reader")[0] == 0
+        assert connection.acquire(name("s"), access="stage:100")[0] == 0
         assert two.try_(name, access="writer")[0] == -1
         assert two.try_(name("s"), access="stage:200")[0] == -1
     two.start(name, access="write")
     waiting(database, name)
     late = Attempt(coordinator.read(name))
     assert late.waits(), "a reader does not pass a writer that waits"
-    one.release(name)
+    connection.release(name)
     two.granted()
     two.release(name)
     late.leave()
-    one.release(name("s"))
+    connection.release(name("s"))
 
 
 def worker(url, resource, rounds, seed, stays, guard):

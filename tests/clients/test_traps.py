@@ -86,11 +86,11 @@ def signatures(number):
     if number == 0:
         yield ()
     elif number == 1:
-        yield from ((one,) for one in all_types)
+        yield from ((type_,) for type_ in all_types)
     elif number == 2:
         yield from ((one, two) for one in (*TYPES, "timestamptz", "interval", "jsonb") for two in (*TYPES, "interval"))
         yield from ((one, two) for one in MORE for two in ("text", "varchar", "integer", "float8", "anyelement", one))
-        yield from ((one, two) for one in ARRAYS for two in ("anyelement", "anyarray", "text", "integer", "text[]"))
+        yield from ((array, two) for array in ARRAYS for two in ("anyelement", "anyarray", "text", "integer", "text[]"))
     else:
         for kind in ("text", "varchar", "integer", "bigint", "float8", "anyelement", "boolean", "name"):
             yield (kind,) * number
@@ -113,7 +113,7 @@ def make_traps(connection, schema):
     )
 
     def polymorphic(types):
-        return any(one.startswith("any") for one in types)
+        return any(type_.startswith("any") for type_ in types)
 
     for name, number, aggregate in sorted(functions):
         for types in signatures(min(number, 8)):
@@ -405,10 +405,11 @@ def typed(logins, trapped):
             "CREATE FUNCTION public.sprung(what pg_catalog.text) RETURNS boolean LANGUAGE plpgsql AS $t$ BEGIN "
             "RAISE EXCEPTION 'TRAP % sprung, as %', what, current_user USING ERRCODE = 'TRAP0'; END $t$"
         )
-        for one in TYPE_NAMES:
-            base = "text" if one == "record" else one
+        for name in TYPE_NAMES:
+            base = "text" if name == "record" else name
             connection.execute(
-                f'CREATE DOMAIN public."{one}" AS pg_catalog."{base}" CHECK (public.sprung(\'{one}\'::pg_catalog.text))'
+                f'CREATE DOMAIN public."{name}" AS pg_catalog."{base}"'
+                f" CHECK (public.sprung('{name}'::pg_catalog.text))"
             )
     return logins
 
@@ -445,15 +446,18 @@ def test_routine_springs_no_trap(typed, login, path):
         routines = routines_of(catalogue)
     assert len(routines) > 250
     untold = {
-        one for _, _, types, *_ in routines for one in types if one not in VALUES and not one.startswith("sqlsem.")
+        type_
+        for _, _, types, *_ in routines
+        for type_ in types
+        if type_ not in VALUES and not type_.startswith("sqlsem.")
     }
     assert not untold, f"parameters of new types need a value in VALUES: {untold}"
     with session(typed[login], path) as connection:
         connection.execute("SET statement_timeout = '20s'")
         for name, kind, types, is_variadic, _ in routines:
             for null in (False, True):
-                values = ("NULL" if null else VALUES.get(one, "NULL") for one in types)
-                given = ", ".join(f"{value}::{qualified(one)}" for value, one in zip(values, types, strict=True))
+                values = ("NULL" if null else VALUES.get(type_, "NULL") for type_ in types)
+                given = ", ".join(f"{value}::{qualified(type_)}" for value, type_ in zip(values, types, strict=True))
                 given = f"VARIADIC {given}" if is_variadic else given
                 was_reached, error = reached(connection, name, kind, given)
                 assert "TRAP" not in str(error), (name, given, error)
@@ -482,31 +486,31 @@ def called(connection, text, *values):
 
 
 def call_acquire(start, patience):
-    one, two = start(), start()
+    first, two = start(), start()
     code, position, _ = called(
-        one, "CALL sqlsem.acquire('a', 2, weight => 2, lease_seconds => 20, requesting_id => 'x')"
+        first, "CALL sqlsem.acquire('a', 2, weight => 2, lease_seconds => 20, requesting_id => 'x')"
     )
     assert code == 0
     assert called(two, "CALL sqlsem.acquire('a', timeout_ms => 100)")[0] == -1
     assert called(two, "CALL sqlsem.acquire('a', timeout_ms => 0)")[0] == -1
     waiting = patience(two, "CALL sqlsem.acquire('a', access => 'read', note => 'n')")
     waiting.begins("a")
-    assert called(one, "SELECT sqlsem.release('a', %s::bigint, 'x')", position) == (0,)
+    assert called(first, "SELECT sqlsem.release('a', %s::bigint, 'x')", position) == (0,)
     assert waiting.answer()[0] == 1
     assert called(two, "CALL sqlsem.acquire('a')")[0] == -3  # it holds it itself
-    waiting = patience(one, "CALL sqlsem.acquire('a')")
+    waiting = patience(first, "CALL sqlsem.acquire('a')")
     waiting.begins("a")
-    one.cancel()
+    first.cancel()
     with pytest.raises(psycopg.errors.QueryCanceled, match="left the queue"):
         waiting.answer()
     assert called(two, "SELECT sqlsem.release('a')") == (0,)
 
 
 def call_try(start, patience):
-    one, two = start(), start()
-    assert called(one, "CALL sqlsem.try('t')")[0] == 0
+    first, two = start(), start()
+    assert called(first, "CALL sqlsem.try('t')")[0] == 0
     assert called(two, "CALL sqlsem.try('t', lease_seconds => 20)")[0] == -1
-    assert called(one, "SELECT sqlsem.release('t')") == (0,)
+    assert called(first, "SELECT sqlsem.release('t')") == (0,)
 
 
 def call_assert_holding(start, patience):
@@ -573,9 +577,9 @@ def call_work(start, patience):
 
 
 def call_hand_over(start, patience):
-    one, two = start(), start()
-    _, position, _ = called(one, "CALL sqlsem.acquire('o', lease_seconds => 20, requesting_id => 'x')")
-    (token,) = called(one, "CALL sqlsem.hand_over('o', %s, requesting_id => 'x')", position)
+    first, two = start(), start()
+    _, position, _ = called(first, "CALL sqlsem.acquire('o', lease_seconds => 20, requesting_id => 'x')")
+    (token,) = called(first, "CALL sqlsem.hand_over('o', %s, requesting_id => 'x')", position)
     assert called(two, "CALL sqlsem.adopt(%s)", token)[:2] == ("o", position)
     assert called(two, "SELECT sqlsem.release('o')") == (0,)
     for failing in ("CALL sqlsem.hand_over('o', 1)", "CALL sqlsem.hand_over('o', 1, -1)", "CALL sqlsem.adopt('x')"):
@@ -584,11 +588,11 @@ def call_hand_over(start, patience):
 
 
 def call_once_begin(start, patience):
-    one, two = start(), start()
-    code, position, _ = called(one, "CALL sqlsem.once_begin('daily', 86400)")
+    first, two = start(), start()
+    code, position, _ = called(first, "CALL sqlsem.once_begin('daily', 86400)")
     assert code == 0
     assert called(two, "CALL sqlsem.once_begin('daily', 86400, timeout_ms => 200)")[0] == -1
-    called(one, "SELECT sqlsem.once_done('daily', %s)", position)
+    called(first, "SELECT sqlsem.once_done('daily', %s)", position)
     assert called(two, "CALL sqlsem.once_begin('daily', 86400)")[0] == 2
     called(two, "SELECT sqlsem.once_forget('daily')")
 
@@ -635,7 +639,7 @@ class Waiting:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("login", ["superuser", "everybody"])
-@pytest.mark.parametrize("scenario", dict.fromkeys(SCENARIOS.values()), ids=lambda one: one.__name__)
+@pytest.mark.parametrize("scenario", dict.fromkeys(SCENARIOS.values()), ids=lambda value: value.__name__)
 def test_call_that_commits_springs_no_trap(typed, login, path, scenario):
     with contextlib.ExitStack() as stack:
         catalogue = stack.enter_context(trapless(typed))

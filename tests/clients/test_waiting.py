@@ -76,29 +76,29 @@ def test_it_sleeps_however_long_it_waits(database, session, name, threads):
     ids=str,
 )
 def test_waiting_for_oneself_is_a_deadlock(database, session, name, held, asked):
-    one, other = session(), session()
+    first, other = session(), session()
     for named in held:
-        assert acquire(one, name, **named)[0] == 0
+        assert acquire(first, name, **named)[0] == 0
     had = positions(database, name)
-    assert acquire(one, name, **asked, timeout_ms=60_000) == (-3, None)
-    assert one.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == -1
+    assert acquire(first, name, **asked, timeout_ms=60_000) == (-3, None)
+    assert first.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == -1
     assert positions(database, name) == had
-    assert one.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (0,)
+    assert first.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (0,)
     assert acquire(other, name, **asked, timeout_ms=60_000)[0] == 0
 
 
 def test_waiting_for_others_is_none(database, session, name, threads):
     """It has a part of the limit itself, and waits for another's."""
-    one, other = session(), session()
-    acquire(one, name, concurrency_limit=3)
+    first, other = session(), session()
+    acquire(first, name, concurrency_limit=3)
     acquire(other, name, concurrency_limit=3, weight=2)
-    answer = start(threads, one, name, concurrency_limit=3, weight=2)
+    answer = start(threads, first, name, concurrency_limit=3, weight=2)
     until(lambda: len(positions(database, name)) == 3)
     other.execute("SELECT sqlsem.release(%s)", (name,))
     threads.join()
     assert answer[0][0] == 1
-    assert acquire(one, name("shared"), access="read")[0] == 0
-    assert acquire(one, name("shared"), access="read")[0] == 0
+    assert acquire(first, name("shared"), access="read")[0] == 0
+    assert acquire(first, name("shared"), access="read")[0] == 0
 
 
 def test_a_broken_off_wait_keeps_no_lock_of_the_engines(database, session, name):

@@ -56,7 +56,7 @@ def test_keys(database, connect, name):
     assert put("SELECT 2", unique_key="k") == first
     second = put("SELECT 3", replace_key="k")
     queue = connect().queue(name)
-    assert {one.task_id: (one.status, one.body) for one in queue.tasks()} == {
+    assert {task.task_id: (task.status, task.body) for task in queue.tasks()} == {
         first: ("cancelled", "SELECT 1"),
         second: ("pending", "SELECT 3"),
     }
@@ -83,7 +83,7 @@ def test_locks_are_held_while_a_session_runs_the_task(database, connect, name, t
     assert sum(done for done, _ in results) == 2
     assert sum(failed for _, failed in results) == 0
     assert coordinator.entries(name) == []
-    released = [one for one in coordinator.history(name) if one.granted_at is not None]
+    released = [hold for hold in coordinator.history(name) if hold.granted_at is not None]
     first, second = sorted(released, key=lambda one: one.granted_at)[-2:]
     assert first.ended_at <= second.granted_at
 
@@ -146,7 +146,7 @@ def test_a_session_that_dies_in_its_task(database, connect, name):
         with task:
             assert (task.id, task.attempt) == (running.task_id, 2)
         break
-    assert [one.outcome for one in queue.log(first)] == ["lost", "finished"]
+    assert [run.outcome for run in queue.log(first)] == ["lost", "finished"]
 
 
 def test_an_error_ends_neither_the_session_nor_the_queue(database, connect, name):
@@ -162,7 +162,7 @@ def test_an_error_ends_neither_the_session_nor_the_queue(database, connect, name
     assert sorted(database.rows(f"SELECT n FROM {table}")) == [(2,), (3,)], "what failed left nothing"
     entries = {entry.task_id: entry for entry in queue.tasks()}
     assert entries[bad].error.splitlines()[0] == "22012: division by zero"
-    assert [one.outcome for one in queue.log(bad)] == ["failed", "failed"]
+    assert [run.outcome for run in queue.log(bad)] == ["failed", "failed"]
     assert "use sqlsem work" in entries[other].error
     assert entries[good].status == "finished"
     database.rows(f"DROP TABLE {table}")
@@ -176,12 +176,12 @@ def test_a_call_that_is_broken_off_leaves_nothing_running(database, connect, nam
         with pytest.raises(errors.QueryCanceled, match=f"task {slow} was broken off"):
             session.execute("CALL sqlsem.work(%s, 0)", (name,))
         session.execute("SET statement_timeout = 0")
-        assert [one.outcome for one in queue.log(slow)] == ["failed"]
+        assert [run.outcome for run in queue.log(slow)] == ["failed"]
         # And were it broken off just after its claim:
         claimed = session.execute("SELECT task_id FROM sqlsem.session_claim(%s)", (name,)).fetchone()
         assert claimed == (slow,)
         assert session.execute("CALL sqlsem.work(%s, 0)", (name,)).fetchone() == (0, 0)
-    assert [(one.outcome, one.error) for one in queue.log(slow)][1:] == [("failed", "it was broken off by its client")]
+    assert [(run.outcome, run.error) for run in queue.log(slow)][1:] == [("failed", "it was broken off by its client")]
 
 
 def test_a_call_that_is_cancelled_says_so_of_its_task(database, connect, name, threads):
@@ -209,7 +209,7 @@ def test_a_call_that_is_cancelled_says_so_of_its_task(database, connect, name, t
     first, second = queue.log(slow)
     assert (first.outcome, second.outcome) == ("failed", "finished")
     assert first.error.startswith("57014: canceling statement due to user request")
-    assert [one.outcome for one in queue.log(after)] == ["finished"]
+    assert [run.outcome for run in queue.log(after)] == ["finished"]
 
 
 def test_a_session_that_rests_is_cancelled(database, connect, name, threads):
@@ -224,10 +224,10 @@ def test_a_session_that_rests_is_cancelled(database, connect, name, threads):
 
     done = queue.put(sqlsem.Sql("SELECT 1"))
     threads.start(call)
-    until(lambda: [one.outcome for one in queue.log(done)] == ["finished"])
+    until(lambda: [run.outcome for run in queue.log(done)] == ["finished"])
     database.rows("SELECT pg_cancel_backend(?)", queue.log(done)[0].session_id)
     threads.join()
-    assert [one.outcome for one in queue.log(done)] == ["finished"]
+    assert [run.outcome for run in queue.log(done)] == ["finished"]
 
 
 @pytest.fixture
@@ -251,8 +251,8 @@ def test_a_task_of_a_session_has_a_time_limit(database, login, connect, name, th
         threads.start(work, worker, name, 5, results)
     threads.join()
     assert [sum(counts) for counts in zip(*results, strict=True)] == [1, 2]
-    assert [one.outcome for one in queue.log(last)] == ["finished"]
-    assert [one.outcome for one in queue.log(slow)] == ["failed", "failed"]
+    assert [run.outcome for run in queue.log(last)] == ["finished"]
+    assert [run.outcome for run in queue.log(slow)] == ["failed", "failed"]
     for attempt in queue.log(slow):
         assert attempt.error == "It ran for longer than its time limit of 1 s, and was ended"
         assert attempt.seconds >= 1
@@ -282,7 +282,7 @@ def test_without_the_right_to_signal_a_session_runs_on(database, login, connect,
         threads.start(work, login("sqlsem_worker"), name, 2, results)
     threads.join()
     assert sorted(results) == [(0, 0), (1, 0)]
-    assert [one.outcome for one in queue.log(slow)] == ["finished"]
+    assert [run.outcome for run in queue.log(slow)] == ["finished"]
 
 
 @pytest.mark.usefixtures("may_signal")
@@ -328,7 +328,7 @@ def test_an_end_that_is_cancelled_too_is_told_all_the_same(database, connect, na
         until(lambda: looker.execute(rests, (pid, "Lock")).fetchone() == (1,))
         other.rollback()
     threads.join()
-    assert [one.outcome for one in queue.log(slow)] == ["failed"]
+    assert [run.outcome for run in queue.log(slow)] == ["failed"]
     assert queue.tasks("running") == []
 
 
@@ -413,7 +413,7 @@ def test_what_a_session_does_that_was_given_up_is_undone(database, connect, name
     threads.join()
     assert results == [(0, 1)]
     assert database.rows(f"SELECT n FROM {table}") == []
-    assert [one.outcome for one in queue.log(number)] == ["lost", "finished"]
+    assert [run.outcome for run in queue.log(number)] == ["lost", "finished"]
     database.rows(f"DROP TABLE {table}")
 
 
@@ -555,7 +555,7 @@ def test_a_row_that_cannot_be_read_does_not_hide_the_others(database, connect, n
     numbers = [queue.put(1), queue.put(2), queue.put(3)]
     for number, time in zip(numbers, ("-infinity", "20000-01-01"), strict=False):
         database.rows("UPDATE sqlsem.task SET ready_at = ?::timestamptz WHERE task_id = ?", time, number)
-    assert [one.task_id for one in queue.tasks()] == numbers
+    assert [task.task_id for task in queue.tasks()] == numbers
     for number in numbers:
         connect().cancel_task(number)
 

@@ -244,10 +244,10 @@ def test_outside_of_a_task(connect, name):
 
 def test_with_a_lease(run, connect, database, name):
     """Where no statement can be prepared."""
-    one, other = connect(lease=30), connect(lease=30)
+    first, other = connect(lease=30), connect(lease=30)
 
     async def main():
-        async with one.mutex(name):
+        async with first.mutex(name):
             waiting = asyncio.create_task(enter(other.mutex(name)))
             await rows(database, name, 2)
             cancelled = asyncio.create_task(enter(other.mutex(name)))
@@ -260,7 +260,7 @@ def test_with_a_lease(run, connect, database, name):
 
 @pytest.mark.engines("postgresql")
 def test_a_cancelled_wait_leaves_its_connection_to_the_next(run, connect, database, name, monkeypatch):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     opened = []
     connect_async = other.engine.connect_async
 
@@ -271,7 +271,7 @@ def test_a_cancelled_wait_leaves_its_connection_to_the_next(run, connect, databa
     monkeypatch.setattr(other.engine, "connect_async", counted)
 
     async def main():
-        async with one.mutex(name):
+        async with first.mutex(name):
             for _ in range(10):
                 task = asyncio.create_task(other.aio.mutex(name).acquire())
                 await eventually(lambda: other.process.waiting_room._due)
@@ -730,7 +730,7 @@ def test_a_loop_that_ends_gives_back_what_was_held_in_it(run, connect, database,
     with caplog.at_level(logging.INFO, "sqlsem"):
         run(main())
     assert "still held when its event loop ended" in caplog.text
-    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
     until(lambda: database.queue(name) == [], "given back")
 
     async def later():
@@ -777,7 +777,7 @@ def test_a_loop_that_is_dropped_without_a_word(connect, database, name, caplog):
             loop.close()
             until(lambda: database.queue(name("held")) == [], "what was held is given back")
             until(lambda: len(database.queue(name("wanted"))) == 2, "what was wanted is withdrawn")
-        assert "still held when its event loop ended" in caplog.text
+            until(lambda: "still held when its event loop ended" in caplog.text, "the log names the grant")
     behind.leave()
     for task in waiting:
         task._log_destroy_pending = False

@@ -419,4 +419,4 @@ def test_everything_public_is_enumerated():
         if inspect.isclass(member) and not issubclass(member, BaseException) and functions(member)
     }
     made_of = {owner for owner, _ in SUBJECTS.values()}
-    assert {one.__name__ for one in classes - made_of} <= {*(one.__name__ for one in CONSTRUCTED), "Subscription"}
+    assert {class_.__name__ for class_ in classes - made_of} <= {*(one.__name__ for one in CONSTRUCTED), "Subscription"}

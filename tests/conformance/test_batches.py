@@ -62,7 +62,7 @@ def run(made, part, *, fail=None):
 
 def many_batches(connect, name, number):
     """Batches of eight parts with random ends, in as many threads on three coordinators."""
-    parts = [f"part {one}" for one in range(8)]
+    parts = [f"part {index}" for index in range(8)]
     coordinators = [connect() for _ in range(3)]
     gather = threading.Barrier(len(parts), timeout=PATIENCE)
     ran, last, problems = [], [0] * number, []
@@ -495,10 +495,10 @@ def test_other_parts_than_the_open_batch(make):
 
 def test_names_do_not_meet(connect, name):
     coordinator = connect()
-    one, other = (batches.batch(name(it), ["a", "b"], window=60, coordinator=coordinator) for it in "xy")
-    run(one, "a")
+    first, other = (batches.batch(name(it), ["a", "b"], window=60, coordinator=coordinator) for it in "xy")
+    run(first, "a")
     assert not run(other, "b").is_last
-    assert run(one, "b").is_last
+    assert run(first, "b").is_last
 
 
 def test_old_batches_are_removed(make, database):
@@ -1293,7 +1293,7 @@ def test_sql_can_be_ended(database, threads, ledger, name, when):
         ({"parts": ["a", "b\n"]}, "white space"),
         ({"parts": ["a", 7]}, "must be a string"),
         ({"parts": ["a" * 256]}, "at most 255"),
-        ({"parts": [str(one) for one in range(10_001)]}, "at most 10000"),
+        ({"parts": [str(index) for index in range(10_001)]}, "at most 10000"),
         ({"window": 315_360_001}, "at most 2147483 "),
         ({"window": "3651d"}, "at most 2147483 "),
         ({"window": 0}, "above 0"),

@@ -139,11 +139,11 @@ def test_queues_have_the_same_bounds_everywhere(queue, setter):
     set_it, good, bad = SETTERS[setter]
     for value in good:
         set_it(queue, value)
-    (before,) = [one for one in queue.limits() if one.task_key == ("k" if setter == "set_weight" else None)]
+    (before,) = [limit for limit in queue.limits() if limit.task_key == ("k" if setter == "set_weight" else None)]
     for value in bad:
         with pytest.raises(sqlsem.ConfigurationError):
             set_it(queue, value)
-    (after,) = [one for one in queue.limits() if one.task_key == before.task_key]
+    (after,) = [limit for limit in queue.limits() if limit.task_key == before.task_key]
     assert after == before
 
 

@@ -89,7 +89,7 @@ def running(queue, threads):
 
 
 def status(queue, number):
-    return {one.task_id: one.status for one in queue.tasks(most=1000)}[number]
+    return {task.task_id: task.status for task in queue.tasks(most=1000)}[number]
 
 
 def cancel(connect, number):
@@ -256,7 +256,7 @@ def test_what_does_not_run_is_cancelled_at_once(connect, queue):
     queue.try_claim().fail("no")
     assert coordinator.cancel_task(pending) is True
     assert coordinator.cancel_task(failed) is True
-    assert [one.cancel_asked_by is not None for one in queue.tasks("cancelled")] == [True, True]
+    assert [task.cancel_asked_by is not None for task in queue.tasks("cancelled")] == [True, True]
     for number, why in ((pending, "it is not pending, running or failed"), (10**9, "there is no such task")):
         with pytest.raises(sqlsem.NotHeld, match=f"Cannot cancel task {number}: {why}"):
             coordinator.cancel_task(number)
@@ -298,7 +298,7 @@ def test_a_limit_counts_from_the_beginning_of_each_attempt(queue, running):
     numbers = queue.put_many([sqlsem.Call(quick, n) for n in range(50)], time_limit=60)
     queue.join(PATIENCE)
     assert {status(queue, number) for number in numbers} == {"finished"}
-    assert {one.time_limit for one in queue.tasks("finished")} == {30.0, 60.0}
+    assert {task.time_limit for task in queue.tasks("finished")} == {30.0, 60.0}
 
 
 def test_a_program_is_told_that_its_time_is_up(queue):

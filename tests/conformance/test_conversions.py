@@ -161,16 +161,16 @@ def member(database, name):
 
 
 def test_a_lone_reader_becomes_the_writer_at_once(member):
-    one, other = member(), member()
-    mine = one.read()
-    assert one.begin(mine) is True
-    assert one.state(mine) == (WRITE, "holds")
+    first, other = member(), member()
+    mine = first.read()
+    assert first.begin(mine) is True
+    assert first.state(mine) == (WRITE, "holds")
     late = other.ask(READ)
     assert not late.granted
     assert other.enters(late) is False
-    assert one.release(mine)
+    assert first.release(mine)
     assert other.enters(late) is True
-    assert one.outcomes(mine) == [(READ, "upgraded"), (WRITE, "released")]
+    assert first.outcomes(mine) == [(READ, "upgraded"), (WRITE, "released")]
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["the reader ahead", "the reader behind"])
@@ -204,9 +204,9 @@ def test_an_upgrade_waits_for_its_own_members_other_readers(member):
 
 
 def test_nobody_new_enters_beside_an_upgrader(member):
-    one, other = member(), member()
-    mine, theirs = one.read(), other.read()
-    waiting = one.upgrade(mine)
+    first, other = member(), member()
+    mine, theirs = first.read(), other.read()
+    waiting = first.upgrade(mine)
     late, later = other.ask(READ), other.ask(WRITE)
     assert not late.granted
     assert other.ask(READ, only_if_free=True) is None
@@ -214,7 +214,7 @@ def test_nobody_new_enters_beside_an_upgrader(member):
     other.release(theirs)
     assert waiting.get() is True
     assert other.enters(late) is False
-    one.release(mine)
+    first.release(mine)
     assert other.enters(later) is False
     assert other.enters(late) is True
     other.release(late)
@@ -222,23 +222,23 @@ def test_nobody_new_enters_beside_an_upgrader(member):
 
 
 def test_a_waiting_writer_stays_behind(member):
-    one, other, third = member(), member(), member()
-    mine, theirs = one.read(), other.read()
+    first, other, third = member(), member(), member()
+    mine, theirs = first.read(), other.read()
     writer = third.ask(WRITE)
-    waiting = one.upgrade(mine)
+    waiting = first.upgrade(mine)
     other.release(theirs)
     assert waiting.get() is True
     assert third.enters(writer) is False
-    assert one.downgrade(mine)
+    assert first.downgrade(mine)
     assert third.enters(writer) is False, "a reader is ahead of it"
-    one.release(mine)
+    first.release(mine)
     assert third.enters(writer) is True
 
 
 def test_the_second_upgrader_gets_deadlock_at_once(member):
-    one, other = member(), member()
-    mine, theirs = one.read(), other.read()
-    waiting = one.upgrade(mine)
+    first, other = member(), member()
+    mine, theirs = first.read(), other.read()
+    waiting = first.upgrade(mine)
     began = time.monotonic()
     with pytest.raises(sqlsem.Deadlock) as caught:
         other.begin(theirs)
@@ -255,95 +255,95 @@ def test_the_second_upgrader_gets_deadlock_at_once(member):
 
 
 def test_an_upgrade_that_gives_up_is_a_reader_again(member):
-    one, other = member(), member()
-    mine, theirs = one.read(), other.read()
+    first, other = member(), member()
+    mine, theirs = first.read(), other.read()
 
     def woken_after():
-        assert one.upgrade(mine, timeout=0.3).get() is False
-        assert one.state(mine) == ("upgrade", "holds")
+        assert first.upgrade(mine, timeout=0.3).get() is False
+        assert first.state(mine) == ("upgrade", "holds")
         late = other.ask(READ)
         waiting = other.wait(late)
         time.sleep(0.3)
         assert waiting.waits
         back = time.monotonic()
-        assert one.downgrade(mine)
+        assert first.downgrade(mine)
         assert waiting.get() is True
-        assert one.state(mine) == (READ, "holds")
-        assert one.outcomes(mine) == []
+        assert first.state(mine) == (READ, "holds")
+        assert first.outcomes(mine) == []
         other.release(late)
         return waiting.ended - back
 
     promptly(woken_after, WOKEN, "it was not woken")
     # And another may try.
     again = other.upgrade(theirs)
-    one.release(mine)
+    first.release(mine)
     assert again.get() is True
 
 
 def test_a_try_changes_nothing(member):
-    one, other = member(), member()
-    mine, theirs = one.read(), other.read()
-    assert one.begin(mine, only_if_free=True) is False
-    assert one.state(mine) == (READ, "holds")
+    first, other = member(), member()
+    mine, theirs = first.read(), other.read()
+    assert first.begin(mine, only_if_free=True) is False
+    assert first.state(mine) == (READ, "holds")
     late = other.ask(READ)
     assert late.granted
     other.release(late)
     other.release(theirs)
-    assert one.begin(mine, only_if_free=True) is True
-    assert one.state(mine) == (WRITE, "holds")
+    assert first.begin(mine, only_if_free=True) is True
+    assert first.state(mine) == (WRITE, "holds")
 
 
 def test_a_try_when_somebody_may_just_be_entering(member):
-    one, other, third = member(), member(), member()
-    mine = one.read()
+    first, other, third = member(), member(), member()
+    mine = first.read()
     writer, late = third.ask(WRITE), other.ask(READ)
     third.release(writer)
-    assert one.begin(mine, only_if_free=True) is False
-    assert one.state(mine) == (READ, "holds")
+    assert first.begin(mine, only_if_free=True) is False
+    assert first.state(mine) == (READ, "holds")
     assert other.enters(late) is True
 
 
 def test_a_try_is_not_kept_out_by_the_dead(member):
-    one, other = member(grace=0), member(grace=0)
+    first, other = member(grace=0), member(grace=0)
     other.read()
-    mine = one.read()
-    assert one.begin(mine, only_if_free=True) is False
+    mine = first.read()
+    assert first.begin(mine, only_if_free=True) is False
     other.die()
-    until(lambda: one.begin(mine, only_if_free=True), "the dead one out of the way")
+    until(lambda: first.begin(mine, only_if_free=True), "the dead one out of the way")
 
 
 def test_every_call_may_be_repeated(member):
-    one, other = member(), member()
-    mine, theirs = one.read(), other.read()
+    first, other = member(), member()
+    mine, theirs = first.read(), other.read()
     for _ in range(3):
-        assert one.begin(mine) is False
+        assert first.begin(mine) is False
     other.release(theirs)
     for _ in range(3):
-        assert one.main.upgrade(mine, PATIENCE, threading.Event()) is True
+        assert first.main.upgrade(mine, PATIENCE, threading.Event()) is True
     for _ in range(3):
-        assert one.begin(mine) is True
+        assert first.begin(mine) is True
     for _ in range(3):
-        assert one.downgrade(mine) is True
-    assert one.state(mine) == (READ, "holds")
-    assert one.release(mine)
-    assert one.begin(mine) is None
-    assert one.downgrade(mine) is False
-    assert one.outcomes(mine) == [(READ, "upgraded"), (WRITE, "downgraded"), (READ, "released")]
+        assert first.downgrade(mine) is True
+    assert first.state(mine) == (READ, "holds")
+    assert first.release(mine)
+    assert first.begin(mine) is None
+    assert first.downgrade(mine) is False
+    assert first.outcomes(mine) == [(READ, "upgraded"), (WRITE, "downgraded"), (READ, "released")]
 
 
 def test_a_reader_who_may_enter_but_has_not_looked_is_let_in(member, database):
     """It may just have seen that it may: so it counts as inside, and the upgrader waits for it."""
-    one, other, third = member(), member(), member()
-    mine = one.read()
+    first, other, third = member(), member(), member()
+    mine = first.read()
     writer = third.ask(WRITE)
     late, later = other.ask(READ), other.ask(READ)
     assert not late.granted
     assert third.release(writer)
-    assert one.begin(mine) is False, "they may be inside"
+    assert first.begin(mine) is False, "they may be inside"
     assert other.state(late) == (READ, "holds")
     assert other.enters(late) is True
     assert other.enters(later) is True
-    waiting = one.upgrade(mine)
+    waiting = first.upgrade(mine)
     other.release(late)
     time.sleep(0.2)
     assert waiting.waits
@@ -352,20 +352,20 @@ def test_a_reader_who_may_enter_but_has_not_looked_is_let_in(member, database):
 
 
 def test_a_reader_asleep_is_woken_when_it_is_let_in(member):
-    one, other, third = member(), member(), member()
+    first, other, third = member(), member(), member()
 
     def woken_after():
-        mine = one.read()
+        mine = first.read()
         writer = third.ask(WRITE)
         late = other.ask(READ)
         waiting = other.wait(late)
         third.release(writer)
-        upgrading = one.upgrade(mine)
+        upgrading = first.upgrade(mine)
         left = time.monotonic()
         assert waiting.get() is True
         other.release(late)
         assert upgrading.get() is True
-        one.release(mine)
+        first.release(mine)
         return waiting.ended - left
 
     for _ in range(10):
@@ -375,15 +375,15 @@ def test_a_reader_asleep_is_woken_when_it_is_let_in(member):
 @pytest.mark.engines("postgresql")
 def test_one_that_is_let_in_and_never_looks(member, database):
     """As the row of a session whose acquire was broken off: nobody attends to it, so it goes by itself."""
-    one, other, third = member(), member(), member()
-    mine = one.read()
+    first, other, third = member(), member(), member()
+    mine = first.read()
     writer = third.ask(WRITE)
     late, gone = other.ask(READ), other.ask(READ)
     until_then = "clock_timestamp() + interval '5 seconds'"
     for ticket, when in ((late, until_then), (gone, "clock_timestamp() - interval '1 second'")):
         database.rows(f"UPDATE {{table}} SET attended_until = {when} WHERE queue_position = ?", ticket.position)
     third.release(writer)
-    waiting = one.upgrade(mine)
+    waiting = first.upgrade(mine)
     assert other.state(late) == (READ, "holds")
     assert waiting.waits
     assert waiting.get() is True
@@ -393,16 +393,16 @@ def test_one_that_is_let_in_and_never_looks(member, database):
 
 
 def test_readers_behind_a_waiting_writer_are_not_let_in(member):
-    one, other, third = member(), member(), member()
-    mine, theirs = one.read(), other.read()
+    first, other, third = member(), member(), member()
+    mine, theirs = first.read(), other.read()
     writer = third.ask(WRITE)
     late = third.ask(READ)
-    waiting = one.upgrade(mine)
+    waiting = first.upgrade(mine)
     assert third.state(late) == (READ, "waits")
     other.release(theirs)
     assert waiting.get() is True
     assert third.state(late) == (READ, "waits")
-    one.release(mine)
+    first.release(mine)
     third.release(writer)
     assert third.enters(late) is True
 
@@ -430,45 +430,45 @@ def test_a_bare_reader_counts(member, database, name):
 
 def test_readers_that_a_pause_alone_holds_up(member, database):
     """They may not be let in while it lasts, and not be passed over either: the upgrade does not begin."""
-    one, other, third = member(), member(), member()
-    mine = one.read()
+    first, other, third = member(), member(), member()
+    mine = first.read()
     writer = third.ask(WRITE)
     late = other.ask(READ)
-    one.main.set_resource(mine.resource, "paused", 1)
+    first.main.set_resource(mine.resource, "paused", 1)
     third.release(writer)
-    waiting = one.upgrade(mine)
+    waiting = first.upgrade(mine)
     time.sleep(0.3)
     assert waiting.waits
-    assert one.state(mine) in ((READ, "holds"), ("upgrade:new", "holds"))
+    assert first.state(mine) in ((READ, "holds"), ("upgrade:new", "holds"))
     assert other.state(late) == (READ, "waits")
-    one.main.set_resource(mine.resource, "paused", 0)
+    first.main.set_resource(mine.resource, "paused", 0)
     until(lambda: other.state(late) == (READ, "holds"))
     other.release(late)
     assert waiting.get() is True
 
 
 def test_an_upgrade_goes_on_while_paused(member):
-    one, other = member(), member()
-    mine, theirs = one.read(), other.read()
-    one.main.set_resource(mine.resource, "paused", 1)
-    waiting = one.upgrade(mine)
+    first, other = member(), member()
+    mine, theirs = first.read(), other.read()
+    first.main.set_resource(mine.resource, "paused", 1)
+    waiting = first.upgrade(mine)
     other.release(theirs)
     assert waiting.get() is True
-    one.main.set_resource(mine.resource, "paused", 0)
+    first.main.set_resource(mine.resource, "paused", 0)
 
 
 def test_a_reader_ahead_that_a_pause_held_up_is_waited_for(member):
     """A waiting row ahead never looks at us: only its leaving makes us alone."""
-    one, other, third = member(), member(), member()
+    first, other, third = member(), member(), member()
     writer = third.ask(WRITE)
-    early, mine = other.ask(READ), one.ask(READ)
+    early, mine = other.ask(READ), first.ask(READ)
     third.release(writer)
-    assert one.enters(mine) is True
-    one.main.set_resource(mine.resource, "paused", 1)
-    waiting = one.upgrade(mine)
+    assert first.enters(mine) is True
+    first.main.set_resource(mine.resource, "paused", 1)
+    waiting = first.upgrade(mine)
     time.sleep(0.2)
     assert waiting.waits
-    one.main.set_resource(mine.resource, "paused", 0)
+    first.main.set_resource(mine.resource, "paused", 0)
     assert other.enters(early) is True
     assert waiting.waits
     other.release(early)
@@ -504,18 +504,18 @@ def test_readers_behind_enter_when_the_writer_becomes_a_reader(member):
 
 def test_who_waits_behind_one_that_was_downgraded_is_woken_by_its_release(member):
     """The entry lock is there again."""
-    one, other = member(), member()
+    first, other = member(), member()
 
     def woken_after():
-        mine = one.ask(WRITE)
+        mine = first.ask(WRITE)
         writer = other.ask(WRITE)
         waiting = other.wait(writer)
         time.sleep(0.2)
-        assert one.downgrade(mine)
+        assert first.downgrade(mine)
         time.sleep(0.3)
         assert waiting.waits
         left = time.monotonic()
-        one.release(mine)
+        first.release(mine)
         assert waiting.get() is True
         other.release(writer)
         return waiting.ended - left
@@ -524,12 +524,12 @@ def test_who_waits_behind_one_that_was_downgraded_is_woken_by_its_release(member
 
 
 def test_down_and_up_again(member):
-    one, other = member(), member()
-    mine = one.ask(WRITE)
+    first, other = member(), member()
+    mine = first.ask(WRITE)
     for _ in range(3):
-        assert one.downgrade(mine)
+        assert first.downgrade(mine)
         theirs = other.read()
-        waiting = one.upgrade(mine)
+        waiting = first.upgrade(mine)
         other.release(theirs)
         assert waiting.get() is True
         assert other.ask(READ, only_if_free=True) is None
@@ -537,14 +537,14 @@ def test_down_and_up_again(member):
 
 def test_a_wait_that_outlives_its_upgrade_changes_nothing(member):
     """A call that was broken off may go on in the server for a while."""
-    one, other = member(), member()
-    mine, theirs = one.read(), other.read()
-    waiting = one.upgrade(mine, timeout=2)
-    one.downgrade(mine)
-    assert one.main.upgrade(mine, 0.1, threading.Event()) is False
+    first, other = member(), member()
+    mine, theirs = first.read(), other.read()
+    waiting = first.upgrade(mine, timeout=2)
+    first.downgrade(mine)
+    assert first.main.upgrade(mine, 0.1, threading.Event()) is False
     other.release(theirs)
     assert waiting.get() is False
-    assert one.state(mine) == (READ, "holds")
+    assert first.state(mine) == (READ, "holds")
 
 
 def test_fences_of_writers_never_fall(member):
@@ -589,8 +589,8 @@ def test_only_readers_and_writers_are_converted(member, database, name, access, 
 
 
 def test_a_row_that_waits_is_not_converted(member):
-    one, other = member(), member()
-    one.ask(WRITE)
+    first, other = member(), member()
+    first.ask(WRITE)
     late = other.ask(READ)
     assert other.begin(late) is None
     assert other.downgrade(late) is False
@@ -598,12 +598,12 @@ def test_a_row_that_waits_is_not_converted(member):
 
 
 def test_somebody_elses_row_is_not_converted(member):
-    one, other = member(), member()
-    mine = one.read()
+    first, other = member(), member()
+    mine = first.read()
     stolen = Ticket(mine.resource, mine.position, "somebody else", True)
     assert other.begin(stolen) is None
     assert other.downgrade(stolen) is False
-    assert one.state(mine) == (READ, "holds")
+    assert first.state(mine) == (READ, "holds")
 
 
 def test_nobody_can_ask_for_the_label(member, database, name):
@@ -621,33 +621,33 @@ def test_nobody_can_ask_for_the_label(member, database, name):
 
 
 def test_an_upgrade_outlives_the_dead(member):
-    one, other, third = member(grace=0.3), member(grace=0.3), member(grace=0.3)
-    theirs, mine, alive = other.read(), one.read(), third.read()
-    waiting = one.upgrade(mine)
+    first, other, third = member(grace=0.3), member(grace=0.3), member(grace=0.3)
+    theirs, mine, alive = other.read(), first.read(), third.read()
+    waiting = first.upgrade(mine)
     other.die()
-    until(lambda: one.entry(theirs) is None, "the dead one reaped, though the living one still reads")
+    until(lambda: first.entry(theirs) is None, "the dead one reaped, though the living one still reads")
     assert waiting.waits
     third.release(alive)
     assert waiting.get() is True
 
 
 def test_a_dead_upgrader_goes_as_any(member):
-    one, other = member(grace=0.3), member(grace=0.3)
-    mine, theirs = one.read(), other.read()
-    one.begin(mine)
+    first, other = member(grace=0.3), member(grace=0.3)
+    mine, theirs = first.read(), other.read()
+    first.begin(mine)
     late = other.ask(READ)
     waiting = other.wait(late)
-    one.die()
+    first.die()
     assert waiting.get() is True
     other.release(late)
     assert other.begin(theirs) is True
 
 
 def test_a_dead_upgrader_is_no_deadlock(member):
-    one, other = member(grace=1.0), member(grace=1.0)
-    mine, theirs = one.read(), other.read()
-    one.begin(mine)
-    one.die()
+    first, other = member(grace=1.0), member(grace=1.0)
+    mine, theirs = first.read(), other.read()
+    first.begin(mine)
+    first.die()
     # Its session may take the server a moment to end.
     waiting = until(lambda: _unless_deadlock(lambda: other.upgrade(theirs)), "no alarm for the dead")
     assert waiting.get() is True
@@ -661,58 +661,58 @@ def _unless_deadlock(call):
 
 
 def test_an_upgrader_is_revoked(member):
-    one, other = member(grace=0.4), member(grace=0.4)
-    mine, theirs = one.read(), other.read()
-    waiting = one.upgrade(mine)
+    first, other = member(grace=0.4), member(grace=0.4)
+    mine, theirs = first.read(), other.read()
+    waiting = first.upgrade(mine)
     assert other.main.revoke(mine.position, False) == 1
     assert waiting.get() is None
-    assert one.main.ping(one.number).revoked == {mine.position}
-    assert one.begin(mine) is None
-    assert one.downgrade(mine) is False
+    assert first.main.ping(first.number).revoked == {mine.position}
+    assert first.begin(mine) is None
+    assert first.downgrade(mine) is False
     # It is going: no deadlock with it.
     follows = other.upgrade(theirs)
     assert follows.get() is True
-    assert one.entry(mine) is None
+    assert first.entry(mine) is None
 
 
 def test_an_upgrader_is_revoked_by_force(member):
-    one, other = member(), member()
-    mine = one.read()
+    first, other = member(), member()
+    mine = first.read()
     other.read()
-    waiting = one.upgrade(mine)
+    waiting = first.upgrade(mine)
     assert other.main.revoke(mine.position, True) == 0
     assert waiting.get() is None
 
 
 def test_an_upgrade_outlives_its_session(member, database):
-    one, other = member(grace=60), member(grace=60)
-    mine, theirs = one.read(), other.read()
-    one.begin(mine)
-    one.main.close()
-    one.main = one.engine.connect("main")
-    assert one.main.resume(one.number)
-    assert one.main.ping(one.number).positions == {mine.position}
-    waiting = one.upgrade(mine)
+    first, other = member(grace=60), member(grace=60)
+    mine, theirs = first.read(), other.read()
+    first.begin(mine)
+    first.main.close()
+    first.main = first.engine.connect("main")
+    assert first.main.resume(first.number)
+    assert first.main.ping(first.number).positions == {mine.position}
+    waiting = first.upgrade(mine)
     other.release(theirs)
     assert waiting.get() is True
-    one.main.close()
-    one.main = one.engine.connect("main")
-    assert one.main.resume(one.number)
+    first.main.close()
+    first.main = first.engine.connect("main")
+    assert first.main.resume(first.number)
     late = other.ask(READ)
     follows = other.wait(late)
-    assert one.downgrade(mine)
+    assert first.downgrade(mine)
     assert follows.get() is True
 
 
 def test_members_with_a_lease(member):
-    one, other = member(lease=60), member(lease=60)
-    mine, theirs = one.read(), other.read()
-    waiting = one.upgrade(mine)
+    first, other = member(lease=60), member(lease=60)
+    mine, theirs = first.read(), other.read()
+    waiting = first.upgrade(mine)
     other.release(theirs)
     assert waiting.get() is True
     late = other.ask(READ)
     follows = other.wait(late)
-    assert one.downgrade(mine)
+    assert first.downgrade(mine)
     assert follows.get() is True
 
 
@@ -853,8 +853,8 @@ class Upgrade:
 
 @pytest.mark.quiet
 def test_a_grant_goes_up_and_down(connect, database, name):
-    one, other = connect(), connect()
-    with one.read(name) as grant:
+    first, other = connect(), connect()
+    with first.read(name) as grant:
         fence = grant.fence
         grant.upgrade()
         assert access(database, grant) == WRITE
@@ -867,18 +867,18 @@ def test_a_grant_goes_up_and_down(connect, database, name):
         grant.upgrade(timeout=0)
         assert grant.fence == fence
     assert not grant.lost
-    told = [(past.access, past.outcome) for past in reversed(one.history(name)) if past.position == grant.position]
+    told = [(past.access, past.outcome) for past in reversed(first.history(name)) if past.position == grant.position]
     assert told == [(READ, "upgraded"), (WRITE, "downgraded"), (READ, "upgraded"), (WRITE, "released")]
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["one process", "two"])
 @pytest.mark.quiet
 def test_a_grant_waits_for_the_others(connect, database, name, same):
-    one = connect()
-    other = one if same else connect()
+    coordinator = connect()
+    other = coordinator if same else connect()
     reader = Attempt(other.read(name))
     reader.granted()
-    with one.read(name) as grant:
+    with coordinator.read(name) as grant:
         waiting = Upgrade(grant).begun(database)
         late = Attempt(other.read(name))
         assert late.waits(0.2)
@@ -892,8 +892,8 @@ def test_a_grant_waits_for_the_others(connect, database, name, same):
 
 
 def test_an_upgrade_that_takes_too_long(connect, database, name):
-    one, other = connect(), connect()
-    with other.read(name), one.read(name) as grant:
+    first, other = connect(), connect()
+    with other.read(name), first.read(name) as grant:
         for timeout in (0, 0.3):
             with pytest.raises(sqlsem.Timeout, match="did not become the writer") as caught:
                 grant.upgrade(timeout=timeout)
@@ -906,11 +906,11 @@ def test_an_upgrade_that_takes_too_long(connect, database, name):
 
 
 def test_two_upgrades_at_once(connect, database, name):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     lock = other.read(name)
     lock.acquire()
     theirs = lock.grant
-    with one.read(name) as mine:
+    with first.read(name) as mine:
         waiting = Upgrade(mine).begun(database)
         with pytest.raises(sqlsem.Deadlock) as caught:
             theirs.upgrade()
@@ -928,10 +928,10 @@ def test_two_upgrades_at_once(connect, database, name):
 
 def test_a_knot_with_an_upgrade_in_it(connect, database, name):
     """A reads x and upgrades, which waits for B to leave; B waits for y, which A has."""
-    one, other = connect(), connect()
-    y = one.mutex(name("y"))
+    first, other = connect(), connect()
+    y = first.mutex(name("y"))
     y.acquire()
-    with one.read(name("x")) as mine:
+    with first.read(name("x")) as mine:
         started, ended = threading.Event(), threading.Event()
         caught = []
 
@@ -1011,10 +1011,10 @@ def test_a_reentrant_holder(connect, database, name):
 
 
 def test_only_one_thread_converts_a_grant_at_a_time(connect, database, name):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     reader = Attempt(other.read(name))
     reader.granted()
-    with one.read(name) as grant:
+    with first.read(name) as grant:
         waiting = Upgrade(grant).begun(database)
         with pytest.raises(sqlsem.ConfigurationError, match="another thread"):
             grant.upgrade()
@@ -1025,9 +1025,9 @@ def test_only_one_thread_converts_a_grant_at_a_time(connect, database, name):
 @pytest.mark.leaves_rows
 def test_an_upgrade_whose_grant_is_taken_away(connect, database, name):
     lost = []
-    one, other = connect(grace=0.6), connect()
+    first, other = connect(grace=0.6), connect()
     with other.read(name):
-        lock = one.read(name, on_lost=lost.append)
+        lock = first.read(name, on_lost=lost.append)
         lock.acquire()
         grant = lock.grant
         waiting = Upgrade(grant).begun(database)
@@ -1042,12 +1042,12 @@ def test_an_upgrade_whose_grant_is_taken_away(connect, database, name):
 
 
 def test_an_upgrade_of_a_coordinator_that_closes(connect, database, name):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     with other.read(name) as theirs:
-        lock = one.read(name)
+        lock = first.read(name)
         lock.acquire()
         waiting = Upgrade(lock.grant).begun(database)
-        one.close()
+        first.close()
         with pytest.raises(sqlsem.SqlsemError):
             waiting.get()
         assert [row[0] for row in database.queue(name)] == [theirs.position]
@@ -1069,9 +1069,9 @@ def trouble(monkeypatch, coordinator, method, error, times):
 
 
 def test_an_upgrade_that_cannot_be_put_back_at_once(connect, database, name, monkeypatch):
-    one, other = connect(grace=1.0), connect()
-    with other.read(name), one.read(name) as grant:
-        left = trouble(monkeypatch, one, "downgrade", sqlsem.Unavailable, 1)
+    first, other = connect(grace=1.0), connect()
+    with other.read(name), first.read(name) as grant:
+        left = trouble(monkeypatch, first, "downgrade", sqlsem.Unavailable, 1)
         with pytest.raises(sqlsem.Timeout):
             grant.upgrade(timeout=0.2)
         assert left == [0]
@@ -1079,29 +1079,29 @@ def test_an_upgrade_that_cannot_be_put_back_at_once(connect, database, name, mon
 
 
 def test_what_is_put_back_late_does_not_undo_another_upgrade(connect, database, name, monkeypatch):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     reader = Attempt(other.read(name))
     reader.granted()
-    with one.read(name) as grant:
+    with first.read(name) as grant:
         later = []
-        monkeypatch.setattr(one.process.member, "later", later.append)
-        trouble(monkeypatch, one, "downgrade", sqlsem.Unavailable, 1)
+        monkeypatch.setattr(first.process.member, "later", later.append)
+        trouble(monkeypatch, first, "downgrade", sqlsem.Unavailable, 1)
         with pytest.raises(sqlsem.Timeout):
             grant.upgrade(timeout=0.2)
         reader.leave()
         grant.upgrade()
         assert access(database, grant) == WRITE
         (late,) = later
-        one.process.member.call("late", late, None)
+        first.process.member.call("late", late, None)
         assert access(database, grant) == WRITE
         grant.downgrade()
-        one.process.member.call("late", late, None)
+        first.process.member.call("late", late, None)
 
 
 def test_a_downgrade_that_cannot_be_done_at_once(connect, database, name, monkeypatch):
-    one = connect(grace=1.0)
-    with one.write(name) as grant:
-        trouble(monkeypatch, one, "downgrade", sqlsem.Unavailable, 1)
+    coordinator = connect(grace=1.0)
+    with coordinator.write(name) as grant:
+        trouble(monkeypatch, coordinator, "downgrade", sqlsem.Unavailable, 1)
         with pytest.raises(sqlsem.Unavailable):
             grant.downgrade()
         until(lambda: access(database, grant) == READ, "done by the pulse")
@@ -1110,11 +1110,11 @@ def test_a_downgrade_that_cannot_be_done_at_once(connect, database, name, monkey
 
 
 def test_an_answer_that_is_lost(connect, database, name, monkeypatch):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     reader = Attempt(other.read(name))
     reader.granted()
-    with one.read(name) as grant:
-        kind, lost = type(one.process.member.main.session), []
+    with first.read(name) as grant:
+        kind, lost = type(first.process.member.main.session), []
 
         def losing(method):
             original = getattr(kind, method)
@@ -1144,16 +1144,16 @@ def test_an_answer_that_is_lost(connect, database, name, monkeypatch):
 
 def test_an_exception_in_the_middle_leaves_a_reader(connect, database, name, monkeypatch):
     """As a KeyboardInterrupt while it waits."""
-    one, other = connect(), connect()
-    with other.read(name), one.read(name) as grant:
-        perform = one.process.perform
+    first, other = connect(), connect()
+    with other.read(name), first.read(name) as grant:
+        perform = first.process.perform
 
         def interrupted(operation):
             if isinstance(operation, steps.WaitFor):
                 raise KeyboardInterrupt
             return perform(operation)
 
-        monkeypatch.setattr(one.process, "perform", interrupted)
+        monkeypatch.setattr(first.process, "perform", interrupted)
         with pytest.raises(KeyboardInterrupt):
             grant.upgrade()
         monkeypatch.undo()
@@ -1163,10 +1163,10 @@ def test_an_exception_in_the_middle_leaves_a_reader(connect, database, name, mon
 
 @pytest.mark.quiet
 def test_tasks_go_up_and_down(connect, database, name):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
 
     async def main():
-        async with one.aio.read(name) as grant:
+        async with first.aio.read(name) as grant:
             async with other.aio.read(name) as theirs:
                 with pytest.raises(sqlsem.Timeout):
                     await grant.upgrade(timeout=0.2)
@@ -1197,10 +1197,10 @@ def test_tasks_go_up_and_down(connect, database, name):
 
 
 def test_a_task_that_is_cancelled_while_it_upgrades_reads_on(connect, database, name):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
 
     async def main():
-        async with other.aio.read(name), one.aio.read(name) as grant:
+        async with other.aio.read(name), first.aio.read(name) as grant:
             waiting = asyncio.create_task(grant.upgrade())
             while access(database, grant) != "upgrade":
                 await asyncio.sleep(0.01)
@@ -1217,18 +1217,18 @@ def test_a_task_that_is_cancelled_while_it_upgrades_reads_on(connect, database, 
 
 
 def test_tasks_and_threads_beside_each_other(connect, database, name):
-    one = connect()
-    reader = Attempt(one.read(name))
+    coordinator = connect()
+    reader = Attempt(coordinator.read(name))
     reader.granted()
 
     async def main():
-        async with one.aio.read(name) as grant:
+        async with coordinator.aio.read(name) as grant:
             waiting = asyncio.create_task(grant.upgrade(PATIENCE))
             while access(database, grant) != "upgrade":
                 await asyncio.sleep(0.01)
             reader.leave()
             await waiting
-            late = Attempt(one.read(name))
+            late = Attempt(coordinator.read(name))
             await asyncio.sleep(0.2)
             assert not late.settled
             await grant.downgrade()

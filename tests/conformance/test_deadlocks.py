@@ -172,8 +172,8 @@ def ring(database, name):
             found.append((session, session.enrol(f"host{number}", number, "test")))
         for step in (0, 1):
             for number, (session, member) in enumerate(found):
-                one = Request(name((number + step) % size))
-                (ticket,) = session.register(member, f"r{number}", "main", f"{name}.{number}.{step}", [one], False)
+                request = Request(name((number + step) % size))
+                (ticket,) = session.register(member, f"r{number}", "main", f"{name}.{number}.{step}", [request], False)
                 assert ticket.granted == (step == 0)
         return found
 
@@ -272,7 +272,7 @@ SOON = 45.0
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_threads_in_a_ring(database, connect, name, threads, size):
     coordinators = [connect(), connect()]  # so some of it is in one process's memory, and some is not
-    locks = [[one.mutex(name(number)) for number in range(size)] for one in coordinators]
+    locks = [[coordinator.mutex(name(number)) for number in range(size)] for coordinator in coordinators]
     holders = [
         Holder(database, threads, locks[number % 2][number], locks[number % 2][(number + 1) % size])
         for number in range(size)
@@ -302,8 +302,8 @@ def test_several_deadlocks_at_once(database, connect, name, threads):
     coordinator = connect()
     pairs = []
     for pair in range(4):
-        one, other = coordinator.mutex(name(f"{pair}a")), coordinator.mutex(name(f"{pair}b"))
-        pairs.append((Holder(database, threads, one, other), Holder(database, threads, other, one)))
+        first, other = coordinator.mutex(name(f"{pair}a")), coordinator.mutex(name(f"{pair}b"))
+        pairs.append((Holder(database, threads, first, other), Holder(database, threads, other, first)))
     for one, other in pairs:
         one.want(name)
         other.want(name)
@@ -320,28 +320,28 @@ def test_readers_and_limits(database, connect, name, threads):
     coordinator = connect()
     book, pool = name("book"), name("pool")
     reader = Holder(database, threads, coordinator.read(book), coordinator.limit(pool, 2))
-    one = Holder(database, threads, coordinator.limit(pool, 2), coordinator.write(book))
+    holder = Holder(database, threads, coordinator.limit(pool, 2), coordinator.write(book))
     two = Holder(database, threads, coordinator.limit(pool, 2), coordinator.write(book))
-    one.want(name)
+    holder.want(name)
     reader.want(name)
-    remains(lambda: not (one.ended.is_set() or reader.ended.is_set()), 2.5, "no deadlock while one of two can leave")
+    remains(lambda: not (holder.ended.is_set() or reader.ended.is_set()), 2.5, "no deadlock while one of two can leave")
     two.want(name)
     assert isinstance(two.done(), sqlsem.Deadlock)
     assert f"'{pool}'" in str(two.outcome)
     assert f"'{book}'" in str(two.outcome)
     two.may_leave.set()
     assert isinstance(reader.done(), sqlsem.Grant)
-    assert isinstance(one.done(), sqlsem.Grant)
+    assert isinstance(holder.done(), sqlsem.Grant)
     threads.join()
 
 
 def test_a_timeout_comes_first(database, connect, name, threads):
     coordinator = connect()
-    one = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b"), timeout=0.05))
+    holder = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b"), timeout=0.05))
     two = Holder(database, threads, coordinator.mutex(name("b")), coordinator.mutex(name("a")))
-    one.want(name)
+    holder.want(name)
     two.want(name)
-    assert isinstance(one.done(), sqlsem.Timeout)
+    assert isinstance(holder.done(), sqlsem.Timeout)
     assert isinstance(two.done(), sqlsem.Grant)
     threads.join()
 

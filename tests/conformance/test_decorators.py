@@ -163,13 +163,13 @@ def test_an_error_comes_out_and_the_lock_goes_back(connect, name):
 
 
 def test_the_timeout_of_a_decorated_call(connect, name):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
 
     @other.mutex(name, timeout=0.1)
     def work():
         raise AssertionError("must not run")
 
-    with one.mutex(name), pytest.raises(sqlsem.Timeout):
+    with first.mutex(name), pytest.raises(sqlsem.Timeout):
         work()
 
 

@@ -30,8 +30,8 @@ def told():
     found = []
     subscriptions = [sqlsem.on(kind, found.append) for kind in events.EVENTS]
     yield lambda: signals.drain(PATIENCE) or list(found)
-    for one in subscriptions:
-        one.undo()
+    for subscription in subscriptions:
+        subscription.undo()
 
 
 def upgrade(grant, **options):
@@ -68,9 +68,9 @@ def test_granted_and_released(connect, name, told, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wait_tells_whom_it_is_behind(connect, name, told, kind, where):
     make, keeps_out, _ = KINDS[kind]
-    one = connect()
-    other = connect() if where == "another member" else one
-    with keeps_out(one, name) as first:
+    coordinator = connect()
+    other = connect() if where == "another member" else coordinator
+    with keeps_out(coordinator, name) as first:
         waiting = Attempt(make(other, name))
         until(lambda: "waiting" in names(told()), "the wait was told")
     waiting.granted()
@@ -117,8 +117,8 @@ def test_a_group_is_told_of_each(connect, name, told):
 
 @pytest.mark.parametrize("timeout", [0, 1])
 def test_a_timeout(connect, name, told, timeout):
-    one, other = connect(), connect()
-    with one.mutex(name):
+    first, other = connect(), connect()
+    with first.mutex(name):
         with other.mutex(name("connected")):
             assert not other.limit(name, 2).acquire(timeout=timeout)
     (late,) = (event for event in told() if isinstance(event, events.TimedOut))
@@ -130,9 +130,9 @@ def test_a_timeout(connect, name, told, timeout):
 
 
 def test_a_reader_that_becomes_the_writer(connect, name, told):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     with other.read(name) as second:
-        reader = Attempt(one.read(name))
+        reader = Attempt(first.read(name))
         grant = reader.granted()
         with pytest.raises(sqlsem.Timeout):
             upgrade(grant, timeout=0)
@@ -189,8 +189,8 @@ def test_a_row_that_is_gone_when_it_is_given_back_is_lost(connect, database, nam
 
 
 def test_a_place_in_the_queue_that_is_lost(connect, database, name, told):
-    one, other = connect(), connect()
-    with one.mutex(name):
+    first, other = connect(), connect()
+    with first.mutex(name):
         waiting = Attempt(other.mutex(name))
         until(lambda: "waiting" in names(told()), "it waits")
         (wait,) = (event for event in told() if isinstance(event, events.Waiting))
@@ -201,13 +201,13 @@ def test_a_place_in_the_queue_that_is_lost(connect, database, name, told):
 
 
 def test_a_coordinator_tells_of_its_own_locks(connect, name):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     found = []
-    with one.on("granted", found.append), one.mutex(name("a")), other.mutex(name("b")):
+    with first.on("granted", found.append), first.mutex(name("a")), other.mutex(name("b")):
         pass
     signals.drain(PATIENCE)
     assert [event.resource for event in found] == [name("a")]
-    with one.mutex(name("c")):
+    with first.mutex(name("c")):
         pass
     signals.drain(PATIENCE)
     assert len(found) == 1, "told after it was undone"
@@ -270,12 +270,12 @@ def test_events_that_nobody_takes_are_dropped(connect, name, monkeypatch, caplog
 
 
 def test_lines_of_the_log_are_told_once_with_all_that_is_known(connect, name, caplog):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     note = "a\x1b[2Jb\r\nERROR sqlsem forged\u202e<b>"
     with caplog.at_level(logging.DEBUG, "sqlsem"):
-        with one.mutex(name, note=note):
+        with first.mutex(name, note=note):
             waiting = Attempt(other.mutex(name))
-            until(lambda: any(one.startswith("Waiting for") for one in caplog.messages), "it waits")
+            until(lambda: any(message.startswith("Waiting for") for message in caplog.messages), "it waits")
         waiting.granted()
         waiting.leave()
     records = [record for record in caplog.records if hasattr(record, "event")]

@@ -146,19 +146,19 @@ def rate(one, other, name):
 LOCKS = [mutex, reentrant, limit, upgrade, group, lock_with_rate, priority, refused, too_late, hand_over, once, rate]
 
 
-@pytest.mark.parametrize("primitive", LOCKS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("primitive", LOCKS, ids=lambda value: value.__name__)
 def test_what_was_acquired_leaves_nothing(primitive, connect, name):
     assert left(primitive(connect(), connect(), name)) < 1
 
 
 @pytest.mark.faces("sync")
 def test_a_hand_off_leaves_nothing(connect, name):
-    one, other = connect().mutex(name), connect().mutex(name)
+    first, other = connect().mutex(name), connect().mutex(name)
 
     def call():
-        one.acquire()
+        first.acquire()
         attempt = Attempt(other)
-        one.release()
+        first.release()
         attempt.granted()
         attempt.leave()
 
@@ -167,14 +167,14 @@ def test_a_hand_off_leaves_nothing(connect, name):
 
 @pytest.mark.faces("sync")
 def test_tasks_of_a_loop_that_hand_on_leave_nothing(connect, name):
-    one, other = connect().aio.mutex(name), connect().aio.mutex(name)
+    first, other = connect().aio.mutex(name), connect().aio.mutex(name)
 
     async def in_turn(lock):
         async with lock:
             await asyncio.sleep(0)
 
     async def some():
-        await asyncio.gather(*(in_turn(lock) for lock in (one, one, other)))
+        await asyncio.gather(*(in_turn(lock) for lock in (first, first, other)))
 
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         assert left(lambda: loop.run_until_complete(some())) < 1

@@ -34,10 +34,10 @@ def test_what_a_grant_tells(connect, database, name):
 
 
 def test_waited_counts_the_wait(connect, name):
-    one, other = connect(), connect()
-    with one.mutex(name):
+    first, other = connect(), connect()
+    with first.mutex(name):
         waiting = Attempt(other.mutex(name))
-        until(lambda: len(one.entries(name)) == 2, "it stands in the queue")
+        until(lambda: len(first.entries(name)) == 2, "it stands in the queue")
         assert waiting.waits(0.5)
     assert waiting.granted().waited >= 0.45
     waiting.leave()

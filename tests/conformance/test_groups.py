@@ -77,7 +77,7 @@ def statuses(queue):
 
 
 def outcomes(queue, number):
-    return [one.outcome for one in queue.log(number)]
+    return [run.outcome for run in queue.log(number)]
 
 
 def working(worker):

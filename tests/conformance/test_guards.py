@@ -373,7 +373,7 @@ def test_a_guard_that_is_disabled(database, connect, guarded, writer, name):
     undo(connection)
 
     def problem():
-        (found,) = [one for one in coordinator.guarded_tables() if one.table.casefold() in guarded.casefold()]
+        (found,) = [table for table in coordinator.guarded_tables() if table.table.casefold() in guarded.casefold()]
         return found.problem
 
     assert problem() == "its trigger is disabled"

@@ -196,10 +196,10 @@ def test_twice_over(pair, connect, name):
 
 
 def test_the_giver_may_take_it_back(connect, name):
-    one = connect()
-    with one.mutex(name) as grant:
+    coordinator = connect()
+    with coordinator.mutex(name) as grant:
         token = grant.hand_over()
-        again = adopt(one, token)
+        again = adopt(coordinator, token)
         again.release()
     assert grant.fence == again.fence
 
@@ -291,11 +291,11 @@ def test_an_operator_takes_it_away_in_transit(database, pair, name):
 
 
 def test_lost_before(connect, name):
-    one = connect()
-    lock = one.mutex(name)
+    coordinator = connect()
+    lock = coordinator.mutex(name)
     lock.acquire()
     grant = lock.grant
-    one.revoke(grant.position, force=True)
+    coordinator.revoke(grant.position, force=True)
     with pytest.raises(LockLost):
         grant.check()
     with pytest.raises(LockLost):

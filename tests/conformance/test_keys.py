@@ -24,7 +24,7 @@ def test_one_that_is_open_is_not_put_again(connect, queue, name):
     other = queue.put(Json("x"), unique="Report")
     elsewhere = connect().queue(name("b")).put(Json("report"), unique="report")
     assert len({number, other, elsewhere}) == 3, "keys are told apart exactly, and by queue"
-    (entry,) = [one for one in queue.tasks() if one.task_id == number]
+    (entry,) = [task_row for task_row in queue.tasks() if task_row.task_id == number]
     assert (entry.unique, entry.order) == ("report", 0)
     task = queue.try_claim()
     assert task.id == number

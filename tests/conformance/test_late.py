@@ -57,14 +57,14 @@ def names(error, name, position):
 @pytest.mark.parametrize("kind", IN_THE_WAY)
 def test_timeout_names_the_holder(connect, name, kind):
     held, wanted = IN_THE_WAY[kind]
-    one, other = connect(), connect()
-    with held(one, name) as grant:
+    first, other = connect(), connect()
+    with held(first, name) as grant:
         error = fail(wanted(other, name))
         names(error, name, grant.position)
 
 
 def test_timeout_of_a_decorated_call_names_the_holder(connect, name):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     made = other.mutex(name, timeout=0.05)
     lock = sqlsem.Lock(getattr(made, "inner", made).terms)
 
@@ -76,7 +76,7 @@ def test_timeout_of_a_decorated_call_names_the_holder(connect, name):
     async def awaited():
         pytest.fail("it was called")
 
-    with one.mutex(name, note=NOTE) as grant:
+    with first.mutex(name, note=NOTE) as grant:
         for call in (load, lambda: asyncio.run(awaited())):
             with pytest.raises(sqlsem.Timeout) as raised:
                 call()
@@ -84,10 +84,10 @@ def test_timeout_of_a_decorated_call_names_the_holder(connect, name):
 
 
 def test_timeout_counts_all_holders(connect, name):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     with contextlib.ExitStack() as held:
         for number in range(3):
-            held.enter_context(one.limit(name, 9, note=str(number)))
+            held.enter_context(first.limit(name, 9, note=str(number)))
         error = fail(other.limit(name, 9, weight=8, timeout=0.05))
         assert [holder.note for holder in error.holders] == ["0", "1", "2"]
         assert ", and by 2 more" in str(error)
@@ -95,11 +95,11 @@ def test_timeout_counts_all_holders(connect, name):
 
 def test_timeout_behind_waiters_names_the_first(connect, name):
     """A reader waits behind a writer that waits itself: nobody holds what keeps it out."""
-    one, other = connect(), connect()
-    with one.read(name):
+    first, other = connect(), connect()
+    with first.read(name):
         writer = Attempt(other.write(name))
-        until(lambda: len(one.entries(name)) == 2)
-        error = fail(one.read(name, timeout=0.05))
+        until(lambda: len(first.entries(name)) == 2)
+        error = fail(first.read(name, timeout=0.05))
         assert error.holders == ()
         assert f"nobody holds {name!r}, but {HERE}" in str(error)
         assert "has waited for it for" in str(error)
@@ -109,8 +109,8 @@ def test_timeout_behind_waiters_names_the_first(connect, name):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_timeout_of_an_upgrade_names_the_other_readers(connect, name):
-    one, other = connect(), connect()
-    with one.read(name, note=NOTE) as grant, other.read(name) as mine:
+    first, other = connect(), connect()
+    with first.read(name, note=NOTE) as grant, other.read(name) as mine:
         for timeout in (0, 0.05):
             with pytest.raises(sqlsem.Timeout) as raised:
                 mine.upgrade(timeout=timeout)
@@ -139,16 +139,16 @@ def test_timeout_of_a_rate_says_what_is_in_the_way(connect, name):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_timeout_of_once_names_the_run(connect, name):
-    one, other = connect(), connect()
-    with one.once(name, "1h", note=NOTE) as run:
+    first, other = connect(), connect()
+    with first.once(name, "1h", note=NOTE) as run:
         error = fail(other.once(name, "1h", timeout=0.05))
         names(error, f"once:{name}", run.grant.position)
 
 
 def test_timeout_is_raised_when_the_look_fails(connect, name, monkeypatch):
     """Whatever goes wrong there: the error that counts is the timeout."""
-    one, other = connect(), connect()
-    with one.mutex(name):
+    first, other = connect(), connect()
+    with first.mutex(name):
         for error in (sqlsem.Unavailable("gone"), RuntimeError("a driver's own"), sqlsem.SchemaError("no right")):
 
             def entries(session, resource, error=error):
@@ -177,8 +177,8 @@ def looks_of(coordinator, monkeypatch):
 
 def test_acquire_that_returns_false_looks_at_nothing(connect, name, monkeypatch):
     """Only an error has words to be found: who asks by `acquire` pays for no look."""
-    one, other = connect(), connect()
-    with one.mutex(name):
+    first, other = connect(), connect()
+    with first.mutex(name):
         seen = looks_of(other, monkeypatch)
         for options in ({"blocking": False}, {"timeout": 0}, {"timeout": 0.05}):
             assert not other.mutex(name).acquire(**options)
@@ -188,9 +188,9 @@ def test_acquire_that_returns_false_looks_at_nothing(connect, name, monkeypatch)
 
 
 def test_many_timeouts_at_once_share_a_look(connect, name, threads, monkeypatch):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     told = []
-    with one.mutex(name):
+    with first.mutex(name):
         seen = looks_of(other, monkeypatch)
         for _ in range(20):
             threads.start(lambda: told.append(fail(other.mutex(name, timeout=0.5))))
@@ -201,8 +201,8 @@ def test_many_timeouts_at_once_share_a_look(connect, name, threads, monkeypatch)
 
 def test_timeout_makes_no_connection_to_look(connect, name, monkeypatch):
     """Without a main session there is nothing to look by: the error does not wait for a server that is away."""
-    one, other = connect(), connect()
-    with one.mutex(name):
+    first, other = connect(), connect()
+    with first.mutex(name):
         lock = other.mutex(name, timeout=0)
         fail(lock)
         session, other.process.member.main.session = other.process.member.main.session, None
@@ -227,6 +227,6 @@ def test_timeout_of_join_names_the_worker(connect, name):
             connect().queue(name).join(timeout=0.05)
         for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
             assert f'task {number} "{NOTE}" runs on {HERE} since ' in str(error)
-            assert [(one.task_id, one.host, one.pid) for one in error.holders] == [
+            assert [(holder.task_id, holder.host, holder.pid) for holder in error.holders] == [
                 (number, socket.gethostname(), os.getpid())
             ]

@@ -25,10 +25,10 @@ def pair(connect):
 
 
 def test_everybody_sees_who_leads(pair, name):
-    one, other = pair
+    first, other = pair
     watcher = other.leader(name)
     assert watcher.current() is None
-    with one.leader(name, INFO) as term:
+    with first.leader(name, INFO) as term:
         found = watcher.current()
         assert (found.name, found.info, found.fence) == (name, INFO, term.fence)
         assert (found.host, found.pid) == (socket.gethostname(), os.getpid())
@@ -43,18 +43,18 @@ def test_everybody_sees_who_leads(pair, name):
 
 
 def test_only_who_has_the_mutex_leads(pair, name):
-    one, other = pair
+    first, other = pair
     watcher = other.leader(name)
-    with one.limit(name, 3), one.limit(name, 3):
+    with first.limit(name, 3), first.limit(name, 3):
         assert watcher.current() is None
-    with one.mutex(name, note="by hand"):
+    with first.mutex(name, note="by hand"):
         assert watcher.current().info == "by hand"
         with pytest.raises(Timeout), other.leader(name, timeout=0):
             pytest.fail("two lead")
 
 
 def test_callbacks_stand_around_the_term(pair, name):
-    one, other = pair
+    first, other = pair
     told = []
 
     def started(term):
@@ -63,7 +63,7 @@ def test_callbacks_stand_around_the_term(pair, name):
     def stopped(term):
         told.append(("stopped", term.fence, len(other.entries(name)), term.ending.is_set()))
 
-    with one.leader(name, on_started=started, on_stopped=stopped) as term:
+    with first.leader(name, on_started=started, on_stopped=stopped) as term:
         told.append("block")
     fence = term.fence
     assert told == [("started", fence, 1), "block", ("stopped", fence, 1, True)]
@@ -88,9 +88,9 @@ def test_one_after_the_other(pair, name, threads):
 
 
 def test_stepping_down_lets_the_next_one_lead_while_the_block_goes_on(pair, name):
-    one, other = pair
+    first, other = pair
     stopped = []
-    with one.leader(name, on_stopped=stopped.append) as term:
+    with first.leader(name, on_stopped=stopped.append) as term:
         term.step_down()
         assert term.ending.is_set()
         with other.leader(name, timeout=PATIENCE) as next_one:
@@ -102,8 +102,8 @@ def test_stepping_down_lets_the_next_one_lead_while_the_block_goes_on(pair, name
 
 
 def test_stepping_down_from_another_thread(pair, name, threads):
-    one, other = pair
-    with one.leader(name) as term:
+    first, other = pair
+    with first.leader(name) as term:
         threads.start(term.step_down)
         assert term.ending.wait(PATIENCE)
         with other.leader(name, timeout=PATIENCE):
@@ -113,7 +113,7 @@ def test_stepping_down_from_another_thread(pair, name, threads):
 
 @revoking
 def test_a_term_that_is_lost_is_stopped_once_and_at_once(pair, name):
-    one, other = pair
+    first, other = pair
     stopped = threading.Event()
     times = []
 
@@ -121,7 +121,7 @@ def test_a_term_that_is_lost_is_stopped_once_and_at_once(pair, name):
         times.append(term.lost)
         stopped.set()
 
-    with pytest.raises(LockLost), one.leader(name, on_stopped=stop) as term:
+    with pytest.raises(LockLost), first.leader(name, on_stopped=stop) as term:
         other.revoke(term.fence, force=True)
         with pytest.raises(LockLost):
             term.check()
@@ -135,7 +135,7 @@ def test_a_term_that_is_lost_is_stopped_once_and_at_once(pair, name):
 
 @revoking
 def test_leaving_waits_for_what_stops_after_a_loss(pair, name):
-    one, other = pair
+    first, other = pair
     began, may_end, order = threading.Event(), threading.Event(), []
 
     def stop(term):
@@ -152,9 +152,9 @@ def test_leaving_waits_for_what_stops_after_a_loss(pair, name):
         may_end.wait(PATIENCE)
         order.append("stopped")
 
-    awaiting = hasattr(one.leader(name), "inner")
+    awaiting = hasattr(first.leader(name), "inner")
     with pytest.raises(LockLost):
-        with one.leader(name, on_stopped=stop_awaiting if awaiting else stop_blocking) as term:
+        with first.leader(name, on_stopped=stop_awaiting if awaiting else stop_blocking) as term:
             other.revoke(term.fence, force=True)
             with pytest.raises(LockLost):
                 term.check()
@@ -166,7 +166,7 @@ def test_leaving_waits_for_what_stops_after_a_loss(pair, name):
 
 @revoking
 def test_run_takes_part_again_after_a_loss(pair, name):
-    one, other = pair
+    first, other = pair
     fences, stopped = [], []
 
     def work(term):
@@ -182,7 +182,7 @@ def test_run_takes_part_again_after_a_loss(pair, name):
             return "too late"  # what came of a term that was lost does not count
         return "done"
 
-    assert one.leader(name, on_stopped=lambda term: stopped.append(term.fence)).run(work) == "done"
+    assert first.leader(name, on_stopped=lambda term: stopped.append(term.fence)).run(work) == "done"
     assert len(fences) == 3
     assert fences == sorted(set(fences))
     assert stopped == fences
@@ -190,22 +190,22 @@ def test_run_takes_part_again_after_a_loss(pair, name):
 
 @revoking
 def test_run_takes_part_again_when_its_place_is_lost(pair, name, threads):
-    one, other = pair
+    first, other = pair
     had = []
     with other.leader(name):
-        threads.start(lambda: had.append(one.leader(name).run(lambda term: term.fence)))
+        threads.start(lambda: had.append(first.leader(name).run(lambda term: term.fence)))
         until(lambda: len(other.entries(name)) == 2, "it waits")
         (_, waiting) = other.entries(name)
         other.revoke(waiting.position, force=True)
-        until(lambda: {one.position for one in other.entries(name)[1:]} - {waiting.position}, "it waits again")
+        until(lambda: {entry.position for entry in other.entries(name)[1:]} - {waiting.position}, "it waits again")
     threads.join()
     assert had[0] > waiting.position
 
 
 def test_what_the_function_raises_goes_up(connect, name):
-    one = connect()
+    coordinator = connect()
     stopped = []
-    leader = one.leader(name, on_stopped=stopped.append)
+    leader = coordinator.leader(name, on_stopped=stopped.append)
 
     def fail(error):
         def work(term):
@@ -229,32 +229,32 @@ def test_run_ends_when_it_steps_down(connect, name):
 
 
 def test_callbacks_that_fail(pair, name):
-    one, other = pair
+    first, other = pair
     stopped = []
 
     def fail(term):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        with one.leader(name, on_started=fail, on_stopped=stopped.append):
+        with first.leader(name, on_started=fail, on_stopped=stopped.append):
             pytest.fail("it never started")
     assert len(stopped) == 1
-    with pytest.raises(ZeroDivisionError), one.leader(name, on_stopped=fail):
+    with pytest.raises(ZeroDivisionError), first.leader(name, on_stopped=fail):
         pass
     with other.leader(name, timeout=0):
         pass
 
 
 def test_a_thread_leads_once(connect, name):
-    one = connect()
-    with one.leader(name), pytest.raises(Deadlock), one.leader(name):
+    coordinator = connect()
+    with coordinator.leader(name), pytest.raises(Deadlock), coordinator.leader(name):
         pytest.fail("twice")
 
 
 def test_the_timeout(pair, name):
-    one, other = pair
+    first, other = pair
     stopped = []
-    with one.leader(name):
+    with first.leader(name):
         with pytest.raises(Timeout, match="sqlsem ls"):
             with other.leader(name, timeout="10ms", on_started=stopped.append, on_stopped=stopped.append):
                 pytest.fail("two lead")
@@ -278,7 +278,7 @@ def test_what_cannot_be_is_told_when_it_is_made(connect, given, words):
 
 @revoking
 def test_what_is_written_is_fenced(database, pair, name):
-    one, other = pair
+    first, other = pair
     connection = database.raw(autocommit=False)
     cursor = connection.cursor()
 
@@ -286,7 +286,7 @@ def test_what_is_written_is_fenced(database, pair, name):
         if database.engine == "sqlite":
             cursor.execute("BEGIN IMMEDIATE")
 
-    with pytest.raises(LockLost), one.leader(name) as term:
+    with pytest.raises(LockLost), first.leader(name) as term:
         begin()
         term.assert_held(cursor)
         connection.rollback()

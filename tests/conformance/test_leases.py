@@ -197,10 +197,10 @@ def member(database, name):
 
 def whole(member):
     """What there is of the member: its rows, tasks and parts."""
-    rows = [(one.position, one.state) for one in member.other.entries(None) if one.member_id == member.number]
-    tasks = [one.task_id for one in member.other.list_tasks(member.name, "running", 100)]
+    rows = [(entry.position, entry.state) for entry in member.other.entries(None) if entry.member_id == member.number]
+    tasks = [task.task_id for task in member.other.list_tasks(member.name, "running", 100)]
     batches = member.other.list_batches(member.name, None, 1)
-    return rows, tasks, [(one.callback_status, [part.status for part in one.parts]) for one in batches]
+    return rows, tasks, [(batch.callback_status, [part.status for part in batch.parts]) for batch in batches]
 
 
 @pytest.mark.parametrize("seconds", [LEASE / 2, LEASE + 60], ids=["half", "over"])
@@ -242,11 +242,11 @@ def test_whoever_has_rested_is_let_in_alone(connect, name, threads):
 
     def rest(kind, options):
         resource = name(kind)
-        one, two = connect(**options), connect(**options)
-        with one.mutex(resource):
+        first, two = connect(**options), connect(**options)
+        with first.mutex(resource):
             pass
         time.sleep(1.25 * life)  # this long nobody wants anything, which is no condition to wait for
-        with one.mutex(resource) as grant:
+        with first.mutex(resource) as grant:
             lock = two.mutex(resource)
             assert not lock.acquire(timeout=1.25 * life), kind
             assert not grant.lost, kind
@@ -261,16 +261,16 @@ def test_whoever_has_rested_is_let_in_alone(connect, name, threads):
 @pytest.mark.parametrize("kind", [{"lease": 2.0}, {"grace": 2.0}], ids=["lease", "beacon"])
 def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatch):
     """Cut off from its pings while its other statements go through, a holder is told before anybody else is let in."""
-    one, two = connect(**kind), connect(grace=5)
-    with one.mutex(name("other")):
+    first, two = connect(**kind), connect(grace=5)
+    with first.mutex(name("other")):
         pass
     if age == "rested":
         time.sleep(2.5)
     elif age == "resumed":
-        one.process.member.main.session.interrupt()
-        with one.mutex(name("other")):
+        first.process.member.main.session.interrupt()
+        with first.mutex(name("other")):
             pass
-    lock = one.mutex(name)
+    lock = first.mutex(name)
     lock.acquire()
     grant, lost_at = lock.grant, []
     watch = threading.Thread(
@@ -282,17 +282,17 @@ def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatc
     def no_ping(session, member_id):
         raise Busy("held up")
 
-    monkeypatch.setattr(one.process.member, "_compare", no_ping)
+    monkeypatch.setattr(first.process.member, "_compare", no_ping)
 
     def chatter():
         while not stop.wait(0.02):
             with contextlib.suppress(sqlsem.SqlsemError):
-                one.process.member.call("look", lambda session, _: session.resources())
+                first.process.member.call("look", lambda session, _: session.resources())
 
     talk = threading.Thread(target=chatter)
     talk.start()
     try:
-        if not one.process.member.trust:  # nothing can be lost while this process lives
+        if not first.process.member.trust:  # nothing can be lost while this process lives
             assert not grant.lost_event.wait(3)
             grant.release()
             return

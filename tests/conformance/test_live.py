@@ -59,7 +59,7 @@ def test_it_sees_what_goes_on(connect, live, name):
     until_seen = following(live())
 
     def of(seen):
-        return [] if seen.overview is None else [one for one in seen.overview.entries if one.resource == name]
+        return [] if seen.overview is None else [entry for entry in seen.overview.entries if entry.resource == name]
 
     with coordinator.mutex(name, note="mine"):
         seen = until_seen(of)
@@ -79,32 +79,32 @@ def test_each_look_asks_for_one_thing_on_one_session(connect, live, monkeypatch)
         return Recorded(original(purpose), asked)
 
     monkeypatch.setattr(coordinator.engine, "connect", connect_recorded)
-    one = live(coordinator)
-    one.first_look()
+    watcher = live(coordinator)
+    watcher.first_look()
     assert [what for what in asked if what != "interrupt"] == ["check_schema", "rights", "overview"]
     asked.clear()
     looks = []
-    one.start(lambda seen: looks.append(seen))
+    watcher.start(lambda seen: looks.append(seen))
     until(lambda: len(looks) > 3, "several looks")
-    one.stop()
+    watcher.stop()
     assert set(asked) - {"interrupt", "close"} == {"overview"}
     assert sessions == ["look"]
 
 
 def test_it_looks_at_once_when_asked(live):
     looks = []
-    one = live(every=3600)
-    one.first_look()
-    one.start(looks.append)
+    watcher = live(every=3600)
+    watcher.first_look()
+    watcher.start(looks.append)
     until(lambda: len(looks) == 1, "what was seen first is told")
-    one.look_now()
+    watcher.look_now()
     until(lambda: len(looks) == 2, "another look")
 
 
 def test_what_operators_do(connect, live, name):
     coordinator, other = connect(), connect()
-    one = live(coordinator)
-    one.first_look()
+    watcher = live(coordinator)
+    watcher.first_look()
     with pytest.raises(sqlsem.LockLost), other.limit(name, 3) as grant:
         for action, words in (
             (Action("pause", resource=name), "is paused"),
@@ -112,19 +112,19 @@ def test_what_operators_do(connect, live, name):
             (Action("cap", resource=name, cap=2), "is capped at 2"),
             (Action("uncap", resource=name), "has no cap"),
         ):
-            assert words in one.perform(action)
+            assert words in watcher.perform(action)
         assert all(found.cap is None for found in coordinator.resources() if found.resource == name)
-        assert "has been told" in one.perform(Action("release", position=grant.position))
+        assert "has been told" in watcher.perform(Action("release", position=grant.position))
         until(lambda: grant.lost, "it hears of that")
     with pytest.raises(sqlsem.LockLost), other.mutex(name) as grant:
-        assert "is gone" in one.perform(Action("take", position=grant.position))
+        assert "is gone" in watcher.perform(Action("take", position=grant.position))
         until(lambda: grant.lost, "it hears of that")
         with pytest.raises(sqlsem.NotHeld, match="no row"):
-            one.perform(Action("release", position=grant.position))
+            watcher.perform(Action("release", position=grant.position))
     tasks = coordinator.queue(name)
     task_id = tasks.put(sqlsem.Shell("false"))
     coordinator.cancel_task(task_id)
-    assert "pending again" in one.perform(Action("retry", task_id=task_id))
+    assert "pending again" in watcher.perform(Action("retry", task_id=task_id))
     coordinator.cancel_task(task_id)
 
 
@@ -133,19 +133,19 @@ def test_a_file_that_may_only_be_read(database, live):
     database.coordinator().entries()
     reader = sqlsem.connect(f"{database.url}?mode=ro")
     with contextlib.closing(reader):
-        one = live(reader)
-        one.first_look()
-        assert one.seen.rights == frozenset()
+        watcher = live(reader)
+        watcher.first_look()
+        assert watcher.seen.rights == frozenset()
         with pytest.raises(sqlsem.ConfigurationError, match="can only be read"):
-            one.perform(Action("pause", resource="x"))
+            watcher.perform(Action("pause", resource="x"))
 
 
 @pytest.mark.engines("sqlite")
 def test_what_waiting_does_not_mend_is_raised_at_once(tmp_path):
     with sqlsem.connect(f"sqlite:///{tmp_path / 'none.db'}?mode=ro") as coordinator:
-        one = Live(coordinator, 1)
+        live = Live(coordinator, 1)
         with pytest.raises(sqlsem.SchemaError, match="is not there"):
-            one.first_look()
+            live.first_look()
 
 
 @pytest.mark.engines("sqlite")
@@ -167,8 +167,8 @@ def test_a_fault_of_ours_ends_nothing(connect, live, monkeypatch, caplog):
 def test_a_database_that_goes_away_and_comes_back(own_postgres_server, make_database):
     there = make_database(own_postgres_server)
     with there.coordinator(retry=1) as coordinator:
-        one = Live(coordinator, 0.05)
-        until_seen = following(one)
+        live = Live(coordinator, 0.05)
+        until_seen = following(live)
         until_seen(lambda seen: seen.overview is not None)
         own_postgres_server.stop("immediate")
         first = until_seen(lambda seen: seen.down_since is not None)
@@ -176,7 +176,7 @@ def test_a_database_that_goes_away_and_comes_back(own_postgres_server, make_data
         assert later.down_since == first.down_since, "since when it is away, not since the last try"
         assert later.overview is not None
         with pytest.raises(sqlsem.Unavailable):
-            one.perform(Action("pause", resource="x"))
+            live.perform(Action("pause", resource="x"))
         own_postgres_server.start()
         assert until_seen(lambda seen: seen.down_since is None).trouble == ""
-        one.stop()
+        live.stop()

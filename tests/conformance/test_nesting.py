@@ -215,7 +215,7 @@ class Queue:
 
     def found(self):
         return [
-            (member, found.victim, [(one.ahead, one.position, one.behind) for one in found.steps])
+            (member, found.victim, [(step.ahead, step.position, step.behind) for step in found.steps])
             for member in range(1, 10)
             if (found := nesting.find_deadlock(self, member)) is not None
         ]

@@ -73,7 +73,7 @@ def crowd(connect, threads, name, number=6, rounds=8):
 def test_what_happened_under_load_is_in_order(connect, threads, name):
     crowd(connect, threads, name)
     coordinator = connect()
-    until(lambda: not [one for one in coordinator.entries() if one.resource.startswith(name)], "all have left")
+    until(lambda: not [entry for entry in coordinator.entries() if entry.resource.startswith(name)], "all have left")
     for resource in ("mutex", "limit", "table", "stage"):
         night, past = night_of(coordinator, name(resource))
         result = audit(past, night.entries)
@@ -93,7 +93,7 @@ def test_what_is_held_and_waited_for_counts(connect, threads, name):
         result = replay(past, night.entries)
         assert (result.unfinished, result.everything.would.let_in) == (2, 1)
     threads.join()
-    assert [one.state for one in coordinator.entries(name)] == ["holds"]
+    assert [entry.state for entry in coordinator.entries(name)] == ["holds"]
     other.close()
 
 
@@ -103,8 +103,8 @@ def test_caps_and_pauses_count_from_when_they_were_set(connect, threads, name, m
 
     def found(earlier=0):
         night = nights.Night(coordinator, name, SINCE)
-        ruled = [replace(one, since=one.since - timedelta(seconds=earlier)) for one in night.rulings()]
-        return [one.kind for one in audit(night.past(), night.entries, ruled).findings]
+        ruled = [replace(ruling, since=ruling.since - timedelta(seconds=earlier)) for ruling in night.rulings()]
+        return [finding.kind for finding in audit(night.past(), night.entries, ruled).findings]
 
     with coordinator.limit(name, 3):
         pass  # of what was let in since its end, all is known
@@ -115,7 +115,7 @@ def test_caps_and_pauses_count_from_when_they_were_set(connect, threads, name, m
         assert (found(), found(earlier=SINCE)) == ([], ["cap"])
         coordinator.pause(name)
     coordinator.resume(name)
-    until(lambda: [one.state for one in coordinator.entries(name)] == ["holds"], "it is let in after the pause")
+    until(lambda: [entry.state for entry in coordinator.entries(name)] == ["holds"], "it is let in after the pause")
     threads.join()
     assert (found(), set(found(earlier=SINCE))) == ([], {"cap", "pause"})
     coordinator.set_limit(name, None)

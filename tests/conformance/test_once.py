@@ -41,8 +41,8 @@ def shift(database, name, seconds):
 
 
 def test_one_runs_and_the_others_find_it_done(pair, name):
-    one, other = pair
-    with one.once(name, LONG) as run:
+    first, other = pair
+    with first.once(name, LONG) as run:
         assert run.name == name
         assert run.fence == run.grant.position
         assert run.grant.resource == f"once:{name}"
@@ -70,7 +70,7 @@ def test_however_many_ask_one_runs(pair, name, threads):
 
 
 def test_a_failed_one_is_tried_again_by_the_next(pair, name, threads):
-    one, other = pair
+    first, other = pair
     ran = threading.Event()
 
     def next_one():
@@ -78,14 +78,14 @@ def test_a_failed_one_is_tried_again_by_the_next(pair, name, threads):
             assert run is not None
             ran.set()
 
-    with pytest.raises(ZeroDivisionError), one.once(name, LONG) as run:
+    with pytest.raises(ZeroDivisionError), first.once(name, LONG) as run:
         threads.start(next_one)
-        until(lambda: len(one.entries(f"once:{name}")) == 2)
+        until(lambda: len(first.entries(f"once:{name}")) == 2)
         assert not ran.is_set()
         run.fence / 0
     threads.join()
     assert ran.is_set()
-    assert one.once(name, LONG).begin() is None
+    assert first.once(name, LONG).begin() is None
 
 
 def test_begin_is_ended_by_done_or_give_up(pair, name):
@@ -103,18 +103,18 @@ def test_begin_is_ended_by_done_or_give_up(pair, name):
 
 
 def test_a_block_that_gives_up_is_not_done(pair, name):
-    one, other = pair
-    with one.once(name, LONG) as run:
+    first, other = pair
+    with first.once(name, LONG) as run:
         run.give_up()
     with other.once(name, LONG) as run:
         run.done()
-        assert one.once(name, LONG).begin() is None
-    assert one.once(name, LONG).begin() is None
+        assert first.once(name, LONG).begin() is None
+    assert first.once(name, LONG).begin() is None
 
 
 def test_who_waits_too_long(pair, name):
-    one, other = pair
-    with one.once(name, LONG) as run:
+    first, other = pair
+    with first.once(name, LONG) as run:
         assert run is not None
         with pytest.raises(Timeout), other.once(name, LONG, timeout=0.05):
             pytest.fail("two run")
@@ -150,10 +150,10 @@ def test_the_next_period_runs_again(pair, name):
 
 
 def test_what_was_done_last_and_forgetting_it(pair, name):
-    one, other = pair
-    assert one.once(name, LONG).last() is None
-    assert not one.once(name, LONG).forget()
-    with one.once(name, LONG) as run:
+    first, other = pair
+    assert first.once(name, LONG).last() is None
+    assert not first.once(name, LONG).forget()
+    with first.once(name, LONG) as run:
         fence = run.fence
     assert other.once(name, LONG).last().fence == fence
     assert other.once(name, LONG).forget()
@@ -163,8 +163,8 @@ def test_what_was_done_last_and_forgetting_it(pair, name):
 
 def test_others_periods_are_answered(pair, name):
     """What was done counts for any period in which its turn came, whatever length who asks has in mind."""
-    one, other = pair
-    with one.once(name, "90d") as run:
+    first, other = pair
+    with first.once(name, "90d") as run:
         assert run is not None
     for per in ("90d", timedelta(days=100), LONG):
         assert other.once(name, per).begin() is None
@@ -172,8 +172,8 @@ def test_others_periods_are_answered(pair, name):
 
 @tables
 def test_a_clock_that_steps_back_runs_nothing_twice(pair, database, name):
-    one, other = pair
-    with one.once(name, "1h") as run:
+    first, other = pair
+    with first.once(name, "1h") as run:
         assert run is not None
     shift(database, name, 3 * 3600)
     assert other.once(name, "1h").begin() is None
@@ -186,8 +186,8 @@ def test_a_clock_that_steps_back_runs_nothing_twice(pair, database, name):
 @tables
 def test_a_run_counts_for_the_period_of_its_turn(pair, database, name):
     """Also when it ends later: what is due then is due."""
-    one, other = pair
-    run = one.once(name, "1s").begin()
+    first, other = pair
+    run = first.once(name, "1s").begin()
     until(lambda: other.entries(f"once:{name}")[0].seconds > 1.5)
     run.done()
     with other.once(name, "1s") as run:
@@ -196,10 +196,10 @@ def test_a_run_counts_for_the_period_of_its_turn(pair, database, name):
 
 @tables
 def test_an_offset_moves_the_beginning(pair, database, name):
-    one, other = pair
-    with one.once(name, "2d") as run:
+    first, other = pair
+    with first.once(name, "2d") as run:
         assert run is not None
-    day, at = 86400, one.once(name, "2d").last().taken_at.timestamp()
+    day, at = 86400, first.once(name, "2d").last().taken_at.timestamp()
     # The last run was an hour ago: a period that began half an hour ago is not done, one that began before that is.
     shift(database, name, -3600)
     begun, before = (at - 1800) % (2 * day), (at - 5400) % (2 * day)
@@ -209,10 +209,10 @@ def test_an_offset_moves_the_beginning(pair, database, name):
 
 
 def test_the_decorator(connect, name):
-    one = connect()
+    coordinator = connect()
     ran = []
 
-    @one.once(name, LONG)
+    @coordinator.once(name, LONG)
     def report(number):
         ran.append(number)
         if number == 1:
@@ -228,8 +228,8 @@ def test_the_decorator(connect, name):
 
 @tables
 def test_what_is_lost_is_not_done(pair, name):
-    one, other = pair
-    with pytest.raises(LockLost), one.once(name, LONG) as run:
+    first, other = pair
+    with pytest.raises(LockLost), first.once(name, LONG) as run:
         other.revoke(run.grant.position, force=True)
         assert run.grant.lost_event.wait(PATIENCE)
     with other.once(name, LONG) as run:
@@ -239,8 +239,8 @@ def test_what_is_lost_is_not_done(pair, name):
 @tables
 def test_marking_finds_that_the_row_is_gone(pair, name):
     """Before this process has heard of it."""
-    one, other = pair
-    run = one.once(name, LONG).begin()
+    first, other = pair
+    run = first.once(name, LONG).begin()
     other.revoke(run.grant.position, force=True)
     with pytest.raises(LockLost):
         run.done()

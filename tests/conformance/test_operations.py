@@ -16,7 +16,9 @@ def operator(connect):
 
 
 def done(operator, name, **wanted):
-    return [(one.action, one.old, one.new) for one in reversed(operator.operations(name, **wanted))]
+    return [
+        (operation.action, operation.old, operation.new) for operation in reversed(operator.operations(name, **wanted))
+    ]
 
 
 def test_settings(operator, name):
@@ -52,16 +54,16 @@ def test_settings(operator, name):
 def test_who_has_set_it(operator, name):
     operator.pause(name)
     operator.set_limit(name, 2)
-    (found,) = [one for one in operator.resources() if one.resource == name]
-    (same,) = [one for one in operator.overview().resources if one.resource == name]
+    (found,) = [resource for resource in operator.resources() if resource.resource == name]
+    (same,) = [resource for resource in operator.overview().resources if resource.resource == name]
     assert found.paused_by == found.cap_by == same.paused_by == same.cap_by
     assert found.paused_by == operator.operations(name)[0].login
     assert found.paused_at == same.paused_at
     operator.resume(name)
-    (found,) = [one for one in operator.resources() if one.resource == name]
+    (found,) = [resource for resource in operator.resources() if resource.resource == name]
     assert (found.paused_at, found.paused_by, found.cap_by is None) == (None, None, False)
     operator.set_limit(name, None)
-    assert all(one.resource != name for one in operator.resources())
+    assert all(resource.resource != name for resource in operator.resources())
 
 
 def test_rows_taken_away(operator, connect, database, name):
@@ -105,7 +107,7 @@ def test_filters(operator, name):
     assert operator.operations(name, who=f"{login}-") == []
     assert len(operator.operations(name, since="1h")) == 2
     assert operator.operations(name, until="1h") == []
-    assert {one.resource for one in operator.operations()} >= {name}
+    assert {operation.resource for operation in operator.operations()} >= {name}
     operator.set_limit(name, None)
     operator.resume(name)
 
@@ -130,7 +132,7 @@ def test_what_is_past_keeping_goes(operator, database, name):
         while session.prune(3):
             pass
         if database.engine != "mssql":  # others may have pruned there, too
-            assert [one.new for one in operator.operations()] == ["5", "4"]
+            assert [operation.new for operation in operator.operations()] == ["5", "4"]
         database.rows(f"UPDATE {settings} SET value = '1000000' WHERE name = 'history_rows'")
         database.rows(f"UPDATE {settings} SET value = '-1' WHERE name = 'history_days'")
         while session.prune(3):

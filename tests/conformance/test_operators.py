@@ -44,7 +44,7 @@ def test_a_cap_counts_from_now_on(connect, name, waiter):
     fourth.granted()
     operator.set_limit(name, None)
     waiter(coordinator.limit(name, 3)).granted()
-    assert all(one.cap is None for one in operator.resources() if one.resource == name)
+    assert all(resource.cap is None for resource in operator.resources() if resource.resource == name)
 
 
 def test_raising_the_cap_lets_waiters_in(connect, name, waiter):
@@ -92,7 +92,7 @@ def test_pause_and_resume(connect, name, waiter):
     assert all(one.waits(0.1) for one in late)
     assert not inside.grant.lost
     assert not coordinator.limit(name, 2).acquire(blocking=False)
-    assert [one.paused for one in operator.resources() if one.resource == name] == [True]
+    assert [resource.paused for resource in operator.resources() if resource.resource == name] == [True]
     inside.leave()
     assert late[0].waits()
     operator.resume(name)
@@ -237,7 +237,7 @@ def test_resources(connect, name, waiter):
     coordinator.set_stale_after(name, 90)
     with coordinator.limit(name, 3):
         waiter(coordinator.limit(name, 3))
-        (found,) = [one for one in coordinator.resources() if one.resource == name]
+        (found,) = [resource for resource in coordinator.resources() if resource.resource == name]
         assert (found.cap, found.paused, found.stale_after) == (1, False, 90)
         assert (found.holding, found.waiting) == (1, 1)
     coordinator.set_limit(name, None)
@@ -272,10 +272,10 @@ def test_history_and_outcomes(connect, database, name, waiter):
 
 
 def test_trying_in_vain_leaves_no_history(connect, name):
-    one, other = connect(), connect()
-    with one.mutex(name):
+    first, other = connect(), connect()
+    with first.mutex(name):
         other.mutex(name).acquire(blocking=False)
-    assert [past.outcome for past in one.history(name)] == ["released"]
+    assert [past.outcome for past in first.history(name)] == ["released"]
 
 
 # -- bare rows

@@ -67,10 +67,10 @@ def test_a_hold_is_a_span(connect, name, traced, kind):
 @pytest.mark.parametrize("where", ["another member", "this member"])
 def test_a_wait_has_a_link_to_the_holder(connect, name, traced, waits, where):
     _, ended = traced
-    one = connect()
-    other = connect() if where == "another member" else one
-    with one.mutex(name, note="a\x1b[2J<b>"):
-        left = re.search(r":00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$", one.entries(name)[0].requesting_id)
+    coordinator = connect()
+    other = connect() if where == "another member" else coordinator
+    with coordinator.mutex(name, note="a\x1b[2J<b>"):
+        left = re.search(r":00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$", coordinator.entries(name)[0].requesting_id)
         attempt = Attempt(other.mutex(name))
         waits()
     attempt.granted()
@@ -92,8 +92,8 @@ def test_a_span_of_the_program_is_the_parent_and_is_linked_to(connect, name, tra
     if type(connect()).__name__ == "Face":
         pytest.skip("the span of a thread is not that of the task which it stands for")
     tracer, ended = traced
-    one, other = connect(), connect()
-    with tracer.start_as_current_span("load") as load, one.mutex(name):
+    first, other = connect(), connect()
+    with tracer.start_as_current_span("load") as load, first.mutex(name):
         attempt = Attempt(other.mutex(name))
         waits()
     attempt.granted()
@@ -108,12 +108,12 @@ def test_a_span_of_the_program_is_the_parent_and_is_linked_to(connect, name, tra
 
 def test_what_is_not_had(connect, name, traced):
     _, ended = traced
-    one, other = connect(), connect()
-    with one.mutex(name):
+    first, other = connect(), connect()
+    with first.mutex(name):
         assert not other.mutex(name).acquire(timeout=0)
         assert not other.mutex(name).acquire(timeout=1)
         with pytest.raises(sqlsem.Deadlock):
-            one.mutex(name).acquire()
+            first.mutex(name).acquire()
     (wait,) = ended("sqlsem.wait")
     assert wait.attributes["sqlsem.outcome"] == "timeout"
     assert wait.status.status_code.name == "ERROR"
@@ -139,9 +139,9 @@ def test_what_is_lost(connect, name, traced):
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_a_reader_that_becomes_the_writer(connect, name, traced, waits):
     _, ended = traced
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     with other.read(name) as second:
-        reader = Attempt(one.read(name))
+        reader = Attempt(first.read(name))
         grant = reader.granted()
         inner = getattr(grant, "inner", grant)
         with pytest.raises(sqlsem.Timeout):
@@ -169,8 +169,8 @@ def test_several_at_once_are_one_span(connect, name, traced):
 
 def test_a_wait_that_is_broken_off(connect, name, traced, waits):
     _, ended = traced
-    one, other = connect(), connect()
-    with one.mutex(name):
+    first, other = connect(), connect()
+    with first.mutex(name):
         attempt = Attempt(other.mutex(name))
         waits()
         other.close()
@@ -189,9 +189,9 @@ def test_nothing_is_left_where_nobody_traces(connect, name):
 def test_what_is_no_traceparent_is_no_link(connect, database, name, traced):
     """What others have put at the end of theirs."""
     _, ended = traced
-    one, other = connect(), connect()
-    with one.mutex(name), other.mutex(name("connected")):
-        own = one.entries(name)[0].requesting_id
+    first, other = connect(), connect()
+    with first.mutex(name), other.mutex(name("connected")):
+        own = first.entries(name)[0].requesting_id
         marks = [":00-" + "z" * 32 + "-" + "1" * 16 + "-01", ":00-" + "0" * 32 + "-" + "0" * 16 + "-00"]
         for mark in marks:
             database.rows("UPDATE {table} SET requesting_id = ? WHERE resource_id = ?", f"x{mark}", name)

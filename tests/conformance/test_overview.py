@@ -30,9 +30,9 @@ def test_the_queue_and_what_is_set(connect, database, name):
         coordinator.pause(name("p"))
         coordinator.set_stale_after(name("p"), 90)
         found = coordinator.overview()
-        mine = [one for one in found.entries if one.resource.startswith(name)]
+        mine = [entry for entry in found.entries if entry.resource.startswith(name)]
         assert [one.state for one in mine] == ["holds", "waits", "holds"]
-        alone = [one for one in coordinator.entries() if one.resource.startswith(name)]
+        alone = [entry for entry in coordinator.entries() if entry.resource.startswith(name)]
         assert all(same(*pair) for pair in zip(mine, alone, strict=True))
         assert abs(found.taken_at - datetime.now(timezone.utc)) < timedelta(minutes=10)
         settings = {one.resource: one for one in found.resources}
@@ -43,7 +43,7 @@ def test_the_queue_and_what_is_set(connect, database, name):
         assert (settings[name].cap, settings[name].holding, settings[name].waiting) == (7, 1, 1)
         assert abs(settings[name("p")].paused_at - found.taken_at) < timedelta(minutes=10)
         assert settings[name].paused_at is None
-        assert found.only(name).entries == [one for one in found.entries if one.resource == name]
+        assert found.only(name).entries == [entry for entry in found.entries if entry.resource == name]
         assert {one.resource for one in found.only(name).resources} == {name}
         coordinator.set_limit(name, None)
         coordinator.resume(name("p"))
@@ -55,11 +55,11 @@ def test_the_queue_and_what_is_set(connect, database, name):
 
 @TABLES
 def test_members(connect, database, name):
-    one, leased = connect(grace=30), connect(lease=20)
-    with one.mutex(name), leased.mutex(name("b")):
-        late = Attempt(one.mutex(name("b")))
+    coordinator, leased = connect(grace=30), connect(lease=20)
+    with coordinator.mutex(name), leased.mutex(name("b")):
+        late = Attempt(coordinator.mutex(name("b")))
         until(lambda: len(database.queue(name)) == 3)
-        found = one.overview()
+        found = coordinator.overview()
         of = {
             entry.resource: next(member for member in found.members if member.member_id == entry.member_id)
             for entry in found.entries
@@ -111,7 +111,7 @@ def test_how_long_it_was_held_of_late(connect, name, database):
         raise TimeoutError
     with coordinator.mutex(name):
         times = coordinator.overview().holds[name]
-    assert [one.note for one in times.holds][-3:] == ["note 2", "note 1", "note 0"]
+    assert [hold.note for hold in times.holds][-3:] == ["note 2", "note 1", "note 0"]
     assert times.held.count == len(times.holds) >= 3
     assert 0 <= times.held.p10 <= times.held.p50 <= times.held.p90 <= times.held.p99 < 60
     assert times.held.p90 > 0.005
@@ -132,23 +132,23 @@ def test_work_queues_and_batches(connect, name):
         counts = next(one for one in found.queues if one.queue == name)
         assert (counts.pending, counts.failed, counts.blocked_by) == (1, 1, first)
         assert counts == dataclasses.replace(coordinator.queues(name)[0], oldest=counts.oldest, rate=counts.rate)
-        mine = next(one for one in found.batches if one.name == name("batch"))
+        mine = next(batch for batch in found.batches if batch.name == name("batch"))
         assert (mine.status, [part.status for part in mine.parts]) == ("open", ["running", "expected"])
         assert mine.parts[0].missing_for is None
         assert mine.window == 3600
         assert mine.opened_at <= found.taken_at
     with daily.part("b"):
         pass
-    assert all(one.name != name("batch") for one in coordinator.overview().batches)
+    assert all(batch.name != name("batch") for batch in coordinator.overview().batches)
     with pytest.raises(ZeroDivisionError), daily.part("a"):
         raise ZeroDivisionError
-    failed = next(one for one in coordinator.overview().batches if one.name == name("batch"))
+    failed = next(batch for batch in coordinator.overview().batches if batch.name == name("batch"))
     assert failed.parts[0].status == "failed"
     assert failed.parts[0].error
 
 
 def rated(overview, name):
-    return [one for one in overview.rates if one.name.startswith(name)]
+    return [rate for rate in overview.rates if rate.name.startswith(name)]
 
 
 @TABLES
@@ -178,7 +178,7 @@ def test_rates(connect, database, name):
         dataclasses.replace(one, **passing) for one in alone
     ]
     assert all(abs(one.free_in - other.free_in) < 60 for one, other in zip(mine, alone, strict=True))
-    assert [one.name for one in coordinator.rates(name)] == [name] * 2
+    assert [rate.name for rate in coordinator.rates(name)] == [name] * 2
     assert found.only(f"rate:{name}").rates == mine[:2]
     assert mine[0].as_dict() in found.as_dict()["rates"]
     taken.settle(0)

@@ -38,7 +38,7 @@ def other(patient):
 
 
 def rows(coordinator, resource):
-    return [(one.owner or "", one.state) for one in coordinator.entries(resource)]
+    return [(entry.owner or "", entry.state) for entry in coordinator.entries(resource)]
 
 
 def takes(coordinator, resource):
@@ -59,7 +59,10 @@ def test_a_task_whose_locks_are_free_starts_at_once_holding_them(queue, other, n
     number = queue.put(Json("load"), locks=[sqlsem.write(customers), sqlsem.limit(pg, 4)])
     (entry,) = queue.tasks()
     assert (entry.task_id, entry.status, entry.parked) == (number, "pending", True)
-    assert [(one.resource, one.access, one.limit) for one in entry.locks] == [(customers, "write", 1), (pg, "write", 4)]
+    assert [(lock.resource, lock.access, lock.limit) for lock in entry.locks] == [
+        (customers, "write", 1),
+        (pg, "write", 4),
+    ]
     assert rows(other, customers) == []  # nobody has asked yet
     with queue.try_claim() as task:
         assert task.id == number
@@ -68,9 +71,9 @@ def test_a_task_whose_locks_are_free_starts_at_once_holding_them(queue, other, n
         task.grant.check()
         assert [state for _, state in rows(other, customers)] == ["holds"]
         (entry,) = queue.tasks("running")
-        assert {one.resource: one.position for one in entry.locks} == task.grant.positions
+        assert {lock.resource: lock.position for lock in entry.locks} == task.grant.positions
     assert rows(other, customers) == rows(other, pg) == []
-    assert [(one.outcome, one.resource) for one in other.history(customers)] == [("released", customers)]
+    assert [(hold.outcome, hold.resource) for hold in other.history(customers)] == [("released", customers)]
     assert queue.state().done
 
 
@@ -85,7 +88,7 @@ def test_it_waits_in_the_line_without_anybody_and_starts_in_its_turn(queue, othe
         waiter.start()
         until(lambda: len(rows(other, name)) == 3)
     until(lambda: rows(other, name)[0][1] == "waits")
-    assert not [one for one in rows(other, name) if one[1] == "holds"]  # it is the task's turn, and nobody claims
+    assert not [row for row in rows(other, name) if row[1] == "holds"]  # it is the task's turn, and nobody claims
     with queue.try_claim() as task:
         assert task.id == number
         assert waiter.is_alive()
@@ -314,7 +317,7 @@ def test_workers_hold_what_their_tasks_were_put_with(patient, queue, other, name
         thread.join(PATIENCE)
     assert sum(worker.finished for worker in made) == 12
     for resource, most in ((name, 1), (pg, 2)):
-        held = [one for one in other.history(resource, most=100) if one.granted_at is not None]
+        held = [hold for hold in other.history(resource, most=100) if hold.granted_at is not None]
         assert len(held) == 6
         assert all(sum(two.granted_at <= one.granted_at < two.ended_at for two in held) <= most for one in held)
 
@@ -324,7 +327,7 @@ def test_500_of_them_cost_no_connection_and_no_row_that_holds(queue, other, name
     with other.mutex(name):
         queue.put_many([Json("x")] * 500, locks=[sqlsem.mutex(name)])
         until(lambda: queue.try_claim() is None and len(other.entries(name)) == 501)
-        assert [one.state for one in other.entries(name)].count("holds") == 1
+        assert [entry.state for entry in other.entries(name)].count("holds") == 1
         queue.put(Json("plain"))
         began = time.monotonic()
         with queue.try_claim() as task:
@@ -486,8 +489,8 @@ def offered(queue):
 
     yield put
     over.set()
-    for one in workers:
-        one.join(PATIENCE)
+    for worker in workers:
+        worker.join(PATIENCE)
 
 
 @pytest.mark.parametrize("between", [0, 1])

@@ -30,10 +30,10 @@ def attempt(database, name):
 
 
 def test_mutex(connect, name, attempt):
-    one, other = connect(), connect()
-    with one.mutex(name):
+    first, other = connect(), connect()
+    with first.mutex(name):
         second = attempt(other.mutex(name))
-        third = attempt(one.mutex(name))
+        third = attempt(first.mutex(name))
         assert second.waits()
         assert third.waits()
     second.granted()
@@ -49,12 +49,12 @@ def test_mutexes_of_different_names_do_not_meet(connect, name):
 
 
 def test_limit(connect, name, attempt):
-    one, other = connect(), connect()
-    inside = [attempt(coordinator.limit(name, 3)) for coordinator in (one, other, one)]
+    first, other = connect(), connect()
+    inside = [attempt(coordinator.limit(name, 3)) for coordinator in (first, other, first)]
     for each in inside:
         each.granted()
     fourth = attempt(other.limit(name, 3))
-    fifth = attempt(one.limit(name, 3))
+    fifth = attempt(first.limit(name, 3))
     assert fourth.waits()
     inside[1].leave()  # any of them, not only the first
     fourth.granted()
@@ -99,12 +99,12 @@ def test_the_lowest_limit_counts(connect, name, attempt):
 
 
 def test_readers_share_and_a_waiting_writer_stops_later_readers(connect, name, attempt):
-    one, other = connect(), connect()
-    readers = [attempt(coordinator.read(name)) for coordinator in (one, other, one, other)]
+    first, other = connect(), connect()
+    readers = [attempt(coordinator.read(name)) for coordinator in (first, other, first, other)]
     for reader in readers:
         reader.granted()
     writer = attempt(other.write(name))
-    late = attempt(one.read(name))
+    late = attempt(first.read(name))
     for reader in readers[:-1]:
         reader.leave()
     assert writer.waits()
@@ -231,9 +231,9 @@ def test_all_of_is_refused(connect, name):
 
 
 def test_trying_leaves_no_row(connect, database, name, attempt):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     lock = other.mutex(name)
-    with one.mutex(name):
+    with first.mutex(name):
         assert lock.acquire(blocking=False) is False
         assert lock.acquire(timeout=0) is False
         assert len(database.queue(name)) == 1
@@ -251,8 +251,8 @@ def test_trying_does_not_overtake_a_waiter(connect, name, attempt):
 
 
 def test_a_timeout_leaves_no_row(connect, database, name):
-    one, other = connect(), connect()
-    with one.mutex(name):
+    first, other = connect(), connect()
+    with first.mutex(name):
         began = time.monotonic()
         assert other.mutex(name).acquire(timeout=0.3) is False
         assert time.monotonic() - began >= 0.3
@@ -277,8 +277,8 @@ def test_a_timeout_lets_those_behind_go(connect, name, attempt):
 
 
 def test_the_timeout_of_the_lock_counts_unless_another_is_given(connect, name):
-    one, other = connect(), connect()
-    with one.mutex(name):
+    first, other = connect(), connect()
+    with first.mutex(name):
         assert other.mutex(name, timeout=0.05).acquire() is False
         assert other.mutex(name, timeout=3600).acquire(timeout=0.05) is False
 

@@ -53,9 +53,9 @@ def places(database, resource):
 @both
 @pytest.mark.parametrize("where", ["one process", "many"])
 def test_higher_ones_go_first_and_equal_ones_in_the_order_of_asking(connect, name, ranked, waiter, where):
-    one = connect()
-    of = itertools.repeat(one) if where == "one process" else itertools.cycle([connect(), connect()])
-    holder = Attempt(one.mutex(name, priority=0))
+    coordinator = connect()
+    of = itertools.repeat(coordinator) if where == "one process" else itertools.cycle([connect(), connect()])
+    holder = Attempt(coordinator.mutex(name, priority=0))
     holder.granted()
     waiters = [(priority, waiter(next(of).mutex(name, priority=priority))) for priority in (0, 5, 3, 5, 99)]
     holder.leave()
@@ -84,12 +84,12 @@ def test_who_holds_is_not_overtaken(connect, name, ranked, waiter):
 def test_nobody_starves(connect, name, ranked, waiter):
     """A step is worth so much time that a newcomer comes too late."""
     ranked("10ms")
-    one, other = connect(), connect()
-    holder = Attempt(one.mutex(name, priority=0))
+    first, other = connect(), connect()
+    holder = Attempt(first.mutex(name, priority=0))
     holder.granted()
     patient = waiter(other.mutex(name, priority=0))
     assert patient.waits(0.2)
-    urgent = waiter(one.mutex(name, priority=3))  # 30 ms
+    urgent = waiter(first.mutex(name, priority=3))  # 30 ms
     holder.leave()
     patient.granted()
     assert urgent.waits(0.05)
@@ -102,16 +102,16 @@ def test_nobody_starves(connect, name, ranked, waiter):
 def test_the_order_may_change_while_they_wait(connect, name, ranked, waiter):
     """Who slept behind another one of its process is first then, and hears of it."""
     ranked("1ms")
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     holder = Attempt(other.mutex(name, priority=0))
     holder.granted()
-    low = waiter(one.mutex(name, priority=0))
+    low = waiter(first.mutex(name, priority=0))
     assert low.waits(0.3)
-    high = waiter(one.mutex(name, priority=5))
-    asleep = one.process.turns._behind
+    high = waiter(first.mutex(name, priority=5))
+    asleep = first.process.turns._behind
     until(lambda: asleep, "the high one sleeps behind the low one")
     ranked("1h")
-    until(lambda: {each.position for each in asleep} != {high_place(one, name)}, "the low one has seen it")
+    until(lambda: {each.position for each in asleep} != {high_place(first, name)}, "the low one has seen it")
     holder.leave()
     began = time.monotonic()
     high.granted()
@@ -128,11 +128,11 @@ def high_place(coordinator, name):
 
 @both
 def test_a_limit_is_filled_by_the_highest_and_a_heavy_one_is_not_passed_by(connect, name, ranked, waiter):
-    one = connect()
-    inside = [Attempt(one.limit(name, 3, priority=0)) for _ in range(3)]
+    coordinator = connect()
+    inside = [Attempt(coordinator.limit(name, 3, priority=0)) for _ in range(3)]
     for each in inside:
         each.granted()
-    light = waiter(one.limit(name, 3, priority=1))
+    light = waiter(coordinator.limit(name, 3, priority=1))
     heavy = waiter(connect().limit(name, 3, weight=2, priority=2))
     inside[0].leave()
     assert heavy.waits(0.2), "a light one would fit, and must not pass by the heavy one"
@@ -148,11 +148,11 @@ def test_a_limit_is_filled_by_the_highest_and_a_heavy_one_is_not_passed_by(conne
 
 @both
 def test_readers_and_writers(connect, name, ranked, waiter):
-    one = connect()
-    reader = Attempt(one.read(name, priority=0))
+    coordinator = connect()
+    reader = Attempt(coordinator.read(name, priority=0))
     reader.granted()
     writer = waiter(connect().write(name, priority=5))
-    late = waiter(one.read(name, priority=4))
+    late = waiter(coordinator.read(name, priority=4))
     urgent = waiter(connect().read(name, priority=6))
     urgent.granted()
     assert writer.waits()
@@ -167,22 +167,22 @@ def test_readers_and_writers(connect, name, ranked, waiter):
 
 @both
 def test_a_try_takes_nothing_from_who_waits(connect, database, name, ranked, waiter):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     with other.mutex(name, priority=0):
-        assert not one.mutex(name, priority=99).acquire(timeout=0)
+        assert not first.mutex(name, priority=99).acquire(timeout=0)
         assert places(database, name) == []
-        waiting = waiter(one.mutex(name, priority=1))
+        waiting = waiter(first.mutex(name, priority=1))
     waiting.granted()
     waiting.leave()
-    lock = one.mutex(name, priority=0)
+    lock = first.mutex(name, priority=0)
     assert lock.acquire(timeout=0)
     lock.release()
 
 
 @both
 def test_a_timeout_leaves_nothing(connect, database, name, ranked):
-    one, other = connect(), connect()
-    with one.mutex(name, priority=0):
+    first, other = connect(), connect()
+    with first.mutex(name, priority=0):
         assert not other.mutex(name, priority=5).acquire(timeout=0.1)
         assert places(database, name) == []
     with other.mutex(name, priority=0):
@@ -332,9 +332,9 @@ def test_wanted_by_those_of_its_priority_at_least(connect, name, ranked, waiter)
     from conformance.test_wanted import wanted
 
     for where in ("other", "same"):
-        one = connect()
-        other = connect() if where == "other" else one
-        with one.mutex(name, priority=5) as grant:
+        coordinator = connect()
+        other = connect() if where == "other" else coordinator
+        with coordinator.mutex(name, priority=5) as grant:
             event = wanted(grant)
             low = waiter(other.mutex(name, priority=4))
             remains(lambda event=event: not event.is_set(), 1.5, "a lower one does not ask for it")
@@ -348,8 +348,8 @@ def test_wanted_by_those_of_its_priority_at_least(connect, name, ranked, waiter)
 
 @both
 def test_a_lock_of_the_line_is_locked(connect, name, ranked):
-    one, other = connect(), connect()
-    lock = one.mutex(name, priority=1)
+    first, other = connect(), connect()
+    lock = first.mutex(name, priority=1)
     assert not lock.locked()
     with other.mutex(name, priority=0):
         assert lock.locked()
@@ -370,11 +370,11 @@ def test_an_operator_takes_a_place_away(connect, database, name, ranked, waiter)
 def test_it_is_seen(connect, name, ranked):
     operator = connect()
     ranked("90s")
-    (one,) = (one for one in operator.resources() if one.resource == name)
+    (one,) = (resource for resource in operator.resources() if resource.resource == name)
     assert one.ageing == 90
     operator.set_limit(name, 3)
     operator.set_limit(name, None)
-    assert [one.ageing for one in operator.resources() if one.resource == name] == [90]
+    assert [resource.ageing for resource in operator.resources() if resource.resource == name] == [90]
     assert operator.operations(str(name), action="ageing")[0].new == "90000"
 
 
@@ -382,8 +382,8 @@ def test_it_is_seen(connect, name, ranked):
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_what_holders_do_goes_on(connect, name, ranked, waiter):
     """A holder is a row like any other: it is upgraded, handed over and asserted as ever."""
-    one, other = connect(), connect()
-    reader = one.read(name, priority=0)
+    first, other = connect(), connect()
+    reader = first.read(name, priority=0)
     reader.acquire()
     grant = reader.grant
     waiting = waiter(other.write(name, priority=99))

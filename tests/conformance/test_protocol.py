@@ -32,8 +32,8 @@ def member(session):
     """``member()``: a session and the number of a member that it enrolled."""
 
     def start(**options):
-        one = session(**options)
-        return one, one.enrol("host", 1, "test")
+        connection = session(**options)
+        return connection, connection.enrol("host", 1, "test")
 
     return start
 
@@ -148,7 +148,7 @@ def test_what_is_kept_of_who_leaves_is_the_same_whether_or_not_others_are_there(
         assert one.release(ticket, outcome)
         for behind in late:
             other.release(behind, "cancelled")
-        (past,) = (one for one in session().history(name, 10) if one.position == ticket.position)
+        (past,) = (hold for hold in session().history(name, 10) if hold.position == ticket.position)
         assert past.ended_at >= past.granted_at >= past.requested_at
         changing = {"position", "requested_at", "granted_at", "ended_at", "waited", "held"}
         return {key: value for key, value in past.as_dict().items() if key not in changing}

@@ -40,7 +40,9 @@ def test_it_is_there_when_the_data_is(connect, transaction, name, commit):
         cursor.connection.commit()
         with queue.try_claim() as task:
             assert task.body == {"n": 2}
-        assert [(one.task_id, one.note, one.order) for one in queue.tasks() if one.order == 7] == [(task_id, "one", 7)]
+        assert [
+            (task_row.task_id, task_row.note, task_row.order) for task_row in queue.tasks() if task_row.order == 7
+        ] == [(task_id, "one", 7)]
     else:
         cursor.connection.rollback()
         assert queue.tasks() == []

@@ -23,10 +23,10 @@ def queue(connect, name, database):
     # (Not lost while an engine compiles what it runs for the first time.)
     made = (connect(grace=30) if database.engine == "mssql" else connect()).queue(name)
     yield made
-    for one in made.limits():
-        if one.task_key is not None:
-            made.set_rate(None, key=one.task_key)
-            made.set_limit(None, key=one.task_key)
+    for limit in made.limits():
+        if limit.task_key is not None:
+            made.set_rate(None, key=limit.task_key)
+            made.set_limit(None, key=limit.task_key)
     made.set_rate(None)
     made.set_key_rate(None)
     made.set_limit(None)
@@ -124,11 +124,11 @@ def test_the_rate_is_never_passed_and_nobody_sleeps_too_long(connect, queue):
     for thread in threads:
         thread.join(PATIENCE)
     tasks = queue.tasks()
-    assert Counter(one.status for one in tasks) == {"finished": 24}
+    assert Counter(task.status for task in tasks) == {"finished": 24}
     # A claim is written after its start was counted, by the same clock; on a slow machine some tenths of a second.
-    assert most_in(1.5, [one.claimed_at for one in tasks]) <= 7
+    assert most_in(1.5, [task.claimed_at for task in tasks]) <= 7
     for key in ("a", "b", "c"):
-        assert most_in(1.5, [one.claimed_at for one in tasks if one.key == key]) <= 4
+        assert most_in(1.5, [task.claimed_at for task in tasks if task.key == key]) <= 4
 
 
 def test_who_waits_starts_when_there_is_room(queue):
@@ -138,7 +138,9 @@ def test_who_waits_starts_when_there_is_room(queue):
     queue.put_many([1, 2], key="a")
     for task in (next(queue.claim(wait=PATIENCE)), next(queue.claim(wait=PATIENCE))):
         task.finish()
-    _, first, second = (one.claimed_at for one in sorted(queue.tasks(), key=lambda one: one.task_id))
+    _, first, second = (
+        task_row.claimed_at for task_row in sorted(queue.tasks(), key=lambda task_row: task_row.task_id)
+    )
     assert 1.4 < (second - first).total_seconds() < PATIENCE
 
 
@@ -167,7 +169,7 @@ def test_tasks_with_locks_obey(queue, name):
         with task:
             found.append(task.body)
     assert Counter(found) == {resources[0]: 1, resources[1]: 1, "other": 1}
-    left = [one for one in queue.tasks() if one.status == "pending"]
+    left = [task_row for task_row in queue.tasks() if task_row.status == "pending"]
     assert [one.body for one in left] == [f'"{resources[2]}"']
     assert all(lock.position is None for lock in left[0].locks), "it keeps nobody out while it could not run"
     queue.set_key_rate(3, per="1h")
@@ -217,7 +219,7 @@ def test_it_is_shown(queue):
     assert len(drain(queue)) == 2
     coordinator = queue.claiming.process
     waits = coordinator.look(lambda session: session.queue_waits(queue.name))
-    assert [one.task_key for one in waits] == ["a"]
+    assert [wait.task_key for wait in waits] == ["a"]
     told = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits(), waits=waits)
     assert told[second].code == "key_rate"
     assert told[second].words.startswith("the rate of its key 'a', 1/1h, is used up; there is room in ")
@@ -229,7 +231,7 @@ def test_what_was_set_is_an_operation(connect, queue):
     queue.set_key_rate(100, per="1m")
     queue.set_rate(5, per="1s", key="a")
     queue.set_rate(None, key="a")
-    found = [(one.action, one.old, one.new) for one in connect().operations(queue.name)]
+    found = [(operation.action, operation.old, operation.new) for operation in connect().operations(queue.name)]
     assert found == [
         ("rate", "a: 5 in 1000 ms", "a: "),
         ("rate", "a: ", "a: 5 in 1000 ms"),

@@ -95,12 +95,12 @@ def test_pages(connect, name):
         queue.try_claim().finish()
         time.sleep(0.002)
     expected = [*numbers[3:], *reversed(numbers[:3])]
-    assert [one.task_id for one in queue.tasks()] == expected
-    pages = [[one.task_id for one in queue.tasks(most=3, skip=skip)] for skip in (0, 3, 6, 9)]
+    assert [task_row.task_id for task_row in queue.tasks()] == expected
+    pages = [[task_row.task_id for task_row in queue.tasks(most=3, skip=skip)] for skip in (0, 3, 6, 9)]
     assert pages == [expected[:3], expected[3:6], expected[6:], []]
-    assert [one.task_id for one in queue.tasks("finished", most=2, skip=2)] == [numbers[0]]
+    assert [task_row.task_id for task_row in queue.tasks("finished", most=2, skip=2)] == [numbers[0]]
     task = queue.try_claim()
-    assert [one.task_id for one in queue.tasks("running", most=1)] == [task.id]
+    assert [task_row.task_id for task_row in queue.tasks("running", most=1)] == [task.id]
     assert queue.tasks("running", most=1, skip=1) == []
     task.finish()
     with pytest.raises(sqlsem.ConfigurationError, match="skip must be from 0"):

@@ -29,19 +29,19 @@ def looks_often(monkeypatch):
 
 
 def used(coordinator, name):
-    return {one.window: one.used for one in coordinator.rates(name)}
+    return {rate.window: rate.used for rate in coordinator.rates(name)}
 
 
 def test_no_more_than_the_limit_is_taken(connect, name):
-    one, other = connect(), connect()
-    for coordinator in (one, other, one):
+    first, other = connect(), connect()
+    for coordinator in (first, other, first):
         assert coordinator.rate(name, 3, per=LONG).take(False) is not None
-    assert one.rate(name, 3, per=LONG).take(False) is None
+    assert first.rate(name, 3, per=LONG).take(False) is None
     assert other.rate(name, 3, per=LONG).take(timeout=0.05) is None
-    with pytest.raises(Timeout, match=f"rate 3/1h on '{name}' within 0.05 s"), one.rate(name, 3, LONG, timeout=0.05):
+    with pytest.raises(Timeout, match=f"rate 3/1h on '{name}' within 0.05 s"), first.rate(name, 3, LONG, timeout=0.05):
         pytest.fail("more than the limit")
-    assert used(one, name) == {3600: 3}
-    assert one.entries(f"rate:{name}") == []
+    assert used(first, name) == {3600: 3}
+    assert first.entries(f"rate:{name}") == []
 
 
 def test_a_window_slides(connect, name):
@@ -55,24 +55,24 @@ def test_a_window_slides(connect, name):
 
 def test_what_is_taken_given_back_and_waited_for_is_counted(connect, name):
     """By every window for as long as it is known; what is refused counts as nothing."""
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     told = []
-    one.on("timeout", lambda event: told.append((event.resource, event.timeout)))
+    first.on("timeout", lambda event: told.append((event.resource, event.timeout)))
 
     def counted():
-        return {entry.window: (entry.taken, entry.returned, entry.waits) for entry in one.rates(name)}
+        return {entry.window: (entry.taken, entry.returned, entry.waits) for entry in first.rates(name)}
 
-    grant = one.rate(name, 5, per=LONG, cost=4).take()
+    grant = first.rate(name, 5, per=LONG, cost=4).take()
     grant.settle(5)
     assert counted() == {3600: (5, 0, 0)}
-    assert one.rate(name, 5, per=LONG).take(False) is None
-    assert one.rate(name, 5, per=LONG).take(timeout=0.05) is None
+    assert first.rate(name, 5, per=LONG).take(False) is None
+    assert first.rate(name, 5, per=LONG).take(timeout=0.05) is None
     assert counted() == {3600: (5, 0, 0)}
     until(lambda: len(told) == 2, "it is told")
     assert told == [(f"rate:{name}", 0), (f"rate:{name}", 0.05)]
     waiter = threading.Thread(target=other.rate(name, {LONG: 5, "2h": 100}, cost=3).take)
     waiter.start()
-    until(lambda: one.entries(f"rate:{name}"), "it waits")
+    until(lambda: first.entries(f"rate:{name}"), "it waits")
     grant.settle(1)
     waiter.join(PATIENCE)
     assert counted()[3600] == (8, 4, 1)
@@ -143,14 +143,14 @@ def test_a_debt_that_is_never_paid(connect, name):
 
 
 def test_what_others_declare_is_counted_too(connect, name):
-    one, other = connect(), connect()
-    assert one.rate(name, 5, per=LONG, cost=4).take(False) is not None
+    first, other = connect(), connect()
+    assert first.rate(name, 5, per=LONG, cost=4).take(False) is not None
     assert other.rate(name, 3, per=1800).take(False) is None, "a new window began without what was used of late"
     assert other.rate(name, 5, per=LONG).take(False) is not None
-    assert one.rate(name, 5, per=LONG).take(False) is None
-    assert one.rate(name, 6, per=LONG).take(False) is None, "the lower limit counts as long as what it has granted"
-    assert one.reset_rate(name) is True
-    assert one.rate(name, 6, per=LONG, cost=6).take(False) is not None
+    assert first.rate(name, 5, per=LONG).take(False) is None
+    assert first.rate(name, 6, per=LONG).take(False) is None, "the lower limit counts as long as what it has granted"
+    assert first.reset_rate(name) is True
+    assert first.rate(name, 6, per=LONG, cost=6).take(False) is not None
 
 
 def test_the_lower_limit_of_two_programs_counts(connect, name):
@@ -159,7 +159,7 @@ def test_the_lower_limit_of_two_programs_counts(connect, name):
     assert strict.rate(name, 3, per=LONG).take(False) is not None
     assert loose.rate(name, 10, per=LONG).take(False) is None
     assert strict.rate(name, 3, per=LONG).take(False) is None
-    assert [(one.used, one.limit) for one in loose.rates(name)] == [(3, 3)]
+    assert [(rate.used, rate.limit) for rate in loose.rates(name)] == [(3, 3)]
 
 
 def test_limits_of_windows_of_different_length_hold_together(connect, name):
@@ -176,7 +176,7 @@ def test_a_declared_limit_counts_until_its_requests_are_out_of_the_window(connec
     began = time.monotonic()
     assert loose.rate(name, 5, per=1, cost=5).take(timeout=PATIENCE) is not None, "it waits for the limit to lapse"
     assert time.monotonic() - began > 0.5
-    assert [one.limit for one in loose.rates(name)] == [5]
+    assert [rate.limit for rate in loose.rates(name)] == [5]
 
 
 def test_the_lower_burst_of_two_programs_counts(connect, name):
@@ -195,7 +195,7 @@ def test_an_operators_limit_bounds_what_programs_declare(connect, name):
     assert coordinator.rate(name, cost=2).take(False) is not None
     assert coordinator.rate(name).take(False) is None
     assert coordinator.rate(name, 10, per=LONG).take(False) is None
-    assert {one.window: one.cap for one in coordinator.rates(name)} == {3600: 3, 1800: 2}
+    assert {rate.window: rate.cap for rate in coordinator.rates(name)} == {3600: 3, 1800: 2}
     with pytest.raises(ConfigurationError, match="can never fit"):
         coordinator.rate(name, 10, per=LONG, cost=4).take(False)
     coordinator.set_rate(name, None, per=1800)
@@ -213,7 +213,7 @@ def test_a_reset_forgets_use_and_debts_and_keeps_operators_limits(connect, name)
     assert one.used == 1000
     assert 3600 < one.free_in <= 36_000, "a debt is paid after ten windows at the latest"
     assert coordinator.reset_rate(name) is True
-    assert [(one.used, one.free_in, one.cap) for one in coordinator.rates(name)] == [(0, 0, 3)]
+    assert [(rate.used, rate.free_in, rate.cap) for rate in coordinator.rates(name)] == [(0, 0, 3)]
     assert coordinator.rate(name, 5, per=LONG, burst=3, cost=3).take(False) is not None
 
 
@@ -223,7 +223,7 @@ def test_no_more_is_returned_than_was_taken_then(connect, name):
     with contextlib.closing(coordinator.process.engine.connect("look")) as session:
         session.settle_rate(f"rate:{name}", grant.taken_ms, -100)
         session.settle_rate(f"rate:{name}", grant.taken_ms, -100)
-    assert [(one.used, one.returned) for one in coordinator.rates(name)] == [(0, 2)]
+    assert [(rate.used, rate.returned) for rate in coordinator.rates(name)] == [(0, 2)]
 
 
 def test_windows_of_a_rate_are_bounded(connect, name):
@@ -237,28 +237,28 @@ def test_windows_of_a_rate_are_bounded(connect, name):
 
 def test_first_come_first_served(looks_often, connect, name):
     """Who wants much is not overtaken by who wants little."""
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     resource, grants = f"rate:{name}", []
-    grants.append(one.rate(name, 4, per=LONG, cost=3).take())
+    grants.append(first.rate(name, 4, per=LONG, cost=3).take())
 
     def take(coordinator, cost):
         grants.append(coordinator.rate(name, 4, per=LONG, cost=cost).take())
 
     large = threading.Thread(target=take, args=(other, 4))
     large.start()
-    until(lambda: len(one.entries(resource)) == 1, "the large one in the line")
-    assert one.rate(name, 4, per=LONG).take(False) is None, "it has overtaken"
-    small = threading.Thread(target=take, args=(one, 1))
+    until(lambda: len(first.entries(resource)) == 1, "the large one in the line")
+    assert first.rate(name, 4, per=LONG).take(False) is None, "it has overtaken"
+    small = threading.Thread(target=take, args=(first, 1))
     small.start()
-    until(lambda: len(one.entries(resource)) == 2, "the small one behind it")
+    until(lambda: len(first.entries(resource)) == 2, "the small one behind it")
     for _ in range(2):
         before = len(grants)
         grants[-1].settle(0)
         until(lambda before=before: len(grants) > before, "the next one's turn")
     large.join(PATIENCE)
     small.join(PATIENCE)
-    assert [one.cost for one in grants] == [0, 0, 1]
-    assert used(one, name) == {3600: 1}
+    assert [grant.cost for grant in grants] == [0, 0, 1]
+    assert used(first, name) == {3600: 1}
 
 
 def test_many_threads_of_several_processes(connect, name):
@@ -397,28 +397,28 @@ def test_an_answer_that_is_lost_costs_the_place_and_no_more(looks_often, connect
 
 
 def test_locks_and_rates_together(connect, name):
-    one, other = connect(), connect()
-    rates = [one.rate(name("r"), 2, per=LONG), one.rate(name("s"), 5, per=LONG, cost=3)]
-    both = sqlsem.all_of(one.mutex(name), *rates)
+    first, other = connect(), connect()
+    rates = [first.rate(name("r"), 2, per=LONG), first.rate(name("s"), 5, per=LONG, cost=3)]
+    both = sqlsem.all_of(first.mutex(name), *rates)
     # Routines are compiled by then: where that is slow it may take longer than a grace.
-    one.rate(name("warm"), 1, per=LONG).take()
+    first.rate(name("warm"), 1, per=LONG).take()
     with both as grant:
         assert set(grant.positions) == {name}
         assert {key: value.cost for key, value in grant.rates.items()} == {name("r"): 1, name("s"): 3}
         with pytest.raises(ConfigurationError, match="say which rate"):
             grant.settle(1)
         grant.settle(1, rate=name("s"))
-        assert used(one, name("s")) == {3600: 1}
+        assert used(first, name("s")) == {3600: 1}
     with both:
         pass
     # All or nothing: the mutex goes back, and what was taken of the rate that had enough.
     assert not both.acquire(timeout=0.1)
     assert not both.acquire(blocking=False)
-    assert used(one, name("s")) == {3600: 4}
-    assert one.entries(name) == []
+    assert used(first, name("s")) == {3600: 4}
+    assert first.entries(name) == []
     with other.mutex(name):
-        assert not sqlsem.all_of(one.mutex(name), one.rate(name("t"), 1, LONG)).acquire(timeout=0.05)
-    assert used(one, name("t")) == {}
+        assert not sqlsem.all_of(first.mutex(name), first.rate(name("t"), 1, LONG)).acquire(timeout=0.05)
+    assert used(first, name("t")) == {}
 
 
 def test_a_waiter_that_gives_up_leaves_no_row(looks_often, connect, name):
@@ -438,12 +438,12 @@ def test_a_waiter_that_gives_up_leaves_no_row(looks_often, connect, name):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_an_operator_pauses_it_and_takes_a_place_away(connect, name):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     resource = f"rate:{name}"
-    one.pause(resource)
-    assert one.rate(name, 1, per=LONG).take(timeout=0.05) is None
-    one.resume(resource)
-    one.rate(name, 1, per=LONG).take()
+    first.pause(resource)
+    assert first.rate(name, 1, per=LONG).take(timeout=0.05) is None
+    first.resume(resource)
+    first.rate(name, 1, per=LONG).take()
     found = []
 
     def wait():
@@ -454,8 +454,8 @@ def test_an_operator_pauses_it_and_takes_a_place_away(connect, name):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: one.entries(resource), "it waits")
-    one.revoke(one.entries(resource)[0].position, force=True)
+    until(lambda: first.entries(resource), "it waits")
+    first.revoke(first.entries(resource)[0].position, force=True)
     thread.join(PATIENCE)
     assert found
     assert found[0].resource == resource
@@ -497,7 +497,7 @@ def test_a_decorated_coroutine_function(database, name):
             async with coordinator.rate(name("b"), 2, per=LONG, cost=2) as grant:
                 assert isinstance(grant, aio.RateGrant)
             await grant.settle(1)
-            assert [one.used for one in coordinator.rates(name("b"))] == [1]
+            assert [rate.used for rate in coordinator.rates(name("b"))] == [1]
 
     asyncio.run(main())
 

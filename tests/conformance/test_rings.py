@@ -109,7 +109,7 @@ def test_who_gives_back_what_is_not_its_own_lets_nobody_in(queue):
     first, waiting, held, wanted, _, _ = queue
     assert not first.release(held._replace(requesting_id="somebody else's"), "released")
     assert waiting.wait(wanted, 0, threading.Event()) is False
-    assert [one.state for one in first.entries(held.resource)] == ["holds", "waits"]
+    assert [entry.state for entry in first.entries(held.resource)] == ["holds", "waits"]
 
 
 def test_a_lease_is_renewed_by_its_owner(database, name):
@@ -130,7 +130,7 @@ def test_what_an_operator_has_set_holds_for_who_is_let_in(queue):
     first, waiting, held, wanted, _, _ = queue
     first.set_resource(held.resource, "paused", 1)
     assert first.release(held, "released")
-    assert [one.state for one in first.entries(held.resource)] == ["waits"]
+    assert [entry.state for entry in first.entries(held.resource)] == ["waits"]
     first.set_resource(held.resource, "paused", 0)
     assert waiting.wait(wanted, 0, threading.Event()) is True
 

@@ -137,7 +137,7 @@ def test_one_that_cannot_be_put_stops_nobody(database, connect, queue, name, cap
     assert [(task.note, task.status) for task in queue.tasks()] == [("good", "finished")]
     assert f"Schedule '{bad}' of " in caplog.text
     assert f"sqlsem schedules pause {bad}" in caplog.text
-    (left,) = [one for one in connect().schedules(str(name)) if one.name == bad]
+    (left,) = [schedule for schedule in connect().schedules(str(name)) if schedule.name == bad]
     assert left.next_due <= left.taken_at, "it is tried again"
 
 
@@ -280,7 +280,7 @@ def test_schedule_refuses_times_of_postgresql_alone(database, queue, name, text,
     Worker(queue, idle_exit=0).run()
     assert queue.counts().finished == 1, "the other one's"
     coordinator = connect()
-    assert {one.name for one in coordinator.schedules(str(name))} == {name, other}
+    assert {schedule.name for schedule in coordinator.schedules(str(name))} == {name, other}
     coordinator.remove_schedule(str(name))
 
 

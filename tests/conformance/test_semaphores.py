@@ -49,8 +49,8 @@ def test_several_in_one_thread_while_there_is_room(connect, database, name):
 
 def test_blocks_inside_each_other(connect, name):
     coordinator = connect()
-    with coordinator.limit(name, 3) as one, coordinator.limit(name, 3, weight=2) as other:
-        assert one.position < other.position
+    with coordinator.limit(name, 3) as lock, coordinator.limit(name, 3, weight=2) as other:
+        assert lock.position < other.position
         assert not coordinator.limit(name, 3).acquire(blocking=False)
     with coordinator.limit(name, 3, weight=3, timeout=PATIENCE):
         pass
@@ -116,8 +116,8 @@ def test_all_in_all_threads_is_found(connect, name, threads):
 
 
 def test_locked(connect, name, attempt):
-    one, other = connect(), connect()
-    for lock in (one.mutex(name), one.mutex(name, reentrant=True), one.limit(name, 1), one.write(name)):
+    first, other = connect(), connect()
+    for lock in (first.mutex(name), first.mutex(name, reentrant=True), first.limit(name, 1), first.write(name)):
         assert lock.locked() is False
         with lock:
             assert lock.locked() is True
@@ -125,18 +125,18 @@ def test_locked(connect, name, attempt):
             assert other.read(name).locked() is True
             assert other.limit(name, 5).locked() is (lock is not None)
         assert lock.locked() is False
-    with one.read(name):
+    with first.read(name):
         assert other.read(name).locked() is False
         assert other.write(name).locked() is True
         writer = attempt(other.write(name))
-        assert one.read(name).locked() is True, "a writer waits ahead"
+        assert first.read(name).locked() is True, "a writer waits ahead"
     writer.granted()
     writer.leave()
-    with one.limit(name, 3), one.limit(name, 3):
+    with first.limit(name, 3), first.limit(name, 3):
         assert other.limit(name, 3).locked() is False
         assert other.limit(name, 3, weight=2).locked() is True
         assert other.limit(name, 2).locked() is True
-    several = sqlsem.all_of(one.mutex(name), one.mutex(name("b")))
+    several = sqlsem.all_of(first.mutex(name), first.mutex(name("b")))
     assert several.locked() is False
     with other.mutex(name("b")):
         assert several.locked() is True

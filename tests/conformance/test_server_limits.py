@@ -203,7 +203,7 @@ def test_the_pattern_of_all(connect, name, set_limit):
     operator.pause("*")  # the resource of that name, and it alone
     with coordinator.limit(name("a"), timeout=0):
         operator.resume("*")
-    assert not any(one.paused for one in operator.resources())
+    assert not any(resource.paused for resource in operator.resources())
     with coordinator.limit(name("a")):
         assert not coordinator.limit(name("a")).acquire(blocking=False)
 
@@ -211,7 +211,7 @@ def test_the_pattern_of_all(connect, name, set_limit):
 def test_a_pattern_reaches_100_000_resources_at_once(database, connect, name, set_limit):
     coordinator, connection = connect(), database.raw()
     number = 1000 if database.engine == "mssql" else 100_000  # (more would take that one minutes)
-    rows = [f"('{name}-{one}', 1000)" for one in range(number)]
+    rows = [f"('{name}-{index}', 1000)" for index in range(number)]
     for first in range(0, number, 1000):
         into = f"INSERT INTO {database.beside('resource')} (resource_id, stale_after_ms) VALUES "
         connection.execute(into + ", ".join(rows[first : first + 1000]))
@@ -220,7 +220,7 @@ def test_a_pattern_reaches_100_000_resources_at_once(database, connect, name, se
         assert not coordinator.limit(name("777")).acquire(blocking=False)
         set_limit(name("*"), 2)
         with coordinator.limit(name("777"), timeout=0):
-            found = {one.resource: one for one in coordinator.resources()}
+            found = {resource.resource: resource for resource in coordinator.resources()}
     assert [found[name(one)].cap for one in ("3", "777", number - 1, "*")] == [2, 2, 2, 2]
     connection.execute(f"DELETE FROM {database.beside('resource')} WHERE resource_id LIKE '{name}-%'")
     connection.close()

@@ -59,23 +59,23 @@ def locked(database):
 
 
 def test_who_is_followed_by_one_of_the_same_member_is_spared(party, locked, name):
-    one, other = party(), party()
-    before = [one.ask(name) for _ in range(5)]
+    first, other = party(), party()
+    before = [first.ask(name) for _ in range(5)]
     between = other.ask(name)
-    behind = [one.ask(name) for _ in range(3)]
+    behind = [first.ask(name) for _ in range(3)]
     every = [*before, between, *behind]
-    one.spare([*before, *behind])
+    first.spare([*before, *behind])
     # The one that holds, the one before another member's, and the last one keep theirs.
     assert locked(every) == [True, False, False, False, True, True, False, False, True]
-    one.spare([*before, *behind])
-    one.spare([between])
+    first.spare([*before, *behind])
+    first.spare([between])
     assert locked([between]) == [True], "another member's"
-    one.keep(before)
-    one.keep([*before, *behind])
+    first.keep(before)
+    first.keep([*before, *behind])
     assert all(locked(every))
-    one.release(*before, *behind)
+    first.release(*before, *behind)
     assert locked(every) == [ticket is between for ticket in every], "each was taken once"
-    assert one.told == [], "nothing was freed twice"
+    assert first.told == [], "nothing was freed twice"
 
 
 @pytest.mark.parametrize(
@@ -89,33 +89,33 @@ def test_who_is_followed_by_one_of_the_same_member_is_spared(party, locked, name
 )
 def test_who_is_followed_by_one_that_asks_for_something_else_is_not(party, locked, name, first, then):
     """Somebody behind both may be kept out by the first one alone; and those who share are inside together."""
-    one = party()
-    holder = one.ask(name, "write", 2, weight=2)
-    two = [one.ask(name, **first), one.ask(name, **then)]
-    one.spare([holder, *two])
+    participant = party()
+    holder = participant.ask(name, "write", 2, weight=2)
+    two = [participant.ask(name, **first), participant.ask(name, **then)]
+    participant.spare([holder, *two])
     assert locked([holder, *two]) == [True] * 3
 
 
 def test_who_leaves_without_a_lock_says_nothing_wrong(party, locked, name):
     """The server writes a line into its log for each lock that is freed and was not there."""
-    one = party()
-    several = [one.ask(name) for _ in range(4)]
-    one.spare(several)
-    one.release(several[2])
-    one.session.keep_entries(one.member, [several[1]])
-    one.release(several[1], several[0], several[3])
+    participant = party()
+    several = [participant.ask(name) for _ in range(4)]
+    participant.spare(several)
+    participant.release(several[2])
+    participant.session.keep_entries(participant.member, [several[1]])
+    participant.release(several[1], several[0], several[3])
     assert locked(several) == [False] * 4
-    assert one.told == []
+    assert participant.told == []
 
 
 def test_a_member_that_comes_back_spares_as_many(party, database, locked, name):
     number = lines.MOST_KEPT + 100
-    one = party()
-    several = [one.ask(name) for _ in range(number)]
-    one.spare(several)
-    one.session.close()
+    participant = party()
+    several = [participant.ask(name) for _ in range(number)]
+    participant.spare(several)
+    participant.session.close()
     until(lambda: not any(locked(several)), "the session has ended")
-    again = party(one.member)
+    again = party(participant.member)
     assert locked(several) == [True] * lines.MOST_KEPT + [False] * 99 + [True]
     again.release(*several)
     assert again.told == []
@@ -125,28 +125,28 @@ def test_a_member_that_comes_back_spares_as_many(party, database, locked, name):
 @pytest.mark.parametrize("why", ["older routines", "older rights"])
 def test_where_that_cannot_be_asked_for_nobody_is_spared(party, locked, name, monkeypatch, why):
     """The tables were upgraded by another installation, and not with the latest routines: locks work on."""
-    one = party()
-    several = [one.ask(name) for _ in range(4)]
+    participant = party()
+    several = [participant.ask(name) for _ in range(4)]
     queries = {"keep_entries": "SELECT sqlsem.not_there(%s, %s)"}
     if why == "older routines":
         queries["spare_entries"] = "SELECT sqlsem.not_there(%s, %s, %s)"
     else:
-        one.session.connection.execute("SET ROLE pg_monitor")
-    monkeypatch.setattr(one.session, "queries", {**one.session.queries, **queries})
+        participant.session.connection.execute("SET ROLE pg_monitor")
+    monkeypatch.setattr(participant.session, "queries", {**participant.session.queries, **queries})
     with pytest.raises((SchemaError, ConfigurationError)):
-        one.spare(several)
-    one.session.connection.execute("RESET ROLE")
+        participant.spare(several)
+    participant.session.connection.execute("RESET ROLE")
     assert all(locked(several))
-    one.release(*several)
+    participant.release(*several)
     assert not any(locked(several))
-    assert one.told == []
+    assert participant.told == []
 
 
 def test_those_behind_are_woken_wherever_a_run_ends(party, name):
     """Also where those that were to come between have given up."""
-    one, other = party(), party()
-    several = [one.ask(name) for _ in range(6)]
-    one.spare(several)
+    first, other = party(), party()
+    several = [first.ask(name) for _ in range(6)]
+    first.spare(several)
     last = other.ask(name)
     found = []
 
@@ -155,21 +155,21 @@ def test_those_behind_are_woken_wherever_a_run_ends(party, name):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    one.release(several[5], several[2])
-    one.keep(several[3:5])
-    one.release(several[0], several[1], several[3])
+    first.release(several[5], several[2])
+    first.keep(several[3:5])
+    first.release(several[0], several[1], several[3])
     assert found == []
-    one.release(several[4])
+    first.release(several[4])
     thread.join(PATIENCE)
     assert found == [True]
 
 
 def test_who_waits_behind_a_row_without_a_lock_sleeps_nevertheless(party, database, name):
     """It slept on the lock of the oldest one of those that may leave first, and that of a lease is free always."""
-    leased, one = party(lease=60), party()
+    leased, participant = party(lease=60), party()
     leased.ask(name, limit=3)
-    one.ask(name, limit=3)
-    one.ask(name, limit=3, weight=2)  # waits, and nobody attends to it
+    participant.ask(name, limit=3)
+    participant.ask(name, limit=3, weight=2)  # waits, and nobody attends to it
     other = party()
     mine = other.ask(name, limit=3)
     execute = other.session.connection.execute

@@ -245,20 +245,20 @@ def test_beacons(tmp_path, by_path):
     beacons = Beacons(tmp_path / "locks.db", by_path=by_path)
     assert beacons.look("0" * 32).held is None
     assert beacons.names() == []
-    one, two = beacons.light(), beacons.light()
-    assert set(beacons.names()) == {one.name, two.name}
-    assert one.in_place
-    with beacons.look(one.name) as look, beacons.look(one.name) as again:
+    first, two = beacons.light(), beacons.light()
+    assert set(beacons.names()) == {first.name, two.name}
+    assert first.in_place
+    with beacons.look(first.name) as look, beacons.look(first.name) as again:
         assert look.held
         assert again.held
         look.remove()
-    assert (beacons.folder / one.name).exists(), "what is held stays"
-    os.utime(beacons.folder / one.name, (1, 1))
-    one.touch(60)
-    with beacons.look(one.name) as look:
+    assert (beacons.folder / first.name).exists(), "what is held stays"
+    os.utime(beacons.folder / first.name, (1, 1))
+    first.touch(60)
+    with beacons.look(first.name) as look:
         assert look.seen == 1, "the last sign is young enough"
-    one.touch()
-    with beacons.look(one.name) as look:
+    first.touch()
+    with beacons.look(first.name) as look:
         assert look.seen == pytest.approx(time.time(), abs=60)
     # As after the death of its process.
     two.abandon()
@@ -276,9 +276,9 @@ def test_beacons(tmp_path, by_path):
                 assert again.held is False, "who tests is not taken for the holder"
         look.remove()
     assert not (beacons.folder / free).exists()
-    one.put_out()
-    one.put_out()
-    assert not (beacons.folder / one.name).exists()
+    first.put_out()
+    first.put_out()
+    assert not (beacons.folder / first.name).exists()
     lost = beacons.light()
     (beacons.folder / lost.name).unlink()
     assert not lost.in_place

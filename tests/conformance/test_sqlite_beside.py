@@ -277,15 +277,15 @@ def test_nothing_else_is_opened(tmp_path):
     with contextlib.closing(opened):
         url = f"sqlite:///{path}"
         run_cli("--url", url, "init")
-        with sqlsem.connect(url) as one, sqlsem.connect(url) as other:
-            with one.mutex("a"), other.limit("b", 2), other.read("c"):
+        with sqlsem.connect(url) as coordinator, sqlsem.connect(url) as other:
+            with coordinator.mutex("a"), other.limit("b", 2), other.read("c"):
                 assert not other.mutex("a").acquire(timeout=0.05)
-            queue = one.queue("q")
+            queue = coordinator.queue("q")
             queue.put(sqlsem.Sql("SELECT 1"))
             queue.try_claim().finish()
-            with one.batch("r", ["p"], window="1h").part("p"):
+            with coordinator.batch("r", ["p"], window="1h").part("p"):
                 pass
-            with one.leader("l"), one.once("o", "1h"):
+            with coordinator.leader("l"), coordinator.once("o", "1h"):
                 pass
         for words in (["doctor"], ["ls"], ["reap"], ["history"], ["work", "q", "--idle-exit", "0.1s"]):
             run_cli("--url", url, *words)

@@ -212,7 +212,7 @@ def test_what_is_put_in_bulk_is_put_in_portions(queue):
     put, portions = session.put_tasks, []
 
     def watch(name, uid, tasks):
-        portions.append([len(one.body) for one in tasks])
+        portions.append([len(task.body) for task in tasks])
         return put(name, uid, tasks)
 
     session.put_tasks = watch
@@ -281,7 +281,7 @@ def test_tried_again_with_growing_pauses(queue):
     assert ends[1] - ends[0] >= 0.09
     assert ends[2] - ends[1] >= 0.19
     assert states(queue) == [(number, "failed")]
-    assert [(one.attempt, one.outcome, one.error.partition("\n")[0]) for one in queue.log(number)] == [
+    assert [(run.attempt, run.outcome, run.error.partition("\n")[0]) for run in queue.log(number)] == [
         (n, "failed", f"RuntimeError: attempt {n}") for n in (1, 2, 3)
     ]
     assert queue.try_claim() is None
@@ -364,7 +364,7 @@ def test_repeated_calls_change_nothing(database, connect, queue, name):
         assert (third.task_id, third.attempt) == (second.task_id, second.attempt + 1)
         assert session.end_task(me, End(third.task_id, second.attempt, "finished")) is None, "an attempt that is over"
         assert session.end_task(me, End(third.task_id, third.attempt, "finished")) == "finished"
-    assert [one.outcome for one in coordinator.attempts(first.task_id)] == ["finished"]
+    assert [attempt.outcome for attempt in coordinator.attempts(first.task_id)] == ["finished"]
 
 
 # -- operators --------------------------------------------------------------------------------------------------------
@@ -490,8 +490,8 @@ def test_two_workers_and_ten_tasks(connect, name):
     assert [worker.finished for worker in workers] == [5, 5]
     assert Counter(word for _, _, word in done) == Counter(map(str, range(10)))
     spans = sorted(done)
-    for one, other in zip(spans[::2], spans[1::2], strict=True):
-        assert overlap(one, other), "a pair runs side by side"
+    for span, other in zip(spans[::2], spans[1::2], strict=True):
+        assert overlap(span, other), "a pair runs side by side"
     members = set()
     for number in numbers:
         (attempt,) = queue.log(number)
@@ -641,7 +641,7 @@ def test_a_worker_that_is_aborted_ends_its_commands_and_gives_back(connect, queu
         assert task.attempt == 2
     thread.join(PATIENCE)
     assert not thread.is_alive()
-    assert [one.outcome for one in queue.log(task.id)] == ["returned", "finished"]
+    assert [run.outcome for run in queue.log(task.id)] == ["returned", "finished"]
 
 
 @posix
@@ -677,7 +677,7 @@ def test_an_interrupt_of_run_ends_what_runs(spawn, queue, name, tmp_path):
     os.kill(child.pid, signal.SIGINT)
     child.expect("interrupted")
     assert ended(int(pid.read_text()))
-    assert [one.outcome for one in queue.log(number)] == ["returned"]
+    assert [run.outcome for run in queue.log(number)] == ["returned"]
     child.send(go=True)
     child.rest()
 
@@ -765,7 +765,7 @@ def test_what_is_done_when_all_is_aborted_is_not_given_back(database, queue, tab
     assert begun.wait(PATIENCE)
     worker.abort()
     thread.join(PATIENCE)
-    assert [one.outcome for one in queue.log(number)] == ["finished"]
+    assert [run.outcome for run in queue.log(number)] == ["finished"]
     assert database.rows(f"SELECT n FROM {table}") == [(1,)]
 
 
@@ -783,7 +783,7 @@ def test_what_was_about_to_begin_does_not(database, queue, table):
     assert begun.wait(PATIENCE)
     worker.abort()
     thread.join(PATIENCE)
-    assert [one.outcome for one in queue.log(number)] == ["returned"]
+    assert [run.outcome for run in queue.log(number)] == ["returned"]
     assert database.rows(f"SELECT n FROM {table}") == []
 
 
@@ -805,7 +805,7 @@ def test_what_is_told_to_end_too_early_is_told_again(queue):
     worker.abort()
     thread.join(PATIENCE)
     assert not thread.is_alive()
-    assert [one.outcome for one in queue.log(number)] == ["returned"]
+    assert [run.outcome for run in queue.log(number)] == ["returned"]
 
 
 def test_idle_is_not_while_others_of_the_worker_work(queue):

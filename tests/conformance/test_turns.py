@@ -23,10 +23,10 @@ def queue(connect, name, database):
     # (Not lost while an engine compiles what it runs for the first time.)
     made = (connect(grace=30) if database.engine == "mssql" else connect()).queue(name)
     yield made
-    for one in made.limits():
-        if one.task_key is not None:
-            made.set_limit(None, key=one.task_key)
-            made.set_weight(one.task_key, None)
+    for limit in made.limits():
+        if limit.task_key is not None:
+            made.set_limit(None, key=limit.task_key)
+            made.set_weight(limit.task_key, None)
     made.set_limit(None)
     made.set_key_limit(None)
 
@@ -86,7 +86,7 @@ def test_of_many_keys_none_is_forgotten(database, queue):
     put_keys(database, queue, count, each=2)
     claimed = [queue.try_claim() for _ in range(count)]
     assert queue.try_claim() is None, "all are at their limits"
-    keys = {one.task_id: one.key for one in queue.tasks(most=1000)}
+    keys = {task_row.task_id: task_row.key for task_row in queue.tasks(most=1000)}
     assert len({keys[task.id] for task in claimed}) == count
     for task in claimed:
         task.finish()
@@ -187,7 +187,7 @@ def test_a_heavy_key_has_its_share_among_many(database, queue):
             cursor.execute(f"SELECT {database.schema}.task_of_turn(%s, 1)", (queue.name,))
             return cursor.fetchone()[0]
 
-        heavy = next(one.task_id for one in queue.tasks(most=1000) if one.key == "tenant-7")
+        heavy = next(task.task_id for task in queue.tasks(most=1000) if task.key == "tenant-7")
         drawn = Counter(draw() == heavy for _ in range(300))
     # A half is its share. Of the others' weights those that are looked at tell to an eighth or so.
     assert 90 < drawn[True] < 210
@@ -207,7 +207,7 @@ def test_open_tasks_are_listed_in_the_order_of_running(queue, most):
     ):
         queue.put(number, order=order, priority=priority)
     for status in (None, "pending"):
-        listed = [one for skip in range(0, 8, most) for one in queue.tasks(status, most=most, skip=skip)]
+        listed = [task for skip in range(0, 8, most) for task in queue.tasks(status, most=most, skip=skip)]
         assert [(one.order, one.priority) for one in listed] == [
             *((1, 7), (1, 7), (1, 0), (1, 0), (1, -1), (1, -(2**31) + 1), (2, 9), (2, 0)),
         ]
@@ -246,7 +246,7 @@ def test_limits_of_all_of_each_key_and_of_one(queue):
     queue.set_key_limit(0)
     queue.set_limit(0, key="b")
     assert queue.try_claim() is None
-    assert {(one.task_key, one.task_limit, one.key_limit) for one in queue.limits()} == {
+    assert {(limit.task_key, limit.task_limit, limit.key_limit) for limit in queue.limits()} == {
         (None, None, 0),
         ("b", 0, None),
     }
@@ -298,11 +298,11 @@ def test_threads_never_pass_a_limit(connect, queue):
     for thread in work(connect, queue, 4, 4):
         thread.join(PATIENCE)
     tasks = queue.tasks()
-    assert Counter(one.status for one in tasks) == {"finished": 30}
-    for one in tasks:
-        others = beside(one, tasks)
-        assert len(others) < 3, (one, others)
-        assert sum(other.key == one.key for other in others) < 2, (one, others)
+    assert Counter(task.status for task in tasks) == {"finished": 30}
+    for task in tasks:
+        others = beside(task, tasks)
+        assert len(others) < 3, (task, others)
+        assert sum(other.key == task.key for other in others) < 2, (task, others)
 
 
 def test_a_limit_counts_from_the_moment_in_which_it_is_set(connect, queue):
@@ -315,10 +315,10 @@ def test_a_limit_counts_from_the_moment_in_which_it_is_set(connect, queue):
     for thread in threads:
         thread.join(PATIENCE)
     tasks = queue.tasks()
-    assert Counter(one.status for one in tasks) == {"finished": 60}
-    for one in tasks:
-        if one.claimed_at > limit.set_at:
-            assert len(beside(one, tasks)) < 2, (one, beside(one, tasks))
+    assert Counter(task.status for task in tasks) == {"finished": 60}
+    for task in tasks:
+        if task.claimed_at > limit.set_at:
+            assert len(beside(task, tasks)) < 2, (task, beside(task, tasks))
 
 
 def test_a_limit_that_is_raised_is_noticed(connect, queue):

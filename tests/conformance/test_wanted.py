@@ -34,9 +34,9 @@ async def made(grant):
 @pytest.mark.parametrize("kind", PAIRS)
 def test_somebody_comes(connect, name, kind, where):
     first, second = PAIRS[kind]
-    one = connect()
-    other = connect() if where == "another member" else one
-    with first(one, name) as grant:
+    coordinator = connect()
+    other = connect() if where == "another member" else coordinator
+    with first(coordinator, name) as grant:
         event = wanted(grant)
         assert not event.is_set()
         attempt = Attempt(second(other, name))
@@ -48,9 +48,9 @@ def test_somebody_comes(connect, name, kind, where):
 
 @pytest.mark.parametrize("where", ["another member", "this member"])
 def test_somebody_is_there_already(connect, database, name, where):
-    one = connect()
-    other = connect() if where == "another member" else one
-    with one.mutex(name) as grant:
+    coordinator = connect()
+    other = connect() if where == "another member" else coordinator
+    with coordinator.mutex(name) as grant:
         attempt = Attempt(other.mutex(name))
         until(lambda: len(database.queue(name)) == 2, "it waits")
         until(wanted(grant).is_set, "it is wanted")
@@ -73,8 +73,8 @@ def test_those_ahead_and_those_beside_do_not_want_it(connect, database, name):
 
 
 def test_cleared_it_is_told_again(connect, name):
-    one, other = connect(), connect()
-    with one.mutex(name) as grant:
+    first, other = connect(), connect()
+    with first.mutex(name) as grant:
         event = wanted(grant)
         attempt = Attempt(other.mutex(name))
         for _ in range(2):
@@ -103,9 +103,9 @@ def test_nobody_looks_unless_somebody_wants_to_know(connect, name):
 
 
 def test_many_resources_are_asked_for_at_once(connect, name):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     with contextlib.ExitStack() as stack:
-        grants = [stack.enter_context(one.mutex(name(number))) for number in range(6)]
+        grants = [stack.enter_context(first.mutex(name(number))) for number in range(6)]
         events = [wanted(grant) for grant in grants]
         attempt = Attempt(other.mutex(name(3)))
         until(events[3].is_set, "it is wanted")
@@ -116,11 +116,11 @@ def test_many_resources_are_asked_for_at_once(connect, name):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_a_reader_that_upgrades_wants_all_others_to_leave(connect, name):
-    one, other = connect(), connect()
-    with one.read(name) as early:
+    first, other = connect(), connect()
+    with first.read(name) as early:
         reader = Attempt(other.read(name))
         grant = reader.granted()
-        late = Attempt(one.read(name))
+        late = Attempt(first.read(name))
         events = [wanted(early), wanted(late.granted())]
 
         def upgrade():

@@ -41,7 +41,7 @@ def told(session, position):
 def compare(session, coordinator, name):
     """Of all who wait under such names: what SQL tells is what Python does; their codes."""
     found = coordinator.overview()
-    mine = [one for one in found.entries if one.resource.startswith(name)]
+    mine = [entry for entry in found.entries if entry.resource.startswith(name)]
     codes = []
     for one in mine:
         reason = reasons(found, only=one.position).get(one.position)
@@ -75,48 +75,48 @@ def waiting(database, name):
 
 
 def test_limits_and_operators(database, session, connect, name, waiting):
-    one, other = connect(), connect()
-    with one.limit(name, 3, note="a"), one.limit(name, 3, weight=2):
+    first, other = connect(), connect()
+    with first.limit(name, 3, note="a"), first.limit(name, 3, weight=2):
         waiting(other.limit(name, 3, weight=2))
         waiting(other.limit(name, 5))
         waiting(other.mutex(name))
-        assert compare(session, one, name) == ["limit"] * 3
-        one.set_limit(name, 1)
-        assert compare(session, one, name) == ["limit"] * 3
-        one.pause(name)
-        assert compare(session, one, name) == ["paused"] * 3
+        assert compare(session, first, name) == ["limit"] * 3
+        first.set_limit(name, 1)
+        assert compare(session, first, name) == ["limit"] * 3
+        first.pause(name)
+        assert compare(session, first, name) == ["paused"] * 3
         _, _, rows = told(session, database.queue(name)[2][0])
         assert rows[0][1].startswith("the resource is paused by ")
-        one.resume(name)
-        one.set_limit(name, None)
-    with one.limit(name("c"), 3, note="b"):
-        one.set_limit(name("c"), 1)
+        first.resume(name)
+        first.set_limit(name, None)
+    with first.limit(name("c"), 3, note="b"):
+        first.set_limit(name("c"), 1)
         waiting(other.limit(name("c"), 3))
         waiting(other.limit(name("c"), 3, weight=2))
-        assert compare(session, one, name("c")) == ["cap", "limit"]
+        assert compare(session, first, name("c")) == ["cap", "limit"]
         _, _, rows = told(session, database.queue(name("c"))[1][0])
         assert "cap of 1" in rows[0][1]
         assert rows[0][7] == "b"
-        one.set_limit(name("c"), None)
+        first.set_limit(name("c"), None)
 
 
 def test_readers_writers_and_stages(session, connect, name, waiting):
-    one, other = connect(), connect()
-    with one.read(name), one.stage(name("s"), 100):
+    first, other = connect(), connect()
+    with first.read(name), first.stage(name("s"), 100):
         waiting(other.write(name))
         waiting(other.read(name))
         waiting(other.stage(name("s"), 200))
-        assert compare(session, one, name) == ["readers_ahead", "writer_ahead", "stage"]
+        assert compare(session, first, name) == ["readers_ahead", "writer_ahead", "stage"]
 
 
 def test_where_it_goes_on(database, session, connect, name, waiting):
-    one, other, third = connect(), connect(), connect()
-    with one.mutex(name("a")):
+    first, other, third = connect(), connect(), connect()
+    with first.mutex(name("a")):
         waiting(other.all_of(other.mutex(name("b")), other.mutex(name("a"))))
         waiting(third.mutex(name("b")))
         late = database.queue(name)[-1][0]
         (row,) = told(session, late)[2]
-        entries = {entry.position: entry for entry in one.entries()}
+        entries = {entry.position: entry for entry in first.entries()}
         assert entries[row[2]].resource == name("b")
         assert entries[row[9]].resource == name("a")
         (row,) = told(session, row[9])[2]
@@ -168,33 +168,33 @@ def compare_estimates(session, coordinator, positions):
 
 
 def test_when_it_will_go_in(database, session, connect, name, waiting):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     remember(database, name, spread(60, 600, 0.5))
-    with one.mutex(name):
+    with first.mutex(name):
         for _ in range(4):
             waiting(other.mutex(name))
-        found = compare_estimates(session, one, [row[0] for row in database.queue(name)[1:]])
+        found = compare_estimates(session, first, [row[0] for row in database.queue(name)[1:]])
         likely = [one.likely for _, one in sorted(found.items())]
         assert likely == sorted(likely)
         (row, *_) = told(session, database.queue(name)[1][0])[2]
         assert re.search(r"; it goes in in about 0:\d\d:\d\d \(between 0:\d\d:\d\d and 0:\d\d:\d\d\)$", row[1])
         assert told(session, database.queue(name)[0][0])[2][0][1] == "it has been let in"
-        one.pause(name)
+        first.pause(name)
         assert session.ask("estimate", database.queue(name)[1][0]) == []
-        one.resume(name)
+        first.resume(name)
 
 
 def test_when_it_will_go_in_under_a_limit_with_readers_and_by_kinds(database, session, connect, name, waiting):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     remember(database, name("l"), spread(60, 300, 1.8))
     remember(database, name("r"), spread(60, 100, 0.5))
     remember(database, name("k"), spread(20, 50, 0.2), note="quick 1")
     remember(database, name("k"), spread(20, 5000, 0.2), note="slow 2", before=20)
     with (
-        one.limit(name("l"), 3, weight=2),
-        one.limit(name("l"), 3),
-        one.read(name("r")),
-        one.mutex(name("k"), note="slow 3"),
+        first.limit(name("l"), 3, weight=2),
+        first.limit(name("l"), 3),
+        first.read(name("r")),
+        first.mutex(name("k"), note="slow 3"),
     ):
         for lock in (other.limit(name("l"), 3), other.limit(name("l"), 3, weight=3), other.limit(name("l"), 3)):
             waiting(lock)
@@ -202,24 +202,26 @@ def test_when_it_will_go_in_under_a_limit_with_readers_and_by_kinds(database, se
         waiting(other.read(name("r")))
         waiting(other.mutex(name("k"), note="quick 4"))
         waiting(other.mutex(name("k"), note="quick 5"))
-        asked = [one.position for one in one.entries() if one.resource.startswith(name) and one.state == "waits"]
+        asked = [
+            entry.position for entry in first.entries() if entry.resource.startswith(name) and entry.state == "waits"
+        ]
         assert len(asked) == 7
-        compare_estimates(session, one, asked)
+        compare_estimates(session, first, asked)
 
 
 def test_what_sql_does_not_know(database, session, connect, name, waiting):
-    one, other = connect(), connect()
+    first, other = connect(), connect()
     remember(database, name, [60.0] * 4)
-    with one.limit(name, 3, weight=3):
+    with first.limit(name, 3, weight=3):
         waiting(other.limit(name, 3, weight=3))
         position = database.queue(name)[1][0]
         assert session.ask("estimate", position) == [], "four holds are too few"
         remember(database, name, [60.0] * 4, before=10)
         assert len(session.ask("estimate", position)) == 1
         assert session.ask("estimate", database.queue(name)[0][0]) == [], "it is inside"
-        one.set_limit(name, 2)
+        first.set_limit(name, 2)
         assert session.ask("estimate", position) == [], "its weight is above the cap"
-        one.set_limit(name, None)
+        first.set_limit(name, None)
     assert session.ask("estimate", 10**12) == []
 
 

@@ -52,10 +52,10 @@ class Told:
 def check(queue, told):
     """All that was told is recorded so, and the other way round, but for what was given back before it began."""
     recorded = Counter(
-        (one.task_id, one.attempt, one.outcome)
+        (run.task_id, run.attempt, run.outcome)
         for task in queue.tasks()
-        for one in queue.log(task.task_id)
-        if one.outcome != "returned"
+        for run in queue.log(task.task_id)
+        if run.outcome != "returned"
     )
     assert told.outcomes == recorded
     status = Counter(task.status for task in queue.tasks())
@@ -108,7 +108,7 @@ def ends_once(monkeypatch, cut):
     plain, seen = Claiming.end_and_claim, set()
 
     def end_and_claim(self, ends, most, **given):
-        new = {(one.task_id, one.attempt) for one in ends} - seen
+        new = {(end.task_id, end.attempt) for end in ends} - seen
         seen.update(new)
         if new:
             cut(lambda: plain(self, ends, 0, **given))
@@ -124,7 +124,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("group", [True, False])
-@pytest.mark.parametrize("fault", [None, *FAULTS], ids=lambda one: "nothing" if one is None else one.__name__)
+@pytest.mark.parametrize("fault", [None, *FAULTS], ids=lambda value: "nothing" if value is None else value.__name__)
 def test_worker_tells_outcomes_as_recorded(queue, monkeypatch, caplog, fault, group):
     put_all(queue)
     if fault is not None:
@@ -202,4 +202,4 @@ def test_task_ends_well_when_its_end_is_recorded(queue):
         with task:
             pass
     until(lambda: queue.tasks("finished"), timeout=PATIENCE)
-    assert [one.outcome for one in queue.log(number)] == ["finished"]
+    assert [run.outcome for run in queue.log(number)] == ["finished"]

@@ -35,7 +35,7 @@ def silent(caplog):
     """Nothing may be logged that any client could write a log full with."""
     caplog.set_level(logging.WARNING)
     yield
-    assert [one.getMessage() for one in caplog.get_records("call")] == []
+    assert [record.getMessage() for record in caplog.get_records("call")] == []
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_half_a_request_is_given_up(half, live, serve, connect, impatient, silen
     url = serve(live, token=TOKEN)
     halves = [connect(url, HALVES[half]) for _ in range(40)]
     assert answers(url)
-    assert all(ends(one) for one in halves)
+    assert all(ends(halve) for halve in halves)
     assert answers(url)
 
 

@@ -106,7 +106,7 @@ def test_dark_is_dark(live, serve, open_page):
     for scheme in ("light", "dark"):
         page = open_page(url, scheme=scheme)
         colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        grounds[scheme] = sum(int(one) for one in colour.strip("rgb()").split(","))
+        grounds[scheme] = sum(int(part) for part in colour.strip("rgb()").split(","))
     assert grounds["dark"] < 200 < 600 < grounds["light"]
 
 

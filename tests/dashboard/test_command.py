@@ -92,7 +92,7 @@ def test_from_its_start_to_its_end(database, connect, name, start):
         word = re.search(r'name="word" value="(\w+)"', asked)[1]
         answer = client.post("/do", data={"kind": "pause", "resource": name, "word": word})
         assert answer.status_code == 303
-        assert [one.paused for one in coordinator.resources() if one.resource == name] == [True]
+        assert [resource.paused for resource in coordinator.resources() if resource.resource == name] == [True]
         coordinator.resume(name)
         assert token not in running.said.replace(f"the token: {token}", "")
         with client.stream("GET", "/events") as stream:

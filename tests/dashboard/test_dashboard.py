@@ -124,7 +124,7 @@ def test_links_keep_what_is_asked_for(client):
     page = Text(client.get("/?view=queues&sort=seconds&q=db1 x%26y").text)
     links = [value for tag, name, value in page.attributes if (tag, name) == ("a", "href") and "view=" in value]
     assert links
-    assert all("q=db1+x%26y" in one for one in links)
+    assert all("q=db1+x%26y" in link for link in links)
 
 
 def test_a_row_by_itself(client):
@@ -474,7 +474,7 @@ def test_wrong_tokens_do_not_lock_the_right_one_out(client, caplog):
         assert answer.status_code == 429
         assert "That is not the token." in text(answer)
     assert enter(client).status_code == 303
-    assert [one.levelname for one in caplog.records] == ["WARNING"], "it is logged once"
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "it is logged once"
 
 
 def test_a_session_ends(live, client, monkeypatch):

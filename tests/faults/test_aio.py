@@ -87,7 +87,7 @@ def crowd(channel, url, options, name, same):
             rounds.clear()
 
         locks = [coordinator.mutex(one) for one in names]
-        holders = [coordinator.aio.mutex(one) for one in dict.fromkeys(names)]
+        holders = [coordinator.aio.mutex(fromkey) for fromkey in dict.fromkeys(names)]
         for holder in holders:
             await holder.acquire()
         rounds.clear()

@@ -172,7 +172,7 @@ def end_by(channel, url, options, name, how, kind, default):
     lock = make[kind](name)
     (ending,) = (one for one in ENDINGS if one.__name__ == how)
     given = {"lock": lock, "coordinator": coordinator}
-    ending(*(given[one] for one in inspect.signature(ending).parameters))
+    ending(*(given[parameter] for parameter in inspect.signature(ending).parameters))
 
 
 @pytest.mark.parametrize("how", [one.__name__ for one in ENDINGS])
@@ -184,7 +184,7 @@ def test_ordinary_end_is_quiet(spawn, connect, database, name, how, kind):
     assert child.process.wait(60) == CODES.get(ending, 0)
     rows_are_gone(database, name)
     assert "LOUD" not in child.errors()
-    outcomes = {one.outcome for one in connect().history(name)}
+    outcomes = {hold.outcome for hold in connect().history(name)}
     assert "released" in outcomes
     assert outcomes <= {"released", "cancelled"}
 

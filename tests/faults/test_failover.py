@@ -269,4 +269,4 @@ def test_the_end_of_a_task_that_the_standby_never_heard_of_is_told_again(start_p
         statuses = "SELECT status FROM sqlsem.task ORDER BY task_id"
         until(lambda: database.rows(statuses) == [("finished",), ("failed",), ("running",)], "they ended again")
         third.finish()
-        assert [one.outcome for one in queue.log(first.id)] == ["finished"]
+        assert [run.outcome for run in queue.log(first.id)] == ["finished"]

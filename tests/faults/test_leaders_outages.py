@@ -118,7 +118,7 @@ class Bench:
         return until(lambda: (found := self.words(["started"]))[number - 1 :] and found[number - 1], f"term {number}")
 
     def until_stopped(self, fence):
-        until(lambda: any(one["fence"] == fence for one in self.words(["stopped"])), f"the term {fence} has ended")
+        until(lambda: any(word["fence"] == fence for word in self.words(["stopped"])), f"the term {fence} has ended")
 
     def waiting(self, number):
         until(lambda: len(self.database.queue(self.name)) == number, f"{number} take part")
@@ -145,8 +145,8 @@ class Bench:
         words = self.words(["started", "stopped", "refused"])
         if self.is_command:  # how its terms were lost is not known to a command
             words = [
-                {**one, "lost": self.happened.slept({one["pid"]}, one["at"])} for one in words if "lost" in one
-            ] + [one for one in words if "lost" not in one]
+                {**word, "lost": self.happened.slept({word["pid"]}, word["at"])} for word in words if "lost" in word
+            ] + [word for word in words if "lost" not in word]
         assert leaders(words, self.happened) == []
         assert doors(words, self.happened) == []
         # By the database's clock, too.
@@ -199,8 +199,8 @@ def test_the_leader_is_cut_off(bench):
     bench.waiting(2)
     bench.second.kill()
     bench.until_started(3)
-    for one in bench.words(["started"])[1:2]:
-        bench.happened.killed[one["pid"]] = one["at"]  # not earlier than that
+    for word in bench.words(["started"])[1:2]:
+        bench.happened.killed[word["pid"]] = word["at"]  # not earlier than that
     bench.check()
 
 

@@ -38,8 +38,8 @@ def test_a_killed_worker_frees_its_locks_and_the_retry_asks_again(spawn, coordin
     with until(queue.try_claim, PATIENCE) as task:
         assert (task.id, task.attempt) == (number, 2)
         assert task.grant.positions[name] > claimed["positions"][name]
-        assert [one.state for one in coordinator.entries(name)] == ["holds"]
-    assert [one.outcome for one in queue.log(number)] == ["lost", "finished"]
+        assert [entry.state for entry in coordinator.entries(name)] == ["holds"]
+    assert [run.outcome for run in queue.log(number)] == ["lost", "finished"]
     assert [one.outcome for one in coordinator.history(name)] == ["released", "reaped"]
     assert coordinator.entries(name) == coordinator.entries(second) == []
 
@@ -76,7 +76,7 @@ def test_a_queue_without_workers_keeps_nobody_out(coordinator, database, name):
     database.rows(f"UPDATE {member} SET lease_until = {past} WHERE program = 'parked tasks'")
     assert after.acquire(timeout=PATIENCE)
     assert queue.try_claim() is None  # it asks again, behind
-    assert [one.state for one in coordinator.entries(name)] == ["holds", "waits"]
+    assert [entry.state for entry in coordinator.entries(name)] == ["holds", "waits"]
     after.release()
     with until(queue.try_claim, PATIENCE) as task:
         assert (task.id, task.attempt) == (number, 1)

@@ -520,8 +520,11 @@ linux = pytest.mark.skipif(files._SET_LOCK is None, reason="this system has no l
 def test_no_descriptor_is_left_after_the_last_connection(tmp_path):
     path = tmp_path / "a.db"
     for _ in range(3):
-        with sqlsem.connect(f"sqlite:///{path}", **AMPLE) as one, sqlsem.connect(f"sqlite:///{path}", **AMPLE) as two:
-            with one.mutex("a"), two.mutex("b"):
+        with (
+            sqlsem.connect(f"sqlite:///{path}", **AMPLE) as coordinator,
+            sqlsem.connect(f"sqlite:///{path}", **AMPLE) as two,
+        ):
+            with coordinator.mutex("a"), two.mutex("b"):
                 assert f"{path}-shm" in names_of_descriptors()
     assert [name for name in names_of_descriptors() if str(tmp_path) in name] == []
     assert not Path(f"{path}-wal").exists(), "the last connection did not clean up"

@@ -145,7 +145,7 @@ def a_task(coordinator, database, name):
 
     def ends_well():
         task.finish()
-        assert [one.outcome for one in queue.log(number)] == ["finished"]
+        assert [run.outcome for run in queue.log(number)] == ["finished"]
 
     yield Had(
         partial(take_membership, coordinator, database),
@@ -183,7 +183,7 @@ def a_task_of_a_worker(coordinator, database, name):
         leave.set()
         thread.join(PATIENCE)
         assert not thread.is_alive()
-        recorded = [one.outcome for one in queue.log(number) if one.attempt == 1]
+        recorded = [run.outcome for run in queue.log(number) if run.attempt == 1]
         assert outcomes == [None, "finished" if recorded == ["finished"] else "lost"]
         return worker.finished
 

@@ -145,8 +145,8 @@ def _swapped_grants(trace):
 
 def _overlap(trace):
     """One has the mutex until somebody else has come in."""
-    one, other = (trace[n] for n in _mutexes(trace)[:2])
-    return _moved(trace, _at(trace, "ended", _of(_key(one))), other.at + 1)
+    first, other = (trace[n] for n in _mutexes(trace)[:2])
+    return _moved(trace, _at(trace, "ended", _of(_key(first))), other.at + 1)
 
 
 def _without_request(trace):

@@ -51,7 +51,7 @@ def test_a_killed_worker_gives_its_task_back(spawn, connect, name):
             "a beacon that is gone does not tell a dead process from one that lost its connection"
         )
     assert got < killed + GRACE + 20
-    assert [one.outcome for one in queue.log(number)] == ["lost", "finished"]
+    assert [run.outcome for run in queue.log(number)] == ["lost", "finished"]
 
 
 def test_join_sees_to_the_dead_as_well(spawn, connect, name):
@@ -77,7 +77,7 @@ def test_a_paused_worker_keeps_its_task(spawn, connect, name):
         child.resume()
     child.send(go=True)
     child.expect("finished")
-    assert [one.outcome for one in queue.log(number)] == ["finished"]
+    assert [run.outcome for run in queue.log(number)] == ["finished"]
 
 
 def asks(channel, url, options, name, lease):
@@ -117,7 +117,7 @@ def test_a_task_that_kills_its_workers_does_not_do_so_for_ever(spawn, connect, n
     until(lambda: queue.wait(0.2) and queue.tasks()[0].status == "failed")
     with pytest.raises(sqlsem.TaskFailed, match="its worker died five times"):
         queue.join()
-    assert Counter(one.outcome for one in queue.log(number)) == {"lost": 5}
+    assert Counter(run.outcome for run in queue.log(number)) == {"lost": 5}
 
 
 @pytest.mark.engines("postgresql")
@@ -198,7 +198,7 @@ def check_killed_at_random(spawn, connect, name, tmp_path, count, kills):
         if words["what"] == "began":
             began[words["task"]] += 1
             if words["attempt"] > 1:
-                lost = [one for one in queue.log(words["task"]) if one.attempt == words["attempt"] - 1]
+                lost = [run for run in queue.log(words["task"]) if run.attempt == words["attempt"] - 1]
                 assert [one.outcome for one in lost] == ["lost"]
                 assert words["at"] >= min(killed.values())
     assert set(began) == set(numbers), "none lost"
@@ -255,7 +255,7 @@ def test_what_a_killed_worker_had_in_a_group_comes_back(spawn, connect, name, tm
     until(lambda: lines(tmp_path / "journal") == 121)
     child.kill()
     until(lambda: queue.wait(0.2) or not queue.state().running, "it is pending again")
-    assert [one.outcome for one in queue.log(numbers[0])] == ["finished"]
+    assert [run.outcome for run in queue.log(numbers[0])] == ["finished"]
     (entry,) = queue.tasks("pending")
     assert (entry.attempt, entry.losses) == (1, 1)
 
@@ -269,9 +269,9 @@ def test_a_worker_killed_in_the_middle_of_a_group(spawn, connect, name, tmp_path
     spawn(crew, name=str(name), grace=0.5).expect("ready")
     until(lambda: lines(tmp_path / "journal") == 12)
     until(lambda: queue.wait(0.2) or not queue.state().running, "all of them are pending again")
-    assert [one.outcome for one in queue.log(numbers[0])] == ["finished"], "alone, and ended before the group"
+    assert [run.outcome for run in queue.log(numbers[0])] == ["finished"], "alone, and ended before the group"
     for number in numbers[1:]:
-        assert [one.outcome for one in queue.log(number)] == ["lost"]
+        assert [run.outcome for run in queue.log(number)] == ["lost"]
     # Again and again, but never with others.
     for _ in range(4):
         child = spawn(crew, name=str(name), grace=0)
@@ -349,7 +349,7 @@ def test_what_is_left_to_do_is_done_as_soon_as_it_can_be(connect, name):
     assert failed.wait(PATIENCE)
     del engine.reach
     until(lambda: not member.leftovers, timeout=25)  # a ping is due every 30 s
-    assert [one.outcome for one in queue.log(number)] == ["finished"]
+    assert [run.outcome for run in queue.log(number)] == ["finished"]
 
 
 @pytest.mark.soak

@@ -157,9 +157,9 @@ class Machine(RuleBasedStateMachine):
 
     def running(self):
         return [
-            (one, name)
-            for one in self.model.batches
-            for name, part in one.parts.items()
+            (batch, name)
+            for batch in self.model.batches
+            for name, part in batch.parts.items()
             if part.status == "running" and part.member in self.model.living
         ]
 
@@ -204,7 +204,7 @@ class Machine(RuleBasedStateMachine):
         claimed = session.claim_callback(member, self.of, None, "me", uid, True)
         if claimed is not None and again:
             assert session.claim_callback(member, self.of, None, "me", uid, True) == claimed
-        expected = next((one for one in self.model.batches if one.callback_status == "pending"), None)
+        expected = next((batch for batch in self.model.batches if batch.callback_status == "pending"), None)
         assert (claimed and claimed.batch_id) == (expected and expected.number)
         if expected is not None:
             self.take(expected, member, uid)
@@ -212,9 +212,9 @@ class Machine(RuleBasedStateMachine):
 
     def continuing(self):
         return [
-            one
-            for one in self.model.batches
-            if one.callback_status == "running" and one.callback_member in self.model.living
+            batch
+            for batch in self.model.batches
+            if batch.callback_status == "running" and batch.callback_member in self.model.living
         ]
 
     @rule(data=st.data(), how=st.sampled_from(["well", "badly", "returned"]))
@@ -248,14 +248,14 @@ class Machine(RuleBasedStateMachine):
     def recover(self):
         found = set(self.watch.recover_batches(self.of, None))
         expected = set()
-        for one in self.model.batches:
-            for part in one.parts.values():
+        for batch in self.model.batches:
+            for part in batch.parts.values():
                 if part.status == "running" and part.member not in self.model.living:
                     part.status = "failed"
-                    expected.add(one.number)
-            one.close()
-            if one.callback_status == "running" and one.callback_member not in self.model.living:
-                one.callback_status = "pending"
+                    expected.add(batch.number)
+            batch.close()
+            if batch.callback_status == "running" and batch.callback_member not in self.model.living:
+                batch.callback_status = "pending"
         assert found == expected
 
     @rule()
@@ -288,18 +288,18 @@ class Machine(RuleBasedStateMachine):
     def the_record_is_the_models(self):
         if not hasattr(self, "model"):
             return
-        entries = {one.batch_id: one for one in self.watch.list_batches(self.of, None, 100)}
-        assert entries.keys() == {one.number for one in self.model.batches}
-        for one in self.model.batches:
-            entry = entries[one.number]
-            assert (entry.status, entry.callback_status) == (one.status, one.callback_status)
-            assert entry.callback_attempt == one.callback_attempt
+        entries = {batch.batch_id: batch for batch in self.watch.list_batches(self.of, None, 100)}
+        assert entries.keys() == {batch.number for batch in self.model.batches}
+        for batch in self.model.batches:
+            entry = entries[batch.number]
+            assert (entry.status, entry.callback_status) == (batch.status, batch.callback_status)
+            assert entry.callback_attempt == batch.callback_attempt
             assert {part.part: (part.status, part.attempt, part.is_last) for part in entry.parts} == {
-                name: (part.status, part.attempt, part.is_last) for name, part in one.parts.items()
+                name: (part.status, part.attempt, part.is_last) for name, part in batch.parts.items()
             }
-            assert one.finished <= 1, "what comes after it has ended well once"
-        assert sum(one.status in ("open", "failed") for one in self.model.batches) <= 1
-        assert all(one.status not in ("open", "failed") for one in self.model.batches[:-1])
+            assert batch.finished <= 1, "what comes after it has ended well once"
+        assert sum(batch.status in ("open", "failed") for batch in self.model.batches) <= 1
+        assert all(batch.status not in ("open", "failed") for batch in self.model.batches[:-1])
 
     @rule(order=st.permutations(PARTS), repeated=st.sets(st.sampled_from(PARTS)), how=callbacks)
     @precondition(lambda self: self.model.batches)

@@ -53,7 +53,7 @@ class Model:
         )
 
     def others_inside(self, row: Row) -> list[Row]:
-        return [one for one in self.rows if one is not row and (one.position < row.position or one.granted)]
+        return [entry for entry in self.rows if entry is not row and (entry.position < row.position or entry.granted)]
 
     def upgrade(self, row: Row, only_if_free: bool) -> bool | None:
         if not row.granted:
@@ -61,12 +61,12 @@ class Model:
         if row.access == "write":
             return True
         if row.access == "read":
-            if any(one.access == "upgrade" for one in self.rows if one is not row):
+            if any(entry.access == "upgrade" for entry in self.rows if entry is not row):
                 raise Deadlock
             free = [
-                one
-                for one in self.rows
-                if one.position > row.position and one.access == "read" and not one.granted and self.fits(one)
+                entry
+                for entry in self.rows
+                if entry.position > row.position and entry.access == "read" and not entry.granted and self.fits(entry)
             ]
             if free or self.others_inside(row):
                 if not only_if_free and not (free and self.paused):
@@ -103,9 +103,9 @@ class Machine(RuleBasedStateMachine):
 
     def pick(self, data, *accesses, granted=None, bare=False):
         rows = [
-            one
-            for one in self.model.rows
-            if (one.slot is None) == bare and one.access in accesses and granted in (None, one.granted)
+            row
+            for row in self.model.rows
+            if (row.slot is None) == bare and row.access in accesses and granted in (None, row.granted)
         ]
         return data.draw(st.sampled_from(rows)) if rows else None
 
@@ -130,7 +130,7 @@ class Machine(RuleBasedStateMachine):
             return
         row.ticket, row.position, row.granted = found[0], found[0].position, free
         assert found[0].granted == free
-        assert all(one.position < row.position for one in self.model.rows)
+        assert all(entry.position < row.position for entry in self.model.rows)
         self.model.rows.append(row)
         if free:
             self.tell(row)
@@ -172,7 +172,9 @@ class Machine(RuleBasedStateMachine):
                 done = session.upgrade(row.ticket, 0.0, NEVER)
             assert done is expected
             if expected and not wrote:
-                assert [one for one in self.model.rows if one.told and one is not row] == [], "somebody is inside"
+                assert [entry for entry in self.model.rows if entry.told and entry is not row] == [], (
+                    "somebody is inside"
+                )
                 self.fences.append(row.position)
                 row.told = True
 
@@ -193,10 +195,10 @@ class Machine(RuleBasedStateMachine):
         if leaves:
             session.resign(member)
         session.close()
-        self.model.rows = [one for one in self.model.rows if one.slot != slot]
+        self.model.rows = [entry for entry in self.model.rows if entry.slot != slot]
         self.join(slot)
         # Its session ends a moment after its client.
-        there = {one.position for one in self.model.rows}
+        there = {entry.position for entry in self.model.rows}
         until(lambda: self.operator.reap() >= 0 and {row[0] for row in self.database.queue(self.resource)} <= there)
 
     # -- what others do
@@ -247,15 +249,15 @@ class Machine(RuleBasedStateMachine):
     def the_queue_is_the_models(self):
         if not hasattr(self, "model"):
             return
-        found = [(one.position, one.access, one.state) for one in self.operator.entries(self.resource)]
+        found = [(entry.position, entry.access, entry.state) for entry in self.operator.entries(self.resource)]
         rows = self.model.rows
-        assert found == [(one.position, one.access, "holds" if self.holds(one) else "waits") for one in rows]
+        assert found == [(row.position, row.access, "holds" if self.holds(row) else "waits") for row in rows]
 
     @invariant()
     def nobody_is_beside_a_writer(self):
         if not hasattr(self, "model"):
             return
-        inside = [one for one in self.model.rows if one.told or self.holds(one)]
+        inside = [row for row in self.model.rows if row.told or self.holds(row)]
         assert len(inside) <= 1 or not any(one.access == "write" for one in inside)
         assert sum(one.access == "upgrade" for one in inside) <= 1
 
@@ -263,9 +265,9 @@ class Machine(RuleBasedStateMachine):
     def once_true_it_stays_true(self):
         if not hasattr(self, "model"):
             return
-        for one in self.model.rows:
-            one.was_free = one.was_free or one.granted or self.model.fits(one)
-            assert not one.was_free or one.granted or self.model.fits(one), one
+        for row in self.model.rows:
+            row.was_free = row.was_free or row.granted or self.model.fits(row)
+            assert not row.was_free or row.granted or self.model.fits(row), row
 
     @invariant()
     def fences_never_fall(self):

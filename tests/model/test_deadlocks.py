@@ -38,7 +38,7 @@ def test_against_the_outcome(world, chance):
     assert bool(found) == bool(lost)
     for knot in found:
         # No false alarm: nobody in it can finish, even when all the others have gone.
-        rows = [one for one in world.rows if one.party in knot.parties]
+        rows = [row for row in world.rows if row.party in knot.parties]
         assert knots.outcome(rows, world.caps, chance.choice) == knot.parties
         # And it is no more than that: everybody in it waits for everybody in it.
         ways = {who: {edge[1].party for edge in knot.edges if edge[0].party == who} for who in knot.parties}
@@ -74,8 +74,8 @@ def test_giving_up_the_victims_frees_everybody(world, chance):
             break
         # Whoever gives up an upgrade is a reader again.
         for victim in (knot.victim for knot in found):
-            rows = [dataclasses.replace(one, access="read") if one == victim else one for one in rows]
-            rows = [one for one in rows if one.position != victim.position or one.granted]
+            rows = [dataclasses.replace(row, access="read") if row == victim else row for row in rows]
+            rows = [row for row in rows if row.position != victim.position or row.granted]
     assert find(rows, world.caps) == []
     assert knots.outcome(rows, world.caps, chance.choice) == set()
 
@@ -100,7 +100,7 @@ def test_rings(size, kind):
     wanted = {"mutex": ("write", 1), "readers": ("write", 1), "limit": ("write", 1), "stages": ("stage:2", 1)}[kind]
     rows = [holds(n + 1, f"r{n}", f"w{n}", *held) for n in range(size)]
     if kind == "limit":
-        rows = [dataclasses.replace(one, limit=3, weight=3) for one in rows]
+        rows = [dataclasses.replace(entry, limit=3, weight=3) for entry in rows]
     waits = [row(100 + n, f"r{(n + 1) % size}", f"w{n}", *wanted) for n in range(size)]
     for missing in range(size):
         assert find(rows + waits[:missing] + waits[missing + 1 :]) == []

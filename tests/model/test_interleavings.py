@@ -111,7 +111,7 @@ class World:
         self.believed.clear()
         for row in self.seen():
             ticket = sqlsem.model.Ticket(self.resource, row.position, self.id_of(row.position), False)
-            session = next((self._sessions[key] for key, one in self._members.items() if one == row.member), None)
+            session = next((self._sessions[key] for key, member in self._members.items() if member == row.member), None)
             if session is None:
                 self.rows(
                     "DELETE FROM {table} WHERE resource_id = ? AND queue_position = ?", self.resource, row.position
@@ -406,7 +406,7 @@ def an_upgrade(world):
 
 def two_upgrades(world):
     """Two readers become the writer at once: one of them is told that it cannot."""
-    one, other = (Requester(world, who, access="read").register_now() for who in "ab")
+    first, other = (Requester(world, who, access="read").register_now() for who in "ab")
 
     def begin(actor):
         def call(session):
@@ -417,17 +417,17 @@ def two_upgrades(world):
 
         return call
 
-    for actor in (one, other):
+    for actor in (first, other):
         actor.calls = [("begin", begin(actor))]
 
     def end():
-        assert sorted(str(actor.answers["begin"]) for actor in (one, other)) == ["None", str(Upgrading.BEGUN)]
-        loser, winner = (one, other) if one.answers["begin"] is None else (other, one)
+        assert sorted(str(actor.answers["begin"]) for actor in (first, other)) == ["None", str(Upgrading.BEGUN)]
+        loser, winner = (first, other) if first.answers["begin"] is None else (other, first)
         world.believed.pop(loser.ticket.position)
         assert loser.session.release(loser.ticket, "released")
         assert winner.session.upgrade(winner.ticket, 0, NEVER) is True
 
-    return [one, other], end
+    return [first, other], end
 
 
 def adopted(world):
@@ -775,7 +775,7 @@ class NoForks:
 
 
 @pytest.mark.leaves_rows
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda value: value.__name__)
 def test_every_order_of_steps(world, scenario, database, record_property):
     def make():
         world.begin()

@@ -59,8 +59,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(sorted(KINDS)), which=st.integers(0, 1), wait=st.booleans())
     def take(self, kind, which, wait):
-        one = self.lock(kind, which)
-        request = Request(one.resource, one.access, one.limit)
+        lock = self.lock(kind, which)
+        request = Request(lock.resource, lock.access, lock.limit)
         found = self.session.register(self.me, "outsider", "o", self.uid(), [request], not wait)
         self.held += found or []
 
@@ -78,18 +78,18 @@ class Machine(RuleBasedStateMachine):
             return
         assert claimed.order == self.lowest
         assert claimed.task_id not in self.running
-        keys = {one.task_id: one.key for one in session.list_tasks(self.queue, "running", 1000)}
+        keys = {task.task_id: task.key for task in session.list_tasks(self.queue, "running", 1000)}
         if self.key_limit is not None and keys[claimed.task_id] == "a":
             assert list(keys.values()).count("a") <= self.key_limit
         self.running[claimed.task_id] = (who, claimed.attempt)
-        granted = {(one.resource, one.position) for one in session.entries(None) if one.member_id == member}
-        assert {(one.resource, one.position) for one in claimed.locks} <= granted
-        assert not self.paused & {one.resource for one in claimed.locks}
+        granted = {(entry.resource, entry.position) for entry in session.entries(None) if entry.member_id == member}
+        assert {(lock.resource, lock.position) for lock in claimed.locks} <= granted
+        assert not self.paused & {lock.resource for lock in claimed.locks}
 
     @property
     def lowest(self):
         opened = [
-            one for one in self.session.list_tasks(self.queue, None, 1000) if one.status in ("pending", "running")
+            task for task in self.session.list_tasks(self.queue, None, 1000) if task.status in ("pending", "running")
         ]
         return min((one.order for one in opened), default=None)
 
@@ -115,13 +115,13 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), what=st.sampled_from(["retry", "cancel"]))
     def mend(self, data, what):
         wanted = {"retry": ("failed", "cancelled"), "cancel": ("pending",)}[what]
-        there = [one.task_id for one in self.session.list_tasks(self.queue, None, 1000) if one.status in wanted]
+        there = [task.task_id for task in self.session.list_tasks(self.queue, None, 1000) if task.status in wanted]
         if there:
             assert self.session.set_task(data.draw(st.sampled_from(sorted(there))), what) == 0
 
     @rule(data=st.data())
     def revoke_one_that_waits(self, data):
-        there = [one.position for one in self.entries() if (one.owner or "").startswith("task ")]
+        there = [entry.position for entry in self.entries() if (entry.owner or "").startswith("task ")]
         if there:
             assert self.session.revoke(data.draw(st.sampled_from(there)), False) == 0
 
@@ -138,23 +138,23 @@ class Machine(RuleBasedStateMachine):
         self.key_limit = limit
 
     def entries(self):
-        return [one for one in self.session.entries(None) if one.resource.startswith(f"{self.queue} ")]
+        return [entry for entry in self.session.entries(None) if entry.resource.startswith(f"{self.queue} ")]
 
     @invariant()
     def who_waits_holds_nothing_and_no_lock_is_passed(self):
         if not hasattr(self, "workers"):
             return
         inside = {}
-        for one in self.entries():
-            if (one.owner or "").startswith("task "):
-                assert one.state == "waits", one
-            elif one.state == "holds":
-                inside.setdefault(one.resource, []).append(one)
+        for entry in self.entries():
+            if (entry.owner or "").startswith("task "):
+                assert entry.state == "waits", entry
+            elif entry.state == "holds":
+                inside.setdefault(entry.resource, []).append(entry)
         for resource, several in inside.items():
             if not all(one.access == "read" for one in several):
                 assert len(several) <= (2 if resource.endswith("limit") else 1), several
-        tasks = {one.task_id: one for one in self.session.list_tasks(self.queue, None, 1000)}
-        assert {number for number, one in tasks.items() if one.status == "running"} == set(self.running)
+        tasks = {task.task_id: task for task in self.session.list_tasks(self.queue, None, 1000)}
+        assert {number for number, task in tasks.items() if task.status == "running"} == set(self.running)
 
     def teardown(self):
         if not hasattr(self, "workers"):

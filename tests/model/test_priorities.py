@@ -204,10 +204,10 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         entries = self.sessions[0].entries(self.resource)
-        assert [one.position for one in entries] == [one.held.position for one in self.model.inside]
-        assert all(one.granted_at is not None for one in entries), "a row on the resource is a holder's"
+        assert [entry.position for entry in entries] == [one.held.position for one in self.model.inside]
+        assert all(entry.granted_at is not None for entry in entries), "a row on the resource is a holder's"
         places = self.sessions[0].entries(line_of(self.resource))
-        assert {one.position for one in places} == {one.place.position for one in self.model.line}
+        assert {place.position for place in places} == {one.place.position for one in self.model.line}
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")

@@ -64,7 +64,7 @@ class Machine(RuleBasedStateMachine):
         self.workers[slot] = (session, session.enrol("host", slot, "model"))
 
     def running(self, slot=None):
-        return [one for one in self.things if one.status == "running" and slot in (None, one.worker)]
+        return [thing for thing in self.things if thing.status == "running" and slot in (None, thing.worker)]
 
     @rule(
         order=st.sampled_from([-1, 0, 0, 1]),
@@ -79,8 +79,8 @@ class Machine(RuleBasedStateMachine):
             self.things.append(Thing(number, order, most, on_failure, kind))
 
     def expected(self, most=1):
-        orders = [one.order for one in self.things if one.open]
-        ready = [one for one in self.things if one.status == "pending" and one.order == min(orders)]
+        orders = [thing.order for thing in self.things if thing.open]
+        ready = [thing for thing in self.things if thing.status == "pending" and thing.order == min(orders)]
         group = sorted(ready, key=lambda one: one.number)[:most]
         alone = [place for place, one in enumerate(group) if one.losses or one.kind not in ("call", "sql")]
         return group[: max(alone[0], 1)] if alone else group
@@ -220,17 +220,18 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "operator"):
             return
         found = {
-            one.task_id: (one.order, one.status, one.attempt, one.failures, one.losses)
-            for one in self.operator.list_tasks(self.queue, None, 1000)
+            task.task_id: (task.order, task.status, task.attempt, task.failures, task.losses)
+            for task in self.operator.list_tasks(self.queue, None, 1000)
         }
         assert found == {
-            one.number: (one.order, one.status, one.attempt, one.failures, one.losses) for one in self.things
+            thing.number: (thing.order, thing.status, thing.attempt, thing.failures, thing.losses)
+            for thing in self.things
         }
         state = self.operator.queue_state(self.queue)
-        assert state.pending == any(one.status == "pending" for one in self.things)
+        assert state.pending == any(thing.status == "pending" for thing in self.things)
         assert state.running == bool(self.running())
         assert state.next_pending == bool(self.expected())
-        blocking = [one for one in self.things if one.status == "failed" and one.open]
+        blocking = [thing for thing in self.things if thing.status == "failed" and thing.open]
         first = min(blocking, key=lambda one: (one.order, one.number), default=None)
         assert state.failed == (first.number if first else None)
 

@@ -155,7 +155,7 @@ def world(database, name, monkeypatch):
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda value: value.__name__)
 def test_every_order_of_steps(world, scenario, database):
     def make():
         world.begin()

@@ -54,7 +54,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(cost=st.integers(1, 7), windows=st.sampled_from([[5_000], [20_000], [5_000, 20_000]]))
     def take(self, cost, windows):
-        request = RateRequest(self.name, windows_of({one: WINDOWS[one] for one in windows}, None), cost)
+        request = RateRequest(self.name, windows_of({window: WINDOWS[window] for window in windows}, None), cost)
         before = self.now()
         for length in windows:
             self.known.setdefault(length, before)

@@ -231,9 +231,9 @@ class Machine(RuleBasedStateMachine):
     @rule(row=consumes(tickets))
     def cancel(self, row):
         if row.member in self.sessions:
-            gone = [one for one in self.model.rows if one.uid == row.uid]
+            gone = [entry for entry in self.model.rows if entry.uid == row.uid]
             assert self.sessions[row.member].cancel(row.member, row.uid, "cancelled") == len(gone)
-            self.model.rows = [one for one in self.model.rows if one.uid != row.uid]
+            self.model.rows = [entry for entry in self.model.rows if entry.uid != row.uid]
 
     # -- operators
 

@@ -40,7 +40,7 @@ def test_what_is_to_be_replaced_must_be_there():
 
 @needs_tlc
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("one", [one for one in check.CHECKS if one.name in QUICK], ids=lambda one: one.name)
+@pytest.mark.parametrize("one", [one for one in check.CHECKS if one.name in QUICK], ids=lambda value: value.name)
 def test_quickly(one):
     good, outcome = check.carry_out(one)
     assert good, outcome.output[-3000:]
@@ -49,7 +49,7 @@ def test_quickly(one):
 @needs_tlc
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("one", [one for one in check.CHECKS if one.name not in QUICK], ids=lambda one: one.name)
+@pytest.mark.parametrize("one", [one for one in check.CHECKS if one.name not in QUICK], ids=lambda value: value.name)
 def test_at_length(one):
     good, outcome = check.carry_out(one, seconds=3000)
     assert good, outcome.output[-3000:]

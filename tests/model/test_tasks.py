@@ -49,12 +49,12 @@ class Model:
 
     def pending(self) -> list[Task]:
         """What may be claimed, in order."""
-        lowest = min((one.order for one in self.tasks.values() if one.is_open), default=None)
-        found = [one for one in self.tasks.values() if one.status == "pending" and one.order == lowest]
+        lowest = min((task.order for task in self.tasks.values() if task.is_open), default=None)
+        found = [task for task in self.tasks.values() if task.status == "pending" and task.order == lowest]
         return sorted(found, key=lambda one: one.number)
 
     def of_key(self, key: str) -> Task | None:
-        found = [one for one in self.tasks.values() if one.is_open and one.key == key]
+        found = [task for task in self.tasks.values() if task.is_open and task.key == key]
         assert len(found) <= 1
         return found[0] if found else None
 
@@ -152,7 +152,7 @@ class Machine(RuleBasedStateMachine):
         (connection.commit if kept else connection.rollback)()
         connection.close()
         if kept:
-            self.model.tasks.update((one.number, one) for one in tasks)
+            self.model.tasks.update((task.number, task) for task in tasks)
 
     # -- working
 
@@ -169,7 +169,7 @@ class Machine(RuleBasedStateMachine):
     def claim_group(self, who, most, ending, again):
         member, session = self.members[who]
         uid = self.uid()
-        mine = [one for one in self.model.tasks.values() if one.member == member] if ending else []
+        mine = [task for task in self.model.tasks.values() if task.member == member] if ending else []
         ends = [End(one.number, one.attempt, "finished") for one in mine]
         statuses, claimed = session.next_tasks(member, ends, self.queue, "model", uid, False, most)
         assert statuses == ["finished"] * len(ends)
@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), outcome=st.sampled_from(["finished", "finished", "failed", "returned", "cancelled"]))
     def end(self, data, outcome):
-        running = [one for one in self.model.tasks.values() if one.status == "running"]
+        running = [task_row for task_row in self.model.tasks.values() if task_row.status == "running"]
         if not running:
             return
         task = data.draw(st.sampled_from(running))
@@ -206,7 +206,7 @@ class Machine(RuleBasedStateMachine):
         member, session = self.members[who]
         session.resign(member)
         session.close()
-        lost = [one for one in self.model.tasks.values() if one.member == member]
+        lost = [task for task in self.model.tasks.values() if task.member == member]
         assert self.session.recover_tasks(self.queue, None) == len(lost)
         for one in lost:
             one.losses += 1
@@ -230,7 +230,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), what=st.sampled_from(["retry", "retry", "cancel"]))
     def mend(self, data, what):
         fitting = {"retry": ("failed", "cancelled"), "cancel": ("pending", "failed")}[what]
-        there = [one for one in self.model.tasks.values() if one.status in fitting]
+        there = [task_row for task_row in self.model.tasks.values() if task_row.status in fitting]
         if not there:
             return
         task = data.draw(st.sampled_from(there))
@@ -246,7 +246,9 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data):
         """Also what runs: that only learns of it."""
-        there = [one for one in self.model.tasks.values() if one.status in ("pending", "running", "failed")]
+        there = [
+            task_row for task_row in self.model.tasks.values() if task_row.status in ("pending", "running", "failed")
+        ]
         if not there:
             return
         task = data.draw(st.sampled_from(there))
@@ -262,15 +264,15 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def look(self):
-        tasks = sorted(self.model.tasks.values(), key=lambda one: (one.order, one.number))
+        tasks = sorted(self.model.tasks.values(), key=lambda task: (task.order, task.number))
         state = self.session.queue_state(self.queue)
-        assert state.pending == any(one.status == "pending" for one in tasks)
-        assert state.running == any(one.status == "running" for one in tasks)
+        assert state.pending == any(task.status == "pending" for task in tasks)
+        assert state.running == any(task.status == "running" for task in tasks)
         assert state.next_pending == bool(self.model.pending())
-        holding = [one.number for one in tasks if one.status == "failed" and one.is_open]
+        holding = [task.number for task in tasks if task.status == "failed" and task.is_open]
         assert state.failed == (holding[0] if holding else None)
-        assert [one.task_id for one in self.session.list_tasks(self.queue, None, 1000) if one.ended_at is None] == [
-            one.number for one in tasks if one.is_open and one.status != "failed"
+        assert [task.task_id for task in self.session.list_tasks(self.queue, None, 1000) if task.ended_at is None] == [
+            task.number for task in tasks if task.is_open and task.status != "failed"
         ]
 
 

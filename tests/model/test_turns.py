@@ -48,7 +48,7 @@ class Model:
     started: Counter[str] = field(default_factory=Counter)  # where a rate was set; '': of all
 
     def of(self, status: str) -> list[Task]:
-        return sorted((one for one in self.tasks.values() if one.status == status), key=lambda one: one.number)
+        return sorted((task for task in self.tasks.values() if task.status == status), key=lambda task: task.number)
 
     def is_limited(self) -> bool:
         return (self.limit, self.key_limit, self.rate, self.key_rate) != (None,) * 4 or bool(
@@ -70,7 +70,7 @@ class Model:
 
     def next(self) -> set[int]:
         """Those of which one is to be claimed."""
-        lowest = min((one.order for one in self.tasks.values() if one.is_open), default=None)
+        lowest = min((task.order for task in self.tasks.values() if task.is_open), default=None)
         pending = [one for one in self.of("pending") if one.order == lowest]
         if not self.in_turns() or not pending:
             return {one.number for one in pending[:1]}
@@ -176,7 +176,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def look(self):
-        found = {one.task_key: one for one in self.session.queue_limits(self.queue)}
+        found = {limit.task_key: limit for limit in self.session.queue_limits(self.queue)}
         if self.model.is_limited():
             assert (found[None].task_limit, found[None].key_limit) == (self.model.limit, self.model.key_limit)
             assert (found[None].task_rate, found[None].key_rate) == (self.model.rate, self.model.key_rate)
@@ -185,10 +185,10 @@ class Machine(RuleBasedStateMachine):
             key: one.task_limit for key, one in found.items() if key and one.task_limit is not None
         } == self.model.limits
         assert {key: one.weight for key, one in found.items() if key and one.weight is not None} == self.model.weights
-        for one in self.session.list_tasks(self.queue, None, 1000):
-            assert (one.key, one.priority) == (
-                self.model.tasks[one.task_id].key or None,
-                self.model.tasks[one.task_id].priority,
+        for task in self.session.list_tasks(self.queue, None, 1000):
+            assert (task.key, task.priority) == (
+                self.model.tasks[task.task_id].key or None,
+                self.model.tasks[task.task_id].priority,
             )
 
     @rule(who=st.integers(0, 1), again=st.booleans(), group=st.booleans())
@@ -245,9 +245,9 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), what=st.sampled_from(["retry", "cancel"]))
     def mend(self, data, what):
         there = [
-            one
-            for one in self.model.tasks.values()
-            if one.status in {"retry": ("failed",), "cancel": ("pending", "failed")}[what]
+            task_row
+            for task_row in self.model.tasks.values()
+            if task_row.status in {"retry": ("failed",), "cancel": ("pending", "failed")}[what]
         ]
         if not there:
             return

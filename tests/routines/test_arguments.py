@@ -48,14 +48,14 @@ BAD_REQUESTS = [
 
 @pytest.mark.parametrize("routine", ["acquire", "try", "release", "renew", "set_limit", "pause", "resume"])
 def test_bad_names(session, refused, routine):
-    one = session()
+    connection = session()
     more = {"renew": (1,), "set_limit": (1,)}.get(routine, ())
     for bad, words in BAD_NAMES:
         with refused("22023", 50000, words):
             if routine in ("acquire", "try"):
-                one.acquire(bad, routine)
+                connection.acquire(bad, routine)
             else:
-                one.call(routine, bad, *more)
+                connection.call(routine, bad, *more)
 
 
 RESERVED = [
@@ -70,77 +70,77 @@ RESERVED = [
 @pytest.mark.parametrize("routine", ["acquire", "try"])
 def test_reserved_names(session, connect, refused, name, routine):
     """The queues of rates, of runs and of priorities belong to sqlsem, whose own routines go on using them."""
-    one, coordinator = session(), connect()
+    connection, coordinator = session(), connect()
     for form, words in RESERVED:
         taken = form.format(name)
         with refused("22023", 50000, words):
-            one.acquire(taken, routine)
+            connection.acquire(taken, routine)
         assert coordinator.entries(taken) == []
         coordinator.pause(taken)  # operators may still look after them
         coordinator.resume(taken)
     for free in (f"{name}:x", f"rates:{name}", f"{name}*x"):
-        assert one.acquire(free, routine)[0] == 0
-        assert one.call("release", free) == 0
-    code, position, _ = one.acquire(name, "once_begin", per_seconds=3600.0)
-    assert (code, one.call("once_done", name, position)) == (0, 0)
+        assert connection.acquire(free, routine)[0] == 0
+        assert connection.call("release", free) == 0
+    code, position, _ = connection.acquire(name, "once_begin", per_seconds=3600.0)
+    assert (code, connection.call("once_done", name, position)) == (0, 0)
 
 
 def test_bare_row_of_a_reserved_name_is_refused(session, database, refused, name):
-    one = session()
+    connection = session()
     for form, words in RESERVED:
         taken = form.format(name)
         with refused("22023", 50000, words):
-            one.rows(
+            connection.rows(
                 f"INSERT INTO {database.schema}.ProcessControl (resource_id, requesting_id) VALUES (?, ?)", taken, "me"
             )
         assert database.queue(name) == []
 
 
 def test_task_lock_of_a_reserved_name_is_refused(session, refused, name):
-    one = session()
+    connection = session()
     for form, words in RESERVED:
         locks = json.dumps([{"resource": form.format(name), "access": "write", "limit": 1}])
         with refused("22023", 50000, words):
-            if one.tsql:
-                one.rows(f"EXEC {one.database.schema}.check_locks ?", locks)
+            if connection.tsql:
+                connection.rows(f"EXEC {connection.database.schema}.check_locks ?", locks)
             else:
-                one.rows(f"SELECT {one.database.schema}.check_locks(CAST(? AS jsonb))", locks)
+                connection.rows(f"SELECT {connection.database.schema}.check_locks(CAST(? AS jsonb))", locks)
 
 
 @pytest.mark.parametrize("routine", ["acquire", "try"])
 def test_bad_requests(session, database, refused, name, routine):
-    one = session()
+    connection = session()
     for named, words in BAD_REQUESTS:
         with refused("22023", 50000, words):
-            one.acquire(name, routine, **named)
+            connection.acquire(name, routine, **named)
     assert database.queue(name) == []
-    assert one.acquire(name, routine)[0] == 0
-    assert one.call("release", name) == 0
+    assert connection.acquire(name, routine)[0] == 0
+    assert connection.call("release", name) == 0
 
 
 def test_bad_times(session, refused, name):
-    one = session()
+    connection = session()
     for bad in (-2, None, -(2**31)):
         with refused("22023", 50000, "timeout_ms must be 0 or more.* not (NULL|-2)"):
-            one.acquire(name, timeout_ms=bad)
-    _, position, _ = one.acquire(name, lease_seconds=60)
+            connection.acquire(name, timeout_ms=bad)
+    _, position, _ = connection.acquire(name, lease_seconds=60)
     for bad in (0, -1):
         with refused("22023", 50000, "lease_seconds must be from 0.1"):
-            one.call("renew", name, position, None, bad)
-    assert one.call("renew", name, position) == 0
-    assert one.call("release", name) == 0
+            connection.call("renew", name, position, None, bad)
+    assert connection.call("renew", name, position) == 0
+    assert connection.call("release", name) == 0
     for bad in (0, -1):
         with refused("22023", 50000, "limit of"):
-            one.call("set_limit", name, bad)
+            connection.call("set_limit", name, bad)
 
 
 def test_the_longest_names(session, database, name):
-    one = session()
+    connection = session()
     resource, who = (str(name) + "é" * 255)[:255], "w" * 255
-    code, position, _ = one.acquire(resource, requesting_id=who, note="n" * 1000)
+    code, position, _ = connection.acquire(resource, requesting_id=who, note="n" * 1000)
     assert code == 0
     assert database.queue(name) == [(position, resource, who)]
-    assert one.call("release", resource, position, who) == 0
+    assert connection.call("release", resource, position, who) == 0
 
 
 @pytest.mark.parametrize(
@@ -156,23 +156,23 @@ def test_the_longest_names(session, database, name):
     ],
 )
 def test_what_looks_like_sql_is_text(session, connect, database, name, text):
-    one, other = session(), session()
+    first, other = session(), session()
     text = text.replace("{s}", database.schema)
     resource = f"{name} {text}"
-    code, position, _ = one.acquire(resource, note=text, requesting_id=f"me {text}")
+    code, position, _ = first.acquire(resource, note=text, requesting_id=f"me {text}")
     assert code == 0
     (entry,) = connect().entries(resource)
     assert (entry.resource, entry.note, entry.requesting_id) == (resource, text, f"me {text}")
     assert other.acquire(resource, "try")[0] == -1
-    assert one.call("renew", resource, position, f"me {text}") == 0
-    assert one.call("release", resource, None, f"me {text}") == 0
+    assert first.call("renew", resource, position, f"me {text}") == 0
+    assert first.call("release", resource, None, f"me {text}") == 0
     assert other.acquire(resource, "try")[0] == 0
     assert other.call("release", resource) == 0
 
 
 def test_names_differ_in_case(session, name):
-    one, other = session(), session()
-    assert one.acquire(name("a"))[0] == 0
+    first, other = session(), session()
+    assert first.acquire(name("a"))[0] == 0
     assert other.acquire(name("A"), "try")[0] == 0
-    assert one.call("release", name("a")) == 0
+    assert first.call("release", name("a")) == 0
     assert other.call("release", name("A")) == 0

@@ -21,27 +21,27 @@ def done(session, name, part):
 
 @pytest.mark.parametrize("parts", ['["b", "a"]', "b ,a"])
 def test_the_last_is_told_and_says_how_it_went_on(session, connect, name, refused, parts):
-    one, other = session(), session()
-    number = start(one, name, "a")
+    first, other = session(), session()
+    number = start(first, name, "a")
     assert start(other, name, "b", parts) == number
-    assert done(one, name, "a") == (0, "succeeded")
+    assert done(first, name, "a") == (0, "succeeded")
     assert done(other, name, "b") == (1, "succeeded")
     (entry,) = batches.list_batches(connect(), name)
     assert (entry.status, entry.callback_status, entry.callback_kind) == ("succeeded", "running", "session")
     with refused("55000", 50004, "no callback"):
-        one.call("batch_callback_ended", name)
-    assert one.call("batch_resume", name) == 0
+        first.call("batch_callback_ended", name)
+    assert first.call("batch_resume", name) == 0
     assert other.call("batch_callback_ended", name) == number
     (entry,) = batches.list_batches(connect(), name)
     assert entry.callback_status == "finished"
-    assert {part.pid for part in entry.parts} == {one.pid, other.pid}
+    assert {part.pid for part in entry.parts} == {first.pid, other.pid}
 
 
 def test_a_session_that_dies_before_it_has_continued(session, name, connect):
-    one, other = session(), session()
-    start(one, name, "a", "a")
-    assert done(one, name, "a") == (1, "succeeded")
-    one.die()
+    first, other = session(), session()
+    start(first, name, "a", "a")
+    assert done(first, name, "a") == (1, "succeeded")
+    first.die()
     until(lambda: other.call("batch_resume", name) == 1)
     other.call("batch_callback_ended", name, "the disk is full")
     (entry,) = batches.list_batches(connect(), name)
@@ -49,11 +49,11 @@ def test_a_session_that_dies_before_it_has_continued(session, name, connect):
 
 
 def test_a_session_that_dies_in_its_part(session, name, connect, refused):
-    one, other = session(), session()
-    start(one, name, "a")
+    first, other = session(), session()
+    start(first, name, "a")
     with refused("55000", 50007, r"runs already(, by | \().* since"):
         start(other, name, "a")
-    one.die()
+    first.die()
     start(other, name, "a")
     (entry,) = batches.list_batches(connect(), name)
     assert [part.attempt for part in entry.parts] == [2, 0]
@@ -70,76 +70,76 @@ def test_a_session_that_dies_in_its_part(session, name, connect, refused):
     ],
 )
 def test_who_notices_that_a_session_died_is_told(session, name, connect, routine, more):
-    victim, one = session(), session()
+    victim, connection = session(), session()
     number = start(victim, name, "a", "a, b, c")
-    start(one, name, "b", "a, b, c")
+    start(connection, name, "b", "a, b, c")
     victim.die()
-    one.call(routine, name, *more)
-    (message,) = one.told
+    connection.call(routine, name, *more)
+    (message,) = connection.told
     words = rf"of '?{re.escape(str(name))}'? has failed parts: a \(its process died\)(; run these parts again)?$"
     assert re.search(f"sqlsem: batch {number} {words}", message)
-    one.told.clear()
-    one.call("batch_resume", name)
-    assert one.told == [], "once"
+    connection.told.clear()
+    connection.call("batch_resume", name)
+    assert connection.told == [], "once"
     part = {part.part: part for part in batches.list_batches(connect(), name)[0].parts}["a"]
     assert (part.status, part.error) == ("failed", "its process died")
 
 
 def test_a_batch_with_a_part_of_the_dead_has_failed(session, name):
-    victim, one = session(), session()
+    victim, connection = session(), session()
     start(victim, name, "a")
-    start(one, name, "b")
+    start(connection, name, "b")
     victim.die()
-    assert done(one, name, "b") == (0, "succeeded")
-    assert any("a (its process died)" in message for message in one.told)
+    assert done(connection, name, "b") == (0, "succeeded")
+    assert any("a (its process died)" in message for message in connection.told)
 
 
 def test_failed_parts(session, name):
-    one = session()
-    start(one, name, "a")
-    assert one.call("batch_part_failed", name, "a", "no file") == (0, "failed")
-    start(one, name, "b")
-    assert done(one, name, "b") == (0, "succeeded")
-    assert any("a (no file)" in message for message in one.told)
-    start(one, name, "b")  # again, and the batch is not lost
-    assert done(one, name, "b") == (0, "succeeded")
-    start(one, name, "a")
-    assert done(one, name, "a") == (1, "succeeded")
-    one.call("batch_callback_ended", name)
+    connection = session()
+    start(connection, name, "a")
+    assert connection.call("batch_part_failed", name, "a", "no file") == (0, "failed")
+    start(connection, name, "b")
+    assert done(connection, name, "b") == (0, "succeeded")
+    assert any("a (no file)" in message for message in connection.told)
+    start(connection, name, "b")  # again, and the batch is not lost
+    assert done(connection, name, "b") == (0, "succeeded")
+    start(connection, name, "a")
+    assert done(connection, name, "a") == (1, "succeeded")
+    connection.call("batch_callback_ended", name)
 
 
 def test_late_and_expired(session, name, connect):
-    one, coordinator = session(), connect()
-    start(one, name, "a", window=0.2)
+    connection, coordinator = session(), connect()
+    start(connection, name, "a", window=0.2)
     until(lambda: batches.list_batches(coordinator, name)[0].overdue)
-    assert done(one, name, "a") == (0, "late")
-    assert "does not count" in one.told.pop()
-    start(one, name, "b", window=0.2)
-    assert "a (ended after the window), b" in one.told.pop()
+    assert done(connection, name, "a") == (0, "late")
+    assert "does not count" in connection.told.pop()
+    start(connection, name, "b", window=0.2)
+    assert "a (ended after the window), b" in connection.told.pop()
     new, old = batches.list_batches(coordinator, name)
     assert (new.status, old.status) == ("open", "expired")
     assert old.parts[0].error == "ended after the window"
-    one.call("batch_part_failed", name, "b", "enough")
+    connection.call("batch_part_failed", name, "b", "enough")
 
 
 def test_of_two_callbacks_the_latest_is_ended_first(session, name):
-    one, numbers = session(), []
+    connection, numbers = session(), []
     for _ in range(2):
-        numbers.append(start(one, name, "a", "a"))
-        assert done(one, name, "a") == (1, "succeeded")
-    assert [one.call("batch_callback_ended", name) for _ in range(2)] == numbers[::-1]
+        numbers.append(start(connection, name, "a", "a"))
+        assert done(connection, name, "a") == (1, "succeeded")
+    assert [connection.call("batch_callback_ended", name) for _ in range(2)] == numbers[::-1]
 
 
 def test_python_and_sessions_in_one_batch(session, connect, name):
     ran = []
     made = batches.batch(name, ["a", "b"], window=60, coordinator=connect(), on_success=lambda: ran.append(1))
-    one = session()
-    start(one, name, "b")
+    connection = session()
+    start(connection, name, "b")
     with made.part("a") as part:
         pass
     assert not part.is_last
-    assert done(one, name, "b") == (1, "succeeded")
-    one.die()
+    assert done(connection, name, "b") == (1, "succeeded")
+    connection.die()
     assert made.wait(PATIENCE).callback_status == "finished"
     assert ran == [1]
 
@@ -168,44 +168,44 @@ def test_bad_arguments(session, arguments, words, refused):
 
 
 def test_parts_as_json(session, name, connect):
-    one = session()
-    start(one, name, "b, c", '["a", "b, c"]')
+    connection = session()
+    start(connection, name, "b, c", '["a", "b, c"]')
     (entry,) = batches.list_batches(connect(), name)
     assert [part.part for part in entry.parts] == ["a", "b, c"]
-    assert done(one, name, "b, c") == (0, "succeeded")
+    assert done(connection, name, "b, c") == (0, "succeeded")
 
 
 def test_refusals(session, name, refused):
-    one = session()
-    number = start(one, name, "a")
+    connection = session()
+    number = start(connection, name, "a")
     with refused("22023", 50007, "open with other parts: a, b; login .* opened it at "):
-        start(one, name, "c", "a,c")
+        start(connection, name, "c", "a,c")
     with refused("55000", 50004, "does not run part 'b'"):
-        done(one, name, "b")
-    assert done(one, name, "a") == (0, "succeeded")
-    assert start(one, name, "a") == number
+        done(connection, name, "b")
+    assert done(connection, name, "a") == (0, "succeeded")
+    assert start(connection, name, "a") == number
 
 
 def test_last_part_of_a_session_that_died_is_repeated(session, name):
-    one, other = session(), session()
-    number = start(one, name, "a", "a")
-    assert done(one, name, "a") == (1, "succeeded")
-    one.die()
+    first, other = session(), session()
+    number = start(first, name, "a", "a")
+    assert done(first, name, "a") == (1, "succeeded")
+    first.die()
     assert start(other, name, "a", "a") == number
     assert done(other, name, "a") == (1, "succeeded")
     assert other.call("batch_callback_ended", name) == number
 
 
 def test_batch_is_abandoned_by_operator(session, connect, name):
-    one = session()
-    number = start(one, name, "a")
-    assert one.call("abandon_batch", name) == number
-    assert one.call("abandon_batch", name) is None
-    assert done(one, name, "a") == (0, "late")
-    assert "after the batch was abandoned" in one.told[-1]
-    new = start(one, name, "a")
+    connection = session()
+    number = start(connection, name, "a")
+    assert connection.call("abandon_batch", name) == number
+    assert connection.call("abandon_batch", name) is None
+    assert done(connection, name, "a") == (0, "late")
+    assert "after the batch was abandoned" in connection.told[-1]
+    new = start(connection, name, "a")
     assert new > number
-    assert one.call("abandon_batch", name, new) == new
+    assert connection.call("abandon_batch", name, new) == new
     assert [entry.status for entry in batches.list_batches(connect(), name)] == ["abandoned", "abandoned"]
 
 
@@ -219,7 +219,7 @@ BAD_STARTS = [
     ({"parts": ["a", "a"]}, "twice"),
     ({"parts": ["a", ""]}, "part is empty"),
     ({"parts": ["a", " b"]}, "white space"),
-    ({"parts": ["a"] + [str(one) for one in range(10_000)]}, "10000"),
+    ({"parts": ["a"] + [str(index) for index in range(10_000)]}, "10000"),
     ({"window": None}, "window of batch .* must be 1 to 315360000000 ms"),
     ({"window": 0}, "window of batch .* must be 1 to 315360000000 ms"),
     ({"window": -1}, "window of batch .* must be 1 to 315360000000 ms"),
@@ -232,8 +232,8 @@ BAD_STARTS = [
 
 @pytest.mark.parametrize(("change", "words"), BAD_STARTS)
 def test_start_part_refuses_bad_argument(session, name, refused, database, connect, change, words):
-    one = session()
-    one.call("batch_resume", name)  # so it is a member
+    connection = session()
+    connection.call("batch_resume", name)  # so it is a member
     with_words = {"name": name, "part": "a", "parts": ["a", "b"], "window": 60_000, "uid": "u", **change}
     parts = with_words["parts"]
     if parts is not None:
@@ -250,7 +250,7 @@ def test_start_part_refuses_bad_argument(session, name, refused, database, conne
         None,
     )
     with refused("22023", 50000, words):
-        one.call("start_part", *values)
+        connection.call("start_part", *values)
     assert batches.list_batches(connect(), name) == []
 
 

@@ -13,13 +13,13 @@ def begin(session, name, per=LONG, **named):
 
 
 def test_one_runs_and_the_others_find_it_done(session, connect, name):
-    one, other = session(), session()
-    code, position, fence = begin(one, name)
+    first, other = session(), session()
+    code, position, fence = begin(first, name)
     assert (code, fence) == (0, position)
     assert begin(other, name, timeout_ms=0) == (-1, None, None)
-    assert one.call("once_done", name, position) == 0
+    assert first.call("once_done", name, position) == 0
     assert begin(other, name) == (2, None, None)
-    assert begin(one, name) == (2, None, None)
+    assert begin(first, name) == (2, None, None)
     # Python and SQL know the same.
     assert connect().once(name, LONG).begin() is None
     assert connect().once(name, LONG).last().fence == position
@@ -27,78 +27,78 @@ def test_one_runs_and_the_others_find_it_done(session, connect, name):
 
 
 def test_a_failed_one_is_tried_again(session, name):
-    one, other = session(), session()
-    _, position, _ = begin(one, name)
-    assert one.call("release", f"once:{name}", position) == 0
+    first, other = session(), session()
+    _, position, _ = begin(first, name)
+    assert first.call("release", f"once:{name}", position) == 0
     code, position, _ = begin(other, name)
     assert code == 0
     assert other.call("once_done", name, position) == 0
-    assert begin(one, name)[0] == 2
+    assert begin(first, name)[0] == 2
 
 
 def test_who_waited_finds_it_done(session, connect, name, threads):
-    one, other = session(), session()
-    _, position, _ = begin(one, name)
+    first, other = session(), session()
+    _, position, _ = begin(first, name)
     found = []
     threads.start(lambda: found.append(begin(other, name)))
     coordinator = connect()
     until(lambda: len(coordinator.entries(f"once:{name}")) == 2)
-    assert one.call("once_done", name, position) == 0
+    assert first.call("once_done", name, position) == 0
     threads.join()
     assert found == [(2, None, None)]
 
 
 def test_who_waited_runs_when_the_first_one_dies(session, connect, name, threads):
-    one, other = session(), session()
-    assert begin(one, name)[0] == 0
+    first, other = session(), session()
+    assert begin(first, name)[0] == 0
     found = []
     threads.start(lambda: found.append(begin(other, name)))
     coordinator = connect()
     until(lambda: len(coordinator.entries(f"once:{name}")) == 2)
-    one.die()
+    first.die()
     threads.join()
     assert found[0][0] == 1
     assert other.call("once_done", name, found[0][1]) == 0
 
 
 def test_what_is_not_held_is_not_done(session, name):
-    one, other = session(), session()
-    _, position, _ = begin(one, name)
+    first, other = session(), session()
+    _, position, _ = begin(first, name)
     assert other.call("once_done", name, position) == -1
     assert other.call("once_done", name, position + 1) == -1
-    assert one.call("release", f"once:{name}", position) == 0
-    assert one.call("once_done", name, position) == -1
+    assert first.call("release", f"once:{name}", position) == 0
+    assert first.call("once_done", name, position) == -1
     assert begin(other, name, timeout_ms=0)[0] == 0
     assert other.call("release", f"once:{name}") == 0
 
 
 def test_a_lease_and_an_id(session, name):
-    one, other = session(), session()
-    _, position, _ = begin(one, name, requesting_id="job 7", lease_seconds=600)
+    first, other = session(), session()
+    _, position, _ = begin(first, name, requesting_id="job 7", lease_seconds=600)
     assert other.call("once_done", name, position, "job 7") == 0
-    assert begin(one, name)[0] == 2
+    assert begin(first, name)[0] == 2
 
 
 def test_forgetting(session, name):
-    one = session()
-    assert one.call("once_forget", name) == -1
-    assert one.call("once_done", name, begin(one, name)[1]) == 0
-    assert one.call("once_forget", name) == 0
-    code, position, _ = begin(one, name)
+    connection = session()
+    assert connection.call("once_forget", name) == -1
+    assert connection.call("once_done", name, begin(connection, name)[1]) == 0
+    assert connection.call("once_forget", name) == 0
+    code, position, _ = begin(connection, name)
     assert code == 0
-    assert one.call("once_done", name, position) == 0
+    assert connection.call("once_done", name, position) == 0
 
 
 def test_what_cannot_be_is_refused(session, refused, name):
-    one = session()
+    connection = session()
     for per in (None, 0, 0.5, -1, 31622401, 1e300):
         with refused("22023", 50000, "per_seconds of"):
-            begin(one, name, per)
+            begin(connection, name, per)
     for offset in (None, -1, 60, 1e300):
         with refused("22023", 50000, "offset_seconds of"):
-            begin(one, name, 60, offset_seconds=offset)
+            begin(connection, name, 60, offset_seconds=offset)
     for bad, words in ((None, "is NULL"), ("", "is empty"), (" a", "white space"), ("x" * 251, "250")):
         with refused("22023", 50000, words):
-            begin(one, bad)
-    assert begin(one, name, 60, offset_seconds=59.9996)[0] == 0
-    assert one.call("release", f"once:{name}") == 0
+            begin(connection, bad)
+    assert begin(connection, name, 60, offset_seconds=59.9996)[0] == 0
+    assert connection.call("release", f"once:{name}") == 0

@@ -30,7 +30,7 @@ def settle(session, name, taken_ms, cost, actual):
 
 def used(database, name):
     with contextlib.closing(database.coordinator()) as coordinator:
-        return {one.window: one.used for one in coordinator.rates(name)}
+        return {rate.window: rate.used for rate in coordinator.rates(name)}
 
 
 def age(database, name):
@@ -42,37 +42,37 @@ def age(database, name):
 
 
 def test_the_limit_is_kept_with_programs_in_python(session, database, name):
-    one = session()
-    assert [take(one, name, timeout_ms=0)[0] for _ in range(2)] == [0, 0]
+    connection = session()
+    assert [take(connection, name, timeout_ms=0)[0] for _ in range(2)] == [0, 0]
     with contextlib.closing(database.coordinator()) as coordinator:
         rate = coordinator.rate(name, 3, per="1h")
         assert rate.take(False) is not None
         assert rate.take(False) is None
-    assert take(one, name, timeout_ms=0) == (-1, None)
-    assert take(one, name, timeout_ms=200) == (-1, None)
+    assert take(connection, name, timeout_ms=0) == (-1, None)
+    assert take(connection, name, timeout_ms=200) == (-1, None)
     assert database.queue(f"rate:{name}") == []
 
 
 def test_a_cost_and_what_it_was(session, database, name):
-    one = session()
-    code, taken_ms = take(one, name, 10, cost=7)
+    connection = session()
+    code, taken_ms = take(connection, name, 10, cost=7)
     assert code == 0
     assert taken_ms > 0
-    settle(one, name, taken_ms, 7, 2)
+    settle(connection, name, taken_ms, 7, 2)
     assert used(database, name) == {3600: 2}
-    settle(one, name, taken_ms, 2, 30)
+    settle(connection, name, taken_ms, 2, 30)
     assert used(database, name) == {3600: 30}
-    assert take(one, name, 10, timeout_ms=0)[0] == -1
+    assert take(connection, name, 10, timeout_ms=0)[0] == -1
 
 
 def test_it_waits_for_its_turn(session, database, name):
-    one, other = session(), session()
-    _, taken_ms = take(one, name, 1)
+    first, other = session(), session()
+    _, taken_ms = take(first, name, 1)
     found = []
     waiter = threading.Thread(target=lambda: found.append(take(other, name, 1)))
     waiter.start()
     until(lambda: database.queue(f"rate:{name}"), "it waits")
-    settle(one, name, taken_ms, 1, 0)
+    settle(first, name, taken_ms, 1, 0)
     waiter.join(PATIENCE)
     assert [code for code, _ in found] == [1]
     assert database.queue(f"rate:{name}") == []
@@ -80,13 +80,15 @@ def test_it_waits_for_its_turn(session, database, name):
 
 
 def test_a_burst_and_further_windows(session, database, name):
-    one = session()
-    assert [take(one, name, 1000, HOUR, burst=2, timeout_ms=0)[0] for _ in range(3)] == [0, 0, -1]
+    connection = session()
+    assert [take(connection, name, 1000, HOUR, burst=2, timeout_ms=0)[0] for _ in range(3)] == [0, 0, -1]
     named = (
-        {"more_windows": '[{"limit": 2, "ms": 60000}]'} if one.tsql else {"more_limits": [2], "more_per_ms": [60000]}
+        {"more_windows": '[{"limit": 2, "ms": 60000}]'}
+        if connection.tsql
+        else {"more_limits": [2], "more_per_ms": [60000]}
     )
     other = name("b")
-    assert [take(one, other, 5, HOUR, timeout_ms=0, **named)[0] for _ in range(3)] == [0, 0, -1]
+    assert [take(connection, other, 5, HOUR, timeout_ms=0, **named)[0] for _ in range(3)] == [0, 0, -1]
     assert used(database, other) == {60: 2, 3600: 2}
 
 
@@ -111,11 +113,11 @@ def test_what_can_be_no_rate(session, refused, name, limit, per_ms, named, words
 
 
 def test_not_in_a_transaction(session, refused, database, name):
-    one = session()
-    one.rows("BEGIN TRANSACTION")
+    connection = session()
+    connection.rows("BEGIN TRANSACTION")
     with refused("25001", 50001, "transaction"):
-        take(one, name)
-    one.rows("ROLLBACK" if not one.tsql else "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
+        take(connection, name)
+    connection.rows("ROLLBACK" if not connection.tsql else "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
     assert used(database, name) == {}
 
 
@@ -167,22 +169,22 @@ def test_what_is_over_is_forgotten_wholly(database, name):
 @pytest.mark.parametrize("resource", ["tasks:cd54", "rate:", "once:a"])
 def test_only_what_is_a_rate_is_taken_from_and_settled(session, refused, database, resource):
     """The starts of a queue's tasks are counted beside the rates, and are nobody's to give back."""
-    one, schema = session(), database.schema
-    if one.tsql:
+    connection, schema = session(), database.schema
+    if connection.tsql:
         calls = (f"EXEC {schema}.settle_rate ?, 1, -1", f'EXEC {schema}.take_rate ?, 1, N\'[{{"limit": 1, "ms": 1}}]\'')
     else:
         calls = (f"SELECT {schema}.settle_rate(?, 1, -1)", f"SELECT {schema}.take_rate(?, 1, '{{1}}', '{{1}}')")
     for call in calls:
         with refused("22023", 50000, "is no rate"):
-            one.rows(call, resource)
+            connection.rows(call, resource)
 
 
 @pytest.mark.engines("postgresql")
 @pytest.mark.parametrize(("more", "burst"), [("{4}", None), ("{1,2}", 1), ("{0}", None), ("{1,NULL}", None)])
 def test_what_others_want_must_fit_too(session, refused, database, name, more, burst):
-    one = session()
+    connection = session()
     with refused("22023", 50000, "what others want"):
-        one.rows(
+        connection.rows(
             f"SELECT {database.schema}.take_rate(?, 1, '{{3}}', '{{3600000}}', ?, p_more => '{more}')",
             f"rate:{name}",
             burst,

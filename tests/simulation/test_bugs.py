@@ -34,7 +34,7 @@ def no_gate(patch):
     real = ServerSession.register
 
     def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
-        free = {one.resource: self._server.may_enter(one) for one in requests}
+        free = {request.resource: self._server.may_enter(request) for request in requests}
         self._fibers.step("has looked")
         with pytest.MonkeyPatch.context() as here:
             here.setattr(self._server, "may_enter", lambda one, position=math.inf: free.get(one.resource))

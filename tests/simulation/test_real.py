@@ -80,7 +80,7 @@ def no_gate(patch):
     real = SqliteLocks.register
 
     def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
-        turns = {one.resource: self.turn_of(one, LAST).come for one in requests}
+        turns = {request.resource: self.turn_of(request, LAST).come for request in requests}
         with pytest.MonkeyPatch.context() as here:
             here.setattr(self, "turn_of", lambda one, position: Turn(turns[one.resource], False, None))
             return real(self, member_id, requesting_id, owner, uid, requests, only_if_free)

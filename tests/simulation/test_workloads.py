@@ -51,7 +51,7 @@ def test_nothing_is_found_for_long(kind):
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("program", [departing, queued, ranked, periodic, leading], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("program", [departing, queued, ranked, periodic, leading], ids=lambda value: value.__name__)
 def test_nothing_is_found_on_postgresql(program, postgres_server):
     print(simulate(program, database=postgres_server.url(), schedules=10**9, seconds=240, seed=10**6))
 

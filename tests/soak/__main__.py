@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--night", type=float, default=60.0, help="seconds in one place (default: 60)")
     parser.add_argument("--engine", action="append", help="only this one; may be repeated")
     parser.add_argument(
-        "--place", action="append", help=f"only this one; may be repeated: {[one.name for one in PLACES]}"
+        "--place", action="append", help=f"only this one; may be repeated: {[place.name for place in PLACES]}"
     )
     parser.add_argument(
         "--dense", action="store_true", help="for many grants: less time inside, less often a fault, no slow jobs"

@@ -37,22 +37,22 @@ class Happened:
     def settled(self, stays: Iterable[Words]) -> list[Words]:
         """Stays as they count: what was lost in a sleep ended there; what was lost before it was entered is none."""
         found = []
-        for one in stays:
-            left = one["left"]
-            if one["lost"]:
+        for stay in stays:
+            left = stay["left"]
+            if stay["lost"]:
                 asleep = [
                     since
                     for pid, since, until in self.sleeps
-                    if pid == one["pid"] and since <= left and until + WAKING_SECONDS >= one["entered"]
+                    if pid == stay["pid"] and since <= left and until + WAKING_SECONDS >= stay["entered"]
                 ]
                 left = min([left, *asleep])
-            if left > one["entered"] or not one["lost"]:
-                found.append({**one, "left": left})
+            if left > stay["entered"] or not stay["lost"]:
+                found.append({**stay, "left": left})
         return found
 
     def told_of(self, pids: set[int]) -> str:
         """What was done to these, to find out why."""
-        sleeps = [one for one in self.sleeps if one[0] in pids]
+        sleeps = [sleep for sleep in self.sleeps if sleep[0] in pids]
         return f"stopped: {sleeps}, killed: { {pid: at for pid, at in self.killed.items() if pid in pids} }"
 
     def slept(self, pids: set[int] | None, at: float) -> bool:
@@ -63,7 +63,7 @@ class Happened:
 
 
 def _of(words: Sequence[Words], *kinds: str) -> list[Words]:
-    return [one for one in words if one["what"] in kinds]
+    return [word for word in words if word["what"] in kinds]
 
 
 def told(words: Sequence[Words], happened: Happened) -> list[str]:
@@ -129,7 +129,7 @@ def travels(words: Sequence[Words], happened: Happened) -> list[str]:
         chains[one["resource"], one["position"]].append(one)
     whole = []
     for (resource, position), hops in chains.items():
-        hops.sort(key=lambda one: one["entered"])
+        hops.sort(key=lambda hop: hop["entered"])
         for one, after in itertools.pairwise(hops):
             if after["entered"] < one["left"]:
                 found.append(f"{resource} at {position} had two owners: {one} and {after}")
@@ -137,7 +137,7 @@ def travels(words: Sequence[Words], happened: Happened) -> list[str]:
                 found.append(f"{resource} at {position} changed its fence on its way: {one} and {after}")
             if after["hop"] <= one["hop"]:
                 found.append(f"{resource} at {position} was adopted twice by one token: {one} and {after}")
-        whole.append({**hops[0], "what": "stay", "left": max(one["left"] for one in hops), "lost": False})
+        whole.append({**hops[0], "what": "stay", "left": max(hop["left"] for hop in hops), "lost": False})
     return found + stays(whole, replace(happened, sleeps=[]))
 
 

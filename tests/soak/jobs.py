@@ -415,7 +415,7 @@ class Jobs:
     def _gone(self, resource: str, position: int) -> None:
         """Wait until the row has gone, which takes milliseconds when nothing is wrong."""
         began = time.monotonic()
-        while any(one.position == position for one in self.coordinator.entries(resource)):
+        while any(entry.position == position for entry in self.coordinator.entries(resource)):
             if time.monotonic() > began + 60:
                 self.wrong(f"the lock at {position} is still there, a minute after its transaction committed")
                 return
@@ -550,7 +550,7 @@ KINDS = {
 
 def chosen(engine: str, pace: Pace) -> list[str]:
     """The kinds of a night: those that were asked for and that the engine has."""
-    return [one for one in pace.kinds or KINDS[engine] if one in KINDS[engine]]
+    return [kind for kind in pace.kinds or KINDS[engine] if kind in KINDS[engine]]
 
 
 def take_part(

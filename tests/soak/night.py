@@ -276,18 +276,18 @@ class Night:
             result.findings += checks.rates(words, self.happened, jobs.RATE, jobs.WINDOW)
         began, ended = self._span
         tenth = (ended - began) / 10
-        for one in words:
+        for word in words:
             kind = {"stay": None, "hop": "travel", "started": "leader", "attempt": "work", "take": "rate"}
-            if one["what"] in kind:
-                result.entered[kind[one["what"]] or _kind(one["resource"])] += 1
-            if one["what"] == "trouble":
-                result.trouble[one["error"]] += 1
-            if "asked" in one:
-                waited = one["entered"] - one["asked"]
+            if word["what"] in kind:
+                result.entered[kind[word["what"]] or _kind(word["resource"])] += 1
+            if word["what"] == "trouble":
+                result.trouble[word["error"]] += 1
+            if "asked" in word:
+                waited = word["entered"] - word["asked"]
                 result.waits.append(waited)
-                if one["asked"] < began + tenth:
+                if word["asked"] < began + tenth:
                     result.early.append(waited)
-                elif ended - tenth <= one["asked"] < ended:
+                elif ended - tenth <= word["asked"] < ended:
                     result.late.append(waited)
         for child in self.everybody:
             while (told := child.next()) is not None:

@@ -50,7 +50,7 @@ class Record:
             ("late", classes(result.late)),
         ):
             of[name] = dict(Counter(of.get(name, {})) + more)
-        self.findings += [f"{result.place}, seed {result.seed}: {one}" for one in result.findings]
+        self.findings += [f"{result.place}, seed {result.seed}: {finding}" for finding in result.findings]
         self._keep()
 
     def _keep(self) -> None:
@@ -77,7 +77,7 @@ class Record:
             ]
         lines += [f"not run: {what} (needs {needs})" for what, needs in sorted(self.not_run.items())]
         lines.append(f"violations: {len(self.findings)}")
-        lines += [f"  {one}" for one in self.findings]
+        lines += [f"  {finding}" for finding in self.findings]
         return "\n".join(lines)
 
 
@@ -86,7 +86,7 @@ PERCENTILES = (("median", 0.5), ("99 %", 0.99), ("99.9 %", 0.999))
 
 def classes(waits: list[float]) -> Counter[str]:
     """How many there are in each class. (As text, as JSON has the names of things.)"""
-    return Counter(str(class_of(one)) for one in waits)
+    return Counter(str(class_of(wait)) for wait in waits)
 
 
 def class_of(seconds: float) -> int:

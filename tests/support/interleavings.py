@@ -194,7 +194,7 @@ class Choice:
         """Choose another one; false where there is none."""
         if self.chosen >= 0:
             self.tried.add(self.chosen)
-        left = [one for one in self.reads if one not in self.asleep | self.tried]
+        left = [read for read in self.reads if read not in self.asleep | self.tried]
         self.chosen = left[0] if left else -1
         return bool(left)
 
@@ -331,6 +331,6 @@ def against_the_rule(rows: list[Seen]) -> str | None:
     for row in inside:
         if not row.fits_beside([one for one in inside if one is not row]):
             return f"inside beside each other: {inside}"
-        if not upgrading and not row.fits_beside([one for one in rows if one.position < row.position]):
+        if not upgrading and not row.fits_beside([entry for entry in rows if entry.position < row.position]):
             return f"{row} has overtaken somebody of {rows}"
     return None

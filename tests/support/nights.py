@@ -79,91 +79,91 @@ class Ask:
 
 def lived(asks: Sequence[Ask]) -> list[Past]:
     """What the rule makes of them: second after second, and everybody is looked at each time. Newest end first."""
-    asks = sorted(asks, key=lambda one: one.at)
-    requests = [Request(one.resource, one.access, one.limit, one.weight) for one in asks]
+    asks = sorted(asks, key=lambda ask: ask.at)
+    requests = [Request(ask.resource, ask.access, ask.limit, ask.weight) for ask in asks]
     granted: dict[int, int] = {}
     ended: dict[int, int] = {}
     now = 0
     while len(ended) < len(asks):
-        for number, one in enumerate(asks):
-            if number in granted and granted[number] + one.hold <= now:
+        for number, ask in enumerate(asks):
+            if number in granted and granted[number] + ask.hold <= now:
                 ended.setdefault(number, now)
         # Who is let in may be gone at once, and let others in by that.
         again = True
         while again:
             again = False
-            for number, one in enumerate(asks):
-                if number in granted or number in ended or one.at > now:
+            for number, ask in enumerate(asks):
+                if number in granted or number in ended or ask.at > now:
                     continue
                 ahead = [
                     requests[other]
                     for other in range(number)
-                    if other not in ended and asks[other].resource == one.resource
+                    if other not in ended and asks[other].resource == ask.resource
                 ]
                 if requests[number].fits(ahead, None):
                     granted[number] = now
-                    if not one.hold:
+                    if not ask.hold:
                         ended[number] = now
                         again = True
-                elif one.patience is not None and one.at + one.patience <= now:
+                elif ask.patience is not None and ask.at + ask.patience <= now:
                     ended[number] = now
                     again = True
         now += 1
     found = [
         past(
-            one.resource,
+            ask.resource,
             number + 1,
-            one.at,
+            ask.at,
             granted.get(number),
             ended[number],
-            one.access,
-            one.limit,
-            one.weight,
+            ask.access,
+            ask.limit,
+            ask.weight,
             "released" if number in granted else "timeout",
         )
-        for number, one in enumerate(asks)
+        for number, ask in enumerate(asks)
     ]
     return newest_first(found)
 
 
 def newest_first(rows: Iterable[Past]) -> list[Past]:
     """What ended at the same time stays as it was."""
-    return sorted(rows, key=lambda one: one.ended_at, reverse=True)
+    return sorted(rows, key=lambda row: row.ended_at, reverse=True)
 
 
 def broken(rows: Sequence[Past]) -> set[int]:
     """The positions that were let in though they did not fit with the rows ahead that had not ended."""
     found = set()
-    for one in rows:
-        if one.granted_at is None:
+    for row in rows:
+        if row.granted_at is None:
             continue
         ahead = [
             Request(other.resource, other.access, other.limit, other.weight)
             for other in rows
-            if other.resource == one.resource and other.position < one.position and other.ended_at > one.granted_at
+            if other.resource == row.resource and other.position < row.position and other.ended_at > row.granted_at
         ]
-        if not Request(one.resource, one.access, one.limit, one.weight).fits(ahead, None):
-            found.add(one.position)
+        if not Request(row.resource, row.access, row.limit, row.weight).fits(ahead, None):
+            found.add(row.position)
     return found
 
 
 def handed_over(rows: Sequence[Past]) -> float:
     """Seconds that all hand-overs took together: from when there was room for somebody until he was let in."""
     found = 0.0
-    for one in rows:
-        if one.granted_at is None:
+    for row in rows:
+        if row.granted_at is None:
             continue
-        ahead = [other for other in rows if other.resource == one.resource and other.position < one.position]
-        for moment in sorted([one.requested_at, *(other.ended_at for other in ahead)]):
+        ahead = [other for other in rows if other.resource == row.resource and other.position < row.position]
+        for moment in sorted([row.requested_at, *(other.ended_at for other in ahead)]):
             there = [
                 Request(other.resource, other.access, other.limit, other.weight)
                 for other in ahead
                 if other.ended_at > moment
             ]
-            if moment >= one.requested_at and Request(one.resource, one.access, one.limit, one.weight).fits(
+            if moment >= row.requested_at and Request(row.resource, row.access, row.limit, row.weight).fits(
                 there, None
             ):
-                found += max(0.0, (one.granted_at - moment).total_seconds())
+                found += max(0.0, (row.granted_at - moment).total_seconds())
                 break
     return found
 

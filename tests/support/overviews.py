@@ -44,7 +44,7 @@ def resource(name: str = "etl", **others: Any) -> Resource:
 def overview(entries: Iterable[Entry] = (), resources: Iterable[Resource] = (), **others: Any) -> Overview:
     """With a resource for each name that occurs."""
     found = {one.resource: one for one in resources}
-    listed = sorted(entries, key=lambda one: (one.resource, one.position))
+    listed = sorted(entries, key=lambda entry: (entry.resource, entry.position))
     for one in listed:
         found.setdefault(one.resource, resource(one.resource))
     values: dict[str, Any] = {"members": [], "queues": [], "batches": [], "holds": {}}

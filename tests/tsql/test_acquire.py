@@ -33,22 +33,22 @@ def test_granted_at_once_after_waiting_and_not_in_time(session, name):
 
 
 def test_try(session, name):
-    one, other = session(), session()
-    got = one.acquire(name, routine="try")
+    first, other = session(), session()
+    got = first.acquire(name, routine="try")
     assert got.code == 0
     assert got.position == got.fence
     assert other.acquire(name, routine="try") == (-1, None, None)
-    assert one.release(name) == 0
+    assert first.release(name) == 0
     assert other.acquire(name, routine="try").code == 0
     assert other.release(name) == 0
 
 
 def test_try_does_not_pass_those_who_wait(session, name):
-    one, other, third = session(), session(), session()
-    assert one.acquire(name, 2, weight=1).code == 0
+    first, other, third = session(), session(), session()
+    assert first.acquire(name, 2, weight=1).code == 0
     waiting = other.waiting(name, 2, weight=2, timeout_ms=60000)
     assert third.acquire(name, 2, routine="try").code == -1
-    one.release(name)
+    first.release(name)
     assert waiting.result(30).code == 1
     other.release(name)
 
@@ -67,25 +67,25 @@ def test_first_come_first_served(session, database, name):
 
 
 def test_an_operator_takes_the_waiting_row_away(session, connect, database, name):
-    one, other = session(), session()
-    one.acquire(name)
+    first, other = session(), session()
+    first.acquire(name)
     waiting = other.waiting(name, timeout_ms=60000)
     connect().revoke(database.queue(name)[-1][0])
     assert waiting.result(30) == (-2, None, None)
     assert len(database.queue(name)) == 1
-    one.release(name)
+    first.release(name)
 
 
 @pytest.mark.parametrize("access", ["write", "read"])
 def test_what_is_taken_away_is_not_let_in(session, database, name, access):
     """Though the operator's session ended before the row was removed."""
-    one, other = session(), session()
-    one.acquire(name, access="write")
+    first, other = session(), session()
+    first.acquire(name, access="write")
     waiting = other.waiting(name, access=access, timeout_ms=60000)
     position = database.queue(name)[1][0]
     entry = database.beside("entry")
     database.rows(f"UPDATE {entry} SET revoked_at = SYSUTCDATETIME() WHERE queue_position = ?", position)
-    one.release(name)
+    first.release(name)
     assert waiting.result(30) == (-2, None, None)
 
 
@@ -108,21 +108,21 @@ def test_two_sessions_in_a_deadlock(session, name):
     ("held", "asked"), [({}, {}), ({"access": "read"}, {}), ({"limit": 2, "weight": 2}, {"limit": 2})]
 )
 def test_a_session_that_would_wait_for_itself_is_told(session, database, name, held, asked):
-    one = session()
-    assert one.acquire(name, **held).code == 0
-    assert one.acquire(name, **asked) == (-3, None, None)
-    assert one.acquire(name, routine="try", **asked).code == -1
+    connection = session()
+    assert connection.acquire(name, **held).code == 0
+    assert connection.acquire(name, **asked) == (-3, None, None)
+    assert connection.acquire(name, routine="try", **asked).code == -1
     assert len(database.queue(name)) == 1
-    assert one.release(name) == 0
+    assert connection.release(name) == 0
 
 
 def test_a_session_may_hold_two_places_where_they_fit(session, database, name):
-    one = session()
-    assert one.acquire(name, 2).code == 0
-    assert one.acquire(name, 2).code == 0
-    assert one.acquire(name, 2) == (-3, None, None)
+    connection = session()
+    assert connection.acquire(name, 2).code == 0
+    assert connection.acquire(name, 2).code == 0
+    assert connection.acquire(name, 2) == (-3, None, None)
     assert len({row[0] for row in database.queue(name)}) == 2
-    assert one.release(name) == 0  # both
+    assert connection.release(name) == 0  # both
     assert database.queue(name) == []
 
 
@@ -130,25 +130,25 @@ def test_a_session_may_hold_two_places_where_they_fit(session, database, name):
 
 
 def test_limit_and_weight(session, name):
-    one, other, third = session(), session(), session()
-    assert one.acquire(name, 3, weight=2).code == 0
+    first, other, third = session(), session(), session()
+    assert first.acquire(name, 3, weight=2).code == 0
     assert other.acquire(name, 3).code == 0
     assert third.acquire(name, 3, timeout_ms=200).code == -1
     other.release(name)
     assert third.acquire(name, 3, weight=2, timeout_ms=0).code == -1
     assert third.acquire(name, 3, timeout_ms=0).code == 0
-    one.release(name)
+    first.release(name)
     third.release(name)
 
 
 def test_readers_share_and_a_waiting_writer_holds_later_readers_back(session, name):
-    one, other, writer, late = session(), session(), session(), session()
-    assert one.acquire(name, access="read").code == 0
+    connection, other, writer, late = session(), session(), session(), session()
+    assert connection.acquire(name, access="read").code == 0
     assert other.acquire(name, access="reader").code == 0
     writing = writer.waiting(name, access="writer", timeout_ms=60000)
     assert late.acquire(name, access="READ", routine="try").code == -1
     reading = late.waiting(name, access="read", timeout_ms=60000)
-    one.release(name)
+    connection.release(name)
     assert not writing.done()
     other.release(name)
     assert writing.result(30).code == 1
@@ -159,11 +159,11 @@ def test_readers_share_and_a_waiting_writer_holds_later_readers_back(session, na
 
 
 def test_stages(session, name):
-    one, other, later = session(), session(), session()
-    assert one.acquire(name, access="stage:100").code == 0
+    connection, other, later = session(), session(), session()
+    assert connection.acquire(name, access="stage:100").code == 0
     assert other.acquire(name, access="Stage:100").code == 0
     waiting = later.waiting(name, access="stage:200", timeout_ms=60000)
-    one.release(name)
+    connection.release(name)
     assert not waiting.done()
     other.release(name)
     assert waiting.result(30).code == 1
@@ -181,45 +181,45 @@ def test_stages(session, name):
     ],
 )
 def test_excludes_python_and_is_excluded(session, connect, name, kind, words, python):
-    one, coordinator = session(), connect()
-    assert one.acquire(name, **words).code == 0
+    connection, coordinator = session(), connect()
+    assert connection.acquire(name, **words).code == 0
     attempt = Attempt(python(coordinator, name))
     assert attempt.waits(0.3)
-    one.release(name)
+    connection.release(name)
     attempt.granted()
-    waiting = one.waiting(name, timeout_ms=60000, **words)
+    waiting = connection.waiting(name, timeout_ms=60000, **words)
     time.sleep(0.2)
     assert not waiting.done()
     attempt.leave()
     assert waiting.result(30).code == 1
-    one.release(name)
+    connection.release(name)
 
 
 def test_shares_with_python(session, connect, name):
-    one, other, coordinator = session(), session(), connect()
+    connection, other, coordinator = session(), session(), connect()
     with coordinator.read(name("r")), coordinator.limit(name("n"), 3, weight=2), coordinator.stage(name("s"), -7):
-        assert one.acquire(name("r"), access="read", timeout_ms=0).code == 0
-        assert one.acquire(name("s"), access="stage:-7", timeout_ms=0).code == 0
-        assert one.acquire(name("n"), 3, timeout_ms=0).code == 0
+        assert connection.acquire(name("r"), access="read", timeout_ms=0).code == 0
+        assert connection.acquire(name("s"), access="stage:-7", timeout_ms=0).code == 0
+        assert connection.acquire(name("n"), 3, timeout_ms=0).code == 0
         assert other.acquire(name("n"), 3, timeout_ms=0).code == -1
         (entry,) = [one for one in coordinator.entries(name("s")) if one.program != "pytest" and one.pid is None]
         assert entry.access == "stage:-7"
     for kind in "rsn":
-        assert one.release(name(kind)) == 0
+        assert connection.release(name(kind)) == 0
 
 
 def test_in_line_with_python(session, connect, database, name):
-    one, other, coordinator = session(), session(), connect()
+    connection, other, coordinator = session(), session(), connect()
     holder = coordinator.mutex(name)
     holder.acquire()
-    first = one.waiting(name, timeout_ms=60000)
+    first = connection.waiting(name, timeout_ms=60000)
     between = Attempt(coordinator.mutex(name))
     until(lambda: len(database.queue(name)) == 3)
     last = other.waiting(name, timeout_ms=60000)
     holder.release()
     assert first.result(30).code == 1
     assert between.waits(0.2)
-    one.release(name)
+    connection.release(name)
     between.granted()
     assert not last.done()
     between.leave()
@@ -244,15 +244,15 @@ def test_a_bare_participant_is_waited_for(session, database, name):
 
 def test_waiting_costs_the_server_little_where_it_must_look_again_and_again(session, connect, name):
     """A pause has no lock that one could wait for; the looks are 0.8 s apart in the end."""
-    one, operator = session(), connect()
+    connection, operator = session(), connect()
     operator.pause(name)
     began = time.monotonic()
-    assert one.acquire(name, timeout_ms=1500).code == -1
+    assert connection.acquire(name, timeout_ms=1500).code == -1
     assert time.monotonic() - began >= 1.5
-    waiting = one.waiting(name, timeout_ms=60000)
+    waiting = connection.waiting(name, timeout_ms=60000)
     operator.resume(name)
     assert waiting.result(30).code == 1
-    one.release(name)
+    connection.release(name)
 
 
 # -- transactions
@@ -271,43 +271,43 @@ def test_waiting_costs_the_server_little_where_it_must_look_again_and_again(sess
     ],
 )
 def test_an_open_transaction_is_refused_and_left_alone(session, database, refused, name, text):
-    one = session()
-    one.rows("BEGIN TRANSACTION")
+    connection = session()
+    connection.rows("BEGIN TRANSACTION")
     with refused(50001, "transaction"):
-        one.rows(text, name)
-    assert one.rows("SELECT @@TRANCOUNT, XACT_STATE()") == [(1, 1)]
-    one.rows("ROLLBACK TRANSACTION")
+        connection.rows(text, name)
+    assert connection.rows("SELECT @@TRANCOUNT, XACT_STATE()") == [(1, 1)]
+    connection.rows("ROLLBACK TRANSACTION")
     assert database.queue(name) == []
     assert database.rows(f"SELECT resource_id FROM {database.beside('resource')} WHERE resource_id = ?", name) == []
 
 
 def test_with_implicit_transactions(session, database, name):
     """What drivers without autocommit set: nothing of ours may hang in such a transaction."""
-    one, other = session(), session()
-    one.rows("SET IMPLICIT_TRANSACTIONS ON")
+    first, other = session(), session()
+    first.rows("SET IMPLICIT_TRANSACTIONS ON")
     try:
-        got = one.acquire(name)
+        got = first.acquire(name)
         assert got.code == 0
-        one.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
+        first.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
         assert [row[0] for row in database.queue(name)] == [got.position]
         waiting = other.waiting(name, timeout_ms=60000)
-        one.rows("EXEC {s}.release ?", name)
+        first.rows("EXEC {s}.release ?", name)
         assert waiting.result(30).code == 1
-        one.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
+        first.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
         assert [row[0] for row in database.queue(name)] == [waiting.result().position]
     finally:
-        one.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; SET IMPLICIT_TRANSACTIONS OFF")
+        first.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; SET IMPLICIT_TRANSACTIONS OFF")
     other.release(name)
 
 
 def test_the_callers_settings_stay(session, name):
-    one = session()
-    one.rows("SET LOCK_TIMEOUT 12345; SET XACT_ABORT OFF")
-    before = one.rows("SELECT @@LOCK_TIMEOUT, @@OPTIONS")
-    one.acquire(name)
-    one.release(name)
-    assert one.rows("SELECT @@LOCK_TIMEOUT, @@OPTIONS") == before
-    one.rows("SET LOCK_TIMEOUT -1")
+    connection = session()
+    connection.rows("SET LOCK_TIMEOUT 12345; SET XACT_ABORT OFF")
+    before = connection.rows("SELECT @@LOCK_TIMEOUT, @@OPTIONS")
+    connection.acquire(name)
+    connection.release(name)
+    assert connection.rows("SELECT @@LOCK_TIMEOUT, @@OPTIONS") == before
+    connection.rows("SET LOCK_TIMEOUT -1")
 
 
 def test_somebody_keeps_the_gate(session, database, name):
@@ -330,9 +330,9 @@ def test_somebody_keeps_the_gate(session, database, name):
 
 
 def test_release_in_a_catch_block_needs_no_variable(session, database, name):
-    one, other = session(), session()
+    first, other = session(), session()
     other.acquire(name("other"))
-    ((caught, released),) = one.rows(
+    ((caught, released),) = first.rows(
         """
         DECLARE @code int, @number int;
         EXEC {s}.acquire @resource = ?;
@@ -373,11 +373,11 @@ def test_release_takes_only_the_requesters_own(session, database, name):
 
 
 def test_what_is_released_is_in_the_history(session, connect, name):
-    one, other = session(), session()
-    position = one.acquire(name, note="nightly").position
+    first, other = session(), session()
+    position = first.acquire(name, note="nightly").position
     other.acquire(name, timeout_ms=0)
     other.acquire(name, timeout_ms=50)
-    one.release(name)
+    first.release(name)
     past = {entry.outcome: entry for entry in connect().history(name)}
     assert set(past) == {"released", "timeout"}
     assert (past["released"].position, past["released"].note) == (position, "nightly")
@@ -387,52 +387,52 @@ def test_what_is_released_is_in_the_history(session, connect, name):
 
 
 def test_renew_of_what_lives_with_its_session(session, database, refused, name):
-    one, other = session(), session()
-    position = one.acquire(name).position
+    first, other = session(), session()
+    position = first.acquire(name).position
     members = f"{database.beside('member')} AS m JOIN {database.beside('entry')} AS t ON t.member_id = m.member_id"
     seen = f"SELECT m.seen_at FROM {members} WHERE t.queue_position = ?"
     before = database.rows(seen, position)
-    assert one.call("renew", name, position) == 0
+    assert first.call("renew", name, position) == 0
     assert database.rows(seen, position) > before, "a heartbeat"
     assert other.call("renew", name, position) == -1
-    assert one.call("renew", name, position + 1) == -1
+    assert first.call("renew", name, position + 1) == -1
     with refused(50000, "no lease to renew"):
-        one.call("renew", name, position, lease_seconds=5)
-    one.release(name)
-    assert one.call("renew", name, position) == -1
+        first.call("renew", name, position, lease_seconds=5)
+    first.release(name)
+    assert first.call("renew", name, position) == -1
 
 
 def test_assert_holding(session, database, refused, name):
-    one, other = session(), session()
-    position = one.acquire(name).position
+    first, other = session(), session()
+    position = first.acquire(name).position
     with refused(50001, "BEGIN TRANSACTION"):
-        one.call("assert_holding", name, position)
-    assert one.rows("BEGIN TRANSACTION; EXEC {s}.assert_holding ?, ?; SELECT 7; COMMIT", name, position) == [(7,)]
+        first.call("assert_holding", name, position)
+    assert first.rows("BEGIN TRANSACTION; EXEC {s}.assert_holding ?, ?; SELECT 7; COMMIT", name, position) == [(7,)]
     for resource, number, who in ((name, position + 1, None), (name("x"), position, None), (name, position, "x")):
-        one.rows("BEGIN TRANSACTION")
+        first.rows("BEGIN TRANSACTION")
         with refused(50004, "is not held"):
-            one.rows("EXEC {s}.assert_holding ?, ?, ?", resource, number, who)
-        one.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
+            first.rows("EXEC {s}.assert_holding ?, ?, ?", resource, number, who)
+        first.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
     other.rows("BEGIN TRANSACTION")
     with refused(50004, "is not held"):
         other.rows("EXEC {s}.assert_holding ?, ?", name, position)
     other.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
-    one.release(name)
-    one.rows("BEGIN TRANSACTION")
+    first.release(name)
+    first.rows("BEGIN TRANSACTION")
     with refused(50004, "is not held"):
-        one.rows("EXEC {s}.assert_holding ?, ?", name, position)
-    one.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
+        first.rows("EXEC {s}.assert_holding ?, ?", name, position)
+    first.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
 
 
 def test_who_waits_does_not_hold(session, database, refused, name):
-    one, other, third = session(), session(), session()
-    one.acquire(name)
+    first, other, third = session(), session(), session()
+    first.acquire(name)
     waiting = other.waiting(name, timeout_ms=60000, requesting_id="me")
     third.rows("BEGIN TRANSACTION")
     with refused(50004, "is not held"):
         third.rows("EXEC {s}.assert_holding ?, ?, N'me'", name, database.queue(name)[-1][0])
     third.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
-    one.release(name)
+    first.release(name)
     assert waiting.result(30).code == 1
     assert other.release(name, requesting_id="me") == 0
 
@@ -454,11 +454,11 @@ def test_what_is_asserted_stays_until_the_transaction_ends(session, new_session,
 
 
 def test_python_asserts_what_a_fence_tells(session, connect, name):
-    one = session()
-    first = one.acquire(name)
-    one.release(name)
+    connection = session()
+    first = connection.acquire(name)
+    connection.release(name)
     with connect().mutex(name) as grant:
         assert grant.fence > first.fence
-    assert one.acquire(name).fence > grant.fence
-    one.release(name)
+    assert connection.acquire(name).fence > grant.fence
+    connection.release(name)
     assert isinstance(grant, sqlsem.Grant)

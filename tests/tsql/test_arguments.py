@@ -7,11 +7,11 @@ pytestmark = pytest.mark.engines("mssql")
 
 @pytest.mark.parametrize("routine", ["acquire", "try", "release", "renew", "set_limit", "pause", "resume"])
 def test_all_white_space_counts(session, refused, routine):
-    one = session()
+    connection = session()
     more = {"renew": (1,), "set_limit": (1,)}.get(routine, ())
     for bad in ("x\u3000", "\u00a0x"):
         with refused(50000, "white space"):
-            one.call(routine, bad, *more)
+            connection.call(routine, bad, *more)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def test_all_white_space_counts(session, refused, routine):
 def test_wrong_types(session, database, name, text):
     import pyodbc
 
-    one = session()
+    connection = session()
     with pytest.raises(pyodbc.Error):
-        one.rows(text, *([name] if "?" in text else []))
-    assert one.rows("SELECT @@TRANCOUNT") == [(0,)]
+        connection.rows(text, *([name] if "?" in text else []))
+    assert connection.rows("SELECT @@TRANCOUNT") == [(0,)]
     assert database.queue(name) == []

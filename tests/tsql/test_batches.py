@@ -25,9 +25,9 @@ def done(session, name, part):
 
 
 def test_answers_by_output_parameters(session, name):
-    one = session()
-    start(one, name, "a", "a")
-    rows = one.rows(
+    connection = session()
+    start(connection, name, "a", "a")
+    rows = connection.rows(
         "DECLARE @last bit; DECLARE @o nvarchar(16); EXEC {s}.batch_part_done ?, 'a', @last OUTPUT, @o OUTPUT; "
         "SELECT CAST(@last AS int), @o; EXEC {s}.batch_callback_ended ?",
         *(name, name),
@@ -36,15 +36,15 @@ def test_answers_by_output_parameters(session, name):
 
 
 def test_refused_in_a_transaction(session, name, refused):
-    one = session()
-    one.rows("BEGIN TRANSACTION")
+    connection = session()
+    connection.rows("BEGIN TRANSACTION")
     with refused(50001, "open transaction"):
-        start(one, name, "b")
+        start(connection, name, "b")
 
 
 def test_what_was_taken_over_meanwhile_is_left_alone(session, new_session, database, name, connect, held_member):
     """The recovery is kept waiting between its look at the batches and its decision."""
-    victim, one, live = new_session(), session(), session()
+    victim, connection, live = new_session(), session(), session()
     start(victim, name, "a")
     start(live, name, "b")
     row = f"SELECT member_id FROM {database.beside('batch_part')} WHERE part = ? AND batch_id = ?"
@@ -52,14 +52,14 @@ def test_what_was_taken_over_meanwhile_is_left_alone(session, new_session, datab
     ((dead,),), ((member,),) = (database.rows(row, part, entry.batch_id) for part in ("a", "b"))
     with held_member(dead):
         victim.die()
-        recovering = one.later(one.call, "recover_batches", name, None)
+        recovering = connection.later(connection.call, "recover_batches", name, None)
         remains(lambda: not recovering.done(), 1, "the recovery waits for the member's row")
         database.rows(
             f"UPDATE {database.beside('batch_part')} SET attempt = 2, member_id = ? WHERE part = 'a' AND batch_id = ?",
             *(member, entry.batch_id),
         )
     recovering.result(PATIENCE)
-    one.call("recover_batches", name, None)
+    connection.call("recover_batches", name, None)
     (entry,) = batches.list_batches(connect(), name)
     assert [(part.status, part.attempt) for part in entry.parts] == [("running", 2), ("running", 1)]
     assert [done(live, name, part) for part in ("a", "b")] == [(0, "succeeded"), (1, "succeeded")]
@@ -69,25 +69,25 @@ def test_what_was_taken_over_meanwhile_is_left_alone(session, new_session, datab
 @pytest.mark.parametrize("settings", ["IMPLICIT_TRANSACTIONS", "ROWCOUNT"])
 def test_the_sessions_own_settings_do_no_harm(new_session, session, name, connect, settings):
     """As a driver in manual commit has them, or a script that wants to see few rows."""
-    one, other = new_session(), session()
+    first, other = new_session(), session()
     set_them, undo = {
         "IMPLICIT_TRANSACTIONS": ("SET IMPLICIT_TRANSACTIONS ON", "SET IMPLICIT_TRANSACTIONS OFF"),
         "ROWCOUNT": ("SET ROWCOUNT 1", "SET ROWCOUNT 0"),
     }[settings]
-    one.rows(set_them)
-    start(one, name, "a", "a, b, c")
+    first.rows(set_them)
+    start(first, name, "a", "a, b, c")
     (entry,) = batches.list_batches(connect(), name)
     assert [part.part for part in entry.parts] == ["a", "b", "c"], "all of them"
-    assert one.rows("EXEC {s}.batch_part_failed ?, 'a', 'no file'", name) == [(0, "failed")]
-    start(one, name, "a", "a, b, c")
-    start(one, name, "b", "a, b, c")
+    assert first.rows("EXEC {s}.batch_part_failed ?, 'a', 'no file'", name) == [(0, "failed")]
+    start(first, name, "a", "a, b, c")
+    start(first, name, "b", "a, b, c")
     start(other, name, "c", "a, b, c")
-    assert [done(one, name, part) for part in "ab"] == [(0, "succeeded")] * 2
+    assert [done(first, name, part) for part in "ab"] == [(0, "succeeded")] * 2
     assert done(other, name, "c") == (1, "succeeded")
-    assert one.rows("EXEC {s}.batch_resume ?", name) == [(0,)]
+    assert first.rows("EXEC {s}.batch_resume ?", name) == [(0,)]
     other.rows("EXEC {s}.batch_callback_ended ?, 'no'", name)
-    assert one.rows("SELECT @@TRANCOUNT") == [(0,)]
-    one.rows(undo)
+    assert first.rows("SELECT @@TRANCOUNT") == [(0,)]
+    first.rows(undo)
     (entry,) = batches.list_batches(connect(), name)
     assert (entry.status, entry.callback_status) == ("succeeded", "failed")
 
@@ -96,13 +96,13 @@ def test_sql_as_callback(database, session, connect, name):
     database.rows(f"CREATE TABLE made_{name} (n int)")
     made = batches.batch(name, ["a", "b"], window=60, coordinator=connect())
     made._declaration.declare_callback(sqlsem.Sql(f"INSERT INTO made_{name} (n) VALUES (1)"))
-    one = session()
-    start(one, name, "b")
+    connection = session()
+    start(connection, name, "b")
     with made.part("a"):
         pass
     start_again = batches.list_batches(connect(), name)[0]
     assert start_again.callback_kind == "sql"
-    one.rows("EXEC {s}.batch_part_failed ?, 'b'", name)
+    connection.rows("EXEC {s}.batch_part_failed ?, 'b'", name)
     with made.part("b") as last:
         pass
     assert last.is_last
@@ -166,14 +166,14 @@ def test_a_plain_user_does_not_undo_what_an_operator_has_kept(plain, connect, na
 
 
 def test_an_end_that_is_neither_ends_nothing(session, name, connect, refused):
-    one = session()
-    number = start(one, name, "a", "a")
-    ((member, uid),) = one.rows("SELECT member_id, start_uid FROM {s}.batch_part WHERE batch_id = ?", number)
+    connection = session()
+    number = start(connection, name, "a", "a")
+    ((member, uid),) = connection.rows("SELECT member_id, start_uid FROM {s}.batch_part WHERE batch_id = ?", number)
     for outcome in (None, "", "late"):
         with refused(50000, "ends as succeeded or failed"):
-            one.rows("EXEC {s}.end_part ?, ?, 'a', ?, ?, NULL, 'me'", member, name, uid, outcome)
+            connection.rows("EXEC {s}.end_part ?, ?, 'a', ?, ?, NULL, 'me'", member, name, uid, outcome)
     assert batches.list_batches(connect(), name)[0].parts[0].status == "running"
-    one.rows("EXEC {s}.batch_part_failed ?, 'a'", name)
+    connection.rows("EXEC {s}.batch_part_failed ?, 'a'", name)
 
 
 class Clock:
@@ -184,7 +184,7 @@ class Clock:
         self.table, self.routine = f"clock_{name}", f"start_part_{name}"
         script = sql.script("mssql", "batches", schema=session.schema)
         before = f"ALTER PROCEDURE {session.schema}.start_part\n"
-        (batch,) = (one for one in script.split("\nGO\n") if before in one)
+        (batch,) = (part for part in script.split("\nGO\n") if before in part)
         assert batch.count("SYSUTCDATETIME()") == 2  # (and of a lease)
         batch = batch.replace("SYSUTCDATETIME()", f"(SELECT now FROM {session.schema}.{self.table})")
         session.rows(f"CREATE TABLE {{s}}.{self.table} (now datetime2(6) NOT NULL)")

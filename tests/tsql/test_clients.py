@@ -52,7 +52,7 @@ def work(database):
 
 @pytest.mark.leaves_rows
 def test_the_job_step_holds_while_it_works(session, connect, database, work):
-    one = session()
+    connection = session()
     work("TABLE", "dbo.seen", "CREATE TABLE dbo.seen (requesting_id nvarchar(255), note nvarchar(100))")
     work(
         "PROCEDURE",
@@ -60,7 +60,7 @@ def test_the_job_step_holds_while_it_works(session, connect, database, work):
         f"CREATE PROCEDURE dbo.load_warehouse AS INSERT INTO dbo.seen SELECT requesting_id, note "
         f"FROM {database.beside('entry')} WHERE resource_id = N'warehouse' AND granted_at IS NOT NULL",
     )
-    run(one, batches(database, "agent-job-step.sql", **agent(3)))
+    run(connection, batches(database, "agent-job-step.sql", **agent(3)))
     ((who, note),) = database.rows("SELECT requesting_id, note FROM dbo.seen")
     assert re.fullmatch(r"agent [0-9A-Fa-f-]{36} step 3 started 20260131 93000", who)
     assert note == "nightly load"
@@ -70,23 +70,23 @@ def test_the_job_step_holds_while_it_works(session, connect, database, work):
 
 @pytest.mark.leaves_rows
 def test_the_job_step_fails_as_its_work_does_and_gives_back(session, database, refused, work):
-    one = session()
+    connection = session()
     work("PROCEDURE", "dbo.load_warehouse", "CREATE PROCEDURE dbo.load_warehouse AS THROW 60001, N'no space', 1")
     with refused(60001, "no space"):
-        run(one, batches(database, "agent-job-step.sql", **agent(1)))
+        run(connection, batches(database, "agent-job-step.sql", **agent(1)))
     assert database.queue("warehouse") == []
 
 
 @pytest.mark.leaves_rows
 def test_the_job_step_waits_for_others_and_fails_in_time(session, connect, database, refused, work):
-    one = session()
+    connection = session()
     work("PROCEDURE", "dbo.load_warehouse", "CREATE PROCEDURE dbo.load_warehouse AS RETURN 0")
     texts = batches(database, "agent-job-step.sql", **agent(1))
     holder = connect().mutex("warehouse")
     holder.acquire()
     with refused(50010, "was not free"):
-        run(one, [texts[0].replace("3600000", "300")])
-    waiting = one.later(run, one, texts)
+        run(connection, [texts[0].replace("3600000", "300")])
+    waiting = connection.later(run, connection, texts)
     until(lambda: len(database.queue("warehouse")) == 2, "the step in the queue")
     holder.release()
     assert waiting.result(30) == []
@@ -101,11 +101,11 @@ def sales(session, database, work):
     work("TABLE", "dbo.sales", "CREATE TABLE dbo.sales (sold_on date NOT NULL, amount int NOT NULL)")
     work("TABLE", "dbo.sales_staging", "CREATE TABLE dbo.sales_staging (sold_on date NOT NULL, amount int NULL)")
     work("PROCEDURE", "dbo.load_sales", "CREATE PROCEDURE dbo.load_sales AS RETURN 0")
-    one = session()
+    connection = session()
     for _ in range(2):  # it may be run again
-        run(one, batches(database, "guarded-load.sql"))
+        run(connection, batches(database, "guarded-load.sql"))
     database.rows("INSERT INTO dbo.sales_staging VALUES ('2026-01-31', 5), ('2026-01-31', 7), ('2026-02-01', 9)")
-    return one
+    return connection
 
 
 LOAD = "DECLARE @c int; EXEC @c = dbo.load_sales @day = ?, @timeout_ms = 300; SELECT @c"
@@ -160,8 +160,8 @@ def test_three_of_ten(session, connect, database, work):
     operator, calls = connect(), []
     operator.pause("parts")
     for step in range(1, 11):
-        one = session()
-        calls.append(one.later(run, one, batches(database, "three-of-ten.sql", **agent(step))))
+        connection = session()
+        calls.append(connection.later(run, connection, batches(database, "three-of-ten.sql", **agent(step))))
     until(lambda: len(database.queue("parts")) == 10, "all ten in the queue")
     operator.resume("parts")
     failed = [step for step, call in enumerate(calls, 1) if call.exception(60) is not None]
@@ -180,19 +180,19 @@ def test_three_of_ten(session, connect, database, work):
 
 @pytest.mark.leaves_rows
 def test_the_worker_step_does_what_there_is_and_fails_as_a_task_does(session, database, refused, work):
-    one, other = session(), session()
+    first, other = session(), session()
     work("TABLE", "dbo.loaded", "CREATE TABLE dbo.loaded (n int NOT NULL)")
     texts = [text.replace("= 30", "= 0") for text in batches(database, "worker-job-step.sql")]
     for n in (1, 2):
-        one.rows("EXEC {s}.put N'nightly', ?, @order = 100", f"INSERT INTO dbo.loaded VALUES ({n})")
+        first.rows("EXEC {s}.put N'nightly', ?, @order = 100", f"INSERT INTO dbo.loaded VALUES ({n})")
     assert run(other, texts) == []
     assert sorted(database.rows("SELECT n FROM dbo.loaded")) == [(1,), (2,)]
-    one.rows("EXEC {s}.put N'nightly', N'INSERT INTO dbo.loaded VALUES (NULL)', @on_failure = N'continue'")
-    one.rows("EXEC {s}.put N'nightly', N'INSERT INTO dbo.loaded VALUES (3)', @order = 1")
+    first.rows("EXEC {s}.put N'nightly', N'INSERT INTO dbo.loaded VALUES (NULL)', @on_failure = N'continue'")
+    first.rows("EXEC {s}.put N'nightly', N'INSERT INTO dbo.loaded VALUES (3)', @order = 1")
     with refused(50010, "1 tasks were done, and 1 attempts have failed"):
         run(other, texts)
     assert sorted(database.rows("SELECT n FROM dbo.loaded")) == [(1,), (2,), (3,)]
-    assert len(one.rows("EXEC {s}.list_tasks N'nightly', N'failed'")) == 1
+    assert len(first.rows("EXEC {s}.list_tasks N'nightly', N'failed'")) == 1
     assert run(other, texts) == []
 
 

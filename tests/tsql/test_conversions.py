@@ -16,10 +16,10 @@ def member(new_session):
     made = []
 
     def member():
-        one = new_session()
-        ((one.member,),) = one.rows("EXEC {s}.enrol N'host', 1, N'program', 60000, @answer = 1")
-        made.append(one)
-        return one
+        connection = new_session()
+        ((connection.member,),) = connection.rows("EXEC {s}.enrol N'host', 1, N'program', 60000, @answer = 1")
+        made.append(connection)
+        return connection
 
     yield member
     for one in made:
@@ -94,46 +94,46 @@ def test_one_that_is_let_in_is_waited_for(session, connect, database, name):
 
 def test_one_that_nobody_attends_to_is_not_passed_over_but_removed(member, database, name):
     """Where its session stood still when it had found its way free, it would enter later on."""
-    one, other = member(), member()
-    mine, _ = register(one, name, "read")
+    first, other = member(), member()
+    mine, _ = register(first, name, "read")
     writer, _ = register(other, name, "write")
     late, granted = register(other, name, "read", attended_ms=0)
     assert not granted
     ((code,),) = other.rows("EXEC {s}.release ?, ?, N'who', @answer = 1", name, writer)
     assert code == 0
-    one.rows("SET ROWCOUNT 1")
-    assert begin_upgrade(one, name, mine) == 0
-    one.rows("SET ROWCOUNT 0")
+    first.rows("SET ROWCOUNT 1")
+    assert begin_upgrade(first, name, mine) == 0
+    first.rows("SET ROWCOUNT 0")
     assert [row[0] for row in database.queue(name)] == [mine]
     outcome = f"SELECT outcome FROM {database.beside('history')} WHERE queue_position = ?"
     assert database.rows(outcome, late) == [("cancelled",)]
 
 
 def test_all_who_may_enter_are_let_in_whatever_the_session_has_set(member, database, name):
-    one, other = member(), member()
-    mine, _ = register(one, name, "read")
+    first, other = member(), member()
+    mine, _ = register(first, name, "read")
     writer, _ = register(other, name, "write")
     late = [register(other, name, "read")[0] for _ in range(3)]
     other.rows("EXEC {s}.release ?, ?, N'who', @answer = 1", name, writer)
-    one.rows("SET ROWCOUNT 1")
-    assert begin_upgrade(one, name, mine) == 1
-    one.rows("SET ROWCOUNT 0")
+    first.rows("SET ROWCOUNT 1")
+    assert begin_upgrade(first, name, mine) == 1
+    first.rows("SET ROWCOUNT 0")
     granted = f"SELECT queue_position FROM {database.beside('entry')} WHERE resource_id = ? AND granted_at IS NOT NULL"
     assert sorted(row[0] for row in database.rows(granted, name)) == [mine, *late]
 
 
 def test_a_try_leaves_no_upgrade_behind(member, database, name):
     """Not even where an earlier call was broken off."""
-    one, other = member(), member()
-    mine, _ = register(one, name, "read")
+    first, other = member(), member()
+    mine, _ = register(first, name, "read")
     theirs, _ = register(other, name, "read")
-    assert begin_upgrade(one, name, mine) == 1
+    assert begin_upgrade(first, name, mine) == 1
     assert access(database, mine) == "upgrade"
-    assert begin_upgrade(one, name, mine, only_if_free=True) == -1
+    assert begin_upgrade(first, name, mine, only_if_free=True) == -1
     assert access(database, mine) == "read"
-    assert begin_upgrade(one, name, mine) == 1
+    assert begin_upgrade(first, name, mine) == 1
     other.rows("EXEC {s}.release ?, ?, N'who', @answer = 1", name, theirs)
-    assert begin_upgrade(one, name, mine, only_if_free=True) == 0
+    assert begin_upgrade(first, name, mine, only_if_free=True) == 0
     assert access(database, mine) == "write"
 
 
@@ -143,10 +143,10 @@ def test_nobody_asks_for_the_label(session, refused, name):
 
 
 def test_what_is_called_in_a_transaction(session, refused, name):
-    one = session()
-    one.rows("BEGIN TRANSACTION")
+    connection = session()
+    connection.rows("BEGIN TRANSACTION")
     for routine in ("begin_upgrade", "upgrade", "downgrade"):
         with refused(50001, "open transaction"):
-            one.rows(f"EXEC {{s}}.{routine} N'x', 1, N'x'{', 0' if routine != 'downgrade' else ''}")
-        one.rows("IF @@TRANCOUNT = 0 BEGIN TRANSACTION")
-    one.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
+            connection.rows(f"EXEC {{s}}.{routine} N'x', 1, N'x'{', 0' if routine != 'downgrade' else ''}")
+        connection.rows("IF @@TRANCOUNT = 0 BEGIN TRANSACTION")
+    connection.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")

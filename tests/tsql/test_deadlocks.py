@@ -57,43 +57,43 @@ def test_the_youngest_of_a_ring(session, database, name, size):
 
 
 def test_whatever_the_session_has_set(session, database, name):
-    one, two = session(), session()
+    first, two = session(), session()
     two.rows("SET ROWCOUNT 1")
-    for which, holder in (("a", one), ("b", two)):
+    for which, holder in (("a", first), ("b", two)):
         assert holder.acquire(name(which)).code == 0
-    waiting = start(one, database, name, name("b"))
+    waiting = start(first, database, name, name("b"))
     code, words = acquire_told(two, name("a"), 1, "write", 1, 30000)
     two.rows("SET ROWCOUNT 0")
     assert code == -3
     assert f"waits for '{name('a')}' at " in words
     assert two.release(name("b")) == 0
     assert waiting.result(60)[0] == 1
-    assert one.release(name("b")) == one.release(name("a")) == 0
+    assert first.release(name("b")) == first.release(name("a")) == 0
 
 
 def test_a_limit_is_one_only_when_all_inside_are_in_it(session, database, name):
-    one, two, three = session(), session(), session()
-    assert one.acquire(name("book"), access="read").code == 0
+    connection, two, three = session(), session(), session()
+    assert connection.acquire(name("book"), access="read").code == 0
     assert two.acquire(name("pool"), 2).code == three.acquire(name("pool"), 2).code == 0
     second = start(two, database, name, name("book"))
-    first = start(one, database, name, name("pool"), 2)
+    first = start(connection, database, name, name("pool"), 2)
     remains(lambda: not (first.done() or second.done()), 3, "the third can leave")
     third = start(three, database, name, name("book"))
     assert third.result(60)[0] == -3
     assert three.release(name("pool")) == 0
     assert first.result(60)[0] == 1
-    one.release(name("pool"))
-    one.release(name("book"))
+    connection.release(name("pool"))
+    connection.release(name("book"))
     assert second.result(60)[0] == 1
 
 
 def test_waiting_for_oneself_is_told(session, name):
-    one = session()
-    position = one.acquire(name).position
-    code, words = acquire_told(one, name)
+    connection = session()
+    position = connection.acquire(name).position
+    code, words = acquire_told(connection, name)
     assert code == -3
     assert f"holds '{name}' at {position}, waits for '{name}' at" in words
-    assert one.release(name) == 0
+    assert connection.release(name) == 0
 
 
 def test_not_in_a_transaction(session, refused):
@@ -102,10 +102,10 @@ def test_not_in_a_transaction(session, refused):
 
 
 def test_python_is_the_younger(session, connect, database, name):
-    coordinator, one = connect(), session()
+    coordinator, connection = connect(), session()
     with coordinator.mutex(name("a")) as grant:
-        held = one.acquire(name("b")).position
-        waiting = start(one, database, name, name("a"))
+        held = connection.acquire(name("b")).position
+        waiting = start(connection, database, name, name("a"))
         began = time.monotonic()
         with pytest.raises(sqlsem.Deadlock) as caught:
             coordinator.mutex(name("b")).acquire()
@@ -114,12 +114,12 @@ def test_python_is_the_younger(session, connect, database, name):
         assert f"holds '{name('a')}' at {grant.position}, waits for '{name('b')}' at" in str(caught.value)
         assert not waiting.done()
     assert waiting.result(60)[0] == 1
-    assert one.release(name("a")) == one.release(name("b")) == 0
+    assert connection.release(name("a")) == connection.release(name("b")) == 0
 
 
 def test_the_session_is_the_younger(session, connect, database, name):
-    coordinator, one = connect(), session()
-    assert one.acquire(name("b")).code == 0
+    coordinator, connection = connect(), session()
+    assert connection.acquire(name("b")).code == 0
     ready, outcome = threading.Event(), []
 
     def python():
@@ -132,9 +132,9 @@ def test_the_session_is_the_younger(session, connect, database, name):
     thread.start()
     assert ready.wait(60)
     until(lambda: len(database.queue(name("b"))) == 2, "Python's request in the queue")
-    code, words = acquire_told(one, name("a"))
+    code, words = acquire_told(connection, name("a"))
     assert code == -3
     assert "python" in words  # the thread's name
-    assert one.release(name("b")) == 0
+    assert connection.release(name("b")) == 0
     thread.join(60)
     assert outcome == ["had"]

@@ -36,13 +36,13 @@ def test_from_session_to_session(session, name):
 
 def test_from_python_to_tsql_and_back(session, database, name):
     with contextlib.closing(database.coordinator()) as coordinator:
-        one = session()
+        connection = session()
         with coordinator.mutex(name) as grant:
             token = grant.hand_over()
-        assert one.rows(ADOPT, token) == [(name, grant.position, grant.fence)]
+        assert connection.rows(ADOPT, token) == [(name, grant.position, grant.fence)]
         with pytest.raises(NotHeld, match="was used"):
             coordinator.adopt(token)
-        ((token,),) = one.rows(GIVE, name)
+        ((token,),) = connection.rows(GIVE, name)
         with coordinator.adopt(token) as adopted:
             assert adopted.fence == grant.fence
 
@@ -51,9 +51,9 @@ def test_from_python_to_tsql_and_back(session, database, name):
 def test_not_in_a_transaction(session, name, text):
     import pyodbc
 
-    one = session()
-    one.acquire(name)
+    connection = session()
+    connection.acquire(name)
     with pytest.raises(pyodbc.Error, match="open transaction"):
-        one.rows("BEGIN TRANSACTION; " + text, name)
-    one.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
-    assert one.release(name) == 0
+        connection.rows("BEGIN TRANSACTION; " + text, name)
+    connection.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
+    assert connection.release(name) == 0

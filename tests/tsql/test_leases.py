@@ -22,87 +22,87 @@ def count(database):
 
 def test_it_outlives_its_session_and_is_given_back_by_another(new_session, session, database, name):
     before = count(database)
-    holder, one = new_session(), session()
+    holder, connection = new_session(), session()
     got = holder.acquire(name, requesting_id="run 7", lease_seconds=60)
     assert got.code == 0
     assert leases(database, name) == [(60000, None)]
     holder.close()
-    assert one.acquire(name, timeout_ms=500).code == -1
-    assert one.call("renew", name, got.position, "run 7") == 0
-    assert one.call("renew", name, got.position) == -1
-    assert one.release(name, requesting_id="run 7") == 0
+    assert connection.acquire(name, timeout_ms=500).code == -1
+    assert connection.call("renew", name, got.position, "run 7") == 0
+    assert connection.call("renew", name, got.position) == -1
+    assert connection.release(name, requesting_id="run 7") == 0
     assert count(database) == before
-    assert one.acquire(name, routine="try").code == 0
-    one.release(name)
+    assert connection.acquire(name, routine="try").code == 0
+    connection.release(name)
 
 
 def test_when_it_is_past_the_lock_is_free(session, database, refused, name):
     before = count(database)
-    one, other = session(), session()
-    got = one.acquire(name, requesting_id="run 8", lease_seconds=1.5)
+    first, other = session(), session()
+    got = first.acquire(name, requesting_id="run 8", lease_seconds=1.5)
     began = time.monotonic()
     assert other.acquire(name, routine="try").code == -1
     assert other.acquire(name, timeout_ms=30000).code == 1
     assert 1.2 < time.monotonic() - began < 15
-    assert one.call("renew", name, got.position, "run 8") == -1
-    assert one.release(name, got.position, "run 8") == -1
-    one.rows("BEGIN TRANSACTION")
+    assert first.call("renew", name, got.position, "run 8") == -1
+    assert first.release(name, got.position, "run 8") == -1
+    first.rows("BEGIN TRANSACTION")
     with refused(50004, "is not held"):
-        one.rows("EXEC {s}.assert_holding ?, ?, N'run 8'", name, got.position)
-    one.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
+        first.rows("EXEC {s}.assert_holding ?, ?, N'run 8'", name, got.position)
+    first.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
     assert other.release(name) == 0
     assert count(database) == before
 
 
 def test_renew_prolongs(session, database, name):
-    one, other = session(), session()
-    got = one.acquire(name, requesting_id="run 9", lease_seconds=2)
+    first, other = session(), session()
+    got = first.acquire(name, requesting_id="run 9", lease_seconds=2)
     deadline = time.monotonic() + 4
     while time.monotonic() < deadline:
-        assert one.call("renew", name, got.position, "run 9") == 0
+        assert first.call("renew", name, got.position, "run 9") == 0
         assert other.acquire(name, routine="try").code == -1
         time.sleep(0.3)
-    assert one.call("renew", name, got.position, "run 9", lease_seconds=600) == 0
+    assert first.call("renew", name, got.position, "run 9", lease_seconds=600) == 0
     assert leases(database, name) == [(600000, None)]
-    assert one.call("renew", name, got.position, "run 9") == 0
+    assert first.call("renew", name, got.position, "run 9") == 0
     assert leases(database, name) == [(600000, None)]
-    assert one.call("renew", name, got.position, "run 9", 1) == 0
+    assert first.call("renew", name, got.position, "run 9", 1) == 0
     until(lambda: other.acquire(name, routine="try").code == 0, "the lease running out", 20)
     other.release(name)
 
 
 def test_while_it_waits_acquire_renews(session, connect, name):
-    one, other = session(), session()
-    one.acquire(name)
+    first, other = session(), session()
+    first.acquire(name)
     waiting = other.waiting(name, requesting_id="run 10", lease_seconds=1, timeout_ms=60000)
     time.sleep(3)
     assert not waiting.done()
-    one.release(name)
+    first.release(name)
     assert waiting.result(30).code == 1
     assert other.call("renew", name, waiting.result().position, "run 10") == 0
-    assert one.acquire(name, routine="try").code == -1
+    assert first.acquire(name, routine="try").code == -1
     assert other.release(name, requesting_id="run 10") == 0
 
 
 def test_who_gives_up_leaves_no_lease(session, database, name):
     before = count(database)
-    one, other = session(), session()
-    one.acquire(name)
+    first, other = session(), session()
+    first.acquire(name)
     for words in ({"timeout_ms": 0}, {"timeout_ms": 300}):
         assert other.acquire(name, lease_seconds=30, **words) == (-1, None, None)
     assert count(database) == before
     assert len(database.queue(name)) == 1
-    one.release(name)
+    first.release(name)
 
 
 def test_two_leases_of_one_session_are_two_holders(session, database, name):
-    one = session()
-    assert one.acquire(name, lease_seconds=60, requesting_id="A").code == 0
-    assert one.acquire(name, lease_seconds=60, requesting_id="B", timeout_ms=200).code == -1
-    assert one.acquire(name, timeout_ms=200).code == -1
-    assert one.release(name, requesting_id="A") == 0
-    assert one.acquire(name, lease_seconds=60, requesting_id="B").code == 0
-    assert one.release(name, requesting_id="B") == 0
+    connection = session()
+    assert connection.acquire(name, lease_seconds=60, requesting_id="A").code == 0
+    assert connection.acquire(name, lease_seconds=60, requesting_id="B", timeout_ms=200).code == -1
+    assert connection.acquire(name, timeout_ms=200).code == -1
+    assert connection.release(name, requesting_id="A") == 0
+    assert connection.acquire(name, lease_seconds=60, requesting_id="B").code == 0
+    assert connection.release(name, requesting_id="B") == 0
 
 
 def test_the_same_id_waits_for_itself_and_ends_in_time(session, name):

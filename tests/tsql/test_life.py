@@ -16,9 +16,9 @@ def member(new_session):
     """``member(grace_ms, lease_ms)``: a session, and the number of the member that it is."""
 
     def member(grace_ms=0, lease_ms=None):
-        one = new_session()
+        connection = new_session()
         text = "DECLARE @m bigint; EXEC {s}.enrol N'host' , 17, N'program', ?, ?, @m OUTPUT; SELECT @m"
-        return one, one.rows(text, grace_ms, lease_ms)[0][0]
+        return connection, connection.rows(text, grace_ms, lease_ms)[0][0]
 
     return member
 
@@ -38,41 +38,41 @@ def past(database, name, *others):
 
 def test_a_try_gets_in_where_the_dead_have_been(member, session, database, name):
     """Though nobody waited, or looked, while the holder died. Within its grace nobody gets in."""
-    one, begun = session(), time.monotonic()
+    connection, begun = session(), time.monotonic()
     holder, number = member(6000)
     holder.rows(REGISTER, number, name)
     ((login,),) = holder.rows("SELECT ORIGINAL_LOGIN()")
     assert states(database, name) == [("holds", None, 6.0)]
     holder.close()
     until(lambda: states(database, name)[0][1] is not None, "the beacon going")
-    code = one.acquire(name, routine="try").code
+    code = connection.acquire(name, routine="try").code
     if time.monotonic() - begun < 6:
         assert code == -1
     if code == -1:
         until(lambda: states(database, name)[0][0] == "dead", "the end of the grace")
-        code = one.acquire(name, routine="try").code
+        code = connection.acquire(name, routine="try").code
     assert code == 0
     assert states(database, name) == [("holds", None, 0.0)]
     ((*known, held),) = past(database, name)
     assert known == ["reaped", "host", 17, "program", login, login]
     assert held < 6, "it held after its last sign of life"
-    one.release(name)
+    connection.release(name)
     assert [row[0] for row in past(database, name)] == ["released", "reaped"]
     assert past(database, name)[0][5] is None
 
 
 def test_a_lock_that_is_free_lets_nobody_in(member, session, database, name):
     """Who slept on it looks who stands there: its owner may be within its grace."""
-    one, (holder, number) = session(), member(6000)
+    connection, (holder, number) = session(), member(6000)
     holder.rows(REGISTER, number, name)
-    waiting = one.waiting(name, timeout_ms=60000)
+    waiting = connection.waiting(name, timeout_ms=60000)
     holder.close()
     seen = []
     until(lambda: seen.append([row[0] for row in states(database, name)]) or waiting.done())
     assert waiting.result().code == 1
     assert ["holds", "waits"] in seen
     assert [two for two in seen if len(two) > 1 and two[1] != "waits"] == []
-    one.release(name)
+    connection.release(name)
 
 
 def test_who_waits_sleeps_on_the_lock_of_the_row_before_it(member, database, name):
@@ -154,30 +154,30 @@ def test_a_wait_for_what_was_taken_away(member, database, name):
 
 
 def test_who_stood_between_is_gone_and_the_first_is_not(session, connect, database, name):
-    one, between, last = session(), session(), session()
-    one.acquire(name)
+    connection, between, last = session(), session(), session()
+    connection.acquire(name)
     gone, waiting = between.waiting(name, timeout_ms=60000), last.waiting(name, timeout_ms=60000)
     connect().revoke(database.queue(name)[1][0])
     assert gone.result(30).code == -2
     remains(
         lambda: not waiting.done() and [row[0] for row in states(database, name)] == ["holds", "waits"], 1, "it waits"
     )
-    one.release(name)
+    connection.release(name)
     assert waiting.result(30).code == 1
     last.release(name)
 
 
 def test_a_lease_that_is_over_is_dead(member, session, database, name):
-    one, (holder, number) = session(), member(0, 1500)
+    connection, (holder, number) = session(), member(0, 1500)
     holder.rows(REGISTER, number, name)
     until(lambda: states(database, name)[0][0] == "dead", "the end of the lease")
-    assert one.acquire(name, routine="try").code == 0
-    one.release(name)
+    assert connection.acquire(name, routine="try").code == 0
+    connection.release(name)
 
 
 def test_a_sign_of_life_that_comes_while_it_is_tested(member, session, database, name):
     """Who would remove the member waits for that sign, and finds another row than the one that it has looked at."""
-    one, (holder, number) = session(), member(0, 60000)
+    connection, (holder, number) = session(), member(0, 60000)
     holder.rows(REGISTER, number, name)
     beside = database.beside("member")
     database.rows(
@@ -186,7 +186,7 @@ def test_a_sign_of_life_that_comes_while_it_is_tested(member, session, database,
         number,
     )
     holder.rows("BEGIN TRANSACTION; EXEC {s}.give_sign ?", number)
-    trying = one.later(one.acquire, name, routine="try")
+    trying = connection.later(connection.acquire, name, routine="try")
     remains(lambda: not trying.done(), 2, "it waits")
     holder.rows("COMMIT TRANSACTION")
     assert trying.result(30).code == -1
@@ -236,32 +236,32 @@ def test_what_hands_out_gives_a_sign_of_life(member, database, name):
 
 
 def test_a_dead_worker_is_seen_by_who_lists_cancels_and_retries(member, session, database, name):
-    one, (worker, number) = session(), member(1500)
-    first, second = (one.rows("DECLARE @t bigint; EXEC {s}.put ?, N'1', @task_id = @t OUTPUT; SELECT @t", name)[0][0]
-                     for _ in range(2))  # fmt: skip
+    connection, (worker, number) = session(), member(1500)
+    put = "DECLARE @t bigint; EXEC {s}.put ?, N'1', @task_id = @t OUTPUT; SELECT @t"
+    first, second = (connection.rows(put, name)[0][0] for _ in range(2))
     assert len(worker.rows("EXEC {s}.claim_tasks ?, ?, N'owner', N'a', 0, 5", number, name)) == 2
-    assert one.rows("EXEC {s}.set_task ?, N'cancel', 1", first) == [(1,)]
+    assert connection.rows("EXEC {s}.set_task ?, N'cancel', 1", first) == [(1,)]
     worker.close()
 
     def listed():
-        return {row[0]: row[6] for row in one.rows("EXEC {s}.list_tasks ?", name)}
+        return {row[0]: row[6] for row in connection.rows("EXEC {s}.list_tasks ?", name)}
 
     until(lambda: listed() == {first: "lost", second: "lost"}, "the worker being dead")
-    assert len(one.rows("EXEC {s}.list_tasks ?, N'lost'", name)) == 2
-    assert one.rows("EXEC {s}.list_tasks ?, N'running'", name) == []
+    assert len(connection.rows("EXEC {s}.list_tasks ?, N'lost'", name)) == 2
+    assert connection.rows("EXEC {s}.list_tasks ?, N'running'", name) == []
     # The first who acts on one of them has them all pending again.
-    assert one.rows("EXEC {s}.set_task ?, N'retry', 1", second) == [(0,)]
-    assert one.rows("EXEC {s}.set_task ?, N'cancel', 1", first) == [(0,)]
+    assert connection.rows("EXEC {s}.set_task ?, N'retry', 1", second) == [(0,)]
+    assert connection.rows("EXEC {s}.set_task ?, N'cancel', 1", first) == [(0,)]
     assert listed() == {first: "cancelled", second: "pending"}
-    assert one.rows("EXEC {s}.set_task ?, N'cancel', 1", second) == [(0,)]
+    assert connection.rows("EXEC {s}.set_task ?, N'cancel', 1", second) == [(0,)]
 
 
 def test_history_of_a_time_and_an_outcome(session, database, name):
-    one = session()
-    one.acquire(name)
-    one.release(name)
-    one.acquire(name)
-    one.rows("EXEC {s}.release ?, @outcome = N'lost'", name)
+    connection = session()
+    connection.acquire(name)
+    connection.release(name)
+    connection.acquire(name)
+    connection.rows("EXEC {s}.release ?, @outcome = N'lost'", name)
     assert [row[0] for row in past(database, name)] == ["lost", "released"]
     assert [row[0] for row in past(database, name, None, None, "released")] == ["released"]
     assert len(past(database, name, 600000, 0, None)) == 2
@@ -271,34 +271,34 @@ def test_history_of_a_time_and_an_outcome(session, database, name):
 
 
 def test_only_known_outcomes_come_into_the_history(session, refused, name):
-    one = session()
-    one.acquire(name)
+    connection = session()
+    connection.acquire(name)
     for text in ("EXEC {s}.release ?, @outcome = N'reaped'", "EXEC {s}.cancel 0, ?, N'forged'"):
         with refused(50000, "bad outcome"):
-            one.rows(text, name)
-    assert one.release(name) == 0
+            connection.rows(text, name)
+    assert connection.release(name) == 0
 
 
 def test_a_row_that_is_gone_leaves_no_lock_behind(session, database, name):
-    one = session()
-    got = one.acquire(name)
+    connection = session()
+    got = connection.acquire(name)
     lock = f"entry.sqlsem.{database.schema}.{got.position}"
     mode = "SELECT APPLOCK_MODE({s}.lock_principal(), ?, N'Session')"
-    assert one.rows(mode, lock) == [("Exclusive",)]
+    assert connection.rows(mode, lock) == [("Exclusive",)]
     database.rows("DELETE FROM {table} WHERE queue_position = ?", got.position)
-    one.rows("EXEC {s}.release ?, ?, N'who'", name, got.position)
-    assert one.rows(mode, lock) == [("NoLock",)]
+    connection.rows("EXEC {s}.release ?, ?, N'who'", name, got.position)
+    assert connection.rows(mode, lock) == [("NoLock",)]
 
 
 def test_no_bare_row_under_a_snapshot(new_session, refused, database, name):
-    one = new_session()
-    one.rows("SET TRANSACTION ISOLATION LEVEL SNAPSHOT")
+    connection = new_session()
+    connection.rows("SET TRANSACTION ISOLATION LEVEL SNAPSHOT")
     with refused(50001, "SNAPSHOT"):
-        one.rows(f"INSERT INTO {database.table} (resource_id, requesting_id) VALUES (?, N'me')", name)
-    one = new_session()
-    one.rows(f"INSERT INTO {database.table} (resource_id, requesting_id) VALUES (?, N'me')", name)
+        connection.rows(f"INSERT INTO {database.table} (resource_id, requesting_id) VALUES (?, N'me')", name)
+    connection = new_session()
+    connection.rows(f"INSERT INTO {database.table} (resource_id, requesting_id) VALUES (?, N'me')", name)
     assert states(database, name) == [("holds", None, None)]
-    one.rows(f"DELETE FROM {database.table} WHERE resource_id = ?", name)
+    connection.rows(f"DELETE FROM {database.table} WHERE resource_id = ?", name)
 
 
 def test_control_characters(member, refused, database, name):
@@ -321,17 +321,17 @@ def test_a_per_cent_sign_in_a_name(session, refused, name):
 
 
 def test_a_session_that_has_set_rowcount(session, database, name):
-    one = session()
-    one.rows("SET ROWCOUNT 1")
+    connection = session()
+    connection.rows("SET ROWCOUNT 1")
     try:
         for number in range(2):
-            assert one.acquire(name(number)).code == 0
-        found = [row for row in one.rows("EXEC {s}.entries") if row[0].startswith(name)]
+            assert connection.acquire(name(number)).code == 0
+        found = [row for row in connection.rows("EXEC {s}.entries") if row[0].startswith(name)]
         assert len(found) == 2
     finally:
-        one.rows("SET ROWCOUNT 0")
+        connection.rows("SET ROWCOUNT 0")
     for number in range(2):
-        assert one.release(name(number)) == 0
+        assert connection.release(name(number)) == 0
 
 
 @pytest.mark.parametrize(("kind", "body"), [("json", "{"), ("json", " "), ("json", "1, 2"), ("call", "nothing")])
@@ -342,6 +342,6 @@ def test_what_is_no_json_is_refused(session, refused, name, kind, body):
 
 @pytest.mark.parametrize("body", ["1", '"a \\" b"', "null", "[1, 2]", '{"a": [true]}'])
 def test_what_is_json_is_taken(session, name, body):
-    one = session()
-    one.rows("EXEC {s}.put ?, ?, @kind = N'json'", name, body)
-    assert [row[4] for row in one.rows("EXEC {s}.list_tasks ?", name)] == [body]
+    connection = session()
+    connection.rows("EXEC {s}.put ?, ?, @kind = N'json'", name, body)
+    assert [row[4] for row in connection.rows("EXEC {s}.list_tasks ?", name)] == [body]

@@ -7,31 +7,31 @@ pytestmark = pytest.mark.engines("mssql")
 
 
 def test_set_limit(session, connect, database, name):
-    one, other, operator = session(), session(), session()
+    connection, other, operator = session(), session(), session()
     operator.call("set_limit", name, 1)
     assert [found.cap for found in connect().resources() if found.resource == name] == [1]
-    assert one.acquire(name, 3).code == 0
+    assert connection.acquire(name, 3).code == 0
     assert other.acquire(name, 3, routine="try").code == -1
     waiting = other.waiting(name, 3, timeout_ms=60000)
     operator.call("set_limit", name, None)
     assert waiting.result(30).code == 1
-    one.release(name)
+    connection.release(name)
     other.release(name)
     assert [found for found in connect().resources() if found.resource == name] == []
 
 
 def test_pause_and_resume(session, connect, name):
-    one, operator = session(), session()
+    connection, operator = session(), session()
     operator.call("pause", name)
-    assert one.acquire(name, routine="try").code == -1
-    waiting = one.waiting(name, timeout_ms=60000)
+    assert connection.acquire(name, routine="try").code == -1
+    waiting = connection.waiting(name, timeout_ms=60000)
     attempt = Attempt(connect().mutex(name))
     assert attempt.waits(0.3)
     assert not waiting.done()
     operator.call("resume", name)
     assert waiting.result(30).code == 1
     assert attempt.waits(0.2)
-    one.release(name)
+    connection.release(name)
     attempt.granted()
     attempt.leave()
 
@@ -59,18 +59,18 @@ def test_reap_as_drivers_in_manual_commit_call_it(new_session, database, name, r
 
 
 def test_status_of_all_and_of_one(session, name):
-    one, other = session(), session()
-    one.acquire(name("a"))
+    first, other = session(), session()
+    first.acquire(name("a"))
     other.acquire(name("b"), access="read")
     waiting = other.waiting(name("a"), timeout_ms=60000)
-    found = [row for row in one.rows("EXEC {s}.status") if row[0].startswith(name)]
+    found = [row for row in first.rows("EXEC {s}.status") if row[0].startswith(name)]
     assert [(row[0], row[2], row[3]) for row in found] == [
         (name("a"), "holds", "write"),
         (name("a"), "waits", "write"),
         (name("b"), "holds", "read"),
     ]
-    assert [row[0] for row in one.rows("EXEC {s}.status @resource = ?", name("b"))] == [name("b")]
-    one.release(name("a"))
+    assert [row[0] for row in first.rows("EXEC {s}.status @resource = ?", name("b"))] == [name("b")]
+    first.release(name("a"))
     waiting.result(30)
     other.release(name("a"))
     other.release(name("b"))

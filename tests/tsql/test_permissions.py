@@ -242,7 +242,7 @@ def grant_all(database, user, request):
         "UPDATE": tables(database),
         "DELETE": tables(database),
     }
-    rights = [f"{right} ON {database.schema}.[{one}]" for right, names in everything.items() for one in names]
+    rights = [f"{right} ON {database.schema}.[{name}]" for right, names in everything.items() for name in names]
     rights.append(f"UPDATE ON {database.schema}.beacon")
 
     def change(word, direction):
@@ -324,10 +324,10 @@ def test_tasks_run_with_the_rights_of_who_works(session, database, as_login, req
     table = f"{database.schema}.secret_{name}"
     database.rows(f"CREATE TABLE {table} (who nvarchar(128))")
     request.addfinalizer(lambda: database.rows(f"DROP TABLE {table}"))
-    one = session()
+    connection = session()
 
     def put(order):
-        one.rows("EXEC {s}.put ?, ?, @order = ?", name, f"INSERT INTO {table} VALUES (ORIGINAL_LOGIN())", order)
+        connection.rows("EXEC {s}.put ?, ?, @order = ?", name, f"INSERT INTO {table} VALUES (ORIGINAL_LOGIN())", order)
 
     def work():
         cursor = worker.cursor()
@@ -338,7 +338,7 @@ def test_tasks_run_with_the_rights_of_who_works(session, database, as_login, req
     put(0)
     with contextlib.suppress(pyodbc.Error):  # from an engine where TRY does not catch it
         work()
-    ((status, attempt),) = ((row[6], row[8]) for row in one.rows("EXEC {s}.list_tasks ?", name))
+    ((status, attempt),) = ((row[6], row[8]) for row in connection.rows("EXEC {s}.list_tasks ?", name))
     assert attempt == 1
     assert status != "finished"
     assert database.rows(f"SELECT who FROM {table}") == []
@@ -351,10 +351,10 @@ def test_tasks_run_with_the_rights_of_who_works(session, database, as_login, req
 def test_another_login_cannot_act_for_a_worker(session, database, as_login, request, name):
     import pyodbc
 
-    one = session()
-    one.rows("EXEC {s}.put ?, N'1'", name)
-    one.rows("EXEC {s}.put ?, N'2'", name)
-    ((member, task),) = one.rows(
+    connection = session()
+    connection.rows("EXEC {s}.put ?, N'1'", name)
+    connection.rows("EXEC {s}.put ?, N'2'", name)
+    ((member, task),) = connection.rows(
         "DECLARE @m int, @t bigint; EXEC {s}.session_claim ?, N'me', @m OUTPUT, @t OUTPUT; SELECT @m, @t", name
     )
     stranger, user = as_login("user")
@@ -363,18 +363,18 @@ def test_another_login_cannot_act_for_a_worker(session, database, as_login, requ
     assert first_value(stranger, text, member, task) is None
     with pytest.raises(pyodbc.Error, match="belongs to another login"):
         stranger.execute(f"EXEC {database.schema}.claim_task ?, ?, N'me', N'uid'", member, name)
-    rows = {row[0]: row[6] for row in one.rows("EXEC {s}.list_tasks ?", name)}
+    rows = {row[0]: row[6] for row in connection.rows("EXEC {s}.list_tasks ?", name)}
     assert sorted(rows.values()) == ["pending", "running"]
     assert rows[task] == "running"
-    assert one.rows("EXEC {s}.end_task ?, ?, 1, N'finished', @answer = 1", member, task) == [("finished",)]
+    assert connection.rows("EXEC {s}.end_task ?, ?, 1, N'finished', @answer = 1", member, task) == [("finished",)]
 
 
 def test_another_login_cannot_act_for_a_part(session, database, as_login, request, name):
     """Nor take over the callback of one that lives, nor leave behind what is run with another's rights."""
     import pyodbc
 
-    one = session()
-    ((number,),) = one.rows("EXEC {s}.batch_part_start ?, N'a', N'a, b', 60", name)
+    connection = session()
+    ((number,),) = connection.rows("EXEC {s}.batch_part_start ?, N'a', N'a, b', 60", name)
     parts = f"SELECT member_id, start_uid FROM {database.beside('batch_part')} WHERE batch_id = ? AND part = N'a'"
     ((member, uid),) = database.rows(parts, number)
     stranger, user = as_login("user")
@@ -393,7 +393,7 @@ def test_another_login_cannot_act_for_a_part(session, database, as_login, reques
     assert call(text, enrolled, name) == "started"
     text = "end_part ?, ?, N'b', N'uid', N'succeeded', NULL, N'me', N'shell', N'rm'"
     assert call(text, enrolled, name) == "succeeded"
-    assert one.rows("EXEC {s}.batch_part_done ?, N'a'", name) == [(1, "succeeded")]
+    assert connection.rows("EXEC {s}.batch_part_done ?, N'a'", name) == [(1, "succeeded")]
     columns = "callback_status, callback_kind, callback_body, callback_attempt"
     then = f"SELECT {columns} FROM {database.beside('batch')} WHERE batch_id = ?"
     assert database.rows(then, number) == [("running", "local", None, 1)]
@@ -403,16 +403,16 @@ def test_another_login_cannot_act_for_a_part(session, database, as_login, reques
         call("claim_callback ?, ?, NULL, N'me', ?, 1", member, name, uid)
     stranger.execute(f"EXEC {database.schema}.claim_callback ?, NULL, ?, N'me', N'uid', 1", enrolled, number)
     assert database.rows(then, number) == [("running", "local", None, 1)]
-    assert one.rows("EXEC {s}.batch_callback_ended ?", name) == [(number,)]
+    assert connection.rows("EXEC {s}.batch_callback_ended ?", name) == [(number,)]
 
 
 def test_another_login_cannot_act_for_a_requester(session, database, as_login, request, name):
     """Even with every right to the tables, and knowing all the words, the routines do not serve it."""
     import pyodbc
 
-    one = session()
-    held = one.acquire(name, requesting_id="package")
-    leased = one.acquire(name("lease"), requesting_id="package", lease_seconds=60)
+    connection = session()
+    held = connection.acquire(name, requesting_id="package")
+    leased = connection.acquire(name("lease"), requesting_id="package", lease_seconds=60)
     stranger, user = as_login("user")
     grant_all(database, user, request)
 
@@ -441,8 +441,8 @@ def test_another_login_cannot_act_for_a_requester(session, database, as_login, r
     stranger.execute("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
     assert call("try ?, @lease_seconds = 60", name("own")) == 0
     assert call("release ?", name("own")) == 0
-    assert one.release(name, requesting_id="package") == 0
-    assert one.release(name("lease"), requesting_id="package") == 0
+    assert connection.release(name, requesting_id="package") == 0
+    assert connection.release(name("lease"), requesting_id="package") == 0
 
 
 def test_a_putter_has_its_own_tasks_alone(session, database, as_login, request, name):

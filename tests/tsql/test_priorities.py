@@ -21,10 +21,10 @@ def test_higher_ones_go_first_also_among_pythons(session, connect, database, nam
     def in_line(number):
         until(lambda: len(database.queue(line_of(name))) == number, f"{number} in the line")
 
-    one, low, high = session(), session(), session()
-    first = one.acquire(name, priority=0)
+    connection, low, high = session(), session(), session()
+    first = connection.acquire(name, priority=0)
     assert first.code == 0
-    assert one.acquire(name, routine="try", priority=99).code == -1
+    assert connection.acquire(name, routine="try", priority=99).code == -1
     assert low.acquire(name, timeout_ms=100, priority=99) == (-1, None, None)
     in_line(0)
     waits = low.later(low.acquire, name, timeout_ms=60000, priority=1)
@@ -33,7 +33,7 @@ def test_higher_ones_go_first_also_among_pythons(session, connect, database, nam
     in_line(2)
     python = Attempt(connect().mutex(name, priority=3))
     in_line(3)
-    assert one.release(name) == 0
+    assert connection.release(name) == 0
     second = urgent.result(30)
     assert second.code == 1
     assert second.fence > first.fence
@@ -47,22 +47,24 @@ def test_higher_ones_go_first_also_among_pythons(session, connect, database, nam
 
 
 def test_what_is_refused(session, name, ranked):
-    one = session()
+    connection = session()
     for more, words in (
         ({}, "no priority is named"),
         ({"priority": 100}, "from 0 to 99"),
         ({"priority": 1, "lease_seconds": 5}, "lease_seconds"),
     ):
         with pytest.raises(Exception, match=words):
-            one.acquire(name, **more)
+            connection.acquire(name, **more)
     with pytest.raises(Exception, match="no priorities are set"):
-        one.acquire(name("other"), priority=1)
-    assert one.acquire(name("other")).code == 0
+        connection.acquire(name("other"), priority=1)
+    assert connection.acquire(name("other")).code == 0
     with pytest.raises(Exception, match="while this session holds something else"):
-        one.acquire(name, priority=1)
-    assert one.release(name("other")) == 0
+        connection.acquire(name, priority=1)
+    assert connection.release(name("other")) == 0
     with pytest.raises(Exception, match="no priority is named"):
-        one.rows(f"INSERT INTO {{s}}.{one.database.table} (resource_id, requesting_id) VALUES (?, N'bare')", str(name))
+        connection.rows(
+            f"INSERT INTO {{s}}.{connection.database.table} (resource_id, requesting_id) VALUES (?, N'bare')", str(name)
+        )
 
 
 def test_a_place_that_nobody_attends_to_goes(new_session, session, connect, database, name, ranked):

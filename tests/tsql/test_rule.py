@@ -32,8 +32,15 @@ def fill(database):
         def fill(resource, requests, granted=0):
             used.add(resource)
             rows = [
-                (resource, one.access, one.limit, one.weight, f"{resource} {number}", 1 if number < granted else None)
-                for number, one in enumerate(requests)
+                (
+                    resource,
+                    request.access,
+                    request.limit,
+                    request.weight,
+                    f"{resource} {number}",
+                    1 if number < granted else None,
+                )
+                for number, request in enumerate(requests)
             ]
             cursor = connection.cursor()
             cursor.executemany(

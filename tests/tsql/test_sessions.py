@@ -13,39 +13,39 @@ def members(database, spid):
 
 
 def test_a_session_is_one_member(session, database, connect, name):
-    one = session()
-    one.acquire(name("a"))
-    one.acquire(name("b"))
+    connection = session()
+    connection.acquire(name("a"))
+    connection.acquire(name("b"))
     (first,), (second,) = (connect().entries(name(which)) for which in "ab")
     assert first.member_id == second.member_id
-    assert members(database, one.spid) == [(first.member_id,)]
+    assert members(database, connection.spid) == [(first.member_id,)]
     assert first.requesting_id == second.requesting_id
-    assert first.requesting_id.startswith(f"spid {one.spid} 20")
+    assert first.requesting_id.startswith(f"spid {connection.spid} 20")
     assert len(first.requesting_id.rpartition(" ")[2]) == len("2026-01-31T12:00:00.000")
-    one.release(name("a"))
-    one.release(name("b"))
-    one.acquire(name)
+    connection.release(name("a"))
+    connection.release(name("b"))
+    connection.acquire(name)
     assert connect().entries(name)[0].member_id == first.member_id
-    one.release(name)
+    connection.release(name)
 
 
 def test_the_session_says_who_it_is(session, connect, name):
-    one = session()
-    one.acquire(name, note="by hand")
+    connection = session()
+    connection.acquire(name, note="by hand")
     (entry,) = connect().entries(name)
-    ((host, program, login),) = one.rows("SELECT HOST_NAME(), APP_NAME(), ORIGINAL_LOGIN()")
+    ((host, program, login),) = connection.rows("SELECT HOST_NAME(), APP_NAME(), ORIGINAL_LOGIN()")
     assert (entry.host, entry.program or "", entry.owner, entry.note) == (host, program, login, "by hand")
-    (row,) = one.rows("EXEC {s}.status ?", name)
+    (row,) = connection.rows("EXEC {s}.status ?", name)
     assert (row[0], row[1], row[2], row[6]) == (name, entry.position, "holds", entry.requesting_id)
-    one.release(name)
-    assert one.rows("EXEC {s}.status ?", name) == []
+    connection.release(name)
+    assert connection.rows("EXEC {s}.status ?", name) == []
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
 def test_what_a_session_held_goes_with_it(session, new_session, database, name, how):
-    holder, one = new_session(), session()
+    holder, connection = new_session(), session()
     assert holder.acquire(name).code == 0
-    waiting = one.waiting(name, timeout_ms=60000)
+    waiting = connection.waiting(name, timeout_ms=60000)
     if how == "closed":
         holder.close()
     else:
@@ -54,18 +54,18 @@ def test_what_a_session_held_goes_with_it(session, new_session, database, name, 
     left = time.monotonic()
     assert waiting.result(60).code == 1
     assert time.monotonic() - left < 15
-    one.release(name)
+    connection.release(name)
 
 
 def test_a_waiting_session_that_is_killed_holds_nobody_up(session, new_session, name):
-    one, victim, last = session(), new_session(), session()
-    one.acquire(name)
+    connection, victim, last = session(), new_session(), session()
+    connection.acquire(name)
     doomed = victim.waiting(name, timeout_ms=60000)
     waiting = last.waiting(name, timeout_ms=60000)
-    one.rows(f"KILL {victim.spid}")
+    connection.rows(f"KILL {victim.spid}")
     with pytest.raises(Exception):  # noqa: B017  (drivers differ in what they make of it)
         doomed.result(60)
-    one.release(name)
+    connection.release(name)
     assert waiting.result(60).code == 1
     last.release(name)
 
@@ -74,7 +74,7 @@ def test_a_waiting_session_that_is_killed_holds_nobody_up(session, new_session, 
 def test_a_client_that_stops_waiting_leaves_no_row(session, new_session, database, name, look):
     import pyodbc
 
-    holder, impatient, one = session(), new_session(), session()
+    holder, impatient, connection = session(), new_session(), session()
     impatient.acquire(name("warm"))
     impatient.release(name("warm"))
     assert holder.acquire(name).code == 0
@@ -87,37 +87,37 @@ def test_a_client_that_stops_waiting_leaves_no_row(session, new_session, databas
     if look == "reap":
         until(lambda: holder.call("reap") >= 0 and not database.queue(name), "the row going", 20)
     elif look == "try":
-        until(lambda: one.acquire(name, routine="try").code == 0, "the row going", 20)
-        one.release(name)
+        until(lambda: connection.acquire(name, routine="try").code == 0, "the row going", 20)
+        connection.release(name)
     else:
-        assert one.acquire(name, timeout_ms=60000).code == 1
-        one.release(name)
+        assert connection.acquire(name, timeout_ms=60000).code == 1
+        connection.release(name)
     assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("words", [{}, {"limit": 2}, {"access": "read"}])
 def test_a_row_whose_call_was_broken_off_goes_though_its_session_lives(session, database, name, words):
     """What a command timeout leaves: the session, its beacon, and the lock of a row that nobody waits for any more."""
-    holder, one, broken_off = session(), session(), session()
+    holder, connection, broken_off = session(), session(), session()
     assert holder.acquire(name, **{**words, "access": "write"}, weight=words.get("limit", 1)).code == 0
     broken_off.acquire(name("x"))
     ((member,),) = broken_off.rows(f"SELECT member_id FROM {database.beside('entry')} WHERE resource_id = ?", name("x"))
     broken_off.rows("EXEC {s}.register ?, N'me', NULL, ?, 0, ?, @attended_ms = 1500", member, f"uid {name}", name)
-    waiting = one.waiting(name, timeout_ms=60000, **words)
+    waiting = connection.waiting(name, timeout_ms=60000, **words)
     assert len(database.queue(name)) == 4  # with the one on x
     holder.release(name)
     began = time.monotonic()
     assert waiting.result(30).code == 1
     assert time.monotonic() - began < 15
     assert len(database.queue(name)) == 2
-    one.release(name)
+    connection.release(name)
     broken_off.release(name("x"))
 
 
 def test_who_is_attended_to_keeps_its_place(session, database, name):
-    holder, one = session(), session()
+    holder, connection = session(), session()
     holder.acquire(name)
-    waiting = one.waiting(name, timeout_ms=60000)
+    waiting = connection.waiting(name, timeout_ms=60000)
     place = database.queue(name)[-1][0]
     deadline = time.monotonic() + 11  # more than one slice and the five seconds after it
     while time.monotonic() < deadline:
@@ -126,14 +126,14 @@ def test_who_is_attended_to_keeps_its_place(session, database, name):
         time.sleep(0.5)
     holder.release(name)
     assert waiting.result(30) == (1, place, place)
-    one.release(name)
+    connection.release(name)
 
 
 def test_who_was_dropped_while_it_stood_still_asks_again(session, database, connect, name):
     """As after a pause of the whole server process: the row is gone, and acquire takes a new number."""
-    holder, one = session(), session()
+    holder, connection = session(), session()
     holder.acquire(name)
-    waiting = one.waiting(name, timeout_ms=60000)
+    waiting = connection.waiting(name, timeout_ms=60000)
     place = database.queue(name)[-1][0]
     database.rows(
         f"DELETE FROM {database.beside('entry')} OUTPUT deleted.resource_id, deleted.queue_position, "
@@ -147,28 +147,29 @@ def test_who_was_dropped_while_it_stood_still_asks_again(session, database, conn
     answer = waiting.result(30)
     assert answer.code == 1
     assert answer.position > place
-    one.release(name)
+    connection.release(name)
 
 
 def test_a_member_that_was_removed_is_made_again(session, database, connect, name):
-    one = session()
-    one.acquire(name)
+    connection = session()
+    connection.acquire(name)
     before = connect().entries(name)[0].member_id
-    one.release(name)
+    connection.release(name)
     database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", before)
-    assert one.acquire(name).code == 0
+    assert connection.acquire(name).code == 0
     assert connect().entries(name)[0].member_id != before
-    one.release(name)
+    connection.release(name)
 
 
 def test_members_of_sessions_that_are_gone_do_not_pile_up(session, database, name):
     """Session numbers come again: a new session with the number of an old one clears up after it."""
-    one = session()
-    database.rows(f"DELETE FROM {database.beside('member')} WHERE session_id = ?", one.spid)
+    connection = session()
+    database.rows(f"DELETE FROM {database.beside('member')} WHERE session_id = ?", connection.spid)
     database.rows(
-        f"INSERT INTO {database.beside('member')} (beacon, session_id, grace_ms) VALUES (2000000000, ?, 0)", one.spid
+        f"INSERT INTO {database.beside('member')} (beacon, session_id, grace_ms) VALUES (2000000000, ?, 0)",
+        connection.spid,
     )
-    ((old,),) = members(database, one.spid)
+    ((old,),) = members(database, connection.spid)
     database.rows(
         "INSERT INTO {entry} (resource_id, requesting_id, access_type, weight, member_id, request_uid, requested_at, "
         "granted_at) VALUES (?, 'old', 'write', 1, ?, ?, SYSUTCDATETIME(), SYSUTCDATETIME())".replace(
@@ -178,7 +179,7 @@ def test_members_of_sessions_that_are_gone_do_not_pile_up(session, database, nam
         old,
         name,
     )
-    assert one.acquire(name, timeout_ms=0).code == 0
-    ((now,),) = members(database, one.spid)
+    assert connection.acquire(name, timeout_ms=0).code == 0
+    ((now,),) = members(database, connection.spid)
     assert now != old
-    one.release(name)
+    connection.release(name)

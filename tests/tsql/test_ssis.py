@@ -67,17 +67,17 @@ def statement(heading, connection):
 
 
 def with_ole_db(session, text, parameters, values):
-    assert [one.name for one in parameters] == [str(number) for number in range(text.count("?"))]
+    assert [parameter.name for parameter in parameters] == [str(number) for number in range(text.count("?"))]
     backwards = iter(parameters)
     declared, given = [], []
 
     def mark(match):
-        one = next(backwards)
-        if one.direction == "Input":
-            given.append(values[one.variable])
+        backward = next(backwards)
+        if backward.direction == "Input":
+            given.append(values[backward.variable])
             return "?"
-        declared.append(one)
-        return f"@o{one.name}"
+        declared.append(backward)
+        return f"@o{backward.name}"
 
     text = re.sub(r"\?", mark, text)
     if not declared:
@@ -91,9 +91,9 @@ def with_ole_db(session, text, parameters, values):
 
 def with_ado_net(session, text, parameters, values):
     used = set(re.findall(r"@\w+", re.sub(r"@\w+ =(?= @)", "", text.replace("EXEC @code =", "EXEC @code"))))
-    assert used == {one.name for one in parameters}
-    back = [one for one in parameters if one.direction == "Output"]
-    given = [one for one in parameters if one.direction == "Input"]
+    assert used == {parameter.name for parameter in parameters}
+    back = [parameter for parameter in parameters if parameter.direction == "Output"]
+    given = [parameter for parameter in parameters if parameter.direction == "Input"]
     signature = ", ".join(f"{p.name} {SQL_TYPES[p.type]}{' OUTPUT' if p in back else ''}" for p in parameters)
     declare = "".join(f"DECLARE @o{p.name[1:]} {SQL_TYPES[p.type]}; " for p in back)
     arguments = "".join(f", {p.name} = " + (f"@o{p.name[1:]} OUTPUT" if p in back else "?") for p in parameters)
@@ -182,8 +182,8 @@ class Odbc:
 
 
 def with_odbc(odbc, text, parameters, values):
-    assert [one.name for one in parameters] == [str(number) for number in range(1, text.count("?") + 1)]
-    return odbc.rows(text.strip(), *[(one, values.get(one.variable)) for one in parameters])
+    assert [parameter.name for parameter in parameters] == [str(number) for number in range(1, text.count("?") + 1)]
+    return odbc.rows(text.strip(), *[(parameter, values.get(parameter.variable)) for parameter in parameters])
 
 
 # -- the package
@@ -245,26 +245,26 @@ def package(session, name):
 
 @pytest.mark.parametrize("connection", ["OLE DB", "ODBC", "ADO.NET"])
 def test_a_lock_of_the_session(package, session, database, connect, name, connection):
-    one, other = package(connection), session()
-    assert one.run("Acquire") == 0
+    first, other = package(connection), session()
+    assert first.run("Acquire") == 0
     (row,) = database.queue(name)
-    assert row[2] == one.values["System::ExecutionInstanceGUID"]
+    assert row[2] == first.values["System::ExecutionInstanceGUID"]
     assert connect().entries(name)[0].note == ("Load" if connection == "ODBC" else None)
     assert other.acquire(name, routine="try").code == -1
-    one.run("Release")
+    first.run("Release")
     assert database.queue(name) == []
-    one.run("Release")  # may be repeated
+    first.run("Release")  # may be repeated
     assert other.acquire(name).code == 0
-    assert one.run("Acquire") == -1
+    assert first.run("Acquire") == -1
     other.release(name)
 
 
 @pytest.mark.parametrize("connection", ["OLE DB", "ADO.NET"])
 def test_a_lease(package, session, database, name, connection):
-    one, other = package(connection), session()
-    assert one.run("A lease") == 0
-    assert one.values["User::Position"] == database.queue(name)[0][0]
-    task = package(connection, **one.values)  # the next task, with a session of its own
+    first, other = package(connection), session()
+    assert first.run("A lease") == 0
+    assert first.values["User::Position"] == database.queue(name)[0][0]
+    task = package(connection, **first.values)  # the next task, with a session of its own
     for kind in ("OLE DB", "ODBC", "ADO.NET"):
         assert task.run("Renew", kind) == 0
     assert other.acquire(name, routine="try").code == -1
@@ -294,20 +294,20 @@ def test_a_loop_with_a_limit(package, session, database, connect, name, connecti
     words = {"User::Limit": 3}
     turns = [package(connection, **words, **{"User::FileName": f"{number}.csv"}) for number in range(4)]
     heading = "A Foreach loop with a limit"
-    assert [one.run(heading) for one in turns] == [0, 0, 0, -1]
+    assert [turn.run(heading) for turn in turns] == [0, 0, 0, -1]
     text = statement(heading, "").text
     assert "N'files'" in text
     rows = turns[3].session.rows(text.replace("sqlsem.", "{s}.").replace("files", name))
     assert [row[12] for row in rows] == ["0.csv", "1.csv", "2.csv"]
     turns[1].run("Release")
     assert turns[3].run(heading) == 0
-    for one in turns:
-        one.run("Release")
+    for turn in turns:
+        turn.run("Release")
     assert database.queue(name) == []
 
 
 def test_every_statement_of_the_page_is_run():
-    told = [(one.heading, one.connection) for one in PAGE_STATEMENTS]
+    told = [(statement.heading, statement.connection) for statement in PAGE_STATEMENTS]
     assert sorted(told) == sorted(
         [(heading, kind) for heading in ("Acquire", "Release", "Renew") for kind in ("OLE DB", "ODBC", "ADO.NET")]
         + [("A lease", kind) for kind in ("OLE DB", "ADO.NET")]
@@ -315,5 +315,5 @@ def test_every_statement_of_the_page_is_run():
         + [("When something fails", "")]
     )
     known = {"User::Code", "User::Position", *Package(None, "", "x").values}
-    for one in PAGE_STATEMENTS:
-        assert {parameter.variable for parameter in one.parameters} <= known
+    for statement in PAGE_STATEMENTS:
+        assert {parameter.variable for parameter in statement.parameters} <= known

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.engines("mssql")
 @pytest.fixture
 def put(session, name):
     """``put(body, …)``: the number of a new task."""
-    one = session()
+    connection = session()
 
-    def put(body, *, by=one, queue=name, **named):
+    def put(body, *, by=connection, queue=name, **named):
         marks = "".join(f", @{key} = ?" for key in named)
         ((task,),) = by.rows(
             f"DECLARE @t bigint; EXEC {{s}}.put ?, ?{marks}, @task_id = @t OUTPUT; SELECT @t",
@@ -82,8 +82,8 @@ def test_ten_tasks_two_at_a_time(session, database, put, notes, name):
         tasks.append(
             put(f"{note(notes, n)}; WHILE (SELECT COUNT(*) FROM {notes}) < {both} EXEC {{s}}.doze 5", note=f"no {n}")
         )
-    one, other, looker = session(), session(), session()
-    workers = [one.later(work, one, name, 0.5), other.later(work, other, name, 0.5)]
+    connection, other, looker = session(), session(), session()
+    workers = [connection.later(work, connection, name, 0.5), other.later(work, other, name, 0.5)]
     done = [worker.result(PATIENCE) for worker in workers]
     assert sum(count for count, _ in done) == 10
     assert [count for _, count in done] == [0, 0]
@@ -101,7 +101,7 @@ def test_ten_tasks_two_at_a_time(session, database, put, notes, name):
         assert host == looker.rows("SELECT HOST_NAME()")[0][0]
         spids.add(spid)
         spans.append((started, ended))
-    assert spids == {one.spid, other.spid}
+    assert spids == {connection.spid, other.spid}
     for pair in range(0, 10, 2):
         (began, over), (began_too, over_too) = spans[pair], spans[pair + 1]
         assert max(began, began_too) <= min(over, over_too)
@@ -124,10 +124,10 @@ def test_no_task_twice(session, database, put, notes, name):
 
 def test_the_task_of_a_killed_session_runs_again_elsewhere(session, new_session, database, put, notes, name):
     task = put(note_and_await(notes, 1, 0))
-    victim, one = new_session(), session()
+    victim, connection = new_session(), session()
     doomed = victim.later(work, victim, name)
     until(lambda: written(database, notes) == [1], "the task running")
-    waiting = one.later(work, one, name, 8)
+    waiting = connection.later(work, connection, name, 8)
     remains(lambda: written(database, notes) == [1], 0.5, "a live session keeps its task")
     killer = session()
     killer.rows(f"KILL {victim.spid}")
@@ -146,7 +146,7 @@ def test_what_another_recovered_and_a_third_claimed_meanwhile_is_left_alone(
 ):
     """The recovery is kept waiting between its look at the queue and its decision."""
     task = put("SELECT 1")
-    victim, one, live = new_session(), session(), session()
+    victim, connection, live = new_session(), session(), session()
     claim = "DECLARE @m int, @t bigint; EXEC {s}.session_claim ?, N'me', @m OUTPUT, @t OUTPUT; SELECT @m, @t"
     ((dead, claimed),) = victim.rows(claim, name)
     assert claimed == task
@@ -154,14 +154,16 @@ def test_what_another_recovered_and_a_third_claimed_meanwhile_is_left_alone(
     assert none is None
     with held_member(dead):
         victim.die()
-        recovering = one.later(one.call, "recover_tasks", name, None)
+        recovering = connection.later(connection.call, "recover_tasks", name, None)
         remains(lambda: not recovering.done(), 1, "the recovery waits for the member's row")
         database.rows(
             f"UPDATE {database.beside('task')} SET attempt = attempt + 1, member_id = ? WHERE task_id = ?", member, task
         )
     assert recovering.result(PATIENCE) == 0
-    until(lambda: one.call("recover_tasks", name, None) == 0 and not members(database, dead), "the dead one gone")
-    (row,) = state(one, name).values()
+    until(
+        lambda: connection.call("recover_tasks", name, None) == 0 and not members(database, dead), "the dead one gone"
+    )
+    (row,) = state(connection, name).values()
     assert (row[6], row[8], row[10], row[17]) == ("running", 2, 0, member)
     assert live.rows("EXEC {s}.end_task ?, ?, 2, N'finished', @answer = 1", member, task) == [("finished",)]
 
@@ -175,46 +177,49 @@ def test_a_task_that_is_given_up_while_it_runs_is_not_counted_as_done(session, d
         f"IF NOT EXISTS (SELECT 1 FROM {notes}) DELETE FROM {database.beside('member')} WHERE session_id = @@SPID; "
         f"{note(notes, 1)}"
     )
-    one = session()
-    assert work(one, name, 1) == (1, 1)
-    assert attempts(one, task) == [("lost", "its worker died"), ("finished", None)]
+    connection = session()
+    assert work(connection, name, 1) == (1, 1)
+    assert attempts(connection, task) == [("lost", "its worker died"), ("finished", None)]
     assert written(database, notes) == [1, 1]
 
 
 @pytest.mark.parametrize("how", ["work", "reap"])
 def test_the_task_of_a_closed_session_runs_again_elsewhere(session, new_session, put, name, how):
     task = put("SELECT 1")
-    victim, one = new_session(), session()
+    victim, connection = new_session(), session()
     ((claimed,),) = victim.rows(
         "DECLARE @m int, @t bigint; EXEC {s}.session_claim ?, N'me', @m OUTPUT, @t OUTPUT; SELECT @t", name
     )
     assert claimed == task
-    assert work(one, name) == (0, 0)
-    one.call("reap")
-    assert statuses(one, name) == ["running"]
+    assert work(connection, name) == (0, 0)
+    connection.call("reap")
+    assert statuses(connection, name) == ["running"]
     victim.close()
     if how == "reap":
-        until(lambda: one.call("reap") >= 0 and statuses(one, name) == ["pending"], "the task being pending again")
-        assert work(one, name) == (1, 0)
+        until(
+            lambda: connection.call("reap") >= 0 and statuses(connection, name) == ["pending"],
+            "the task being pending again",
+        )
+        assert work(connection, name) == (1, 0)
     else:
-        assert work(one, name, 2) == (1, 0)
-    assert attempts(one, task) == [("lost", "its worker died"), ("finished", None)]
+        assert work(connection, name, 2) == (1, 0)
+    assert attempts(connection, task) == [("lost", "its worker died"), ("finished", None)]
 
 
 def test_a_task_whose_workers_die_five_times_has_failed(session, database, put, name):
     task = put("SELECT 1")
-    one = session()
+    connection = session()
     for _ in range(5):
         database.rows(
             f"UPDATE {database.beside('task')} SET status = 'running', member_id = -1, attempt = attempt + 1, "
             f"claimed_at = SYSUTCDATETIME() WHERE task_id = ?",
             task,
         )
-        assert one.call("recover_tasks", name, None) == 1
-    assert work(one, name) == (0, 0)
-    assert statuses(one, name) == ["failed"]
-    assert state(one, name)[task][21] == "its worker died five times"
-    assert [outcome for outcome, _ in attempts(one, task)] == ["lost"] * 5
+        assert connection.call("recover_tasks", name, None) == 1
+    assert work(connection, name) == (0, 0)
+    assert statuses(connection, name) == ["failed"]
+    assert state(connection, name)[task][21] == "its worker died five times"
+    assert [outcome for outcome, _ in attempts(connection, task)] == ["lost"] * 5
 
 
 # -- what tasks do wrong --------------------------------------------------------------------------------------------
@@ -230,10 +235,10 @@ def test_errors_are_kept_and_the_work_goes_on(session, database, put, notes, nam
         put('{"any": "value"}', kind="json", on_failure="continue"),
         put(note(notes, 3)),
     ]
-    one = session()
-    assert work(one, name) == (1, 6)
-    assert one.rows("SELECT @@TRANCOUNT") == [(0,)]
-    found = [attempts(one, task) for task in kept]
+    connection = session()
+    assert work(connection, name) == (1, 6)
+    assert connection.rows("SELECT @@TRANCOUNT") == [(0,)]
+    found = [attempts(connection, task) for task in kept]
     assert [[outcome for outcome, _ in rows] for rows in found] == [["failed"]] * 6 + [["finished"]]
     errors = [rows[0][1] for rows in found]
     assert errors[0].startswith("8134: ")
@@ -243,7 +248,7 @@ def test_errors_are_kept_and_the_work_goes_on(session, database, put, notes, nam
     assert errors[4].startswith("8134: ")
     assert errors[5] == "a database session runs SQL, not kind json; use sqlsem work"
     assert written(database, notes) == [3], "what was not committed is undone"
-    assert [state(one, name)[task][21] for task in kept] == errors
+    assert [state(connection, name)[task][21] for task in kept] == errors
 
 
 def test_attempts_and_their_pauses(session, database, put, notes, name):
@@ -252,24 +257,24 @@ def test_attempts_and_their_pauses(session, database, put, notes, name):
         max_attempts=3,
         backoff_seconds=0.4,
     )
-    one = session()
-    assert work(one, name, 2) == (1, 2)
-    rows = one.rows("EXEC {s}.task_attempts ?", task)
+    connection = session()
+    assert work(connection, name, 2) == (1, 2)
+    rows = connection.rows("EXEC {s}.task_attempts ?", task)
     assert [row[2] for row in rows] == ["failed", "failed", "finished"]
     first, second = ((late[8] - early[9]).total_seconds() for early, late in itertools.pairwise(rows))
     assert 0.19 < first < 0.4 + 2
     assert 0.39 < second < 0.8 + 2
-    row = state(one, name)[task]
+    row = state(connection, name)[task]
     assert (row[6], row[8], row[9], row[10]) == ("finished", 3, 2, 0)
 
 
 def test_attempts_end(session, put, name):
     task = put("THROW 51000, N'never', 1", max_attempts=2, backoff_seconds=0)
-    one = session()
-    assert work(one, name, 0.2) == (0, 2)
-    assert [outcome for outcome, _ in attempts(one, task)] == ["failed", "failed"]
-    assert statuses(one, name) == ["failed"]
-    assert work(one, name) == (0, 0)
+    connection = session()
+    assert work(connection, name, 0.2) == (0, 2)
+    assert [outcome for outcome, _ in attempts(connection, task)] == ["failed", "failed"]
+    assert statuses(connection, name) == ["failed"]
+    assert work(connection, name) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -286,37 +291,37 @@ def test_attempts_end(session, put, name):
     ],
 )
 def test_what_a_task_sets_ends_with_it(session, database, put, notes, name, text):
-    one = session()
+    connection = session()
     look = "SELECT @@OPTIONS, @@LOCK_TIMEOUT, @@TRANCOUNT, DB_ID(), @@DATEFIRST"
-    before = one.rows(look)
+    before = connection.rows(look)
     seen = (
         f"INSERT INTO {notes} (n) SELECT n FROM ({look}) AS s (a, b, c, d, e) "
         f"CROSS APPLY (VALUES (a), (b), (c), (d), (e)) AS v (n)"
     )
     for body in (seen, text, text, seen):
         put(body)
-    assert work(one, name) == (4, 0)
+    assert work(connection, name) == (4, 0)
     found = written(database, notes)
     assert len(found) == 10
     assert found[5:] == found[:5]
-    assert one.rows(look) == before
-    assert one.rows("SELECT n FROM (VALUES (1), (2)) AS v (n)") == [(1,), (2,)]
+    assert connection.rows(look) == before
+    assert connection.rows("SELECT n FROM (VALUES (1), (2)) AS v (n)") == [(1,), (2,)]
 
 
 def test_a_transaction_that_a_setting_begins(session, database, put, notes, name):
-    one = session()
+    connection = session()
     task = put(f"SET IMPLICIT_TRANSACTIONS ON; {note(notes, 1)}", on_failure="continue")
     put(f"SET IMPLICIT_TRANSACTIONS ON; {note(notes, 2)}; COMMIT TRANSACTION")
-    assert work(one, name) == (1, 1)
+    assert work(connection, name) == (1, 1)
     assert written(database, notes) == [2]
-    ((outcome, error),) = attempts(one, task)
+    ((outcome, error),) = attempts(connection, task)
     assert outcome == "failed"
     assert "left a transaction open" in error
 
 
 def test_the_sessions_own_settings_do_no_harm(new_session, session, database, put, notes, name):
     """As a driver in manual commit has them, or a script that wants to see few rows."""
-    one, tasks = new_session(), [put(note(notes, n)) for n in range(3)]
+    connection, tasks = new_session(), [put(note(notes, n)) for n in range(3)]
     with_settings = f"SET ROWCOUNT 1; SET IMPLICIT_TRANSACTIONS ON; EXEC {{s}}.work N'{name}', 0"
     after = "; SELECT @@OPTIONS & 2, @@TRANCOUNT; SELECT n FROM (VALUES (1), (2)) AS v (n)"
     database.rows(
@@ -324,19 +329,19 @@ def test_the_sessions_own_settings_do_no_harm(new_session, session, database, pu
         f"claimed_at = SYSUTCDATETIME() WHERE queue_name = ?",
         name,
     )
-    one.rows("SET ROWCOUNT 1")
-    assert one.call("recover_tasks", name, None) == 3
-    assert one.rows(with_settings + after) == [(2, 0), (1,)]
-    one.rows("SET ROWCOUNT 0; SET IMPLICIT_TRANSACTIONS OFF")
+    connection.rows("SET ROWCOUNT 1")
+    assert connection.call("recover_tasks", name, None) == 3
+    assert connection.rows(with_settings + after) == [(2, 0), (1,)]
+    connection.rows("SET ROWCOUNT 0; SET IMPLICIT_TRANSACTIONS OFF")
     assert sorted(written(database, notes)) == [0, 1, 2]
-    assert [attempts(one, task)[-1] for task in tasks] == [("finished", None)] * 3
+    assert [attempts(connection, task)[-1] for task in tasks] == [("finished", None)] * 3
     database.rows(
         f"UPDATE {database.beside('task')} SET ended_at = DATEADD(day, -31, ended_at) WHERE queue_name = ?", name
     )
-    one.rows("SET ROWCOUNT 1")
-    until(lambda: one.call("prune_tasks", 100) == 0, "all of them being pruned")
-    one.rows("SET ROWCOUNT 0")
-    assert [attempts(one, task) for task in tasks] == [[]] * 3
+    connection.rows("SET ROWCOUNT 1")
+    until(lambda: connection.call("prune_tasks", 100) == 0, "all of them being pruned")
+    connection.rows("SET ROWCOUNT 0")
+    assert [attempts(connection, task) for task in tasks] == [[]] * 3
 
 
 def test_a_task_may_put_tasks_and_work(session, database, put, notes, name):
@@ -351,22 +356,22 @@ def test_a_task_may_put_tasks_and_work(session, database, put, notes, name):
         f"EXEC {{s}}.put N'{name}', N'{note(notes, 3)}'; EXEC {{s}}.work N'{name('inner')}', 0; "
         f"EXEC {{s}}.work N'{name}', 0; {note(notes, 1)}"
     )
-    one = session()
-    assert work(one, name) == (1, 0)
+    connection = session()
+    assert work(connection, name) == (1, 0)
     assert written(database, notes) == [2, 3, 1]
-    assert attempts(one, inner) == attempts(one, outer) == [("finished", None)]
+    assert attempts(connection, inner) == attempts(connection, outer) == [("finished", None)]
 
 
 @pytest.mark.parametrize("other", ["", "other"])
 def test_what_a_broken_off_call_left_is_ended_by_the_next(session, put, name, other):
     """Also by a call for another queue."""
-    one, looker = session(), session()
+    connection, looker = session(), session()
     task = put("SELECT 1", max_attempts=2, backoff_seconds=0)
-    one.rows("DECLARE @m int, @t bigint; EXEC {s}.session_claim ?, N'me', @m OUTPUT, @t OUTPUT", name)
+    connection.rows("DECLARE @m int, @t bigint; EXEC {s}.session_claim ?, N'me', @m OUTPUT, @t OUTPUT", name)
     assert work(looker, name) == (0, 0)
-    until(lambda: work(one, name(other) if other else name) and statuses(looker, name) != ["running"], "its end")
+    until(lambda: work(connection, name(other) if other else name) and statuses(looker, name) != ["running"], "its end")
     assert work(looker, name) == ((1, 0) if other else (0, 0))
-    (outcome, error), last = attempts(one, task)
+    (outcome, error), last = attempts(connection, task)
     assert outcome == "failed"
     assert "broken off by its client" in error
     assert last == ("finished", None)
@@ -398,8 +403,8 @@ def test_a_text_that_is_only_parsed_has_an_end(connect):
 def test_orders_are_barriers(session, database, put, notes, name):
     put(note(notes, 5), order=5)
     put(note_and_await(notes, 1, 0), order=-1)
-    one, other = session(), session()
-    working = one.later(work, one, name, 1)
+    first, other = session(), session()
+    working = first.later(work, first, name, 1)
     until(lambda: written(database, notes) == [1], "the first order running")
     assert work(other, name, 0.3) == (0, 0)
     put(note(notes, 2), order=-2)
@@ -420,41 +425,41 @@ def test_first_come_first_served_within_an_order(session, database, put, notes, 
 
 
 def test_a_failed_task_holds_up_later_orders(session, database, put, notes, name):
-    one = session()
+    connection = session()
     bad = put("THROW 51000, N'bad', 1", order=1)
     put(note(notes, 1), order=1)
     put(note(notes, 2), order=2)
-    assert work(one, name) == (1, 1)
+    assert work(connection, name) == (1, 1)
     assert written(database, notes) == [1]
-    ((pending, running, next_pending, failed, error),) = one.rows("EXEC {s}.queue_state ?", name)
+    ((pending, running, next_pending, failed, error),) = connection.rows("EXEC {s}.queue_state ?", name)
     assert (pending, running, next_pending, failed) == (True, False, False, bad)
     assert error.startswith("51000: bad")
-    assert one.call("set_task", bad, "retry") == 0
-    assert work(one, name) == (0, 1)
-    assert one.call("set_task", bad, "cancel") == 0
-    assert one.call("set_task", bad, "cancel") == -2
-    assert work(one, name) == (1, 0)
+    assert connection.call("set_task", bad, "retry") == 0
+    assert work(connection, name) == (0, 1)
+    assert connection.call("set_task", bad, "cancel") == 0
+    assert connection.call("set_task", bad, "cancel") == -2
+    assert work(connection, name) == (1, 0)
     assert written(database, notes) == [1, 2]
-    assert statuses(one, name) == ["cancelled", "finished", "finished"]
-    assert one.rows("EXEC {s}.queue_state ?", name) == [(False, False, False, None, None)]
+    assert statuses(connection, name) == ["cancelled", "finished", "finished"]
+    assert connection.rows("EXEC {s}.queue_state ?", name) == [(False, False, False, None, None)]
 
 
 def test_unless_it_may_fail(session, database, put, notes, name):
-    one = session()
+    connection = session()
     put("THROW 51000, N'bad', 1", order=1, on_failure="continue")
     put(note(notes, 2), order=2)
-    assert work(one, name) == (1, 1)
+    assert work(connection, name) == (1, 1)
     assert written(database, notes) == [2]
-    assert statuses(one, name) == ["failed", "finished"]
+    assert statuses(connection, name) == ["failed", "finished"]
 
 
 def test_not_before_its_time(session, put, name):
-    one = session()
+    connection = session()
     put("SELECT 1", queue=name("later"), after_seconds=3600)
-    assert work(one, name("later"), 0.2) == (0, 0)
+    assert work(connection, name("later"), 0.2) == (0, 0)
     put("SELECT 1", after_seconds=1.5)
-    assert work(one, name, 5) == (1, 0)
-    (row,) = one.rows("EXEC {s}.list_tasks ?", name)
+    assert work(connection, name, 5) == (1, 0)
+    (row,) = connection.rows("EXEC {s}.list_tasks ?", name)
     put_at, ready_at, claimed_at = row[12:15]
     assert (ready_at - put_at).total_seconds() == pytest.approx(1.5, abs=0.01)
     assert claimed_at >= ready_at
@@ -465,43 +470,43 @@ def test_not_before_its_time(session, put, name):
 
 def test_a_clock_that_steps_back_holds_nothing_up(session, database, put, name):
     """As by an hour, since these were put."""
-    one = session()
+    connection = session()
     put("SELECT 1")
     put("SELECT 2", after_seconds=0.2)
     failed = put("THROW 51000, N'bad', 1", order=-1)
-    assert work(one, name) == (0, 1)
-    assert one.call("set_task", failed, "retry") == 0
+    assert work(connection, name) == (0, 1)
+    assert connection.call("set_task", failed, "retry") == 0
     database.rows(
         f"UPDATE {database.beside('task')} SET put_at = DATEADD(hour, 1, put_at), "
         f"ready_at = DATEADD(hour, 1, ready_at) WHERE queue_name = ?",
         name,
     )
-    assert work(one, name) == (0, 1), "what was told to be done again is ready, too"
-    assert one.call("set_task", failed, "cancel") == 0
-    assert work(one, name, 0.5) == (1, 0)
-    assert statuses(one, name) == ["finished", "pending", "cancelled"]
-    assert all(row[13] >= row[12] for row in state(one, name).values()), "shown as ready since it was put"
+    assert work(connection, name) == (0, 1), "what was told to be done again is ready, too"
+    assert connection.call("set_task", failed, "cancel") == 0
+    assert work(connection, name, 0.5) == (1, 0)
+    assert statuses(connection, name) == ["finished", "pending", "cancelled"]
+    assert all(row[13] >= row[12] for row in state(connection, name).values()), "shown as ready since it was put"
 
 
 def test_put_is_part_of_the_callers_transaction(session, new_session, put, name):
-    one, putter = session(), new_session()
+    connection, putter = session(), new_session()
     putter.rows("BEGIN TRANSACTION")
     put("SELECT 1", by=putter)
     putter.rows("ROLLBACK TRANSACTION")
-    assert work(one, name) == (0, 0)
-    assert statuses(one, name) == []
+    assert work(connection, name) == (0, 0)
+    assert statuses(connection, name) == []
     putter.rows("BEGIN TRANSACTION")
     put("SELECT 1", by=putter)
     putter.rows("COMMIT TRANSACTION")
-    assert work(one, name) == (1, 0)
+    assert work(connection, name) == (1, 0)
 
 
 def test_a_refused_put_leaves_the_transaction_alone(session, put, refused, notes, database, name):
-    one = session()
-    one.rows(f"BEGIN TRANSACTION; {note(notes, 1)}")
+    connection = session()
+    connection.rows(f"BEGIN TRANSACTION; {note(notes, 1)}")
     with refused(50000, "max_attempts"):
-        put("SELECT 1", by=one, max_attempts=0)
-    one.rows("COMMIT TRANSACTION")
+        put("SELECT 1", by=connection, max_attempts=0)
+    connection.rows("COMMIT TRANSACTION")
     assert written(database, notes) == [1]
 
 
@@ -537,19 +542,19 @@ def test_no_body_at_all(session, refused, name):
 
 
 def test_bad_arguments_of_work(session, refused, name):
-    one = session()
+    connection = session()
     for idle in (-1, None):
         with refused(50000, "idle_seconds must be 0 or more"):
-            work(one, name, idle)
+            work(connection, name, idle)
     with refused(50000, "queue is empty"):
-        work(one, "")
-    one.rows("BEGIN TRANSACTION")
+        work(connection, "")
+    connection.rows("BEGIN TRANSACTION")
     with refused(50001, "work must not be called in an open transaction"):
-        work(one, name)
-    assert one.rows("SELECT @@TRANCOUNT") == [(1,)]
-    one.rows("ROLLBACK TRANSACTION")
+        work(connection, name)
+    assert connection.rows("SELECT @@TRANCOUNT") == [(1,)]
+    connection.rows("ROLLBACK TRANSACTION")
     with refused(50000, "a task can be told to retry or cancel"):
-        one.call("set_task", 1, "stop")
+        connection.call("set_task", 1, "stop")
 
 
 def test_kinds_and_words_are_kept_in_one_form(put, session, name):
@@ -565,50 +570,50 @@ def test_a_big_body(put, session, database, notes, name):
 
 
 def test_a_put_that_is_repeated_finds_its_task(session, name):
-    one = session()
+    connection = session()
     text = "EXEC {s}.put_task ?, ?, N'json', N'1', @answer = 1"
-    first = one.rows(text, name, f"{name}.1")
-    assert one.rows(text, name, f"{name}.1") == first
-    assert one.rows(text, name, f"{name}.2") != first
-    assert statuses(one, name) == ["pending"] * 2
+    first = connection.rows(text, name, f"{name}.1")
+    assert connection.rows(text, name, f"{name}.1") == first
+    assert connection.rows(text, name, f"{name}.2") != first
+    assert statuses(connection, name) == ["pending"] * 2
 
 
 def test_old_tasks_are_pruned_with_their_log(session, database, put, name):
-    one = session()
+    connection = session()
     old, young = put("SELECT 1"), put("SELECT 2")
-    assert work(one, name) == (2, 0)
+    assert work(connection, name) == (2, 0)
     database.rows(f"UPDATE {database.beside('task')} SET ended_at = DATEADD(day, -31, ended_at) WHERE task_id = ?", old)
-    assert one.call("prune_tasks", 100) == 1
-    assert list(state(one, name)) == [young]
-    assert attempts(one, old) == []
-    assert attempts(one, young) == [("finished", None)]
+    assert connection.call("prune_tasks", 100) == 1
+    assert list(state(connection, name)) == [young]
+    assert attempts(connection, old) == []
+    assert attempts(connection, young) == [("finished", None)]
 
 
 def test_the_list(session, put, name):
-    one = session()
+    connection = session()
     done = put("SELECT 1")
     failed = put("THROW 51000, N'bad', 1", on_failure="continue")
-    assert work(one, name) == (1, 1)
+    assert work(connection, name) == (1, 1)
     late, early = put("SELECT 1", order=2), put("SELECT 1", order=1)
-    rows = one.rows("EXEC {s}.list_tasks ?", name)
+    rows = connection.rows("EXEC {s}.list_tasks ?", name)
     assert [row[0] for row in rows] == [early, late, failed, done]
-    assert [row[0] for row in one.rows("EXEC {s}.list_tasks ?, N'failed'", name)] == [failed]
-    assert [row[0] for row in one.rows("EXEC {s}.list_tasks ?, NULL, 3", name)] == [early, late, failed]
+    assert [row[0] for row in connection.rows("EXEC {s}.list_tasks ?, N'failed'", name)] == [failed]
+    assert [row[0] for row in connection.rows("EXEC {s}.list_tasks ?, NULL, 3", name)] == [early, late, failed]
     assert [row[16] is None for row in rows] == [True, True, False, False]
-    assert {row[0] for row in one.rows("EXEC {s}.list_tasks NULL, NULL, 1000")} >= {early, late, failed, done}
+    assert {row[0] for row in connection.rows("EXEC {s}.list_tasks NULL, NULL, 1000")} >= {early, late, failed, done}
 
 
 def test_locks_are_held_while_a_session_runs_the_task(session, put, name):
-    one, other = session(), session()
+    first, other = session(), session()
     locks = f'[{{"resource": "{name}", "access": "write", "limit": 1}}]'
     held = f"IF (SELECT COUNT(*) FROM {{s}}.entry WHERE resource_id = N'{name}' AND granted_at IS NOT NULL) <> 1"
     task = put(held + " THROW 50000, N'not held', 1", locks=locks)
     other.rows("EXEC {s}.acquire ?", name)
-    assert work(one, name) == (0, 0)
-    ((waiting,),) = one.rows("SELECT COUNT(*) FROM {s}.entry WHERE resource_id = ? AND granted_at IS NULL", name)
+    assert work(first, name) == (0, 0)
+    ((waiting,),) = first.rows("SELECT COUNT(*) FROM {s}.entry WHERE resource_id = ? AND granted_at IS NULL", name)
     assert waiting == 1
     other.rows("EXEC {s}.release ?", name)
-    assert work(one, name, 1.0) == (1, 0)
-    assert attempts(one, task) == [("finished", None)]
-    ((left,),) = one.rows("SELECT COUNT(*) FROM {s}.entry WHERE resource_id = ?", name)
+    assert work(first, name, 1.0) == (1, 0)
+    assert attempts(first, task) == [("finished", None)]
+    ((left,),) = first.rows("SELECT COUNT(*) FROM {s}.entry WHERE resource_id = ?", name)
     assert left == 0

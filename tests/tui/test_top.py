@@ -66,7 +66,7 @@ def shown(live, *keys, size=NARROW):
 
 
 def said(app):
-    return [one.message for one in app._notifications]
+    return [notification.message for notification in app._notifications]
 
 
 def row(text):

@@ -318,7 +318,9 @@ def test_a_withdrawal_that_fails_is_said_and_left_to_the_ping(closed, caplog):
         assert coordinator.process.member._disowned
         coordinator.process.member._disowned = False
     said = ["Could not withdraw a request at once: the cable"]
-    assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == ([] if closed else said)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == (
+        [] if closed else said
+    )
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -327,7 +329,7 @@ def test_a_grant_that_was_waited_for_is_news(waits, caplog):
     caplog.set_level("INFO", "sqlsem")
     table = Table([False, True] if waits else [True], register=[False] if waits else [])
     assert had(table)
-    assert any("granted" in one.getMessage().lower() for one in caplog.records) == waits
+    assert any("granted" in record.getMessage().lower() for record in caplog.records) == waits
 
 
 results = st.sampled_from([True, False, False, None, "no room"])
@@ -470,7 +472,7 @@ def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
         assert not process.holdings.grants()
         assert not process.holdings._by_caller
         late = {ticket.position for ticket in member._late}
-        assert not [one for one in table.rows if one in member.tickets and one not in late], "rows that no ping removes"
+        assert not [row for row in table.rows if row in member.tickets and row not in late], "rows that no ping removes"
         if keep and error is None:
             assert set(table.rows) <= late
         with contextlib.suppress(StopIteration):

@@ -102,7 +102,7 @@ def test_no_import_hides_in_a_function():
                 continue
             for node in ast.walk(function):
                 ours = (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sqlsem")) or (
-                    isinstance(node, ast.Import) and any(one.name.startswith("sqlsem") for one in node.names)
+                    isinstance(node, ast.Import) and any(name.name.startswith("sqlsem") for name in node.names)
                 )
                 if ours and "#" not in lines[node.lineno - 1] and "#" not in lines[node.lineno - 2]:
                     hidden.append(f"{path.relative_to(ROOT)}:{node.lineno}")
@@ -116,11 +116,11 @@ def counted_before_try(function):
 
     def targets(nodes, kind):
         steps = [one for node in nodes for one in ast.walk(node) if isinstance(one, ast.AugAssign)]
-        return {ast.unparse(one.target) for one in steps if isinstance(one.op, kind)}
+        return {ast.unparse(step.target) for step in steps if isinstance(step.op, kind)}
 
     def owners(nodes, method):
         calls = [one.func for node in nodes for one in ast.walk(node) if isinstance(one, ast.Call)]
-        return {ast.unparse(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == method}
+        return {ast.unparse(call.value) for call in calls if isinstance(call, ast.Attribute) and call.attr == method}
 
     for node in ast.walk(function):
         for body in (getattr(node, "body", None), getattr(node, "orelse", None), getattr(node, "finalbody", None)):

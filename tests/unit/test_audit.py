@@ -20,7 +20,10 @@ from sqlsem.model import Operation, Request, Resource
 
 
 def found(rows, entries=(), audit=module.audit):
-    return [(one.kind, one.resource, one.position) for one in audit(nights.newest_first(rows), entries).findings]
+    return [
+        (finding.kind, finding.resource, finding.position)
+        for finding in audit(nights.newest_first(rows), entries).findings
+    ]
 
 
 @settings(deadline=None, max_examples=80)
@@ -29,7 +32,7 @@ def test_what_the_rule_made_is_in_order(some):
     rows = nights.lived(some)
     result = module.audit(rows)
     assert result.ok, result.findings
-    assert (result.finished, result.grants) == (len(rows), sum(one.granted_at is not None for one in rows))
+    assert (result.finished, result.grants) == (len(rows), sum(row.granted_at is not None for row in rows))
 
 
 @settings(deadline=None, max_examples=150)
@@ -39,14 +42,14 @@ def test_what_is_broken_is_found(some, data):
     rows = nights.lived(some)
     for _ in range(data.draw(st.integers(1, 3))):
         number = data.draw(st.integers(0, len(rows) - 1))
-        one = rows[number]
-        asked = nights.seconds(one.requested_at)
+        row = rows[number]
+        asked = nights.seconds(row.requested_at)
         kind = data.draw(st.sampled_from(nights.KINDS))
         times = sorted(data.draw(st.lists(st.integers(0, 15), min_size=2, max_size=2)))
         changed = [
-            nights.moved(one, granted_at=asked + times[0], ended_at=asked + times[1]),
-            replace(one, access=kind[0], limit=kind[1], weight=kind[2]),
-            replace(one, resource="a"),
+            nights.moved(row, granted_at=asked + times[0], ended_at=asked + times[1]),
+            replace(row, access=kind[0], limit=kind[1], weight=kind[2]),
+            replace(row, resource="a"),
         ]
         rows[number] = data.draw(st.sampled_from(changed))
     got = found(rows)
@@ -277,7 +280,7 @@ RULED = {
 def test_caps_and_pauses(case):
     rows, some, expected, *entries = case
     result = module.audit(nights.newest_first([*rows, LONG_AGO]), *(entries or [()]), some)
-    assert [(one.kind, one.resource, one.position) for one in result.findings] == expected
+    assert [(finding.kind, finding.resource, finding.position) for finding in result.findings] == expected
 
 
 def operation(number, action, resource="a", old=None, new=None):
@@ -450,7 +453,7 @@ def battery(audit):
         assert found(rows, entries[0] if entries else (), audit) == expected
     for rows, some, expected, *entries in RULED.values():
         result = audit(nights.newest_first([*rows, LONG_AGO]), *(entries or [()]), some)
-        assert [(one.kind, one.resource, one.position) for one in result.findings] == expected
+        assert [(finding.kind, finding.resource, finding.position) for finding in result.findings] == expected
     result = audit(nights.newest_first([past("a", 1, 0, 0, 5), past("a", 2, 0, 0, 6)]))
     assert [row.position for row in result.findings[0].rows] == [2, 1]
 

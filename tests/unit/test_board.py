@@ -180,16 +180,16 @@ def test_what_others_wrote_is_printable_everywhere(name):
     ]
     night = dataclasses.replace(
         overview(entries, [resource(name, paused=True, paused_by=name, cap=1, cap_by=name)]),
-        members=[dataclasses.replace(one, host=name, program=name, login=name) for one in night.members],
+        members=[dataclasses.replace(member, host=name, program=name, login=name) for member in night.members],
         queues=[dataclasses.replace(one, queue=name) for one in night.queues],
         batches=[
             dataclasses.replace(
-                one, name=name, parts=tuple(dataclasses.replace(part, part=name, error=name) for part in one.parts)
+                batch, name=name, parts=tuple(dataclasses.replace(part, part=name, error=name) for part in batch.parts)
             )
-            for one in night.batches
+            for batch in night.batches
         ],
         holds={name: night.holds["etl"]},
-        rates=[dataclasses.replace(one, name=name) for one in night.rates],
+        rates=[dataclasses.replace(rate, name=name) for rate in night.rates],
     )
     shown = [text for view in VIEWS for row in listing(night, view).rows for text in (*row.cells, *row.details) if text]
     assert shown

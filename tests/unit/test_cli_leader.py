@@ -156,8 +156,8 @@ def terms(monkeypatch):
         monkeypatch.setattr(supervisor, "run", run)
         monkeypatch.setattr(supervisor, "pauses", lambda **_: iter([0.01] * 10))
         queue = SimpleQueue()
-        for one in events:
-            queue.put(one)
+        for event in events:
+            queue.put(event)
         job = supervisor.Job(["true"], {}, 0.5, step_down=supervisor.SteppingDown(1.0))
         code = supervisor.lead(lambda on_lost: None, job, coordinator=None, events=queue)
         assert left == []

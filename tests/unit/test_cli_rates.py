@@ -52,10 +52,10 @@ def test_rates(tmp_path, monkeypatch):
 
 
 def test_names_that_are_long_or_hostile():
-    one = RateEntry("\x1b[31m" + "x" * 200, 60.0, 100, 130, 0.0, free_in=12.0)
+    rate_entry = RateEntry("\x1b[31m" + "x" * 200, 60.0, 100, 130, 0.0, free_in=12.0)
     console = output.console()
     with console.capture() as captured:
-        console.print(render_rates([one], {one.resource: 0}, 60))
+        console.print(render_rates([rate_entry], {rate_entry.resource: 0}, 60))
     lines = captured.get().splitlines()
     assert len(lines) == 2
     assert all(len(line) <= 60 for line in lines)
@@ -77,7 +77,7 @@ def test_rates_are_set_and_reset(tmp_path, monkeypatch):
         assert call("reset", "other").exit_code == 1
         assert "set" in call("--name", "set").stdout
         assert call("set", "api", "many", "--per", "1h").exit_code == 64
-        done = [(one.action, one.old, one.new) for one in coordinator.operations("rate:api")]
+        done = [(operation.action, operation.old, operation.new) for operation in coordinator.operations("rate:api")]
     assert done == [
         ("reset", "3", None),
         ("rate_limit", "3 in 3600000 ms", None),
@@ -93,7 +93,7 @@ def test_members_are_removed_by_number_and_by_login(tmp_path, monkeypatch):
         lock = coordinator.mutex("etl")
         lock.acquire()
         other.mutex("dwh").acquire()
-        member = next(one for one in coordinator.entries("etl")).member_id
+        member = next(entry for entry in coordinator.entries("etl")).member_id
         found = runner.invoke(cli.main, ["release", "--member", str(member)], prog_name="sqlsem")
         assert found.stdout.startswith("0 members are gone; members that still hold something have been told")
         until(lambda: lock.grant is None or lock.grant.lost, "the holder is told")

@@ -103,7 +103,7 @@ def a_day(how: str, folder: str) -> None:
     told = {}
     for path, arguments in command_line.examples().items():
         port = free_port()
-        words = [*path, *(one.format(folder=folder, port=port) for one in arguments)]
+        words = [*path, *(argument.format(folder=folder, port=port) for argument in arguments)]
         out = f"{folder}/out"
         pid = os.fork()
         if pid == 0:
@@ -131,10 +131,10 @@ def day(how: str, folder: Path) -> tuple[dict[str, Any], Any]:
     assert (folder / "ran").exists(), "the command of run"
     with sqlsem.connect(url) as coordinator:
         left = (
-            [(one.task_id, one.status) for one in coordinator.tasks()],
-            [(one.resource, one.cap, one.paused) for one in coordinator.resources()],
-            [(one.resource, one.outcome) for one in coordinator.history()],
-            [(one.resource, one.action) for one in coordinator.operations()],
+            [(task.task_id, task.status) for task in coordinator.tasks()],
+            [(resource.resource, resource.cap, resource.paused) for resource in coordinator.resources()],
+            [(hold.resource, hold.outcome) for hold in coordinator.history()],
+            [(operation.resource, operation.action) for operation in coordinator.operations()],
             coordinator.entries(),
         )
     return json.loads(found.stdout), left
@@ -209,7 +209,7 @@ def test_run_holds_its_lock_whatever_the_streams(
     (queue,) = json.loads((tmp_path / "seen").read_text())
     assert [(one["resource"], one["state"]) for one in queue["entries"]] == [("m", "holds")]
     with sqlsem.connect(environment["SQLSEM_URL"]) as coordinator:
-        assert [one.outcome for one in coordinator.history("m")] == ["released"]
+        assert [hold.outcome for hold in coordinator.history("m")] == ["released"]
 
 
 LOCALES = {

@@ -142,7 +142,7 @@ def test_a_chain(coordinator: sqlsem.Coordinator) -> None:
         until(lambda: len(coordinator.entries()) == 4)
         late = Attempt(coordinator.mutex("b"))
         until(lambda: len(coordinator.entries()) == 5)
-        position = next(one.position for one in coordinator.entries("b") if one.state == "waits")
+        position = next(entry.position for entry in coordinator.entries("b") if entry.state == "waits")
         text = done("why", str(position))
         assert "; in the end for " in text
         assert text.count(" waits for ") == 2

@@ -291,7 +291,7 @@ def test_keys(coordinator: sqlsem.Coordinator) -> None:
     number = put("--sql", "1", "--unique", "k")
     assert put("--sql", "2", "--unique", "k") == number
     other = put("--sql", "3", "--replace", "k")
-    assert {one.task_id: one.status for one in coordinator.tasks("q")} == {number: "cancelled", other: "pending"}
+    assert {task.task_id: task.status for task in coordinator.tasks("q")} == {number: "cancelled", other: "pending"}
     assert f"{number}: replaced by task {other}" in done("tasks", "q")
     for wrong in (["--unique", "k", "--replace", "k"], ["--unique", ""], ["--replace", "a\nb"]):
         assert call("put", "q", "--sql", "x", *wrong).exit_code == 64
@@ -539,7 +539,7 @@ def test_the_task_of_a_killed_worker_is_run_again(bench: Bench, coordinator: sql
     other.send_signal(signal.SIGTERM)
     other.communicate(timeout=PATIENCE)
     attempts = json.loads(done("tasks", "log", str(number), "--json"))
-    assert [one["outcome"] for one in attempts] == ["lost", "finished"]
+    assert [attempt["outcome"] for attempt in attempts] == ["lost", "finished"]
     assert attempts[1]["pid"] == other.pid
     assert bench.told("end a") == 1
 
@@ -838,7 +838,7 @@ def test_what_is_set_of_queues(coordinator: sqlsem.Coordinator) -> None:
     assert "key 'b' of 'q': at most 3/1s started" in text
     (kept, _) = json.loads(done("queues", "--json"))[0]["limits"]
     assert (kept["task_rate"], kept["task_per"], kept["key_rate"], kept["key_per"]) == (1000, 60, 1, 3600)
-    assert {one.task_id: one.status for one in coordinator.tasks("q")} == {first: "finished", second: "pending"}
+    assert {task.task_id: task.status for task in coordinator.tasks("q")} == {first: "finished", second: "pending"}
     assert "rate, in" in done("tasks", "q")
     assert "the rate of its key 'a', 1/1h, is used up; there is room in" in done("why", "--task", str(second))
     done("queues", "set", "q", "--no-rate", "--no-rate-per-key", "--no-limit", "--no-per-key")
@@ -1120,8 +1120,8 @@ def test_a_worker_outlasts_an_outage(
         until(lambda: worker.finished == 2, "the second task")
         worker.stop()
         running.join(PATIENCE)
-    assert sum("going on as soon as the database is back" in one for one in caplog.messages) == 1
-    assert sum("The database is back" in one for one in caplog.messages) == 1
+    assert sum("going on as soon as the database is back" in message for message in caplog.messages) == 1
+    assert sum("The database is back" in message for message in caplog.messages) == 1
     # With idle_exit, and without outlast: not for ever.
     for options in ({"outlast": True, "idle_exit": 3}, {}):
         worker = sqlsem.tasks.Worker(queue, **options)  # type: ignore[arg-type]

@@ -622,7 +622,9 @@ def test_every_command_that_runs_code_says_so() -> None:
                 names = {ast.unparse(node.func): node for node in calls}
                 if "same_database" in names:
                     opened = names.get("options.coordinator")
-                    commands[function.name] = opened is not None and "runs" in {one.arg for one in opened.keywords}
+                    commands[function.name] = opened is not None and "runs" in {
+                        keyword.arg for keyword in opened.keywords
+                    }
     assert commands
     assert all(commands.values()), commands
 

@@ -95,10 +95,10 @@ def test_no_statement_is_left_over(name):
     code = "".join(file.read_text(encoding="utf-8") for file in files)
     composed = {"retry_task", "cancel_task", "warm_main", "warm_wait"}
     composed |= {"pause_schedule", "resume_schedule", "remove_schedule"}
-    unused = {one for one in statements(name) if f'"{one}"' not in code} - composed
+    unused = {statement for statement in statements(name) if f'"{statement}"' not in code} - composed
     assert unused == set()
-    for one in composed & statements(name):
-        assert re.search(rf'f"{one.partition("_")[0]}_\{{|_{one.partition("_")[2]}"', code)
+    for statement in composed & statements(name):
+        assert re.search(rf'f"{statement.partition("_")[0]}_\{{|_{statement.partition("_")[2]}"', code)
 
 
 @pytest.mark.parametrize("engine", LOADED, ids=lambda engine: engine.name)

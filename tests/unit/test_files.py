@@ -45,7 +45,7 @@ def readers(name: str, tree: ast.AST) -> Iterator[str]:
                 yield f"{name}:{node.lineno} {called}"
         elif isinstance(node, ast.Import | ast.ImportFrom):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
-            yield from (f"{name}:{node.lineno} {one}" for one in modules if one.partition(".")[0] in MODULES)
+            yield from (f"{name}:{node.lineno} {module}" for module in modules if module.partition(".")[0] in MODULES)
 
 
 def outside_of_testing() -> Iterator[tuple[str, ast.AST]]:

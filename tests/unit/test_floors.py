@@ -30,7 +30,7 @@ def test_floors_have_no_known_fault(name):
 
 def test_packages_that_read_requests_are_in_the_table():
     dashboard = lowest.PROJECT.read_text(encoding="utf-8").split("\ndashboard = [")[1].split("]")[0]
-    assert {one.strip(' "').partition(">=")[0] for one in dashboard.split(",")} == READ_REQUESTS
+    assert {part.strip(' "').partition(">=")[0] for part in dashboard.split(",")} == READ_REQUESTS
     assert set(FIXED) >= READ_REQUESTS
 
 

@@ -157,7 +157,7 @@ def test_what_has_left_by_itself_is_not_given_back(locks, holdings):
         grant.release()
         departure.settle.assert_called_once_with()
         assert grant.holding.depth == 1
-        assert [one.position for one in locks.entries("a")] == [grant.position]
+        assert [entry.position for entry in locks.entries("a")] == [grant.position]
         departure.settle.return_value = False
     assert locks.entries("a") == []
 
@@ -288,7 +288,7 @@ def test_a_child_does_not_give_back_what_its_parent_has(locks):
         with mock.patch.object(os, "getpid", return_value=os.getpid() + 1), pytest.raises(sqlsem.NotHeld, match="fork"):
             grant.release()
         grant.check()
-        assert [one.position for one in locks.entries("a")] == [grant.position]
+        assert [entry.position for entry in locks.entries("a")] == [grant.position]
 
 
 def told_of(locks, kind):
@@ -346,7 +346,7 @@ def test_the_rest_of_a_group_of_which_one_was_lost_is_given_back(locks):
     member = locks.process.member
     with pytest.raises(sqlsem.LockLost), locks.all_of(locks.mutex("a"), locks.mutex("b")) as grant:
         grant.holding.lose("somebody took b")
-    assert not any(member.knows(one) for one in grant.holding.tickets)
+    assert not any(member.knows(ticket) for ticket in grant.holding.tickets)
     until(lambda: locks.entries("a") == locks.entries("b") == [], "the next ping removes them")
 
 

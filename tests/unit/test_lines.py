@@ -74,18 +74,18 @@ def crowd(locks):
 def test_who_is_behind_another_one_of_ours_sleeps(pair, looks, monkeypatch, holder, kind):
     """Thousands may wait behind the first one; each look would be a statement."""
     monkeypatch.setattr(acquire, "KEPT_OUT_SECONDS", 0.05)  # each comes round again and again
-    one, other = pair
-    assert getattr(one, holder)("a").acquire()
+    first, other = pair
+    assert getattr(first, holder)("a").acquire()
     with crowd([getattr(other, kind)("a") for _ in range(6)]):
         until(lambda: waiters(other) == 6, "all wait")
         time.sleep(0.3)
         assert looks == []
-        one.process.close()
+        first.process.close()
 
 
 def test_readers_are_let_in_together(pair, looks):
-    one, other = pair
-    assert one.write("a").acquire()
+    first, other = pair
+    assert first.write("a").acquire()
     inside = threading.Barrier(21)
 
     def read():
@@ -95,7 +95,7 @@ def test_readers_are_let_in_together(pair, looks):
     with ThreadPoolExecutor(20) as pool:
         done = [pool.submit(read) for _ in range(20)]
         until(lambda: waiters(other) == 20, "all wait")
-        one.process.close()
+        first.process.close()
         inside.wait(PATIENCE)
         for each in done:
             each.result(PATIENCE)
@@ -105,11 +105,11 @@ def test_readers_are_let_in_together(pair, looks):
 
 @pytest.mark.parametrize("resources", [30, 300])
 def test_those_without_a_session_are_looked_for_together(pair, looks, monkeypatch, resources):
-    one, other = pair
+    first, other = pair
     without_sessions(other, monkeypatch)
     few, together = 40, resources * 0.8
     names = [f"r{number}" for number in range(resources)]
-    held = [one.mutex(name) for name in names]
+    held = [first.mutex(name) for name in names]
     assert all(lock.acquire() for lock in held)
     grants = [lock.grant for lock in held]
 
@@ -138,12 +138,12 @@ def test_those_without_a_session_are_looked_for_together(pair, looks, monkeypatc
     assert number <= few, "about the twentieth part of the time for which they have stood"
     assert most >= together, "one statement for all"
     assert len(looks) <= 60
-    assert one.entries() == []
+    assert first.entries() == []
 
 
 def test_ten_thousand_tasks_on_one_resource(pair, looks):
     """As fast as few, and nobody looks."""
-    one, other = pair
+    first, other = pair
     rates = {}
 
     async def main(number, name, grant):
@@ -167,7 +167,7 @@ def test_ten_thousand_tasks_on_one_resource(pair, looks):
         return number / (time.process_time() - began)
 
     for number in (300, 10_000):
-        lock = one.mutex(f"many{number}")
+        lock = first.mutex(f"many{number}")
         assert lock.acquire()
         rates[number] = asyncio.run(main(number, f"many{number}", lock.grant))
     assert rates[10_000] > 0.2 * rates[300], rates  # what looks at all of them costs thirty times as much
@@ -738,9 +738,9 @@ def test_a_row_that_is_gone_is_told_to_who_sleeps_behind_another_one(pair, monke
 
 def test_struck_while_it_looks_the_others_go_on(pair, monkeypatch):
     """Whatever strikes the one that looks for all: its own row goes, and the answers of the others come."""
-    one, other = pair
+    first, other = pair
     without_sessions(other, monkeypatch)
-    held = [one.mutex(f"r{number}") for number in range(4)]
+    held = [first.mutex(f"r{number}") for number in range(4)]
     assert all(lock.acquire() for lock in held)
     process, struck = other.process, []
 

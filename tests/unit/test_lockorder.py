@@ -170,7 +170,7 @@ def test_as_an_error_it_comes_before_anything_is_asked_for(debugging):
         warnings.simplefilter("error")
         publish(debugging)
     assert debugging.entries() == []
-    assert {one.resource for one in debugging.history()} == {"customer", "etl"}
+    assert {hold.resource for hold in debugging.history()} == {"customer", "etl"}
     assert len(debugging.history()) == 3  # not a fourth
 
 

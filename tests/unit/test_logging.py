@@ -38,14 +38,14 @@ def test_waiting_is_told_with_whom_it_is_behind(
         with coordinator.mutex("etl") as grant:
             thread.start()
             deadline = time.monotonic() + PATIENCE
-            while not any(one.startswith("Waiting for") for one in caplog.messages):
+            while not any(message.startswith("Waiting for") for message in caplog.messages):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             other = threading.Thread(target=lambda: coordinator.mutex("etl").acquire(timeout=0))
             other.start()
             other.join(PATIENCE)
         thread.join(PATIENCE)
-    told = {one.message: one.levelname for one in caplog.records if one.name == "sqlsem"}
+    told = {record.message: record.levelname for record in caplog.records if record.name == "sqlsem"}
     (at_once,) = (one for one in told if one.startswith(f"Granted write on 'etl' at {grant.position}, after "))
     assert told[at_once] == "DEBUG"
     (waiting,) = (one for one in told if one.startswith("Waiting for 'etl' at "))

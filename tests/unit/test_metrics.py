@@ -375,7 +375,7 @@ def test_what_is_taken_from_rates_is_counted(url):
         exporter.close()
     labels = [dict(key)["resource"] for name, key in found if name == "sqlsem_rate_taken_total"]
     assert len(labels) <= 101
-    assert sum(of(found, "sqlsem_rate_taken_total", resource=one) for one in labels) == 219
+    assert sum(of(found, "sqlsem_rate_taken_total", resource=label) for label in labels) == 219
 
 
 # -- the command

@@ -29,7 +29,8 @@ class Numbers:
         if self.failure is not None:
             raise self.failure
         yield from (
-            prometheus_client.metrics_core.GaugeMetricFamily(f"number_{one}", "x" * 500, one) for one in range(3000)
+            prometheus_client.metrics_core.GaugeMetricFamily(f"number_{index}", "x" * 500, index)
+            for index in range(3000)
         )
 
 

@@ -15,12 +15,12 @@ MUTANTS = run_mutants.all_mutants()
 
 def test_there_are_enough_of_them():
     assert len(MUTANTS) >= 30
-    changed = {file.split("/")[2] for one in MUTANTS for file in one.files if file.startswith("sqlsem/sql/")}
+    changed = {file.split("/")[2] for mutant in MUTANTS for file in mutant.files if file.startswith("sqlsem/sql/")}
     assert changed == {"postgresql", "mssql", "sqlite"}
-    assert any(file.endswith(".py") for one in MUTANTS for file in one.files)
+    assert any(file.endswith(".py") for mutant in MUTANTS for file in mutant.files)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: one.name)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda value: value.name)
 def test_a_patch_applies_and_leaves_a_program(mutant):
     texts = mutant.mutated(ROOT)
     for file, text in texts.items():
@@ -29,7 +29,7 @@ def test_a_patch_applies_and_leaves_a_program(mutant):
             ast.parse(text)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: one.name)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda value: value.name)
 def test_a_patch_says_what_finds_it(mutant):
     assert mutant.bug
     assert mutant.seen
@@ -43,7 +43,7 @@ def test_a_patch_says_what_finds_it(mutant):
 
 def test_the_table_in_the_guarantees_has_them_all():
     page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == [one.name for one in MUTANTS]
+    assert sorted(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == [mutant.name for mutant in MUTANTS]
 
 
 def test_a_patch_that_does_not_apply_is_told(tmp_path):

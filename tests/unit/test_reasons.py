@@ -36,7 +36,7 @@ def overview(entries, *settings, holds=None):
         name: HoldTimes(tuple(Hold(held, 0.0, None, None) for held in held)) for name, held in (holds or {}).items()
     }
     return Overview(
-        NOW, list(settings), sorted(entries, key=lambda one: (one.resource, one.position)), [], [], [], times
+        NOW, list(settings), sorted(entries, key=lambda entry: (entry.resource, entry.position)), [], [], [], times
     )
 
 
@@ -189,10 +189,10 @@ def queues(draw):
     # First without cap and pause, as they come later than some.
     for leave in draw(st.lists(st.integers(0, 20), max_size=4)):
         rows = [
-            replace(one, state="holds", granted_at=NOW)
-            if request(one).fits([request(other) for other in ahead(rows, one)], None) and one.position % 5
-            else one
-            for one in rows
+            replace(row, state="holds", granted_at=NOW)
+            if request(row).fits([request(other) for other in ahead(rows, row)], None) and row.position % 5
+            else row
+            for row in rows
         ]
         if rows and rows[leave % len(rows)].state == "holds":
             del rows[leave % len(rows)]
@@ -213,24 +213,24 @@ def ahead(rows, one):
 def test_every_waiter_has_the_reason_that_the_rule_gives(made):
     rows, set_ = made
     found = reasons(overview(rows, *set_))
-    assert set(found) == {one.position for one in rows if one.state == "waits"}, "and nobody else has one"
-    for one in rows:
-        if one.state != "waits":
+    assert set(found) == {row.position for row in rows if row.state == "waits"}, "and nobody else has one"
+    for row in rows:
+        if row.state != "waits":
             continue
-        its, reason = set_["ab".index(one.resource)], found[one.position]
-        before = ahead(rows, one)
+        its, reason = set_["ab".index(row.resource)], found[row.position]
+        before = ahead(rows, row)
         assert (reason.code == "paused") == its.paused
         if not its.paused:
-            fits = request(one).fits(map(request, before), its.cap)
+            fits = request(row).fits(map(request, before), its.cap)
             assert (reason.code == "turn_now") == fits
-            assert (reason.code == "cap") == (not fits and request(one).fits(map(request, before), None))
+            assert (reason.code == "cap") == (not fits and request(row).fits(map(request, before), None))
         if reason.behind:
             assert set(reason.behind) <= set(before)
-            assert not request(one).fits(map(request, reason.behind), its.cap)
-            if reason.code != "own_earlier" and request(one).fits([], its.cap):
-                assert request(one).fits(map(request, reason.behind[:-1]), its.cap), "and no more than are needed"
+            assert not request(row).fits(map(request, reason.behind), its.cap)
+            if reason.code != "own_earlier" and request(row).fits([], its.cap):
+                assert request(row).fits(map(request, reason.behind[:-1]), its.cap), "and no more than are needed"
         elif reason.code not in ("paused", "turn_now"):
-            assert not request(one).fits([], its.cap), "nobody else is in the way"
+            assert not request(row).fits([], its.cap), "nobody else is in the way"
         assert reason.words
         assert reason.short
 
@@ -240,7 +240,7 @@ def test_every_waiter_has_the_reason_that_the_rule_gives(made):
 def test_chains_end_at_who_waits_for_nobody(made):
     rows, set_ = made
     waits = Waits(overview(rows, *set_))
-    parties = {(one.member_id, one.owner) for one in rows if one.state == "waits"}
+    parties = {(row.member_id, row.owner) for row in rows if row.state == "waits"}
     for position in waits.blocked:
         chain = waits.chain(position)
         assert waits.head(position) == chain.head
@@ -458,7 +458,7 @@ def runs(number, seconds, worker="w", **more):
 
 
 def starts(*tasks):
-    return {number: round(one.likely, -1) for number, one in task_estimates(tasks, NOW).items()}
+    return {number: round(estimate.likely, -1) for number, estimate in task_estimates(tasks, NOW).items()}
 
 
 def test_tasks_behind_those_that_run():
@@ -557,18 +557,18 @@ def test_a_play_is_what_workers_do(pending, running):
     rows += [task(n, order, ready_at=at(due)) for n, (order, due, _) in enumerate(pending)]
     lasts = {n: float(seconds) for n, (_, _, seconds) in enumerate(pending)}
     lasts |= {100 + n: float(left) for n, (_, left) in enumerate(running)}
-    rows.sort(key=lambda one: (one.order, one.task_id))
+    rows.sort(key=lambda row: (row.order, row.task_id))
     played = dict(WorkQueue(rows, Ended([]), NOW).once(lasts))
     ends = {100 + n: left for n, (_, left) in enumerate(running)}
     expected = {}
     for now in range(120):  # twelve of nine seconds, and when they are due
         busy = sum(end > now for end in ends.values())
-        for one in rows:
+        for row in rows:
             is_open = [other for other in rows if ends.get(other.task_id, math.inf) > now]
-            may = one.order == min((other.order for other in is_open), default=None)
-            due = one.status == "pending" and (one.ready_at - NOW).total_seconds() <= now
-            if one.task_id not in ends and due and may and busy < len(running):
-                expected[one.task_id], ends[one.task_id] = now, now + lasts[one.task_id]
+            may = row.order == min((other.order for other in is_open), default=None)
+            due = row.status == "pending" and (row.ready_at - NOW).total_seconds() <= now
+            if row.task_id not in ends and due and may and busy < len(running):
+                expected[row.task_id], ends[row.task_id] = now, now + lasts[row.task_id]
                 busy += 1
     assert played == expected
 

@@ -27,8 +27,8 @@ limited = st.builds(
 def test_the_same_terms_give_the_same_night(some):
     result = replay(nights.lived(some))
     assert result.everything.would == result.everything.was
-    for one in result.resources.values():
-        assert one.would == one.was
+    for resource in result.resources.values():
+        assert resource.would == resource.was
     assert (result.guessed, result.stuck, result.refused, result.unfinished) == (0, 0, 0, 0)
 
 

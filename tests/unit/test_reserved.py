@@ -84,7 +84,7 @@ def test_sql_reserves_the_same_names(engine, file):
     if engine == "postgresql":
         lists = [{f"{word}:" for word in words.split("|")} for words in re.findall(r"\^\(([a-z|]+)\):", text)]
         assert lists
-        assert all(one == set(RESERVED) for one in lists)
+        assert all(list == set(RESERVED) for list in lists)
     else:
         for prefix in RESERVED:
             counted = text.count(f"WHEN N'{prefix}' THEN") + text.count(f"LIKE N'{prefix}%'")
@@ -101,7 +101,7 @@ def test_sqlite_reserves_the_same_names(tmp_path):
                 connection.execute("INSERT INTO ProcessControl (resource_id, requesting_id) VALUES (?, 'me')", (name,))
         connection.execute("INSERT INTO ProcessControl (resource_id, requesting_id) VALUES ('Rate:x', 'me')")
         connection.close()
-        assert [one.resource for one in coordinator.entries()] == ["Rate:x", "free"]
+        assert [entry.resource for entry in coordinator.entries()] == ["Rate:x", "free"]
         with coordinator.once("x", "1h") as run:
             assert run is not None
 

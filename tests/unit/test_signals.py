@@ -76,7 +76,7 @@ with sqlsem.connect(sys.argv[1]) as locks:
 
 def test_nobody_is_asked_whom_one_waits_behind_unless_somebody_wants_to_know(tmp_path, monkeypatch, caplog):
     with (
-        sqlsem.connect(f"sqlite:///{tmp_path}/locks.db") as one,
+        sqlsem.connect(f"sqlite:///{tmp_path}/locks.db") as coordinator,
         sqlsem.connect(f"sqlite:///{tmp_path}/locks.db") as two,
     ):
         looks = []
@@ -88,7 +88,7 @@ def test_nobody_is_asked_whom_one_waits_behind_unless_somebody_wants_to_know(tmp
             assert not two.mutex("etl").acquire(timeout=seconds)
 
         caplog.set_level(logging.WARNING, "sqlsem")
-        with one.mutex("etl"):
+        with coordinator.mutex("etl"):
             wait()
             assert looks == []
             with two.on("waiting", print):

@@ -120,7 +120,7 @@ def test_no_class_is_a_thread():
 
 
 def test_callbacks_are_called_by_one_function():
-    found = {one for name, tree in trees() for one in callback_calls(name, tree)}
+    found = {call for name, tree in trees() for call in callback_calls(name, tree)}
     assert found == set(MAY_CALL)
 
 

@@ -53,11 +53,11 @@ def test_the_use_is_what_was_inside(some):
     for second in range(100):
         weight = use.get(second, weight)
         # A stretch of this night is a second, and whatever was inside in it is: from its first moment to its last.
-        inside = [one for one in rows if one.granted_at and one.granted_at <= at(second) and one.ended_at > at(second)]
+        inside = [row for row in rows if row.granted_at and row.granted_at <= at(second) and row.ended_at > at(second)]
         labels = {one.access for one in inside if one.access != "write"}
         assert weight >= sum(one.weight for one in inside if one.access == "write") + len(labels)
         touching = [
-            one for one in rows if one.granted_at and one.granted_at < at(second + 1) and one.ended_at >= at(second)
+            row for row in rows if row.granted_at and row.granted_at < at(second + 1) and row.ended_at >= at(second)
         ]
         assert weight <= sum(one.weight for one in touching)
 

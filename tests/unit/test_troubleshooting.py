@@ -71,7 +71,7 @@ def pieces(text):
     if isinstance(text, ast.Constant):
         return [text.value]
     if isinstance(text, ast.JoinedStr):
-        return [one.value for one in text.values if isinstance(one, ast.Constant)]
+        return [value.value for value in text.values if isinstance(value, ast.Constant)]
     if isinstance(text, ast.BinOp):
         return pieces(text.left) + pieces(text.right)
     return []

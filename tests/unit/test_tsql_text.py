@@ -102,7 +102,7 @@ def test_messages_made_of_names_are_no_formats():
     assert "REPLACE(@message, N'%', N'%%')" in PROCEDURES["refuse"]
     literals = [one for text in PROCEDURES.values() for one in re.findall(r"THROW \d+, (N'(?:[^']|'')*')", text)]
     assert literals
-    assert not [one for one in literals if "%" in one]
+    assert not [literal for literal in literals if "%" in literal]
 
 
 def test_whoever_comes_in_meets_no_rowcount():

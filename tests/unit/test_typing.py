@@ -58,8 +58,8 @@ def test_a_misspelt_option(tmp_path, call, words):
 def test_all_of_takes_locks_only(tmp_path):
     with pytest.raises(sqlsem.ConfigurationError, match=r"all_of takes locks, not 'a'; write all_of\(sqlsem"):
         sqlsem.all_of("a", "b")
-    with sqlsem.connect(tmp_path / "x.db") as one, sqlsem.connect(tmp_path / "x.db") as other:
-        for face in (one, one.aio):
+    with sqlsem.connect(tmp_path / "x.db") as coordinator, sqlsem.connect(tmp_path / "x.db") as other:
+        for face in (coordinator, coordinator.aio):
             assert "b" in repr(face.all_of(face.mutex("a"), face.limit("b", 2)))
             with pytest.raises(sqlsem.ConfigurationError, match="make its locks"):
                 face.all_of(other.mutex("a"))

@@ -27,8 +27,8 @@ def test_where_there_is_no_room_idle_sessions_stay(process, monkeypatch):
 
 def test_few_are_kept(process):
     room, made = process.waiting_room, []
-    with room.session(1.0) as one, room.session(1.0) as two, room.session(1.0) as three:
-        made += [one, two, three]
+    with room.session(1.0) as connection, room.session(1.0) as two, room.session(1.0) as three:
+        made += [connection, two, three]
     assert len(set(map(id, made))) == 3
     assert len(room.sessions()) == waiting.MOST_IDLE_SESSIONS
 

@@ -75,7 +75,7 @@ def test_published_files_come_from_jobs_that_run_pinned_tools_only():
     release = jobs("release")
     published = downloads(release["publish"])
     sources = {name: job for name, job in release.items() if uploads(job) & published}
-    assert {one for job in sources.values() for one in uploads(job)} == published
+    assert {upload for job in sources.values() for upload in uploads(job)} == published
     for name, job in sources.items():
         ran = commands(job)
         assert "pytest" not in ran, name

@@ -60,12 +60,19 @@ class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession
         common = (member_id, requesting_id, owner, uid, int(only_if_free))
         patience = int(self.options.patience * 1000)
         if len(requests) == 1:
-            one = requests[0]
+            request = requests[0]
             position, granted = self.rows(
-                "register", *common, one.resource, one.access, one.limit, one.weight, one.note, patience
+                "register",
+                *common,
+                request.resource,
+                request.access,
+                request.limit,
+                request.weight,
+                request.note,
+                patience,
             )[0]
-            return None if position is None else [Ticket(one.resource, int(position), requesting_id, bool(granted))]
-        asked = json.dumps([dataclasses.asdict(one) for one in requests])
+            return None if position is None else [Ticket(request.resource, int(position), requesting_id, bool(granted))]
+        asked = json.dumps([dataclasses.asdict(request) for request in requests])
         rows = self.rows("register_all", *common, asked, patience)
         return [Ticket(name, int(position), requesting_id, bool(granted)) for name, position, granted in rows] or None
 

@@ -17,7 +17,7 @@ class SqlServerRates(SqlServerConnection, RateSession):
     def take_rate(
         self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
     ) -> RateAnswer:
-        windows = json.dumps([{"limit": one.limit, "ms": one.ms} for one in request.windows])
+        windows = json.dumps([{"limit": window.limit, "ms": window.ms} for window in request.windows])
         row = (None, None) if ticket is None else (ticket.position, ticket.requesting_id)
         code, wait_ms, taken_ms = self.rows("take_rate", request.resource, request.cost, windows, request.burst, *row)[
             0

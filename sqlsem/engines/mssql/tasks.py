@@ -36,12 +36,12 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Parkin
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
         asked = [
             (
-                *(queue, f"{uid}.{number}", one.kind, one.body, one.order, round(one.after * 1000)),
-                *(one.max_attempts, round(one.backoff * 1000), one.on_failure, one.note, one.unique, one.replace),
-                *(None if one.time_limit is None else max(1, round(one.time_limit * 1000)), one.key, one.priority),
-                json.dumps([lock.as_option() for lock in one.locks]) if one.locks else None,
+                *(queue, f"{uid}.{number}", task.kind, task.body, task.order, round(task.after * 1000)),
+                *(task.max_attempts, round(task.backoff * 1000), task.on_failure, task.note, task.unique, task.replace),
+                *(None if task.time_limit is None else max(1, round(task.time_limit * 1000)), task.key, task.priority),
+                json.dumps([lock.as_option() for lock in task.locks]) if task.locks else None,
             )
-            for number, one in enumerate(tasks, 1)
+            for number, task in enumerate(tasks, 1)
         ]
         if len(asked) == 1:
             return [int(self.rows("put_task", *asked[0])[0][0])]

@@ -65,14 +65,14 @@ class PostgresLocks(EntryLocks, Convertible, Travelling, RankedSession, Deadlock
     ) -> list[Ticket] | None:
         common = (member_id, requesting_id, owner, uid, only_if_free)
         if len(requests) == 1:
-            one = requests[0]
+            request = requests[0]
             position, granted = self.call(
-                "register", *common, one.resource, one.access, one.limit, one.weight, one.note
+                "register", *common, request.resource, request.access, request.limit, request.weight, request.note
             )
             if position is None:
                 return None
-            return [Ticket(one.resource, position, requesting_id, granted)]
-        asked = json.dumps([dataclasses.asdict(one) for one in requests])
+            return [Ticket(request.resource, position, requesting_id, granted)]
+        asked = json.dumps([dataclasses.asdict(request) for request in requests])
         rows = self.rows("register_all", (*common, asked))
         return [Ticket(resource, position, requesting_id, granted) for resource, position, granted in rows] or None
 
@@ -88,7 +88,7 @@ class PostgresLocks(EntryLocks, Convertible, Travelling, RankedSession, Deadlock
         return self._wait("wait", (ticket.resource, ticket.position), timeout)
 
     def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
-        resources, positions = [one.resource for one in tickets], [one.position for one in tickets]
+        resources, positions = [ticket.resource for ticket in tickets], [ticket.position for ticket in tickets]
         _, granted, gone = self.row("look_all", member_id, resources, positions)
         return {**dict.fromkeys(granted or (), True), **dict.fromkeys(gone or ())}
 

@@ -19,7 +19,7 @@ class PostgresRates(PostgresConnection, RateSession):
     def take_rate(
         self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
     ) -> RateAnswer:
-        limits, windows = [one.limit for one in request.windows], [one.ms for one in request.windows]
+        limits, windows = [window.limit for window in request.windows], [window.ms for window in request.windows]
         row = (None, None) if ticket is None else (ticket.position, ticket.requesting_id)
         costs, ahead = [one.cost for one in more], [ahead_ms, *(one.ahead_ms for one in more)]
         return RateAnswer.of_row(

@@ -120,7 +120,7 @@ class PostgresWire(Wire):
                 pgconn.send_prepare(known, statement)
                 self._require((yield generators.execute(pgconn)), psycopg.pq.ExecStatus.COMMAND_OK)
             self._known[name] = known
-        values = [None if one is None else str(one).encode(self.encoding) for one in parameters]
+        values = [None if parameter is None else str(parameter).encode(self.encoding) for parameter in parameters]
         if b"\0" in b"".join(filter(None, values)):  # libpq would end a value there
             raise psycopg.DataError("PostgreSQL text cannot contain NUL characters")
         (pgconn.send_query_prepared if lasting else pgconn.send_query_params)(known, values)
@@ -142,7 +142,7 @@ class PostgresWire(Wire):
             return None
         kind = result.ftype(column)
         if kind == _NUMBERS:  # {4711,4712}
-            return [int(one) for one in text[1:-1].split(b",") if one]
+            return [int(part) for part in text[1:-1].split(b",") if part]
         return int(text) if kind in _INTEGERS else text == b"t" if kind == _BOOLEAN else text.decode(self.encoding)
 
     def _require(

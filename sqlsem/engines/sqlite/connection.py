@@ -185,8 +185,8 @@ class SqliteConnection(LockSession):
         connection = self.connection or self._open()
         if self._has_routines is not connection:
             self.rows_of_text("PRAGMA temp_store = MEMORY")
-            for one in ROUTINES:
-                self.run(one)
+            for routine in ROUTINES:
+                self.run(routine)
             self._has_routines = connection
         before = connection.total_changes
         self.run(name, parameters)

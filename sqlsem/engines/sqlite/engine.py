@@ -47,8 +47,8 @@ class LentSqliteSession(SqliteSession):
         return contextlib.nullcontext()  # it is the caller's transaction
 
     def run_many(self, name: str, parameters: Sequence[Any]) -> None:
-        for one in parameters:
-            self.run(name, one)
+        for parameter in parameters:
+            self.run(name, parameter)
 
     def rows_of_text(self, statement: str, parameters: Any = ()) -> list[Any]:
         lent.execute(self._theirs, statement, parameters)

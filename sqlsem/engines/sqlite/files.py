@@ -146,7 +146,7 @@ class OpenFiles:
         """True if this process has all of them open, as far as the system tells."""
         if self._verified.get(str(self.path)) == self._known or not os.path.isdir(_DESCRIPTORS):
             return True
-        found = {(one.st_ino, one.st_dev) for one in _stats_of_descriptors().values()}
+        found = {(descriptor.st_ino, descriptor.st_dev) for descriptor in _stats_of_descriptors().values()}
         if not found.issuperset((inode, device) for _, inode, device, _ in self._known):
             return False
         self._verified[str(self.path)] = self._known

@@ -378,7 +378,11 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
             return None
         rows = self.rows("those_who_wait")
         waiting = [deadlocks.Row(**{name: row[name] for name in _WAITING}) for row in rows]
-        caps = {one.resource: one.cap for one in self.resources() if one.cap is not None} if rows else {}
+        caps = (
+            {resource.resource: resource.cap for resource in self.resources() if resource.cap is not None}
+            if rows
+            else {}
+        )
         processes = {row["member"]: (row["host"], row["pid"], None) for row in rows}
         for knot in deadlocks.find(waiting, caps):
             there = {party[0] for party in knot.parties}

@@ -26,8 +26,8 @@ class SqliteOverview(SqliteLocks, SqliteTasks, SqliteUpkeep, SqliteUsed):
         with fork.held_off, self.reading():
             now = self.row("clock")["now"]
             entries = self.entries(None)
-            holding = Counter(one.member_id for one in entries if one.granted_at is not None)
-            waiting = Counter(one.member_id for one in entries if one.granted_at is None)
+            holding = Counter(entry.member_id for entry in entries if entry.granted_at is not None)
+            waiting = Counter(entry.member_id for entry in entries if entry.granted_at is None)
             members = []
             for row in self.rows("members"):
                 dead, missing_for = self.missing(row)
@@ -35,15 +35,19 @@ class SqliteOverview(SqliteLocks, SqliteTasks, SqliteUpkeep, SqliteUsed):
                 known: dict[str, Any] = {"missing_for": missing_for, "grace_left": 0.0 if dead else left}
                 of_member = {"holding": holding[row["member_id"]], "waiting": waiting[row["member_id"]]}
                 members.append(shown(MemberEntry, row, **known, **of_member))
-            waiters = Counter(one.resource for one in entries if one.granted_at is None)
-            wanted = sorted({one.resource for one in entries}, key=lambda name: (-waiters[name], name))
+            waiters = Counter(entry.resource for entry in entries if entry.granted_at is None)
+            wanted = sorted({entry.resource for entry in entries}, key=lambda name: (-waiters[name], name))
             return Overview.of_rows(
                 as_time(now) or datetime.now(timezone.utc),
                 entries,
                 self.settings_of_resources(),
                 members,
                 self.queue_counts(None),
-                [one for (number,) in self.rows("unfinished_batches") for one in self.list_batches(None, number, 1)],
+                [
+                    batch
+                    for (number,) in self.rows("unfinished_batches")
+                    for batch in self.list_batches(None, number, 1)
+                ],
                 self.rows("recent_holds", (json.dumps(wanted[:MOST_WANTED]),)),
                 self.windows_of(
                     sorted(row["resource_id"] for row in self.rows("wanted_rates", (MOST_WANTED,))),

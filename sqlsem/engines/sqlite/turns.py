@@ -44,7 +44,11 @@ def by_lot(settings: Iterable[Mapping[str, Any]], parts: Mapping[str, float], ru
 
     ``parts``: which part of all keys like it each one was taken from, as it stands for the others.
     """
-    able = [one for one in settings if one["most"] is None or running.get(one["task_key"], 0) < one["most"]]
+    able = [
+        setting
+        for setting in settings
+        if setting["most"] is None or running.get(setting["task_key"], 0) < setting["most"]
+    ]
 
     def place(one: Mapping[str, Any]) -> tuple[float, float]:
         # By their weights: the least of such numbers comes first in a race.
