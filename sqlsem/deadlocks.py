@@ -1,16 +1,16 @@
-"""Which requests can never be granted, as they wait for each other: from the rows of the table alone. No I/O.
+"""Find the requests that can never be granted because they wait for each other, from the table's rows alone. No I/O.
 
-A *party* is one line of execution: a member and its ``owner`` (a thread, a task, a session). While it waits it cannot
-give anything back; so of the rows at one instant:
+A *node* of the wait-for graph is one line of execution: a member and its ``owner`` (a thread, a task, a session). A
+node that waits releases nothing. So, of the rows at one instant:
 
-1. Everybody who waits is suspected. Those who would be let in if only the suspected ones stayed are suspected no more,
-   as all others may finish and leave. Repeated until nothing changes: those left are *stuck*.
-2. Each stuck row points to the stuck rows that are in its way. A *knot* is a set of parties that reach each other and
-   nobody else: all that they need is held among themselves. (Those who only stand behind a knot are no part of it.)
-3. The highest position that waits in a knot is the youngest request: its owner is told.
+1. Suspect each node that waits. Clear each node whose requests would all be granted if only suspected nodes stayed:
+   all others may finish and leave. Repeat until nothing changes. The remaining nodes are *stuck*.
+2. Each stuck row points to the stuck rows that block it. A *cycle* is a set of nodes that reach each other and no
+   other node (a strongly connected component without a way out). A node that is only blocked by a cycle is not in it.
+3. The highest waiting position of a cycle is its youngest request, the victim. Its owner gets `Deadlock`.
 
-Engines with stored routines do the same in SQL (``deadlocks.sql``); this is what they are tested against, and what the
-SQLite engine runs.
+Engines with stored routines do the same in SQL (``deadlocks.sql``). The tests compare them with this module; the SQLite
+engine runs it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from sqlsem.model import WRITE
 
-__all__ = ["UPGRADE", "Found", "Knot", "Row", "Step", "find", "message", "steps_of"]
+__all__ = ["UPGRADE", "Cycle", "Found", "Row", "Step", "find", "message", "steps_of"]
 
 #: The label of a row whose owner is inside and waits for everybody else inside to leave.
 UPGRADE = "upgrade"
@@ -42,7 +42,7 @@ class Row:
     granted: bool
 
     @property
-    def party(self) -> Party | None:
+    def node(self) -> Node | None:
         """The line of execution that it is of. Of a bare participant nothing is known; where a member does not tell the
         owner, each row is taken for somebody's of its own, as there may be many.
         """
@@ -66,16 +66,16 @@ class Row:
         return self.position < row.position and (row.access == WRITE or self.access != row.access)
 
 
-Party = tuple[int, str, int]
+Node = tuple[int, str, int]
 #: A row that waits, and one that is in its way.
 Edge = tuple[Row, Row]
 
 
 @dataclass(frozen=True, slots=True)
-class Knot:
+class Cycle:
     """Some who wait for each other, and for nobody else."""
 
-    parties: frozenset[Party]
+    nodes: frozenset[Node]
     rows: tuple[Row, ...]  # theirs, by position
     blocked: tuple[Row, ...]  # of these, those that wait and are kept out
 
@@ -89,31 +89,31 @@ class Knot:
         """All of them: about the square of the number of rows."""
         return tuple((row, entry) for row in self.blocked for entry in self.rows if entry.is_in_the_way_of(row))
 
-    def cycle(self, start_row: Row | None = None) -> list[Edge]:
+    def path(self, start_row: Row | None = None) -> list[Edge]:
         """The shortest way from the victim's row (or another one) back to its owner (the first such, by positions)."""
         victim = start_row or self.victim
-        start = victim.party
-        waiting: dict[Party | None, list[Row]] = defaultdict(list)
+        start = victim.node
+        waiting: dict[Node | None, list[Row]] = defaultdict(list)
         for row in self.blocked:
-            waiting[row.party].append(row)
+            waiting[row.node].append(row)
         # Of each queue, by labels, the rows of those that are not reached yet: each is met once.
         left: dict[str, dict[str, deque[Row]]] = defaultdict(lambda: defaultdict(deque))
         for row in self.rows:
             left[row.resource][row.access].append(row)
-        came: dict[Party, Edge] = {}
+        came: dict[Node, Edge] = {}
         frontier = [victim]
         while start not in came:
-            found: dict[Party, Edge] = {}
+            found: dict[Node, Edge] = {}
             for row in sorted(frontier, key=lambda row: row.position):
                 for one in sorted(_taken(left[row.resource], row), key=lambda one: one.position):
-                    if one.party is not None and one.party not in came:
-                        found.setdefault(one.party, (row, one))
-            assert found, "in a knot, everybody reaches everybody"
+                    if one.node is not None and one.node not in came:
+                        found.setdefault(one.node, (row, one))
+            assert found, "in a cycle, each node reaches each other node"
             came.update(found)
-            frontier = [row for party in found for row in waiting[party]]
+            frontier = [row for node in found for row in waiting[node]]
         path = [came[start]] if start is not None else []
         while path[0][0] != victim:
-            source = path[0][0].party
+            source = path[0][0].node
             assert source is not None
             path.insert(0, came[source])
         return path
@@ -165,18 +165,18 @@ class _Group:
 
 
 class _Queue:
-    """The rows of one resource, by position, of parties that wait."""
+    """The rows of one resource, by position, of nodes that wait."""
 
     def __init__(self, cap: int | None) -> None:
         self.cap = cap
         self.rows: list[Row] = []
-        self.parties: list[Party] = []
+        self.nodes: list[Node] = []
         self.kept_out: list[bool] = []
         self.groups: dict[object, _Group] = {}
         self.upgrades: list[int] = []
         self.inside = 0
 
-    def add(self, row: Row, party: Party) -> None:
+    def add(self, row: Row, node: Node) -> None:
         if row.access == UPGRADE:
             self.upgrades.append(len(self.rows))
         elif row.waits:
@@ -184,7 +184,7 @@ class _Queue:
             kind = (row.limit, row.weight) if row.access != WRITE else self.cap is not None and row.weight > self.cap
             self.groups.setdefault((row.access, kind), _Group(row.access)).waiting.append(len(self.rows))
         self.rows.append(row)
-        self.parties.append(party)
+        self.nodes.append(node)
         self.kept_out.append(row.waits)
         self.inside += row.granted
 
@@ -195,113 +195,113 @@ class _Queue:
             if place < group.counted:
                 group.count(self.rows[place], -1)
 
-    def let_in(self, stuck: Mapping[Party, int]) -> Iterator[int]:
+    def let_in(self, stuck: Mapping[Node, int]) -> Iterator[int]:
         """The places of those who are let in now. Who leaves by that may be told in between."""
         for group in self.groups.values():
             while group.next < len(group.waiting):
                 place = group.waiting[group.next]
                 for number in range(group.counted, place):
-                    if self.parties[number] in stuck:
+                    if self.nodes[number] in stuck:
                         group.count(self.rows[number], 1)
                 group.counted = place
-                if self.parties[place] in stuck:
+                if self.nodes[place] in stuck:
                     if not group.lets_in(self.rows[place], self.cap):
                         break
                     self.kept_out[place] = False
                     yield place
                 group.next += 1
         for place in self.upgrades:
-            if self.kept_out[place] and self.parties[place] in stuck and self.inside == 1:
+            if self.kept_out[place] and self.nodes[place] in stuck and self.inside == 1:
                 self.kept_out[place] = False
                 yield place
 
 
-def find(rows: Iterable[Row], caps: Mapping[str, int] | None = None) -> list[Knot]:
-    """All knots among these rows; ``caps`` are the limits that operators have set. In about linear time."""
+def find(rows: Iterable[Row], caps: Mapping[str, int] | None = None) -> list[Cycle]:
+    """All cycles among these rows; ``caps`` are the limits that operators have set. In about linear time."""
     rows = sorted(rows, key=lambda row: row.position)
-    owners = [row.party for row in rows]
-    stuck = Counter(party for row, party in zip(rows, owners, strict=True) if row.waits and party is not None)
+    owners = [row.node for row in rows]
+    stuck = Counter(node for row, node in zip(rows, owners, strict=True) if row.waits and node is not None)
     queues: dict[str, _Queue] = {}
-    places: dict[Party, list[tuple[_Queue, int]]] = defaultdict(list)
-    for row, party in zip(rows, owners, strict=True):
-        if party in stuck:
-            assert party is not None
+    places: dict[Node, list[tuple[_Queue, int]]] = defaultdict(list)
+    for row, node in zip(rows, owners, strict=True):
+        if node in stuck:
+            assert node is not None
             queue = queues.get(row.resource)
             if queue is None:
                 queue = queues[row.resource] = _Queue((caps or {}).get(row.resource))
-            places[party].append((queue, len(queue.rows)))
-            queue.add(row, party)
+            places[node].append((queue, len(queue.rows)))
+            queue.add(row, node)
 
     # Who is let in everywhere leaves; in the queues that it has left, others may be let in.
     changed = dict.fromkeys(queues.values())
     while changed:
         queue, _ = changed.popitem()
         for place in queue.let_in(stuck):
-            party = queue.parties[place]
-            stuck[party] -= 1
-            if not stuck[party]:
-                del stuck[party]
-                for its_queue, its_place in places[party]:
+            node = queue.nodes[place]
+            stuck[node] -= 1
+            if not stuck[node]:
+                del stuck[node]
+                for its_queue, its_place in places[node]:
                     its_queue.leave(its_place)
                     changed[its_queue] = None
 
     graph = _graph(queues.values(), stuck)
-    knots = []
+    cycles = []
     for part in _components(graph):
-        if all(target in part for node in part for target in graph[node]):
+        if all(target in part for vertex in part for target in graph[vertex]):
             theirs = [
                 (queue.rows[place], queue.kept_out[place])
-                for node in part
-                if node in stuck
-                for queue, place in places[cast("Party", node)]
+                for vertex in part
+                if vertex in stuck
+                for queue, place in places[cast("Node", vertex)]
             ]
             theirs.sort(key=lambda one: one[0].position)
-            knots.append(
-                Knot(
-                    frozenset(cast("Party", node) for node in part if node in stuck),
+            cycles.append(
+                Cycle(
+                    frozenset(cast("Node", vertex) for vertex in part if vertex in stuck),
                     tuple(row for row, _ in theirs),
                     tuple(row for row, kept_out in theirs if kept_out),
                 )
             )
-    return knots
+    return cycles
 
 
-#: A party; or all those of one label, from some place of a queue upwards.
-Node = Party | tuple[str, str, int]
+#: A node; or all those of one label, from some place of a queue upwards.
+Vertex = Node | tuple[str, str, int]
 
 
-def _graph(queues: Iterable[_Queue], stuck: Mapping[Party, int]) -> dict[Node, list[Node]]:
+def _graph(queues: Iterable[_Queue], stuck: Mapping[Node, int]) -> dict[Vertex, list[Vertex]]:
     """Who of the stuck waits for whom. What is in the way of a row is the last row of each label, from which the one
     before it can be reached, and so on; and behind a row of access write that is kept out nobody need point past it.
     """
-    graph: dict[Node, list[Node]] = {party: [] for party in stuck}
+    graph: dict[Vertex, list[Vertex]] = {node: [] for node in stuck}
     for queue in queues:
-        last: dict[str, Node] = {}
-        for place, (row, party) in enumerate(zip(queue.rows, queue.parties, strict=True)):
-            if party not in stuck:
+        last: dict[str, Vertex] = {}
+        for place, (row, node) in enumerate(zip(queue.rows, queue.nodes, strict=True)):
+            if node not in stuck:
                 continue
             if queue.kept_out[place] and row.access == UPGRADE:
-                graph[party] += [
+                graph[node] += [
                     other
-                    for other, entry in zip(queue.parties, queue.rows, strict=True)
+                    for other, entry in zip(queue.nodes, queue.rows, strict=True)
                     if other in stuck and entry.is_in_the_way_of(row)
                 ]
             elif queue.kept_out[place]:
-                graph[party] += [node for label, node in last.items() if row.access == WRITE or label != row.access]
+                graph[node] += [vertex for label, vertex in last.items() if row.access == WRITE or label != row.access]
                 if row.access == WRITE:
                     last = {}
             here = (row.resource, row.access, place)
-            graph[here] = [party, last[row.access]] if row.access in last else [party]
+            graph[here] = [node, last[row.access]] if row.access in last else [node]
             last[row.access] = here
     return graph
 
 
-def _components(graph: Mapping[Node, Iterable[Node]]) -> Iterator[set[Node]]:
+def _components(graph: Mapping[Vertex, Iterable[Vertex]]) -> Iterator[set[Vertex]]:
     """Strongly connected components (Tarjan's algorithm, without recursion)."""
-    number: dict[Node, int] = {}
-    lowest: dict[Node, int] = {}
-    stack: list[Node] = []
-    on_stack: set[Node] = set()
+    number: dict[Vertex, int] = {}
+    lowest: dict[Vertex, int] = {}
+    stack: list[Vertex] = []
+    on_stack: set[Vertex] = set()
     for root in graph:
         if root in number:
             continue
@@ -310,7 +310,7 @@ def _components(graph: Mapping[Node, Iterable[Node]]) -> Iterator[set[Node]]:
         on_stack.add(root)
         path = [(root, iter(graph[root]))]
         while path:
-            party, targets = path[-1]
+            vertex, targets = path[-1]
             for target in targets:
                 if target not in number:
                     number[target] = lowest[target] = len(number)
@@ -319,14 +319,14 @@ def _components(graph: Mapping[Node, Iterable[Node]]) -> Iterator[set[Node]]:
                     path.append((target, iter(graph[target])))
                     break
                 if target in on_stack:
-                    lowest[party] = min(lowest[party], number[target])
+                    lowest[vertex] = min(lowest[vertex], number[target])
             else:
                 path.pop()
                 if path:
-                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[party])
-                if lowest[party] == number[party]:
-                    part = {party}
-                    while (one := stack.pop()) != party:
+                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[vertex])
+                if lowest[vertex] == number[vertex]:
+                    part = {vertex}
+                    while (one := stack.pop()) != vertex:
                         part.add(one)
                     on_stack -= part
                     yield part
@@ -334,7 +334,7 @@ def _components(graph: Mapping[Node, Iterable[Node]]) -> Iterator[set[Node]]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One party of a cycle: where it is in the way of the one before, and what it waits for itself."""
+    """One node of a cycle: where it is in the way of the one before, and what it waits for itself."""
 
     member: int
     host: str | None
@@ -396,11 +396,11 @@ class Found:
     """A deadlock whose youngest request is the asking member's. The first step is its own."""
 
     steps: tuple[Step, ...]
-    parties: int  # in the whole knot
+    nodes: int  # in the whole cycle
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[Any]]) -> Found | None:
-        """From the answer of the routine ``find_deadlock``, which has a row for each party."""
+        """From the answer of the routine ``find_deadlock``, which has a row for each node."""
         steps = tuple(Step(*(*row[:7], bool(row[7]), *row[8:10], bool(row[10]), row[11])) for row in rows)
         return cls(steps, rows[0][12]) if rows else None
 
@@ -410,14 +410,14 @@ class Found:
         return self.steps[0].position
 
 
-def steps_of(knot: Knot, members: Mapping[int, tuple[str | None, int | None, int | None]]) -> Found:
-    """The knot's cycle in terms of people; ``members`` gives each one's host, pid and session."""
+def steps_of(cycle: Cycle, members: Mapping[int, tuple[str | None, int | None, int | None]]) -> Found:
+    """Return the cycle's path as steps; ``members`` gives each member's host, pid and session."""
     steps = []
-    cycle: Sequence[Edge] = knot.cycle()
-    for number, (row, behind) in enumerate(cycle):
+    path: Sequence[Edge] = cycle.path()
+    for number, (row, behind) in enumerate(path):
         assert row.member is not None
-        steps.append(Step.of(cycle[number - 1][1], row, behind, members[row.member]))
-    return Found(tuple(steps), len(knot.parties))
+        steps.append(Step.of(path[number - 1][1], row, behind, members[row.member]))
+    return Found(tuple(steps), len(cycle.nodes))
 
 
 def message(found: Found) -> str:
@@ -436,8 +436,8 @@ def message(found: Found) -> str:
             f"Deadlock: {step}, which is its own: it waits for itself. This request, {found.victim}, has been given "
             f"up: release something first, or take what is needed in one go (weight=…, all_of)"
         )
-    more = found.parties - len(found.steps)
-    also = f" ({more} more wait{'s' if more == 1 else ''} in this knot)" if more else ""
+    more = found.nodes - len(found.steps)
+    also = f" ({more} more wait{'s' if more == 1 else ''} in this cycle)" if more else ""
     return (
         f"Deadlock: {'; '.join(map(str, found.steps))}{also}. The youngest request, {found.victim}, has been given up: "
         f"release what is held and try again; take both in the same order everywhere, or at once (all_of)"

@@ -36,7 +36,7 @@ SELECT 'resource ' || i % 100, i, 'bench:' || i, 'write', 1, 'owner', {ago}, {ag
        CASE WHEN i % 10 = 0 THEN 'timeout' ELSE 'released' END, 1, 'host', 1, 'program'
 FROM {numbers}
 """
-#: {n} owners, each of whom holds one resource and waits for that of the next one: a chain without a knot.
+#: {n} owners, each of whom holds one resource and waits for that of the next one: a chain without a cycle.
 _CHAIN = """
 INSERT INTO {queue}
     (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid, granted_at)

@@ -16,7 +16,7 @@ STATEMENTS, SERVER_CPU = 1.0, 0.05
 #: What a step may grow to, under an old snapshot.
 SNAPSHOT = 1.3
 #: Milliseconds at the most: for 10,000 rows (what is fewer, in proportion), a page of history, 1,000 owners who wait.
-ROWS, PAGE, KNOTS = 500.0, 50.0, 100.0
+ROWS, PAGE, SEARCH = 500.0, 50.0, 100.0
 #: Waiters for a raw lock: each needs a connection.
 RAW = 500
 PARTS = ("waiters", "snapshots", "looking")
@@ -132,7 +132,7 @@ def _looking(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
         "rows of one resource": (looking.entries, sizes["rows"], lambda number: ROWS * max(number, 1000) / 10_000),
         "pending tasks": (looking.tasks, sizes["rows"], lambda number: ROWS * max(number, 1000) / 10_000),
         "rows of history": (looking.history, sizes["past"], lambda _: PAGE),
-        "waiting owners": (looking.deadlocks, sizes["owners"], lambda _: KNOTS),
+        "waiting owners": (looking.deadlocks, sizes["owners"], lambda _: SEARCH),
     }
     results: dict[str, Any] = {}
     for what, (look, numbers, target) in looks.items():

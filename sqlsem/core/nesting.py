@@ -147,15 +147,15 @@ def _search(session: Session, member: int) -> Found | None:
         )
         for entry in entries
     ]
-    plain = {party for knot in deadlocks.find(rows, caps) for party in knot.parties}
-    for knot in deadlocks.find([*rows, *_until_they_end(rows)], caps):
-        below = [row for row in knot.blocked if row.position > 0 and _parent(row) is not None]
-        if not below or plain & knot.parties:  # the usual search finds it, and tells somebody
+    plain = {node for cycle in deadlocks.find(rows, caps) for node in cycle.nodes}
+    for cycle in deadlocks.find([*rows, *_until_they_end(rows)], caps):
+        below = [row for row in cycle.blocked if row.position > 0 and _parent(row) is not None]
+        if not below or plain & cycle.nodes:  # the usual search finds it, and tells somebody
             continue
         # The youngest of those who can find it.
         victim = max(below, key=lambda row: row.position)
         if victim.member == member:
-            return Found(_steps(knot.cycle(victim), entries), len(knot.parties))
+            return Found(_steps(cycle.path(victim), entries), len(cycle.nodes))
     return None
 
 
@@ -170,7 +170,7 @@ def _parent(row: Row) -> int | None:
 
 
 def _until_they_end(rows: Sequence[Row]) -> list[Row]:
-    """That those above wait for those below, as rows: each party that is below has a resource of its own, for which its
+    """That those above wait for those below, as rows: each node that is below has a resource of its own, for which its
     parent waits. (Their positions are negative, and never a victim's.)
     """
     by_position = {row.position: row for row in rows}
@@ -178,10 +178,10 @@ def _until_they_end(rows: Sequence[Row]) -> list[Row]:
     seen = set()
     for row in rows:
         parent = by_position.get(_parent(row) or 0)
-        if parent is None or parent.party == row.party or row.party in seen:
+        if parent is None or parent.node == row.node or row.node in seen:
             continue
-        seen.add(row.party)
-        resource = f"end of {row.party}"
+        seen.add(row.node)
+        resource = f"end of {row.node}"
         for position, one in ((-2, row), (-1, parent)):
             found.append(
                 Row(position - len(found) // 2 * 2, resource, one.member, one.owner, "write", 1, 1, one is row)

@@ -415,7 +415,7 @@ def _batches(process: Process) -> bool:
 
 class GroupTaking(Generic[G, R]):
     """Locks, and then, while they are held, rates; a `Verb`. All or nothing: what was had is given back when the time
-    is up before all is. (Nobody ever waits for a lock while it is first in the line of a rate: no knot can come of it.)
+    is up before all is. (A request that is first in a rate's queue never waits for a lock, so no deadlock arises.)
     """
 
     def __init__(

@@ -384,9 +384,9 @@ class MemorySession(MemoryRates, RankedSession, DeadlockSearch, SettingSession, 
                 for row in store.rows()
             ]
             caps = {row.resource: cap for row in rows if (cap := store.cap(row.resource)) is not None}
-            for knot in deadlocks.find(rows, caps):
-                if knot.victim.member == member_id:
-                    return deadlocks.steps_of(knot, {one: (*of[:2], None) for one, of in store.members.items()})
+            for cycle in deadlocks.find(rows, caps):
+                if cycle.victim.member == member_id:
+                    return deadlocks.steps_of(cycle, {one: (*of[:2], None) for one, of in store.members.items()})
         return None
 
     def entries(self, resource: str | None) -> list[Entry]:

@@ -7,8 +7,8 @@ import random
 import threading
 import time
 
-import knots
 import pytest
+import wait_graphs
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 from support import PATIENCE, remains, until
@@ -30,10 +30,10 @@ FROM sqlsem.find_deadlock(%s) ORDER BY step
 
 
 class Mirror:
-    """Moves of a `knots.World`, made by real sessions: each member is one."""
+    """Moves of a `wait_graphs.World`, made by real sessions: each member is one."""
 
     def __init__(self, database, sessions, prefix, caps):
-        self.database, self.prefix, self.world = database, prefix, knots.World(caps)
+        self.database, self.prefix, self.world = database, prefix, wait_graphs.World(caps)
         self.sessions = sessions
         self.members = {
             number: session.enrol(f"host{number}", 1000 + number, "test") for number, session in self.sessions.items()
@@ -120,7 +120,7 @@ def test_against_the_reference(database, name):
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],
     )
-    @given(knots.caps, st.lists(knots.moves(), min_size=12, max_size=40))
+    @given(wait_graphs.caps, st.lists(wait_graphs.moves(), min_size=12, max_size=40))
     def check(caps, moves):
         mirror = Mirror(database, sessions, name(next(number)), caps)
         try:
@@ -135,11 +135,11 @@ def test_against_the_reference(database, name):
         found = find(mirror.read(), caps)
         expected = find(mirror.world.rows, mirror.world.caps)
         assert len(found) == len(expected), "the rows are not what the moves lead to"
-        event(f"{len(found)} knots")
+        event(f"{len(found)} cycles")
         seen.append(len(found))
         people = {member: (f"host{number}", 1000 + number, None) for number, member in mirror.members.items()}
         for number, member in mirror.members.items():
-            mine = {knot.victim.position: knot for knot in found if knot.victim.member == member}
+            mine = {cycle.victim.position: cycle for cycle in found if cycle.victim.member == member}
             answers = [mirror.sessions[number].find_deadlock(member)]
             if database.engine == "postgresql":  # and what sessions use
                 rows = mirror.sessions[number].connection.execute(ROUTINE, (member,)).fetchall()
@@ -187,7 +187,7 @@ def test_only_the_youngest_is_told(database, ring, name, size):
     found = ring(size)
     answers = [session.find_deadlock(member) for session, member in found]
     assert [answer is not None for answer in answers] == [False] * (size - 1) + [True]
-    assert len(answers[-1].steps) == answers[-1].parties == size
+    assert len(answers[-1].steps) == answers[-1].nodes == size
     last = max(row[0] for row in database.queue(name))
     assert answers[-1].victim == last
     session, member = found[-1]

@@ -3,8 +3,8 @@
 import dataclasses
 import random
 
-import knots
 import pytest
+import wait_graphs
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from support import processor_seconds
@@ -24,48 +24,48 @@ def holds(position, resource, who, *rest):
     return dataclasses.replace(row(position, resource, who, *rest), granted=True)
 
 
-def names(knot):
-    return {who[1] for who in knot.parties}
+def names(cycle):
+    return {who[1] for who in cycle.nodes}
 
 
 @EXAMPLES
-@given(knots.worlds(), st.randoms(use_true_random=False))
+@given(wait_graphs.worlds(), st.randoms(use_true_random=False))
 def test_against_the_outcome(world, chance):
     found = find(world.rows, world.caps)
-    lost = knots.outcome(world.rows, world.caps, chance.choice)
-    event(f"{len(found)} knots")
-    # No miss: whoever can never finish is in a knot, or behind one.
+    lost = wait_graphs.outcome(world.rows, world.caps, chance.choice)
+    event(f"{len(found)} cycles")
+    # No miss: whoever can never finish is in a cycle, or behind one.
     assert bool(found) == bool(lost)
-    for knot in found:
+    for cycle in found:
         # No false alarm: nobody in it can finish, even when all the others have gone.
-        rows = [row for row in world.rows if row.party in knot.parties]
-        assert knots.outcome(rows, world.caps, chance.choice) == knot.parties
+        rows = [row for row in world.rows if row.node in cycle.nodes]
+        assert wait_graphs.outcome(rows, world.caps, chance.choice) == cycle.nodes
         # And it is no more than that: everybody in it waits for everybody in it.
-        ways = {who: {edge[1].party for edge in knot.edges if edge[0].party == who} for who in knot.parties}
+        ways = {who: {edge[1].node for edge in cycle.edges if edge[0].node == who} for who in cycle.nodes}
         for start in ways:
             reached, left = set(), [start]
             while left:
                 new = ways[left.pop()] - reached
                 reached |= new
                 left += new
-            assert reached == knot.parties
-        assert knot.victim.waits
-        assert knot.victim.position == max(one.position for one, _ in knot.edges)
-        check_cycle(knot)
-    assert len({who for knot in found for who in knot.parties}) == sum(len(knot.parties) for knot in found)
+            assert reached == cycle.nodes
+        assert cycle.victim.waits
+        assert cycle.victim.position == max(one.position for one, _ in cycle.edges)
+        check_path(cycle)
+    assert len({who for cycle in found for who in cycle.nodes}) == sum(len(cycle.nodes) for cycle in found)
 
 
-def check_cycle(knot):
-    cycle = knot.cycle()
-    assert cycle[0][0] == knot.victim
-    assert {*cycle} <= {*knot.edges}
-    for one, other in zip(cycle, cycle[1:] + cycle[:1], strict=True):
-        assert one[1].party == other[0].party
-    assert len({edge[0].party for edge in cycle}) == len(cycle)
+def check_path(cycle):
+    path = cycle.path()
+    assert path[0][0] == cycle.victim
+    assert {*path} <= {*cycle.edges}
+    for edge, following in zip(path, path[1:] + path[:1], strict=True):
+        assert edge[1].node == following[0].node
+    assert len({edge[0].node for edge in path}) == len(path)
 
 
 @EXAMPLES
-@given(knots.worlds(), st.randoms(use_true_random=False))
+@given(wait_graphs.worlds(), st.randoms(use_true_random=False))
 def test_giving_up_the_victims_frees_everybody(world, chance):
     rows = world.rows
     for _ in range(len(rows)):
@@ -73,20 +73,20 @@ def test_giving_up_the_victims_frees_everybody(world, chance):
         if not found:
             break
         # Whoever gives up an upgrade is a reader again.
-        for victim in (knot.victim for knot in found):
+        for victim in (cycle.victim for cycle in found):
             rows = [dataclasses.replace(row, access="read") if row == victim else row for row in rows]
             rows = [row for row in rows if row.position != victim.position or row.granted]
     assert find(rows, world.caps) == []
-    assert knots.outcome(rows, world.caps, chance.choice) == set()
+    assert wait_graphs.outcome(rows, world.caps, chance.choice) == set()
 
 
 @EXAMPLES
-@given(st.lists(st.lists(st.sampled_from(knots.RESOURCES), min_size=1, unique=True), max_size=12), st.data())
+@given(st.lists(st.lists(st.sampled_from(wait_graphs.RESOURCES), min_size=1, unique=True), max_size=12), st.data())
 def test_those_who_ask_for_all_at_once_never_deadlock(requests, data):
     """Nor when some of it has been granted to them already."""
-    world = knots.World(data.draw(knots.caps))
+    world = wait_graphs.World(data.draw(wait_graphs.caps))
     for who, names in enumerate(requests, 2):
-        world.move("ask", who, [data.draw(knots.asked(name)) for name in names])
+        world.move("ask", who, [data.draw(wait_graphs.asked(name)) for name in names])
         if data.draw(st.booleans()):
             world.move("leave", data.draw(st.integers(2, who)), "")
     assert find(world.rows, world.caps) == []
@@ -104,10 +104,10 @@ def test_rings(size, kind):
     waits = [row(100 + n, f"r{(n + 1) % size}", f"w{n}", *wanted) for n in range(size)]
     for missing in range(size):
         assert find(rows + waits[:missing] + waits[missing + 1 :]) == []
-    (knot,) = find(rows + waits)
-    assert names(knot) == {f"w{n}" for n in range(size)}
-    assert knot.victim.position == 100 + size - 1
-    assert len(knot.cycle()) == size
+    (cycle,) = find(rows + waits)
+    assert names(cycle) == {f"w{n}" for n in range(size)}
+    assert cycle.victim.position == 100 + size - 1
+    assert len(cycle.path()) == size
 
 
 def test_a_limit_is_a_deadlock_only_when_all_its_holders_are_in_it():
@@ -115,9 +115,9 @@ def test_a_limit_is_a_deadlock_only_when_all_its_holders_are_in_it():
     free = holds(4, "pool", "D", "write", 3)
     waits = [row(5, "x", "B"), row(6, "x", "C"), row(7, "pool", "A", "write", 3)]
     assert find([*rows, free, *waits]) == []  # D will leave
-    (knot,) = find([*rows, free, *waits, row(8, "x", "D")])
-    assert names(knot) == {"A", "B", "C", "D"}
-    assert knot.victim.position == 8
+    (cycle,) = find([*rows, free, *waits, row(8, "x", "D")])
+    assert names(cycle) == {"A", "B", "C", "D"}
+    assert cycle.victim.position == 8
 
 
 def test_somebody_who_only_waits_can_be_part_of_it():
@@ -129,9 +129,9 @@ def test_somebody_who_only_waits_can_be_part_of_it():
         row(4, "x", "W", "write", 2, 2),
     ]
     assert find(rows) == []
-    (knot,) = find([*rows, row(5, "x", "B", "write", 2)])
-    assert names(knot) == {"A", "B", "W"}
-    assert [(one.position, other.position) for one, other in knot.cycle()] in (
+    (cycle,) = find([*rows, row(5, "x", "B", "write", 2)])
+    assert names(cycle) == {"A", "B", "W"}
+    assert [(one.position, other.position) for one, other in cycle.path()] in (
         [(5, 1), (3, 2)],
         [(5, 4), (4, 1), (3, 2)],
     )
@@ -139,9 +139,9 @@ def test_somebody_who_only_waits_can_be_part_of_it():
 
 def test_whoever_stands_behind_a_knot_is_not_in_it():
     rows = [holds(1, "x", "A"), holds(2, "y", "B"), row(3, "y", "A"), row(4, "x", "B")]
-    (knot,) = find([*rows, holds(5, "z", "C"), row(6, "x", "C"), row(7, "z", "D")])
-    assert names(knot) == {"A", "B"}
-    assert knot.victim.position == 4
+    (cycle,) = find([*rows, holds(5, "z", "C"), row(6, "x", "C"), row(7, "z", "D")])
+    assert names(cycle) == {"A", "B"}
+    assert cycle.victim.position == 4
 
 
 def test_a_limit_that_an_operator_has_set():
@@ -153,8 +153,8 @@ def test_a_limit_that_an_operator_has_set():
     ]
     assert find(rows) == []
     assert find(rows, {"y": 1}) == []
-    (knot,) = find(rows, {"x": 1})
-    assert names(knot) == {"A", "B"}
+    (cycle,) = find(rows, {"x": 1})
+    assert names(cycle) == {"A", "B"}
     # Too low for the request itself: nobody is waited for but the operator.
     assert find([*rows[:3], row(4, "x", "B", "write", 5, 2)], {"x": 1}) == []
 
@@ -179,14 +179,14 @@ def test_upgrades():
         holds(3, "y", "A"),
     ]
     assert find(rows) == []
-    (knot,) = find([*rows, row(4, "y", "B")])
-    assert names(knot) == {"A", "B"}
-    assert knot.victim.position == 4
+    (cycle,) = find([*rows, row(4, "y", "B")])
+    assert names(cycle) == {"A", "B"}
+    assert cycle.victim.position == 4
     # Two, each inside where the other wants to be alone.
-    (knot,) = find(
+    (cycle,) = find(
         [row(1, "x", "A", UPGRADE), row(2, "y", "B", UPGRADE), holds(3, "y", "A", "read"), holds(4, "x", "B", "read")]
     )
-    assert knot.victim.position == 2
+    assert cycle.victim.position == 2
     # Who comes later waits behind it, and it waits for nobody who is not inside.
     assert find([row(1, "x", "A", UPGRADE), row(2, "x", "B", "read"), row(3, "x", "C")]) == []
 
@@ -202,7 +202,7 @@ def test_two_knots_at_once():
             row(base + 4, f"{tag}x", f"{tag}B"),
         )
     ]
-    assert sorted(knot.victim.position for knot in find(rings)) == [4, 14]
+    assert sorted(cycle.victim.position for cycle in find(rings)) == [4, 14]
 
 
 def test_a_long_queue_takes_no_time():
@@ -212,8 +212,8 @@ def test_a_long_queue_takes_no_time():
     assert find(rows) == []
     rows += [holds(2000, "y", "Z"), row(2001, "y", "A"), row(2002, "x", "Z")]
     random.Random(7).shuffle(rows)
-    (knot,) = find(rows)
-    assert knot.victim.position == 2002
+    (cycle,) = find(rows)
+    assert cycle.victim.position == 2002
 
 
 def test_one_that_is_too_heavy_for_a_cap_is_not_kept_out_by_one_that_waits_for_the_cap():
@@ -225,7 +225,7 @@ def test_one_that_is_too_heavy_for_a_cap_is_not_kept_out_by_one_that_waits_for_t
 
 
 def crowds(size):
-    """Many owners who wait while each holds something: with and without knots, sparse and dense."""
+    """Many owners who wait while each holds something: with and without cycles, sparse and dense."""
     own = [holds(n + 1, f"own{n:05}", f"w{n}") for n in range(size)]
     inside = [holds(n + 1, "big", f"w{n}", "read") for n in range(size)]
     pool = [holds(n + 1, "pool", f"w{n}", "write", size) for n in range(size)]
@@ -251,9 +251,9 @@ def test_twice_as_many_take_about_twice_as_long(number):
 
         def search():
             found = find(rows)
-            cycle = found[0].cycle() if found else []
+            path = found[0].path() if found else []
             assert len(found) == expected, name
-            assert not found or cycle[0][0] == found[0].victim
+            assert not found or path[0][0] == found[0].victim
 
         return processor_seconds(search, 3 if size > 1000 else 7)
 
@@ -265,8 +265,8 @@ def test_twice_as_many_take_about_twice_as_long(number):
 
 def test_the_words():
     ring = [holds(41, "x", "main"), holds(42, "y", "other"), row(43, "y", "main"), row(44, "x", "other")]
-    (knot,) = find(ring)
-    found = deadlocks.steps_of(knot, {1: ("etl01", 4321, None)})
+    (cycle,) = find(ring)
+    found = deadlocks.steps_of(cycle, {1: ("etl01", 4321, None)})
     assert found.victim == 44
     assert deadlocks.message(found) == (
         "Deadlock: etl01:4321 (other) holds 'y' at 42, waits for 'x' at 44 behind 41; "
@@ -274,12 +274,12 @@ def test_the_words():
         "The youngest request, 44, has been given up: release what is held and try again; "
         "take both in the same order everywhere, or at once (all_of)"
     )
-    (knot,) = find([holds(7, "x", "main", "write", 1), row(9, "x", "main")])
-    assert deadlocks.message(deadlocks.steps_of(knot, {1: ("etl01", 4321, None)})) == (
+    (cycle,) = find([holds(7, "x", "main", "write", 1), row(9, "x", "main")])
+    assert deadlocks.message(deadlocks.steps_of(cycle, {1: ("etl01", 4321, None)})) == (
         "Deadlock: etl01:4321 (main) holds 'x' at 7, waits for 'x' at 9 behind 7, which is its own: it waits for "
         "itself. This request, 9, has been given up: release something first, or take what is needed in one go "
         "(weight=…, all_of)"
     )
-    (knot,) = find([holds(1, "x", "B", "read"), row(2, "x", "A", UPGRADE), holds(3, "y", "A"), row(4, "y", "B")])
-    text = deadlocks.message(deadlocks.steps_of(knot, {1: ("db1", None, 77)}))
+    (cycle,) = find([holds(1, "x", "B", "read"), row(2, "x", "A", UPGRADE), holds(3, "y", "A"), row(4, "y", "B")])
+    text = deadlocks.message(deadlocks.steps_of(cycle, {1: ("db1", None, 77)}))
     assert "db1 session 77 (A) holds 'y' at 3, waits to be the writer of 'x' at 2 until 1 has left" in text

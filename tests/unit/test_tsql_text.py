@@ -32,7 +32,7 @@ NEVER_NULL = frozenset(
 WITHOUT_ROWCOUNT = frozenset({"work"})
 #: Table variables without a key that others are compared with all the same, and why that is no matter.
 WITHOUT_KEY = {
-    "@edge": "a knot of some requests, looked at once",
+    "@edge": "a cycle of some requests, searched once",
     "@role": "the five roles",
     "@right": "an installation",
 }

@@ -141,11 +141,11 @@ class PostgresLocks(EntryLocks, Convertible, Travelling, RankedSession, Deadlock
         # (The routine `find_deadlock`, for sessions, searches as well: in PL/pgSQL, which is slow among thousands.)
         rows = self.rows("deadlock_rows", (member_id,))
         caps = {row[1]: row[8] for row in rows if row[8] is not None}
-        for knot in deadlocks.find([deadlocks.Row(*row[:8]) for row in rows], caps):
-            if knot.victim.member == member_id:
-                members = sorted({party[0] for party in knot.parties})
+        for cycle in deadlocks.find([deadlocks.Row(*row[:8]) for row in rows], caps):
+            if cycle.victim.member == member_id:
+                members = sorted({node[0] for node in cycle.nodes})
                 people = {row[0]: (row[1], row[2], row[3]) for row in self.rows("living", (members, member_id))}
-                return deadlocks.steps_of(knot, people) if people else None
+                return deadlocks.steps_of(cycle, people) if people else None
         return None
 
     # -- priorities ---------------------------------------------------------------------------------------------

@@ -384,11 +384,11 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
             else {}
         )
         processes = {row["member"]: (row["host"], row["pid"], None) for row in rows}
-        for knot in deadlocks.find(waiting, caps):
-            there = {party[0] for party in knot.parties}
+        for cycle in deadlocks.find(waiting, caps):
+            there = {node[0] for node in cycle.nodes}
             # Anyone who died holds nobody up for long.
-            if knot.victim.member == member_id and all(self.lives(one) for one in there - {member_id}):
-                return deadlocks.steps_of(knot, {one: processes[one] for one in there})
+            if cycle.victim.member == member_id and all(self.lives(one) for one in there - {member_id}):
+                return deadlocks.steps_of(cycle, {one: processes[one] for one in there})
         return None
 
     def entries(self, resource: str | None) -> list[Entry]:

@@ -4,8 +4,8 @@
 -- back. Found from the rows of one instant:
 --   1. Everybody who waits is suspected. Anyone who would be let in if only the suspected ones stayed is suspected no
 --      more. Repeated until nothing changes: those left are stuck.
---   2. Each stuck row points to the stuck rows in its way. Some who reach each other and nobody else are a knot.
---   3. The highest position that waits in a knot is the youngest request, whose owner has to give up.
+--   2. Each stuck row points to the stuck rows in its way. Owners that reach each other and no other owner are a cycle.
+--   3. The highest position that waits in a cycle is the youngest request, whose owner has to give up.
 -- READPAST: what somebody has locked is changing, so it is in no deadlock, and nobody should wait for it here.
 
 SET QUOTED_IDENTIFIER ON;
@@ -55,7 +55,7 @@ BEGIN
             @one bigint, @blocker bigint, @waiter bigint, @size int, @step int, @text nvarchar(4000);
 
     -- One statement. Only who has two rows and waits, and anyone who waits ahead of such a one: without them there is no
-    -- knot. Bare participants, who may go at any time, and rows that are on their way out do not count. Where a member
+    -- cycle. Bare participants, who may go at any time, and rows that are on their way out do not count. Where a member
     -- does not tell its owners, each row is taken for somebody's of its own.
     WITH q AS (
         SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight,
@@ -128,7 +128,7 @@ BEGIN
     IF NOT EXISTS (SELECT 1 FROM @row WHERE member_id = @member AND stuck = 1)
         RETURN 0;
 
-    -- Up the queues, to leave aside those for whom nobody waits: of the many behind a knot usually all.
+    -- Up the queues, to leave aside those for whom nobody waits: of the many behind a cycle usually all.
     SET @changed = 1;
     WHILE @changed = 1
     BEGIN
@@ -157,7 +157,7 @@ BEGIN
         END;
     END;
 
-    -- 2. Who waits for whom, and a knot with one of ours in it.
+    -- 2. Who waits for whom, and a cycle with one of ours in it.
     INSERT INTO @edge (source, waiter, target, blocker)
     SELECT w.who, w.position, b.who, b.position
     FROM @row AS w JOIN @row AS b ON b.place = w.place
@@ -287,7 +287,7 @@ BEGIN
     END;
     IF @size > @depth
         SET @words = CONCAT(@words, N' (', @size - @depth, N' more wait', CASE WHEN @size - @depth = 1 THEN N's' END,
-            N' in this knot)');
+            N' in this cycle)');
     IF @answer = 1
         SELECT m.member_id, m.host, m.pid, CASE WHEN m.pid IS NULL THEN m.session_id END AS session_id, w.owner,
                a.resource_id AS ahead_resource, a.position AS ahead_position, a.granted AS ahead_granted,

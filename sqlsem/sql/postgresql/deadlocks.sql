@@ -4,8 +4,8 @@
 -- back. Found from the rows of one instant:
 --   1. Everybody who waits is suspected. Anyone who would be let in if only the suspected ones stayed is suspected no
 --      more. Repeated until nothing changes: those left are stuck.
---   2. Each stuck row points to the stuck rows in its way. Some who reach each other and nobody else are a knot.
---   3. The highest position that waits in a knot is the youngest request, whose owner has to give up.
+--   2. Each stuck row points to the stuck rows in its way. Owners that reach each other and no other owner are a cycle.
+--   3. The highest position that waits in a cycle is the youngest request, whose owner has to give up.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
@@ -43,7 +43,7 @@ AS $$
 $$;
 
 -- The rows among which a deadlock of this member would be: one statement, one instant. Only who has two rows and waits, and
--- anyone who waits ahead of such a one: without them there is no knot. Bare participants, who may go at any time, and rows
+-- anyone who waits ahead of such a one: without them there is no cycle. Bare participants, who may go at any time, and rows
 -- that are on their way out do not count. `busy`: its owner has two rows and waits. A client may search among them by itself.
 CREATE OR REPLACE FUNCTION {schema}.deadlock_rows(p_member bigint)
 RETURNS TABLE (queue_position bigint, resource_id varchar, member_id bigint, owner varchar, access_type varchar,
@@ -185,7 +185,7 @@ BEGIN
                          r.room, r.weight, r.granted, r.waits AND NOT v_idle[r.n])::{schema}.deadlock_row ORDER BY r.n)
     INTO v_rows FROM unnest(v_rows) AS r WHERE v_left[r.who] > 0;
 
-    -- Up the queues, to leave aside those for whom nobody waits: of the many behind a knot usually all.
+    -- Up the queues, to leave aside those for whom nobody waits: of the many behind a cycle usually all.
     v_idle := v_none;
     SELECT array_agg(coalesce(w.number, 0) ORDER BY u.who) INTO v_left
     FROM generate_series(1, cardinality(v_left)) AS u (who)
@@ -229,7 +229,7 @@ BEGIN
     JOIN unnest(v_rows) AS b ON b.n = k.n
     WHERE w.waits AND CASE WHEN w.access_type = 'upgrade' THEN b.granted AND b.n <> w.n
                            ELSE w.access_type = 'write' OR b.access_type <> w.access_type END;
-    -- A knot whose youngest request is ours: all that one of ours reaches reaches it, too.
+    -- A cycle whose youngest request is ours: all that one of ours reaches reaches it, too.
     FOR v_who IN SELECT DISTINCT r.who FROM unnest(v_rows) AS r WHERE r.waits AND r.member_id = p_member LOOP
         CONTINUE WHEN v_who = ANY (v_seen);
         WITH RECURSIVE down (who) AS (
@@ -306,7 +306,7 @@ AS $$
                                    d.resource_id, d.queue_position, d.behind_position) END,
                '; ' ORDER BY d.step)
            || CASE WHEN max(d.whos) > count(*)
-                   THEN format(' (%s more wait%s in this knot)', max(d.whos) - count(*),
+                   THEN format(' (%s more wait%s in this cycle)', max(d.whos) - count(*),
                                CASE WHEN max(d.whos) - count(*) = 1 THEN 's' END) ELSE '' END
     FROM {schema}.find_deadlock(p_member) AS d
 $$;

@@ -15,7 +15,7 @@ Asked = tuple[str, str, "int | None", int]
 #: ("ask", who, [Asked, …]), ("leave", who, ""), ("upgrade", who, resource)
 Move = tuple[str, int, object]
 
-BARE, NAMELESS = 0, 1  # among the numbers of parties: no member at all; a member that does not tell its owners
+BARE, NAMELESS = 0, 1  # among the numbers of nodes: no member at all; a member that does not tell its owners
 
 
 def fits(row: Row, rows: Iterable[Row], caps: dict[str, int]) -> bool:
@@ -38,8 +38,8 @@ def alone_inside(row: Row, rows: Iterable[Row]) -> bool:
 
 
 def outcome(rows: Sequence[Row], caps: dict[str, int], pick: Callable[[list], object] = lambda some: some[0]) -> set:
-    """The parties that can never finish when nobody asks for more: all others are let in, one by one, and leave."""
-    rows = [row for row in rows if row.party is not None]  # whoever is bare may go at any time
+    """The nodes that can never finish when nobody asks for more: all others are let in, one by one, and leave."""
+    rows = [row for row in rows if row.node is not None]  # whoever is bare may go at any time
     while True:
         moves = []
         for row in rows:
@@ -48,14 +48,14 @@ def outcome(rows: Sequence[Row], caps: dict[str, int], pick: Callable[[list], ob
                     moves.append(dataclasses.replace(row, access="write"))
             elif not row.granted and fits(row, rows, caps):
                 moves.append(dataclasses.replace(row, granted=True))
-        done = sorted({row.party for row in rows} - {row.party for row in rows if row.waits})
+        done = sorted({row.node for row in rows} - {row.node for row in rows if row.waits})
         if not moves and not done:
-            return {row.party for row in rows}
+            return {row.node for row in rows}
         move = pick([*moves, *done])
         if isinstance(move, Row):
             rows = [move if row.position == move.position else row for row in rows]
         else:
-            rows = [row for row in rows if row.party != move]
+            rows = [row for row in rows if row.node != move]
 
 
 class World:
