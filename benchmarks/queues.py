@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import sqlsem
 from benchmarks import measure
 from benchmarks import subjects as locks
-from sqlsem.tasks import Worker, groups
+from sqlsem.tasks import Worker, claim_buffer
 from sqlsem.tasks import worker as worker_module
 
 QUEUE = "bench"
@@ -92,11 +92,11 @@ def _put(url: str, number: int) -> None:
         sqlsem.queue(QUEUE, coordinator=coordinator).put_many(bodies)
 
 
-def _work(most: int = groups.MOST_IN_GROUP) -> Callable[[str, int, Callable[[], None]], None]:
+def _work(most: int = claim_buffer.MAX_GROUP_SIZE) -> Callable[[str, int, Callable[[], None]], None]:
     """Works in groups of as many tasks as are short enough, up to ``most``."""
 
     def work(url: str, at_once: int, gate: Callable[[], None]) -> None:
-        worker_module.MOST_IN_GROUP = most  # type: ignore[attr-defined]  # in a process that does nothing else
+        worker_module.MAX_GROUP_SIZE = most  # type: ignore[attr-defined]  # in a process that does nothing else
         with closing(sqlsem.connect(url)) as coordinator:
             queue = sqlsem.queue(QUEUE, coordinator=coordinator)
             queue.state()  # connects

@@ -106,7 +106,7 @@ class Claim:
             raise NotHeld(f"{self.title} belongs to the process that this one was forked from")
         if self.why_lost is not None:
             what = self.title[0].lower() + self.title[1:]
-            raise LockLost(f"The claim of {what} was lost: {self.why_lost}; it will be run by somebody else")
+            raise LockLost(f"The claim of {what} was lost: {self.why_lost}; it will be run again")
         if self._ended:
             raise NotHeld(f"{self.title} was ended before")
 

@@ -1,9 +1,9 @@
-"""The work queue: tasks are put by anybody, and each is carried out once, by whichever worker is free.
+"""The work queue: any program puts tasks, and whichever worker is free runs each of them once.
 
-Tasks of the lowest order that is open run first, first come first served among themselves; a task of a higher order
-waits until all of lower ones have ended. A claim belongs to this process's member: while the process lives nobody takes
-its tasks, however long they run; when it dies they are pending again within ``grace``. So a task is run again only
-after its worker died or lost the database for longer than that: make tasks that may be repeated.
+The open tasks of the lowest order run first, in the order in which they were put; a task of a higher order waits until
+all tasks of lower orders have ended. A claim belongs to this process's member: while the process lives, its tasks stay
+its own, however long they run; when it dies, they are pending again within ``grace``. So a task runs twice only if its
+worker died or lost the database for longer than that: write tasks that may be repeated.
 
 >>> q = sqlsem.queue("nightly")  # doctest: +SKIP
 >>> q.put(sqlsem.Sql("EXEC load_customers"), order=100)  # doctest: +SKIP
@@ -11,15 +11,15 @@ after its worker died or lost the database for longer than that: make tasks that
 ...     with task:
 ...         print(task.body)
 
-queues    putting, waiting and looking: what programs have
-claiming  claiming tasks and ending them, for programs and workers
-task      a task that was claimed
-worker    threads that carry tasks out
-recording ends of tasks that are recorded later
-schedules tasks that are put again and again
-cron      the times of a cron expression, in any time zone
-groups    how short tasks are claimed and ended together
-ahead     the thread that claims the next group while one is run
+queues        the API of programs: putting tasks, waiting for them, listing them
+claiming      claims and ends of tasks, for programs and workers
+task          a task that was claimed
+worker        threads that run tasks
+recording     ends of tasks that are recorded later
+schedules     tasks that are put at the times of a cron expression
+cron          the times of a cron expression, in any time zone
+claim_buffer  the tasks that a worker has claimed, and how many it claims at once
+prefetch      the thread that claims the next group while one runs
 """
 
 from sqlsem.bodies import Call, Json, Shell, Sql, encode

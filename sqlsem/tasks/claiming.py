@@ -1,4 +1,8 @@
-"""Claiming tasks of a queue, for programs and workers: one, or those of a group, ending others in the same call."""
+"""Claims and ends tasks of a queue, for programs and workers: one task or a group, in a single call.
+
+Also polls for tasks, and recovers the tasks of dead workers. A claim whose reply is lost is undone by a deferred call;
+an end whose reply is lost is found in the log of the attempt. Both rely on the call's uid.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +30,18 @@ __all__ = ["Claiming"]
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 
-#: Between two looks for workers that died: a part of the grace, from so many seconds to so many.
+#: The pause between two searches for dead workers: this part of the grace, but within these bounds.
 RECOVER_PART, RECOVER_SECONDS = 2 / 5, (0.25, 2.0)
-#: The longest pause between two looks for something to do where nothing is heard of other processes; and where nothing
-#: has happened of which one would have heard.
-UNHEARD_SECONDS, UNCHANGED_SECONDS = 1.0, 4.0
-#: Between two looks at the tasks that wait for their locks: so many seconds, and as many times the last look's.
-PARKED_SECONDS, PARKED_TIMES = 0.2, 20
-#: And so soon where a task's time came just after a look.
-EARLY_SECONDS = 0.01
+#: The longest pause between two polls: without notifications from other processes; and with them, if none has come.
+UNNOTIFIED_SECONDS, UNCHANGED_SECONDS = 1.0, 4.0
+#: The pause between two checks of blocked tasks: at least so long, and so many times as long as the last check took.
+BLOCKED_SECONDS, BLOCKED_FACTOR = 0.2, 20
+#: The pause before another poll if a task became ready just after a poll.
+RECHECK_SECONDS = 0.01
 
 
 class Claiming:
-    """What is claimed of one queue, by the one who is in this process."""
+    """Claims of one queue by this process."""
 
     def __init__(self, queue: str, coordinator: Coordinated | None) -> None:
         self.queue = queue
@@ -46,160 +49,162 @@ class Claiming:
         self._recovering = threading.Lock()
         self._recovered_at = 0.0
         self._scheduler = Scheduler(queue)
-        self._parked_at = 0.0  # when to look at the tasks that wait for their locks
+        self._check_blocked_at = 0.0  # when to check the tasks that wait for their locks
 
     @property
     def process(self) -> Process:
-        """In which database; without a coordinator the default one, as it is now."""
+        """The client of the queue's database; without a coordinator, that of the current default one."""
         process = process_of(self._given)
         if not process.engine.has(TaskSession):
-            process.engine.require(TaskSession, f"Queue {self.queue!r}")  # which says what is missing
+            process.engine.require(TaskSession, f"Queue {self.queue!r}")  # raises an error that says what is missing
         return process
 
-    def look_until(
+    def poll_until(
         self,
-        look: Callable[[], T | None],
+        poll: Callable[[], T | None],
         timeout: float | None,
         *,
         stop: Callable[[], bool] | None = None,
         between: Callable[[], object] = lambda: None,
         longest: float | None = None,
     ) -> T | None:
-        """What ``look`` gives, looking again whenever something has changed, and from time to time. None when it gave
-        nothing for so many seconds, or ``stop`` says so (which is asked whenever the bell has rung).
+        """Call ``poll`` after each change and from time to time, until its result is not None; return the result.
+
+        Return None after ``timeout`` seconds, or if ``stop()`` is true. ``stop`` is called after each change.
         """
-        process, left = self.process, pauses(timeout, longest=longest or self._recover_every())
-        asked, ready = -1, math.inf  # of which version, and when the next task's time comes
-        looked, look_at = -1, -math.inf  # at which version, and when to look though that is still so
-        doubtful = True  # whether a time that has just come was not looked at once more
+        process, pause_lengths = self.process, pauses(timeout, longest=longest or self._recover_every())
+        ready_version, ready_at = -1, math.inf  # when the next task becomes ready, as of that version
+        polled_version, poll_at = -1, -math.inf  # the version at the last poll, and when to poll at that version again
+        recheck = True  # poll once more if a task became ready between the poll and the question when that will be
         with process.news.wanted():
             while stop is None or not stop():
                 version = process.bell.version()
-                rests = longest is None and version == looked and monotonic() < min(ready, look_at)
-                if rests and process.news.heard:
-                    self.recover()  # of which everybody hears
-                    found = None
+                unchanged = longest is None and version == polled_version and monotonic() < min(ready_at, poll_at)
+                if unchanged and process.news.heard:
+                    self.recover()  # which notifies, if tasks are pending again
+                    result = None
                 else:
-                    looked, rests = version, False
-                    found = look()
-                    look_at = monotonic() + UNCHANGED_SECONDS
-                if found is not None:
-                    return found
-                pause = next(left, None)
+                    polled_version, unchanged = version, False
+                    result = poll()
+                    poll_at = monotonic() + UNCHANGED_SECONDS
+                if result is not None:
+                    return result
+                pause = next(pause_lengths, None)
                 if pause is None:
-                    return look() if rests else None
+                    return poll() if unchanged else None
                 if not process.news.heard:
-                    pause = min(pause, UNHEARD_SECONDS)
-                elif version != asked or monotonic() >= ready:
-                    doubtful, asked = doubtful or version != asked, version
+                    pause = min(pause, UNNOTIFIED_SECONDS)
+                elif version != ready_version or monotonic() >= ready_at:
+                    recheck, ready_version = recheck or version != ready_version, version
                     seconds = process.member.call("look at a queue", lambda session, _: session.next_ready(self.queue))
-                    if seconds == 0 and doubtful:
-                        # It has come since the look above. (But what may not run for another reason is not looked at
-                        # for ever.)
-                        doubtful, ready = False, monotonic() + EARLY_SECONDS
+                    if seconds == 0 and recheck:
+                        # A task became ready after the poll above. (Once only: a task that may not run for another
+                        # reason must not cause polls for ever.)
+                        recheck, ready_at = False, monotonic() + RECHECK_SECONDS
                     else:
-                        doubtful, ready = True, monotonic() + seconds if seconds else math.inf
-                process.bell.wait_changed(version, max(0.0, min(pause, ready - monotonic())))
+                        recheck, ready_at = True, monotonic() + seconds if seconds else math.inf
+                process.bell.wait_changed(version, max(0.0, min(pause, ready_at - monotonic())))
                 between()
         return None
 
     def wait_for_task(self, timeout: float | None) -> Task | None:
-        """The next task that may run; None when there was none for so long."""
-        return self.look_until(self.try_claim, timeout)
+        """Claim and return the next task; None if there was none for ``timeout`` seconds."""
+        return self.poll_until(self.try_claim, timeout)
 
     def try_claim(self) -> Task | None:
-        """A task that may run now, if there is one."""
+        """Claim and return a task that may run now; None if there is none."""
         _, claimed = self.end_and_claim([], 1)
         return claimed[0] if claimed else None
 
-    def is_parked_due(self) -> bool:
-        """Whether the next claim is to look at the tasks that wait for their locks."""
-        return monotonic() >= self._parked_at and self.process.engine.has(ParkingSession)
+    def is_blocked_check_due(self) -> bool:
+        """Return True if the next claim is to check the tasks that wait for their locks."""
+        return monotonic() >= self._check_blocked_at and self.process.engine.has(ParkingSession)
 
     def end_and_claim(
-        self, ends: Sequence[End], most: int, *, ahead_of: str | None = None
+        self, ends: Sequence[End], limit: int, *, prefetch_owner: str | None = None
     ) -> tuple[list[str | None], list[Task]]:
-        """End what was done, and claim up to ``most`` in the same call: what has become of each, and what was claimed.
+        """Record ends and claim up to ``limit`` tasks in one call. Return the status of each ended task, and the tasks.
 
-        ``ahead_of``: for the owner of that name, who is busy; then nothing that has locks, as others would wait for it.
-        What is not known to have been claimed in time is given back as soon as that can be; what is not known to have
-        ended is left to the caller (`end_later`).
+        ``prefetch_owner``: the owner's name of a claim for a thread that is busy. Such a claim skips tasks with locks,
+        as others would wait for these. If the call fails, a deferred call returns what it may have claimed; recording
+        the ends is left to the caller (`end_later`).
         """
         process, queue = self.process, self.queue
         member = process.member
-        uid, owner, caller = process.new_uid(), ahead_of or owner_name(), this_thread()
+        uid, owner, caller = process.new_uid(), prefetch_owner or owner_name(), this_thread()
         requesting_id = process.requesting_id(caller)
-        tried: list[int] = []  # as which members
-        parks = most > 0 and ahead_of is None and process.engine.has(ParkingSession)
-        due, asked = parks and monotonic() >= self._parked_at, False
-        held: list[Claimed] = []  # what was claimed with its locks
+        tried_members: list[int] = []
+        may_claim_blocked = limit > 0 and prefetch_owner is None and process.engine.has(ParkingSession)
+        blocked_due, blocked_checked = may_claim_blocked and monotonic() >= self._check_blocked_at, False
+        with_locks: list[Claimed] = []  # the task that was claimed with its locks
 
-        def park(session: Session, me: int, again: bool) -> list[Claimed]:
-            nonlocal due, asked
-            due = True  # should the reply be lost: another claim would find this one, without its locks
+        def claim_blocked(session: Session, me: int, again: bool) -> list[Claimed]:
+            nonlocal blocked_due, blocked_checked
+            blocked_due = True  # if the reply is lost, the retry must come here: another call would miss the locks
             began = monotonic()
-            # (Not before: while workers of ours queue for the main session, a ping must find the strangers.)
+            # (Not earlier: while our workers queue for the main session, a heartbeat must find orphan rows.)
             member.registering(uid)
-            one = session.claim_parked(me, queue, owner, uid, again, requesting_id, caller.owner)
-            if one is not None:
-                held[:] = [one]
-                member.add(tickets_of(one, requesting_id))
-            # Known, and not asked again: what is claimed next has the same uid.
-            asked, now = True, monotonic()
-            self._parked_at = now if held else now + max(PARKED_SECONDS, PARKED_TIMES * (now - began))
-            return held
+            claimed = session.claim_parked(me, queue, owner, uid, again, requesting_id, caller.owner)
+            if claimed is not None:
+                with_locks[:] = [claimed]
+                member.add(tickets_of(claimed, requesting_id))
+            blocked_checked, now = True, monotonic()  # (Not again in a retry: the next claim has the same uid.)
+            self._check_blocked_at = now if with_locks else now + max(BLOCKED_SECONDS, BLOCKED_FACTOR * (now - began))
+            return with_locks
 
         def claim(
-            session: Session, me: int, again: bool, left: Sequence[End]
+            session: Session, me: int, again: bool, unrecorded: Sequence[End]
         ) -> tuple[list[str | None], Sequence[Claimed | None]]:
-            """By the cheapest call that there is for it."""
-            if most == 1 and not left:
+            """Record ends and claim, by the cheapest routine for it."""
+            if limit == 1 and not unrecorded:
                 return [], [session.claim_task(me, queue, owner, uid, again)]
-            if most == 1 and len(left) == 1:
-                status, one = session.next_task(me, left[0], queue, owner, uid, again)
-                return [status], [one]
-            return session.next_tasks(me, left, queue, owner, uid, again, most)
+            if limit == 1 and len(unrecorded) == 1:
+                status, claimed = session.next_task(me, unrecorded[0], queue, owner, uid, again)
+                return [status], [claimed]
+            return session.next_tasks(me, unrecorded, queue, owner, uid, again, limit)
 
         def step(session: Session, me: int) -> tuple[list[str | None], list[Task]]:
-            again = me in tried
-            tried.append(me)
+            again = me in tried_members
+            tried_members.append(me)
             statuses: list[str | None] = []
-            claimed: Sequence[Claimed | None] = held
-            left = ends
-            if due and not asked:
-                # What has its locks keeps others waiting: first, and alone. What has ended may have been in its way.
+            claimed: Sequence[Claimed | None] = with_locks
+            unrecorded = ends
+            if blocked_due and not blocked_checked:
+                # A task that has its locks keeps others waiting: claim it first, and alone. Before that record the
+                # ends, as those tasks may have blocked it.
                 if ends:
-                    statuses, left = session.next_tasks(me, ends, queue, owner, uid, again, 0)[0], ()
-                claimed = park(session, me, again)
+                    statuses, unrecorded = session.next_tasks(me, ends, queue, owner, uid, again, 0)[0], ()
+                claimed = claim_blocked(session, me, again)
             if not any(claimed):
-                ended, claimed = claim(session, me, again, left)
-                statuses = statuses or ended
-            if parks and not asked and not any(claimed):
-                claimed = park(session, me, again)
+                recorded, claimed = claim(session, me, again, unrecorded)
+                statuses = statuses or recorded
+            if may_claim_blocked and not blocked_checked and not any(claimed):
+                claimed = claim_blocked(session, me, again)
             remember_ends(process, ends)
             return _recorded(session, ends, statuses), Task.all_of(process, queue, claimed, uid)
 
         try:
-            if not most:
+            if not limit:
                 return member.call("end of tasks", step, member.seconds_left())
             self.recover()
             statuses, tasks = member.call("claim", step, sign=True)
-            for one in held:
-                tasks[0].hold(one, requesting_id, caller)
+            for claimed in with_locks:
+                tasks[0].hold(claimed, requesting_id, caller)
             return statuses, tasks
         except BaseException:
-            # Interrupted, or the answer never came.
-            if tried and most:
+            # Interrupted, or no reply: what was claimed is returned by a deferred call.
+            if tried_members and limit:
                 member.later(lambda session, me: session.return_claim(me, queue, uid))
-            if held:
-                member.forget(tickets_of(held[0], requesting_id))
+            if with_locks:
+                member.forget(tickets_of(with_locks[0], requesting_id))
             raise
         finally:
             member.settled(uid)
 
     def end_later(self, ends: Sequence[End], answer: Callable[[list[str | None]], object]) -> None:
-        """End these as soon as that can be, and tell ``answer`` then what has become of each. (In the heartbeat's
-        thread, and again where the answer to that was lost.)
+        """Have the heartbeat record ``ends`` as soon as it can, and call ``answer`` with the tasks' statuses.
+
+        ``answer`` is called in the heartbeat's thread; twice if the reply to the first attempt was lost.
         """
         process, queue = self.process, self.queue
         uid = process.new_uid()
@@ -211,13 +216,16 @@ class Claiming:
             )
 
     def recover(self, *, now: bool = False) -> int:
-        """Now and then, or now, look after tasks whose workers died; how many are pending again."""
+        """Make tasks of dead workers pending again, and put due schedules; return how many tasks are pending again.
+
+        Does nothing (and returns 0) if the last time was a moment ago, unless ``now``.
+        """
         process = self.process
         with self._recovering:
             if monotonic() - self._recovered_at < self._recover_every() and not now:
                 return 0
             self._recovered_at = monotonic()
-        count, due = process.member.call("recovery", self._tend)
+        count, due = process.member.call("recovery", self._maintain)
         if due and self._scheduler.fire_due(process):
             process.bell.notify()
         if count:
@@ -225,7 +233,7 @@ class Claiming:
             process.bell.notify()
         return count
 
-    def _tend(self, session: Session, me: int) -> tuple[int, bool]:
+    def _maintain(self, session: Session, me: int) -> tuple[int, bool]:
         if self.process.engine.has(ScheduleSession):
             return session.tend_queue(self.queue, me)
         return session.recover_tasks(self.queue, me), False
@@ -236,16 +244,17 @@ class Claiming:
 
 
 def _recorded(session: Session, ends: Sequence[End], statuses: Sequence[str | None]) -> list[str | None]:
-    """What has become of each: where the end was not taken from this member, as an earlier call recorded it and the
-    answer to that was lost, the log of the attempt says so. None: the attempt was taken away.
+    """Return the status of each task; None if the attempt was taken from this member.
+
+    The database refuses an end that it has recorded before. So after a lost reply, the log of the attempt is read.
     """
-    found = list(statuses)
-    for number, end in enumerate(ends):
-        if found[number] is None and any(
+    result = list(statuses)
+    for index, end in enumerate(ends):
+        if result[index] is None and any(
             (attempt.attempt, attempt.outcome) == (end.attempt, end.outcome)
             for attempt in session.task_attempts(end.task_id)
         ):
-            found[number] = (
+            result[index] = (
                 "pending" if end.outcome == "returned" or (end.outcome == "failed" and not end.last) else end.outcome
             )
-    return found
+    return result

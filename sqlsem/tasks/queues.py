@@ -259,7 +259,7 @@ class Queue:
             state = self.state()
             return True if state.done or state.stuck else None
 
-        found = self.claiming.look_until(look, seconds, between=self.claiming.recover, longest=WAIT_SECONDS)
+        found = self.claiming.poll_until(look, seconds, between=self.claiming.recover, longest=WAIT_SECONDS)
         return found is not None
 
     def join(self, timeout: Duration | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Ends of tasks that could not be recorded when they came: what becomes of them is known when the database is back."""
+"""Ends of tasks that could not be recorded at once. The heartbeat records them when the database is back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 
 from sqlsem.model import monotonic
 from sqlsem.printable import first_line
+from sqlsem.tasks.claim_buffer import TaskEnd
 from sqlsem.tasks.claiming import Claiming
-from sqlsem.tasks.groups import TaskEnd
 
 __all__ = ["Unrecorded", "log_outcome"]
 
@@ -18,7 +18,7 @@ log = logging.getLogger("sqlsem")
 
 
 class Unrecorded:
-    """Ends that the heartbeat records as soon as it can. Their worker waits for the answers, on its own condition."""
+    """The ends that the heartbeat is to record. Their worker waits for the answers, on its own condition."""
 
     def __init__(self, claiming: Claiming, changed: threading.Condition) -> None:
         self._claiming = claiming
@@ -27,7 +27,7 @@ class Unrecorded:
         self._answers: list[tuple[TaskEnd, str | None]] = []
 
     def add(self, ends: Sequence[TaskEnd]) -> None:
-        """Have these recorded. They are no longer the worker's to end."""
+        """Have the heartbeat record these. The worker no longer does."""
         if ends:
             with self._changed:
                 self._left += ends
@@ -36,29 +36,29 @@ class Unrecorded:
             self._claiming.process.claims.settle(end.task for end in ends)
 
     def _answer(self, ends: Sequence[TaskEnd], statuses: Sequence[str | None]) -> None:
-        """Called by the heartbeat, perhaps twice; a thread of the worker tells of it."""
+        """Keep the answers until the worker takes and reports them. The heartbeat calls this, perhaps twice."""
         with self._changed:
             self._answers += zip(ends, statuses, strict=True)
             self._changed.notify_all()
 
     def answered(self) -> bool:
-        """Whether there is something to `take`."""
+        """Return True if there is something to `take`."""
         return bool(self._answers)
 
     def take(self) -> list[tuple[TaskEnd, str | None]]:
-        """Return what has been recorded since, with the status of each task; None: the attempt was taken away."""
+        """Return the newly recorded ends, each with its task's status; None: the attempt was taken away."""
         known: dict[int, tuple[TaskEnd, str | None]] = {}
         with self._changed:
             if self._answers:
-                known = {id(one.task): (one, status) for one, status in self._answers if one in self._left}
-                self._left = [one for one in self._left if id(one.task) not in known]
+                known = {id(end.task): (end, status) for end, status in self._answers if end in self._left}
+                self._left = [end for end in self._left if id(end.task) not in known]
                 self._answers = []
-        for one, status in known.values():
-            one.task.ended_with(status, settles=False)
+        for end, status in known.values():
+            end.task.ended_with(status, settles=False)
         return list(known.values())
 
     def left(self) -> list[TaskEnd]:
-        """Return those of which nothing is known."""
+        """Return the ends that are not recorded yet."""
         return list(self._left)
 
 
@@ -71,4 +71,4 @@ def log_outcome(queue: str, ended: TaskEnd, status: str | None, outcome: str | N
         log.warning("Task %d of %r failed after %.1f s: %s%s", task.id, queue, lasted, why, again)
     elif outcome == "lost":
         why = task.why_lost or "it was given back"
-        log.warning("The claim of task %d was lost: %s; it will be run by somebody else", task.id, why)
+        log.warning("The claim of task %d was lost: %s; it will be run again", task.id, why)

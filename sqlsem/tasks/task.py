@@ -45,7 +45,7 @@ class Task(Stoppable):
 
     An `Exception` out of the block ends the attempt as failed (tried again as ``max_attempts`` says) and goes on to the
     caller; a ``KeyboardInterrupt`` and its like give the task back at once. Raises `LockLost` on leaving the block when
-    the claim was lost meanwhile: the task is or will be run by somebody else; or one of its locks: then the attempt
+    the claim was lost meanwhile: the task runs or will run elsewhere; or one of its locks was: then the attempt
     has failed.
     """
 

@@ -1,15 +1,15 @@
-"""Workers: they carry out the tasks of a queue, in threads of this process.
+"""Workers: they run the tasks of a queue, in threads of this process.
 
-One thread leads: it claims a task, runs it, and claims the next in the call that ends it. When tasks turn out to be
-short it claims and ends them in groups, as many as take some 10 ms, and runs them alone: threads that share Python's
-lock, and a connection, would only hold each other up. When a task takes longer, the next thread takes the lead, and
-goes on with what is left of the group; who leads records what others have done. Where most tasks are long the lead is
-handed on as soon as one begins. Nothing is kept from other workers for much longer than those 10 ms: what has not begun
-after 50 ms, as all threads are busy, is given back by one more thread, which also ends what is done.
+One of the threads is the claiming thread: it claims a task, runs it, and claims the next one in the call that records
+the end. If tasks are short, it claims and ends them in groups that take some 10 ms, and runs them all itself: threads
+that share Python's lock and a connection would only delay each other. If a task takes longer, the next thread becomes
+the claiming thread and continues with the rest of the group; it also records the ends of the other threads' tasks. If
+most tasks are long, the role passes on whenever a task begins. If a claimed task has not begun after 50 ms, as all
+threads are busy, a helper thread returns it to the queue, and records ends.
 
-On PostgreSQL another thread claims the next group while one is run, and ends the group before it in the same call: for
-as long as claims find as many as they ask for. Both together take those 10 ms. What is claimed alone begins when all
-before it is recorded, and what has locks is never claimed ahead.
+On PostgreSQL one more thread (`Prefetcher`) claims the next group while one runs, and records the ends of the previous
+group in the same call. It does so as long as claims return as many tasks as requested. Both groups together take some
+10 ms. A task that is claimed alone begins after all earlier ends are recorded. Tasks with locks are never prefetched.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sqlsem.core.places import Places, Token
 from sqlsem.core.threads import GoesOn, Kept, call_out, spawn, tend
 from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
 from sqlsem.model import Duration, check_call, check_count, check_duration, monotonic
-from sqlsem.tasks.ahead import Ahead
-from sqlsem.tasks.groups import GROUP_LATE_SECONDS, MOST_IN_GROUP, Group, Pace, TaskEnd
+from sqlsem.tasks.claim_buffer import GROUP_LATE_SECONDS, MAX_GROUP_SIZE, ClaimBuffer, ClaimSizer, TaskEnd
+from sqlsem.tasks.prefetch import Prefetcher
 from sqlsem.tasks.queues import Queue
 from sqlsem.tasks.recording import Unrecorded, log_outcome
 from sqlsem.tasks.task import Task
@@ -37,47 +37,47 @@ __all__ = ["Worker"]
 
 log = logging.getLogger("sqlsem")
 
-MOST_THREADS = 1000
-#: Between two looks at groups that may be late.
-GROUP_LOOK_SECONDS = 0.01
-#: Between two looks after the queue while all threads are busy.
-TEND_SECONDS = 2.0
-#: For how long a thread that leads keeps the lead when its task does not end; and the longest time between two looks at
-#: it, where it has begun another one each time.
-LEAD_SECONDS, LOOK_SECONDS = 0.005, 0.02
-#: Between two attempts to reach a database that is away, each of which takes its time.
-AWAY_SECONDS = 0.5
-#: For what runs to end when it is aborted, and after which it is told again.
-ABORT_SECONDS, ABORT_AGAIN_SECONDS = 2.5 * END_SECONDS, 0.25
-#: How long a worker that leaves waits for ends to be recorded that could not be.
-LAST_SECONDS = 1.0
-#: Between two looks, for anyone who waits for the threads: signal handlers run on every system.
+MAX_THREADS = 1000
+#: Between two checks whether a group is late.
+GROUP_CHECK_SECONDS = 0.01
+#: Between two rounds of maintenance of the queue (dead workers, schedules) while all threads are busy.
+MAINTENANCE_SECONDS = 2.0
+#: How long the claiming thread keeps that role while it runs one task; and the longest pause between two checks of it
+#: by the next thread, if it has begun another task each time.
+CLAIMING_SECONDS, MAX_PAUSE_SECONDS = 0.005, 0.02
+#: Between two attempts to reach a database that is down. (Each attempt takes its own time, too.)
+RECONNECT_SECONDS = 0.5
+#: How long `abort` waits for running tasks to end; and the pause after which it stops them again.
+ABORT_SECONDS, ABORT_RETRY_SECONDS = 2.5 * END_SECONDS, 0.25
+#: How long a worker waits at its end for the heartbeat to record ends that could not be recorded before.
+FINAL_WAIT_SECONDS = 1.0
+#: Between two checks whether the threads have ended: signal handlers run in between, on every system.
 JOIN_SECONDS = 0.2
 
 
 class Worker:
-    """Carries out the tasks of one queue in so many threads, until it is stopped or has been idle for long enough.
+    """Runs the tasks of one queue in threads, until it is stopped or has been idle for ``idle_exit``.
 
     Args:
         queue: The queue.
         threads: How many tasks run at a time.
-        idle_exit: Leave when nothing could be claimed for so long while nothing ran (None: never).
+        idle_exit: Leave when nothing has run and nothing could be claimed for this time (None: never).
         on_task: Called with (task, outcome, error) when a task starts (outcome None), and when its attempt has ended
-            ('finished', 'failed', 'cancelled', 'lost' or 'returned'); from a thread of the worker. What it raises is
-            logged.
-        group: Whether short tasks are claimed and ended in groups. What a worker that dies has done of a group is done
-            again, up to some 10 ms of work; without groups it is one task.
-        allowed: What it carries out; other tasks fail. Left out, everything.
-        outlast: Once it has reached the database, go on trying when that is away, for however long. (With
-            ``idle_exit``, for so long.) Otherwise it ends with `Unavailable` after the coordinator's ``retry``.
+            ('finished', 'failed', 'cancelled', 'lost' or 'returned'); from a thread of the worker. An exception of it
+            is logged.
+        group: Claim and end short tasks in groups. If the worker dies, the tasks of a group run again, up to some
+            10 ms of work; without groups only one task does.
+        allowed: The kinds of tasks, and the modules, that the worker runs; other tasks fail. Left out, all.
+        outlast: Once the worker has reached the database, it waits out any outage. (With ``idle_exit``, up to that
+            time.) Otherwise it ends with `Unavailable` after the coordinator's ``retry``.
 
     Attributes:
-        finished: How many tasks have finished, as the database has recorded it.
-        failed: How many tasks have failed for good, likewise.
-        retried: How many attempts have failed that are followed by another one.
+        finished: How many tasks the database has recorded as finished.
+        failed: How many tasks the database has recorded as failed for good.
+        retried: How many attempts have failed and will be followed by another one.
         running: The tasks that run now.
 
-    What tasks do is logged (logger ``sqlsem``); errors are kept with the task.
+    Outcomes of tasks are logged (logger ``sqlsem``); the database keeps each error with its task.
 
     >>> sqlsem.tasks.Worker(sqlsem.queue("nightly"), threads=4, idle_exit=30).run()  # doctest: +SKIP
     """
@@ -99,7 +99,7 @@ class Worker:
             check_call("on_task", on_task)
         self.queue = queue
         self._claiming = queue.claiming
-        self.threads = check_count("The number of a worker's threads", threads, 1, MOST_THREADS)
+        self.threads = check_count("The number of a worker's threads", threads, 1, MAX_THREADS)
         self.idle_exit = None if idle_exit is None else check_duration("idle_exit", idle_exit)
         self.finished = 0
         self.failed = 0
@@ -108,315 +108,312 @@ class Worker:
         self._on_task = on_task
         self._allowed = allowed
         self._outlast = outlast
-        self._reached = False  # the database, ever
-        self._away: float | None = None  # since when it has been out of reach
-        self._most = MOST_IN_GROUP if group else 1
+        self._reached = False  # True once a call to the database has succeeded
+        self._outage_since: float | None = None  # the start of the outage, if there is one
+        self._max_size = MAX_GROUP_SIZE if group else 1
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)  # for those who wait for what follows
-        self._busy = Places()  # threads that have not left, or record what was done
-        self._group = Group()
-        self._pace = Pace(self._most)
-        self._ahead = Ahead(f"{queue.name[:200]}-ahead", self._claim_ahead)
-        self._ahead_of = ""  # the leader's name, when it was asked last
-        self._more = False  # the last claim has found as many as it asked for, and nobody claims ahead
+        self._changed = threading.Condition(self._lock)  # notified when an attribute below changes
+        self._busy = Places()  # a slot for each thread that runs tasks or records ends
+        self._buffer = ClaimBuffer()
+        self._sizer = ClaimSizer(self._max_size)
+        self._prefetcher = Prefetcher(f"{queue.name[:200]}-prefetch", self._prefetch)
+        self._prefetch_owner = ""  # the owner's name in prefetched claims: that of the claiming thread
+        self._may_have_more = False  # the last claim returned as many as requested, and none is in flight
         self._unrecorded = Unrecorded(self._claiming, self._changed)
-        self._stops: dict[int, Stop] = {}  # by task: of commands and SQL
-        self._calls: dict[int, Stop] = {}  # and of functions
-        self._leader: int | None = None  # the thread that claims
-        #: When it began its task. Not to be relieved: it is claiming (inf), or at rest (None).
-        self._began: float | None = None
-        self._line = threading.Condition(self._lock)  # for the next to lead
-        self._turnstile = threading.Lock()  # who has it is the next
+        self._stops: dict[int, Stop] = {}  # by task: how to end its command or SQL
+        self._calls: dict[int, Stop] = {}  # by task: how to end its function
+        self._claiming_thread: int | None = None
+        #: When the claiming thread began its task; inf while it claims, None while it waits for tasks.
+        self._task_began: float | None = None
+        self._claiming_free = threading.Condition(self._lock)  # notified when there is no claiming thread
+        self._successor_lock = threading.Lock()  # held by the thread that will be the next claiming thread
         self._stopping = threading.Event()
         self._aborted = False
-        self._over = threading.Event()
-        self._active = monotonic()
+        self._ended = threading.Event()
+        self._last_active = monotonic()
         self._errors: list[BaseException] = []
 
     def run(self) -> None:
-        """Work. Returns when stopped, or idle for long enough; raises what ended it otherwise (`Unavailable`)."""
-        with guarded:  # one guard for all commands, which is started with the first of them
+        """Run tasks until stopped, or idle for ``idle_exit``. Raise the error that ended it, if any (`Unavailable`)."""
+        with guarded:  # one reaper process for all commands; started with the first
             self._run()
 
     def _run(self) -> None:
-        self._active = monotonic()
-        self._pace = Pace(self._most, ahead=self._claiming.process.engine.claims_ahead)
+        self._last_active = monotonic()
+        self._sizer = ClaimSizer(self._max_size, prefetch=self._claiming.process.engine.claims_ahead)
         name = self.queue.name[:200]
-        crew = [Kept(f"{name}-{number}", partial(self._work, set())) for number in range(1, self.threads + 1)]
-        relief = Kept(f"{name}-relief", self._relieve, self._over)
+        runners = [Kept(f"{name}-{number}", partial(self._run_tasks, set())) for number in range(1, self.threads + 1)]
+        helper = Kept(f"{name}-helper", self._return_unstarted, self._ended)
         try:
-            for thread in (*crew, relief):
+            for thread in (*runners, helper):
                 thread.begin()
-            for thread in crew:
+            for thread in runners:
                 while thread.needed:
                     thread.join(JOIN_SECONDS)
                     tend()
                     if self._stopping.is_set():
-                        self._claiming.process.bell.notify()  # which a signal handler must not do
+                        self._claiming.process.bell.notify()  # here, as `stop` may run in a signal handler
         except BaseException:
-            # Anyone who interrupts us may end the process next: what runs must not go on beside its next attempt.
+            # The process may end right after an interrupt: no task may go on beside its next attempt.
             self.abort()
             raise
         finally:
             self._stopping.set()
-            self._over.set()
+            self._ended.set()
             with self._changed:
                 self._changed.notify_all()
-            self._ahead.close(ABORT_SECONDS)
-            relief.join(ABORT_SECONDS)  # it may be recording what was done
-            self._leave_behind()
+            self._prefetcher.close(ABORT_SECONDS)
+            helper.join(ABORT_SECONDS)  # it may be recording ends
+            self._record_remaining()
         if self._errors:
             raise self._errors[0]
 
     def stop(self) -> None:
-        """Claim nothing more; `run` returns when what runs has ended. May be called from a signal handler."""
+        """Claim no more tasks; `run` returns when the running ones have ended. Safe in a signal handler."""
         self._stopping.set()
 
     def abort(self) -> None:
-        """End commands and SQL, and give everything back. Python code cannot be ended: end the process next."""
+        """End commands and SQL, and return all tasks to the queue. Python code may go on: end the process next."""
         self._stopping.set()
         with self._lock:
             self._aborted = True
             stops = list(self._stops.items())
-        # The thread that runs a command or SQL gives it back when it has ended (or finishes it, if that came first):
-        # given back earlier, it would run on beside its next attempt. All are told at once, as each may take a while.
+        # The thread that runs a command or SQL returns the task after that has ended. Returned earlier, it would run
+        # beside its next attempt. All are stopped at the same time, as each may take a while.
         for task_id, stop in stops:
             try:
-                spawn(partial(self._insist, task_id, stop), "sqlsem-end")
-            except RuntimeError as exc:  # no more threads: one after the other
-                log.error("Task %d is ended before the next one is: %s", task_id, exc)
-                self._insist(task_id, stop)
-        self._lighten()
-        self._claiming.process.bell.notify()  # for those who wait for tasks
+                spawn(partial(self._stop_until_ended, task_id, stop), "sqlsem-end")
+            except RuntimeError as exc:  # no more threads: one task after the other
+                log.error("No thread to end task %d with; tasks are ended one after the other: %s", task_id, exc)
+                self._stop_until_ended(task_id, stop)
+        self._flush()
+        self._claiming.process.bell.notify()  # wakes the threads that wait for tasks
         with self._changed:
-            # All threads leave, but those in Python code.
+            # Wait until all threads but those in Python code have ended.
             self._changed.wait_for(
                 lambda: len(self._busy) <= sum(task.kind == "call" for task in self.running), ABORT_SECONDS
             )
             running = list(self.running)
         for task in running:
             if task.kind != "call":
-                log.warning("%r does not end; it is given back when this process has ended", task)
+                log.warning("%r does not end; it is pending again when this process has ended", task)
                 continue
             try:
                 task.give_back()
             except SqlsemError as exc:
-                log.warning("%r could not be given back: %s", task, exc)
+                log.warning("%r could not be returned to the queue: %s", task, exc)
 
-    def _insist(self, task_id: int, stop: Stop, *, call: bool = False) -> None:
-        """Thread: end what runs. Once may be too early, as for SQL that is about to be sent. (A function is given time
-        to clean up, as it would be interrupted in that as well.)
+    def _stop_until_ended(self, task_id: int, stop: Stop, *, call: bool = False) -> None:
+        """Call ``stop`` until the task has ended. One call may be too early, e.g. if the SQL is about to be sent.
+        (A function gets longer pauses, so that it can clean up without another interrupt.)
         """
-        until, again = monotonic() + ABORT_SECONDS, END_SECONDS if call else ABORT_AGAIN_SECONDS
-        while call or monotonic() < until:
+        deadline, pause = monotonic() + ABORT_SECONDS, END_SECONDS if call else ABORT_RETRY_SECONDS
+        while call or monotonic() < deadline:
             stop()
             with self._changed:
-                if self._changed.wait_for(lambda: task_id not in self._stops and task_id not in self._calls, again):
+                if self._changed.wait_for(lambda: task_id not in self._stops and task_id not in self._calls, pause):
                     return
 
-    # -- the crew -----------------------------------------------------------------------------------------------
+    # -- the threads that run tasks -----------------------------------------------------------------------------
 
-    def _work(self, begun: set[bool], _: GoesOn) -> None:
+    def _run_tasks(self, begun: set[bool], _: GoesOn) -> None:
         try:
-            if begun:  # the thread has ended at a task, of which nobody knows how far it came
+            if begun:  # the thread ended in the middle of a task, with unknown effect
                 raise RuntimeError(f"A thread of a worker of {self.queue.name!r} has ended unexpectedly")
             begun.add(True)
-            with self._at_work():
+            with self._counted_as_busy():
                 try:
-                    while (task := self._next()) is not None:
+                    while (task := self._next_task()) is not None:
                         began = monotonic()
                         end = self._perform(task)
-                        self._pace.took(monotonic() - began)
-                        self._group.done(end)
+                        self._sizer.record_duration(monotonic() - began)
+                        self._buffer.add_end(end)
                 finally:
-                    self._hand_on()
+                    self._pass_claiming_on()
         except BaseException as exc:
             self._errors.append(exc)
             self._stopping.set()
 
-    def _next(self) -> Task | None:
-        """The next task for the thread that asks, which leads then; None when it shall leave."""
+    def _next_task(self) -> Task | None:
+        """Return the next task; None if the calling thread is to end. The caller becomes the claiming thread first."""
         me = threading.get_ident()
         with self._lock:
-            if leads := self._leader == me:
-                self._began = math.inf
-        if not leads:
-            if self._group.keeps():
-                self._claiming.process.bell.notify()  # who leads may be at rest
-            self._take_lead(me)
+            if is_claiming := self._claiming_thread == me:
+                self._task_began = math.inf
+        if not is_claiming:
+            if self._buffer.has_any():
+                self._claiming.process.bell.notify()  # the claiming thread may be waiting
+            self._become_claiming_thread(me)
         while True:
-            task = None if self._stopping.is_set() else self._group.begin()
+            task = None if self._stopping.is_set() else self._buffer.next_task()
             if task is not None:
                 break
-            if not self._go_on():
+            if not self._record_and_claim():
                 return None
-        if self._more and not self._ahead.flies and self._may_go_ahead():
-            self._more, self._ahead_of = False, owner_name()
-            self._ahead.start()
+        if self._may_have_more and not self._prefetcher.in_flight and self._may_prefetch():
+            self._may_have_more, self._prefetch_owner = False, owner_name()
+            self._prefetcher.start()
         with self._lock:
-            self._began = monotonic()
-            if self._pace.is_slow():
-                self._leader = None
-                self._line.notify()
+            self._task_began = monotonic()
+            if self._sizer.runs_long_tasks():
+                self._claiming_thread = None
+                self._claiming_free.notify()
         return task
 
-    def _take_lead(self, me: int) -> None:
-        """Wait until nobody leads, or who does has been busy with one task for too long."""
-        with self._turnstile, self._line:
-            seen, pause = None, LEAD_SECONDS / 2
-            while self._leader is not None:
-                began = self._began
-                left = math.inf if began is None else began + LEAD_SECONDS - monotonic()
-                if left <= 0:
+    def _become_claiming_thread(self, me: int) -> None:
+        """Wait until there is no claiming thread, or it has run one task for `CLAIMING_SECONDS`; then take its role."""
+        with self._successor_lock, self._claiming_free:
+            last_began, pause = None, CLAIMING_SECONDS / 2
+            while self._claiming_thread is not None:
+                began = self._task_began
+                remaining = math.inf if began is None else began + CLAIMING_SECONDS - monotonic()
+                if remaining <= 0:
                     break
-                # Each look disturbs who runs short tasks: fewer of them while there was another one each time.
-                pause = min(2 * pause, LOOK_SECONDS) if began != seen else min(left, LEAD_SECONDS)
-                seen = began
-                self._line.wait(None if began is None else pause)
-            self._leader, self._began = me, math.inf
+                # Each check slows the thread that runs short tasks: check less often while the task differs each time.
+                pause = min(2 * pause, MAX_PAUSE_SECONDS) if began != last_began else min(remaining, CLAIMING_SECONDS)
+                last_began = began
+                self._claiming_free.wait(None if began is None else pause)
+            self._claiming_thread, self._task_began = me, math.inf
 
-    def _hand_on(self) -> None:
-        with self._line:
-            if self._leader == threading.get_ident():
-                self._leader = None
-                self._line.notify()
+    def _pass_claiming_on(self) -> None:
+        with self._claiming_free:
+            if self._claiming_thread == threading.get_ident():
+                self._claiming_thread = None
+                self._claiming_free.notify()
 
-    def _go_on(self) -> bool:
-        """Leading: record what was done, and claim what comes next, if need be with a rest; False when it is over."""
+    def _record_and_claim(self) -> bool:
+        """In the claiming thread: record ends and claim tasks, waiting if there are none. Return False to end."""
         try:
-            if self._ahead.wait(lambda: self._group.is_ready() and not self._stopping.is_set()):
+            if self._prefetcher.wait(lambda: self._buffer.has_next() and not self._stopping.is_set()):
                 return True
             if self._stopping.is_set():
-                self._end(self._group.take(), 0)
+                self._end(self._buffer.drain(), 0)
                 return False
-            if self._group.is_barred():
-                self._end(self._group.take(ahead=False), 0)
-            elif not self._group.keeps() or not self._follow(self._pace.most()):
-                self._rest()
-        except Unavailable as exc:  # what was done ends as soon as that can be
-            self._require_patience(exc)
+            if self._buffer.must_record_first():
+                self._end(self._buffer.drain(unstarted=False), 0)
+            elif not self._buffer.has_any() or not self._exchange(self._sizer.next_size()):
+                self._wait_for_task()
+        except Unavailable as exc:  # the heartbeat records the ends as soon as it can
+            self._handle_outage(exc)
         return True
 
-    def _follow(self, most: int, *, ahead_of: str | None = None) -> bool:
-        """End what was done, and claim up to so many in the same call; whether there were any. ``ahead_of``: while that
-        leader runs others.
+    def _exchange(self, limit: int, *, prefetch_owner: str | None = None) -> bool:
+        """Record ends and claim up to ``limit`` tasks in one call; return True if it claimed any.
+
+        ``prefetch_owner``: the owner's name of a prefetched claim, i.e. of the claiming thread, which runs tasks.
         """
-        ends = self._group.take(ahead=False)
-        following: list[Task] = []
+        ends = self._buffer.drain(unstarted=False)
+        tasks: list[Task] = []
         try:
-            following = self._end(ends, most, ahead_of=ahead_of)
+            tasks = self._end(ends, limit, prefetch_owner=prefetch_owner)
         finally:
             with self._changed:
-                if ends or following:
-                    self._active = monotonic()
-                self._more = 1 < most == len(following)
-                if following:
-                    self._group.add(following, ahead=ahead_of is not None)
+                if ends or tasks:
+                    self._last_active = monotonic()
+                self._may_have_more = 1 < limit == len(tasks)
+                if tasks:
+                    self._buffer.add(tasks, prefetched=prefetch_owner is not None)
                     self._changed.notify_all()
-        return bool(following)
+        return bool(tasks)
 
-    def _may_go_ahead(self) -> bool:
-        """Whether to claim the next group while one is run. (What waits for its locks is looked for in between.)"""
+    def _may_prefetch(self) -> bool:
+        """Return True if the next group may be claimed while one runs. (Not when blocked tasks are due for a check.)"""
         return (
-            self._group.has_room()
-            and self._pace.goes_ahead()
+            self._buffer.has_room()
+            and self._sizer.may_prefetch()
             and not self._stopping.is_set()
-            and not self._claiming.is_parked_due()
+            and not self._claiming.is_blocked_check_due()
         )
 
-    def _claim_ahead(self) -> bool:
-        """The thread for that: claim the next group, and end what is done; whether to go on with the one after it."""
-        with self._at_work():
+    def _prefetch(self) -> bool:
+        """Claim the next group and record ends, in the prefetcher's thread. Return True to prefetch once more."""
+        with self._counted_as_busy():
             if self._stopping.is_set():
                 return False
-            self._follow(self._pace.most(), ahead_of=self._ahead_of)
+            self._exchange(self._sizer.next_size(), prefetch_owner=self._prefetch_owner)
             if self._aborted:
-                self._end(self._group.take(), 0)  # those who lead may be in code that does not end
+                self._end(self._buffer.drain(), 0)  # the claiming thread may be in code that does not end
                 return False
-            self._ahead.tell()
+            self._prefetcher.notify()
             with self._lock:
-                began = self._began
-            # Not behind a task that takes long.
-            at_rest = began is None or monotonic() - began > LEAD_SECONDS
-            goes_on = self._more and not at_rest and self._may_go_ahead()
-            if goes_on:
-                self._more = False
-            return goes_on
+                began = self._task_began
+            # Do not claim tasks that would wait behind a long one.
+            waits_or_slow = began is None or monotonic() - began > CLAIMING_SECONDS
+            continues = self._may_have_more and not waits_or_slow and self._may_prefetch()
+            if continues:
+                self._may_have_more = False
+            return continues
 
-    def _rest(self) -> None:
-        """Wait for a task. What other threads have done meanwhile is recorded at once."""
-        active = self._active
+    def _wait_for_task(self) -> None:
+        """Wait for a task. Ends of other threads' tasks are recorded at once."""
+        last_active = self._last_active
 
-        def look() -> bool | None:
-            found = self._follow(1)
-            self._is_back()
-            # (Where something has happened, for how long to wait is another question now.)
-            return found if found or self._active != active else None
+        def poll() -> bool | None:
+            claimed = self._exchange(1)
+            self._end_outage()
+            # (If anything has happened since, the caller computes a new timeout.)
+            return claimed if claimed or self._last_active != last_active else None
 
-        with self._line:
-            self._began = None
+        with self._claiming_free:
+            self._task_began = None
         try:
-            found = self._claiming.look_until(look, self._idle_left(), stop=self._stopping.is_set)
+            result = self._claiming.poll_until(poll, self._idle_remaining(), stop=self._stopping.is_set)
         finally:
-            with self._line:
-                self._began = math.inf
-                self._line.notify()
-        if not found and self._is_idle():
+            with self._claiming_free:
+                self._task_began = math.inf
+                self._claiming_free.notify()
+        if not result and self._idle_remaining() == 0:
             if self._claiming.recover(now=True):
-                self._active = monotonic()  # somebody has died and left something to be done
+                self._last_active = monotonic()  # a worker has died, and its tasks are pending again
             else:
                 self._stopping.set()
 
-    def _idle_left(self) -> float | None:
-        """For how long to wait for a task; None: for ever."""
-        if self.idle_exit is None or self.running or self._group.keeps():
+    def _idle_remaining(self) -> float | None:
+        """Return how long to wait for a task, in seconds; None: for ever."""
+        if self.idle_exit is None or self.running or self._buffer.has_any():
             return None
-        return max(0.0, self._active + self.idle_exit - monotonic())
+        return max(0.0, self._last_active + self.idle_exit - monotonic())
 
-    def _require_patience(self, exc: Unavailable) -> None:
-        """The database is away. Wait a moment, or raise when that was long enough."""
+    def _handle_outage(self, exc: Unavailable) -> None:
+        """Wait a moment during an outage of the database. Raise ``exc`` if this worker does not wait any longer."""
         now = monotonic()
         with self._lock:
-            first = self._away is None
-            self._away = since = now if self._away is None else self._away
+            is_new = self._outage_since is None
+            self._outage_since = since = now if self._outage_since is None else self._outage_since
         if not self._outlast or not self._reached or (self.idle_exit is not None and now - since >= self.idle_exit):
             raise exc
-        if first:
+        if is_new:
             log.warning("%s; going on as soon as the database is back", exc)
-        self._stopping.wait(AWAY_SECONDS)
+        self._stopping.wait(RECONNECT_SECONDS)
 
-    def _is_back(self) -> None:
+    def _end_outage(self) -> None:
         with self._lock:
             self._reached = True
-            since, self._away = self._away, None
+            since, self._outage_since = self._outage_since, None
             if since is not None:
-                self._active = monotonic()
+                self._last_active = monotonic()
         if since is not None:
             log.warning("The database is back, after %.1f s", monotonic() - since)
 
     @contextlib.contextmanager
-    def _at_work(self) -> Iterator[None]:
-        place = Token()
+    def _counted_as_busy(self) -> Iterator[None]:
+        token = Token()
         try:
-            self._busy.take(place)
+            self._busy.take(token)
             yield
         finally:
-            self._busy.give_back(place)
+            self._busy.give_back(token)
             with self._changed:
                 self._changed.notify_all()
 
-    def _is_idle(self) -> bool:
-        """Whether it has been idle for long enough to leave."""
-        return self._idle_left() == 0
-
     def _perform(self, task: Task) -> TaskEnd:
-        """Run a task, unless it is too late for that."""
+        """Run a task and return how it ended. It is returned unstarted if its claim was lost or the worker aborted."""
         with self._lock:
             if self._aborted or task.why_lost is not None:
                 return TaskEnd(task, task.make_end("returned"), begun=False)
             self.running.add(task)
         task.began = monotonic()
-        self._tell(task, None, None)
+        self._call_on_task(task, None, None)
         error = result = None
 
         def started(stop: Stop) -> None:
@@ -425,23 +422,23 @@ class Worker:
                 if not aborted:
                     (self._calls if task.kind == "call" else self._stops)[task.id] = stop
             if aborted:
-                raise TaskFailed("The worker was told to give everything back before this began")
-            # (It must not refer to the task, which is freed when it has ended, without the garbage collector.)
-            task.ended_by(partial(self._insist, task.id, stop, call=task.kind == "call"))
+                raise TaskFailed("The worker was aborted before this task began")
+            # (The callback must not refer to the task: a cycle would keep it until the next garbage collection.)
+            task.ended_by(partial(self._stop_until_ended, task.id, stop, call=task.kind == "call"))
 
         try:
             result = run(task.kind, task.text, self._claiming.process, started=started, allowed=self._allowed)
         except BaseException as exc:
-            # A task that calls sys.exit() has failed, too, and must not end the worker.
+            # A task that calls sys.exit() has failed; it must not end the worker.
             error = format_error(exc)
         with self._changed:
             if (self._stops.pop(task.id, None) or self._calls.pop(task.id, None)) is not None:
                 self._changed.notify_all()
             aborted = self._aborted
         if error is None:
-            error = task.why_unlocked  # whatever it did since may have run beside another holder
+            error = task.why_unlocked  # it may have run beside another holder of its lock
         if error is not None and aborted:
-            return TaskEnd(task, task.make_end("returned"))  # by abort, which may be why it failed
+            return TaskEnd(task, task.make_end("returned"))  # `abort` may be the reason of the error
         if error is not None and task.why_stopped is not None:
             if task.cancelled:
                 return TaskEnd(task, task.make_end("cancelled", error=error))
@@ -449,101 +446,104 @@ class Worker:
             error = f"{why}, and was ended\n{error}"
         return TaskEnd(task, task.make_end("finished" if error is None else "failed", result, error))
 
-    def _end(self, ends: list[TaskEnd], most: int, *, ahead_of: str | None = None) -> list[Task]:
-        """Record how these have ended, tell of it, and claim up to ``most`` in the same call."""
-        # (Also of those that are thought lost: the database may know them as ours, and then nobody else runs them.)
-        ours = [end for end in ends if end.task.is_open]
-        following: list[Task] = []
-        # (The others were given back by abort.)
-        known: list[tuple[TaskEnd, str | None]] = [(end, None) for end in ends if not end.task.is_open]
-        for one in ours:
-            one.task.ending()
+    def _end(self, ends: list[TaskEnd], limit: int, *, prefetch_owner: str | None = None) -> list[Task]:
+        """Record and report these ends; claim and return up to ``limit`` tasks in the same call."""
+        # (Includes tasks that this process believes lost: the database may still have them as claimed by us.)
+        open_ends = [end for end in ends if end.task.is_open]
+        claimed: list[Task] = []
+        # (`abort` has returned the others.)
+        reports: list[tuple[TaskEnd, str | None]] = [(end, None) for end in ends if not end.task.is_open]
+        for end in open_ends:
+            end.task.ending()
         try:
-            if ours or most:
-                statuses, following = self._claiming.end_and_claim([one.end for one in ours], most, ahead_of=ahead_of)
-                known += zip(ours, statuses, strict=True)
-                for one, status in zip(ours, statuses, strict=True):
-                    one.task.ended_with(status, settles=False)
-                self._claiming.process.claims.settle(one.task for one in ours)
+            if open_ends or limit:
+                statuses, claimed = self._claiming.end_and_claim(
+                    [end.end for end in open_ends], limit, prefetch_owner=prefetch_owner
+                )
+                reports += zip(open_ends, statuses, strict=True)
+                for end, status in zip(open_ends, statuses, strict=True):
+                    end.task.ended_with(status, settles=False)
+                self._claiming.process.claims.settle(end.task for end in open_ends)
         except BaseException:
-            self._unrecorded.add(ours)
+            self._unrecorded.add(open_ends)
             with self._changed:
-                self.running.difference_update(one.task for one in ours)
+                self.running.difference_update(end.task for end in open_ends)
             raise
         finally:
-            self._conclude(known)
-        return following
+            self._report(reports)
+        return claimed
 
-    def _conclude(self, ends: list[tuple[TaskEnd, str | None]]) -> None:
-        """Tell what has become of tasks: their status as it is recorded, None of those that were taken away."""
+    def _report(self, ends: list[tuple[TaskEnd, str | None]]) -> None:
+        """Count, log and announce ends, each with its task's recorded status (None: the attempt was taken away)."""
         if not ends:
             return
-        known = [(one, status, one.told(status)) for one, status in ends]
+        outcomes = [(end, status, end.outcome_for(status)) for end, status in ends]
         with self._changed:
-            self._active = monotonic()
-            for one, status, outcome in known:
-                self.running.discard(one.task)
+            self._last_active = monotonic()
+            for end, status, outcome in outcomes:
+                self.running.discard(end.task)
                 self.finished += outcome == "finished"
                 self.failed += outcome == "failed" and status == "failed"
                 self.retried += outcome == "failed" and status == "pending"
             self._changed.notify_all()
         self._claiming.process.bell.notify()
-        for one, status, outcome in known:
-            log_outcome(self.queue.name, one, status, outcome)
-            if one.begun:
-                self._tell(one.task, outcome, one.end.error)
+        for end, status, outcome in outcomes:
+            log_outcome(self.queue.name, end, status, outcome)
+            if end.begun:
+                self._call_on_task(end.task, outcome, end.end.error)
 
-    def _tell(self, task: Task, outcome: str | None, error: str | None) -> None:
+    def _call_on_task(self, task: Task, outcome: str | None, error: str | None) -> None:
         if self._on_task is not None:
             call_out(f"on_task of a worker of {self.queue.name!r}", self._on_task, task, outcome, error)
 
-    # -- the relief ---------------------------------------------------------------------------------------------
+    # -- the helper thread --------------------------------------------------------------------------------------
 
-    def _relieve(self, _: GoesOn) -> None:
-        """Thread: tasks that take long must not keep those that were claimed with them."""
+    def _return_unstarted(self, _: GoesOn) -> None:
+        """Return claimed tasks to the queue while a long task runs. The helper thread's job."""
         while True:
             with self._changed:
-                found = self._changed.wait_for(
-                    lambda: self._over.is_set() or self._group.keeps() or self._unrecorded.answered(), TEND_SECONDS
+                has_work = self._changed.wait_for(
+                    lambda: self._ended.is_set() or self._buffer.has_any() or self._unrecorded.answered(),
+                    MAINTENANCE_SECONDS,
                 )
-            self._conclude(self._unrecorded.take())
-            if not found and not self._stopping.is_set():
-                self._tend()
-            if self._over.wait(GROUP_LOOK_SECONDS):
+            self._report(self._unrecorded.take())
+            if not has_work and not self._stopping.is_set():
+                self._maintain_queue()
+            if self._ended.wait(GROUP_CHECK_SECONDS):
                 return
-            if self._group.is_late(GROUP_LATE_SECONDS):
-                self._lighten()
-            elif not self._ahead.flies and self._group.is_unrecorded(GROUP_LATE_SECONDS):  # else that does it next
-                self._lighten(ahead=False)
+            if self._buffer.is_late(GROUP_LATE_SECONDS):
+                self._flush()
+            elif not self._prefetcher.in_flight and self._buffer.has_unrecorded(GROUP_LATE_SECONDS):
+                self._flush(unstarted=False)  # (a claim in flight is followed by one that records them)
 
-    def _tend(self) -> None:
-        """While all threads are busy: others may have died, and schedules be due. (Else it was done a moment ago.)"""
+    def _maintain_queue(self) -> None:
+        """Recover tasks of dead workers and put due schedules. (The claiming thread does so if it is not busy.)"""
         try:
             self._claiming.recover()
         except SqlsemError as exc:
-            log.info("Looking after %r has to be tried again: %s", self.queue.name, exc)
+            log.info("Maintenance of queue %r will be tried again: %s", self.queue.name, exc)
         except Exception:
-            log.exception("Looking after %r failed", self.queue.name)
+            log.exception("Maintenance of queue %r failed", self.queue.name)
 
-    def _leave_behind(self) -> None:
-        """Have what was done while something went wrong recorded, and wait a moment for that, so that it is told."""
-        self._unrecorded.add([one for one in self._group.take() if one.task.is_open])
-        deadline = monotonic() + LAST_SECONDS
+    def _record_remaining(self) -> None:
+        """Have the heartbeat record the remaining ends, and wait up to `FINAL_WAIT_SECONDS` to report them."""
+        self._unrecorded.add([end for end in self._buffer.drain() if end.task.is_open])
+        deadline = monotonic() + FINAL_WAIT_SECONDS
         while self._unrecorded.left() and (seconds := deadline - monotonic()) > 0:
             with self._changed:
                 self._changed.wait_for(self._unrecorded.answered, seconds)
-            self._conclude(self._unrecorded.take())
-        for one in self._unrecorded.left():
-            words = "Task %d has %s, which is not recorded yet; the task is run again unless this process can do that"
-            log.warning(words, one.task.id, one.end.outcome)
-            if one.begun:
-                self._tell(one.task, "lost", one.end.error)
+            self._report(self._unrecorded.take())
+        for end in self._unrecorded.left():
+            text = "Task %d has %s, which is not recorded yet; the task will run again unless this process records it"
+            log.warning(text, end.task.id, end.end.outcome)
+            if end.begun:
+                self._call_on_task(end.task, "lost", end.end.error)
 
-    def _lighten(self, *, ahead: bool = True) -> None:
-        """End what is done, and give back what has not begun (unless ``ahead`` is false)."""
+    def _flush(self, *, unstarted: bool = True) -> None:
+        """Record ends; with ``unstarted`` also return the tasks that have not begun to the queue."""
         try:
-            with self._at_work():
-                self._end(self._group.take(ahead=ahead), 0)
+            with self._counted_as_busy():
+                self._end(self._buffer.drain(unstarted=unstarted), 0)
         except Exception as exc:
-            later = "Tasks of %r end when the database can be reached again: %s"
-            log.warning(later, self.queue.name, exc, exc_info=not isinstance(exc, SqlsemError))
+            text = "Ends of tasks of %r will be recorded when the database can be reached again: %s"
+            log.warning(text, self.queue.name, exc, exc_info=not isinstance(exc, SqlsemError))

@@ -11,7 +11,7 @@ import sqlsem
 from sqlsem.engines.base import Disconnected
 from sqlsem.errors import Unavailable
 from sqlsem.model import End, NewTask
-from sqlsem.tasks import Worker, claiming, groups
+from sqlsem.tasks import Worker, claim_buffer, claiming
 from sqlsem.tasks import worker as worker_module
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
@@ -39,7 +39,7 @@ def fail(number):
 @pytest.fixture(autouse=True)
 def nothing_parked(monkeypatch):
     """Calls are counted here, and how often a worker looks for parked tasks goes by the time."""
-    monkeypatch.setattr(claiming, "PARKED_SECONDS", 3600.0)
+    monkeypatch.setattr(claiming, "BLOCKED_SECONDS", 3600.0)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def queue(connect, name):
 @pytest.fixture
 def eager(monkeypatch):
     """Every group is as large as it can be, however long tasks take."""
-    monkeypatch.setattr(groups.Pace, "most", lambda pace: pace._limit)
+    monkeypatch.setattr(claim_buffer.ClaimSizer, "next_size", lambda sizer: sizer._limit)
 
 
 @pytest.fixture
@@ -214,30 +214,30 @@ def test_a_group_is_no_larger_than_a_megabyte(database, connect, queue):
 
 def test_the_pace():
     """Twice as many each time, while they fit."""
-    pace = groups.Pace(100)
-    assert pace.most() == 2, "nothing is known"
+    sizer = claim_buffer.ClaimSizer(100)
+    assert sizer.next_size() == 2, "nothing is known"
     for seconds, most in ((0.0, 4), (0.0, 8), (0.1, 1), (0.1, 1)):
         for _ in range(10):
-            pace.took(seconds)
-        assert pace.most() == most
+            sizer.record_duration(seconds)
+        assert sizer.next_size() == most
     for _ in range(100):
-        pace.took(0.0)
-    assert [pace.most() for _ in range(7)] == [2, 4, 8, 16, 32, 64, 100]
-    pace.took(0.04)
-    assert pace.most() > 50, "it may have waited for others"
-    pace.took(0.06)
-    assert pace.most() == 1, "too long for a group, whatever it was"
+        sizer.record_duration(0.0)
+    assert [sizer.next_size() for _ in range(7)] == [2, 4, 8, 16, 32, 64, 100]
+    sizer.record_duration(0.04)
+    assert sizer.next_size() > 50, "it may have waited for others"
+    sizer.record_duration(0.06)
+    assert sizer.next_size() == 1, "too long for a group, whatever it was"
 
 
 def test_the_pace_of_who_claims_ahead():
     """Two groups take no longer than one where nothing is claimed ahead; and of long tasks none is."""
     for seconds, most, ahead in ((0.0001, 50, True), (0.0009, 5, True), (0.002, 5, False)):
-        pace = groups.Pace(100, ahead=True)
+        sizer = claim_buffer.ClaimSizer(100, prefetch=True)
         for _ in range(100):
-            pace.took(seconds)
-            pace.most()
-        assert (pace.most(), pace.goes_ahead()) == (most, ahead)
-    assert not groups.Pace(1, ahead=True).goes_ahead(), "one by one"
+            sizer.record_duration(seconds)
+            sizer.next_size()
+        assert (sizer.next_size(), sizer.may_prefetch()) == (most, ahead)
+    assert not claim_buffer.ClaimSizer(1, prefetch=True).may_prefetch(), "one by one"
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
@@ -258,8 +258,8 @@ def sign(number):
 
 def test_short_tasks_are_run_by_one_thread(queue, unhurried, monkeypatch):
     """Several would only wait for each other."""
-    monkeypatch.setattr(worker_module, "LEAD_SECONDS", PATIENCE)
-    monkeypatch.setattr(groups, "LONG_SECONDS", PATIENCE)
+    monkeypatch.setattr(worker_module, "CLAIMING_SECONDS", PATIENCE)
+    monkeypatch.setattr(claim_buffer, "LONG_SECONDS", PATIENCE)
     by.clear()
     queue.put_many([sqlsem.Call(sign, number) for number in range(300)])
     Worker(queue, threads=8, idle_exit=0).run()
@@ -290,7 +290,7 @@ def test_the_next_thread_goes_on_with_the_group(queue, eager, unhurried):
 
 def test_what_ends_while_others_rest_is_recorded_at_once(queue, monkeypatch):
     """Who waits for a task ends it, and does not finish its rest first."""
-    monkeypatch.setattr(worker_module, "TEND_SECONDS", 4 * PATIENCE)
+    monkeypatch.setattr(worker_module, "MAINTENANCE_SECONDS", 4 * PATIENCE)
     monkeypatch.setattr(claiming, "RECOVER_SECONDS", (4 * PATIENCE, 4 * PATIENCE))
     queue.put(sqlsem.Call(hold, 1))
     queue.put(sqlsem.Call(note, 2), order=1)
@@ -367,7 +367,7 @@ def test_what_is_lost_does_not_begin(connect, queue, name, eager):
     numbers = with_a_slow_one(queue)
     worker = Worker(queue, idle_exit=0)
     relieved = threading.Event()
-    worker._relieve = lambda: relieved.wait(PATIENCE)  # not before it is lost
+    worker._return_unstarted = lambda: relieved.wait(PATIENCE)  # not before it is lost
     thread = working(worker)
     assert reached.wait(PATIENCE)
     queue.claiming.process.lose(None, "nothing was heard")
@@ -407,7 +407,7 @@ def see_claim(number):
 @postgresql
 def test_the_next_group_is_claimed_while_one_is_run(queue, watched, eager, unhurried, monkeypatch):
     """By the leader's name, and with the ends of the group before."""
-    monkeypatch.setattr(worker_module, "LEAD_SECONDS", PATIENCE)
+    monkeypatch.setattr(worker_module, "CLAIMING_SECONDS", PATIENCE)
     bodies = [sqlsem.Call(see_claim if number == 5 else note, number) for number in range(350)]
     numbers = queue.put_many(bodies)
     seen = []
@@ -418,7 +418,7 @@ def test_the_next_group_is_claimed_while_one_is_run(queue, watched, eager, unhur
     assert seen == [
         ("claim_task", "1"),
         ("next_tasks", "1"),
-        *[("next_tasks", "ahead")] * 3,
+        *[("next_tasks", "prefetch")] * 3,
         ("next_tasks", "1"),
         *[(seen[-1])] * (len(seen) - 6),
     ]
@@ -433,7 +433,7 @@ def test_nothing_is_kept_behind_a_slow_task(connect, queue, name, watched, eager
     thread = working(Worker(queue, idle_exit=0))
     assert reached.wait(PATIENCE)
     asked = watched.groups + 1  # one may be on its way
-    time.sleep(4 * groups.GROUP_LATE_SECONDS)
+    time.sleep(4 * claim_buffer.GROUP_LATE_SECONDS)
     until(lambda: Counter(statuses(queue)) == {"finished": 120, "running": 1, "pending": 279})
     assert watched.groups <= asked
     Worker(connect().queue(name), idle_exit=0).run()
@@ -452,14 +452,14 @@ def test_what_comes_late_is_not_kept_behind_a_slow_task(queue, watched, eager):
     def wait(name):
         if watched.made["next_tasks"] == 2:
             assert reached.wait(PATIENCE)
-            time.sleep(3 * groups.GROUP_LATE_SECONDS)
+            time.sleep(3 * claim_buffer.GROUP_LATE_SECONDS)
 
     watched.before = wait
     thread = working(Worker(queue, idle_exit=0))
     assert reached.wait(PATIENCE)
     until(lambda: watched.answered["next_tasks"] >= 2)
     until(lambda: Counter(statuses(queue)) == {"finished": 5, "running": 1, "pending": 394})
-    time.sleep(4 * groups.GROUP_LATE_SECONDS)
+    time.sleep(4 * claim_buffer.GROUP_LATE_SECONDS)
     assert watched.groups == 2, "no other one"
     go.set()
     thread.join(PATIENCE)
@@ -523,8 +523,8 @@ def test_what_has_locks_is_not_claimed_ahead(queue, eager, unhurried):
 
 @postgresql
 def test_what_has_locks_is_looked_for_however_much_there_is_to_do(queue, unhurried, monkeypatch):
-    monkeypatch.setattr(claiming, "PARKED_SECONDS", 0.01)
-    monkeypatch.setattr(claiming, "PARKED_TIMES", 0)
+    monkeypatch.setattr(claiming, "BLOCKED_SECONDS", 0.01)
+    monkeypatch.setattr(claiming, "BLOCKED_FACTOR", 0)
     looks = looks_for_parked(queue)
     put(queue, 3000)
     Worker(queue, idle_exit=0).run()

@@ -462,7 +462,7 @@ def test_a_claim_whose_reply_is_lost_finds_its_locks_again(patient, name, monkey
         return answer
 
     monkeypatch.setattr(session, "claim_parked", lose_the_first_reply)
-    queue.claiming._parked_at = 0 if due else monotonic() + PATIENCE
+    queue.claiming._check_blocked_at = 0 if due else monotonic() + PATIENCE
     with queue.try_claim() as task:
         assert [task.id] == [one.task_id for one in lost]
         task.grant.check()

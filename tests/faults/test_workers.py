@@ -12,7 +12,7 @@ from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem.model import End
-from sqlsem.tasks import Json, Worker, groups
+from sqlsem.tasks import Json, Worker, claim_buffer
 
 GRACE = 1.5
 #: Of workers that must lose nothing while others are killed, on a machine that does much else.
@@ -236,7 +236,7 @@ def pause(journal, number):
 def crew(channel, url, options, name, threads=1, grace=GRACE, idle=0.3, eager=True):
     """A worker until nothing is left, or until it dies."""
     if eager:  # every group is as large as it can be
-        groups.Pace.most = lambda pace: pace._limit
+        claim_buffer.ClaimSizer.next_size = lambda sizer: sizer._limit
     queue = sqlsem.connect(url, **options, grace=grace).queue(name)
     channel.tell("ready")
     Worker(queue, threads=threads, idle_exit=idle).run()
@@ -318,10 +318,12 @@ def test_workers_of_groups_killed_at_random(spawn, connect, name, tmp_path):
     ran = Counter(map(int, journal.read_text().split()))
     assert set(ran) == set(range(count)), "none lost"
     again = sum(ran.values()) - count
-    assert again <= kills * threads * groups.MOST_IN_GROUP, "only what a killed worker had in its groups is done again"
+    assert again <= kills * threads * claim_buffer.MAX_GROUP_SIZE, (
+        "only what a killed worker had in its groups is done again"
+    )
     lost = sum(entries[number].losses for number in numbers)
     # A killed worker has lost the groups of its threads, and the one that it had claimed ahead, of which nothing ran.
-    assert again <= lost <= kills * (threads + 1) * groups.MOST_IN_GROUP
+    assert again <= lost <= kills * (threads + 1) * claim_buffer.MAX_GROUP_SIZE
 
 
 @pytest.mark.engines("postgresql")

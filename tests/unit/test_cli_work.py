@@ -1099,7 +1099,7 @@ def test_a_worker_outlasts_an_outage(
         return reach(self, ends, most, **given)
 
     monkeypatch.setattr(Claiming, "end_and_claim", unreachable)
-    monkeypatch.setattr(worker_module, "AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(worker_module, "RECONNECT_SECONDS", 0.01)
     with caplog.at_level("INFO", "sqlsem"):
         # Never had: that is a mistake, and told at once.
         away.set()
