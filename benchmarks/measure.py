@@ -306,7 +306,7 @@ class Waiting:
 CALLS = [
     name
     for name, _ in inspect.getmembers(roles.Session, inspect.isfunction)
-    if not (name.startswith("_") or hasattr(roles.Wire, name))
+    if not (name.startswith("_") or hasattr(roles.EngineConnection, name))
 ]
 
 

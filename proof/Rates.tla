@@ -1,6 +1,6 @@
 -------------------------------------- MODULE Rates -------------------------------------
 (***************************************************************************************)
-(* Rates (sql/postgresql/rates.sql, sqlsem/engines/slots.py): so much in so long. Who  *)
+(* Rates (sql/postgresql/rates.sql, engines/rate_windows.py): so much in so long. Who  *)
 (* asks tries at once where nobody stands in line, and else stands in line, where the  *)
 (* first alone takes. What was used is counted in the slot in which it was used, until *)
 (* all of that slot is out of the window. All of it under the gate of the resource.    *)

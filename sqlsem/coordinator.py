@@ -25,8 +25,8 @@ from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.process import Process
 from sqlsem.core.terms import Name
 from sqlsem.engines.base import Creator, Engine, Options
-from sqlsem.engines.roles import BatchSession, Session, TaskSession
-from sqlsem.engines.scheduling import ScheduleSession
+from sqlsem.engines.protocol import BatchSession, Session, TaskSession
+from sqlsem.engines.schedules import ScheduleSession
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.leading import Leader, Told
 from sqlsem.locks import Lock, adopt_in

@@ -16,8 +16,8 @@ from functools import partial
 
 from sqlsem.coordinator import Coordinator
 from sqlsem.core.threads import GoesOn, Kept
-from sqlsem.engines.base import Allowance, Session, bounded
-from sqlsem.engines.roles import Administration
+from sqlsem.engines.base import AdaptiveTimeout, Session, bounded
+from sqlsem.engines.protocol import AdminSession
 from sqlsem.errors import ConfigurationError, SchemaError, SqlsemError
 from sqlsem.insight.consequences import Action
 from sqlsem.insight.overview import Overview
@@ -65,12 +65,12 @@ class Live:
     """
 
     def __init__(self, coordinator: Coordinator, every: float) -> None:
-        coordinator.engine.require(Administration, "This")
+        coordinator.engine.require(AdminSession, "This")
         self.seen = Seen()
         self.every = every
         self._coordinator = coordinator
         self._engine = coordinator.engine
-        self._allowance = Allowance(PATIENCE)
+        self._allowance = AdaptiveTimeout(PATIENCE)
         self._session: Session | None = None
         self._soon = threading.Event()
         self._ended = threading.Event()

@@ -13,7 +13,7 @@ from sqlsem.batches.part import Part
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.options import Alarm
 from sqlsem.core.pauses import pauses
-from sqlsem.engines.roles import BatchSession
+from sqlsem.engines.protocol import BatchSession
 from sqlsem.errors import ConfigurationError, Timeout
 from sqlsem.model import BatchEntry, Duration, check_duration, check_name, monotonic
 

@@ -13,7 +13,7 @@ from sqlsem.core.defaults import Coordinated, process_of
 from sqlsem.core.options import Alarm
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
-from sqlsem.engines.roles import BatchSession
+from sqlsem.engines.protocol import BatchSession
 from sqlsem.errors import BatchFailed, ConfigurationError, SqlsemError
 from sqlsem.model import BatchEntry, Duration, check_duration, check_name
 from sqlsem.printable import first_line

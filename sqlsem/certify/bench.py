@@ -21,7 +21,7 @@ from sqlsem.certify.results import Failed, NotPossible
 from sqlsem.certify.sessions import Session, server_words
 from sqlsem.coordinator import Coordinator, connect
 from sqlsem.engines.base import Engine, Options
-from sqlsem.engines.roles import Tables
+from sqlsem.engines.protocol import SchemaSession
 from sqlsem.errors import ConfigurationError, Unavailable
 
 __all__ = ["PATIENCE", "Bench", "Wishes"]
@@ -62,7 +62,7 @@ class Bench:
         self.url = engines.plain(url)
         kind = engines.of_url(self.url)
         self.named: Engine = kind(self.url, Options())
-        self.named.require(Tables, "sqlsem certify")
+        self.named.require(SchemaSession, "sqlsem certify")
         if self.named.local_file is not None:
             # A file of its own in the same file system: many writers would hold up those of the named file.
             place = self.named.local_file.parent

@@ -17,7 +17,7 @@ import platformdirs
 import sqlsem
 from sqlsem import config, engines, files
 from sqlsem.engines.base import Engine, Options
-from sqlsem.engines.roles import Tables
+from sqlsem.engines.protocol import SchemaSession
 from sqlsem.errors import ConfigurationError
 from sqlsem.terminal import output
 
@@ -105,7 +105,7 @@ class Connecting:
         """
         with sqlsem.connect(self.chosen_url, **self.options) as coordinator:
             if not bare:  # a lock in the memory of this command would keep nobody out
-                coordinator.engine.require(Tables, "The command line")
+                coordinator.engine.require(SchemaSession, "The command line")
             if looks and not self.settings.embedded:
                 coordinator.engine.creates = False
             where, source = coordinator.engine.where, self.settings.source

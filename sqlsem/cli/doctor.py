@@ -14,8 +14,8 @@ from sqlsem import config, sql, tasks
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import json_option
 from sqlsem.engines.base import Engine
-from sqlsem.engines.roles import Check, Tables
-from sqlsem.engines.scheduling import ScheduleSession
+from sqlsem.engines.protocol import Check, SchemaSession
+from sqlsem.engines.schedules import ScheduleSession
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.printable import clean
 from sqlsem.sql.features import FEATURES, listed
@@ -86,7 +86,7 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
         return engine.where, [*checks, _failed("connect", exc, mend)]
     try:
         checks.append(Check("connect", True, f"in {(time.perf_counter() - began) * 1000:.1f} ms"))
-        if engine.has(Tables):
+        if engine.has(SchemaSession):
             checks += [_schema(session), *_features(engine), *_engine(session)]
         in_order = all(check.ok for check in checks if check.name == "schema")
         if engine.has(ScheduleSession) and in_order and session.has_feature("queue"):
@@ -95,7 +95,7 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
         session.close()
     if all(check.ok for check in checks if check.name == "schema"):
         try:
-            if engine.has(Tables) and engine.installed.has("operate"):
+            if engine.has(SchemaSession) and engine.installed.has("operate"):
                 checks.append(_members(options))
             checks.append(_round_trip(options))
         except SqlsemError as exc:
@@ -111,7 +111,7 @@ def _failed(name: str, exc: Exception, mend: str) -> Check:
     return Check(name, False, " ".join(str(exc).split()) or type(exc).__name__, mend)
 
 
-def _schema(session: Tables) -> Check:
+def _schema(session: SchemaSession) -> Check:
     try:
         settings = session.check_schema()
     except SqlsemError as exc:
@@ -130,7 +130,7 @@ def _features(engine: Engine) -> list[Check]:
     return [Check("features", True, told)]
 
 
-def _engine(session: Tables) -> list[Check]:
+def _engine(session: SchemaSession) -> list[Check]:
     try:
         return session.diagnose()
     except (SqlsemError, NotImplementedError) as exc:

@@ -14,7 +14,7 @@ from sqlsem import engines, sql
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.engines.base import Engine, Session
 from sqlsem.engines.installed import Wish, needed
-from sqlsem.engines.roles import Tables
+from sqlsem.engines.protocol import SchemaSession
 from sqlsem.engines.settings import setting_number
 from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.sql.features import EVERYTHING, FEATURES, chosen, from_setting, listed
@@ -80,7 +80,7 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
       newer than this client, or have more features than --only names.
     """
     engine = options.engine()
-    engine.require(Tables, "sqlsem init")
+    engine.require(SchemaSession, "sqlsem init")
     if (only or add) and not sql.has_features(engine.name):
         raise ConfigurationError(_NO_CHOICE.format(where=engine.where))
     wish = Wish(only or (), add or ())

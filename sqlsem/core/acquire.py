@@ -19,7 +19,7 @@ from sqlsem.core.terms import Terms
 from sqlsem.core.threads import voice
 from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.engines.base import Busy, Session
-from sqlsem.engines.ranking import is_place, line_of
+from sqlsem.engines.priorities import is_place, line_of
 from sqlsem.errors import Deadlock, LockLost, SqlsemError
 from sqlsem.events import Behind, Deadlocked, Lost, TimedOut, Waiting
 from sqlsem.model import MAX_NAME, Entry, Request, Resource, Ticket, monotonic

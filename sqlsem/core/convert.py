@@ -18,7 +18,7 @@ from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep
 from sqlsem.core.threads import voice
 from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.engines.base import Busy, Session
-from sqlsem.engines.roles import Convertible
+from sqlsem.engines.protocol import ConversionSession
 from sqlsem.errors import ConfigurationError, Deadlock, SqlsemError, Timeout
 from sqlsem.events import Behind, Deadlocked, Event, Granted, TimedOut, Waiting
 from sqlsem.insight.blockers import in_words
@@ -39,7 +39,7 @@ class Upgrade(WaitingVerb):
 
     def __init__(self, process: Process, holding: Holding, timeout: Duration | None, event: threading.Event) -> None:
         holding.require()
-        process.engine.require(Convertible, "This")
+        process.engine.require(ConversionSession, "This")
         super().__init__(process, holding.caller, None if timeout is None else check_duration("timeout", timeout))
         self._holding = holding
         self._ticket = holding.tickets[0]
@@ -181,7 +181,7 @@ class Upgrade(WaitingVerb):
 def downgrade(process: Process, holding: Holding) -> Operations[None]:
     """Have the writer become a reader. What cannot be done at once is done by the pulse as soon as it can."""
     holding.require()
-    process.engine.require(Convertible, "This")
+    process.engine.require(ConversionSession, "This")
     _require_convertible(holding, WRITE, "downgraded")
     if holding.depth > 1:
         raise ConfigurationError(

@@ -12,7 +12,7 @@ from sqlsem.core.membership import Membership
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.deadlocks import Found
 from sqlsem.engines.base import Session
-from sqlsem.engines.roles import DeadlockSearch
+from sqlsem.engines.protocol import DeadlockSession
 from sqlsem.model import Ticket, monotonic
 
 __all__ = ["DeadlockWatch", "Suspect"]
@@ -68,7 +68,7 @@ class DeadlockWatch(Lookout):
         deadline = monotonic() + SETTLE_SECONDS
         told: set[int] = set()
         while self._suspects and member.member_id is not None and monotonic() < deadline:
-            found = session.find_deadlock(member.member_id) if member.engine.has(DeadlockSearch) else None
+            found = session.find_deadlock(member.member_id) if member.engine.has(DeadlockSession) else None
             if found is not None and self._forgotten(found):
                 member.disown()
                 return

@@ -14,7 +14,7 @@ from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, Operations
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Session
-from sqlsem.engines.travelling import Travelling
+from sqlsem.engines.transfers import TransferSession
 from sqlsem.errors import ConfigurationError, LockLost, SqlsemError
 from sqlsem.model import Duration, Request, Ticket, check_duration, check_name, monotonic
 
@@ -52,7 +52,7 @@ def check_token(token: object) -> str:
 def handing_over(process: Process, grant: BaseGrant, ttl: Duration, to: str | None) -> Operations[str]:
     """Hand a grant over; the token by which it can be adopted. See `Grant.hand_over`."""
     holding = grant.holding
-    process.engine.require(Travelling, "hand_over()")
+    process.engine.require(TransferSession, "hand_over()")
     seconds = _check_ttl(ttl)
     if to is not None:
         check_name("to", to, 128)
@@ -165,7 +165,7 @@ class Adoption(Generic[G]):
         make_grant: Callable[[Holding, float], G],
     ) -> None:
         process.require_open()
-        process.engine.require(Travelling, "adopt()")
+        process.engine.require(TransferSession, "adopt()")
         self._process = process
         self._member = process.member
         self._token = check_token(token)

@@ -13,7 +13,7 @@ from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, Operations
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Session
-from sqlsem.engines.keeping import KeepingSession
+from sqlsem.engines.kept_locks import KeptLockSession
 from sqlsem.events import meets
 from sqlsem.insight.blockers import Blockers
 from sqlsem.insight.kept import KeptLock
@@ -102,7 +102,7 @@ class _Looks:
 
 
 def _kept_locks(session: Session | _Looks, resource: str) -> list[KeptLock]:
-    if isinstance(session, _Looks) or (isinstance(session, KeepingSession) and session.has_feature("operate")):
+    if isinstance(session, _Looks) or (isinstance(session, KeptLockSession) and session.has_feature("operate")):
         return session.kept_locks(resource)
     return []
 

@@ -22,7 +22,7 @@ from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, drive
 from sqlsem.core.threads import GoesOn, Kept, voice
 from sqlsem.engines.base import Session
-from sqlsem.engines.leaving import LeavingSession
+from sqlsem.engines.commit_release import CommitReleaseSession
 from sqlsem.errors import ConfigurationError, SqlsemError
 
 __all__ = ["Departure", "elsewhere", "here", "leaving", "placed"]
@@ -65,7 +65,7 @@ def elsewhere(process: Process, theirs: str) -> bool:
     engine = process.engine
     for again in (False, True):
         if engine.place_known is None or again:  # another server may have taken over
-            engine.place_known = process.look(lambda session: session.whereabouts(), LeavingSession)
+            engine.place_known = process.look(lambda session: session.whereabouts(), CommitReleaseSession)
         if engine.same_place(engine.place_known, theirs):
             return False
     return True
@@ -156,7 +156,7 @@ class Departure:
 def leaving(process: Process, grant: BaseGrant, given: Any) -> Generator[Any, Any, None]:
     """`Grant.release_with`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
     holding, engine = grant.holding, process.engine
-    engine.require(LeavingSession, "release_with()")
+    engine.require(CommitReleaseSession, "release_with()")
     holding.require()
     if holding.depth > 1:
         raise ConfigurationError(

@@ -10,7 +10,7 @@ from sqlsem.core import ending
 from sqlsem.core.membership import Membership
 from sqlsem.core.places import Places
 from sqlsem.core.threads import Pool
-from sqlsem.engines.base import AsyncSession, Wire
+from sqlsem.engines.base import AsyncSession, EngineConnection
 
 __all__ = ["LoopDriver", "Loops"]
 
@@ -83,6 +83,6 @@ class Loops:
         for driver in list(self.drivers.values()):
             driver.soon(driver.end)
 
-    def sessions(self) -> list[Wire]:
+    def sessions(self) -> list[EngineConnection]:
         """All that are open and idle: for a forked child."""
         return [session for driver in self.drivers.values() for session in driver.idle]

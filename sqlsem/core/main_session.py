@@ -22,7 +22,7 @@ from sqlsem import runtime
 from sqlsem.core import ending
 from sqlsem.core.threads import foreign_place, voice
 from sqlsem.engines.base import (
-    Allowance,
+    AdaptiveTimeout,
     Busy,
     Disconnected,
     Engine,
@@ -83,7 +83,7 @@ class MainSession:
         self._lock = runtime.lock()
         self._refused = (-math.inf, "")  # when an attempt to connect last failed, and why
         self._calling: float | None = None  # when the call that is under way began
-        self._overdue = Allowance(max(trust, OVERDUE_SECONDS))  # what it may take
+        self._overdue = AdaptiveTimeout(max(trust, OVERDUE_SECONDS))  # what it may take
         self._unanswered: Session | None = None  # was cut off by the watch
         #: Why the database is not the one that our numbers come from: nothing can be done any more.
         self.displaced: str | None = None

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
-from sqlsem.engines.guarding import GuardSession
-from sqlsem.engines.keeping import KeepingSession
+from sqlsem.engines.guarded_tables import GuardedTableSession
+from sqlsem.engines.kept_locks import KeptLockSession
+from sqlsem.engines.priorities import LINE, PrioritySession, never_ranked
+from sqlsem.engines.protocol import AdminSession, TaskSession
 from sqlsem.engines.queue_limits import QueueLimitSession
-from sqlsem.engines.ranking import LINE, RankedSession, never_ranked
-from sqlsem.engines.rating import RateSession
-from sqlsem.engines.roles import Administration, TaskSession
+from sqlsem.engines.rates import RateSession
 from sqlsem.engines.settings import SettingSession
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.insight.kept import KeptLock
@@ -70,7 +70,7 @@ class Views:
         >>> coordinator.overview().members[0].host  # doctest: +SKIP
         'etl1'
         """
-        return self.process.look(lambda session: session.overview(), Administration)
+        return self.process.look(lambda session: session.overview(), AdminSession)
 
     def kept_locks(self, resource: str | None = None) -> list[KeptLock]:
         """Return the locks inside the database that a session keeps for longer than a call needs them: whose session it
@@ -80,9 +80,9 @@ class Views:
         ...     print(kept.words, kept.remedy)
         """
         check_some("The resource name", resource)
-        if not self.process.engine.has(KeepingSession):
+        if not self.process.engine.has(KeptLockSession):
             return []
-        return self.process.look(lambda session: session.kept_locks(resource), KeepingSession)
+        return self.process.look(lambda session: session.kept_locks(resource), KeptLockSession)
 
     def history(
         self,
@@ -108,7 +108,7 @@ class Views:
         check_some("The resource name", resource)
         check_count("most", most, 0)
         wanted = _wanted(since, until, outcome=outcome, who=who)
-        return self.process.look(lambda session: session.history(resource, most, **wanted), Administration)
+        return self.process.look(lambda session: session.history(resource, most, **wanted), AdminSession)
 
     def operations(
         self,
@@ -139,7 +139,7 @@ class Views:
         check_some("The name", name)
         check_count("most", most, 0)
         wanted = _wanted(since, until, action=action, who=who)
-        return self.process.look(lambda session: session.operations(name, most, **wanted), Administration)
+        return self.process.look(lambda session: session.operations(name, most, **wanted), AdminSession)
 
 
 class Operators(Views):
@@ -207,7 +207,7 @@ class Operators(Views):
         value = None
         if seconds is not None:
             value = max(1, int(check_duration("stale_after", seconds, zero=False) * 1000))
-        self.process.look(lambda session: session.set_resource(name, "stale_after", value), Administration)
+        self.process.look(lambda session: session.set_resource(name, "stale_after", value), AdminSession)
 
     def set_priorities(self, resource: str, ageing: Duration | None = 60.0) -> None:
         """Let requests of a resource wait by priority: each must then name one (``mutex("etl", priority=5)``), and a
@@ -231,7 +231,7 @@ class Operators(Views):
             if (wrong := never_ranked(name)) is not None:
                 raise ConfigurationError(wrong, resource=name)
             value = max(1, int(check_duration("ageing", ageing, zero=False) * 1000))
-        self.process.engine.require(RankedSession, "A priority")
+        self.process.engine.require(PrioritySession, "A priority")
         self.process.look(lambda session: session.set_resource(name, "ageing", value), SettingSession)
 
     def pause(self, resource: str) -> None:
@@ -249,7 +249,7 @@ class Operators(Views):
         grace to notice (``force=True`` does not wait for that). Raises `NotHeld` when there is no such row.
         """
         check_id("The position", position)
-        code = self.process.look(lambda session: session.revoke(position, bool(force)), Administration)
+        code = self.process.look(lambda session: session.revoke(position, bool(force)), AdminSession)
         if code < 0:
             raise NotHeld(f"There is no row at position {position}; see: sqlsem ls")
         return code == 0
@@ -270,11 +270,11 @@ class Operators(Views):
             check_count("The number of a member", member, most=2**63 - 1)
         if login is not None:
             check_name("The login", login)
-        return self.process.look(lambda session: session.revoke_members(member, login, force), Administration)
+        return self.process.look(lambda session: session.revoke_members(member, login, force), AdminSession)
 
     def reap(self) -> int:
         """Test every owner now and remove what the dead left behind; the number of rows removed."""
-        return self.process.look(lambda session: session.reap(), Administration)
+        return self.process.look(lambda session: session.reap(), AdminSession)
 
     def guard_table(self, table: str, resource: str) -> int:
         """Let nobody write into a table whose transaction has not asserted a grant of ``resource`` that may write
@@ -305,12 +305,12 @@ class Operators(Views):
 
     def _guarding(self, call: Callable[[Session], T]) -> T:
         engine = self.process.engine
-        if not engine.has(GuardSession):
+        if not engine.has(GuardedTableSession):
             raise ConfigurationError(
                 f"{engine.where} cannot guard tables: it has no triggers that run once for a statement; there "
                 f"grant.assert_held(cursor) in each transaction says whether the lock is held"
             )
-        return self.process.look(call, GuardSession)
+        return self.process.look(call, GuardedTableSession)
 
     def queues(self, queue: str | None = None) -> list[QueueCounts]:
         """One work queue, or all: how many tasks are in which state, the oldest, the rate, what holds it up.

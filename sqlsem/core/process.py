@@ -40,8 +40,8 @@ from sqlsem.core.threads import Pool, call_out, hush, spawn, spawn_in_handler, v
 from sqlsem.core.turns import Turns
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.core.wanted import WantedWatch
-from sqlsem.engines.base import Allowance, Engine, Session, Wire, bounded
-from sqlsem.engines.roles import LockSession
+from sqlsem.engines.base import AdaptiveTimeout, Engine, EngineConnection, Session, bounded
+from sqlsem.engines.protocol import LockSession
 from sqlsem.model import End, Entry, Ticket, monotonic
 
 __all__ = ["Process", "processes"]
@@ -97,7 +97,7 @@ class Process:
 
     def _reset(self) -> None:
         """The state of one that has done nothing yet; in a forked child, too."""
-        self._look_limit = Allowance(max(1.0, self.retry))  # what a look at the tables may take
+        self._look_limit = AdaptiveTimeout(max(1.0, self.retry))  # what a look at the tables may take
         self.member = Membership(self.engine, self, self.retry)
         self.state_lock = self.member.state_lock
         self.name = f"{socket.gethostname()}:{os.getpid()}"
@@ -317,12 +317,12 @@ class Process:
         with self.state_lock:
             return [self.member.tickets[position] for position in positions if position in self.member.tickets]
 
-    def after_fork(self) -> list[Wire]:
+    def after_fork(self) -> list[EngineConnection]:
         """In a forked child: begin anew. Returns the parent's connections, which are never used or closed here, as that
         would end the parent's sessions.
         """
         main = self.member.main.session
-        sessions: list[Wire] = [
+        sessions: list[EngineConnection] = [
             *([] if main is None else [main]),
             *self.news.sessions(),
             *self.watch.sessions(),
@@ -384,7 +384,7 @@ def _have_done(pool: Pool, call: Callable[..., object], *arguments: Any) -> Futu
 
 
 _processes: weakref.WeakSet[Process] = weakref.WeakSet()
-_inherited: list[Wire] = []  # kept, as they would be closed by being forgotten
+_inherited: list[EngineConnection] = []  # kept, as they would be closed by being forgotten
 
 
 def processes() -> list[Process]:

@@ -12,7 +12,7 @@ from sqlsem.core.lines import Waiter
 from sqlsem.core.steps import Call, Operations, Sleep
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Session
-from sqlsem.engines.ranking import RankedSession, Turn
+from sqlsem.engines.priorities import PrioritySession, Turn
 from sqlsem.errors import ConfigurationError, LockLost, SqlsemError
 from sqlsem.events import Behind, Waiting
 from sqlsem.model import Request, Ticket
@@ -39,7 +39,7 @@ class RankedAcquisition(Acquisition[G]):
 
     def run(self) -> Operations[G | None]:
         """As of any lock. Raises `ConfigurationError` for who holds something, and could be in a deadlock."""
-        self.process.engine.require(RankedSession, "A priority")
+        self.process.engine.require(PrioritySession, "A priority")
         return (yield from super().run())
 
     def done(self) -> None:

@@ -19,7 +19,7 @@ from sqlsem.core.settling import BaseRateGrant, giving_back
 from sqlsem.core.steps import Call, Operations, Sleep
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Disconnected, Session
-from sqlsem.engines.rating import RateSession
+from sqlsem.engines.rates import RateSession
 from sqlsem.errors import LockLost, SqlsemError
 from sqlsem.events import TimedOut
 from sqlsem.model import Request, monotonic

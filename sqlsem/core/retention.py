@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sqlsem.core.main_session import MainSession
 from sqlsem.engines.base import Engine, Session
-from sqlsem.engines.roles import Administration, TaskSession
+from sqlsem.engines.protocol import AdminSession, TaskSession
 from sqlsem.model import monotonic
 
 __all__ = ["Retention"]
@@ -26,7 +26,7 @@ class Retention:
         self._pings = 0
         self._done = 0  # what this process had done when it was last looked
         self._prunes: list[Callable[[Session, int], int]] = []
-        if engine.has(Administration):
+        if engine.has(AdminSession):
             self._prunes.append(lambda session, _: session.prune(ROWS))
         if engine.has(TaskSession):
             self._prunes.append(lambda session, _: session.prune_tasks(ROWS) if session.has_feature("queue") else 0)

@@ -1,8 +1,8 @@
 """Who of this process waits in lines of priority: who tells whom when looking may pay. No I/O.
 
-Whose turn it is the database decides, at each look (`sqlsem.engines.ranking`). So a look at the wrong time costs a call
-and nothing else. One who waits right behind another one of this process is told when that has left; the others look
-from time to time, and are told of what this process gives back.
+Whose turn it is the database decides, at each look (`sqlsem.engines.priorities`). So a look at the wrong time costs
+a call and nothing else. One who waits right behind another one of this process is told when that has left; the others
+look from time to time, and are told of what this process gives back.
 """
 
 from __future__ import annotations

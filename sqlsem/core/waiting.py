@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from sqlsem.core.membership import Membership
 from sqlsem.core.places import Places, Token
 from sqlsem.core.threads import voice
-from sqlsem.engines.base import Session, Wire
+from sqlsem.engines.base import EngineConnection, Session
 from sqlsem.model import monotonic
 
 __all__ = ["MOST_IDLE_SESSIONS", "MOST_WAITING_SESSIONS", "WaitingRoom"]
@@ -56,7 +56,7 @@ class WaitingRoom:
         self._state_lock = member.state_lock
         self._idle: list[Session] = []
         #: Sessions that wait, and until when the answer is due. (What an interrupt leaves of one is not kept here.)
-        self._due: weakref.WeakKeyDictionary[Wire, float] = weakref.WeakKeyDictionary()
+        self._due: weakref.WeakKeyDictionary[EngineConnection, float] = weakref.WeakKeyDictionary()
         self._places = Places(MOST_WAITING_SESSIONS)
 
     def session(self, timeout: float) -> Seat:
@@ -104,7 +104,7 @@ class WaitingRoom:
         return kept
 
     @contextlib.contextmanager
-    def awaiting(self, session: Wire, timeout: float) -> Iterator[None]:
+    def awaiting(self, session: EngineConnection, timeout: float) -> Iterator[None]:
         """While a session waits it is interrupted when its answer is overdue, and when its coordinator is closed."""
         try:
             self._await(session, timeout)
@@ -113,7 +113,7 @@ class WaitingRoom:
             with self._state_lock:
                 self._due.pop(session, None)
 
-    def _await(self, session: Wire, timeout: float) -> None:
+    def _await(self, session: EngineConnection, timeout: float) -> None:
         with self._state_lock:
             self._due[session] = monotonic() + timeout + max(OVERDUE_SECONDS, self._member.trust)
         self._member.main.require_open()
@@ -143,6 +143,6 @@ class WaitingRoom:
         for session in idle:
             session.close()
 
-    def sessions(self) -> list[Wire]:
+    def sessions(self) -> list[EngineConnection]:
         """All that are open. (Without the lock: for a forked child.)"""
         return [*self._idle, *self._due]

@@ -10,7 +10,7 @@ from sqlsem.core.lookout import Lookout
 from sqlsem.core.membership import Membership
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.engines.base import Session
-from sqlsem.engines.ranking import is_place, line_of
+from sqlsem.engines.priorities import is_place, line_of
 from sqlsem.model import UPGRADE, Entry, Request
 
 __all__ = ["WantedWatch"]

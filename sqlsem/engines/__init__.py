@@ -1,6 +1,6 @@
 """The engines: this is the one place that names them, and each is a module or package that is loaded when asked for.
 
-What an engine is stands in `sqlsem.engines.base`, what it may offer in `sqlsem.engines.roles`; the smallest one is
+What an engine is stands in `sqlsem.engines.base`, what it may offer in `sqlsem.engines.protocol`; the smallest one is
 `sqlsem.engines.memory`.
 """
 

@@ -22,7 +22,7 @@ __all__ = [
     "not_adopted",
 ]
 
-#: What `Administration.rights` may find, in the order in which the databases are asked.
+#: What `AdminSession.rights` may find, in the order in which the databases are asked.
 RIGHTS = ("operate", "retry")
 
 

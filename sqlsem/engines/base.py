@@ -1,4 +1,4 @@
-"""What every engine offers: an `Engine` that opens sessions, which speak the protocol in `sqlsem.engines.roles`."""
+"""What every engine offers: an `Engine` that opens sessions, which speak the protocol in `sqlsem.engines.protocol`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,32 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from sqlsem import runtime, sql
-from sqlsem.engines import lent
+from sqlsem.engines import borrowed
 from sqlsem.engines.installed import Installed, Statements, Wish
-from sqlsem.engines.roles import ROLES, AsyncSession, Check, LockSession, Plan, Session, Tables, Wire
+from sqlsem.engines.protocol import (
+    CAPABILITIES,
+    AsyncSession,
+    Check,
+    EngineConnection,
+    LockSession,
+    Plan,
+    SchemaSession,
+    Session,
+)
 from sqlsem.engines.settings import setting_number
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import Ticket, monotonic
 from sqlsem.sql.features import CORE, from_setting
 
 __all__ = [
-    "Allowance",
+    "AdaptiveTimeout",
     "AsyncSession",
     "Busy",
     "Check",
     "Creator",
     "Disconnected",
     "Engine",
+    "EngineConnection",
     "LockSession",
     "Options",
     "Plan",
@@ -38,7 +48,6 @@ __all__ = [
     "Replaced",
     "Session",
     "Unanswered",
-    "Wire",
     "bounded",
     "here",
     "setting_number",
@@ -69,7 +78,7 @@ class Unanswered(Disconnected):
     patient = False
 
     @classmethod
-    def of(cls, exc: Disconnected, allowance: Allowance) -> Unanswered:
+    def of(cls, exc: Disconnected, allowance: AdaptiveTimeout) -> Unanswered:
         """What is to be raised in place of ``exc``, which came of giving a statement up."""
         told = cls(f"{exc} (no answer came within {allowance.seconds:.1f} s)")
         told.patient = allowance.exceeded()
@@ -80,7 +89,7 @@ class Busy(Unavailable):
     """Somebody holds a lock in the database for longer than we are willing to wait in one go; try again."""
 
 
-class Allowance:
+class AdaptiveTimeout:
     """How long an answer may take: ``base`` seconds, and twice as long after each time that was too short.
 
     Else a server that needs longer, as it has to compile something first, would be asked, cut short, and asked again
@@ -149,7 +158,7 @@ class Engine(abc.ABC):
     guard_hint: ClassVar[str] = ""
     #: Whether a database that is not there is created (SQLite). Set to False by who only looks.
     creates: bool = True
-    #: What `LeavingSession.whereabouts` has said last.
+    #: What `CommitReleaseSession.whereabouts` has said last.
     place_known: str | None = None
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
@@ -158,10 +167,10 @@ class Engine(abc.ABC):
         self.options = options
         self.creator = creator
         #: What the statements that make a connection ready may take, altogether.
-        self.setup = None if self.setup_timeout is None else Allowance(self.setup_timeout)
+        self.setup = None if self.setup_timeout is None else AdaptiveTimeout(self.setup_timeout)
         #: The features that the database is known to have.
         self.installed = Installed(lambda: self.where, self.read_settings)
-        if self.has(Tables):
+        if self.has(SchemaSession):
             self.queries()  # now: later, a fork in the middle of it would leave the import system locked in the child
 
     @property
@@ -179,24 +188,24 @@ class Engine(abc.ABC):
         """The file of this host in which the database is, if it is one."""
         return None
 
-    # -- roles --------------------------------------------------------------------------------------------------
+    # -- capabilities -------------------------------------------------------------------------------------------
 
     @classmethod
-    def has(cls, role: type[Any]) -> bool:
-        """Whether the sessions of this engine have a role (one of `sqlsem.engines.roles.ROLES`)."""
-        return issubclass(cls.session_class, role)
+    def has(cls, capability: type[Any]) -> bool:
+        """True if the sessions of this engine have a capability (a class of `sqlsem.engines.protocol`)."""
+        return issubclass(cls.session_class, capability)
 
     @classmethod
-    def roles(cls) -> tuple[type[LockSession], ...]:
-        """What they offer beside locks."""
-        return tuple(role for role in ROLES if cls.has(role))
+    def capabilities(cls) -> tuple[type[LockSession], ...]:
+        """Return the capabilities that the sessions of this engine have beside locks."""
+        return tuple(capability for capability in CAPABILITIES if cls.has(capability))
 
-    def require(self, role: type[Any], what: str) -> None:
-        """Raise `ConfigurationError` where ``what`` somebody asks for needs a role that this engine lacks."""
-        if not self.has(role):
+    def require(self, capability: type[Any], caller: str) -> None:
+        """Raise `ConfigurationError` if this engine lacks a capability that ``caller`` (in words) needs."""
+        if not self.has(capability):
             raise ConfigurationError(
-                f"{what} needs {role.offers}, which {self.where} does not offer; name another database, such as "
-                f"sqlite:///file.db (in $SQLSEM_URL, --url or sqlsem.connect(…))"
+                f"{caller} needs {capability.offers}, which {self.where} does not offer; name another database, such "
+                f"as sqlite:///file.db (in $SQLSEM_URL, --url or sqlsem.connect(…))"
             )
 
     # -- sessions -----------------------------------------------------------------------------------------------
@@ -237,13 +246,15 @@ class Engine(abc.ABC):
         raise ConfigurationError(f"{self.where} has no rows that a transaction could keep: ask check() instead")
 
     def placing(self, cursor: Any) -> Generator[Any, Any, str]:
-        """What `LeavingSession.whereabouts` says, of the caller's ``cursor``. Yields as `pinning` does."""
+        """What `CommitReleaseSession.whereabouts` says, of the caller's ``cursor``. Yields as `pinning` does."""
         yield cursor.execute(self.queries()["whereabouts"])
         row = yield cursor.fetchone()
-        return str(lent.values(row)[0])
+        return str(borrowed.values(row)[0])
 
     def leave_with(self, cursor: Any, word: str) -> Generator[Any, Any, None]:
-        """Leave a word in the transaction of the caller's ``cursor`` (`LeavingSession`). Yields as `pinning` does."""
+        """Write a commit marker in the transaction of the caller's ``cursor`` (`CommitReleaseSession`); yields as
+        `pinning` does.
+        """
         yield cursor.execute(self.queries()["leave_with"], (word,))
 
     def same_place(self, one: str, other: str) -> bool:
@@ -267,13 +278,13 @@ class Engine(abc.ABC):
         """A grant as a session notes it; empty when it is gone. Yields as `pinning` does."""
         yield cursor.execute(self.queries()["session_entry"], (ticket.resource, ticket.position, ticket.requesting_id))
         row = yield cursor.fetchone()
-        return str(lent.values(row)[0]) if row else ""
+        return str(borrowed.values(row)[0]) if row else ""
 
     def note_session(self, cursor: Any, entries: str) -> Generator[Any, Any, None]:
         """Have the session of ``cursor`` count on those grants; yields as `pinning` does."""
         yield cursor.execute(self.queries()["note_session"], (entries,))
 
-    def lend(self, cursor: Any) -> Session:
+    def session_on(self, cursor: Any) -> Session:
         """A session that runs its statements by the caller's ``cursor``, inside the caller's own transaction, and says
         what goes wrong in the driver's own words. To put tasks with.
         """
@@ -354,7 +365,7 @@ def here() -> str:
 
 
 @contextlib.contextmanager
-def bounded(session: Wire, limit: Allowance | float | None) -> Iterator[None]:
+def bounded(session: EngineConnection, limit: AdaptiveTimeout | float | None) -> Iterator[None]:
     """Interrupt what goes on with a session after so many seconds: the other side may never answer."""
     if limit is None:
         yield
@@ -365,12 +376,12 @@ def bounded(session: Wire, limit: Allowance | float | None) -> Iterator[None]:
         over.set()
         session.interrupt()
 
-    timer = runtime.current().timer(limit.seconds if isinstance(limit, Allowance) else limit, end)
+    timer = runtime.current().timer(limit.seconds if isinstance(limit, AdaptiveTimeout) else limit, end)
     timer.start()
     try:
         yield
     except Disconnected as exc:
-        if over.is_set() and isinstance(limit, Allowance):
+        if over.is_set() and isinstance(limit, AdaptiveTimeout):
             raise Unanswered.of(exc, limit) from exc
         raise
     finally:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from sqlsem import sql
 from sqlsem.engines.base import Engine
-from sqlsem.engines.roles import Check
+from sqlsem.engines.protocol import Check
 
 __all__ = ["Doctor", "clocks", "session_locks"]
 

@@ -20,11 +20,11 @@ from datetime import datetime, timedelta, timezone
 from sqlsem import deadlocks
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options
 from sqlsem.engines.periodic import OnceEntry, PeriodicSession
-from sqlsem.engines.ranking import RankedSession, Turn, is_place, line_of, no_priorities, place_of, unranked
-from sqlsem.engines.rating import RateSession
-from sqlsem.engines.roles import DeadlockSearch
+from sqlsem.engines.priorities import PrioritySession, Turn, is_place, line_of, no_priorities, place_of, unranked
+from sqlsem.engines.protocol import DeadlockSession
+from sqlsem.engines.rate_windows import RateState
+from sqlsem.engines.rates import RateSession
 from sqlsem.engines.settings import SettingSession
-from sqlsem.engines.slots import RateState
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import Patterns, counted_on, no_limit_set, with_settings
 from sqlsem.model import Entry, Pulse, Request, Resource, Ticket, monotonic
@@ -197,7 +197,7 @@ class MemoryRates(RateSession):
             ]
 
 
-class MemorySession(MemoryRates, RankedSession, DeadlockSearch, SettingSession, PeriodicSession):
+class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSession, PeriodicSession):
     """A look at the store of one engine."""
 
     @property

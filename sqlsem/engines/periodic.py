@@ -1,4 +1,4 @@
-"""What runs once per period, as a role of a session; see `sqlsem.engines.roles`."""
+"""What runs once per period, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 

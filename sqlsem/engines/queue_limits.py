@@ -1,4 +1,4 @@
-"""Limits and weights of the work queue, as a role of a session; see `sqlsem.engines.roles`."""
+"""Limits and weights of the work queue, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators set for resources, as a role of a session; see `sqlsem.engines.roles`."""
+"""What operators set for resources, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 

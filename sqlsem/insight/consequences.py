@@ -15,7 +15,7 @@ from sqlsem.printable import clean
 
 __all__ = ["OPERATE", "RETRY", "Action", "Consequence", "consequence", "entering"]
 
-#: The rights that actions need, as sessions name them (`Administration.rights`).
+#: The rights that actions need, as sessions name them (`AdminSession.rights`).
 OPERATE, RETRY = "operate", "retry"
 #: So many of those that go in are named.
 NAMED = 3

@@ -12,10 +12,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from sqlsem.coordinator import Coordinator
-from sqlsem.engines.base import Allowance, Session, bounded
-from sqlsem.engines.ranking import RankedSession
-from sqlsem.engines.rating import RateSession
-from sqlsem.engines.roles import Administration
+from sqlsem.engines.base import AdaptiveTimeout, Session, bounded
+from sqlsem.engines.priorities import PrioritySession
+from sqlsem.engines.protocol import AdminSession
+from sqlsem.engines.rates import RateSession
 from sqlsem.errors import SqlsemError
 from sqlsem.insight.chains import Leader, is_waiting, leaders
 from sqlsem.insight.overview import Overview, Percentiles
@@ -74,10 +74,10 @@ class Exporter:
         most: int = MOST_LABELS,
         once: bool = False,
     ) -> None:
-        coordinator.engine.require(Administration, "An exporter")
+        coordinator.engine.require(AdminSession, "An exporter")
         self._coordinator = coordinator
         self._session: Session | None = None
-        self._allowance = Allowance(PATIENCE_SECONDS)
+        self._allowance = AdaptiveTimeout(PATIENCE_SECONDS)
         self._asking = threading.Lock()  # one scrape at a time; guards all that follows
         self._answer: tuple[float, list[Metric]] | None = None
         self._once = once
@@ -332,7 +332,7 @@ def _look(session: Session) -> tuple[Overview, Sequence[RateEntry], Mapping[str,
     return (
         session.overview(),
         session.rates(None) if isinstance(session, RateSession) and session.has_feature("rates") else (),
-        session.priorities() if isinstance(session, RankedSession) and session.has_feature("priorities") else {},
+        session.priorities() if isinstance(session, PrioritySession) and session.has_feature("priorities") else {},
     )
 
 

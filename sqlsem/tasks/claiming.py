@@ -18,9 +18,9 @@ from sqlsem.core.defaults import Coordinated, process_of
 from sqlsem.core.pauses import pauses
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
-from sqlsem.engines.parking import ParkingSession
-from sqlsem.engines.roles import TaskSession
-from sqlsem.engines.scheduling import ScheduleSession
+from sqlsem.engines.blocked_tasks import BlockedTaskSession
+from sqlsem.engines.protocol import TaskSession
+from sqlsem.engines.schedules import ScheduleSession
 from sqlsem.model import Claimed, End, monotonic
 from sqlsem.tasks.schedules import Scheduler
 from sqlsem.tasks.task import Task, remember_ends, tickets_of
@@ -118,7 +118,7 @@ class Claiming:
 
     def is_blocked_check_due(self) -> bool:
         """Return True if the next claim is to check the tasks that wait for their locks."""
-        return monotonic() >= self._check_blocked_at and self.process.engine.has(ParkingSession)
+        return monotonic() >= self._check_blocked_at and self.process.engine.has(BlockedTaskSession)
 
     def end_and_claim(
         self, ends: Sequence[End], limit: int, *, prefetch_owner: str | None = None
@@ -134,7 +134,7 @@ class Claiming:
         uid, owner, caller = process.new_uid(), prefetch_owner or owner_name(), this_thread()
         requesting_id = process.requesting_id(caller)
         tried_members: list[int] = []
-        may_claim_blocked = limit > 0 and prefetch_owner is None and process.engine.has(ParkingSession)
+        may_claim_blocked = limit > 0 and prefetch_owner is None and process.engine.has(BlockedTaskSession)
         blocked_due, blocked_checked = may_claim_blocked and monotonic() >= self._check_blocked_at, False
         with_locks: list[Claimed] = []  # the task that was claimed with its locks
 

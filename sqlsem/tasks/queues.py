@@ -18,10 +18,10 @@ from sqlsem.core.process import Process
 from sqlsem.core.steps import drive
 from sqlsem.core.terms import Terms
 from sqlsem.engines.base import Session
-from sqlsem.engines.parking import ParkingSession
+from sqlsem.engines.blocked_tasks import BlockedTaskSession
+from sqlsem.engines.protocol import TaskSession
 from sqlsem.engines.queue_limits import QueueLimitSession
-from sqlsem.engines.roles import TaskSession
-from sqlsem.engines.scheduling import ScheduleSession
+from sqlsem.engines.schedules import ScheduleSession
 from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed, Timeout
 from sqlsem.insight.blockers import tasks_in_words
 from sqlsem.model import (
@@ -157,7 +157,7 @@ class Queue:
             engine.require(TaskSession, "put()")
             theirs = cursor_of(cursor, "put()")
             refuse_autocommit(theirs, "put()")
-            session = engine.lend(theirs)
+            session = engine.session_on(theirs)
             here(self.claiming.process, session.whereabouts, "put()")
             for some in _portions(how, bodies):
                 task_ids += session.put_tasks(self.name, os.urandom(12).hex(), some)
@@ -478,7 +478,7 @@ def _locks(locks: Iterable[AnyLock]) -> tuple[TaskLock, ...]:
 
 def _check_database(locks: Iterable[AnyLock], process: Process) -> None:
     """Raise `ConfigurationError` for locks of another database, or where there are no tasks with locks."""
-    process.engine.require(ParkingSession, "put(locks=…)")
+    process.engine.require(BlockedTaskSession, "put(locks=…)")
     for lock in locks:
         given = lock.terms.given_process
         if given is not None and given is not process:

@@ -21,7 +21,7 @@ from typing import Any, cast
 from sqlsem.engines.base import Busy, Disconnected, Engine, Options, Session
 from sqlsem.engines.sqlite.connection import is_busy
 from sqlsem.engines.sqlite.engine import SqliteEngine, SqliteSession
-from sqlsem.engines.sqlite.rings import Rings
+from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
 from sqlsem.model import Ticket
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.faults import Trouble
@@ -176,7 +176,7 @@ class _Nudge:
         self._server.wait_for(max(seconds, LOOK_SECONDS), self._nudge)
 
 
-class VirtualRings(Rings):
+class VirtualRings(UnixSocketNotifier):
     """A waiter sleeps until something was written, it is rung or nudged, or its time is up."""
 
     def __init__(self, server: FileServer, database: Path, table: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlsem.engines.answers import TOO_LATE, UNKNOWN, USED, not_adopted
-from sqlsem.engines.travelling import Travelling
+from sqlsem.engines.transfers import TransferSession
 from sqlsem.model import UPGRADE, Request, Ticket
 from sqlsem.testing.store import Member
 
@@ -28,7 +28,7 @@ class Given:
     adopted: tuple[int, str] | None = None  # by which member, in which call
 
 
-class Handovers(Travelling):
+class Handovers(TransferSession):
     """The part of a session that hands over and adopts. All logins are one."""
 
     _server: Server

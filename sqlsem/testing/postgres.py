@@ -31,7 +31,7 @@ from psycopg.waiting import Ready, Wait
 from sqlsem import sql
 from sqlsem.engines.base import Engine, Options, Session
 from sqlsem.engines.postgresql.engine import PostgresEngine, PostgresSession
-from sqlsem.engines.postgresql.wire import Connection
+from sqlsem.engines.postgresql.psycopg_connection import Connection
 from sqlsem.errors import ConfigurationError
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.faults import Trouble

@@ -8,7 +8,7 @@ import contextlib
 from typing import Any
 
 from sqlsem.core.grants import Grant
-from sqlsem.engines.ranking import LINE
+from sqlsem.engines.priorities import LINE
 from sqlsem.errors import LockLost, NotHeld
 from sqlsem.leading import Term
 from sqlsem.tasks.queues import Queue

@@ -89,7 +89,7 @@ def test_idle_workers_cost_one_statement_a_second(working):
     names = [
         name
         for name, _ in inspect.getmembers(roles.Session, inspect.isfunction)
-        if not (name.startswith("_") or hasattr(roles.Wire, name) or name == "require_in_place")
+        if not (name.startswith("_") or hasattr(roles.EngineConnection, name) or name == "require_in_place")
         and hasattr(session, name)
     ]
     assert {"ping", "claim_task", "claim_parked", "next_ready", "tend_queue"} <= set(names)

@@ -10,7 +10,7 @@ from support import PATIENCE, until
 import sqlsem
 from sqlsem.cli import main
 from sqlsem.engines.base import Busy
-from sqlsem.engines.parking import ParkingSession
+from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.model import monotonic
 from sqlsem.tasks import Json, Worker
 
@@ -24,7 +24,7 @@ def patient(connect, database):
 @pytest.fixture
 def queue(patient, name):
     made = patient().queue(name)
-    if not made.claiming.process.engine.has(ParkingSession):
+    if not made.claiming.process.engine.has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
     yield made
     made.set_limit(None)
@@ -447,7 +447,7 @@ def test_other_claims_do_not_meet_the_parked(database, name):
 def test_a_claim_whose_reply_is_lost_finds_its_locks_again(patient, name, monkeypatch, due):
     """Also where other tasks were asked for first."""
     queue = patient().queue(name)
-    if not queue.claiming.process.engine.has(ParkingSession):
+    if not queue.claiming.process.engine.has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
     queue.try_claim()  # there is a main session
     queue.put(Json("load"), locks=[sqlsem.mutex(name)])

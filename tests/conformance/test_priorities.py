@@ -9,7 +9,7 @@ import pytest
 from support import PATIENCE, Attempt, remains, until
 
 import sqlsem
-from sqlsem.engines.ranking import line_of
+from sqlsem.engines.priorities import line_of
 from sqlsem.model import Request
 
 pytestmark = [pytest.mark.locks]

@@ -12,7 +12,7 @@ import pytest
 from support import PATIENCE, cost_of_turns, until
 
 import sqlsem
-from sqlsem.engines.sqlite.turns import by_lot
+from sqlsem.engines.sqlite.fair_queueing import by_lot
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.model import NewTask
 from sqlsem.tasks import Json, Worker

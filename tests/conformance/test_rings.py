@@ -141,7 +141,7 @@ def test_those_who_wait_no_more_make_nobody_deaf(tmp_path):
     file = tmp_path / "x.db"
     file.touch()
     with contextlib.ExitStack() as stack:
-        bell, *ears = (stack.enter_context(contextlib.closing(rings.Rings(file, "t"))) for _ in range(402))
+        bell, *ears = (stack.enter_context(contextlib.closing(rings.UnixSocketNotifier(file, "t"))) for _ in range(402))
         for position, ear in enumerate(ears):
             ear.listen(position)
         bell.ring(range(len(ears)))

@@ -12,7 +12,7 @@ import pytest
 from support import PATIENCE, cost_of_turns, until
 
 import sqlsem
-from sqlsem.engines.sqlite.turns import SqliteTurns
+from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.model import NewTask
 from sqlsem.tasks import Json, Worker
@@ -115,7 +115,7 @@ def test_a_claim_looks_at_one_instant(queue, connect, monkeypatch):
         queue.put(Json(key), key=key)
     held = {task.body: task for task in (others.try_claim(), others.try_claim())}
     held.pop("b").give_back()
-    rows, turned = SqliteTurns.rows, []
+    rows, turned = SqliteFairQueueing.rows, []
 
     def rows_then_others(self, query, *parameters):
         found = rows(self, query, *parameters)
@@ -128,7 +128,7 @@ def test_a_claim_looks_at_one_instant(queue, connect, monkeypatch):
                 held.pop("a").give_back()
         return found
 
-    monkeypatch.setattr(SqliteTurns, "rows", rows_then_others)
+    monkeypatch.setattr(SqliteFairQueueing, "rows", rows_then_others)
     claimed = queue.try_claim()
     assert turned
     assert claimed is not None

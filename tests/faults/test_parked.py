@@ -4,7 +4,7 @@ import pytest
 from support import PATIENCE, until
 
 import sqlsem
-from sqlsem.engines.parking import ParkingSession
+from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.tasks import Json
 
 GRACE = 1.5
@@ -13,7 +13,7 @@ GRACE = 1.5
 @pytest.fixture
 def coordinator(connect):
     made = connect(grace=30)  # of whoever looks on
-    if not made.engine.has(ParkingSession):
+    if not made.engine.has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
     return made
 

@@ -9,7 +9,7 @@ from agent import RemoteError
 from support import until
 
 import sqlsem
-from sqlsem.engines.ranking import line_of
+from sqlsem.engines.priorities import line_of
 
 GRACE = 1.5
 #: As in test_kill.py.

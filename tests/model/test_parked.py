@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from sqlsem.engines.parking import ParkingSession
+from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.model import End, NewTask, Request, TaskLock
 
 #: What may be asked for: access and limit, by resource.
@@ -185,7 +185,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.timeout(600)
 @pytest.mark.leaves_rows
 def test_parked_tasks_follow_the_model(database, name):
-    if not database.make_engine().has(ParkingSession):
+    if not database.make_engine().has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
     run(database, name, max_examples=2 if database.engine == "mssql" else 25, stateful_step_count=30)
 
@@ -194,7 +194,7 @@ def test_parked_tasks_follow_the_model(database, name):
 @pytest.mark.timeout(3600)
 @pytest.mark.leaves_rows
 def test_parked_tasks_follow_the_model_for_long(database, name):
-    if not database.make_engine().has(ParkingSession):
+    if not database.make_engine().has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
     run(database, name, max_examples=1500, stateful_step_count=60)
 

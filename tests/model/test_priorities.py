@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sqlsem.engines.ranking import line_of
+from sqlsem.engines.priorities import line_of
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Request, Ticket
 

@@ -8,7 +8,7 @@ import pytest
 from model.test_interleavings import NoForks, World
 from support.interleavings import Actor, cutter, explore
 
-from sqlsem.engines.ranking import line_of
+from sqlsem.engines.priorities import line_of
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Request
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from sqlsem.engines.slots import RateState
+from sqlsem.engines.rate_windows import RateState
 from sqlsem.model_rates import AHEAD_MS, RateRequest, RateTurn, Wish, windows_of
 
 #: The limits of windows whose slots are 50 and 200 s long: what a test takes is nothing beside them.

@@ -11,7 +11,7 @@ from tdsserver import Later, done, member, result
 
 import sqlsem
 from sqlsem import Unavailable
-from sqlsem.engines.base import Allowance
+from sqlsem.engines.base import AdaptiveTimeout
 from sqlsem.engines.mssql import SqlServerEngine
 
 
@@ -92,10 +92,10 @@ def test_who_has_no_time_does_not_wait_for_that(tds, url_of, monkeypatch):
 def test_allowance(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("sqlsem.engines.base.monotonic", lambda: now[0])
-    allowance = Allowance(4.0)
+    allowance = AdaptiveTimeout(4.0)
     seen = []
     for _ in range(5):
         seen.append((allowance.seconds, allowance.exceeded()))
     assert seen == [(4.0, True), (8.0, True), (16.0, True), (32.0, False), (32.0, False)]
-    now[0] += Allowance.FORGOTTEN + 1
+    now[0] += AdaptiveTimeout.FORGOTTEN + 1
     assert allowance.seconds == 4.0

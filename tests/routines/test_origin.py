@@ -7,7 +7,7 @@ session looks first. Numbers go on above all that the other server may have give
 import pytest
 from support import until
 
-from sqlsem.engines.roles import Request
+from sqlsem.engines.protocol import Request
 
 pytestmark = pytest.mark.engines("postgresql", "mssql")
 

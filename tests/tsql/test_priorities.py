@@ -3,7 +3,7 @@
 import pytest
 from support import Attempt, until
 
-from sqlsem.engines.ranking import line_of
+from sqlsem.engines.priorities import line_of
 
 pytestmark = pytest.mark.engines("mssql")
 

@@ -26,11 +26,11 @@ from sqlsem.core.grants import Grant
 from sqlsem.core.holdings import abandon
 from sqlsem.core.verbs import SLICE_SECONDS
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.engines.sparing import Sparing
+from sqlsem.engines.wakeup_locks import WakeupLocks
 from sqlsem.model import Request, Ticket
 
 
-class Table(Sparing):
+class Table(WakeupLocks):
     """What the main session and the waiting ones would find in the database."""
 
     def __init__(self, answers=(), troubles=(), register=()):

@@ -12,7 +12,7 @@ import pytest
 import sqlsem
 import sqlsem.testing
 from sqlsem import engines, sql
-from sqlsem.engines import lent, roles
+from sqlsem.engines import borrowed, protocol
 from sqlsem.engines.base import Engine, Options
 from sqlsem.engines.settings import SettingSession
 from sqlsem.model import Request
@@ -102,21 +102,27 @@ def test_no_statement_is_left_over(name):
 
 
 @pytest.mark.parametrize("engine", LOADED, ids=lambda engine: engine.name)
-def test_a_role_is_announced_by_who_has_all_of_it(engine):
+def test_capability_is_announced_by_complete_class(engine):
     assert engine.session_class.__abstractmethods__ == frozenset()
-    for role in roles.ROLES:
-        own = role.__abstractmethods__ - roles.LockSession.__abstractmethods__
+    for capability in protocol.CAPABILITIES:
+        own = capability.__abstractmethods__ - protocol.LockSession.__abstractmethods__
         assert own
         if engine.name == "memory":  # it has that part of what operators do
             own -= SettingSession.__abstractmethods__
         there = {name for name in own if hasattr(engine.session_class, name)}
-        assert there == (own if engine.has(role) else set())
-    lacks = {roles.Convertible, roles.Administration, roles.TaskSession, roles.BatchSession, roles.Tables}
-    assert set(roles.ROLES) - set(engine.roles()) == (lacks if engine.name == "memory" else set())
+        assert there == (own if engine.has(capability) else set())
+    lacks = {
+        protocol.ConversionSession,
+        protocol.AdminSession,
+        protocol.TaskSession,
+        protocol.BatchSession,
+        protocol.SchemaSession,
+    }
+    assert set(protocol.CAPABILITIES) - set(engine.capabilities()) == (lacks if engine.name == "memory" else set())
 
 
-def test_a_session_has_every_role():
-    assert all(issubclass(roles.Session, role) for role in roles.ROLES)
+def test_session_has_every_capability():
+    assert all(issubclass(protocol.Session, capability) for capability in protocol.CAPABILITIES)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +254,7 @@ class Roleless(Engine):
     """The least that can be written."""
 
     name = "roleless"
-    session_class = roles.LockSession
+    session_class = protocol.LockSession
     where = "nowhere"
 
     def reach(self, purpose):
@@ -257,10 +263,10 @@ class Roleless(Engine):
 
 def test_the_least_engine_offers_nothing_but_locks():
     engine = Roleless("roleless://", Options())
-    assert engine.roles() == ()
-    for role in roles.ROLES:
+    assert engine.capabilities() == ()
+    for capability in protocol.CAPABILITIES:
         with pytest.raises(sqlsem.ConfigurationError, match="nowhere does not offer"):
-            engine.require(role, "This")
+            engine.require(capability, "This")
 
 
 class Row:
@@ -285,4 +291,4 @@ class Row:
     ],
 )
 def test_rows_of_any_driver_are_read(row, values):
-    assert list(lent.values(row)) == values
+    assert list(borrowed.values(row)) == values

@@ -22,7 +22,7 @@ THEMSELVES = {
     "cli/supervisor.py": "the terminal",
     "config/allowing.py": "writes a file that mkstemp has made",
     "engines/mssql/connection.py": "/dev/null",
-    "engines/postgresql/wire.py": "/dev/null",
+    "engines/postgresql/psycopg_connection.py": "/dev/null",
     "engines/sqlite/beacons.py": "empty files beside the database, judged by their descriptors",
     "engines/sqlite/database.py": "makes the database's file",
     "engines/sqlite/files.py": "the database's files, to lock bytes of them; compared by their descriptors",

@@ -43,7 +43,7 @@ ABOUT_WHAT_IS_WRITTEN = (
         "engines/mssql/odbc.py",
     ),
     *(
-        "engines/scheduling.py",
+        "engines/schedules.py",
         "engines/sqlite/conversions.py",
         "insight/",
         "model.py",

@@ -29,7 +29,7 @@ from sqlsem.engines.mssql.errors import (
 )
 from sqlsem.engines.mssql.odbc import declared_size, is_microsofts, with_nulls
 from sqlsem.engines.mssql.sockets import Handle
-from sqlsem.engines.roles import LockSession
+from sqlsem.engines.protocol import LockSession
 from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
 from sqlsem.runtime import had_within
 

@@ -12,7 +12,7 @@ from typing import Any
 from sqlsem.engines.doctor import Doctor, clocks, session_locks
 from sqlsem.engines.mssql.connection import SqlServerConnection
 from sqlsem.engines.mssql.odbc import load_driver
-from sqlsem.engines.roles import Check
+from sqlsem.engines.protocol import Check
 from sqlsem.errors import SqlsemError
 
 #: Seconds that the failover of an availability group takes now and then, before members can be back.

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from sqlsem import runtime
-from sqlsem.engines import lent
+from sqlsem.engines import borrowed
 from sqlsem.engines.base import Session
 from sqlsem.engines.mssql import sockets
 from sqlsem.engines.mssql.batches import SqlServerBatches
+from sqlsem.engines.mssql.commit_release import SqlServerCommitRelease
 from sqlsem.engines.mssql.database import SqlServerDatabase
-from sqlsem.engines.mssql.guards import SqlServerGuards
-from sqlsem.engines.mssql.leaving import SqlServerLeaving
+from sqlsem.engines.mssql.guarded_tables import SqlServerGuardedTables
 from sqlsem.engines.mssql.locks import SqlServerLocks
 from sqlsem.engines.mssql.odbc import choose_driver, join, load_driver, with_nulls
 from sqlsem.engines.mssql.periodic import SqlServerPeriods
@@ -45,18 +45,18 @@ if hasattr(os, "register_at_fork"):
 class SqlServerSession(
     SqlServerLocks,
     SqlServerPeriods,
-    SqlServerLeaving,
+    SqlServerCommitRelease,
     SqlServerTasks,
     SqlServerSchedules,
     SqlServerBatches,
-    SqlServerGuards,
+    SqlServerGuardedTables,
     SqlServerRates,
     SqlServerTables,
 ):
     """One connection, in all roles."""
 
 
-class LentSqlServerSession(SqlServerSession):
+class BorrowedSqlServerSession(SqlServerSession):
     """Works by the caller's cursor."""
 
     def __init__(self, engine: SqlServerDatabase, cursor: Any) -> None:
@@ -73,11 +73,11 @@ class LentSqlServerSession(SqlServerSession):
             text = with_nulls(text, tuple(value is None for value in parameters))
             parameters = [value for value in parameters if value is not None]
         cursor = self._theirs
-        lent.execute(cursor, text, tuple(parameters))
+        borrowed.execute(cursor, text, tuple(parameters))
         rows: list[tuple[Any, ...]] = []
         while True:
             if cursor.description is not None:
-                rows += [tuple(lent.values(row)) for row in cursor.fetchall()]
+                rows += [tuple(borrowed.values(row)) for row in cursor.fetchall()]
             if not cursor.nextset():
                 return rows
 
@@ -118,8 +118,8 @@ class SqlServerEngine(SqlServerDatabase):
         self._let_in = True
         return SqlServerSession(self, connection, handle)
 
-    def lend(self, cursor: Any) -> Session:
-        return cast("Session", LentSqlServerSession(self, cursor))
+    def session_on(self, cursor: Any) -> Session:
+        return cast("Session", BorrowedSqlServerSession(self, cursor))
 
     def _created(self) -> Any:
         assert self.creator is not None

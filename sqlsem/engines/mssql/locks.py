@@ -13,9 +13,9 @@ from typing import Any
 from sqlsem.deadlocks import Found
 from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
 from sqlsem.engines.mssql.connection import LONGEST_WAIT_SECONDS, SqlServerConnection, aware
-from sqlsem.engines.ranking import RankedSession, Turn
-from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch
-from sqlsem.engines.travelling import Travelling
+from sqlsem.engines.priorities import PrioritySession, Turn
+from sqlsem.engines.protocol import AdminSession, ConversionSession, DeadlockSession
+from sqlsem.engines.transfers import TransferSession
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.insight.patterns import with_settings
 from sqlsem.model import BatchEntry, Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, Ticket, Upgrading
@@ -28,7 +28,9 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.04, 0.8
 FIRST_ELSEWHERE_SECONDS, LONGEST_ELSEWHERE_SECONDS = 0.25, 1.0
 
 
-class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession, DeadlockSearch, Administration):
+class SqlServerLocks(
+    SqlServerConnection, ConversionSession, TransferSession, PrioritySession, DeadlockSession, AdminSession
+):
     """The queue of every resource."""
 
     def enrol(self, host: str, pid: int, program: str) -> int:

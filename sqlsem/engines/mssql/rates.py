@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from sqlsem.engines.mssql.connection import SqlServerConnection
-from sqlsem.engines.rating import RateSession
+from sqlsem.engines.rates import RateSession
 from sqlsem.model import Ticket
 from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, Wish
 

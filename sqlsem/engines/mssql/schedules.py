@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from sqlsem.engines.mssql.connection import SqlServerConnection, aware
-from sqlsem.engines.scheduling import ScheduleSession, read_options
+from sqlsem.engines.schedules import ScheduleSession, read_options
 from sqlsem.model import Schedule
 
 

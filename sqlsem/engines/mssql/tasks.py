@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlsem import runtime
+from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.engines.mssql.connection import CANCEL_SECONDS, SqlServerConnection, aware
-from sqlsem.engines.parking import ParkingSession
+from sqlsem.engines.protocol import TaskSession
 from sqlsem.engines.queue_limits import QueueLimitSession
-from sqlsem.engines.roles import TaskSession
 from sqlsem.errors import TaskFailed, Unavailable
 from sqlsem.model import (
     Attempt,
@@ -30,7 +30,7 @@ from sqlsem.model import (
 TASKS_A_TRIP = 100
 
 
-class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, ParkingSession):
+class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, BlockedTaskSession):
     """Tasks, and the SQL that they run."""
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:

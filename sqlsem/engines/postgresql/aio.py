@@ -11,14 +11,14 @@ import psycopg
 from psycopg import generators, waiting
 
 from sqlsem.engines.postgresql.database import PostgresDatabase
-from sqlsem.engines.postgresql.wire import AsyncConnection, PostgresWire
-from sqlsem.engines.roles import AsyncSession
+from sqlsem.engines.postgresql.psycopg_connection import AsyncConnection, PsycopgConnection
+from sqlsem.engines.protocol import AsyncSession
 from sqlsem.model import Ticket
 
 T = TypeVar("T")
 
 
-class AsyncPostgresSession(PostgresWire, AsyncSession):
+class AsyncPostgresSession(PsycopgConnection, AsyncSession):
     """One psycopg connection of an event loop, to wait in."""
 
     def __init__(self, engine: PostgresDatabase, connection: AsyncConnection) -> None:

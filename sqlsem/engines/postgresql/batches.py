@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.roles import BatchSession
+from sqlsem.engines.protocol import BatchSession
 from sqlsem.model import BatchEntry, Callback, PartEnd, PartStart
 
 

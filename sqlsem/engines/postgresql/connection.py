@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 
 from sqlsem.engines.postgresql.database import PostgresDatabase
-from sqlsem.engines.postgresql.wire import Connection, PostgresWire
-from sqlsem.engines.roles import LockSession
+from sqlsem.engines.postgresql.psycopg_connection import Connection, PsycopgConnection
+from sqlsem.engines.protocol import LockSession
 from sqlsem.errors import ConfigurationError
 
 
-class PostgresConnection(PostgresWire, LockSession):
+class PostgresConnection(PsycopgConnection, LockSession):
     """One psycopg connection in autocommit mode: every routine is a transaction of its own."""
 
     def __init__(self, engine: PostgresDatabase, connection: Connection) -> None:

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import conninfo, errors
 
 from sqlsem.credentials import hide_values
-from sqlsem.engines import lent
+from sqlsem.engines import borrowed
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options, Refused
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Ticket
@@ -96,7 +96,7 @@ class PostgresDatabase(Engine):
     def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         row = yield cursor.fetchone()
-        return bool(row and lent.values(row)[0])
+        return bool(row and borrowed.values(row)[0])
 
     def has_session_alone(self, connection: Any, number: int) -> bool:
         # A pooler that lends its sessions out by the transaction gives numbers of its own.
@@ -105,5 +105,5 @@ class PostgresDatabase(Engine):
     def session_notes(self, cursor: Any) -> Generator[Any, Any, tuple[int, str]]:
         yield cursor.execute(self.queries()["session_notes"])
         row = yield cursor.fetchone()
-        number, entries = lent.values(row)
+        number, entries = borrowed.values(row)
         return int(number), str(entries)

@@ -10,7 +10,7 @@ import psycopg
 
 from sqlsem.engines.doctor import Doctor, clocks, session_locks
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.roles import Check
+from sqlsem.engines.protocol import Check
 from sqlsem.insight.kept import KeptLock
 
 #: What a login may do, by the routine that it needs for that.

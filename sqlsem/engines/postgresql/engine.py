@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import psycopg
 
-from sqlsem.engines import lent
+from sqlsem.engines import borrowed
 from sqlsem.engines.base import Session
 from sqlsem.engines.postgresql.aio import AsyncPostgresSession
 from sqlsem.engines.postgresql.batches import PostgresBatches
+from sqlsem.engines.postgresql.commit_release import PostgresCommitRelease
 from sqlsem.engines.postgresql.database import PostgresDatabase
-from sqlsem.engines.postgresql.guards import PostgresGuards
-from sqlsem.engines.postgresql.keeping import PostgresKeeping
-from sqlsem.engines.postgresql.leaving import PostgresLeaving
+from sqlsem.engines.postgresql.guarded_tables import PostgresGuardedTables
+from sqlsem.engines.postgresql.kept_locks import PostgresKeptLocks
 from sqlsem.engines.postgresql.locks import PostgresLocks
 from sqlsem.engines.postgresql.periodic import PostgresPeriods
 from sqlsem.engines.postgresql.rates import PostgresRates
@@ -26,19 +26,19 @@ from sqlsem.engines.postgresql.tasks import PostgresTasks
 class PostgresSession(
     PostgresLocks,
     PostgresPeriods,
-    PostgresLeaving,
+    PostgresCommitRelease,
     PostgresTasks,
     PostgresSchedules,
     PostgresBatches,
-    PostgresGuards,
-    PostgresKeeping,
+    PostgresGuardedTables,
+    PostgresKeptLocks,
     PostgresRates,
     PostgresTables,
 ):
     """One connection, in all roles."""
 
 
-class LentPostgresSession(PostgresSession):
+class BorrowedPostgresSession(PostgresSession):
     """Works by the caller's cursor."""
 
     putting = "put_tasks_once"
@@ -48,8 +48,8 @@ class LentPostgresSession(PostgresSession):
         self._theirs = cursor
 
     def rows(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
-        lent.execute(self._theirs, self.queries[name], parameters)
-        return [tuple(lent.values(row)) for row in self._theirs.fetchall()]
+        borrowed.execute(self._theirs, self.queries[name], parameters)
+        return [tuple(borrowed.values(row)) for row in self._theirs.fetchall()]
 
 
 class PostgresEngine(PostgresDatabase):
@@ -68,8 +68,8 @@ class PostgresEngine(PostgresDatabase):
             raise self.unreachable(exc) from exc
         return PostgresSession(self, connection)
 
-    def lend(self, cursor: Any) -> Session:
-        return cast("Session", LentPostgresSession(self, cursor))
+    def session_on(self, cursor: Any) -> Session:
+        return cast("Session", BorrowedPostgresSession(self, cursor))
 
     @property
     def awaits(self) -> bool:

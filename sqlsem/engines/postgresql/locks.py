@@ -14,10 +14,10 @@ from sqlsem import deadlocks
 from sqlsem.deadlocks import Found
 from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
 from sqlsem.engines.base import Busy, here
-from sqlsem.engines.postgresql.entry_locks import EntryLocks
-from sqlsem.engines.ranking import RankedSession, Turn
-from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch
-from sqlsem.engines.travelling import Travelling
+from sqlsem.engines.postgresql.wakeup_locks import PostgresWakeupLocks
+from sqlsem.engines.priorities import PrioritySession, Turn
+from sqlsem.engines.protocol import AdminSession, ConversionSession, DeadlockSession
+from sqlsem.engines.transfers import TransferSession
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.insight.patterns import with_settings
 from sqlsem.model import (
@@ -38,7 +38,9 @@ from sqlsem.model_rates import RateEntry
 log = logging.getLogger("sqlsem")
 
 
-class PostgresLocks(EntryLocks, Convertible, Travelling, RankedSession, DeadlockSearch, Administration):
+class PostgresLocks(
+    PostgresWakeupLocks, ConversionSession, TransferSession, PrioritySession, DeadlockSession, AdminSession
+):
     """The queue of every resource."""
 
     def enrol(self, host: str, pid: int, program: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.rating import RateSession
+from sqlsem.engines.rates import RateSession
 from sqlsem.model import Ticket
 from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, Wish
 

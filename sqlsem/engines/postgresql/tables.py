@@ -10,12 +10,12 @@ from psycopg import errors
 
 from sqlsem import sql
 from sqlsem.engines.base import here
-from sqlsem.engines.blocking import name_sessions
+from sqlsem.engines.blocking_sessions import name_sessions
 from sqlsem.engines.installed import Installed
+from sqlsem.engines.member_removal import RemovalSession
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.postgresql.doctor import PostgresDoctor
-from sqlsem.engines.removing import RemovalSession
-from sqlsem.engines.roles import Check, Plan, Tables
+from sqlsem.engines.protocol import Check, Plan, SchemaSession
 from sqlsem.engines.settings import setting_number
 from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.printable import first_line
@@ -28,7 +28,7 @@ INSTALLER_PATIENCE_SECONDS = 120
 MADE_BY_ANOTHER = (errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateSchema, errors.DuplicateFunction)
 
 
-class PostgresTables(PostgresConnection, Tables, RemovalSession):
+class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
     """Settings and scripts; members that an operator removes."""
 
     @property

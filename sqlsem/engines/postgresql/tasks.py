@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 
 from sqlsem.engines.base import here
-from sqlsem.engines.parking import ParkingSession
+from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.engines.postgresql.connection import PostgresConnection
+from sqlsem.engines.protocol import TaskSession
 from sqlsem.engines.queue_limits import QueueLimitSession
-from sqlsem.engines.roles import TaskSession
 from sqlsem.errors import TaskFailed
 from sqlsem.model import (
     Attempt,
@@ -29,7 +29,7 @@ from sqlsem.model import (
 )
 
 
-class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, ParkingSession):
+class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedTaskSession):
     """Tasks, and the SQL that they run."""
 
     #: The statement that puts.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sqlsem.engines.roles import BatchSession
+from sqlsem.engines.protocol import BatchSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.values import as_time, shown, user_name

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from sqlsem.engines.base import Busy, Disconnected, Replaced
-from sqlsem.engines.roles import LockSession
+from sqlsem.engines.protocol import LockSession
 from sqlsem.engines.sqlite import files, fork, wal
 from sqlsem.engines.sqlite.beacons import Beacon
 from sqlsem.engines.sqlite.database import SqliteDatabase

@@ -31,7 +31,7 @@ class SqliteDatabase(Engine):
     name = "sqlite"
     beacon_may_fail = False
     setup_timeout = None
-    rest_seconds = 5.0  # (a deleted file is noticed no later, see SqliteUpkeep.install)
+    rest_seconds = 5.0  # (a deleted file is noticed no later, see SqliteAdministration.install)
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlsem.engines.base import Busy
 from sqlsem.engines.doctor import Doctor
-from sqlsem.engines.roles import Check
+from sqlsem.engines.protocol import Check
 from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.connection import SqliteConnection
 from sqlsem.engines.sqlite.values import user_name

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlsem.engines import lent
+from sqlsem.engines import borrowed
 from sqlsem.engines.base import Session
+from sqlsem.engines.sqlite.blocked_tasks import SqliteBlockedTasks
+from sqlsem.engines.sqlite.commit_release import SqliteCommitRelease
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.handovers import SqliteHandovers
-from sqlsem.engines.sqlite.leaving import SqliteLeaving
 from sqlsem.engines.sqlite.overview import SqliteOverview
-from sqlsem.engines.sqlite.parked import SqliteParked
 from sqlsem.engines.sqlite.periodic import SqlitePeriods
 from sqlsem.engines.sqlite.priorities import SqlitePriorities
 from sqlsem.engines.sqlite.rates import SqliteRates
@@ -23,16 +23,16 @@ class SqliteSession(
     SqliteHandovers,
     SqlitePriorities,
     SqlitePeriods,
-    SqliteLeaving,
+    SqliteCommitRelease,
     SqliteOverview,
     SqliteSchedules,
     SqliteRates,
-    SqliteParked,
+    SqliteBlockedTasks,
 ):
     """One connection, in all roles."""
 
 
-class LentSqliteSession(SqliteSession):
+class BorrowedSqliteSession(SqliteSession):
     """Works by the caller's cursor."""
 
     def __init__(self, engine: SqliteDatabase, cursor: Any) -> None:
@@ -40,7 +40,7 @@ class LentSqliteSession(SqliteSession):
         self._theirs = cursor
 
     def run_text(self, statement: str, parameters: Any = ()) -> Any:
-        lent.execute(self._theirs, statement, parameters)
+        borrowed.execute(self._theirs, statement, parameters)
         return self._theirs
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
@@ -51,9 +51,9 @@ class LentSqliteSession(SqliteSession):
             self.run(name, parameter)
 
     def rows_of_text(self, statement: str, parameters: Any = ()) -> list[Any]:
-        lent.execute(self._theirs, statement, parameters)
-        names = lent.columns(self._theirs)
-        return [dict(zip(names, lent.values(row), strict=True)) for row in self._theirs.fetchall()]
+        borrowed.execute(self._theirs, statement, parameters)
+        names = borrowed.columns(self._theirs)
+        return [dict(zip(names, borrowed.values(row), strict=True)) for row in self._theirs.fetchall()]
 
 
 class SqliteEngine(SqliteDatabase):
@@ -66,5 +66,5 @@ class SqliteEngine(SqliteDatabase):
         session.is_second = purpose in ("wait", "work")
         return session
 
-    def lend(self, cursor: Any) -> Session:
-        return cast("Session", LentSqliteSession(self, cursor))
+    def session_on(self, cursor: Any) -> Session:
+        return cast("Session", BorrowedSqliteSession(self, cursor))

@@ -8,12 +8,12 @@ from sqlsem.engines.answers import OTHER_LOGIN, TOO_LATE, UNKNOWN, USED, hash_of
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.conversions import SqliteConversions
 from sqlsem.engines.sqlite.values import user_name
-from sqlsem.engines.travelling import Travelling
+from sqlsem.engines.transfers import TransferSession
 from sqlsem.errors import SqlsemError
 from sqlsem.model import UPGRADE, Request, Ticket
 
 
-class SqliteHandovers(SqliteConversions, Travelling):
+class SqliteHandovers(SqliteConversions, TransferSession):
     """Rows in transit. Logins are the system's users; whoever may write the file could do anything anyway."""
 
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:

@@ -11,12 +11,12 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from sqlsem import deadlocks
-from sqlsem.engines.ranking import unranked
-from sqlsem.engines.roles import DeadlockSearch
+from sqlsem.engines.priorities import unranked
+from sqlsem.engines.protocol import DeadlockSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
-from sqlsem.engines.sqlite.rings import Rings
+from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
 from sqlsem.engines.sqlite.values import as_time, named, shown
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.passing import Pass
@@ -96,7 +96,7 @@ class Tests:
         self._done[resource] = (now, max(1, owners))
 
 
-class SqliteLocks(SqliteMembers, DeadlockSearch):
+class SqliteLocks(SqliteMembers, DeadlockSession):
     """The queue of every resource."""
 
     def __init__(self, engine: SqliteDatabase) -> None:
@@ -107,7 +107,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         # Whether the last one that came, and that left, by this session was alone on its resource: what is done in one
         # statement then is not tried where others are.
         self._came_alone = self._left_alone = True
-        self.rings = Rings(engine.path, f"{engine.options.schema}.{engine.options.table}")
+        self.rings = UnixSocketNotifier(engine.path, f"{engine.options.schema}.{engine.options.table}")
 
     def register(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
@@ -426,7 +426,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         return with_settings(found, {row[0]: row for row in self.settings_of_resources()}, self.priorities())
 
     def priorities(self) -> dict[str, float]:
-        """As `RankedSession.priorities`."""
+        """As `PrioritySession.priorities`."""
         return {name: float(ageing) for name, ageing in self.rows("priorities")}
 
     def settings_of_resources(self) -> list[list[Any]]:

@@ -8,10 +8,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.administration import SqliteAdministration
 from sqlsem.engines.sqlite.locks import SqliteLocks
+from sqlsem.engines.sqlite.rate_usage import SqliteRateUsage
 from sqlsem.engines.sqlite.tasks import SqliteTasks
-from sqlsem.engines.sqlite.upkeep import SqliteUpkeep
-from sqlsem.engines.sqlite.used import SqliteUsed
 from sqlsem.engines.sqlite.values import as_time, shown
 from sqlsem.insight.overview import MemberEntry, Overview
 
@@ -19,7 +19,7 @@ from sqlsem.insight.overview import MemberEntry, Overview
 MOST_WANTED = 200
 
 
-class SqliteOverview(SqliteLocks, SqliteTasks, SqliteUpkeep, SqliteUsed):
+class SqliteOverview(SqliteLocks, SqliteTasks, SqliteAdministration, SqliteRateUsage):
     """What those see who look on."""
 
     def overview(self) -> Overview:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlsem.engines.ranking import PLACES, RankedSession, Turn, line_of, no_priorities, place_of
+from sqlsem.engines.priorities import PLACES, PrioritySession, Turn, line_of, no_priorities, place_of
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LAST, SqliteLocks, columns
 from sqlsem.errors import ConfigurationError
@@ -12,7 +12,7 @@ from sqlsem.insight.patterns import no_limit_set
 from sqlsem.model import Request, Ticket
 
 
-class SqlitePriorities(SqliteLocks, RankedSession):
+class SqlitePriorities(SqliteLocks, PrioritySession):
     """Lines of priority; the file's write lock is the gate of them all."""
 
     def take_turn(

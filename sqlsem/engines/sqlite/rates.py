@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlsem.engines.rating import RateSession
+from sqlsem.engines.rates import RateSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LAST, SqliteLocks
-from sqlsem.engines.sqlite.used import SqliteUsed
+from sqlsem.engines.sqlite.rate_usage import SqliteRateUsage
 from sqlsem.model import Ticket
 from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, RateTurn, Wish
 
 
-class SqliteRates(SqliteLocks, SqliteUsed, RateSession):
+class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
     """So much in so long: read, reckoned and written in one transaction that writes."""
 
     def take_rate(

@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from sqlsem.engines.scheduling import ScheduleSession, check_due, check_task_options, check_times, read_options
+from sqlsem.engines.schedules import ScheduleSession, check_due, check_task_options, check_times, read_options
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.tasks import SqliteTasks
 from sqlsem.engines.sqlite.values import as_time, shown, user_name

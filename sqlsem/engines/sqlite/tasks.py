@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlsem.engines.roles import TaskSession
+from sqlsem.engines.protocol import TaskSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
-from sqlsem.engines.sqlite.turns import SqliteTurns, turn_of
+from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing, turn_of
 from sqlsem.engines.sqlite.values import shown, user_name
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import no_limit_set
@@ -24,7 +24,7 @@ GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
 HEAR_SECONDS = 0.02
 
 
-class SqliteTasks(SqliteTurns, TaskSession):
+class SqliteTasks(SqliteFairQueueing, TaskSession):
     """Tasks."""
 
     def __init__(self, engine: SqliteDatabase) -> None:

@@ -1,4 +1,4 @@
-"""Requests that wait by priority, as a role of a session; see `sqlsem.engines.roles`.
+"""Requests that wait by priority, as a capability of a session (see `sqlsem.engines.protocol`).
 
 The *line* of a resource with priorities is a resource of its own (`line_of`), where each who waits has a place: a row
 that shares with all others there, and lets nobody in. Who is first of the line may try for the resource itself, as does
@@ -23,7 +23,7 @@ from sqlsem.names import PRIORITY_PREFIX, RESERVED
 __all__ = [
     "LINE",
     "PLACES",
-    "RankedSession",
+    "PrioritySession",
     "Turn",
     "is_place",
     "line_of",
@@ -113,7 +113,7 @@ class Turn:
         return cls(Ticket(resource, int(position), requesting_id, bool(granted)), bool(granted), before, ahead or 0)
 
 
-class RankedSession(abc.ABC):
+class PrioritySession(abc.ABC):
     """Requests with a priority: on the main session."""
 
     offers: ClassVar[str] = "priorities"

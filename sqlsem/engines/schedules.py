@@ -1,4 +1,4 @@
-"""Schedules of the work queue, as a role of a session; see `sqlsem.engines.roles`."""
+"""Schedules of the work queue, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 

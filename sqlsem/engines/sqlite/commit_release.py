@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sqlsem.engines.leaving import LeavingSession
+from sqlsem.engines.commit_release import CommitReleaseSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.connection import SqliteConnection
 
 
-class SqliteLeaving(SqliteConnection, LeavingSession):
+class SqliteCommitRelease(SqliteConnection, CommitReleaseSession):
     """What those transactions leave."""
 
     def whereabouts(self) -> str:

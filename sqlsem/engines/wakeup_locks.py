@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlsem.model import Ticket
 
 
-class Sparing:
+class WakeupLocks:
     """Rows that need no lock of their own (main session). Most engines have none anyway, and do nothing here."""
 
     def spare_entries(self, member_id: int, tickets: Sequence[Ticket]) -> None:

@@ -1,4 +1,4 @@
-"""Guarded tables, as a role of a session; see `sqlsem.engines.roles`."""
+"""Guarded tables, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from sqlsem.model import GuardedTable
 
-__all__ = ["GuardSession"]
+__all__ = ["GuardedTableSession"]
 
 
-class GuardSession(abc.ABC):
+class GuardedTableSession(abc.ABC):
     """Tables into which only a transaction can write that has asserted a grant of their resource.
 
     A table is named as SQL of the engine names it: ``dbo.[order line]``, ``public."Ledger"``. `ConfigurationError`

@@ -19,7 +19,7 @@ from sqlsem.errors import Unavailable
 SQL_PATIENCE_SECONDS = 60.0
 
 
-class SqliteExecuting(SqliteMembers):
+class SqliteTaskSql(SqliteMembers):
     """Runs the SQL of a task."""
 
     def __init__(self, engine: SqliteDatabase) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import psycopg
 from psycopg import errors
 
-from sqlsem.engines.guarding import GuardSession
+from sqlsem.engines.guarded_tables import GuardedTableSession
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import GuardedTable
 from sqlsem.printable import first_line
 
 
-class PostgresGuards(PostgresConnection, GuardSession):
+class PostgresGuardedTables(PostgresConnection, GuardedTableSession):
     """Tables that can be written only under a lock."""
 
     def guard_table(self, table: str, resource: str) -> int:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sqlsem.engines.slots import Known, RateState, Slot
-from sqlsem.engines.sqlite.executing import SqliteExecuting
+from sqlsem.engines.rate_windows import Known, RateState, Slot
+from sqlsem.engines.sqlite.task_sql import SqliteTaskSql
 from sqlsem.engines.sqlite.values import user_name
 from sqlsem.model_rates import RateEntry
 
 
-class SqliteUsed(SqliteExecuting):
+class SqliteRateUsage(SqliteTaskSql):
     """What was used of a rate, read and written."""
 
     def now_us(self) -> int:

@@ -1,4 +1,4 @@
-"""Locks that a session keeps in the database, as a role of a session; see `sqlsem.engines.roles`."""
+"""Locks that a session keeps in the database, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from sqlsem.insight.kept import KeptLock
 
-__all__ = ["KeepingSession"]
+__all__ = ["KeptLockSession"]
 
 
-class KeepingSession(abc.ABC):
+class KeptLockSession(abc.ABC):
     """Locks inside the database that other calls wait for, and that any login may be able to take."""
 
     offers: ClassVar[str] = "a look at locks that sessions keep in the database"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.engines.guarding import GuardSession
+from sqlsem.engines.guarded_tables import GuardedTableSession
 from sqlsem.engines.mssql.connection import SqlServerConnection
 from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.model import GuardedTable
 
 
-class SqlServerGuards(SqlServerConnection, GuardSession):
+class SqlServerGuardedTables(SqlServerConnection, GuardedTableSession):
     """Tables that can be written only under a lock."""
 
     def guard_table(self, table: str, resource: str) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sqlsem.engines.keeping import KeepingSession
+from sqlsem.engines.kept_locks import KeptLockSession
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.insight.kept import KeptLock
 
 
-class PostgresKeeping(PostgresConnection, KeepingSession):
+class PostgresKeptLocks(PostgresConnection, KeptLockSession):
     """Advisory locks, and locks on tables that stand for one."""
 
     def kept_locks(self, resource: str | None) -> list[KeptLock]:

@@ -16,7 +16,7 @@ from psycopg import errors, generators
 
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.postgresql.database import LOCKS_FULL, LOCKS_SETTING, PostgresDatabase
-from sqlsem.engines.roles import Wire
+from sqlsem.engines.protocol import EngineConnection
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.printable import first_line
 
@@ -30,7 +30,7 @@ _ROWS = psycopg.pq.ExecStatus.TUPLES_OK
 _numbers = itertools.count(1)
 
 
-class PostgresWire(Wire):
+class PsycopgConnection(EngineConnection):
     """What a psycopg connection is to us, awaited or not."""
 
     def __init__(self, engine: PostgresDatabase, connection: Connection | AsyncConnection) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["Rings"]
+__all__ = ["UnixSocketNotifier"]
 
 #: For how long who was rung looks again and again, as the other one may be about to write what it rang for.
 PATIENCE_SECONDS = 0.0005
@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 0.0005
 NUDGE_SECONDS = 0.1
 
 
-class Rings:
+class UnixSocketNotifier:
     """What one session hears and rings. Waiters are known by their positions, which are given out once."""
 
     def __init__(self, database: Path, table: str) -> None:

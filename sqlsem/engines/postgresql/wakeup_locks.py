@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.postgresql.database import PostgresDatabase
-from sqlsem.engines.postgresql.wire import Connection
+from sqlsem.engines.postgresql.psycopg_connection import Connection
 from sqlsem.errors import ConfigurationError, SchemaError
 from sqlsem.model import Ticket
 
 
-class EntryLocks(PostgresConnection):
+class PostgresWakeupLocks(PostgresConnection):
     """The entry locks of a session.
 
     Invariant: a row of this session's member that has no entry lock is among those spared. So what is not, frees a lock

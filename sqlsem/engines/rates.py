@@ -1,4 +1,4 @@
-"""Rates, as a role of a session; see `sqlsem.engines.roles`."""
+"""Rates, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 

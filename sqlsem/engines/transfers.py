@@ -1,4 +1,4 @@
-"""Locks that travel, as a role of a session; see `sqlsem.engines.roles`."""
+"""Locks that travel, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from sqlsem.model import Request, Ticket
 
-__all__ = ["Travelling"]
+__all__ = ["TransferSession"]
 
 
-class Travelling(abc.ABC):
+class TransferSession(abc.ABC):
     """Locks go from one process to another: on the main sessions of both."""
 
     offers: ClassVar[str] = "locks that can be handed over"

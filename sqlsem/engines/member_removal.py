@@ -1,4 +1,4 @@
-"""Removing members, as a role of a session; see `sqlsem.engines.roles`."""
+"""Removing members, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class RemovalSession(abc.ABC):
 
     @abc.abstractmethod
     def revoke_members(self, member: int | None, login: str | None, force: bool) -> int:
-        """Take all rows from a member, or from all members of a login, as `Administration.revoke` does, and remove the
+        """Take all rows from a member, or from all members of a login, as `AdminSession.revoke` does, and remove the
         members that have none left; how many members are gone.
         """

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.used import SqliteUsed
+from sqlsem.engines.sqlite.rate_usage import SqliteRateUsage
 from sqlsem.engines.sqlite.values import shown, user_name
 from sqlsem.model import QueueLimit, QueueWait
 from sqlsem.model_rates import RateRequest, Window
@@ -58,7 +58,7 @@ def by_lot(settings: Iterable[Mapping[str, Any]], parts: Mapping[str, float], ru
     return [one["task_key"] for one in sorted(able, key=place)]
 
 
-class SqliteTurns(SqliteUsed, QueueLimitSession):
+class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
     """Which task comes next."""
 
     def in_turns(self, queue: str) -> bool:

@@ -1,4 +1,4 @@
-"""Tasks with locks, as a role of a session; see `sqlsem.engines.roles`."""
+"""Tasks with locks, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from sqlsem.model import Claimed
 
-__all__ = ["ParkingSession"]
+__all__ = ["BlockedTaskSession"]
 
 
-class ParkingSession(abc.ABC):
+class BlockedTaskSession(abc.ABC):
     """Tasks that wait for their locks without a process: on the main session. `TaskSession.put_tasks` parks them."""
 
     offers: ClassVar[str] = "tasks with locks"

@@ -1,11 +1,9 @@
-"""What a session can do, in roles: a new engine ships its locks first, and gets the other roles later.
+"""The protocol between the client and an engine's session: one abstract class for each capability.
 
-`LockSession` is what every engine has. A session class that also derives from `Convertible`, `DeadlockSearch`,
-`TaskSession`, `BatchSession`, `Administration` or `Tables` *has* that role: nobody keeps a list of roles that could be
-wrong, as a class that derives from a role and lacks one of its methods cannot be instantiated. Who needs a role asks
-first (`Engine.require`, `Engine.has`), and may then take the session for a `Session`, which has all of them.
+Every engine's session is a `LockSession`. Its class derives from the class of each further capability that it has.
+Callers check with `Engine.require` or `Engine.has` first, and then use the session as a `Session`, which has all.
 
-All calls block, none retries: a lost connection is `Disconnected`, and anyone who owns the session decides what then.
+All calls block, and none retries: they raise `Disconnected` for a lost connection, and the session's owner decides.
 """
 
 from __future__ import annotations
@@ -17,20 +15,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sqlsem.deadlocks import Found
-from sqlsem.engines.guarding import GuardSession
+from sqlsem.engines.blocked_tasks import BlockedTaskSession
+from sqlsem.engines.commit_release import CommitReleaseSession
+from sqlsem.engines.guarded_tables import GuardedTableSession
 from sqlsem.engines.installed import Installed
-from sqlsem.engines.keeping import KeepingSession
-from sqlsem.engines.leaving import LeavingSession
-from sqlsem.engines.parking import ParkingSession
+from sqlsem.engines.kept_locks import KeptLockSession
+from sqlsem.engines.member_removal import RemovalSession
 from sqlsem.engines.periodic import PeriodicSession
+from sqlsem.engines.priorities import PrioritySession
 from sqlsem.engines.queue_limits import QueueLimitSession
-from sqlsem.engines.ranking import RankedSession
-from sqlsem.engines.rating import RateSession
-from sqlsem.engines.removing import RemovalSession
-from sqlsem.engines.scheduling import ScheduleSession
+from sqlsem.engines.rates import RateSession
+from sqlsem.engines.schedules import ScheduleSession
 from sqlsem.engines.settings import SettingSession, checked
-from sqlsem.engines.sparing import InPlace, Sparing
-from sqlsem.engines.travelling import Travelling
+from sqlsem.engines.transfers import TransferSession
+from sqlsem.engines.wakeup_locks import InPlace, WakeupLocks
 from sqlsem.insight.overview import Overview
 from sqlsem.model import (
     Attempt,
@@ -55,19 +53,19 @@ from sqlsem.model import (
 )
 
 __all__ = [
-    "ROLES",
-    "Administration",
+    "CAPABILITIES",
+    "AdminSession",
     "AsyncSession",
     "BatchSession",
     "Check",
-    "Convertible",
-    "DeadlockSearch",
+    "ConversionSession",
+    "DeadlockSession",
+    "EngineConnection",
     "LockSession",
     "Plan",
+    "SchemaSession",
     "Session",
-    "Tables",
     "TaskSession",
-    "Wire",
 ]
 
 #: The scripts to run on tables with some settings (empty: none there), each with the version that it leads to, if any.
@@ -84,7 +82,7 @@ class Check:
     mend: str = ""
 
 
-class Wire(abc.ABC):
+class EngineConnection(abc.ABC):
     """A connection that can be made to end from another thread, and let go of in a forked child."""
 
     @abc.abstractmethod
@@ -99,7 +97,7 @@ class Wire(abc.ABC):
         """Close the connection; never raises."""
 
 
-class LockSession(Wire, Sparing, InPlace):
+class LockSession(EngineConnection, WakeupLocks, InPlace):
     """One connection. Not for two threads at once. The coordinator keeps one *main* session (the member's beacon,
     registration, release, pings) and borrows others to wait in; the engine decides only how each step is done.
 
@@ -108,7 +106,7 @@ class LockSession(Wire, Sparing, InPlace):
     lease (the first three also one that is fresh), or raise `Disconnected` for a member that was given up.
     """
 
-    #: A role in words, for anyone who asks for it in vain.
+    #: The capability in words, for the message to a caller whose engine lacks it.
     offers: ClassVar[str] = "locks"
 
     def prepare(self, purpose: str) -> None:
@@ -203,7 +201,7 @@ class LockSession(Wire, Sparing, InPlace):
         """All resources that have rows or settings."""
 
 
-class Convertible(LockSession):
+class ConversionSession(LockSession):
     """Readers become the writer, and writers become readers: on any session, but `downgrade` on the main one."""
 
     offers = "upgrades and downgrades"
@@ -230,7 +228,7 @@ class Convertible(LockSession):
         """
 
 
-class DeadlockSearch(LockSession):
+class DeadlockSession(LockSession):
     """Those who wait for each other are found, and one of them is told."""
 
     offers = "a search for deadlocks"
@@ -240,7 +238,7 @@ class DeadlockSearch(LockSession):
         """The deadlock whose youngest request is this member's, if there is one: it has to be given up."""
 
 
-class Administration(LockSession, SettingSession, RemovalSession):
+class AdminSession(LockSession, SettingSession, RemovalSession):
     """What operators see and do."""
 
     offers = "history, and what operators do"
@@ -473,7 +471,7 @@ class BatchSession(LockSession):
         """Batches with their parts, newest first."""
 
 
-class Tables(LockSession):
+class SchemaSession(LockSession):
     """Tables that are installed, upgraded and looked after."""
 
     offers = "tables"
@@ -507,32 +505,35 @@ class Tables(LockSession):
         return settings
 
 
-#: What a session may offer beside locks.
-ROLES: tuple[type[LockSession], ...] = (Convertible, DeadlockSearch, Administration, TaskSession, BatchSession, Tables)
+#: The capabilities that a session may have beside locks.
+CAPABILITIES: tuple[type[LockSession], ...] = (
+    *(ConversionSession, DeadlockSession, AdminSession),
+    *(TaskSession, BatchSession, SchemaSession),
+)
 
 
 class Session(
-    Convertible,
-    Travelling,
-    RankedSession,
+    ConversionSession,
+    TransferSession,
+    PrioritySession,
     PeriodicSession,
-    LeavingSession,
-    DeadlockSearch,
-    Administration,
+    CommitReleaseSession,
+    DeadlockSession,
+    AdminSession,
     TaskSession,
     ScheduleSession,
     QueueLimitSession,
-    ParkingSession,
+    BlockedTaskSession,
     BatchSession,
-    GuardSession,
-    KeepingSession,
+    GuardedTableSession,
+    KeptLockSession,
     RateSession,
-    Tables,
+    SchemaSession,
 ):
-    """A session in all its roles, as callers have it who have asked for those that they need."""
+    """A session with all capabilities, for callers that have checked those that they need (`Engine.require`)."""
 
 
-class AsyncSession(Wire):
+class AsyncSession(EngineConnection):
     """One connection of an event loop, to wait in."""
 
     @property
@@ -546,4 +547,4 @@ class AsyncSession(Wire):
 
     @abc.abstractmethod
     async def upgrade(self, ticket: Ticket, timeout: float) -> bool | None:
-        """As `Convertible.upgrade`."""
+        """As `ConversionSession.upgrade`."""

@@ -1,14 +1,14 @@
-"""Locks that go with a transaction of the caller's, as a role of a session; see `sqlsem.engines.roles`."""
+"""Locks that go with a transaction of the caller's, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
 import abc
 from typing import ClassVar
 
-__all__ = ["LeavingSession"]
+__all__ = ["CommitReleaseSession"]
 
 
-class LeavingSession(abc.ABC):
+class CommitReleaseSession(abc.ABC):
     """A transaction of the caller's leaves word, by the statement ``leave_with``, which is there when it has been
     committed; then the lock's own process gives it back. Nobody else can know the word.
     """

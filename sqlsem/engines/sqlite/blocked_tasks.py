@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from sqlsem.engines.parking import ParkingSession
+from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing
 from sqlsem.engines.sqlite.locks import SqliteLocks
-from sqlsem.engines.sqlite.turns import SqliteTurns
 from sqlsem.model import Claimed, Request, TaskLock
 
 #: How long a parked task keeps its place when nobody looks who could start it, and how often that is renewed (seconds).
@@ -21,7 +21,7 @@ MOST_ASKED = 100
 TEST_EVERY = 1.0
 
 
-class SqliteParked(SqliteLocks, SqliteTurns, ParkingSession):
+class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
     """Parked tasks, looked at by those who claim."""
 
     _tested_at = 0.0

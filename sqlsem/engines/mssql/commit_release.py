@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sqlsem.engines.leaving import LeavingSession
+from sqlsem.engines.commit_release import CommitReleaseSession
 from sqlsem.engines.mssql.connection import SqlServerConnection
 
 
-class SqlServerLeaving(SqlServerConnection, LeavingSession):
+class SqlServerCommitRelease(SqlServerConnection, CommitReleaseSession):
     """What those transactions leave."""
 
     def whereabouts(self) -> str:
