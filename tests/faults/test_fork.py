@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from support import remains, until
+from support import PATIENCE, remains, until
 
 import sqlsem
 
@@ -163,7 +163,7 @@ def fork_among_threads(channel, url, options, name):
         if pid == 0:
             code = 9
             try:
-                faulthandler.dump_traceback_later(20, exit=True)  # a child that hangs
+                faulthandler.dump_traceback_later(PATIENCE, exit=True)  # a child that hangs
                 with coordinator.mutex(f"{name}-child"):
                     code = 0
                 coordinator.close()
@@ -181,7 +181,7 @@ def fork_among_threads(channel, url, options, name):
 
 def test_forks_among_busy_threads(spawn, database, name):
     child = spawn(fork_among_threads, name=str(name))
-    told = child.expect("forked", 120)
+    told = child.expect("forked", 4 * PATIENCE)
     assert told["codes"] == [0] * 12, child.errors()
     assert told["alive"] == 0
     child.rest()

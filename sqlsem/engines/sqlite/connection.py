@@ -55,17 +55,18 @@ class SqliteConnection(LockSession):
 
     def _open(self) -> sqlite3.Connection:
         """The connection; opened when first needed, and again after a fork."""
-        if self.connection is None:
-            if self.interrupted:
-                raise Disconnected(f"The connection to {self.engine.where} was closed")
-            if self._displaced is not None:
-                raise Replaced(self._displaced)
-            try:
-                self._set_up()
-            except BaseException:  # one that is ready in part only must not be used
-                self.let_go()
-                raise
-        return cast("sqlite3.Connection", self.connection)
+        with fork.held_off:
+            if self.connection is None:
+                if self.interrupted:
+                    raise Disconnected(f"The connection to {self.engine.where} was closed")
+                if self._displaced is not None:
+                    raise Replaced(self._displaced)
+                try:
+                    self._set_up()
+                except BaseException:  # one that is ready in part only must not be used
+                    self.let_go()
+                    raise
+            return cast("sqlite3.Connection", self.connection)
 
     def _set_up(self) -> None:
         """Open the connection, and remember which files it has opened."""
@@ -104,16 +105,19 @@ class SqliteConnection(LockSession):
         self._check_files(files.OpenFiles.compare)
 
     def _check_files(self, compare: Callable[[files.OpenFiles], None]) -> None:
-        if self._displaced is not None:
-            raise Replaced(self._displaced)
-        if self.files is not None and self.connection is not None:
-            try:
-                compare(self.files)
-                if self.is_second and self.engine.files is not None:
-                    self.files.require_same(self.engine.files)
-            except Replaced as exc:
-                displace(self.engine, exc)
-                raise
+        # A fork in another thread closes the connections, and the last process that closes the database deletes the
+        # log. So no fork may begin between the test for an open connection and the comparison of its files.
+        with fork.held_off:
+            if self._displaced is not None:
+                raise Replaced(self._displaced)
+            if self.files is not None and self.connection is not None:
+                try:
+                    compare(self.files)
+                    if self.is_second and self.engine.files is not None:
+                        self.files.require_same(self.engine.files)
+                except Replaced as exc:
+                    displace(self.engine, exc)
+                    raise
 
     # -- statements ---------------------------------------------------------------------------------------------
 
@@ -181,7 +185,10 @@ class SqliteConnection(LockSession):
             raise self.translate(exc) from exc
 
     def run_routine(self, name: str, parameters: Any) -> int:
-        """Call a routine of client.sql, outside of a transaction; how many rows it has changed."""
+        """Call a routine of client.sql outside of a transaction, and return the number of rows that it has changed.
+
+        The caller holds `fork.held_off`, as the number is counted by the connection.
+        """
         connection = self.connection or self._open()
         if self._has_routines is not connection:
             self.rows_of_text("PRAGMA temp_store = MEMORY")

@@ -15,7 +15,7 @@ from typing import Any
 import platformdirs
 
 from sqlsem.engines.base import Creator, Engine, Options
-from sqlsem.engines.sqlite import wal
+from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.beacons import Beacons
 from sqlsem.engines.sqlite.files import OpenFiles, identify
 from sqlsem.engines.sqlite.values import user_name
@@ -161,8 +161,9 @@ class SqliteDatabase(Engine):
             yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
             return bool(cursor.rowcount == 1)
         finally:
-            if self.files is not None:
-                self.files.require_in_place()
+            with fork.held_off:  # a fork in another thread closes our connections, and the log may go then
+                if self.files is not None:
+                    self.files.require_in_place()
 
     def same_place(self, one: str, other: str) -> bool:
         try:

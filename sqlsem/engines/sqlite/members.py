@@ -39,9 +39,9 @@ class SqliteMembers(SqliteConnection):
         }
         with fork.held_off, self.writing():
             number = self.run("enrol", values).lastrowid
+            self.engine.files = self.files
         assert number is not None
         self.member_id = number
-        self.engine.files = self.files
         return number
 
     def resume(self, member_id: int) -> bool:
@@ -49,7 +49,7 @@ class SqliteMembers(SqliteConnection):
         self.member_id = member_id
         with fork.held_off, self.writing():
             there = self.run("resume_member", {"beacon": beacon, "member": member_id}).rowcount == 1
-        known, self.engine.files = self.engine.files, self.files
+            known, self.engine.files = self.engine.files, self.files
         # (In another file a member of that number need not be this one, and what it holds was not asked of this file.)
         same = known is None or self.files is None or known.database == self.files.database
         return there and same

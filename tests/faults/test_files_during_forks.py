@@ -1,0 +1,105 @@
+"""A fork closes the connections to SQLite for an instant, and another process may delete the log meanwhile.
+
+So the files of a connection are compared, and a connection is opened, only while no fork can begin.
+"""
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from faults.test_replaced_files import STATES, acquired, place
+from support import AMPLE, until
+
+import sqlsem
+from sqlsem.engines.sqlite import connection as connections
+from sqlsem.engines.sqlite import files, fork
+
+pytestmark = [pytest.mark.engines("sqlite"), pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")]
+
+#: What looks at the files, or decides which they are.
+GUARDED = [
+    (files.OpenFiles, "__init__"),
+    (files.OpenFiles, "require_in_place"),
+    (files.OpenFiles, "compare"),
+    (files.OpenFiles, "require_same"),
+    (files.OpenFiles, "without_log"),
+    (connections.SqliteConnection, "_set_up"),
+    (files, "keep"),
+    (files, "_kept_of"),
+    (files, "unkeep"),
+    (files, "close_unused"),
+]
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    with sqlsem.connect(f"sqlite:///{place(tmp_path, None)}", retry=AMPLE["retry"]) as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The guarded calls: name, and whether the calling thread keeps forks off."""
+    calls = []
+
+    def watch(owner, name):
+        original = getattr(owner, name)
+
+        def call(*args, **options):
+            calls.append((name, fork.held_off._is_owned()))
+            return original(*args, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in GUARDED:
+        watch(owner, name)
+    return calls
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda value: value.__name__)
+def test_files_are_compared_with_forks_held_off(coordinator, calls, state):
+    use, _ = state(coordinator)
+    with contextlib.suppress(sqlsem.SqlsemError):
+        use()
+    coordinator.process.member.ping()
+    assert {name for name, _ in calls} >= {"_set_up", "keep", "compare"}
+    assert not [name for name, is_held_off in calls if not is_held_off]
+
+
+def test_files_of_waiters_are_compared_with_forks_held_off(coordinator, calls):
+    lock = coordinator.mutex("waited for")
+    with lock:
+        calls.clear()
+        waiter = threading.Thread(target=acquired, args=(coordinator.mutex("waited for"),))
+        waiter.start()
+        until(lambda: ("require_in_place", True) in calls, "a waiter compares the files")
+    waiter.join()
+    assert not [name for name, is_held_off in calls if not is_held_off]
+
+
+def test_log_deleted_during_fork_is_no_replacement(coordinator, monkeypatch):
+    """The worst moment: a fork begins after the connection was found open, and before its files are compared."""
+    grant = acquired(coordinator.mutex("held"))
+    path = Path(coordinator.engine.path)
+    compare, forks = files.OpenFiles.compare, []
+
+    def log_is_deleted():
+        fork._before()  # this thread's fork: all connections are closed
+        for suffix in ("-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        fork._after_in_parent()
+
+    def interrupted(open_files):
+        if not forks:
+            forks.append(threading.Thread(target=log_is_deleted))
+            forks[0].start()
+            forks[0].join(0.5)  # as far as it comes
+        compare(open_files)
+
+    monkeypatch.setattr(files.OpenFiles, "compare", interrupted)
+    coordinator.process.member.ping()
+    forks[0].join()
+    grant.check()
+    grant.release()
