@@ -372,7 +372,7 @@ def all_of(*locks: Lock | Rate, **options: Unpack[GroupOptions]) -> Lock:
     """Several locks as one: all numbers are taken at once, so that two such locks never wait for each other.
 
     Rates may be among them: what is asked of those is taken when all locks are had, and given back when the time is up
-    before all is there. `Grant.settle` says what it has cost.
+    before all is there. `Grant.adjust` says what it has cost.
 
     The locks must be on different resources of one database; what they say of ``timeout``, ``reentrant``, ``on_lost``
     and ``cancel_on_lost`` does not count here: give these options to all_of.

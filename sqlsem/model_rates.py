@@ -185,7 +185,7 @@ class RateTurn(enum.Enum):
 class RateAnswer:
     """What a database says. ``seconds``: to wait at the least, where it is too early; else until the moment for which
     it was taken, which is promised and may lie ahead. ``times``: that moment, in ms by the database's clock, for each
-    of those that want it together and have it: what `settle_rate` wants to know.
+    of those that want it together and have it: what `adjust_rate` wants to know.
     """
 
     turn: RateTurn
@@ -217,9 +217,9 @@ class RateEntry:
         limit: How much may be used in it: the lowest limit that counts, of programs that use it and of an operator.
         used: How much counts just now.
         idle: Seconds since it was last used.
-        taken: How much was ever taken while this window was known, also by settling more. It is forgotten with the
+        taken: How much was ever taken while this window was known, also by adjusting more. It is forgotten with the
             window, a day after that was last used.
-        returned: How much of that was given back, by settling less.
+        returned: How much of that was given back, by adjusting less.
         waits: How often it was not there at once.
         free_in: Seconds until there is room in it for 1 more, also in the bucket of a burst; 0 where there is now.
             Requests that wait have that first.

@@ -12,8 +12,8 @@ from sqlsem.core.blocking import require_no_loop
 from sqlsem.core.callers import this_thread
 from sqlsem.core.options import ModuleRateOptions
 from sqlsem.core.process import Process
+from sqlsem.core.rate_grants import BaseRateGrant, adjusting
 from sqlsem.core.rating import Taking, split
-from sqlsem.core.settling import BaseRateGrant, settling
 from sqlsem.core.steps import carry_out, drive
 from sqlsem.core.terms import Ask, Name, Terms
 from sqlsem.model import Duration
@@ -34,7 +34,7 @@ class RateGrant(BaseRateGrant):
 
     Attributes:
         name: The rate's.
-        cost: What was taken of it, or settled since.
+        cost: What was taken of it, or adjusted since.
         waited: Seconds between asking and having it.
     """
 
@@ -43,7 +43,7 @@ class RateGrant(BaseRateGrant):
         """For the package; programs have no use for it."""
         return functools.partial(cls, process)
 
-    def settle(self, actual: int) -> None:
+    def adjust(self, actual: int) -> None:
         """Say what it has cost in the end, where that is known only afterwards.
 
         What was too much is returned, as far as it counts still and this login has taken it (and counts as used where
@@ -55,9 +55,9 @@ class RateGrant(BaseRateGrant):
 
         >>> with sqlsem.rate("tokens", 90_000, per="1m", cost=4_000) as grant:  # doctest: +SKIP
         ...     answer = model.complete(prompt, max_tokens=4_000)
-        ...     grant.settle(answer.usage.total_tokens)
+        ...     grant.adjust(answer.usage.total_tokens)
         """
-        drive(settling(self, actual), self.process.perform)
+        drive(adjusting(self, actual), self.process.perform)
 
 
 class Rate:

@@ -93,8 +93,8 @@ class Grant:
     def downgrade(self) -> None:
         self._loop.call(self.inner.downgrade)
 
-    def settle(self, actual: int, **options: Any) -> None:
-        self._loop.call(lambda: self.inner.settle(actual, **options))
+    def adjust(self, actual: int, **options: Any) -> None:
+        self._loop.call(lambda: self.inner.adjust(actual, **options))
 
     def __enter__(self) -> Grant:
         self._loop.call(self.inner.__aenter__)
@@ -284,8 +284,8 @@ class RateGrant:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def settle(self, actual: int) -> None:
-        self._loop.call(lambda: self.inner.settle(actual))
+    def adjust(self, actual: int) -> None:
+        self._loop.call(lambda: self.inner.adjust(actual))
 
 
 class Rate:

@@ -14,7 +14,7 @@ from sqlsem.core.handover import TTL_SECONDS, handing_over
 from sqlsem.core.holdings import BaseGrant, Exit, Holding, abandon
 from sqlsem.core.leaving import leaving
 from sqlsem.core.places import Token
-from sqlsem.core.settling import rate_of, settling
+from sqlsem.core.rate_grants import adjusting, rate_of
 from sqlsem.core.steps import Operations
 from sqlsem.model import Duration
 
@@ -118,10 +118,10 @@ class Grant(BaseGrant):
             if exc is None or lost or not isinstance(struck, Exception):
                 raise struck from exc
 
-    async def settle(self, actual: int, *, rate: str | None = None) -> None:
-        """As `sqlsem.Grant.settle`."""
+    async def adjust(self, actual: int, *, rate: str | None = None) -> None:
+        """As `sqlsem.Grant.adjust`."""
         self.driver.require_here(self)
-        await self._drive(settling(rate_of(self.rates, rate, self), actual))
+        await self._drive(adjusting(rate_of(self.rates, rate, self), actual))
 
     async def release(self) -> None:
         """Release the lock, from any task of its loop; see `sqlsem.Grant.release`."""

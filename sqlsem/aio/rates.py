@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from sqlsem.aio.driver import Driver, Signal, drive, this_caller
+from sqlsem.core.rate_grants import BaseRateGrant, adjusting
 from sqlsem.core.rating import Taking, split
-from sqlsem.core.settling import BaseRateGrant, settling
 from sqlsem.core.terms import Ask, Terms
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Duration
@@ -31,9 +31,9 @@ class RateGrant(BaseRateGrant):
         """For the package; programs have no use for it."""
         return functools.partial(cls, driver)
 
-    async def settle(self, actual: int) -> None:
-        """As `sqlsem.RateGrant.settle`."""
-        await drive(settling(self, actual), self._driver.perform)
+    async def adjust(self, actual: int) -> None:
+        """As `sqlsem.RateGrant.adjust`."""
+        await drive(adjusting(self, actual), self._driver.perform)
 
 
 class Rate:

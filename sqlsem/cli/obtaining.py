@@ -115,7 +115,7 @@ def take_rates(coordinator: sqlsem.Coordinator, rates: Sequence[RateRequest], no
         grant = rate_of(coordinator, asked, note).take(timeout=left)
         if grant is None:
             for one in taken:
-                one.settle(0)
+                one.adjust(0)
             return False
         taken.append(grant)
     return True

@@ -29,7 +29,7 @@ def rates(options: Connecting, name: str | None, also: str | None, as_json: bool
     """Show rates, or one: each window, how much may be used in it and how much is just now, and how many wait in line.
 
     LIMIT is the lowest one that counts: of the programs that use the rate, and of an operator (`sqlsem rates set`).
-    USED may be more than that after a cost was settled, and has in it what is
+    USED may be more than that after a cost was adjusted, and has in it what is
     promised for soon. ROOM IN says when there is room for 1 more, where there is none now, which who waits in line has
     first. LAST says how long ago anything was used. Who waits, and until when: sqlsem why rate:NAME.
 

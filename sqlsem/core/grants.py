@@ -16,7 +16,7 @@ from sqlsem.core.holdings import BaseGrant, Exit, Holding, abandon
 from sqlsem.core.leaving import leaving, placed
 from sqlsem.core.places import Token
 from sqlsem.core.process import Process
-from sqlsem.core.settling import rate_of, settling
+from sqlsem.core.rate_grants import adjusting, rate_of
 from sqlsem.core.standing import beginning, connection_of, ending_session
 from sqlsem.core.steps import Operations, carry_out, drive
 from sqlsem.core.threads import voice
@@ -258,11 +258,11 @@ class Grant(BaseGrant):
             if exc is None or not isinstance(struck, Exception):  # as of a lock's block
                 raise
 
-    def settle(self, actual: int, *, rate: str | None = None) -> None:
-        """Say what was used of a rate that was taken with the lock (`sqlsem.all_of`); see `RateGrant.settle`.
+    def adjust(self, actual: int, *, rate: str | None = None) -> None:
+        """Say what was used of a rate that was taken with the lock (`sqlsem.all_of`); see `RateGrant.adjust`.
         ``rate``: its name, where there are several. Raises `ConfigurationError` where there is none of that name.
         """
-        drive(settling(rate_of(self.rates, rate, self), actual), self._process.perform)
+        drive(adjusting(rate_of(self.rates, rate, self), actual), self._process.perform)
 
     def release(self) -> None:
         """Release the lock, from any thread. The end of its block has then nothing to do.

@@ -15,7 +15,7 @@ from sqlsem.core.acquire import Acquisition
 from sqlsem.core.callers import Caller
 from sqlsem.core.holdings import BaseGrant, Exit, Hold, Holding
 from sqlsem.core.process import Process
-from sqlsem.core.settling import BaseRateGrant, giving_back
+from sqlsem.core.rate_grants import BaseRateGrant, giving_back
 from sqlsem.core.steps import Call, Operations, Sleep
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Disconnected, Session
@@ -196,7 +196,7 @@ class Taking(Generic[R]):
             yield from self._line.withdraw(outcome)
         if taken_ms is not None:
             try:
-                yield Call("settle", giving_back(resource, taken_ms, cost), 1.0)
+                yield Call("adjust", giving_back(resource, taken_ms, cost), 1.0)
             except SqlsemError as exc:
                 if not self._process.closed:
                     log.warning("What was taken of %r, and not used, counts as used: %s", resource, exc)
@@ -338,7 +338,7 @@ class Taking(Generic[R]):
                 self._row_went(place)
                 self._process.returned(ticket, session, member_id)
             for taken_ms, cost in late:
-                session.settle_rate(request.resource, taken_ms, -cost)
+                session.adjust_rate(request.resource, taken_ms, -cost)
         return answer
 
     def _row_went(self, place: BaseGrant) -> None:

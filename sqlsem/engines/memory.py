@@ -170,7 +170,7 @@ class MemoryRates(RateSession):
                 store.remove(row)
             return RateAnswer(RateTurn.TAKEN, times=(now_us // 1000,))
 
-    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
+    def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
         with self._open() as store:
             store.rates[resource].use(more, int(monotonic() * 1_000_000), taken_ms)
 

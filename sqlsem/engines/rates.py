@@ -40,7 +40,7 @@ class RateSession(abc.ABC):
         """
 
     @abc.abstractmethod
-    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
+    def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
         """What was taken has cost so much more, which counts as used now and may go beyond the limit; or so much less
         (negative), which is given back as far as it counts still. May raise `Busy`.
         """

@@ -44,8 +44,8 @@ MOST_ENDS = 1000
 
 #: What the database counts of each window of a rate: the metric's name, what it is, and where it stands.
 RATE_COUNTERS: tuple[tuple[str, str, Callable[[RateEntry], int]], ...] = (
-    ("rate_taken", "What was taken from rates, also by settling more.", lambda one: one.taken),
-    ("rate_returned", "What was given back of that, by settling less.", lambda one: one.returned),
+    ("rate_taken", "What was taken from rates, also by adjusting more.", lambda one: one.taken),
+    ("rate_returned", "What was given back of that, by adjusting less.", lambda one: one.returned),
     ("rate_waits", "How often it was not there at once, and was had after waiting.", lambda one: one.waits),
 )
 

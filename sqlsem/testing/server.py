@@ -231,10 +231,10 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         self.answer(f"{what}: {answer.turn.value}")
         return answer
 
-    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
-        self.ask(f"settle_rate {resource} {more}")
-        super().settle_rate(resource, taken_ms, more)
-        self.answer(f"settle_rate {resource}: done")
+    def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
+        self.ask(f"adjust_rate {resource} {more}")
+        super().adjust_rate(resource, taken_ms, more)
+        self.answer(f"adjust_rate {resource}: done")
 
     # -- waiting ----------------------------------------------------------------------------------------------------
 

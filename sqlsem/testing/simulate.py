@@ -424,7 +424,7 @@ def rated(me: Actor) -> None:
         if kind == 0:
             with locks.rate("api", 3, per="10s", cost=cost) as grant:
                 me.step("calls")
-                grant.settle(chance.randrange(4))
+                grant.adjust(chance.randrange(4))
         elif kind == 1:
             locks.rate("api", 3, per="10s", cost=cost).take(timeout=chance.choice((0, 2.0, 30.0)))
         else:

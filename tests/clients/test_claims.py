@@ -177,8 +177,8 @@ set_resource | o | p_resource:resource p_what:resource_change p_value:count
 set_schedule | po | p_name:schedule p_what:schedule_change p_next:moment
 set_task | po | p_task:task p_what:task_change
 settings | upwor |
-settle | uo | rate:rate taken_ms:ms cost:count actual:count
-settle_rate | uo | p_resource:rate_id p_taken_ms:ms p_more:count
+adjust | uo | rate:rate taken_ms:ms cost:count actual:count
+adjust_rate | uo | p_resource:rate_id p_taken_ms:ms p_more:count
 show_tasks | pwor | p_queue:queue p_status:choice p_most:count p_skip:count
 sleep_until_due | uo | p_resource:rate_id p_cost:count p_taken_ms:ms p_wait_ms:ms
 spare_entries | uo | p_member:member p_resource:resource p_positions:positions
@@ -593,12 +593,12 @@ def test_a_login_returns_only_what_it_took_of_a_rate(login, database, name):
                 "CALL sqlsem.take(%s, 1, 3600000, timeout_ms => 0)", (rate,)
             ).fetchone()
             assert code == 0
-            other.value("settle(%s, %s, 2147483647, 0)", rate, taken_ms)
+            other.value("adjust(%s, %s, 2147483647, 0)", rate, taken_ms)
             assert (
                 other.connection.execute("CALL sqlsem.take(%s, 1, 3600000, timeout_ms => 0)", (rate,)).fetchone()[0]
                 == -1
             )
-            first.value("settle(%s, %s, 1, 0)", rate, taken_ms)
+            first.value("adjust(%s, %s, 1, 0)", rate, taken_ms)
             assert (
                 other.connection.execute("CALL sqlsem.take(%s, 1, 3600000, timeout_ms => 0)", (rate,)).fetchone()[0]
                 == 0
@@ -613,7 +613,7 @@ def test_a_debt_of_a_burst_is_shown_bounded_and_reset(login, database, name):
         with participant.connection, operator:
             taken_ms = participant.connection.execute(take, (rate,)).fetchone()[1]
             for _ in range(3):
-                participant.value("settle(%s, %s, 1, 2147483647)", rate, taken_ms)
+                participant.value("adjust(%s, %s, 1, 2147483647)", rate, taken_ms)
             free_in = participant.connection.execute(
                 "SELECT free_in FROM sqlsem.rates(%s)", (f"rate:{rate}",)
             ).fetchone()[0]

@@ -158,7 +158,7 @@ def test_rates(connect, database, name):
     windows = {"1h": 5, "2h": 9}
     coordinator.rate(name, windows, cost=3).take()
     with coordinator.rate(name, windows, cost=2) as grant:
-        grant.settle(1)
+        grant.adjust(1)
     taken = coordinator.rate(name("b"), 1, per="1h").take()
     late = threading.Thread(target=coordinator.rate(name("b"), 1, per="1h").take, kwargs={"timeout": PATIENCE})
     late.start()
@@ -181,7 +181,7 @@ def test_rates(connect, database, name):
     assert [rate.name for rate in coordinator.rates(name)] == [name] * 2
     assert found.only(f"rate:{name}").rates == mine[:2]
     assert mine[0].as_dict() in found.as_dict()["rates"]
-    taken.settle(0)
+    taken.adjust(0)
     late.join(PATIENCE)
 
 
@@ -196,7 +196,7 @@ def test_when_there_is_room_again(connect, name):
     (one,) = rated(coordinator.overview(), name)
     assert 0 < one.free_in <= 101 - 1.5, "when the first one leaves"
     before = one.free_in
-    second.settle(9)
+    second.adjust(9)
     (one,) = rated(coordinator.overview(), name)
     assert (one.limit, one.used) == (2, 10)
     assert one.free_in > before, "when the second one leaves, too"
@@ -218,7 +218,7 @@ def test_of_many_rates_those_that_are_waited_for_or_were_used_last(connect, data
         raw.cursor().executemany(database.sql(insert), rows)
     found = coordinator.overview().rates
     database.rows(f"DELETE FROM {table} WHERE resource_id LIKE ? AND rate_limit = 7", f"rate:{name}%")
-    taken.settle(0)  # and it goes
+    taken.adjust(0)  # and it goes
     late.join(PATIENCE)
     assert {one.name for one in found} == {name("waited"), *(name(str(number)) for number in range(3, 202))}
     assert len(found) == 200

@@ -63,7 +63,7 @@ def test_what_is_taken_given_back_and_waited_for_is_counted(connect, name):
         return {entry.window: (entry.taken, entry.returned, entry.waits) for entry in first.rates(name)}
 
     grant = first.rate(name, 5, per=LONG, cost=4).take()
-    grant.settle(5)
+    grant.adjust(5)
     assert counted() == {3600: (5, 0, 0)}
     assert first.rate(name, 5, per=LONG).take(False) is None
     assert first.rate(name, 5, per=LONG).take(timeout=0.05) is None
@@ -73,7 +73,7 @@ def test_what_is_taken_given_back_and_waited_for_is_counted(connect, name):
     waiter = threading.Thread(target=other.rate(name, {LONG: 5, "2h": 100}, cost=3).take)
     waiter.start()
     until(lambda: first.entries(f"rate:{name}"), "it waits")
-    grant.settle(1)
+    grant.adjust(1)
     waiter.join(PATIENCE)
     assert counted()[3600] == (8, 4, 1)
     taken, _, waits = counted()[7200]
@@ -93,20 +93,20 @@ def test_a_cost_and_what_it_was_in_the_end(connect, name):
     with rate as grant:
         assert (grant.cost, grant.name) == (7, name)
     assert rate.take(False) is None
-    grant.settle(2)
+    grant.adjust(2)
     assert used(coordinator, name) == {3600: 2}
-    grant.settle(2)
+    grant.adjust(2)
     assert used(coordinator, name) == {3600: 2}
     again = rate.take(False)
-    again.settle(40)
+    again.adjust(40)
     assert (again.cost, used(coordinator, name)) == (40, {3600: 42})
     assert coordinator.rate(name, 10, per=LONG).take(False) is None
-    again.settle(0)
-    grant.settle(0)
+    again.adjust(0)
+    grant.adjust(0)
     assert used(coordinator, name) == {3600: 0}
     for wrong in (-1, 1.5, True, None, math.nan, 2**31):
-        with pytest.raises(ConfigurationError, match="The cost settled"):
-            again.settle(wrong)
+        with pytest.raises(ConfigurationError, match="The cost adjusted"):
+            again.adjust(wrong)
 
 
 def test_a_burst_and_what_comes_back_evenly(connect, name):
@@ -121,15 +121,15 @@ def test_a_burst_and_what_comes_back_evenly(connect, name):
 
 
 def test_what_has_leaked_is_not_given_back(connect, name):
-    """A burst that is settled when it has come back already is no second one."""
+    """A burst that is adjusted when it has come back already is no second one."""
     coordinator = connect()
     rate = coordinator.rate(name, 180, per="90s", burst=2, cost=2)  # which comes back in a second
     first, second = rate.take(), rate.take()
-    first.settle(0)
+    first.adjust(0)
     third = rate.take()
     assert third.taken_ms - second.taken_ms >= 995
     slow = coordinator.rate(name("slow"), 10, per="10000s", burst=2, cost=2)  # in half an hour
-    slow.take().settle(0)
+    slow.take().adjust(0)
     assert slow.take(timeout=PATIENCE) is not None, "what has not leaked yet is given back"
 
 
@@ -137,7 +137,7 @@ def test_a_debt_that_is_never_paid(connect, name):
     coordinator = connect()
     grant = coordinator.rate(name, 1, per="24d", burst=1).take()
     for actual in (2**31 - 1, 0, 2**31 - 1, 1):
-        grant.settle(actual)
+        grant.adjust(actual)
         assert used(coordinator, name) == {24 * 86400: actual}
     assert coordinator.rate(name, 1, per="24d", burst=1).take(False) is None
 
@@ -208,7 +208,7 @@ def test_a_reset_forgets_use_and_debts_and_keeps_operators_limits(connect, name)
     coordinator = connect()
     assert coordinator.reset_rate(name) is False
     coordinator.set_rate(name, 3, per=LONG)
-    coordinator.rate(name, 3, per=LONG, burst=3, cost=3).take().settle(1000)
+    coordinator.rate(name, 3, per=LONG, burst=3, cost=3).take().adjust(1000)
     (one,) = coordinator.rates(name)
     assert one.used == 1000
     assert 3600 < one.free_in <= 36_000, "a debt is paid after ten windows at the latest"
@@ -221,8 +221,8 @@ def test_no_more_is_returned_than_was_taken_then(connect, name):
     coordinator = connect()
     grant = coordinator.rate(name, 5, per=LONG, cost=2).take()
     with contextlib.closing(coordinator.process.engine.connect("look")) as session:
-        session.settle_rate(f"rate:{name}", grant.taken_ms, -100)
-        session.settle_rate(f"rate:{name}", grant.taken_ms, -100)
+        session.adjust_rate(f"rate:{name}", grant.taken_ms, -100)
+        session.adjust_rate(f"rate:{name}", grant.taken_ms, -100)
     assert [(rate.used, rate.returned) for rate in coordinator.rates(name)] == [(0, 2)]
 
 
@@ -253,7 +253,7 @@ def test_first_come_first_served(looks_often, connect, name):
     until(lambda: len(first.entries(resource)) == 2, "the small one behind it")
     for _ in range(2):
         before = len(grants)
-        grants[-1].settle(0)
+        grants[-1].adjust(0)
         until(lambda before=before: len(grants) > before, "the next one's turn")
     large.join(PATIENCE)
     small.join(PATIENCE)
@@ -353,13 +353,13 @@ def test_who_has_what_it_wants_does_not_wait_for_others(looks_often, connect, na
     until(lambda: len(connect().entries(f"rate:{name}")) == 1, "they share one place")
     for number, grant in enumerate(taken, 1):
         assert len(connect().entries(f"rate:{name}")) == 1, "the place is the next one's"
-        grant.settle(0)
+        grant.adjust(0)
         until(lambda number=number: len(went) == number, "one is served, and goes")
     for thread in threads:
         thread.join(PATIENCE)
     assert None not in went
     assert connect().entries(f"rate:{name}") == []
-    went[0].settle(0)
+    went[0].adjust(0)
     assert rate.take(timeout=PATIENCE) is not None
     assert coordinator.process.holdings.grants() == []
 
@@ -388,9 +388,9 @@ def test_an_answer_that_is_lost_costs_the_place_and_no_more(looks_often, connect
     waiting = threading.Thread(target=lambda: taken.append(rate.take(timeout=PATIENCE)))
     waiting.start()
     until(lambda: coordinator.entries(f"rate:{name}"), "it stands in the line")
-    before[0].settle(0)
+    before[0].adjust(0)
     until(lambda: lost, "it has taken, and does not hear of it")
-    before[1].settle(0)
+    before[1].adjust(0)
     waiting.join(PATIENCE)
     assert taken not in ([], [None])
     assert coordinator.entries(f"rate:{name}") == []
@@ -406,8 +406,8 @@ def test_locks_and_rates_together(connect, name):
         assert set(grant.positions) == {name}
         assert {key: value.cost for key, value in grant.rates.items()} == {name("r"): 1, name("s"): 3}
         with pytest.raises(ConfigurationError, match="say which rate"):
-            grant.settle(1)
-        grant.settle(1, rate=name("s"))
+            grant.adjust(1)
+        grant.adjust(1, rate=name("s"))
         assert used(first, name("s")) == {3600: 1}
     with both:
         pass
@@ -430,7 +430,7 @@ def test_a_waiter_that_gives_up_leaves_no_row(looks_often, connect, name):
     until(lambda: one.entries(resource), "it waits")
     assert one.rate(name, 1, per=LONG).take(timeout=0.05) is None
     assert [(entry.access, entry.limit) for entry in one.entries(resource)] == [("write", 1)]
-    grant.settle(0)
+    grant.adjust(0)
     first.join(PATIENCE)
     assert one.entries(resource) == []
     assert used(one, name) == {3600: 1}
@@ -496,7 +496,7 @@ def test_a_decorated_coroutine_function(database, name):
                 await decorated(2)
             async with coordinator.rate(name("b"), 2, per=LONG, cost=2) as grant:
                 assert isinstance(grant, aio.RateGrant)
-            await grant.settle(1)
+            await grant.adjust(1)
             assert [rate.used for rate in coordinator.rates(name("b"))] == [1]
 
     asyncio.run(main())
@@ -599,20 +599,20 @@ def test_what_is_given_back_is_given_back_once(connect, name, monkeypatch):
     rate = coordinator.rate(name, 10, per=LONG, cost=4)
     grants = [rate.take(), rate.take()]
     session_class = type(coordinator.process.member.main.session)
-    settle_rate, calls = session_class.settle_rate, []
+    adjust_rate, calls = session_class.adjust_rate, []
 
     def lose_the_first_answer(session, *arguments):
         calls.append(arguments)
-        settle_rate(session, *arguments)
+        adjust_rate(session, *arguments)
         if len(calls) == 1:
             raise Disconnected("the answer is lost")
 
-    monkeypatch.setattr(session_class, "settle_rate", lose_the_first_answer)
-    grants[0].settle(0)
+    monkeypatch.setattr(session_class, "adjust_rate", lose_the_first_answer)
+    grants[0].adjust(0)
     assert used(coordinator, name) == {3600: 4}
     assert grants[0].cost == 0
     calls.clear()
-    grants[1].settle(6)
+    grants[1].adjust(6)
     assert used(coordinator, name)[3600] >= 6, "what was used in the end is not all counted"
 
 
@@ -620,7 +620,7 @@ def test_what_is_given_back_is_given_back_once(connect, name, monkeypatch):
 def test_who_died_in_the_line_keeps_no_try_out(connect, name, spawn):
     """Where nobody waits, and so nobody else looks whether those that wait are alive."""
     coordinator = connect()
-    coordinator.rate(name, 1, per=LONG).take().settle(1)
+    coordinator.rate(name, 1, per=LONG).take().adjust(1)
     child = spawn(wait_in_line, name=str(name))
     until(lambda: coordinator.entries(f"rate:{name}"), "the child waits")
     child.kill()

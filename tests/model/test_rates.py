@@ -94,14 +94,14 @@ class Machine(RuleBasedStateMachine):
     def the_clock_steps_back(self, slots):
         """What was used counts from then on as used when that is seen."""
         self.shift(-slots * SLOT_SECONDS)
-        self.settle(0)
+        self.adjust(0)
         for one in self.used:
             one.counts_from = self.now()
 
     @rule(more=st.integers(1, 30), data=st.data())
     def settle_more(self, more, data):
         if self.used:
-            self.settle(more)
+            self.adjust(more)
             self.used.append(Used(self.now(), more, []))
 
 
@@ -126,7 +126,7 @@ class InMemory(Machine):
         self.offset += seconds * 1_000_000
         self.passed += seconds
 
-    def settle(self, more):
+    def adjust(self, more):
         now = self.clock()
         self.state.begin((), now // 1000)
         self.state.use(more, now, 0)
@@ -160,8 +160,8 @@ class InDatabase(Machine):
         ):
             self.database.rows(text, resource)
 
-    def settle(self, more):
-        self.session.settle_rate(f"rate:{self.name}", 0, more)
+    def adjust(self, more):
+        self.session.adjust_rate(f"rate:{self.name}", 0, more)
 
 
 def run(machine, **limits):
@@ -253,7 +253,7 @@ def test_promises_never_pass_a_limit_and_are_in_the_order_of_asking(database, na
                 assert answer.due_in(number) * 1000 <= min(wish.ahead_ms, AHEAD_MS)
                 promised.append(answer.due_in(number) > 0)
                 if rng.random() < 0.15:
-                    session.settle_rate(request.resource, at, -wish.cost)
+                    session.adjust_rate(request.resource, at, -wish.cost)
                 else:
                     counted.append((at, wish.cost))
             if rng.random() < 0.05:

@@ -1,4 +1,4 @@
-"""Rates, as sessions know them: take and settle."""
+"""Rates, as sessions know them: take and adjust."""
 
 import contextlib
 import threading
@@ -22,8 +22,8 @@ def take(session, name, limit=3, per_ms=HOUR, **named):
     return session.rows(text, name, limit, per_ms, *named.values())[0]
 
 
-def settle(session, name, taken_ms, cost, actual):
-    routine = f"{session.database.schema}.settle"
+def adjust(session, name, taken_ms, cost, actual):
+    routine = f"{session.database.schema}.adjust"
     call = f"EXEC {routine} ?, ?, ?, ?" if session.tsql else f"SELECT {routine}(?, ?, ?, ?)"
     session.rows(call, name, taken_ms, cost, actual)
 
@@ -58,9 +58,9 @@ def test_a_cost_and_what_it_was(session, database, name):
     code, taken_ms = take(connection, name, 10, cost=7)
     assert code == 0
     assert taken_ms > 0
-    settle(connection, name, taken_ms, 7, 2)
+    adjust(connection, name, taken_ms, 7, 2)
     assert used(database, name) == {3600: 2}
-    settle(connection, name, taken_ms, 2, 30)
+    adjust(connection, name, taken_ms, 2, 30)
     assert used(database, name) == {3600: 30}
     assert take(connection, name, 10, timeout_ms=0)[0] == -1
 
@@ -72,7 +72,7 @@ def test_it_waits_for_its_turn(session, database, name):
     waiter = threading.Thread(target=lambda: found.append(take(other, name, 1)))
     waiter.start()
     until(lambda: database.queue(f"rate:{name}"), "it waits")
-    settle(first, name, taken_ms, 1, 0)
+    adjust(first, name, taken_ms, 1, 0)
     waiter.join(PATIENCE)
     assert [code for code, _ in found] == [1]
     assert database.queue(f"rate:{name}") == []
@@ -171,9 +171,9 @@ def test_only_what_is_a_rate_is_taken_from_and_settled(session, refused, databas
     """The starts of a queue's tasks are counted beside the rates, and are nobody's to give back."""
     connection, schema = session(), database.schema
     if connection.tsql:
-        calls = (f"EXEC {schema}.settle_rate ?, 1, -1", f'EXEC {schema}.take_rate ?, 1, N\'[{{"limit": 1, "ms": 1}}]\'')
+        calls = (f"EXEC {schema}.adjust_rate ?, 1, -1", f'EXEC {schema}.take_rate ?, 1, N\'[{{"limit": 1, "ms": 1}}]\'')
     else:
-        calls = (f"SELECT {schema}.settle_rate(?, 1, -1)", f"SELECT {schema}.take_rate(?, 1, '{{1}}', '{{1}}')")
+        calls = (f"SELECT {schema}.adjust_rate(?, 1, -1)", f"SELECT {schema}.take_rate(?, 1, '{{1}}', '{{1}}')")
     for call in calls:
         with refused("22023", 50000, "is no rate"):
             connection.rows(call, resource)

@@ -20,7 +20,7 @@ LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "re
          "start_part",
          "end_part", "claim_callback", "return_callback", "end_callback", "batch_part_start", "batch_part_done",
          "batch_part_failed", "batch_resume", "batch_callback_ended", "hand_over_rows", "adopt_rows", "hand_over",
-         "adopt", "take_rate", "settle_rate", "take", "settle",
+         "adopt", "take_rate", "adjust_rate", "take", "adjust",
          "once_begin", "once_done", "once_due", "mark_once", "once_forget",
          "leave_with", "has_left", "forget_left"}  # fmt: skip
 LOOKS = {"entries", "may_enter", "status", "past", "resources", "list_batches", "resource_settings", "operations",

@@ -52,7 +52,7 @@ coordinator.rate("a", 100, "1m", coordinator=coordinator)  # type: ignore[call-a
 with sqlsem.rate("a", 100, "1m") as taken:
     assert_type(taken, sqlsem.RateGrant)
     assert_type(taken.cost, int)
-    taken.settle(5)
+    taken.adjust(5)
 sqlsem.all_of(sqlsem.mutex("a"), sqlsem.rate("b", 1, 1))
 sqlsem.all_of("a", "b")  # type: ignore[arg-type]
 sqlsem.all_of(sqlsem.mutex("a"), note="x")  # type: ignore[call-arg]

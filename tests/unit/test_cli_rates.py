@@ -34,7 +34,7 @@ def test_rates(tmp_path, monkeypatch):
         waiting.start()
         until(lambda: coordinator.entries("rate:api"), "somebody waits")
         heads, *lines = (line.split() for line in call().stdout.splitlines())
-        taken.settle(0)
+        taken.adjust(0)
         waiting.join()
     assert heads == ["RATE", "WINDOW", "LIMIT", "USED", "LEFT", "ROOM", "IN", "WAITING", "LAST"]
     assert sorted(line[:6] for line in lines) == [
@@ -108,7 +108,7 @@ def test_why_shows_a_rate_that_nobody_waits_for(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/locks.db"
     monkeypatch.setenv("SQLSEM_URL", url)
     with sqlsem.connect(url) as coordinator:
-        coordinator.rate("api", 3, per="1h", burst=3, cost=3).take().settle(1000)
+        coordinator.rate("api", 3, per="1h", burst=3, cost=3).take().adjust(1000)
         found = CliRunner().invoke(cli.main, ["why", "rate:api"], prog_name="sqlsem")
     assert found.exit_code == 0
     assert found.stdout.startswith("Nobody waits for the rate 'api': 1,000 of 3 used in 1h00m, room in ")

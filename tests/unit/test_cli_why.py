@@ -206,7 +206,7 @@ def test_who_waits_for_a_rate_is_told_when_it_goes(coordinator: sqlsem.Coordinat
     for one in found:
         ((window,), goes_in) = one["rate"]["windows"], one["rate"]["goes_in"]
         assert goes_in == window["free_in"] > 3500
-    grant.settle(0)
+    grant.adjust(0)
     for waiter in waiters:
         waiter.join(60)
     assert coordinator.entries("rate:api") == []

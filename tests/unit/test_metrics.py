@@ -171,7 +171,7 @@ def test_who_waits_is_blamed_on_who_holds(url):
         locks.set_limit("capped", 3)
         locks.pause("stopped")
         locks.set_priorities("ranked", "5m")
-        locks.rate("api", {"1m": 10, 3600: 4}, cost=3).take().settle(5)
+        locks.rate("api", {"1m": 10, 3600: 4}, cost=3).take().adjust(5)
         with locks.mutex("load:7", note=ODD):
 
             def wait():
@@ -353,7 +353,7 @@ def test_what_is_taken_from_rates_is_counted(url):
         exporter = Exporter(locks)
         exporter.count_ends()
         assert look() == [0, 0, 0, None], "what was before is not ours"
-        locks.rate("api-1", {"1h": 10, "1d": 100}, cost=2).take().settle(1)
+        locks.rate("api-1", {"1h": 10, "1d": 100}, cost=2).take().adjust(1)
         locks.rate("api-2", 10, per="1h", cost=10).take()
         assert locks.rate("api-2", 10, per="1h").take(timeout=0.05) is None
         assert locks.rate("api-2", 10, per="1h").take(timeout=0) is None

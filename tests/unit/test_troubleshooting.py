@@ -34,7 +34,7 @@ ABOUT_WHAT_IS_WRITTEN = (
         "core/handover.py",
         "core/leaving.py",
         "core/periodic.py",
-        "core/settling.py",
+        "core/rate_grants.py",
         "core/signals.py",
         "core/terms.py",
         "dashboard/guarding.py",

@@ -24,8 +24,8 @@ class SqlServerRates(SqlServerConnection, RateSession):
         ]
         return RateAnswer.of_row(int(code), wait_ms, () if taken_ms is None else (taken_ms,))
 
-    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
-        self.rows("settle_rate", resource, taken_ms, more)
+    def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
+        self.rows("adjust_rate", resource, taken_ms, more)
 
     def reset_rate(self, resource: str) -> bool:
         return bool(self.value("reset_rate", resource) == 0)

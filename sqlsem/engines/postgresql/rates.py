@@ -26,8 +26,8 @@ class PostgresRates(PostgresConnection, RateSession):
             *self.row("take_rate", request.resource, request.cost, limits, windows, request.burst, *row, costs, ahead)
         )
 
-    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
-        self.rows("settle_rate", (resource, taken_ms, more))
+    def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
+        self.rows("adjust_rate", (resource, taken_ms, more))
 
     def reset_rate(self, resource: str) -> bool:
         return bool(self.row("reset_rate", here(), resource)[1] == 0)

@@ -65,7 +65,7 @@ class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
                 self.note_operation("rate_limit", resource=resource, old=old, new=new)
         return cap is not None or limit is not None
 
-    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
+    def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
         with fork.held_off, self.writing():
             state, now_us = self.rate_state(resource), self.now_us()
             before = {ms: known.copy() for ms, known in state.windows.items()}

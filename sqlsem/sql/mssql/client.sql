@@ -79,8 +79,8 @@ EXEC {schema}.reset_rate ?, 1
 -- name: set_rate
 EXEC {schema}.set_rate ?, ?, ?, 1
 
--- name: settle_rate
-EXEC {schema}.settle_rate ?, ?, ?
+-- name: adjust_rate
+EXEC {schema}.adjust_rate ?, ?, ?
 
 -- name: rates
 EXEC {schema}.rates ?

@@ -75,8 +75,8 @@ FROM (VALUES
              (N'guarded_tables', N'uor'),
              -- end of feature: guards
              -- feature: rates
-             (N'reset_rate', N'o'), (N'set_rate', N'o'), (N'take_rate', N'uo'), (N'settle_rate', N'uo'), (N'take', N'uo'),
-             (N'settle', N'uo'), (N'rates', N'uor'),
+             (N'reset_rate', N'o'), (N'set_rate', N'o'), (N'take_rate', N'uo'), (N'adjust_rate', N'uo'), (N'take', N'uo'),
+             (N'adjust', N'uo'), (N'rates', N'uor'),
              -- end of feature: rates
              -- feature: once
              (N'once_begin', N'uo'), (N'once_done', N'uo'), (N'once_due', N'uo'), (N'mark_once', N'uo'),

@@ -406,15 +406,15 @@ GO
 -- What this login took at @taken_ms has cost @more than that (or less: negative). More counts as used now, and may go beyond the
 -- limit; then nobody takes anything until enough of it is out of the window, or the bucket of a burst has room, after ten windows at the
 -- latest. Less is returned, where it counts still, and no more than this login took then.
-IF OBJECT_ID(N'{schema}.settle_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.settle_rate AS RETURN 0');
+IF OBJECT_ID(N'{schema}.adjust_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adjust_rate AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.settle_rate @resource nvarchar(400), @taken_ms bigint, @more bigint
+ALTER PROCEDURE {schema}.adjust_rate @resource nvarchar(400), @taken_ms bigint, @more bigint
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: settle_rate must not be called inside an open transaction; commit first and use autocommit', 1;
+        THROW 50001, N'sqlsem: adjust_rate must not be called inside an open transaction; commit first and use autocommit', 1;
     SET XACT_ABORT ON;
     IF @@OPTIONS & 2 = 2
         SET IMPLICIT_TRANSACTIONS OFF;
@@ -423,7 +423,7 @@ BEGIN
             @gate nvarchar(255) = LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255);
     EXEC {schema}.check_rate_name @resource;
     IF COALESCE(@taken_ms, -1) < 0 OR @more IS NULL OR @more NOT BETWEEN -2147483647 AND 2147483647
-        THROW 50000, N'sqlsem: a rate cannot be settled so; give what was taken when, and how much more (or less) it has cost', 1;
+        THROW 50000, N'sqlsem: a rate cannot be adjusted so; give what was taken when, and how much more (or less) it has cost', 1;
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC @got = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', 1000, @principal;
@@ -600,7 +600,7 @@ GO
 -- together. @more_windows: further ones, as [{"limit": 1000, "ms": 3600000}]. @limit and @per_ms NULL: an operator's limits.
 -- Return code:
 --   0 taken at once   1 taken after waiting   -1 time is up   -2 its place in the line was taken away by an operator
--- @taken_ms is what settle wants to know.
+-- @taken_ms is a parameter of adjust.
 IF OBJECT_ID(N'{schema}.take') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take
@@ -683,17 +683,17 @@ END;
 GO
 
 -- Says what was used in the end of what take has taken (@cost, at @taken_ms): less is given back, more counts as used now.
-IF OBJECT_ID(N'{schema}.settle') IS NULL EXEC (N'CREATE PROCEDURE {schema}.settle AS RETURN 0');
+IF OBJECT_ID(N'{schema}.adjust') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adjust AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.settle @rate nvarchar(400), @taken_ms bigint, @cost bigint, @actual bigint
+ALTER PROCEDURE {schema}.adjust @rate nvarchar(400), @taken_ms bigint, @cost bigint, @actual bigint
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @resource nvarchar(400) = N'rate:' + @rate, @more bigint = @actual - @cost;
     IF COALESCE(@cost, 0) < 1 OR COALESCE(@actual, -1) < 0 OR @taken_ms IS NULL OR LEN(@rate) > 250
-        THROW 50000, N'sqlsem: settle wants what was taken, when (@taken_ms of take), and what it has cost: 0 or more', 1;
+        THROW 50000, N'sqlsem: adjust needs @taken_ms of take, the @cost that was taken, and the actual cost: 0 or more', 1;
     IF @more <> 0
-        EXEC {schema}.settle_rate @resource, @taken_ms, @more;
+        EXEC {schema}.adjust_rate @resource, @taken_ms, @more;
 END;
 GO

@@ -109,8 +109,8 @@ SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.reset_rate(%s)
 -- name: set_rate
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.set_rate(%s, %s, %s)
 
--- name: settle_rate
-SELECT {schema}.settle_rate(%s, %s, %s)
+-- name: adjust_rate
+SELECT {schema}.adjust_rate(%s, %s, %s)
 
 -- name: rates
 SELECT resource_id, window_ms, rate_limit, used, idle, taken, returned, waits, free_in, cap FROM {schema}.rates(%s)

@@ -74,7 +74,7 @@ DECLARE
         -- end of feature: guards
         -- feature: rates
         jsonb_build_array('uo', ARRAY[
-            'take_rate', 'settle_rate', 'check_rate', 'check_rate_name', 'sleep_until_due', 'attend_head', 'take', 'settle']),
+            'take_rate', 'adjust_rate', 'check_rate', 'check_rate_name', 'sleep_until_due', 'attend_head', 'take', 'adjust']),
         jsonb_build_array('uor', ARRAY['rates']),
         jsonb_build_array('o', ARRAY['reset_rate', 'set_rate']),
         -- end of feature: rates

@@ -400,7 +400,7 @@ $$;
 -- What this login took at p_taken_ms has cost more than that (or less: negative). More counts as used now, and may go beyond the
 -- limit; then nobody takes anything until enough of it is out of the window, or the bucket of a burst has room, after ten windows at the
 -- latest. Less is returned, where it counts still, and no more than this login took then.
-CREATE OR REPLACE FUNCTION {schema}.settle_rate(p_resource varchar, p_taken_ms bigint, p_more bigint) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.adjust_rate(p_resource varchar, p_taken_ms bigint, p_more bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -409,10 +409,10 @@ DECLARE
 BEGIN
     PERFORM {schema}.check_rate_name(p_resource);
     IF (p_taken_ms >= 0 AND p_more BETWEEN -2147483647 AND 2147483647) IS NOT TRUE THEN
-        RAISE EXCEPTION 'sqlsem: % cannot be settled by % of what was taken at %', quote_literal(p_resource),
+        RAISE EXCEPTION 'sqlsem: % cannot be adjusted by % of what was taken at %', quote_literal(p_resource),
             coalesce(p_more::text, 'NULL'), coalesce(p_taken_ms::text, 'NULL') USING ERRCODE = '22023';
     END IF;
-    PERFORM {schema}.guard('settle_rate');
+    PERFORM {schema}.guard('adjust_rate');
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
@@ -532,7 +532,7 @@ BEGIN
         PERFORM pg_catalog.pg_sleep(p_wait_ms::double precision OPERATOR(pg_catalog./) 1000::double precision);
     EXCEPTION WHEN query_canceled THEN  -- also statement_timeout
         GET STACKED DIAGNOSTICS v_cancelled = MESSAGE_TEXT;
-        PERFORM {schema}.settle_rate(p_resource::varchar, p_taken_ms, OPERATOR(pg_catalog.-) p_cost);
+        PERFORM {schema}.adjust_rate(p_resource::varchar, p_taken_ms, OPERATOR(pg_catalog.-) p_cost);
     END;
     COMMIT;
     IF v_cancelled IS NOT NULL THEN
@@ -545,7 +545,7 @@ $$;
 -- Takes from a rate, waiting up to timeout_ms for it, in the order of asking: at most rate_limit in any per_ms, by everybody
 -- together. more_limits, more_per_ms: further windows. rate_limit and per_ms NULL: an operator's limits. code:
 --   0 taken at once   1 taken after waiting   -1 time is up   -2 its place in the line was taken away by an operator
--- taken_ms is what settle wants to know. (It commits, as acquire does; every name in it is qualified, as there.)
+-- taken_ms is a parameter of adjust. (It commits, as acquire does; every name in it is qualified, as there.)
 CREATE OR REPLACE PROCEDURE {schema}.take(
     rate text, rate_limit bigint, per_ms bigint, cost bigint DEFAULT 1, timeout_ms integer DEFAULT -1, burst bigint DEFAULT NULL,
     more_limits bigint[] DEFAULT '{}', more_per_ms bigint[] DEFAULT '{}', note text DEFAULT NULL, requesting_id text DEFAULT NULL,
@@ -638,16 +638,16 @@ END
 $$;
 
 -- Says what was used in the end of what take has taken (cost, at taken_ms): less is given back, more counts as used now.
-CREATE OR REPLACE FUNCTION {schema}.settle(rate text, taken_ms bigint, cost bigint, actual bigint) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.adjust(rate text, taken_ms bigint, cost bigint, actual bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM {schema}.check_name('rate', rate);
     IF (cost >= 1 AND actual >= 0) IS NOT TRUE THEN
-        RAISE EXCEPTION 'sqlsem: settle wants what was taken, 1 or more, and what it has cost, 0 or more; not % and %',
+        RAISE EXCEPTION 'sqlsem: adjust needs the cost that was taken, 1 or more, and the actual cost, 0 or more; not % and %',
             coalesce(cost::text, 'NULL'), coalesce(actual::text, 'NULL') USING ERRCODE = '22023';
     ELSIF actual <> cost THEN
-        PERFORM {schema}.settle_rate(concat('rate:', rate)::varchar, taken_ms, actual - cost);
+        PERFORM {schema}.adjust_rate(concat('rate:', rate)::varchar, taken_ms, actual - cost);
     END IF;
 END
 $$;

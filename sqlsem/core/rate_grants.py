@@ -13,7 +13,7 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.model import check_count, check_some
 from sqlsem.model_rates import RateRequest
 
-__all__ = ["BaseRateGrant", "giving_back", "rate_of", "settling"]
+__all__ = ["BaseRateGrant", "adjusting", "giving_back", "rate_of"]
 
 R = TypeVar("R")
 
@@ -28,32 +28,32 @@ class BaseRateGrant:
         self.resource = request.resource
         self.process = process
         self.taken_ms = taken_ms
-        self.settle_lock = runtime.lock()
+        self.adjust_lock = runtime.lock()
 
     def __repr__(self) -> str:
         return f"<RateGrant {self.cost} of {self.name!r}>"
 
 
-def settling(grant: BaseRateGrant, actual: int) -> Operations[None]:
-    """`RateGrant.settle`."""
-    check_count(f"The cost settled for rate {grant.name!r}", actual, least=0)
+def adjusting(grant: BaseRateGrant, actual: int) -> Operations[None]:
+    """`RateGrant.adjust`."""
+    check_count(f"The cost adjusted for rate {grant.name!r}", actual, least=0)
     resource, taken_ms = grant.resource, grant.taken_ms
 
-    def settle(session: Session, _: int) -> None:
-        with grant.settle_lock:  # two that settle the same shall not both count the difference
+    def adjust(session: Session, _: int) -> None:
+        with grant.adjust_lock:  # two that adjust the same shall not both count the difference
             before, more = grant.cost, actual - grant.cost
             if more < 0:
                 # Tried once, it counts as done, and is not repeated: given back twice, it would be others' too.
                 grant.cost = actual
             try:
                 if more:
-                    session.settle_rate(resource, taken_ms, more)
+                    session.adjust_rate(resource, taken_ms, more)
             except Busy:
                 grant.cost = before
                 raise
             grant.cost = actual
 
-    yield Call("settle", settle)
+    yield Call("adjust", adjust)
 
 
 def giving_back(resource: str, taken_ms: int, cost: int) -> Callable[[Session, int], None]:
@@ -65,7 +65,7 @@ def giving_back(resource: str, taken_ms: int, cost: int) -> Callable[[Session, i
         now, left = left, 0
         try:
             if now:
-                session.settle_rate(resource, taken_ms, -now)
+                session.adjust_rate(resource, taken_ms, -now)
         except Busy:
             left = now
             raise
@@ -74,11 +74,11 @@ def giving_back(resource: str, taken_ms: int, cost: int) -> Callable[[Session, i
 
 
 def rate_of(taken: Mapping[str, R], name: str | None, what: object) -> R:
-    """The one of these that is meant by ``settle(…, rate=name)``."""
+    """The one of these that is meant by ``adjust(…, rate=name)``."""
     check_some("The rate's name", name)
     if name is None and len(taken) == 1:
         return next(iter(taken.values()))
     if name is None or name not in taken:
         had = ", ".join(map(repr, taken)) or "none"
-        raise ConfigurationError(f"{what!r}: say which rate is settled, as settle(actual, rate=…); it has {had}")
+        raise ConfigurationError(f"{what!r}: say which rate is adjusted, as adjust(actual, rate=…); it has {had}")
     return taken[name]
