@@ -106,8 +106,8 @@ class Grant:
     def assert_held(self, cursor: Any) -> None:
         self._loop.call(lambda: self.inner.assert_held(cursor))
 
-    def release_with(self, cursor: Any) -> None:
-        self._loop.call(lambda: self.inner.release_with(cursor))
+    def release_on_commit(self, cursor: Any) -> None:
+        self._loop.call(lambda: self.inner.release_on_commit(cursor))
 
     @property
     def lost_event(self) -> Event:

@@ -80,8 +80,8 @@ class Grant(BaseGrant):
         self.driver.require_here(self)
         await drive(asserting(self.driver.process, self.holding, cursor), awaited)
 
-    async def release_with(self, cursor: Any) -> None:
-        """As `sqlsem.Grant.release_with`, with a cursor as for `assert_held`."""
+    async def release_on_commit(self, cursor: Any) -> None:
+        """As `sqlsem.Grant.release_on_commit`, with a cursor as for `assert_held`."""
         self.driver.require_here(self)
         await drive(leaving(self.driver.process, self, cursor), awaited)
 

@@ -143,12 +143,12 @@ class Grant(BaseGrant):
         """
         drive(asserting(self._process, self.holding, cursor), lambda answer: answer)
 
-    def release_with(self, cursor: Any) -> None:
-        """Have the lock go when the transaction of ``cursor`` is committed, and stay when it is rolled back (also to a
-        savepoint before this call). Until then it is kept, as by `assert_held`. It goes within milliseconds of the
-        commit, never before it. Leaving the block, and `release`, then do nothing; before the commit they are no other
-        than ever, and wait for the transaction. Acquired once more after this call (``reentrant``), it
-        does not go before that has ended.
+    def release_on_commit(self, cursor: Any) -> None:
+        """Release the lock when the transaction of ``cursor`` commits; keep it when that rolls back (also to a savepoint
+        before this call). Until then the transaction keeps the lock, as with `assert_held`. The release
+        follows the commit within milliseconds and never precedes it. After it, `release` and the end of the block do
+        nothing; before the commit they work as usual, and wait for the transaction. If the lock is acquired once more
+        after this call (``reentrant``), the release waits for the end of that block.
 
         ``cursor`` is a DB-API cursor on the *same database* (psycopg, pyodbc, sqlite3, Django) with a transaction open,
         or a ``Connection`` or ``Session`` of SQLAlchemy; of the same login as the lock.
@@ -158,7 +158,7 @@ class Grant(BaseGrant):
 
         >>> with sqlsem.mutex("ledger") as grant, connection.transaction():  # doctest: +SKIP
         ...     cursor.execute("UPDATE ledger SET …")
-        ...     grant.release_with(cursor)
+        ...     grant.release_on_commit(cursor)
         """
         drive(leaving(self._process, self, cursor), lambda answer: answer)
 

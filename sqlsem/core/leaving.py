@@ -154,23 +154,23 @@ class Departure:
 
 
 def leaving(process: Process, grant: BaseGrant, given: Any) -> Generator[Any, Any, None]:
-    """`Grant.release_with`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
+    """Carry out `Grant.release_on_commit`. Yields the results of the cursor's methods, for a driver to await."""
     holding, engine = grant.holding, process.engine
-    engine.require(CommitReleaseSession, "release_with()")
+    engine.require(CommitReleaseSession, "release_on_commit()")
     holding.require()
     if holding.depth > 1:
         raise ConfigurationError(
             f"{holding!r} is held {holding.depth} times (reentrant=True); release it from the outermost block",
             resource=holding.resource,
         )
-    cursor = cursor_of(given, "release_with")
-    refuse_autocommit(cursor, "release_with")
-    yield from placed(process, cursor, "release_with")
+    cursor = cursor_of(given, "release_on_commit")
+    refuse_autocommit(cursor, "release_on_commit")
+    yield from placed(process, cursor, "release_on_commit")
     for ticket in holding.tickets:
         try:
             there = yield from engine.pinning(cursor, ticket)
         except Exception as exc:
-            refusal = refused(exc, "release_with")
+            refusal = refused(exc, "release_on_commit")
             if refusal is None:
                 raise
             raise refusal from exc
@@ -178,7 +178,7 @@ def leaving(process: Process, grant: BaseGrant, given: Any) -> Generator[Any, An
             process.lose_and_tell([ticket.position], "its row is no longer in the table")
             holding.require()
     word = secrets.token_hex(16)
-    yield from engine.leave_with(cursor, word)
+    yield from engine.release_on_commit(cursor, word)
     if holding.departure is not None:
         holding.departure.also(word)
         return

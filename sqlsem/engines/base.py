@@ -251,11 +251,11 @@ class Engine(abc.ABC):
         row = yield cursor.fetchone()
         return str(borrowed.values(row)[0])
 
-    def leave_with(self, cursor: Any, word: str) -> Generator[Any, Any, None]:
+    def release_on_commit(self, cursor: Any, word: str) -> Generator[Any, Any, None]:
         """Write a commit marker in the transaction of the caller's ``cursor`` (`CommitReleaseSession`); yields as
         `pinning` does.
         """
-        yield cursor.execute(self.queries()["leave_with"], (word,))
+        yield cursor.execute(self.queries()["release_on_commit"], (word,))
 
     def same_place(self, one: str, other: str) -> bool:
         """Whether two such words mean the same database."""

@@ -9,8 +9,8 @@ __all__ = ["CommitReleaseSession"]
 
 
 class CommitReleaseSession(abc.ABC):
-    """A transaction of the caller's leaves word, by the statement ``leave_with``, which is there when it has been
-    committed; then the lock's own process gives it back. Nobody else can know the word.
+    """The caller's transaction writes a commit marker (statement ``release_on_commit``). The marker is visible once the
+    transaction has committed; then the lock's own process releases the lock. No other process knows the marker.
     """
 
     offers: ClassVar[str] = "locks that are given back with a transaction"

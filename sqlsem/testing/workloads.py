@@ -153,8 +153,8 @@ class _Undone(Exception):
 
 
 def departing(me: Actor) -> None:
-    """Locks that go with a transaction of the program's (`sqlsem.Grant.release_with`): never before the commit, soon
-    after it, and not with one that was rolled back, also to a savepoint.
+    """Locks that a commit releases (`sqlsem.Grant.release_on_commit`): never before the commit, soon after it, and not
+    after a rollback, also to a savepoint.
     """
     locks, chance = me.locks, me.random
     for _ in range(chance.randrange(1, 3)):
@@ -167,11 +167,11 @@ def departing(me: Actor) -> None:
             with contextlib.suppress(_Undone), me.transaction() as cursor:
                 if how == "savepoint":
                     cursor.execute("SAVEPOINT here")
-                grant.release_with(cursor)
+                grant.release_on_commit(cursor)
                 me.step("writes")
                 if how == "again":
                     cursor.execute("SAVEPOINT here")
-                    grant.release_with(cursor)
+                    grant.release_on_commit(cursor)
                 if how in ("savepoint", "again"):
                     cursor.execute("ROLLBACK TO SAVEPOINT here")
                 me.sleep(chance.choice((0.0, 0.0, 1.0)))

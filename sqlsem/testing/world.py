@@ -145,7 +145,7 @@ class Actor:
 
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
         """A transaction of the program's own, on a connection of its own to the same database: gives a cursor, commits
-        at the end of the block, and rolls back where that raises. For `sqlsem.Grant.release_with` and
+        at the end of the block, and rolls back where that raises. For `sqlsem.Grant.release_on_commit` and
         `sqlsem.Grant.assert_held`.
 
         Others come in before it begins, on PostgreSQL between its statements, before the COMMIT and before the answer

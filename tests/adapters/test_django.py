@@ -98,11 +98,11 @@ def test_a_lock_goes_with_djangos_transaction(alias, connect, name):
     with mine.mutex(name) as grant:
         with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
             with connections[alias].cursor() as cursor:
-                grant.release_with(cursor)
+                grant.release_on_commit(cursor)
             raise ZeroDivisionError
         grant.check()
         with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-            grant.release_with(cursor)
+            grant.release_on_commit(cursor)
         assert connect().mutex(name).acquire(timeout=PATIENCE)
         with pytest.raises(NotHeld):
             grant.check()
@@ -111,4 +111,4 @@ def test_a_lock_goes_with_djangos_transaction(alias, connect, name):
 def test_djangos_autocommit_is_refused(alias, name):
     with adapter.coordinator(alias).mutex(name) as grant, connections[alias].cursor() as cursor:
         with pytest.raises(ConfigurationError, match="transaction"):
-            grant.release_with(cursor)
+            grant.release_on_commit(cursor)

@@ -91,7 +91,7 @@ is_outermost | uo | p_stack:text
 keep_entries | uo | p_member:member p_positions:positions
 kept_locks | upwor | p_resource:resource
 leave_behind | uo | p_member:member
-leave_with | uwo | p_word:word
+release_on_commit | uwo | p_word:word
 list_batches | uor | p_name:batch p_batch:batch_id p_most:count
 list_schedules | pwor | p_name:schedule p_queue:queue
 list_tasks | pwor | p_queue:queue p_status:choice p_most:count
@@ -438,7 +438,7 @@ def victims(login, database, name):
             putter.queue,
         )
         user.connection.execute("BEGIN")
-        user.connection.execute("SELECT sqlsem.leave_with(%s)", (f"{user.name}-word",))
+        user.connection.execute("SELECT sqlsem.release_on_commit(%s)", (f"{user.name}-word",))
         user.connection.execute("COMMIT")
         user.batch_id = owner.execute(
             "SELECT max(batch_id) FROM sqlsem.batch WHERE opened_by = %s", (user.user,)
@@ -677,15 +677,15 @@ def test_members_of_a_login_are_bounded_and_removed_by_operators(login, database
             assert done[0] >= 2
 
 
-def test_the_words_of_leave_with_are_bounded_by_login(login, database, name):
+def test_commit_markers_are_bounded_per_login(login, database, name):
     with database.raw() as owner:
         first, other = party(login, owner, name("a"), "u"), party(login, owner, name("b"), "u")
         with first.connection, other.connection:
-            with pytest.raises(errors.ProgramLimitExceeded, match="10000 words of login"):
+            with pytest.raises(errors.ProgramLimitExceeded, match="10000 releases on commit"):
                 first.connection.execute(
-                    "SELECT sqlsem.leave_with(%s || n) FROM generate_series(1, 10001) AS n", (str(name),)
+                    "SELECT sqlsem.release_on_commit(%s || n) FROM generate_series(1, 10001) AS n", (str(name),)
                 )
-            other.connection.execute("SELECT sqlsem.leave_with(%s)", (f"{name}-w",))
+            other.connection.execute("SELECT sqlsem.release_on_commit(%s)", (f"{name}-w",))
             assert other.value("has_left(%s)", f"{name}-w") is True
             other.value("forget_left(%s)", f"{name}-w")
 

@@ -127,7 +127,7 @@ def handovers(coordinator, other, name, database):
         token = grant.hand_over()
     other.adopt(token).release()
     with contextlib.closing(database.raw(autocommit=False)) as connection, coordinator.mutex(name) as grant:
-        grant.release_with(connection.cursor())
+        grant.release_on_commit(connection.cursor())
         connection.commit()
     assert other.mutex(name).acquire()
     other.close()

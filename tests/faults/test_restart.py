@@ -164,7 +164,7 @@ def test_an_attempt_says_how_often_and_how_long(own_postgres_server, restarted, 
         idle.hold("mutex", name)
 
 
-@pytest.mark.parametrize("call", ["release_with", "put"])
+@pytest.mark.parametrize("call", ["release_on_commit", "put"])
 def test_a_cursor_whose_server_is_restarted_is_not_on_another_database(
     own_postgres_server, restarted, name, monkeypatch, call
 ):
@@ -184,6 +184,6 @@ def test_a_cursor_whose_server_is_restarted_is_not_on_another_database(
             if call == "put":
                 coordinator.queue(name).put(1, cursor=cursor)
             else:
-                grant.release_with(cursor)
+                grant.release_on_commit(cursor)
         assert restarts
         grant.check()

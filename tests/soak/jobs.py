@@ -396,7 +396,7 @@ class Jobs:
                 cursor.execute("BEGIN IMMEDIATE")
             self.execute(cursor, "INSERT INTO soak_done (position) VALUES (?)", position)
             self.book.note(what="leaving", position=position)
-            grant.release_with(cursor)
+            grant.release_on_commit(cursor)
             if not commits:
                 self.line().rollback()
                 self.book.note(what="rolled back", position=position)

@@ -22,7 +22,7 @@ LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "re
          "batch_part_failed", "batch_resume", "batch_callback_ended", "hand_over_rows", "adopt_rows", "hand_over",
          "adopt", "take_rate", "adjust_rate", "take", "adjust",
          "once_begin", "once_done", "once_due", "mark_once", "once_forget",
-         "leave_with", "has_left", "forget_left"}  # fmt: skip
+         "release_on_commit", "has_left", "forget_left"}  # fmt: skip
 LOOKS = {"entries", "may_enter", "status", "past", "resources", "list_batches", "resource_settings", "operations",
          "why", "estimate", "guarded_tables", "rates", "priorities", "once_last"}  # fmt: skip
 PUTS = {"put", "put_task", "save_schedule"}
@@ -34,7 +34,7 @@ HELD = {
     "release",
     "pin",
     "hand_over_rows",
-    "leave_with",
+    "release_on_commit",
     "has_left",
     "forget_left",
     "entries",

@@ -67,7 +67,7 @@ with lock as grant:
     assert_type(grant.fence, int)
     grant.upgrade(timeout=timedelta(seconds=1))
     assert_type(grant.hand_over(ttl="5m", to="etl"), str)
-    grant.release_with(None)
+    grant.release_on_commit(None)
 with sqlsem.adopt("token", on_lost=lost) as adopted:
     assert_type(adopted, sqlsem.Grant)
 sqlsem.adopt(7)  # type: ignore[arg-type]

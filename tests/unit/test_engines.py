@@ -74,7 +74,7 @@ def test_statements_of_sqlite_are_called_so_where_they_do_the_same():
         *("save_schedule", "fire_schedule", "list_schedules", "clock"),
         *("operations", "prune_operations", "resource_settings", "priorities"),
         *("once_due", "once_last", "once_forget", "mark_once"),
-        *("whereabouts", "leave_with", "has_left", "forget_left"),
+        *("whereabouts", "release_on_commit", "has_left", "forget_left"),
         *(
             "next_ready",
             "prune_tasks",

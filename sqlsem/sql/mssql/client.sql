@@ -120,8 +120,8 @@ SELECT CONCAT(@@SERVERNAME, N' ', DB_ID(), N' ', DB_NAME(), N' ',
               (SELECT CONVERT(nvarchar(40), create_date, 126) FROM sys.databases WHERE name = N'tempdb'))
 
 -- feature: handovers
--- name: leave_with
-EXEC {schema}.leave_with ?
+-- name: release_on_commit
+EXEC {schema}.release_on_commit ?
 
 -- name: has_left
 EXEC {schema}.has_left ?, 1

@@ -430,24 +430,25 @@ END CATCH;
 GO
 
 
--- Locks that go with a transaction of the caller's ----------------------------------------------------------------------
+-- Locks that a commit of the caller's releases ----------------------------------------------------------------------
 
--- In the transaction in which a lock shall go, and which has pinned it: a word that only the lock's process knows.
-IF OBJECT_ID(N'{schema}.leave_with') IS NULL EXEC (N'CREATE PROCEDURE {schema}.leave_with AS RETURN 0');
+-- Called in the transaction whose commit shall release a lock, after it has pinned the lock. Only the lock's process
+-- knows the word.
+IF OBJECT_ID(N'{schema}.release_on_commit') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_on_commit AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.leave_with @word varchar(64)
+ALTER PROCEDURE {schema}.release_on_commit @word varchar(64)
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT = 0
-        THROW 50001, N'sqlsem: leave_with needs an open transaction, with which the lock shall go; BEGIN TRANSACTION first', 1;
+        THROW 50001, N'sqlsem: release_on_commit needs an open transaction, whose commit shall release the lock; BEGIN TRANSACTION first', 1;
     IF DATALENGTH(@word) < 1 OR @word IS NULL
-        THROW 50000, N'sqlsem: leave_with needs a word of 1 to 64 characters', 1;
+        THROW 50000, N'sqlsem: release_on_commit needs a word of 1 to 64 characters', 1;
     -- (The rows go when the lock's process has seen them: a login that has left thousands is doing something else.)
     IF (SELECT COUNT(*) FROM (SELECT TOP (10000) 1 AS one FROM {schema}.departure WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                               WHERE login = ORIGINAL_LOGIN()) AS d) >= 10000
-        THROW 50000, N'sqlsem: 10000 words of this login are kept, and no more fit until some are a day old', 1;
+        THROW 50000, N'sqlsem: this login has 10000 releases on commit that are not done, the most; the oldest are deleted after a day', 1;
     INSERT INTO {schema}.departure (word) VALUES (@word);
 END;
 GO

@@ -68,7 +68,7 @@ FROM (VALUES
              -- end of feature: conversions
              -- feature: handovers
              (N'hand_over_rows', N'uwo'), (N'adopt_rows', N'uo'), (N'hand_over', N'uo'), (N'adopt', N'uo'),
-             (N'leave_with', N'uwo'), (N'has_left', N'uwo'), (N'forget_left', N'uwo'),
+             (N'release_on_commit', N'uwo'), (N'has_left', N'uwo'), (N'forget_left', N'uwo'),
              -- end of feature: handovers
              -- feature: guards
              (N'check_guard', N'upwor'), (N'guard_table', N'uo'), (N'unguard_table', N'uo'), (N'session_entry', N'uo'),

@@ -153,8 +153,8 @@ SELECT {schema}.pin(%s, %s, %s)
 SELECT {schema}.whereabouts()
 
 -- feature: handovers
--- name: leave_with
-SELECT {schema}.leave_with(%s)
+-- name: release_on_commit
+SELECT {schema}.release_on_commit(%s)
 
 -- name: has_left
 SELECT {schema}.has_left(%s)

@@ -332,18 +332,19 @@ END
 $$;
 
 
--- Locks that go with a transaction of the caller's ------------------------------------------------------------------
+-- Locks that a commit of the caller's releases ------------------------------------------------------------------
 
--- In the transaction in which a lock shall go, and which has pinned it: a word that only the lock's process knows.
+-- Called in the transaction whose commit shall release a lock, after it has pinned the lock. Only the lock's process
+-- knows the word.
 -- (The rows go when the lock's process has seen them: a login that has left thousands is doing something else.)
-CREATE OR REPLACE FUNCTION {schema}.leave_with(p_word varchar) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.release_on_commit(p_word varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF (char_length(p_word) BETWEEN 1 AND 64) IS NOT TRUE THEN
-        RAISE EXCEPTION 'sqlsem: leave_with needs a word of 1 to 64 characters' USING ERRCODE = '22023';
+        RAISE EXCEPTION 'sqlsem: release_on_commit needs a word of 1 to 64 characters' USING ERRCODE = '22023';
     ELSIF (SELECT count(*) >= 10000 FROM (SELECT FROM {schema}.departure AS d WHERE d.login = session_user LIMIT 10000) AS d) THEN
-        RAISE EXCEPTION 'sqlsem: 10000 words of login % are kept, and no more fit until some are a day old', session_user
+        RAISE EXCEPTION 'sqlsem: login % has 10000 releases on commit that are not done, the most; the oldest are deleted after a day', session_user
             USING ERRCODE = '54000';
     END IF;
     INSERT INTO {schema}.departure (word) VALUES (p_word) ON CONFLICT DO NOTHING;

@@ -65,7 +65,7 @@ DECLARE
         -- feature: handovers
         jsonb_build_array('uo', ARRAY[
             'adopt_rows', 'hand_over', 'adopt', 'session_rows', 'leave_behind', 'new_token', 'token_hash']),
-        jsonb_build_array('uwo', ARRAY['hand_over_rows', 'leave_with', 'has_left', 'forget_left']),
+        jsonb_build_array('uwo', ARRAY['hand_over_rows', 'release_on_commit', 'has_left', 'forget_left']),
         -- end of feature: handovers
         -- feature: guards
         -- (Who may put triggers on a table guards it.)

@@ -402,7 +402,7 @@ WHERE resource_id = ? AND queue_position = ? AND requesting_id = ? AND granted_a
 -- name: whereabouts
 SELECT file AS place FROM pragma_database_list WHERE name = 'main'
 
--- name: leave_with
+-- name: release_on_commit
 INSERT INTO {schema}_departure (word, left_at) VALUES (?, {clock})
 
 -- name: has_left

@@ -39,7 +39,7 @@ def left(database):
 def test_it_goes_with_the_commit(connect, database, name, transaction):
     cursor, before = transaction(), left(database)
     with connect().mutex(name) as grant:
-        grant.release_with(cursor)
+        grant.release_on_commit(cursor)
         assert len(database.queue(name)) == 1
         cursor.connection.commit()
         gone(database, name)
@@ -53,12 +53,12 @@ def test_it_goes_with_the_commit(connect, database, name, transaction):
 def test_it_stays_with_a_rollback(connect, database, name, transaction):
     cursor, other = transaction(), connect()
     with connect().mutex(name) as grant:
-        grant.release_with(cursor)
+        grant.release_on_commit(cursor)
         cursor.connection.rollback()
         assert not other.mutex(name).acquire(timeout=0.5)
         grant.check()
         # Once more, and now well.
-        grant.release_with(cursor)
+        grant.release_on_commit(cursor)
         cursor.connection.commit()
         assert other.mutex(name).acquire(timeout=PATIENCE)
     other.close()
@@ -69,7 +69,7 @@ def test_it_stays_until_the_commit(connect, database, name, transaction):
     cursor, other = transaction(), connect()
     with connect().mutex(name) as grant:
         waiter = Attempt(other.mutex(name))
-        grant.release_with(cursor)
+        grant.release_on_commit(cursor)
         assert waiter.waits(0.5)
         cursor.connection.commit()
         waiter.leave()
@@ -86,7 +86,7 @@ def test_a_rollback_to_a_savepoint_keeps_it(connect, database, name, transaction
         if database.engine == "sqlite":
             cursor.execute("BEGIN IMMEDIATE")
         cursor.execute(save)
-        grant.release_with(cursor)
+        grant.release_on_commit(cursor)
         cursor.execute(back)
         cursor.connection.commit()
         assert not connect().mutex(name).acquire(timeout=0.5)
@@ -101,9 +101,9 @@ def test_a_rollback_to_a_savepoint_undoes_no_earlier_call(connect, database, nam
         save, back = "SAVEPOINT here", "ROLLBACK TO SAVEPOINT here"
     cursor = transaction()
     with connect().mutex(name) as grant:
-        grant.release_with(cursor)
+        grant.release_on_commit(cursor)
         cursor.execute(save)
-        grant.release_with(cursor)
+        grant.release_on_commit(cursor)
         cursor.execute(back)
         cursor.connection.commit()
         gone(database, name)
@@ -113,7 +113,7 @@ def test_a_rollback_to_a_savepoint_undoes_no_earlier_call(connect, database, nam
 def test_of_several_all_go(connect, database, name, transaction):
     coordinator, cursor = connect(), transaction()
     with sqlsem.all_of(coordinator.mutex(name("a")), coordinator.limit(name("b"), 2)) as grant:
-        grant.release_with(cursor)
+        grant.release_on_commit(cursor)
         cursor.connection.commit()
         gone(database, name)
 
@@ -123,14 +123,14 @@ def test_a_lock_that_is_lost_is_refused(connect, database, name, transaction):
     with pytest.raises(LockLost), coordinator.mutex(name) as grant:
         connect().revoke(grant.position, force=True)
         with pytest.raises(LockLost):
-            grant.release_with(cursor)
+            grant.release_on_commit(cursor)
 
 
 def test_a_lock_that_is_held_twice_is_refused(connect, name, transaction):
     lock = connect().mutex(name, reentrant=True)
     with lock, lock as grant:
         with pytest.raises(ConfigurationError, match="2 times"):
-            grant.release_with(transaction())
+            grant.release_on_commit(transaction())
 
 
 def test_what_is_had_once_more_stays_until_that_has_ended(connect, database, name, transaction):
@@ -138,7 +138,7 @@ def test_what_is_had_once_more_stays_until_that_has_ended(connect, database, nam
     coordinator, cursor = connect(), transaction()
     lock = coordinator.mutex(name, reentrant=True)
     with lock as grant:
-        grant.release_with(cursor)
+        grant.release_on_commit(cursor)
         with lock:
             cursor.connection.commit()
             assert not connect().mutex(name).acquire(timeout=0.5)
@@ -154,7 +154,7 @@ def test_what_is_had_once_more_does_not_forget_the_transaction(connect, database
     """Releasing the inner one is not the end of it."""
     cursor, lock = transaction(), connect().mutex(name, reentrant=True)
     with lock as grant:
-        grant.release_with(cursor)
+        grant.release_on_commit(cursor)
         with lock:
             pass
         cursor.connection.commit()
@@ -166,7 +166,7 @@ def test_what_is_had_once_more_does_not_forget_the_transaction(connect, database
 def test_autocommit_is_refused(connect, database, name):
     with connect().mutex(name) as grant, contextlib.closing(database.raw()) as connection:
         with pytest.raises(ConfigurationError, match="transaction"):
-            grant.release_with(connection.cursor())
+            grant.release_on_commit(connection.cursor())
         grant.check()
 
 
@@ -175,7 +175,7 @@ def test_a_transaction_that_is_open_when_the_block_ends(connect, database, name,
     """The row stays until then, and goes by itself, as one that was asserted does."""
     cursor = transaction()
     with connect(grace=2).mutex(name) as grant:
-        grant.release_with(cursor)
+        grant.release_on_commit(cursor)
     assert len(database.queue(name)) == 1
     waiter = Attempt(connect().mutex(name))
     assert waiter.waits(0.3)
@@ -190,7 +190,7 @@ def test_who_ends_the_block_before_the_poller_has_looked(connect, database, name
     coordinator, cursor = connect(), transaction()
     for _ in range(10):
         with coordinator.mutex(name) as grant:
-            grant.release_with(cursor)
+            grant.release_on_commit(cursor)
             getattr(cursor.connection, how)()
         assert database.queue(name) == []
 
@@ -203,7 +203,7 @@ def leave_and_die(channel, url, options, engine, name, commit):
     assert lock.acquire()
     cursor = connection.cursor()
     cursor.execute(f"INSERT INTO {database.beside(f'written_{name}')} VALUES (1)")
-    lock.grant.release_with(cursor)
+    lock.grant.release_on_commit(cursor)
     if commit:
         connection.commit()
     channel.tell("now")
@@ -254,7 +254,7 @@ def test_a_cursor_on_another_database_is_refused(connect, name, elsewhere):
     coordinator = connect()
     with coordinator.mutex(name) as grant:
         with pytest.raises(ConfigurationError, match="another database"):
-            grant.release_with(elsewhere)
+            grant.release_on_commit(elsewhere)
         elsewhere.connection.rollback()
         grant.check()
 
@@ -285,7 +285,7 @@ def test_a_server_that_takes_over_is_asked_again(connect, name, transaction):
     coordinator.engine.place_known = "where the primary was before"
     cursor = transaction()
     with coordinator.mutex(name) as grant:
-        grant.release_with(cursor)
+        grant.release_on_commit(cursor)
         cursor.connection.commit()
 
 
@@ -300,12 +300,12 @@ def test_sqlalchemy(connect, database, name):
     engine = sqlalchemy.create_engine(database.url.replace("postgresql://", "postgresql+psycopg://"))
     coordinator = connect()
     with coordinator.mutex(name) as grant, engine.begin() as connection:
-        grant.release_with(connection)
+        grant.release_on_commit(connection)
     with coordinator.mutex(name) as grant, orm.Session(engine) as session:
-        grant.release_with(session)
+        grant.release_on_commit(session)
         session.rollback()
         grant.check()
-        grant.release_with(session)
+        grant.release_on_commit(session)
         session.commit()
         gone(database, name)
     engine.dispose()
@@ -324,7 +324,7 @@ def test_cursors_that_are_awaited(database, connect, name):
         lock = coordinator.aio.mutex(name)
         async with lock as grant, await psycopg.AsyncConnection.connect(database.url) as connection:
             async with connection.cursor() as cursor:
-                await grant.release_with(cursor)
+                await grant.release_on_commit(cursor)
                 await connection.commit()
             await asyncio.to_thread(gone, database, name)
 
@@ -354,7 +354,7 @@ def test_an_event_loop_goes_on_while_a_block_is_left_and_the_database_is_out_of_
 
         monkeypatch.setattr(session_class, "has_left", silent)
         async with coordinator.aio.mutex(name) as grant:
-            await grant.release_with(cursor)
+            await grant.release_on_commit(cursor)
             await asyncio.to_thread(asked.wait, PATIENCE)
             cursor.connection.rollback()  # which lets the row go
             heart = asyncio.create_task(beat())
