@@ -34,7 +34,7 @@ class Grant(BaseGrant):
         self._cancelled_before = 0
         self._cancelled = False
         self._event: asyncio.Event | None = None
-        self._wanted: asyncio.Event | None = None
+        self._contended: asyncio.Event | None = None
         driver.grants.add(self)
 
     @property
@@ -60,13 +60,13 @@ class Grant(BaseGrant):
         return self._event
 
     @property
-    def wanted(self) -> asyncio.Event:
-        """As `sqlsem.Grant.wanted`, to be awaited in the loop of the task."""
-        if self._wanted is None:
-            self._wanted = asyncio.Event()
-            soon = functools.partial(self.driver.soon, self._wanted.set)
-            self.driver.process.wanted.add(self.holding, self._wanted.is_set, soon)
-        return self._wanted
+    def contended(self) -> asyncio.Event:
+        """As `sqlsem.Grant.contended`, to be awaited in the loop of the task."""
+        if self._contended is None:
+            self._contended = asyncio.Event()
+            soon = functools.partial(self.driver.soon, self._contended.set)
+            self.driver.process.wanted.add(self.holding, self._contended.is_set, soon)
+        return self._contended
 
     async def check(self) -> None:
         """Ask the database, now, whether the lock is still held; raises `LockLost` or `NotHeld` when not."""

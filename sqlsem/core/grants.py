@@ -76,7 +76,7 @@ class Grant(BaseGrant):
     """
 
     _event: threading.Event | None = None
-    _wanted: threading.Event | None = None
+    _contended: threading.Event | None = None
 
     def __init__(self, process: Process, holding: Holding, waited: float) -> None:
         super().__init__(holding, waited)
@@ -105,20 +105,20 @@ class Grant(BaseGrant):
         return self._event
 
     @property
-    def wanted(self) -> threading.Event:
-        """An event that is set when somebody waits behind this grant, for those who can give way.
+    def contended(self) -> threading.Event:
+        """An event that is set when a request waits behind this grant, so that the holder can release early.
 
-        Those of this process are told of at once, others within about a second. Looking for them begins with the first
-        use of this attribute, and is one statement a second for the whole process. It stays set, also if they give up;
-        clear it to be told again.
+        A waiter of this process sets the event at once; one of another process within about a second. The first use of
+        this attribute starts the polling: one statement a second for the whole process. The event stays set, also
+        when the waiter gives up; clear it to be notified again.
 
         >>> with sqlsem.mutex("reports") as grant:  # doctest: +SKIP
-        ...     while rows and not grant.wanted.is_set():
+        ...     while rows and not grant.contended.is_set():
         ...         rebuild(rows.pop())
         """
-        event = self._wanted
+        event = self._contended
         if event is None:
-            event = self.__dict__.setdefault("_wanted", runtime.event())  # one, whoever else comes here
+            event = self.__dict__.setdefault("_contended", runtime.event())  # one event, also for concurrent callers
             self._process.wanted.add(self.holding, event.is_set, event.set)
         return event
 
@@ -144,8 +144,8 @@ class Grant(BaseGrant):
         drive(asserting(self._process, self.holding, cursor), lambda answer: answer)
 
     def release_on_commit(self, cursor: Any) -> None:
-        """Release the lock when the transaction of ``cursor`` commits; keep it when that rolls back (also to a savepoint
-        before this call). Until then the transaction keeps the lock, as with `assert_held`. The release
+        """Release the lock when the transaction of ``cursor`` commits; keep it when that rolls back (also to a
+        savepoint before this call). Until then the transaction keeps the lock, as with `assert_held`. The release
         follows the commit within milliseconds and never precedes it. After it, `release` and the end of the block do
         nothing; before the commit they work as usual, and wait for the transaction. If the lock is acquired once more
         after this call (``reentrant``), the release waits for the end of that block.

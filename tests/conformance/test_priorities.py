@@ -328,18 +328,18 @@ def test_the_servers_limit(connect, name, ranked, waiter):
 
 
 @both
-def test_wanted_by_those_of_its_priority_at_least(connect, name, ranked, waiter):
-    from conformance.test_wanted import wanted
+def test_contended_is_set_by_equal_or_higher_priority(connect, name, ranked, waiter):
+    from conformance.test_contended import contended
 
     for where in ("other", "same"):
         coordinator = connect()
         other = connect() if where == "other" else coordinator
         with coordinator.mutex(name, priority=5) as grant:
-            event = wanted(grant)
+            event = contended(grant)
             low = waiter(other.mutex(name, priority=4))
             remains(lambda event=event: not event.is_set(), 1.5, "a lower one does not ask for it")
             high = waiter(other.mutex(name, priority=5))
-            until(event.is_set, "it is wanted")
+            until(event.is_set, "the grant is contended")
         high.granted()
         high.leave()
         low.granted()

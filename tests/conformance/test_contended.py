@@ -1,4 +1,4 @@
-"""`grant.wanted`: who holds something is told that somebody waits behind it."""
+"""`grant.contended`: the event that is set when a request waits behind the grant."""
 
 import asyncio
 import contextlib
@@ -20,108 +20,107 @@ PAIRS = {
 }
 
 
-def wanted(grant):
-    """The event, of either face."""
+def contended(grant):
+    """The event, of either API."""
     inner = getattr(grant, "inner", grant)
-    return inner.wanted if inner is grant else grant._loop.call(lambda: made(inner))
+    return inner.contended if inner is grant else grant._loop.call(lambda: made(inner))
 
 
 async def made(grant):
-    return grant.wanted
+    return grant.contended
 
 
 @pytest.mark.parametrize("where", ["another member", "this member"])
 @pytest.mark.parametrize("kind", PAIRS)
-def test_somebody_comes(connect, name, kind, where):
+def test_contended_is_set_by_a_new_waiter(connect, name, kind, where):
     first, second = PAIRS[kind]
     coordinator = connect()
     other = connect() if where == "another member" else coordinator
     with first(coordinator, name) as grant:
-        event = wanted(grant)
+        event = contended(grant)
         assert not event.is_set()
         attempt = Attempt(second(other, name))
-        until(event.is_set, "it is wanted")
-        assert wanted(grant) is event
+        until(event.is_set, "the grant is contended")
+        assert contended(grant) is event
     attempt.granted()
     attempt.leave()
 
 
 @pytest.mark.parametrize("where", ["another member", "this member"])
-def test_somebody_is_there_already(connect, database, name, where):
+def test_contended_is_set_by_an_earlier_waiter(connect, database, name, where):
     coordinator = connect()
     other = connect() if where == "another member" else coordinator
     with coordinator.mutex(name) as grant:
         attempt = Attempt(other.mutex(name))
         until(lambda: len(database.queue(name)) == 2, "it waits")
-        until(wanted(grant).is_set, "it is wanted")
+        until(contended(grant).is_set, "the grant is contended")
     attempt.granted()
     attempt.leave()
 
 
-def test_those_ahead_and_those_beside_do_not_want_it(connect, database, name):
-    """... nor those who want something else."""
-    one, other = connect(), connect()
-    with one.read(name) as first, one.mutex(name("b")):
+def test_contended_ignores_holders_and_other_resources(connect, database, name):
+    holder, other = connect(), connect()
+    with holder.read(name) as first, holder.mutex(name("b")):
         attempt = Attempt(other.read(name))
         second = attempt.granted()
         elsewhere = Attempt(other.mutex(name("b")))
-        events = [wanted(first), wanted(second)]
-        remains(lambda: not any(event.is_set() for event in events), 1.5, "nobody wants it")
+        events = [contended(first), contended(second)]
+        remains(lambda: not any(event.is_set() for event in events), 1.5, "not contended")
         attempt.leave()
     elsewhere.granted()
     elsewhere.leave()
 
 
-def test_cleared_it_is_told_again(connect, name):
+def test_contended_is_set_again_after_clear(connect, name):
     first, other = connect(), connect()
     with first.mutex(name) as grant:
-        event = wanted(grant)
+        event = contended(grant)
         attempt = Attempt(other.mutex(name))
         for _ in range(2):
-            until(event.is_set, "it is wanted")
+            until(event.is_set, "the grant is contended")
             event.clear()
-        until(event.is_set, "it is wanted")
+        until(event.is_set, "the grant is contended")
     attempt.granted()
     attempt.leave()
 
 
-def test_nobody_looks_for_what_is_held_no_more(connect, name):
+def test_contention_polling_ends_with_the_grant(connect, name):
     coordinator = connect()
     with coordinator.mutex(name) as grant:
-        wanted(grant)
+        contended(grant)
         watch = coordinator.process.wanted
-        until(lambda: watch.thread.runs, "somebody looks")
+        until(lambda: watch.thread.runs, "the polling thread runs")
     watch.thread.thread.join(PATIENCE)
     assert not watch.thread.runs
     assert not watch._watched
 
 
-def test_nobody_looks_unless_somebody_wants_to_know(connect, name):
+def test_contention_polling_needs_a_use_of_contended(connect, name):
     coordinator = connect()
     with coordinator.mutex(name):
         assert not coordinator.process.wanted.thread.runs
 
 
-def test_many_resources_are_asked_for_at_once(connect, name):
+def test_contention_polling_reads_many_resources_at_once(connect, name):
     first, other = connect(), connect()
     with contextlib.ExitStack() as stack:
         grants = [stack.enter_context(first.mutex(name(number))) for number in range(6)]
-        events = [wanted(grant) for grant in grants]
+        events = [contended(grant) for grant in grants]
         attempt = Attempt(other.mutex(name(3)))
-        until(events[3].is_set, "it is wanted")
+        until(events[3].is_set, "the grant is contended")
         assert [event.is_set() for event in events] == [number == 3 for number in range(6)]
     attempt.granted()
     attempt.leave()
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_a_reader_that_upgrades_wants_all_others_to_leave(connect, name):
+def test_contended_is_set_for_all_readers_by_an_upgrade(connect, name):
     first, other = connect(), connect()
     with first.read(name) as early:
         reader = Attempt(other.read(name))
         grant = reader.granted()
         late = Attempt(first.read(name))
-        events = [wanted(early), wanted(late.granted())]
+        events = [contended(early), contended(late.granted())]
 
         def upgrade():
             inner = getattr(grant, "inner", grant)
@@ -132,14 +131,14 @@ def test_a_reader_that_upgrades_wants_all_others_to_leave(connect, name):
 
         thread = threading.Thread(target=upgrade)
         thread.start()
-        until(lambda: all(event.is_set() for event in events), "all others are wanted")
+        until(lambda: all(event.is_set() for event in events), "all other grants are contended")
         late.leave()
     thread.join(PATIENCE)
     reader.leave()
 
 
 @pytest.mark.faces("aio")
-def test_a_task_awaits_it(connect, name):
+def test_contended_can_be_awaited(connect, name):
     coordinator = connect()
     plain = getattr(coordinator, "_coordinator", coordinator)
 
@@ -148,7 +147,7 @@ def test_a_task_awaits_it(connect, name):
 
         async def gives_way():
             async with plain.mutex(name) as grant:
-                await asyncio.wait_for(grant.wanted.wait(), PATIENCE)
+                await asyncio.wait_for(grant.contended.wait(), PATIENCE)
                 gone.append(True)
 
         task = asyncio.create_task(gives_way())
