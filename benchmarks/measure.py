@@ -19,7 +19,7 @@ from typing import Any
 
 import sqlsem
 from benchmarks import servers, subjects
-from sqlsem.engines import roles
+from sqlsem.engines import protocol
 from sqlsem.engines.base import Session
 
 #: Asked so much earlier (ns) and served later: overtaken, and not merely a tie.
@@ -305,8 +305,8 @@ class Waiting:
 #: What a session can be asked for.
 CALLS = [
     name
-    for name, _ in inspect.getmembers(roles.Session, inspect.isfunction)
-    if not (name.startswith("_") or hasattr(roles.EngineConnection, name))
+    for name, _ in inspect.getmembers(protocol.Session, inspect.isfunction)
+    if not (name.startswith("_") or hasattr(protocol.EngineConnection, name))
 ]
 
 

@@ -67,13 +67,13 @@ __all__ = [
     "End",
     "Entry",
     "GuardedTable",
+    "Heartbeat",
     "NewTask",
     "Operation",
     "PartEnd",
     "PartEntry",
     "PartStart",
     "Past",
-    "Pulse",
     "QueueCounts",
     "QueueLimit",
     "QueueState",
@@ -242,7 +242,7 @@ class Ticket(NamedTuple):  # (Made at every lock, and faster than a frozen datac
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class Heartbeat:
     """What a member's ping found: is the member still known, and which rows are its own."""
 
     known: bool

@@ -113,7 +113,7 @@ def _prepared(url: str) -> Iterator[tuple[str, sqlsem.Coordinator, Session, int]
         queues.install(place)
         session = coordinator.engine.connect("main")
         try:
-            yield place, coordinator, session, session.enrol("bench", 1, "bench")
+            yield place, coordinator, session, session.register_member("bench", 1, "bench")
         finally:
             session.close()
 

@@ -174,14 +174,14 @@ def _probe(found: Crowd, coordinator: sqlsem.Coordinator) -> None:
         tries.append(time.perf_counter() - before)
     session = coordinator.engine.connect("main")
     try:
-        member = session.enrol("bench", os.getpid(), "bench")
+        member = session.register_member("bench", os.getpid(), "bench")
         for number in range(PROBES):
             before = time.perf_counter()
             tickets = session.register(member, "bench", "bench", f"bench.{number}", [Request(NAME)], False)
             registrations.append(time.perf_counter() - before)
             assert tickets is not None
             session.release(tickets[0], "cancelled")
-        session.resign(member)
+        session.deregister_member(member)
     finally:
         session.close()
     found.attempt = 1e6 * statistics.median(tries[10:])

@@ -123,7 +123,7 @@ class Acquisition(WaitingVerb, Generic[G]):
         uid, tickets = self.uid, self.tickets
 
         def cancel(session: Session, member_id: int) -> None:
-            session.keep_entries(member_id, tickets)
+            session.restore_wakeup_locks(member_id, tickets)
             session.cancel(member_id, uid, outcome)
 
         self._disown()

@@ -45,9 +45,9 @@ def here(process: Process, where: Callable[[], str], what: str) -> None:
 
 
 def placed(process: Process, cursor: Any, what: str) -> Generator[Any, Any, None]:
-    """As `here`, for a cursor whose methods may have to be awaited. Yields as `Engine.placing` does."""
+    """As `here`, for a cursor whose methods may have to be awaited. Yields as `Engine.identity_steps` does."""
     for _ in range(2):
-        if not elsewhere(process, (yield from process.engine.placing(cursor))):
+        if not elsewhere(process, (yield from process.engine.identity_steps(cursor))):
             return
     raise _refusal(process, what)
 
@@ -64,9 +64,9 @@ def elsewhere(process: Process, theirs: str) -> bool:
     """Whether that is another database than ours. Blocks."""
     engine = process.engine
     for again in (False, True):
-        if engine.place_known is None or again:  # another server may have taken over
-            engine.place_known = process.look(lambda session: session.whereabouts(), CommitReleaseSession)
-        if engine.same_place(engine.place_known, theirs):
+        if engine.known_identity is None or again:  # another server may have taken over
+            engine.known_identity = process.look(lambda session: session.database_identity(), CommitReleaseSession)
+        if engine.same_database(engine.known_identity, theirs):
             return False
     return True
 
@@ -145,12 +145,14 @@ class Departure:
     def _is_committed(self) -> bool:
         words = self._words.copy()
         return bool(
-            self._process.perform(Call("has_left", lambda session, _: any(session.has_left(word) for word in words)))
+            self._process.perform(
+                Call("has_left", lambda session, _: any(session.is_committed(word) for word in words))
+            )
         )
 
     def _forget(self, session: Session, _: int) -> None:
         for word in self._words.copy():
-            session.forget_left(word)
+            session.delete_commit_marker(word)
 
 
 def leaving(process: Process, grant: BaseGrant, given: Any) -> Generator[Any, Any, None]:

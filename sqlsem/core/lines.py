@@ -47,7 +47,7 @@ BUSY = 0.05
 #: At the most so many in one statement.
 MOST_IN_A_LOOK = 1000
 #: Where more of one line have what those behind them are woken by, only the first ones keep it, and those at the ends
-#: of runs (`LockSession.spare_entries`).
+#: of runs (`LockSession.drop_wakeup_locks`).
 MOST_KEPT, FRONT = 256, 64
 #: Where what was given back went to another process, the next so many of ours do not wait at home.
 NOT_AT_HOME = 16
@@ -348,7 +348,7 @@ class Lines:
                 near = line.keep()
             try:
                 if near:
-                    session.keep_entries(member_id, [one.ticket for one in near])
+                    session.restore_wakeup_locks(member_id, [one.ticket for one in near])
             except SqlsemError as exc:  # those behind them look from time to time
                 log.debug("Those of %r whose turn is near are found by looking: %s", resource, exc)
 
@@ -363,7 +363,7 @@ class Lines:
             chosen = line.spare()
         try:
             if chosen:
-                session.spare_entries(member_id, [one.ticket for one in chosen])
+                session.drop_wakeup_locks(member_id, [one.ticket for one in chosen])
         except SqlsemError as exc:
             log.debug("Those who wait for %r keep their entry locks: %s", resource, exc)
 
@@ -440,7 +440,7 @@ class Lines:
                 (one,) = waiters
                 answers = {one.position: session.wait(one.ticket, 0.0, threading.Event())}
             else:
-                answers = session.look(member_id, [waiter.ticket for waiter in waiters])
+                answers = session.poll(member_id, [waiter.ticket for waiter in waiters])
             self._hand_out(waiters, answers, began)
 
         return look

@@ -220,14 +220,14 @@ class MainSession:
                 session.check_schema()
                 began = monotonic()
                 member_id = self.member_id
-                if member_id is not None and not session.resume(member_id):
+                if member_id is not None and not session.reattach_member(member_id):
                     log.warning("%s gave this process up while it was out of reach", self._engine.where)
                     self._member.lose_all(
                         "the database was out of reach for longer than the grace, and this process was given up"
                     )
                     member_id = None
                 if member_id is None:
-                    member_id = session.enrol(socket.gethostname(), os.getpid(), this_program())
+                    member_id = session.register_member(socket.gethostname(), os.getpid(), this_program())
         except BaseException:
             session.close()
             raise
@@ -296,7 +296,7 @@ class MainSession:
                 for ticket in waiting:
                     with contextlib.suppress(Busy):  # it goes with the others
                         session.release(ticket, "cancelled")
-                retrying(session.resign, member_id)
+                retrying(session.deregister_member, member_id)
         except SqlsemError as exc:
             log.warning("Could not leave %s in order, others will notice: %s", self._engine.where, exc)
 

@@ -361,7 +361,7 @@ class Membership:
     def _compare(self, session: Session, member_id: int) -> None:
         # Holding the main session: nothing of ours is registered or released meanwhile.
         began = monotonic()
-        pulse = session.ping(member_id)
+        pulse = session.heartbeat(member_id)
         if not pulse.known:
             failure = self.main.given_up()
             self.lose_all("this process was out of reach for longer than its grace, and was given up")

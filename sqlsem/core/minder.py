@@ -163,7 +163,7 @@ class Minder:
         known = {task.number: task for task in tasks}
         if not known or self._member.closing.is_set():
             return
-        asked = self._member.call("look at what is asked", lambda s, me: s.asked_of_tasks(me, list(known)), 0.0)
+        asked = self._member.call("look at what is asked", lambda s, me: s.task_controls(me, list(known)), 0.0)
         for number, limit, by in asked:
             if by is not None:
                 known[number].stop(f"cancelled by {by}", cancelled=True)

@@ -113,7 +113,9 @@ class RankedAcquisition(Acquisition[G]):
             if self.withdrawn:
                 return Turn(None, False)
             member.registering(self.uid)
-            turn = session.take_turn(member_id, requesting_id, self.owner, self.uid, request, self.timeout == 0, place)
+            turn = session.acquire_by_priority(
+                member_id, requesting_id, self.owner, self.uid, request, self.timeout == 0, place
+            )
             # Under way on the main session, so no ping comes in between.
             if turn.ticket is not None:
                 self.tickets = [turn.ticket]

@@ -158,8 +158,8 @@ class Engine(abc.ABC):
     guard_hint: ClassVar[str] = ""
     #: Whether a database that is not there is created (SQLite). Set to False by who only looks.
     creates: bool = True
-    #: What `CommitReleaseSession.whereabouts` has said last.
-    place_known: str | None = None
+    #: What `CommitReleaseSession.database_identity` has said last.
+    known_identity: str | None = None
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         sql.check_identifier("The schema's name", options.schema)
@@ -245,8 +245,8 @@ class Engine(abc.ABC):
         """`pin`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
         raise ConfigurationError(f"{self.where} has no rows that a transaction could keep: ask check() instead")
 
-    def placing(self, cursor: Any) -> Generator[Any, Any, str]:
-        """What `CommitReleaseSession.whereabouts` says, of the caller's ``cursor``. Yields as `pinning` does."""
+    def identity_steps(self, cursor: Any) -> Generator[Any, Any, str]:
+        """What `CommitReleaseSession.database_identity` says, of the caller's ``cursor``. Yields as `pinning` does."""
         yield cursor.execute(self.queries()["whereabouts"])
         row = yield cursor.fetchone()
         return str(borrowed.values(row)[0])
@@ -257,7 +257,7 @@ class Engine(abc.ABC):
         """
         yield cursor.execute(self.queries()["release_on_commit"], (word,))
 
-    def same_place(self, one: str, other: str) -> bool:
+    def same_database(self, one: str, other: str) -> bool:
         """Whether two such words mean the same database."""
         return one == other
 

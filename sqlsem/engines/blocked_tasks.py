@@ -16,7 +16,7 @@ class BlockedTaskSession(abc.ABC):
     offers: ClassVar[str] = "tasks with locks"
 
     @abc.abstractmethod
-    def claim_parked(
+    def claim_blocked(
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
         """A task of the queue whose turn has come in the lines of all its locks, claimed, with a sign of life. Its rows

@@ -16,13 +16,13 @@ class CommitReleaseSession(abc.ABC):
     offers: ClassVar[str] = "locks that are given back with a transaction"
 
     @abc.abstractmethod
-    def whereabouts(self) -> str:
+    def database_identity(self) -> str:
         """Which database of which running server that is: the same for all sessions there, and for no others."""
 
     @abc.abstractmethod
-    def has_left(self, word: str) -> bool:
+    def is_committed(self, word: str) -> bool:
         """Whether that word has been committed. Waits for no transaction."""
 
     @abc.abstractmethod
-    def forget_left(self, word: str) -> None:
+    def delete_commit_marker(self, word: str) -> None:
         """Remove it, with some that were left for those who are gone."""

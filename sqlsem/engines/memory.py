@@ -27,7 +27,7 @@ from sqlsem.engines.rates import RateSession
 from sqlsem.engines.settings import SettingSession
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import Patterns, counted_on, no_limit_set, with_settings
-from sqlsem.model import Entry, Pulse, Request, Resource, Ticket, monotonic
+from sqlsem.model import Entry, Heartbeat, Request, Resource, Ticket, monotonic
 from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, RateTurn, Wish
 
 
@@ -210,22 +210,22 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
 
     interrupt = close
 
-    def enrol(self, host: str, pid: int, program: str) -> int:
+    def register_member(self, host: str, pid: int, program: str) -> int:
         with self._open() as store:
             number = store.next_number()
             store.members[number] = (host, pid, program)
             return number
 
-    def resume(self, member_id: int) -> bool:
+    def reattach_member(self, member_id: int) -> bool:
         with self._open() as store:
             return member_id in store.members
 
-    def ping(self, member_id: int) -> Pulse:
+    def heartbeat(self, member_id: int) -> Heartbeat:
         with self._open() as store:
             mine = frozenset(position for position, (member, _) in store.calls.items() if member == member_id)
-            return Pulse(member_id in store.members, mine)
+            return Heartbeat(member_id in store.members, mine)
 
-    def resign(self, member_id: int) -> None:
+    def deregister_member(self, member_id: int) -> None:
         with self._open() as store:
             for row in [row for row in store.rows() if row.member_id == member_id]:
                 store.remove(row)
@@ -278,7 +278,7 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
         )
         return store.add(row, uid)
 
-    def take_turn(
+    def acquire_by_priority(
         self,
         member_id: int,
         requesting_id: str,
@@ -363,7 +363,7 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
         finally:
             self._store.waiting.discard(nudge)
 
-    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+    def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         answers: dict[int, bool | None] = {}
         with self._open() as store:
             for ticket in tickets:

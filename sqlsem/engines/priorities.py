@@ -119,7 +119,7 @@ class PrioritySession(abc.ABC):
     offers: ClassVar[str] = "priorities"
 
     @abc.abstractmethod
-    def take_turn(
+    def acquire_by_priority(
         self,
         member_id: int,
         requesting_id: str,

@@ -37,12 +37,12 @@ from sqlsem.model import (
     Claimed,
     End,
     Entry,
+    Heartbeat,
     NewTask,
     Operation,
     PartEnd,
     PartStart,
     Past,
-    Pulse,
     QueueCounts,
     QueueState,
     Request,
@@ -101,9 +101,9 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
     """One connection. Not for two threads at once. The coordinator keeps one *main* session (the member's beacon,
     registration, release, pings) and borrows others to wait in; the engine decides only how each step is done.
 
-    What makes a member hold something is a *sign of life* in the same transaction: `enrol`, `resume`, `ping`,
-    `register`, `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_callback` renew the
-    lease (the first three also one that is fresh), or raise `Disconnected` for a member that was given up.
+    A call that makes a member hold something renews the member's lease in the same transaction: `register`,
+    `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_callback`. So do `register_member`,
+    `reattach_member` and `heartbeat`, also a fresh lease. They raise `Disconnected` for a member that was removed.
     """
 
     #: The capability in words, for the message to a caller whose engine lacks it.
@@ -131,19 +131,19 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
     # -- membership (main session) ------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def enrol(self, host: str, pid: int, program: str) -> int:
+    def register_member(self, host: str, pid: int, program: str) -> int:
         """Become a new member, whose beacon this session holds. Returns its number."""
 
     @abc.abstractmethod
-    def resume(self, member_id: int) -> bool:
+    def reattach_member(self, member_id: int) -> bool:
         """Take over an existing member on this new session; False when it has been given up meanwhile."""
 
     @abc.abstractmethod
-    def ping(self, member_id: int) -> Pulse:
+    def heartbeat(self, member_id: int) -> Heartbeat:
         """Give a sign of life: renew the lease; and tell which rows are ours."""
 
     @abc.abstractmethod
-    def resign(self, member_id: int) -> None:
+    def deregister_member(self, member_id: int) -> None:
         """Leave for good, with all rows."""
 
     # -- requests (main session) --------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
         None when its row is gone. Setting ``nudge`` from another thread says that looking now may pay.
         """
 
-    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+    def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         """Whose turn has come, of many of this member's (on the main session): by position, True where it is granted,
         now or before; None where the row is gone, taken away, or another member's. Who has to wait on is left out.
 
@@ -386,7 +386,7 @@ class TaskSession(LockSession):
         """
 
     @abc.abstractmethod
-    def asked_of_tasks(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
+    def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
         """Of those of these tasks of a member of which anything is asked: how long they may run (s), and who wants
         them cancelled.
         """

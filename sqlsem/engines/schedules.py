@@ -86,7 +86,7 @@ class ScheduleSession(abc.ABC):
     offers: ClassVar[str] = "schedules"
 
     @abc.abstractmethod
-    def tend_queue(self, queue: str, mine: int) -> tuple[int, bool]:
+    def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
         """As `TaskSession.recover_tasks`; and whether a schedule of the queue is due."""
 
     @abc.abstractmethod

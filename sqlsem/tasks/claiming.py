@@ -144,7 +144,7 @@ class Claiming:
             began = monotonic()
             # (Not earlier: while our workers queue for the main session, a heartbeat must find orphan rows.)
             member.registering(uid)
-            claimed = session.claim_parked(me, queue, owner, uid, again, requesting_id, caller.owner)
+            claimed = session.claim_blocked(me, queue, owner, uid, again, requesting_id, caller.owner)
             if claimed is not None:
                 with_locks[:] = [claimed]
                 member.add(tickets_of(claimed, requesting_id))
@@ -235,7 +235,7 @@ class Claiming:
 
     def _maintain(self, session: Session, me: int) -> tuple[int, bool]:
         if self.process.engine.has(ScheduleSession):
-            return session.tend_queue(self.queue, me)
+            return session.maintain_queue(self.queue, me)
         return session.recover_tasks(self.queue, me), False
 
     def _recover_every(self) -> float:

@@ -158,7 +158,7 @@ class Queue:
             theirs = cursor_of(cursor, "put()")
             refuse_autocommit(theirs, "put()")
             session = engine.session_on(theirs)
-            here(self.claiming.process, session.whereabouts, "put()")
+            here(self.claiming.process, session.database_identity, "put()")
             for some in _portions(how, bodies):
                 task_ids += session.put_tasks(self.name, os.urandom(12).hex(), some)
             return task_ids

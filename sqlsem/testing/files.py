@@ -100,8 +100,8 @@ class FileSession(Calling, SqliteSession):
     def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
         return super().upgrade(ticket, timeout, cast("threading.Event", _Nudge(self._server, nudge)))
 
-    def enrol(self, host: str, pid: int, program: str) -> int:
-        return super().enrol(self.owner, pid, program)
+    def register_member(self, host: str, pid: int, program: str) -> int:
+        return super().register_member(self.owner, pid, program)
 
     # -- what happens to it ---------------------------------------------------------------------------------------
 

@@ -197,8 +197,8 @@ class SimulatedSession(Calling, PostgresSession):
         if self.cut:
             raise psycopg.OperationalError("the connection is broken")
 
-    def enrol(self, host: str, pid: int, program: str) -> int:
-        return super().enrol(self.owner, pid, program)
+    def register_member(self, host: str, pid: int, program: str) -> int:
+        return super().register_member(self.owner, pid, program)
 
     # -- in the server --------------------------------------------------------------------------------------------
 

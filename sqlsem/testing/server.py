@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from sqlsem.engines.base import Disconnected, Engine, Options
 from sqlsem.engines.memory import MemorySession
 from sqlsem.insight.audit import Finding, audit
-from sqlsem.model import Pulse, Request, Ticket
+from sqlsem.model import Heartbeat, Request, Ticket
 from sqlsem.model_rates import RateAnswer, RateRequest, Wish
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.conversions import Conversions
@@ -150,7 +150,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
 
     # -- membership -------------------------------------------------------------------------------------------------
 
-    def enrol(self, host: str, pid: int, program: str) -> int:
+    def register_member(self, host: str, pid: int, program: str) -> int:
         self.ask("enrol")
         server, options = self._server, self.options
         number = server.next_number()
@@ -162,7 +162,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         self.answer(f"enrol: member {number}")
         return number
 
-    def resume(self, member_id: int) -> bool:
+    def reattach_member(self, member_id: int) -> bool:
         self.ask("resume")
         server = self._server
         member = server.people.get(member_id)
@@ -173,21 +173,21 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         self.answer(f"resume: {'known' if member else 'given up'}")
         return member is not None
 
-    def ping(self, member_id: int) -> Pulse:
+    def heartbeat(self, member_id: int) -> Heartbeat:
         self.ask("ping")
         server = self._server
         member = server.people.get(member_id)
         if member is not None:
             server.sign(member)
         mine = frozenset(position for position, (owner, _) in server.calls.items() if owner == member_id)
-        pulse = Pulse(member is not None, mine, mine & frozenset(server.revoked))
+        pulse = Heartbeat(member is not None, mine, mine & frozenset(server.revoked))
         self.answer("ping" if member else "ping: given up")
         return pulse
 
-    def resign(self, member_id: int) -> None:
+    def deregister_member(self, member_id: int) -> None:
         self.ask("resign")
         if self._server.people.pop(member_id, None) is not None:
-            super().resign(member_id)
+            super().deregister_member(member_id)
             self._server.durable()
         self.answer("resign")
 
@@ -277,7 +277,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         self.answer(f"wait {ticket.position}: {_words(there)}")
         return there
 
-    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+    def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         self.ask("look")
         found = {ticket.position: self._look(ticket) for ticket in tickets}
         for ticket in tickets:

@@ -222,11 +222,11 @@ def name_of(login):
 def leave_pending(database, name, kind, body):
     """Leave a callback that no process runs; the number of its batch."""
     session = database.session(grace=60)
-    member = session.enrol("gone", 1, "gone")
+    member = session.register_member("gone", 1, "gone")
     began = session.start_part(member, name, "a", ["a"], 60.0, "me", name, (kind, body))
     assert session.end_part(member, name, "a", name, None, "me", (kind, body)).callback is not None
     assert session.return_callback(member, name)
-    session.resign(member)
+    session.deregister_member(member)
     session.close()
     return began.batch_id
 
@@ -239,7 +239,7 @@ def test_callback_is_run_and_read_by_entitled_logins(login_of, name, kind, roles
     body = None if kind == "local" else "SELECT 'SECRET'"
     number = leave_pending(keeper, name, kind, body)
     session = stranger.session(grace=60)
-    member = session.enrol("here", 1, "test")
+    member = session.register_member("here", 1, "test")
     (entry,) = session.list_batches(name, None, 1)
     assert (entry.callback_status, entry.callback_kept_by, entry.callback_login) == (
         "pending",
@@ -256,18 +256,18 @@ def test_callback_is_run_and_read_by_entitled_logins(login_of, name, kind, roles
             (entry,) = session.list_batches(name, None, 1)
             assert (entry.callback_status, entry.callback_login) == ("running", name_of(stranger))
             assert session.return_callback(member, f"{name}{own}")
-    session.resign(member)
+    session.deregister_member(member)
     session.close()
     # The login that kept it runs it, and no other ends it meanwhile.
     mine = keeper.session(grace=60)
-    member = mine.enrol("here", 1, "test")
+    member = mine.register_member("here", 1, "test")
     claimed = mine.claim_callback(member, name, None, "me", "u", True)
     other = stranger.session(grace=60)
     assert not other.end_callback(member, number, claimed.attempt, None)
     assert not other.return_callback(member, "u")
     assert mine.end_callback(member, number, claimed.attempt, None)
     assert not other.end_callback(member, number, claimed.attempt, None), "nor is it told that it has ended it"
-    mine.resign(member)
+    mine.deregister_member(member)
     for one in (mine, other):
         one.close()
 
@@ -399,7 +399,7 @@ def test_each_routine_for_users_leaves_a_strangers_batches_alone(login_of, datab
     keeper, stranger = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(["sqlsem_user"])
     session, kept = keeper.session(grace=60), ("sql", "SELECT 'SECRET'")
     known = {one: f"{name}-{one}" for one in ("open", "pending", "running")}
-    known["theirs"] = session.enrol("keeper", 1, "test")
+    known["theirs"] = session.register_member("keeper", 1, "test")
     for one in ("pending", "running"):
         began = session.start_part(known["theirs"], known[one], "a", ["a"], 3600.0, "me", known[one], kept)
         assert session.end_part(known["theirs"], known[one], "a", known[one], None, "me", kept).callback is not None
@@ -419,7 +419,7 @@ def test_each_routine_for_users_leaves_a_strangers_batches_alone(login_of, datab
         )
 
     other, before = stranger.session(grace=60), rows()
-    known["mine"] = other.enrol("stranger", 2, "test")
+    known["mine"] = other.register_member("stranger", 2, "test")
     with stranger.raw() as connection:
         for routine, calls in STRANGERS_CALLS.items():
             for arguments in calls:
@@ -433,5 +433,5 @@ def test_each_routine_for_users_leaves_a_strangers_batches_alone(login_of, datab
                 assert "does not exist" not in str(answer), text
                 assert rows() == before, text
     for one, member in ((session, known["theirs"]), (other, known["mine"])):
-        one.resign(member)
+        one.deregister_member(member)
         one.close()

@@ -308,7 +308,7 @@ def test_a_dead_owners_row_cannot_be_named_by_another_login(database, guarded, u
     with user.raw(autocommit=False) as mine, other.raw(autocommit=False) as theirs:
         session = user.session(grace=0.1)
 
-        member = session.enrol("host", 1, "test")
+        member = session.register_member("host", 1, "test")
         (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
         assert user.make_engine().pin(mine.cursor(), ticket)
         session.close()
@@ -451,7 +451,7 @@ def test_a_seal_is_good_for_one_owner(database, guarded, user, login, name):
     token = "sqlsem-" + "x" * 40
     first, second = user.session(), other.session(grace=0)
     with user.raw(autocommit=False) as mine, other.raw(autocommit=False) as theirs:
-        giver, taker = first.enrol("host", 1, "giver"), second.enrol("host", 2, "taker")
+        giver, taker = first.register_member("host", 1, "giver"), second.register_member("host", 2, "taker")
         (ticket,) = first.register(giver, "giver", "giver", f"{name}-uid", [Request(name)], False)
         assert user.make_engine().pin(mine.cursor(), ticket)
         (note,) = mine.execute("SELECT current_setting('sqlsem.sqlsem_pinned')").fetchone()

@@ -430,7 +430,7 @@ def test_a_success_older_than_the_window_does_not_count(make, database):
 def test_what_has_expired_is_told_once(database, name):
     session, last = database.session(), None
     try:
-        member = session.enrol("here", 1, "test")
+        member = session.register_member("here", 1, "test")
         for number in range(30):
 
             def start(part, number=number):
@@ -443,7 +443,7 @@ def test_what_has_expired_is_told_once(database, name):
             assert [one.previous for one in began] == [last, None, last, None]
             last = began[0].batch_id
             grow_older(database, last, 60)
-        session.resign(member)
+        session.deregister_member(member)
     finally:
         session.close()
 
@@ -674,7 +674,7 @@ def test_resumed_by_several_at_once(database, connect, name, threads, ledger):
 def leave_a_callback(database, name, kind, body, grace=0.0):
     """The last part of a batch, whose process is gone before it continues; the batch's number."""
     session = database.session(grace=grace)
-    member = session.enrol("gone", 1, "gone")
+    member = session.register_member("gone", 1, "gone")
     began = session.start_part(member, name, "a", ["a"], 60.0, "me", name + kind, (kind, body))
     ended = session.end_part(member, name, "a", name + kind, None, "me", (kind, body))
     assert ended.is_last
@@ -797,7 +797,7 @@ def test_wait_goes_on_until_the_first_batch_is_done(make, threads):
 def test_repeated_calls_give_the_same_answers(database, name):
     session = database.session()
     try:
-        member = session.enrol("here", 1, "test")
+        member = session.register_member("here", 1, "test")
         start = (member, name, "a", ["a", "b"], 60.0, "me")
         began = session.start_part(*start, "u1", NOTHING)
         assert began.code == "started"
@@ -828,7 +828,7 @@ def test_repeated_calls_give_the_same_answers(database, name):
         assert session.end_callback(member, began.batch_id, claimed.attempt, None)
         assert session.end_callback(member, began.batch_id, claimed.attempt, None)
         assert session.end_part(member, name, "b", "nobody's", None, "me", NOTHING).code == "lost"
-        session.resign(member)
+        session.deregister_member(member)
     finally:
         session.close()
 

@@ -322,13 +322,13 @@ def test_looking_costs_one_statement_a_second_for_all(queue):
     asked = []
     process.member.call("look", lambda session, _: None)
     session = process.member.main.session
-    look = session.asked_of_tasks
+    look = session.task_controls
 
     def watched(member, numbers):
         asked.append(sorted(numbers))
         return look(member, numbers)
 
-    session.asked_of_tasks = watched
+    session.task_controls = watched
 
     def were_short():
         """Two tasks; False where the machine made them long."""
@@ -355,4 +355,4 @@ def test_looking_costs_one_statement_a_second_for_all(queue):
     count = len(asked)
     time.sleep(5 * minder.LOOK_SECONDS)
     assert len(asked) <= count + 1, "a look may have been on its way"
-    del session.asked_of_tasks
+    del session.task_controls

@@ -57,7 +57,7 @@ class Member:
         self.database, self.resource = database, resource
         self.engine = database.make_engine(**options)
         self.main = self.engine.connect("main")
-        self.number = self.main.enrol("host", 1, "test")
+        self.number = self.main.register_member("host", 1, "test")
         self.sessions = []
         self.gone = False
 
@@ -137,7 +137,7 @@ class Member:
 
     def end(self):
         if not self.gone:
-            self.main.resign(self.number)
+            self.main.deregister_member(self.number)
             self.die()
 
 
@@ -666,7 +666,7 @@ def test_an_upgrader_is_revoked(member):
     waiting = first.upgrade(mine)
     assert other.main.revoke(mine.position, False) == 1
     assert waiting.get() is None
-    assert first.main.ping(first.number).revoked == {mine.position}
+    assert first.main.heartbeat(first.number).revoked == {mine.position}
     assert first.begin(mine) is None
     assert first.downgrade(mine) is False
     # It is going: no deadlock with it.
@@ -690,14 +690,14 @@ def test_an_upgrade_outlives_its_session(member, database):
     first.begin(mine)
     first.main.close()
     first.main = first.engine.connect("main")
-    assert first.main.resume(first.number)
-    assert first.main.ping(first.number).positions == {mine.position}
+    assert first.main.reattach_member(first.number)
+    assert first.main.heartbeat(first.number).positions == {mine.position}
     waiting = first.upgrade(mine)
     other.release(theirs)
     assert waiting.get() is True
     first.main.close()
     first.main = first.engine.connect("main")
-    assert first.main.resume(first.number)
+    assert first.main.reattach_member(first.number)
     late = other.ask(READ)
     follows = other.wait(late)
     assert first.downgrade(mine)

@@ -36,7 +36,8 @@ class Mirror:
         self.database, self.prefix, self.world = database, prefix, wait_graphs.World(caps)
         self.sessions = sessions
         self.members = {
-            number: session.enrol(f"host{number}", 1000 + number, "test") for number, session in self.sessions.items()
+            number: session.register_member(f"host{number}", 1000 + number, "test")
+            for number, session in self.sessions.items()
         }
         self.rows = {}  # number in the world: ticket, or of a bare row its position
         self.uids = itertools.count()
@@ -103,7 +104,7 @@ class Mirror:
         for resource in self.world.caps:
             self.sessions[1].set_resource(self.full(resource), "cap", None)
         for number, session in self.sessions.items():
-            session.resign(self.members[number])
+            session.deregister_member(self.members[number])
         self.raw.cursor().execute(self.database.sql("DELETE FROM {table} WHERE requesting_id = 'bare'"))
         self.raw.close()
         assert self.database.queue(self.prefix) == []
@@ -169,7 +170,7 @@ def ring(database, name):
         for number in range(size):
             session = database.session(**options)
             sessions.append(session)
-            found.append((session, session.enrol(f"host{number}", number, "test")))
+            found.append((session, session.register_member(f"host{number}", number, "test")))
         for step in (0, 1):
             for number, (session, member) in enumerate(found):
                 request = Request(name((number + step) % size))
@@ -194,7 +195,7 @@ def test_only_the_youngest_is_told(database, ring, name, size):
     assert session.cancel(member, f"{name}.{size - 1}.1", "cancelled") == 1
     assert [session.find_deadlock(member) for session, member in found] == [None] * size
     for session, member in found:
-        session.resign(member)
+        session.deregister_member(member)
 
 
 def test_the_dead_are_no_deadlock(ring, database, name):
@@ -206,7 +207,7 @@ def test_the_dead_are_no_deadlock(ring, database, name):
         assert answer is None  # dead for certain, and removed on the spot
     else:
         until(lambda: two.find_deadlock(second) is None, "the dead noticed")
-    two.resign(second)
+    two.deregister_member(second)
     database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", first)
     reaper = database.session()
     reaper.reap()
@@ -219,8 +220,8 @@ def test_what_was_taken_away_is_no_deadlock(ring, database, name):
     holds = min(row[0] for row in database.queue(name))
     assert one.revoke(holds, False) == 1
     assert two.find_deadlock(second) is None
-    one.resign(first)
-    two.resign(second)
+    one.deregister_member(first)
+    two.deregister_member(second)
 
 
 # -- what becomes of those who wait ---------------------------------------------------------------------------------

@@ -234,7 +234,7 @@ def test_an_asserted_row_outlives_its_owner(connect, database, name, transaction
     session = database.session(grace=0.2)
     from sqlsem.model import Request
 
-    member = session.enrol("host", 1, "test")
+    member = session.register_member("host", 1, "test")
     (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
     cursor = transaction()
     assert database.make_engine().pin(cursor, ticket)

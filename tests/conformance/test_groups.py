@@ -536,13 +536,13 @@ def looks_for_parked(queue):
     """By which thread, and when how much was done."""
     queue.state()
     looks, session = [], queue.claiming.process.member.main.session
-    look = session.claim_parked
+    look = session.claim_blocked
 
     def looked(*given):
         looks.append((threading.current_thread().name, len(done)))
         return look(*given)
 
-    session.claim_parked = looked
+    session.claim_blocked = looked
     return looks
 
 

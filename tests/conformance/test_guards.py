@@ -170,7 +170,7 @@ def test_one_who_waits_does_not_write(database, connect, guarded, writer, refusa
     from sqlsem.model import Request
 
     with connect().mutex(name), contextlib.closing(database.session()) as session:
-        member = session.enrol("host", 1, "test")
+        member = session.register_member("host", 1, "test")
         (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
         connection = writer()
         assert not database.make_engine().pin(connection.cursor(), ticket)
@@ -184,7 +184,7 @@ def test_what_a_transaction_keeps_outlives_its_owner(database, connect, guarded,
     from sqlsem.model import Request
 
     session = database.session(grace=0.2)
-    member = session.enrol("host", 1, "test")
+    member = session.register_member("host", 1, "test")
     (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
     connection = writer()
     assert database.make_engine().pin(connection.cursor(), ticket)

@@ -22,8 +22,8 @@ class Party:
     def __init__(self, database, made):
         self.database = database
         self.main, self.waiting = (made.enter_context(contextlib.closing(database.session())) for _ in range(2))
-        self.member = self.main.enrol("host", 1, "test")
-        made.callback(self.main.resign, self.member)
+        self.member = self.main.register_member("host", 1, "test")
+        made.callback(self.main.deregister_member, self.member)
 
     def ask(self, resource, access="write", limit=1, weight=1):
         uid = f"{self.member}.{next(self.numbers)}"

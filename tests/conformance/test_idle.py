@@ -11,7 +11,7 @@ from support import PATIENCE, until
 
 import sqlsem
 from sqlsem.core.pauses import pauses
-from sqlsem.engines import roles
+from sqlsem.engines import protocol
 from sqlsem.tasks import Worker, claiming
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
@@ -88,11 +88,11 @@ def test_idle_workers_cost_one_statement_a_second(working):
 
     names = [
         name
-        for name, _ in inspect.getmembers(roles.Session, inspect.isfunction)
-        if not (name.startswith("_") or hasattr(roles.EngineConnection, name) or name == "require_in_place")
+        for name, _ in inspect.getmembers(protocol.Session, inspect.isfunction)
+        if not (name.startswith("_") or hasattr(protocol.EngineConnection, name) or name == "require_in_place")
         and hasattr(session, name)
     ]
-    assert {"ping", "claim_task", "claim_parked", "next_ready", "tend_queue"} <= set(names)
+    assert {"heartbeat", "claim_task", "claim_blocked", "next_ready", "maintain_queue"} <= set(names)
     for name in names:
         setattr(session, name, watched(name, getattr(session, name)))
     began = time.monotonic()

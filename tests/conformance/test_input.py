@@ -407,7 +407,7 @@ def test_sqlite_disk_full(file):
 
     session = file.session()
     try:
-        member = session.enrol("host", 1, "test")
+        member = session.register_member("host", 1, "test")
         connection: sqlite3.Connection = session.connection
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -416,7 +416,7 @@ def test_sqlite_disk_full(file):
                 session.register(member, "me" * 100, "me", f"uid{number}", [Request("a", note="x" * 1000)], False)
         connection.execute("PRAGMA max_page_count = 1000000")
         assert session.register(member, "me", "me", "uid", [Request("b")], False)[0].granted
-        session.resign(member)
+        session.deregister_member(member)
         assert file.queue("") == []
     finally:
         session.close()

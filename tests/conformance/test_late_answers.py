@@ -74,7 +74,7 @@ def test_what_was_taken_away_meanwhile_is_no_grant_when_it_is_asked_for_again(da
     """The answer to the first call was lost. Who believed the second one would hold on when the row is removed."""
     requests = [Request(name("a")), Request(name("b"))] if several else [Request(name("a"))]
     with contextlib.closing(database.session(grace=60)) as session, contextlib.closing(database.session()) as operator:
-        member = session.enrol("host", 1, "program")
+        member = session.register_member("host", 1, "program")
 
         def register():
             return session.register(member, "somebody", "somebody", name("uid"), requests, False)
@@ -106,7 +106,7 @@ def test_what_was_granted_by_priority_and_taken_away_is_not_found_again(connect,
                 assert looks.revoke(turn.ticket.position, False) > 0
 
         session = coordinator.process.member.main.session
-        answers = lose_the_first_answer(monkeypatch, session, "take_turn", take_away)
+        answers = lose_the_first_answer(monkeypatch, session, "acquire_by_priority", take_away)
         lock = coordinator.mutex(name, priority=1)
         if patient:
             with pytest.raises(LockLost):
@@ -128,7 +128,7 @@ def test_a_ping_proves_the_instant_at_which_it_began(connect, name, monkeypatch)
         pass
     member = coordinator.process.member
     session = member.main.session
-    ping, began = session.ping, []
+    ping, began = session.heartbeat, []
 
     def answer_late(member_id):
         began.append(monotonic())
@@ -136,7 +136,7 @@ def test_a_ping_proves_the_instant_at_which_it_began(connect, name, monkeypatch)
         until(lambda: monotonic() > began[-1])
         return pulse
 
-    monkeypatch.setattr(session, "ping", answer_late)
+    monkeypatch.setattr(session, "heartbeat", answer_late)
     member.ping()
     assert began
     assert member._proved <= began[-1]
@@ -158,7 +158,7 @@ def test_a_grant_whose_row_goes_on_its_way_is_not_given(connect, name, monkeypat
             taken.set()
         return answer
 
-    wait, look = session_class.wait, session_class.look
+    wait, look = session_class.wait, session_class.poll
 
     def waiting(session, ticket, timeout, nudge):
         return granted_and_gone(wait(session, ticket, timeout, nudge), ticket.position)
@@ -170,7 +170,7 @@ def test_a_grant_whose_row_goes_on_its_way_is_not_given(connect, name, monkeypat
     lock = holder.mutex(name)
     lock.acquire()
     monkeypatch.setattr(session_class, "wait", waiting)
-    monkeypatch.setattr(session_class, "look", looking)
+    monkeypatch.setattr(session_class, "poll", looking)
     late = Attempt(coordinator.mutex(name))
     until(lambda: len(holder.entries(name)) == 2)
     lock.release()

@@ -30,8 +30,8 @@ class Member:
         self.database, self.name = database, name
         self.session = database.session(lease=LEASE)
         self.other = database.session(grace=5)
-        self.number = self.session.enrol("host", 1, "test")
-        self.beside = self.other.enrol("host", 2, "test")
+        self.number = self.session.register_member("host", 1, "test")
+        self.beside = self.other.register_member("host", 2, "test")
 
     def age(self, seconds):
         """So long ago it last gave a sign of life."""
@@ -79,7 +79,7 @@ class Member:
     def close(self):
         for session, number in ((self.session, self.number), (self.other, self.beside)):
             with contextlib.suppress(sqlsem.SqlsemError):
-                session.resign(number)
+                session.deregister_member(number)
             session.close()
 
 

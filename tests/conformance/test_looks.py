@@ -67,8 +67,8 @@ class Waiter:
 
     def __init__(self, session, opened, resource, limit):
         self.session = opened.enter_context(contextlib.closing(session))
-        member = session.enrol("host", 1, "test")
-        opened.callback(session.resign, member)
+        member = session.register_member("host", 1, "test")
+        opened.callback(session.deregister_member, member)
         request = Request(resource, "write", limit, 1)
         uid = f"{member}.{next(self.numbers)}"
         (self.ticket,) = session.register(member, f"waiter {member}", "o", uid, [request], False)

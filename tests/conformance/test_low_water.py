@@ -29,9 +29,9 @@ class Party:
         self.told = []  # what the server warns of
         self.session.connection.add_notice_handler(lambda notice: self.told.append(notice.message_primary))
         if member is None:
-            member = self.session.enrol("host", 1, "test")
+            member = self.session.register_member("host", 1, "test")
         else:
-            assert self.session.resume(member)
+            assert self.session.reattach_member(member)
         self.member = member
 
     def ask(self, resource, access="write", limit=1, only_if_free=False, weight=1):
@@ -80,7 +80,7 @@ def test_rows_that_are_put_back_below_a_mark_are_seen(party):
     assert late is None
     late = other.ask("r")
     assert not late.granted
-    holder.session.resign(holder.member)  # though its own marks are above that row
+    holder.session.deregister_member(holder.member)  # though its own marks are above that row
     until(lambda: other.session.wait(late, 0.3, None), timeout=10)
 
 
@@ -120,7 +120,7 @@ def test_an_orphan_that_the_marks_of_its_member_pass_by(party):
     database.rows(
         "INSERT INTO sqlsem.low_water VALUES (sqlsem.member_key(?), ?, '{}')", dead.member, held.position + 1000
     )
-    dead.session.resign(dead.member)
+    dead.session.deregister_member(dead.member)
     assert len(database.queue("r")) == 1
     late = waiter.ask("r")
     assert not late.granted
@@ -233,4 +233,4 @@ def test_a_row_that_is_adopted_while_another_one_waits_is_below_no_mark(party):
         assert slow.execute("SELECT sqlsem.wait('r', %s, 1000)", (mine.position,)).fetchall() == [(1,)]
         ((_, ticket),) = me.session.adopt(me.member, "me", "me", "adopting", token)
     assert ticket.position == given.position
-    assert me.session.ping(me.member).positions == {given.position, mine.position}
+    assert me.session.heartbeat(me.member).positions == {given.position, mine.position}

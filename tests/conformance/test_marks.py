@@ -24,7 +24,7 @@ class Bench:
     def __init__(self, database, queue):
         self.database, self.queue = database, queue
         self.session = database.session(grace=0)
-        self.member = self.session.enrol("host", 1, "test")
+        self.member = self.session.register_member("host", 1, "test")
         self.uids = itertools.count()
 
     def uid(self):
@@ -207,7 +207,7 @@ def test_marks_survive_a_dump(bench, make_database, postgres_server, name):
 
 def costs(bench, held):
     """How many pages each call looks at."""
-    bench.session.ping(bench.member)
+    bench.session.heartbeat(bench.member)
     end = json.dumps([{"task": held.task_id, "attempt": held.attempt, "outcome": "finished"}])
     claim = "SELECT * FROM sqlsem.claim_task(%s, %s, 'test', 'uid', %s)"
     group = "SELECT * FROM sqlsem.next_tasks(%s, %s, %s, 'test', 'uid', %s, %s)"

@@ -21,7 +21,7 @@ def member(database):
     def start(**options):
         session = database.session(**options)
         made.append(session)
-        return session, session.enrol("host", 1, "test")
+        return session, session.register_member("host", 1, "test")
 
     yield start
     for session in made:
@@ -227,7 +227,7 @@ def test_another_login_cannot_act_for_a_member(database, member, stranger, name)
     with pytest.raises(ConfigurationError, match=r"another login .*enrolled"):
         session.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
     session.connection.execute("RESET SESSION AUTHORIZATION")
-    assert session.ping(number).positions == {ticket.position}
+    assert session.heartbeat(number).positions == {ticket.position}
     assert len(database.queue(name)) == 1
     assert session.release(ticket, "released")
 
@@ -269,7 +269,7 @@ def test_a_waiting_row_that_nobody_attends_to_goes(database, member, connect, na
     late.leave()
     assert look(session, ticket) is None
     assert (ticket.position, "cancelled") in [(past.position, past.outcome) for past in connect().history(name)]
-    session.resign(number)
+    session.deregister_member(number)
 
 
 @pytest.mark.engines("postgresql")
@@ -281,7 +281,7 @@ def test_a_row_goes_although_its_own_member_finds_it(database, member, name):
     attend(database, second, -1)
     assert look(session, third) is False
     assert [row[0] for row in database.queue(name)] == [first.position, third.position]
-    session.resign(number)
+    session.deregister_member(number)
 
 
 @pytest.mark.engines("postgresql")
@@ -296,7 +296,7 @@ def test_what_is_attended_to_or_granted_stays(database, member, name):
     attend(database, second, -1)
     other.reap()
     assert [row[0] for row in database.queue(name)] == [first.position]
-    session.resign(number)
+    session.deregister_member(number)
 
 
 # -- prepared statements
@@ -320,7 +320,7 @@ def test_nothing_is_prepared_where_a_pooler_may_stand(member, name, lease, expec
         assert session.release(ticket, "released")
         assert not session.release(ticket, "released")
     assert prepared(session) == expected
-    session.resign(number)
+    session.deregister_member(number)
 
 
 @pytest.mark.engines("postgresql")
@@ -331,7 +331,7 @@ def test_prepared_statements_that_are_gone_point_at_the_pooler(member, name):
     session.connection.execute("DEALLOCATE ALL")
     with pytest.raises(ConfigurationError, match="pooler"):
         session.release(ticket, "released")
-    session.resign(number)
+    session.deregister_member(number)
 
 
 @pytest.mark.engines("postgresql")
@@ -342,7 +342,7 @@ def test_text_that_ends_early_is_refused(database, member, name, lease):
         session.register(number, "me", "thread\0x", f"{name}.1", [Request(name)], False)
     assert session.usable
     assert database.queue(name) == []
-    session.resign(number)
+    session.deregister_member(number)
 
 
 @pytest.mark.engines("postgresql")
@@ -358,7 +358,7 @@ def test_values_come_back_as_they_were_given(connect, member, name):
     (entry,) = connect().entries(name)
     assert (entry.note, entry.limit) == (None, None)
     assert session.release(ticket, "released")
-    session.resign(number)
+    session.deregister_member(number)
 
 
 # -- looking, where nothing wakes
@@ -397,7 +397,7 @@ def test_who_is_far_back_looks_seldom_and_is_in_time(database, member, name):
     waiting.join()
     assert found == [True]
     assert time.monotonic() - left < slack(5)  # half a second on a quiet machine
-    holder.resign(number)
+    holder.deregister_member(number)
     near.close()
     far.close()
 
@@ -406,13 +406,13 @@ def test_a_ping_ends_being_missed(database, name):
     """Who was missed a while ago and lives begins anew: the next time counts from when it is missed then."""
     session = database.session(grace=60)
     try:
-        number = session.enrol("host", 1, "test")
+        number = session.register_member("host", 1, "test")
         now = {"sqlite": "1.0", "postgresql": "clock_timestamp()", "mssql": "SYSUTCDATETIME()"}[database.engine]
         members = database.beside("member")
         database.rows(f"UPDATE {members} SET missing_since = {now} WHERE member_id = ?", number)
-        assert session.ping(number).known
+        assert session.heartbeat(number).known
         assert database.rows(f"SELECT missing_since FROM {members} WHERE member_id = ?", number) == [(None,)]
-        session.resign(number)
+        session.deregister_member(number)
     finally:
         session.close()
 
@@ -422,10 +422,10 @@ def test_who_is_missing_is_left_alone_for_its_grace(database, name):
     """Its session has ended: nobody takes its place before the grace is over, and it comes back as who it was."""
     session, other = database.session(grace=600), database.session(grace=5)
     try:
-        number = session.enrol("host", 1, "test")
+        number = session.register_member("host", 1, "test")
         (ticket,) = session.register(number, "me", "o", f"{name}.1", [Request(name)], False)
         session.close()
-        mine = other.enrol("host", 2, "test")
+        mine = other.register_member("host", 2, "test")
         missed = f"SELECT 1 FROM {database.beside('member')} WHERE member_id = ? AND missing_since IS NOT NULL"
 
         def is_missed():
@@ -433,10 +433,10 @@ def test_who_is_missing_is_left_alone_for_its_grace(database, name):
             return bool(database.rows(missed, number))
 
         until(is_missed, "the server has noticed that the session has ended, and somebody has looked")
-        assert other.resume(number)
-        assert other.ping(number).positions == {ticket.position}
+        assert other.reattach_member(number)
+        assert other.heartbeat(number).positions == {ticket.position}
         assert other.release(ticket, "released")
-        other.resign(number)
-        other.resign(mine)
+        other.deregister_member(number)
+        other.deregister_member(mine)
     finally:
         other.close()

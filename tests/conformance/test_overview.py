@@ -82,7 +82,7 @@ def test_members(connect, database, name):
 @pytest.mark.leaves_rows
 def test_one_that_is_missing(database, name, connect):
     session = database.session(grace=60)
-    member_id = session.enrol("host", 7, "program")
+    member_id = session.register_member("host", 7, "program")
     watcher = connect()
 
     def member():

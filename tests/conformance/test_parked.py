@@ -452,7 +452,7 @@ def test_a_claim_whose_reply_is_lost_finds_its_locks_again(patient, name, monkey
     queue.try_claim()  # there is a main session
     queue.put(Json("load"), locks=[sqlsem.mutex(name)])
     session = queue.claiming.process.member.main.session
-    claim, lost = session.claim_parked, []
+    claim, lost = session.claim_blocked, []
 
     def lose_the_first_reply(*arguments):
         answer = claim(*arguments)
@@ -461,7 +461,7 @@ def test_a_claim_whose_reply_is_lost_finds_its_locks_again(patient, name, monkey
             raise Busy("the reply is lost")
         return answer
 
-    monkeypatch.setattr(session, "claim_parked", lose_the_first_reply)
+    monkeypatch.setattr(session, "claim_blocked", lose_the_first_reply)
     queue.claiming._check_blocked_at = 0 if due else monotonic() + PATIENCE
     with queue.try_claim() as task:
         assert [task.id] == [one.task_id for one in lost]

@@ -403,18 +403,18 @@ class Parts:
 
     def __init__(self, database, name):
         self.session = database.session(grace=60)
-        self.member = self.session.enrol("host", 1, "test")
+        self.member = self.session.register_member("host", 1, "test")
         self.name = str(name)
         self.uids = itertools.count()
 
     def ask(self, priority, place=None, uid=None, *, only_if_free=False):
         uid = f"u{id(self)}.{next(self.uids)}" if uid is None else uid
         request = Request(self.name, priority=priority)
-        turn = self.session.take_turn(self.member, f"id {uid}", "me", uid, request, only_if_free, place)
+        turn = self.session.acquire_by_priority(self.member, f"id {uid}", "me", uid, request, only_if_free, place)
         return uid, turn
 
     def close(self):
-        self.session.resign(self.member)
+        self.session.deregister_member(self.member)
         self.session.close()
 
 

@@ -33,7 +33,7 @@ def member(session):
 
     def start(**options):
         connection = session(**options)
-        return connection, connection.enrol("host", 1, "test")
+        return connection, connection.register_member("host", 1, "test")
 
     return start
 
@@ -55,7 +55,7 @@ def test_registering_again_finds_the_row(database, member, name):
     assert one.register(number, "me", "thread", f"{name}.2", [Request(name)], False) == other
     assert other[0].position > first[0].position
     assert not other[0].granted
-    one.resign(number)
+    one.deregister_member(number)
     assert database.queue(name) == []
 
 
@@ -67,7 +67,7 @@ def test_registering_several_again_finds_the_rows(database, member, name):
     assert sorted(first, key=lambda t: t.position) == sorted(again, key=lambda t: t.position)
     assert {ticket.resource for ticket in first} == {name("a"), name("b")}
     assert len(database.queue(name)) == 2
-    one.resign(number)
+    one.deregister_member(number)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -80,7 +80,7 @@ def test_trying_again_finds_the_row(database, member, name, several):
     assert again is not None, "the answer was lost, the row is there: it must be found"
     assert {ticket.position for ticket in again} == {ticket.position for ticket in first}
     assert all(ticket.granted for ticket in again)
-    one.resign(number)
+    one.deregister_member(number)
 
 
 def test_releasing_again_is_harmless(database, member, name):
@@ -92,7 +92,7 @@ def test_releasing_again_is_harmless(database, member, name):
     assert one.release(first, "released") is False
     assert [row[0] for row in database.queue(name)] == [second.position]
     assert now(one, second) is True
-    one.resign(number)
+    one.deregister_member(number)
 
 
 def test_cancelling_removes_what_one_acquire_left(database, member, name):
@@ -103,7 +103,7 @@ def test_cancelling_removes_what_one_acquire_left(database, member, name):
     assert one.cancel(number, uid, "cancelled") == 2
     assert one.cancel(number, uid, "cancelled") == 0
     assert [row[1] for row in database.queue(name)] == [name("c")]
-    one.resign(number)
+    one.deregister_member(number)
 
 
 def test_a_uid_with_marks_of_patterns(database, member, name):
@@ -112,7 +112,7 @@ def test_a_uid_with_marks_of_patterns(database, member, name):
     one.register(number, "me", "thread", f"{name}xx", [Request(name("c")), Request(name("d"))], False)
     assert one.cancel(number, f"{name}%_", "cancelled") == 2
     assert len(database.queue(name)) == 2
-    one.resign(number)
+    one.deregister_member(number)
 
 
 # -- two with the same id
@@ -128,9 +128,9 @@ def test_two_with_the_same_id_do_not_harm_each_other(database, member, name):
     for session in (one, other):
         assert not session.release(Ticket(name, b.position, "another", False), "released")
     assert now(other, b) is True
-    one.resign(first)
+    one.deregister_member(first)
     assert [row[0] for row in database.queue(name)] == [b.position]
-    other.resign(second)
+    other.deregister_member(second)
 
 
 @pytest.mark.parametrize("outcome", ["released", "revoked"])
@@ -159,8 +159,8 @@ def test_what_is_kept_of_who_leaves_is_the_same_whether_or_not_others_are_there(
     assert bool(alone["ended_by"]) == (outcome == "revoked")
     for number, others in enumerate((2, 1, 0), 2):
         assert leave(number, others) == alone
-    one.resign(first)
-    other.resign(second)
+    one.deregister_member(first)
+    other.deregister_member(second)
 
 
 def test_the_same_uid_of_two_members_is_not_shared(database, member, name):
@@ -172,8 +172,8 @@ def test_the_same_uid_of_two_members_is_not_shared(database, member, name):
     except sqlsem.SqlsemError:
         found = None
     assert not found or found[0].position != a.position
-    one.resign(first)
-    other.resign(second)
+    one.deregister_member(first)
+    other.deregister_member(second)
 
 
 # -- members
@@ -183,12 +183,12 @@ def test_a_ping_tells_our_rows(member, name, session):
     one, number = member()
     (a,) = one.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
     (b,) = one.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
-    pulse = one.ping(number)
+    pulse = one.heartbeat(number)
     assert (pulse.known, pulse.positions, pulse.revoked) == (True, {a.position, b.position}, set())
     assert session().revoke(a.position, False) == 1
-    assert one.ping(number).revoked == {a.position}
-    one.resign(number)
-    assert one.ping(number).known is False
+    assert one.heartbeat(number).revoked == {a.position}
+    one.deregister_member(number)
+    assert one.heartbeat(number).known is False
 
 
 def test_a_member_that_leaves_frees_its_rows(member, name):
@@ -196,9 +196,9 @@ def test_a_member_that_leaves_frees_its_rows(member, name):
     one.register(first, "one", "thread", f"{name}.1", [Request(name)], False)
     (b,) = other.register(second, "other", "thread", f"{name}.2", [Request(name)], False)
     assert now(other, b) is False
-    one.resign(first)
+    one.deregister_member(first)
     assert now(other, b) is True
-    other.resign(second)
+    other.deregister_member(second)
 
 
 def test_a_dead_member_is_removed_by_reap(database, member, name, session):
@@ -224,12 +224,12 @@ def test_a_member_that_returns_within_its_grace_keeps_its_rows(database, member,
     for _ in range(5):
         operator.reap()
     again = session(grace=3600)
-    assert again.resume(number) is True
-    assert again.ping(number).positions == {ticket.position}
+    assert again.reattach_member(number) is True
+    assert again.heartbeat(number).positions == {ticket.position}
     operator.reap()
     assert len(database.queue(name)) == 1
     assert again.release(ticket, "released")
-    again.resign(number)
+    again.deregister_member(number)
 
 
 def test_a_member_that_was_given_up_cannot_return(database, member, name, session):
@@ -239,8 +239,8 @@ def test_a_member_that_was_given_up_cannot_return(database, member, name, sessio
     operator = session()
     until(lambda: operator.reap() >= 0 and database.queue(name) == [])
     again = session()
-    assert again.resume(number) is False
-    assert again.ping(number).known is False
+    assert again.reattach_member(number) is False
+    assert again.heartbeat(number).known is False
 
 
 def test_the_living_are_left_alone(database, member, name, session):
@@ -252,9 +252,9 @@ def test_the_living_are_left_alone(database, member, name, session):
     for _ in range(30):  # never pings, and yet lives: its session is there
         operator.reap()
         assert other.wait(late, 0.02, threading.Event()) is False
-    assert one.ping(number).positions == {ticket.position}
-    one.resign(number)
-    other.resign(second)
+    assert one.heartbeat(number).positions == {ticket.position}
+    one.deregister_member(number)
+    other.deregister_member(second)
 
 
 def test_a_member_that_reaps_does_not_reap_itself(database, member, name):
@@ -263,8 +263,8 @@ def test_a_member_that_reaps_does_not_reap_itself(database, member, name):
     (ticket,) = one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
     for _ in range(3):
         assert one.reap() == 0
-    assert one.ping(number).positions == {ticket.position}
-    one.resign(number)
+    assert one.heartbeat(number).positions == {ticket.position}
+    one.deregister_member(number)
 
 
 # -- leases
@@ -287,7 +287,7 @@ def test_a_lease_runs_out(database, member, connect, name):
     one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
     with connect().mutex(name, timeout=60):
         assert time.monotonic() - before > 0.9
-    assert one.ping(number).known is False
+    assert one.heartbeat(number).known is False
 
 
 def test_a_lease_needs_no_session(database, member, session, name):
@@ -296,9 +296,9 @@ def test_a_lease_needs_no_session(database, member, session, name):
     one.close()
     other = session(lease=3600)
     other.reap()
-    assert other.ping(number).positions == {ticket.position}
+    assert other.heartbeat(number).positions == {ticket.position}
     assert other.release(ticket, "released")
-    other.resign(number)
+    other.deregister_member(number)
 
 
 def test_a_short_lease_is_refused(database):
@@ -457,4 +457,4 @@ def test_the_routines_refuse_an_open_transaction(database, session, member, name
     finally:
         connection.close()
     assert database.queue(name) == []
-    one.resign(number)
+    one.deregister_member(number)

@@ -282,7 +282,7 @@ def test_a_task_is_not_put_there(connect, name, elsewhere):
 def test_a_server_that_takes_over_is_asked_again(connect, name, transaction):
     """What is known of where we are may be old."""
     coordinator = connect()
-    coordinator.engine.place_known = "where the primary was before"
+    coordinator.engine.known_identity = "where the primary was before"
     cursor = transaction()
     with coordinator.mutex(name) as grant:
         grant.release_on_commit(cursor)
@@ -345,14 +345,14 @@ def test_an_event_loop_goes_on_while_a_block_is_left_and_the_database_is_out_of_
 
     async def main(coordinator, cursor):
         session_class = type(coordinator.process.member.main.session)
-        has_left = session_class.has_left
+        is_committed = session_class.is_committed
 
         def silent(session, word):
             asked.set()
             assert answers.wait(PATIENCE)
-            return has_left(session, word)
+            return is_committed(session, word)
 
-        monkeypatch.setattr(session_class, "has_left", silent)
+        monkeypatch.setattr(session_class, "is_committed", silent)
         async with coordinator.aio.mutex(name) as grant:
             await grant.release_on_commit(cursor)
             await asyncio.to_thread(asked.wait, PATIENCE)

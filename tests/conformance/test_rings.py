@@ -20,7 +20,7 @@ def queue(database, name):
     """Two members, of whom the first holds what the second waits for: sessions, tickets, and how to wait for it."""
     with contextlib.ExitStack() as stack:
         first, second, waiting = (stack.enter_context(contextlib.closing(database.session())) for _ in range(3))
-        one, two = first.enrol("h", 1, "p"), second.enrol("h", 1, "p")
+        one, two = first.register_member("h", 1, "p"), second.register_member("h", 1, "p")
         (held,) = first.register(one, "one", "o", f"{name}.1", [Request(name)], False)
         (wanted,) = second.register(two, "two", "o", f"{name}.2", [Request(name)], False)
         answers = []
@@ -30,8 +30,8 @@ def queue(database, name):
 
         thread = threading.Thread(target=wait)
         yield first, waiting, held, wanted, thread, answers
-        first.resign(one)
-        second.resign(two)
+        first.deregister_member(one)
+        second.deregister_member(two)
 
 
 def seldom(monkeypatch):
@@ -115,15 +115,15 @@ def test_who_gives_back_what_is_not_its_own_lets_nobody_in(queue):
 def test_a_lease_is_renewed_by_its_owner(database, name):
     """Whoever leaves lets in nobody who has to prove first that it lives."""
     with contextlib.closing(database.session(lease=30)) as leased, contextlib.closing(database.session()) as first:
-        one, two = first.enrol("h", 1, "p"), leased.enrol("h", 1, "p")
+        one, two = first.register_member("h", 1, "p"), leased.register_member("h", 1, "p")
         (held,) = first.register(one, "one", "o", f"{name}.1", [Request(name)], False)
         (wanted,) = leased.register(two, "two", "o", f"{name}.2", [Request(name)], False)
         first.release(held, "released")
         assert [entry.state for entry in first.entries(name)] == ["waits"]
         assert leased.wait(wanted, 0, threading.Event()) is True
         assert [entry.state for entry in first.entries(name)] == ["holds"]
-        first.resign(one)
-        leased.resign(two)
+        first.deregister_member(one)
+        leased.deregister_member(two)
 
 
 def test_what_an_operator_has_set_holds_for_who_is_let_in(queue):

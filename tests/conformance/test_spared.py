@@ -24,10 +24,10 @@ class Party(low_water.Party):
         super().__init__(database, member, grace=60, **options)
 
     def spare(self, tickets):
-        self.session.spare_entries(self.member, tickets)
+        self.session.drop_wakeup_locks(self.member, tickets)
 
     def keep(self, tickets):
-        self.session.keep_entries(self.member, tickets)
+        self.session.restore_wakeup_locks(self.member, tickets)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_who_leaves_without_a_lock_says_nothing_wrong(party, locked, name):
     several = [participant.ask(name) for _ in range(4)]
     participant.spare(several)
     participant.release(several[2])
-    participant.session.keep_entries(participant.member, [several[1]])
+    participant.session.restore_wakeup_locks(participant.member, [several[1]])
     participant.release(several[1], several[0], several[3])
     assert locked(several) == [False] * 4
     assert participant.told == []

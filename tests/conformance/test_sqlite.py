@@ -559,7 +559,7 @@ def test_who_is_alone_comes_and_leaves_in_one_statement_each(file, monkeypatch):
         contextlib.closing(file.session()) as session,
         contextlib.closing(file.session()) as other,
     ):
-        ours, theirs = session.enrol("h", 1, "p"), other.enrol("h", 1, "p")
+        ours, theirs = session.register_member("h", 1, "p"), other.register_member("h", 1, "p")
         begun, execute = [], session._execute
 
         def counted(statement, parameters, fetch):
@@ -592,8 +592,8 @@ def test_who_is_alone_comes_and_leaves_in_one_statement_each(file, monkeypatch):
         other.release(stays, "released")
         assert (done(come), done(leave)) == (among_others, among_others)
         assert (done(come), done(leave)) == (alone, alone)
-        session.resign(ours)
-        other.resign(theirs)
+        session.deregister_member(ours)
+        other.deregister_member(theirs)
 
 
 @pytest.mark.parametrize("value", ["x", "", "1e3", "3.0", "-1", "³"])

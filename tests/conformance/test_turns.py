@@ -375,7 +375,7 @@ def test_what_has_no_key_does_not_wait_behind_a_key_that_is_at_its_limit(queue):
 def claiming(database, name):
     """A connection in manual commit, and a function that claims in its transaction: the number of the task."""
     session = database.session(grace=600)
-    member = session.enrol("host", 1, "claims")
+    member = session.register_member("host", 1, "claims")
     with database.raw(autocommit=False) as raw:
 
         def claim(uid):
@@ -383,7 +383,7 @@ def claiming(database, name):
             return raw.execute(text, (member, str(name), uid)).fetchone()[0]
 
         yield raw, claim
-    session.resign(member)
+    session.deregister_member(member)
     session.close()
 
 

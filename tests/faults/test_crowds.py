@@ -18,8 +18,8 @@ def test_two_thousand_tasks_on_one_resource(connect, database, name, monkeypatch
     coordinator.mutex(name("connects")).acquire()
     session, process = coordinator.process.member.main.session, coordinator.process
     asked = []
-    look, wait = session.look, session.wait
-    monkeypatch.setattr(session, "look", lambda me, tickets: asked.append(len(tickets)) or look(me, tickets))
+    look, wait = session.poll, session.wait
+    monkeypatch.setattr(session, "poll", lambda me, tickets: asked.append(len(tickets)) or look(me, tickets))
     monkeypatch.setattr(session, "wait", lambda *of: asked.append(1) or wait(*of))
 
     async def main(number, resource, grant):

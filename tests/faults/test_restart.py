@@ -172,7 +172,7 @@ def test_a_cursor_whose_server_is_restarted_is_not_on_another_database(
     with restarted.coordinator(grace=60, retry=60) as coordinator, coordinator.mutex(name) as grant:
         cursor = restarted.raw(autocommit=False).cursor()
         process = coordinator.process
-        process.engine.place_known, look, restarts = None, process.look, []
+        process.engine.known_identity, look, restarts = None, process.look, []
 
         def look_after_a_restart(*arguments):
             if not restarts:

@@ -577,7 +577,7 @@ def test_slow_database_is_not_taken_for_a_stuck_thread(connect, name, said):
     with coordinator.mutex(name):
         member = coordinator.process.member
         thread, session = member.pulse.thread, member.main.session
-        session_ping, began = type(session).ping, threading.Event()
+        session_ping, began = type(session).heartbeat, threading.Event()
         blocked = threading.Event()
 
         def late(self, member_id):
@@ -589,7 +589,7 @@ def test_slow_database_is_not_taken_for_a_stuck_thread(connect, name, said):
         globals_of = dict(globals(), __name__="sqlsem.engines.slow")
         slow = type(late)(late.__code__, globals_of, "late", late.__defaults__, late.__closure__)
         patch = pytest.MonkeyPatch()
-        patch.setattr(type(session), "ping", slow)
+        patch.setattr(type(session), "heartbeat", slow)
         try:
             assert began.wait(PATIENCE)
             time.sleep(GRACE)

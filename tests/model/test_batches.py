@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
 
     def join(self):
         session = self.database.session(grace=0)
-        member = session.enrol("host", 1, "model")
+        member = session.register_member("host", 1, "model")
         self.model.living.add(member)
         return member, session
 
@@ -106,7 +106,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "members"):
             return
         for member, session in self.members:
-            session.resign(member)
+            session.deregister_member(member)
             session.close()
         self.watch.recover_batches(self.of, None)
         self.watch.close()
@@ -239,7 +239,7 @@ class Machine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1))
     def die(self, who):
         member, session = self.members[who]
-        session.resign(member)
+        session.deregister_member(member)
         session.close()
         self.model.living.discard(member)
         self.members[who] = self.join()

@@ -99,7 +99,7 @@ class Machine(RuleBasedStateMachine):
 
     def join(self, slot):
         session = self.database.session(grace=0)
-        self.members[slot] = (session, session.enrol("host", slot, "model"))
+        self.members[slot] = (session, session.register_member("host", slot, "model"))
 
     def pick(self, data, *accesses, granted=None, bare=False):
         rows = [
@@ -193,7 +193,7 @@ class Machine(RuleBasedStateMachine):
     def a_member_goes(self, slot, leaves):
         session, member = self.members[slot]
         if leaves:
-            session.resign(member)
+            session.deregister_member(member)
         session.close()
         self.model.rows = [entry for entry in self.model.rows if entry.slot != slot]
         self.join(slot)
@@ -283,7 +283,7 @@ class Machine(RuleBasedStateMachine):
             if row.slot is None:
                 self.bare.cursor().execute(text, (self.resource, row.position))
         for session, member in self.members.values():
-            session.resign(member)
+            session.deregister_member(member)
             session.close()
         assert self.database.queue(self.resource) == []
         self.bare.close()

@@ -46,7 +46,7 @@ class World:
             self._sessions[key] = self.database.session(grace=0 if lease is None else 5, lease=lease, patience=60)
         session = self._sessions[key]
         if lease is not None or key not in self._members:
-            self._members[key] = session.enrol("host", 1, who)
+            self._members[key] = session.register_member("host", 1, who)
         if self.database.engine == "sqlite":
             self._remember(session, self._members[key])
         return session, self._members[key]
@@ -131,7 +131,7 @@ class World:
     def close(self):
         for key, session in self._sessions.items():
             if key in self._members:
-                session.resign(self._members[key])
+                session.deregister_member(self._members[key])
             session.close()
         self.operator.close()
         self.bare.close()
@@ -209,7 +209,7 @@ class Requester(Actor):
         return session.cancel(self.member, self.uid, "cancelled")
 
     def _ping(self, session):
-        pulse = session.ping(self.member)
+        pulse = session.heartbeat(self.member)
         if not pulse.known:
             self.world.believed = {one: who for one, who in self.world.believed.items() if who != self.name}
         return pulse

@@ -90,7 +90,7 @@ def test_every_row_of_a_long_queue_is_judged_as_the_model_judges_it(marking, nam
     """Some stay long, and so survive many marks; some are bare; some leave from the middle; caps come and go."""
     random.seed(rows)
     operator, session = marking.session(grace=0), marking.session(grace=0)
-    member = session.enrol("host", 1, "churn")
+    member = session.register_member("host", 1, "churn")
     raw = marking.raw()
     bare = raw.cursor()
     cap, alive = None, {}
@@ -133,11 +133,11 @@ def test_every_row_of_a_long_queue_is_judged_as_the_model_judges_it(marking, nam
     }
     # All at once, the same; and so those that went meanwhile.
     gone = Ticket(name, tickets[0].position + 10**9, "me", False)
-    assert session.look(member, [*tickets, gone]) == {
+    assert session.poll(member, [*tickets, gone]) == {
         **dict.fromkeys(due & {t.position for t in tickets}, True),
         gone.position: None,
     }
-    session.resign(member)
+    session.deregister_member(member)
     bare.execute("DELETE FROM sqlsem.ProcessControl WHERE resource_id = %s", (name,))
     operator.set_resource(name, "cap", None)
     for one in (operator, session, raw):
@@ -148,7 +148,7 @@ def test_every_row_of_a_long_queue_is_judged_as_the_model_judges_it(marking, nam
 def test_numbers_that_go_back_take_the_marks_with_them(marking, name, how):
     """As after the tables were restored by hand, or the sequence was set: what is below a mark must be seen."""
     session = marking.session(grace=0)
-    member = session.enrol("host", 1, "restored")
+    member = session.register_member("host", 1, "restored")
     for number in range(20):
         (ticket,) = session.register(member, "me", "owner", f"{name}.{number}", [Request(name)], False)
         assert session.release(ticket, "released")
@@ -162,7 +162,7 @@ def test_numbers_that_go_back_take_the_marks_with_them(marking, name, how):
         (mine,) = session.register(member, "me", "owner", f"{name}.first", [Request(name)], False)
         assert mine.granted
         first = mine.position
-        assert session.ping(member).positions == {first}
+        assert session.heartbeat(member).positions == {first}
     assert first < ticket.position
     for number in range(30):  # also when they have passed where the mark was
         assert session.register(member, "me", "owner", f"{name}.again{number}", [Request(name)], True) is None
@@ -174,14 +174,14 @@ def test_numbers_that_go_back_take_the_marks_with_them(marking, name, how):
     assert_marks_are_true(marking)
     raw.execute("DELETE FROM sqlsem.ProcessControl WHERE resource_id = %s", (name,))
     raw.close()
-    session.resign(member)
+    session.deregister_member(member)
     session.close()
 
 
 def test_a_registration_under_way_on_an_older_session_is_found_later(marking, name):
     """Its number is below those of later registrations, and nobody sees its row before it is committed."""
     old, session = marking.raw(autocommit=False), marking.session(grace=0)
-    member = session.enrol("host", 1, "two sessions")
+    member = session.register_member("host", 1, "two sessions")
     ((position,),) = old.execute(
         "SELECT queue_position FROM sqlsem.register(%s, 'me', 'owner', %s, false, %s, 'write', 1, 1, NULL)",
         (member, f"{name}.lost", name("other")),
@@ -190,12 +190,12 @@ def test_a_registration_under_way_on_an_older_session_is_found_later(marking, na
         (ticket,) = session.register(member, "me", "owner", f"{name}.{number}", [Request(name)], False)
         assert ticket.position > position
         assert session.release(ticket, "released")
-    assert session.ping(member).positions == set()
+    assert session.heartbeat(member).positions == set()
     old.commit()
-    assert session.ping(member).positions == {position}
+    assert session.heartbeat(member).positions == {position}
     assert session.cancel(member, f"{name}.lost", "cancelled") == 1
     old.close()
-    session.resign(member)
+    session.deregister_member(member)
     session.close()
 
 
@@ -204,7 +204,7 @@ def test_a_restore_finds_no_marks_of_what_it_replaced(postgres_server, make_data
     if not postgres_server.mine:
         pytest.skip("needs pg_dump of the server")
     session = database.session(grace=60)
-    member = session.enrol("host", 1, "held")
+    member = session.register_member("host", 1, "held")
     (held,) = session.register(member, "me", "owner", "held", [Request("r")], False)
     dump = postgres_server.dump(database.url)
     assert session.release(held, "released")
@@ -218,7 +218,7 @@ def test_a_restore_finds_no_marks_of_what_it_replaced(postgres_server, make_data
     # Tables that were dumped without the marks are other tables, and so the marks of the old ones go.
     database.rows("INSERT INTO sqlsem.low_water VALUES ('r', 1000, '{}')")
     other = database.session(grace=60)
-    second = other.enrol("host", 2, "after")
+    second = other.register_member("host", 2, "after")
     assert low_water(database, "r") == []
     assert other.register(second, "me", "owner", "after", [Request("r")], True) is None
     other.close()
@@ -233,7 +233,7 @@ def test_marks_are_true_after_crashes(own_postgres_server, make_database):
         while not stopping.is_set():
             try:
                 session = database.session(grace=0)
-                member = session.enrol("host", number, "churn")
+                member = session.register_member("host", number, "churn")
                 kept = collections.deque()
                 for step in itertools.takewhile(lambda _: not stopping.is_set(), itertools.count()):
                     one = any_request(f"r{step % 2}")
@@ -268,7 +268,7 @@ def test_marks_are_true_whatever_runs_side_by_side(marking, name):
     def work(number):
         try:
             session = marking.session(grace=0)
-            member = session.enrol("host", number, "beside")
+            member = session.register_member("host", number, "beside")
             for step in itertools.count():
                 if stopping.is_set():
                     break
@@ -279,7 +279,7 @@ def test_marks_are_true_whatever_runs_side_by_side(marking, name):
                 granted = ticket.granted
                 while not granted:
                     granted = (
-                        session.look(member, [ticket]).get(ticket.position, False)
+                        session.poll(member, [ticket]).get(ticket.position, False)
                         if random.random() < 0.5
                         else session.wait(ticket, 0.2, NEVER)
                     )
@@ -294,7 +294,7 @@ def test_marks_are_true_whatever_runs_side_by_side(marking, name):
                     inside[resource, "writer"] = ticket.position
                     assert inside.pop((resource, "writer")) == ticket.position
                 assert session.release(ticket, "released")
-            session.resign(member)
+            session.deregister_member(member)
             session.close()
         except BaseException as exc:
             failures.append(exc)
@@ -335,7 +335,7 @@ def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
     """By count, not by the clock: 3,000 pairs under a snapshot leave 3,000 dead entries in front of who looks."""
     database = make_database(postgres_server)  # and marks as seldom as ever
     session = database.session(grace=600)
-    member = session.enrol("host", 1, "pairs")
+    member = session.register_member("host", 1, "pairs")
     (kept,) = session.register(member, "me", "owner", "kept", [Request("r", limit=5)], False)
     (waits,) = session.register(member, "me", "owner", "waits", [Request("mutex")], False)
     report, raw = database.raw(autocommit=False), database.raw()
@@ -375,7 +375,7 @@ def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
     assert max(seen.values()) < 500, seen
     assert kept.granted
     assert waits.granted
-    session.resign(member)
+    session.deregister_member(member)
     for one in (session, report, raw):
         one.close()
 
@@ -407,7 +407,7 @@ def test_what_a_look_reads_of_rates(postgres_server, make_database):
 def test_a_registration_reads_no_more_than_decides(postgres_server, make_database):
     database = make_database(postgres_server)
     session = database.session(grace=600)
-    member = session.enrol("host", 1, "many")
+    member = session.register_member("host", 1, "many")
     raw = database.raw()
     raw.execute("SET plan_cache_mode = force_generic_plan")
     seen = {}
@@ -428,7 +428,7 @@ def test_a_registration_reads_no_more_than_decides(postgres_server, make_databas
     print(seen)
     for what, few in seen[50].items():
         assert seen[1000][what] < few * 1.3 + 10, (what, seen)
-    session.resign(member)
+    session.deregister_member(member)
     session.close()
     raw.close()
 
@@ -436,7 +436,7 @@ def test_a_registration_reads_no_more_than_decides(postgres_server, make_databas
 def test_who_died_among_those_inside_is_found(marking, name):
     """Not the oldest, for whom the next in line waits, nor the last."""
     sessions = [marking.session(grace=0.5) for _ in range(4)]
-    members = [session.enrol("host", number, "inside") for number, session in enumerate(sessions)]
+    members = [session.register_member("host", number, "inside") for number, session in enumerate(sessions)]
     tickets = [
         session.register(member, "me", "owner", f"{name}.{member}", [Request(name, limit=3)], False)[0]
         for session, member in zip(sessions, members, strict=True)
@@ -445,8 +445,8 @@ def test_who_died_among_those_inside_is_found(marking, name):
     began = time.monotonic()
     while not (granted := sessions[3].wait(tickets[3], 4, NEVER)) and time.monotonic() - began < PATIENCE:
         for number in (0, 2, 3):
-            sessions[number].ping(members[number])
+            sessions[number].heartbeat(members[number])
     assert granted
     for number in (0, 2, 3):
-        sessions[number].resign(members[number])
+        sessions[number].deregister_member(members[number])
         sessions[number].close()

@@ -24,7 +24,7 @@ from sqlsem.core import main_session, membership
 from sqlsem.core.main_session import FRESH
 from sqlsem.core.membership import Membership
 from sqlsem.engines.base import Busy, Disconnected, Options
-from sqlsem.model import Pulse, Ticket
+from sqlsem.model import Heartbeat, Ticket
 
 LIFE = 8.0
 
@@ -100,7 +100,7 @@ class Session:
     def check_schema(self):
         return {}
 
-    def enrol(self, host, pid, program):
+    def register_member(self, host, pid, program):
         def effect():
             self.server.number = next(self.machine.numbers)
             self.server.sign, self.server.session = self.server.now, self
@@ -109,7 +109,7 @@ class Session:
 
         return self._call(effect)
 
-    def resume(self, number):
+    def reattach_member(self, number):
         def effect():
             if number != self.server.number:
                 return False
@@ -118,13 +118,13 @@ class Session:
 
         return self._call(effect)
 
-    def ping(self, number):
+    def heartbeat(self, number):
         def effect():
             if number != self.server.number:
-                return Pulse(False)
+                return Heartbeat(False)
             self.server.sign = self.server.now
             there = frozenset([1] if self.server.row else [])
-            return Pulse(True, there, there if self.server.revoked is not None else frozenset())
+            return Heartbeat(True, there, there if self.server.revoked is not None else frozenset())
 
         return self._call(effect)
 

@@ -28,7 +28,7 @@ class Machine(RuleBasedStateMachine):
         self.queue = f"{self.name}-{next(self.examples)}"
         self.uids = itertools.count()
         self.session = self.database.session(grace=0)
-        self.me = self.session.enrol("host", 1, "outsider")
+        self.me = self.session.register_member("host", 1, "outsider")
         self.workers = [self.join(), self.join()]
         self.held = []  # tickets of the outsider
         self.running = {}  # tasks: by which worker, and the attempt
@@ -37,7 +37,7 @@ class Machine(RuleBasedStateMachine):
 
     def join(self):
         session = self.database.session(grace=0)
-        return session.enrol("host", 1, "worker"), session
+        return session.register_member("host", 1, "worker"), session
 
     def uid(self):
         return f"{self.queue}.{next(self.uids)}"
@@ -73,7 +73,7 @@ class Machine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1))
     def claim(self, who):
         member, session = self.workers[who]
-        claimed = session.claim_parked(member, self.queue, "w", self.uid(), False, f"worker {member}", "w")
+        claimed = session.claim_blocked(member, self.queue, "w", self.uid(), False, f"worker {member}", "w")
         if claimed is None:
             return
         assert claimed.order == self.lowest
@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1))
     def die(self, who):
         member, session = self.workers[who]
-        session.resign(member)
+        session.deregister_member(member)
         session.close()
         lost = [number for number, (worker, _) in self.running.items() if worker == who]
         assert self.session.recover_tasks(self.queue, None) == len(lost)
@@ -170,15 +170,15 @@ class Machine(RuleBasedStateMachine):
         member, session = self.workers[0]
         # One that gives way to a lower order asks again at the next look.
         for _ in range(3 * len(self.session.list_tasks(self.queue, "pending", 1000)) + 3):
-            claimed = session.claim_parked(member, self.queue, "w", self.uid(), False, "worker", "w")
+            claimed = session.claim_blocked(member, self.queue, "w", self.uid(), False, "worker", "w")
             if claimed is not None:
                 session.end_task(member, End(claimed.task_id, claimed.attempt, "finished"))
         assert self.session.list_tasks(self.queue, "pending", 1000) == []
         assert self.entries() == []
         for member, session in self.workers:
-            session.resign(member)
+            session.deregister_member(member)
             session.close()
-        self.session.resign(self.me)
+        self.session.deregister_member(self.me)
         self.session.close()
 
 

@@ -64,7 +64,7 @@ def test_who_is_let_in(database, monkeypatch, step, let_in):
     monkeypatch.setattr(locks, "FIRST_STEP", step)  # a pass that is read in many parts, too
     monkeypatch.setattr(locks, "LET_IN", let_in)  # and who leaves lets in nobody
     with contextlib.closing(database.session()) as session, contextlib.closing(database.session()) as other:
-        ours, theirs = session.enrol("h", 1, "p"), other.enrol("h", 1, "p")
+        ours, theirs = session.register_member("h", 1, "p"), other.register_member("h", 1, "p")
 
         @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
         @given(
@@ -125,7 +125,7 @@ def test_who_is_let_in(database, monkeypatch, step, let_in):
             session.set_resource(resource, "paused", paused)
 
             chosen = [one for number, one in enumerate([*queue, *gone]) if number in asked and one.who == "ours"]
-            told = session.look(ours, [one.ticket for one in chosen])
+            told = session.poll(ours, [one.ticket for one in chosen])
             expected = {
                 one.ticket.position: None if one in gone else True for one in chosen if one in gone or may_enter(one)
             }
@@ -142,8 +142,8 @@ def test_who_is_let_in(database, monkeypatch, step, let_in):
             session.set_resource(resource, "paused", 0)
 
         check()
-        session.resign(ours)
-        other.resign(theirs)
+        session.deregister_member(ours)
+        other.deregister_member(theirs)
 
 
 @pytest.mark.engines("sqlite")
@@ -151,7 +151,7 @@ def test_what_a_look_and_a_registration_read_does_not_grow(database):
     """Counted in steps of SQLite's machine, not in milliseconds."""
     cost = {}
     with contextlib.closing(database.session()) as session, contextlib.closing(database.session()) as other:
-        ours, theirs = session.enrol("h", 1, "p"), other.enrol("h", 1, "p")
+        ours, theirs = session.register_member("h", 1, "p"), other.register_member("h", 1, "p")
         (holder,) = session.register(ours, "r", "o", "uid.holder", [Request("q")], False)
         tickets = []
 
@@ -175,15 +175,15 @@ def test_what_a_look_and_a_registration_read_does_not_grow(database):
             steps("register", lambda: session.register(ours, "r", "o", f"late.{length}", [Request("q")], False))
             steps("try", lambda: session.register(ours, "r", "o", f"try.{length}", [Request("q")], True))
             steps("look at one", lambda: session.wait(mine, 0, NEVER))
-            steps("look at all of ours", lambda: session.look(ours, [mine]))
-            steps("ping", lambda: session.ping(ours))
+            steps("look at all of ours", lambda: session.poll(ours, [mine]))
+            steps("ping", lambda: session.heartbeat(ours))
             session.cancel(ours, f"late.{length}", "cancelled")
             steps("release", lambda: session.release(mine, "released"))
 
         measure(1000)
         measure(3000)
         session.release(holder, "released")
-        other.resign(theirs)
-        session.resign(ours)
+        other.deregister_member(theirs)
+        session.deregister_member(ours)
     for name, counts in cost.items():
         assert counts[-1] <= 1.1 * counts[0] + 20, (name, cost)

@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
         self.fences = []
         self.sessions = [self.database.session(grace=60) for _ in range(2)]
-        self.members = [session.enrol("host", 1, "model") for session in self.sessions]
+        self.members = [session.register_member("host", 1, "model") for session in self.sessions]
         self.sessions[0].set_resource(self.resource, "ageing", AGEING_MS)
         self.sessions[0].set_resource(self.resource, "cap", 4)
         self.gone = []
@@ -80,7 +80,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "sessions"):
             for session, member in zip(self.sessions, self.members, strict=True):
-                session.resign(member)
+                session.deregister_member(member)
             assert self.sessions[0].entries(self.resource) == []
             assert self.sessions[0].entries(line_of(self.resource)) == []
             for what in ("ageing", "cap"):
@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
 
     def ask(self, one, only_if_free=False):
         session, member = self.sessions[one.member], self.members[one.member]
-        return session.take_turn(member, f"id {one.uid}", "me", one.uid, one.request, only_if_free, one.place)
+        return session.acquire_by_priority(member, f"id {one.uid}", "me", one.uid, one.request, only_if_free, one.place)
 
     def let_in(self, one, turn):
         assert turn.granted

@@ -61,7 +61,7 @@ class Machine(RuleBasedStateMachine):
 
     def join(self, slot):
         session = self.database.session(grace=0)
-        self.workers[slot] = (session, session.enrol("host", slot, "model"))
+        self.workers[slot] = (session, session.register_member("host", slot, "model"))
 
     def running(self, slot=None):
         return [thing for thing in self.things if thing.status == "running" and slot in (None, thing.worker)]
@@ -195,7 +195,7 @@ class Machine(RuleBasedStateMachine):
     def a_worker_goes(self, slot, leaves):
         session, member = self.workers[slot]
         if leaves:
-            session.resign(member)
+            session.deregister_member(member)
         session.close()
         self.join(slot)
         # Its session ends a moment after its client.
@@ -242,7 +242,7 @@ class Machine(RuleBasedStateMachine):
             log = self.operator.task_attempts(number)
             assert [one.outcome for one in log if one.outcome != "running"] == outcomes
         for session, member in self.workers.values():
-            session.resign(member)
+            session.deregister_member(member)
             session.close()
         self.operator.close()
 

@@ -56,7 +56,7 @@ class Ranked(Actor):
         return self
 
     def ask(self, only_if_free=False):
-        return self.session.take_turn(
+        return self.session.acquire_by_priority(
             self.member, f"id {self.uid}", "o", self.uid, self.request, only_if_free, self.place
         )
 

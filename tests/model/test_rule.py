@@ -106,7 +106,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "operator"):
             return
         for member, session in self.sessions.items():
-            session.resign(member)
+            session.deregister_member(member)
             session.close()
         for resource in ("a", "b"):
             self.operator.set_resource(f"{self.prefix}-{resource}", "paused", 0)
@@ -128,7 +128,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "operator") and len(self.sessions) < 4)
     def join(self):
         session = self.database.session(grace=0)
-        member = session.enrol("host", 1, "model")
+        member = session.register_member("host", 1, "model")
         self.sessions[member] = session
         return member
 
@@ -147,7 +147,7 @@ class Machine(RuleBasedStateMachine):
     @rule(member=consumes(members))
     def leave(self, member):
         session = self.sessions.pop(member)
-        session.resign(member)
+        session.deregister_member(member)
         session.close()
         self.model.rows = [row for row in self.model.rows if row.member != member]
 
@@ -210,7 +210,7 @@ class Machine(RuleBasedStateMachine):
         self.asked = [row for row in self.asked if row.member in self.sessions]
         rows = [row for row in self.asked if row.member == member]
         rows = seed.sample(rows, seed.randint(0, len(rows)))
-        answers = self.sessions[member].look(member, [row.ticket for row in rows])
+        answers = self.sessions[member].poll(member, [row.ticket for row in rows])
         for row in rows:
             if row not in self.model.rows:
                 assert answers[row.position] is None

@@ -85,7 +85,7 @@ class Machine(RuleBasedStateMachine):
 
     def join(self):
         session = self.database.session(grace=0)
-        return session.enrol("host", 1, "model"), session
+        return session.register_member("host", 1, "model"), session
 
     def teardown(self):
         if not hasattr(self, "members"):
@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
         for connection, _ in self.others:
             connection.close()
         for member, session in self.members:
-            session.resign(member)
+            session.deregister_member(member)
             session.close()
         self.session.close()
 
@@ -204,7 +204,7 @@ class Machine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1))
     def die(self, who):
         member, session = self.members[who]
-        session.resign(member)
+        session.deregister_member(member)
         session.close()
         lost = [task for task in self.model.tasks.values() if task.member == member]
         assert self.session.recover_tasks(self.queue, None) == len(lost)
@@ -256,7 +256,7 @@ class Machine(RuleBasedStateMachine):
             assert self.session.cancel_task(task.number) == 1
             task.asked = True
             session = dict(self.members)[task.member]
-            ((number, limit, by),) = session.asked_of_tasks(task.member, [task.number])
+            ((number, limit, by),) = session.task_controls(task.member, [task.number])
             assert (number, limit, by is not None) == (task.number, None, True)
         else:
             assert self.session.cancel_task(task.number) == 0

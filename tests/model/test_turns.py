@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
 
     def join(self):
         session = self.database.session(grace=0)
-        return session.enrol("host", 1, "model"), session
+        return session.register_member("host", 1, "model"), session
 
     def teardown(self):
         if hasattr(self, "members"):
@@ -116,7 +116,7 @@ class Machine(RuleBasedStateMachine):
                 self.session.set_queue(self.queue, None, what, None)
             assert self.session.queue_limits(self.queue) == []
             for member, session in self.members:
-                session.resign(member)
+                session.deregister_member(member)
                 session.close()
             self.session.close()
 
@@ -233,7 +233,7 @@ class Machine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1))
     def die(self, who):
         member, session = self.members[who]
-        session.resign(member)
+        session.deregister_member(member)
         session.close()
         lost = [one for one in self.model.of("running") if one.member == member]
         assert self.session.recover_tasks(self.queue, None) == len(lost)

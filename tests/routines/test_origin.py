@@ -55,7 +55,7 @@ def left(database, number, column):
 def join(database):
     """Be a new member for a moment."""
     session = database.session(grace=5)
-    session.resign(session.enrol("host", 2, "test"))
+    session.deregister_member(session.register_member("host", 2, "test"))
     session.close()
 
 
@@ -67,7 +67,7 @@ def holder(database, name):
     def holder(dead=False, **options):
         session = database.session(**options)
         opened.append(session)
-        number = session.enrol("host", 1, "test")
+        number = session.register_member("host", 1, "test")
         (ticket,) = session.register(number, "me", "owner", f"{name}.1", [Request(name)], False)
         assert ticket.granted
         if dead:
@@ -109,11 +109,11 @@ def test_members_return_to_another_server(database, holder):
     take_over(database)
     other = database.session(grace=600)
     try:
-        assert other.resume(number)
+        assert other.reattach_member(number)
         assert known(database)
-        assert other.ping(number).positions == {ticket.position}
+        assert other.heartbeat(number).positions == {ticket.position}
         assert other.release(ticket, "released")
-        other.resign(number)
+        other.deregister_member(number)
     finally:
         other.close()
 
@@ -137,7 +137,7 @@ def test_leases_carry_on_from_now_on_another_server(database, holder, one, offse
     assert 240 < left(database, number, "lease_until") <= 300
     assert one.call("reap") == 0
     assert session.release(ticket, "released")
-    session.resign(number)
+    session.deregister_member(number)
 
 
 def test_leases_of_sessions_carry_on_from_now(database, one, session, name):
@@ -169,9 +169,9 @@ def test_revoked_holders_are_told_before_their_row_goes(database, holder, one, n
     take_over(database)
     assert one.call("reap") == 0  # (an operator is no new member)
     assert one.acquire(name, "try")[0] == -1
-    assert session.ping(number).revoked == {ticket.position}
+    assert session.heartbeat(number).revoked == {ticket.position}
     assert session.release(ticket, "revoked")
-    session.resign(number)
+    session.deregister_member(number)
 
 
 def test_numbers_go_on_above_the_numbers_of_another_server(database, session, one, name):

@@ -9,7 +9,7 @@ from support.searches import FOUND, found
 from sqlsem.core.acquire import Acquisition
 from sqlsem.core.holdings import Holdings
 from sqlsem.core.membership import Membership
-from sqlsem.model import Pulse, Request, Ticket, monotonic
+from sqlsem.model import Heartbeat, Request, Ticket, monotonic
 from sqlsem.testing.conversions import Conversions
 from sqlsem.testing.handovers import Handovers
 from sqlsem.testing.server import Server, ServerSession
@@ -94,15 +94,15 @@ def weights_dropped(patch):
 def nothing_withdrawn(patch):
     """What a call has left whose answer was lost stays there: nobody cancels it, and no ping finds it."""
     patch.setattr(ServerSession, "cancel", lambda self, member_id, uid, outcome: 0)
-    real = ServerSession.ping
+    real = ServerSession.heartbeat
 
     def compare(self, session, member_id):
         def ping(number):
             pulse = real(session, number)
-            return Pulse(pulse.known, pulse.positions & frozenset(self.tickets), pulse.revoked)
+            return Heartbeat(pulse.known, pulse.positions & frozenset(self.tickets), pulse.revoked)
 
         with pytest.MonkeyPatch.context() as here:
-            here.setattr(session, "ping", ping)
+            here.setattr(session, "heartbeat", ping)
             compared(self, session, member_id)
 
     compared = Membership._compare
@@ -118,13 +118,13 @@ def losses_untold(patch):
 @bug()
 def revocation_unheard(patch):
     """A ping does not say what an operator takes away."""
-    real = ServerSession.ping
+    real = ServerSession.heartbeat
 
     def ping(self, member_id):
         pulse = real(self, member_id)
-        return Pulse(pulse.known, pulse.positions)
+        return Heartbeat(pulse.known, pulse.positions)
 
-    patch.setattr(ServerSession, "ping", ping)
+    patch.setattr(ServerSession, "heartbeat", ping)
 
 
 @bug(lease=2.0, seed=510)

@@ -77,15 +77,15 @@ def claimed_by_the_first_look(patch):
 @bug(ranked)
 def overtakes_who_holds(patch):
     """The first of the line is let in beside who holds."""
-    real = SqlitePriorities.take_turn
+    real = SqlitePriorities.acquire_by_priority
 
-    def take_turn(self, *arguments):
+    def acquire_by_priority(self, *arguments):
         come = type("Come", (), {"come": True, "until": None, "blocker": None})()
         with pytest.MonkeyPatch.context() as here:
             here.setattr(self, "turn_of", lambda request, position: come)
             return real(self, *arguments)
 
-    patch.setattr(SqlitePriorities, "take_turn", take_turn)
+    patch.setattr(SqlitePriorities, "acquire_by_priority", acquire_by_priority)
 
 
 @bug(ranked)

@@ -123,7 +123,7 @@ def test_what_is_waited_for(database, name, fill):
 
 def test_many_looks_at_once(database, name):
     with contextlib.closing(database.session(grace=600)) as session:
-        member, other = session.enrol("host", 1, "test"), session.enrol("host", 2, "test")
+        member, other = session.register_member("host", 1, "test"), session.register_member("host", 2, "test")
         numbers = iter(range(1000))
 
         def ask(resource, access="write", limit=1, weight=1, by=member):
@@ -140,22 +140,22 @@ def test_many_looks_at_once(database, name):
         tickets = [*limited, writer, *readers, behind, others, Ticket(name, 2**40, "test", False)]
         gone = {others.position: None, 2**40: None}
         before = {ticket.position: True for ticket in [*limited[:5], writer]}
-        assert session.look(member, tickets) == {**before, **gone}
+        assert session.poll(member, tickets) == {**before, **gone}
 
         for ticket in limited[1:4]:
             session.release(ticket, "released")
         session.release(writer, "released")
         seen = {ticket.position: True for ticket in [limited[0], *limited[4:8], *readers]}
         lost = {ticket.position: None for ticket in [*limited[1:4], writer]}
-        assert session.look(member, tickets[::-1]) == {**seen, **lost, **gone}
-        assert session.look(member, tickets) == {**seen, **lost, **gone}, "what was granted is said again"
-        assert session.look(member, []) == {}
+        assert session.poll(member, tickets[::-1]) == {**seen, **lost, **gone}
+        assert session.poll(member, tickets) == {**seen, **lost, **gone}, "what was granted is said again"
+        assert session.poll(member, []) == {}
 
         session.set_resource(f"{name} limit", "paused", 1)
         session.release(limited[0], "released")
-        assert session.look(member, limited[8:]) == {}
+        assert session.poll(member, limited[8:]) == {}
         session.set_resource(f"{name} limit", "paused", 0)
-        assert session.look(member, limited[8:]) == {limited[8].position: True}
-        assert session.look(other, limited[8:9]) == {limited[8].position: None}
-        session.resign(member)
-        session.resign(other)
+        assert session.poll(member, limited[8:]) == {limited[8].position: True}
+        assert session.poll(other, limited[8:9]) == {limited[8].position: None}
+        session.deregister_member(member)
+        session.deregister_member(other)

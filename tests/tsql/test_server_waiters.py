@@ -74,7 +74,7 @@ def test_a_program_waits_by_itself(session, database, waiters, name):
     assert holder.acquire(name).code == 0
     waiters(0)
     with contextlib.closing(_connect(database)) as main:
-        member = main.enrol("host", 1, "test")
+        member = main.register_member("host", 1, "test")
         (ticket,) = main.register(member, "r", "o", "u", [Request(name, "write", 1, 1)], False)
         began = time.monotonic()
         assert main.wait(ticket, 0.5, threading.Event()) is False
@@ -83,7 +83,7 @@ def test_a_program_waits_by_itself(session, database, waiters, name):
         threading.Timer(0.5, lambda: (left.append(time.monotonic()), holder.release(name))).start()
         assert main.wait(ticket, PATIENCE, threading.Event()) is True
         assert time.monotonic() - left[0] < 1.2 + slack(1)
-        main.resign(member)
+        main.deregister_member(member)
 
 
 def test_without_the_setting_all_may_wait(session, database, name):

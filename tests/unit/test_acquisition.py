@@ -80,7 +80,7 @@ class Table(WakeupLocks):
             del self.rows[ticket.position]
         return answer
 
-    def look(self, member_id, tickets):
+    def poll(self, member_id, tickets):
         answers = {ticket.position: self.wait(ticket, 0.0) for ticket in tickets}
         return {position: answer for position, answer in answers.items() if answer in (True, None)}
 

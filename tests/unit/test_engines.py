@@ -186,7 +186,7 @@ def test_stores_of_one_name_are_one():
 def test_memory_looks_at_many_at_once():
     with sqlsem.testing.memory("looks") as locks:
         session = locks.process.engine.connect("main")
-        me, you = session.enrol("host", 1, "test"), session.enrol("host", 2, "test")
+        me, you = session.register_member("host", 1, "test"), session.register_member("host", 2, "test")
 
         def take(number, member=me):
             (ticket,) = session.register(member, "me", "thread", f"{number}", [Request("x", limit=2)], False)
@@ -197,17 +197,17 @@ def test_memory_looks_at_many_at_once():
         assert (first.granted, second.granted, third.granted) == (True, True, False)
         everybody = [fifth, fourth, third, second, first]
         granted = {first.position: True, second.position: True}
-        assert session.look(me, everybody) == {**granted, fifth.position: None}
+        assert session.poll(me, everybody) == {**granted, fifth.position: None}
         assert session.release(first, "released")
-        assert session.look(me, everybody[1:]) == {
+        assert session.poll(me, everybody[1:]) == {
             first.position: None,
             second.position: True,
             third.position: True,
         }
-        assert session.look(me, [fourth]) == {}
+        assert session.poll(me, [fourth]) == {}
         assert [entry.state for entry in session.entries("x")] == ["holds", "holds", "waits", "waits"]
-        session.resign(me)
-        session.resign(you)
+        session.deregister_member(me)
+        session.deregister_member(you)
         assert session.entries("x") == []
 
 

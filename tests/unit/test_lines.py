@@ -32,7 +32,7 @@ def pair():
 def looks(monkeypatch):
     """Of each look: the positions asked for. Waits without time that are no looks are among them, too."""
     asked = []
-    look, wait = MemorySession.look, MemorySession.wait
+    look, wait = MemorySession.poll, MemorySession.wait
 
     def looking(self, member_id, tickets):
         asked.append([ticket.position for ticket in tickets])
@@ -43,7 +43,7 @@ def looks(monkeypatch):
             asked.append([ticket.position])
         return wait(self, ticket, timeout, nudge)
 
-    monkeypatch.setattr(MemorySession, "look", looking)
+    monkeypatch.setattr(MemorySession, "poll", looking)
     monkeypatch.setattr(MemorySession, "wait", waiting)
     return asked
 
@@ -192,14 +192,14 @@ class Room:
             self.lines.enter(waiter)
         return waiter
 
-    def look(self, member_id, tickets):
+    def poll(self, member_id, tickets):
         self.asked.append([ticket.position for ticket in tickets])
         answers = {ticket.position: True for ticket in tickets if ticket.position in self.granted}
         return answers | {ticket.position: None for ticket in tickets if ticket.position in self.gone}
 
     def wait(self, ticket, timeout, nudge):
         assert timeout == 0
-        return self.look(1, [ticket]).get(ticket.position, False)
+        return self.poll(1, [ticket]).get(ticket.position, False)
 
     def looks_for(self, waiter, last=False):
         """Whom this one looks for, and the look is carried out."""
@@ -303,11 +303,11 @@ class Locks:
     def __init__(self):
         self.spared, self.kept, self.calls = set(), set(), 0
 
-    def spare_entries(self, member_id, tickets):
+    def drop_wakeup_locks(self, member_id, tickets):
         self.calls += 1
         self.spared |= {ticket.position for ticket in tickets}
 
-    def keep_entries(self, member_id, tickets):
+    def restore_wakeup_locks(self, member_id, tickets):
         self.calls += 1
         self.kept |= {ticket.position for ticket in tickets}
 
@@ -362,7 +362,7 @@ def test_whose_turn_is_near_is_kept_again(room):
     assert session.calls - calls <= 2 * number / lines.FRONT + 2
 
 
-@pytest.mark.parametrize("what", ["spare_entries", "keep_entries"])
+@pytest.mark.parametrize("what", ["drop_wakeup_locks", "restore_wakeup_locks"])
 def test_what_the_database_refuses_only_costs_time(room, what):
     """The row that was just made, or given back, is so."""
     session = Locks()

@@ -20,13 +20,13 @@ GRACE, LEASE = 0.6, 1.0
 def pings(monkeypatch):
     """One for each ping. Who rests does so for longer than any test takes."""
     monkeypatch.setattr(MemoryEngine, "rest_seconds", 1e6)
-    made, ping = [], MemorySession.ping
+    made, ping = [], MemorySession.heartbeat
 
     def counted(self, member_id):
         made.append(member_id)
         return ping(self, member_id)
 
-    monkeypatch.setattr(MemorySession, "ping", counted)
+    monkeypatch.setattr(MemorySession, "heartbeat", counted)
     return made
 
 

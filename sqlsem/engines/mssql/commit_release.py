@@ -9,11 +9,11 @@ from sqlsem.engines.mssql.connection import SqlServerConnection
 class SqlServerCommitRelease(SqlServerConnection, CommitReleaseSession):
     """What those transactions leave."""
 
-    def whereabouts(self) -> str:
+    def database_identity(self) -> str:
         return str(self.value("whereabouts"))
 
-    def has_left(self, word: str) -> bool:
+    def is_committed(self, word: str) -> bool:
         return bool(self.value("has_left", word))
 
-    def forget_left(self, word: str) -> None:
+    def delete_commit_marker(self, word: str) -> None:
         self.rows("forget_left", word)

@@ -18,7 +18,18 @@ from sqlsem.engines.protocol import AdminSession, ConversionSession, DeadlockSes
 from sqlsem.engines.transfers import TransferSession
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.insight.patterns import with_settings
-from sqlsem.model import BatchEntry, Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, Ticket, Upgrading
+from sqlsem.model import (
+    BatchEntry,
+    Entry,
+    Heartbeat,
+    Operation,
+    Past,
+    QueueCounts,
+    Request,
+    Resource,
+    Ticket,
+    Upgrading,
+)
 from sqlsem.model_rates import RateEntry
 
 #: The first and the longest pause between two looks where nothing in the database can be waited for (a lease, a paused
@@ -33,25 +44,25 @@ class SqlServerLocks(
 ):
     """The queue of every resource."""
 
-    def enrol(self, host: str, pid: int, program: str) -> int:
+    def register_member(self, host: str, pid: int, program: str) -> int:
         lease = self.options.lease
         lease_ms = None if lease is None else int(lease * 1000)
         return int(self.value("enrol", host[:255], pid, program[:255], int(self.options.grace * 1000), lease_ms))
 
-    def resume(self, member_id: int) -> bool:
+    def reattach_member(self, member_id: int) -> bool:
         return bool(self.value("resume_member", member_id))
 
-    def ping(self, member_id: int) -> Pulse:
+    def heartbeat(self, member_id: int) -> Heartbeat:
         rows = self.rows("ping", member_id)
         if not rows or not rows[0][0]:
-            return Pulse(False)
-        return Pulse(
+            return Heartbeat(False)
+        return Heartbeat(
             True,
             frozenset(int(row[1]) for row in rows if row[1] is not None),
             frozenset(int(row[1]) for row in rows if row[1] is not None and row[2]),
         )
 
-    def resign(self, member_id: int) -> None:
+    def deregister_member(self, member_id: int) -> None:
         self.rows("resign", member_id)
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -87,7 +98,7 @@ class SqlServerLocks(
     def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
         return self._wait("wait", (ticket.resource, ticket.position), timeout, nudge)
 
-    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+    def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         rows = self.rows("look_all", member_id, json.dumps([ticket.position for ticket in tickets])) if tickets else []
         return {int(position): True if granted else None for position, granted in rows}
 
@@ -145,7 +156,7 @@ class SqlServerLocks(
 
     # -- priorities ---------------------------------------------------------------------------------------------
 
-    def take_turn(
+    def acquire_by_priority(
         self,
         member_id: int,
         requesting_id: str,

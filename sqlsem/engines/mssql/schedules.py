@@ -22,7 +22,7 @@ def as_text(moment: datetime | None) -> str | None:
 class SqlServerSchedules(SqlServerConnection, ScheduleSession):
     """Tasks that are put again and again."""
 
-    def tend_queue(self, queue: str, mine: int) -> tuple[int, bool]:
+    def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
         recovered, due = self.rows("tend_queue", queue, mine)[0]
         return int(recovered), bool(due)
 

@@ -65,7 +65,7 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
         rows = self.rows("claim_task", member_id, queue, owner, uid, int(again))
         return Claimed(*rows[0]) if rows else None
 
-    def claim_parked(
+    def claim_blocked(
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
         rows = self.rows("claim_parked", member_id, queue, owner, uid, int(again), requesting_id, row_owner)
@@ -145,7 +145,7 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
     def cancel_task(self, task_id: int) -> int:
         return int(self.rows("cancel_task", task_id)[0][0])
 
-    def asked_of_tasks(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
+    def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
         rows = self.rows("asked_of_tasks", member_id, json.dumps(list(task_ids)))
         return [(row[0], row[1], row[2]) for row in rows]
 

@@ -9,11 +9,11 @@ from sqlsem.engines.postgresql.connection import PostgresConnection
 class PostgresCommitRelease(PostgresConnection, CommitReleaseSession):
     """What those transactions leave."""
 
-    def whereabouts(self) -> str:
+    def database_identity(self) -> str:
         return str(self.row("whereabouts")[0])
 
-    def has_left(self, word: str) -> bool:
+    def is_committed(self, word: str) -> bool:
         return bool(self.row("has_left", word)[0])
 
-    def forget_left(self, word: str) -> None:
+    def delete_commit_marker(self, word: str) -> None:
         self.rows("forget_left", (word,))

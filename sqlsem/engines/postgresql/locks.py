@@ -23,9 +23,9 @@ from sqlsem.insight.patterns import with_settings
 from sqlsem.model import (
     BatchEntry,
     Entry,
+    Heartbeat,
     Operation,
     Past,
-    Pulse,
     QueueCounts,
     Request,
     Resource,
@@ -43,21 +43,21 @@ class PostgresLocks(
 ):
     """The queue of every resource."""
 
-    def enrol(self, host: str, pid: int, program: str) -> int:
+    def register_member(self, host: str, pid: int, program: str) -> int:
         grace, lease = int(self.options.grace * 1000), self.options.lease
         return self.number("enrol", host, pid, program, grace, None if lease is None else int(lease * 1000))
 
-    def resume(self, member_id: int) -> bool:
+    def reattach_member(self, member_id: int) -> bool:
         there = bool(self.row("resume_member", member_id)[0])
         if there:
             self.came_back(member_id)
         return there
 
-    def ping(self, member_id: int) -> Pulse:
+    def heartbeat(self, member_id: int) -> Heartbeat:
         known, positions, revoked = self.call("ping", member_id)
-        return Pulse(known, frozenset(positions or ()), frozenset(revoked or ()))
+        return Heartbeat(known, frozenset(positions or ()), frozenset(revoked or ()))
 
-    def resign(self, member_id: int) -> None:
+    def deregister_member(self, member_id: int) -> None:
         self.rows("resign", (member_id,))
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class PostgresLocks(
     def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
         return self._wait("wait", (ticket.resource, ticket.position), timeout)
 
-    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+    def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         resources, positions = [ticket.resource for ticket in tickets], [ticket.position for ticket in tickets]
         _, granted, gone = self.row("look_all", member_id, resources, positions)
         return {**dict.fromkeys(granted or (), True), **dict.fromkeys(gone or ())}
@@ -129,7 +129,7 @@ class PostgresLocks(
     # -- locks that travel --------------------------------------------------------------------------------------
 
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
-        self.keep_entries(member_id, tickets)
+        self.restore_wakeup_locks(member_id, tickets)
         positions = [ticket.position for ticket in tickets]
         return self.number("hand_over", member_id, positions, hash_of(token), int(ttl * 1000), to) == 0
 
@@ -152,7 +152,7 @@ class PostgresLocks(
 
     # -- priorities ---------------------------------------------------------------------------------------------
 
-    def take_turn(
+    def acquire_by_priority(
         self,
         member_id: int,
         requesting_id: str,

@@ -15,7 +15,7 @@ from sqlsem.model import Schedule
 class PostgresSchedules(PostgresConnection, ScheduleSession):
     """Tasks that are put again and again."""
 
-    def tend_queue(self, queue: str, mine: int) -> tuple[int, bool]:
+    def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
         recovered, due = self.row("tend_queue", queue, mine)
         return int(recovered), bool(due)
 

@@ -41,7 +41,7 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
         return _claimed(self.call("claim_task", member_id, queue, owner, uid, again))
 
-    def claim_parked(
+    def claim_blocked(
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
         *row, locks = self.call("claim_parked", member_id, queue, owner, uid, again, requesting_id, row_owner)
@@ -122,7 +122,7 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
     def cancel_task(self, task_id: int) -> int:
         return self.number("cancel_task", task_id)
 
-    def asked_of_tasks(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
+    def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
         return [(row[0], row[1], row[2]) for row in self.rows("asked_of_tasks", (member_id, list(task_ids)))]
 
     def prune_tasks(self, most: int) -> int:

@@ -33,7 +33,7 @@ class PostgresWakeupLocks(PostgresConnection):
             with contextlib.suppress(SchemaError, ConfigurationError):  # older routines or rights, and none is spared
                 self._spared = {position: member_id for (position,) in self.rows("spared_entries", (member_id,))}
 
-    def spare_entries(self, member_id: int, tickets: Sequence[Ticket]) -> None:
+    def drop_wakeup_locks(self, member_id: int, tickets: Sequence[Ticket]) -> None:
         if tickets and self.options.lease is None:
             positions = [ticket.position for ticket in tickets]
             self._spared.update(dict.fromkeys(positions, member_id))  # first, as the answer may be lost
@@ -43,7 +43,7 @@ class PostgresWakeupLocks(PostgresConnection):
                 self._spared.clear()
                 raise
 
-    def keep_entries(self, member_id: int, tickets: Sequence[Ticket]) -> None:
+    def restore_wakeup_locks(self, member_id: int, tickets: Sequence[Ticket]) -> None:
         spared = [ticket.position for ticket in tickets if ticket.position in self._spared] if self._spared else []
         if spared:
             self.rows("keep_entries", (member_id, spared))
@@ -54,4 +54,4 @@ class PostgresWakeupLocks(PostgresConnection):
         """One that is about to leave."""
         member_id = self._spared.get(ticket.position)
         if member_id is not None:
-            self.keep_entries(member_id, [ticket])
+            self.restore_wakeup_locks(member_id, [ticket])

@@ -26,7 +26,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
 
     _tested_at = 0.0
 
-    def claim_parked(
+    def claim_blocked(
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
         # Reading takes no lock: where nothing has come, it costs the others nothing.

@@ -10,12 +10,12 @@ from sqlsem.engines.sqlite.connection import SqliteConnection
 class SqliteCommitRelease(SqliteConnection, CommitReleaseSession):
     """What those transactions leave."""
 
-    def whereabouts(self) -> str:
+    def database_identity(self) -> str:
         return str(self.row("whereabouts")["place"])
 
-    def has_left(self, word: str) -> bool:
+    def is_committed(self, word: str) -> bool:
         return self.row("has_left", (word,)) is not None
 
-    def forget_left(self, word: str) -> None:
+    def delete_commit_marker(self, word: str) -> None:
         with fork.held_off, self.writing():
             self.run("forget_left", (word,))

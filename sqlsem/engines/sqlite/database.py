@@ -165,7 +165,7 @@ class SqliteDatabase(Engine):
                 if self.files is not None:
                     self.files.require_in_place()
 
-    def same_place(self, one: str, other: str) -> bool:
+    def same_database(self, one: str, other: str) -> bool:
         try:
             return os.path.samefile(one, other)
         except OSError:  # one is in memory, say

@@ -291,7 +291,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         """What changes when another connection has written."""
         return self.row("data_version")["data_version"], id(self.connection)
 
-    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+    def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         found: dict[int, bool | None] = {}
         waiting: dict[str, dict[int, int]] = {}  # the limits
         for ticket in tickets:

@@ -10,7 +10,7 @@ from sqlsem.engines.base import Disconnected, this_program
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.connection import SqliteConnection
 from sqlsem.engines.sqlite.values import user_name
-from sqlsem.model import Pulse
+from sqlsem.model import Heartbeat
 
 
 class SqliteMembers(SqliteConnection):
@@ -26,7 +26,7 @@ class SqliteMembers(SqliteConnection):
             before.put_out()
         return self.beacon.name
 
-    def enrol(self, host: str, pid: int, program: str) -> int:
+    def register_member(self, host: str, pid: int, program: str) -> int:
         lease = self.options.lease
         values = {
             "beacon": self._light(),
@@ -44,7 +44,7 @@ class SqliteMembers(SqliteConnection):
         self.member_id = number
         return number
 
-    def resume(self, member_id: int) -> bool:
+    def reattach_member(self, member_id: int) -> bool:
         beacon = self._light()
         self.member_id = member_id
         with fork.held_off, self.writing():
@@ -54,29 +54,29 @@ class SqliteMembers(SqliteConnection):
         same = known is None or self.files is None or known.database == self.files.database
         return there and same
 
-    def ping(self, member_id: int) -> Pulse:
+    def heartbeat(self, member_id: int) -> Heartbeat:
         self.compare_files()
         # Where somebody cleaned up, light a new one: nobody can test a file that is not there.
         if self.beacon is not None:
             self.beacon.touch()
-            if not self.beacon.in_place and not self.resume(member_id):
-                return Pulse(False)
+            if not self.beacon.in_place and not self.reattach_member(member_id):
+                return Heartbeat(False)
         member = self.row("member", (member_id,))
         if member is None:
-            return Pulse(False)
+            return Heartbeat(False)
         if member["lease_until"] is not None or member["missing_since"] is not None:
             with fork.held_off, self.writing():
                 if self.run("renew", (member_id,)).rowcount != 1:
-                    return Pulse(False)
+                    return Heartbeat(False)
         self.write_back(1)
         rows = self.rows("positions", (member_id,))
-        return Pulse(
+        return Heartbeat(
             True,
             frozenset(row["queue_position"] for row in rows),
             frozenset(row["queue_position"] for row in rows if row["revoked"]),
         )
 
-    def resign(self, member_id: int) -> None:
+    def deregister_member(self, member_id: int) -> None:
         with fork.held_off, self.writing():
             self.bury(member_id, "released")
             self.run("resign", (member_id,))

@@ -15,7 +15,7 @@ from sqlsem.model import Request, Ticket
 class SqlitePriorities(SqliteLocks, PrioritySession):
     """Lines of priority; the file's write lock is the gate of them all."""
 
-    def take_turn(
+    def acquire_by_priority(
         self,
         member_id: int,
         requesting_id: str,

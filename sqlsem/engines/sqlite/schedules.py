@@ -19,7 +19,7 @@ LONG_SECONDS = 366 * 86400
 class SqliteSchedules(SqliteTasks, ScheduleSession):
     """Tasks that are put again and again."""
 
-    def tend_queue(self, queue: str, mine: int) -> tuple[int, bool]:
+    def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
         return self.recover_tasks(queue, mine), self.row("due_schedule", (queue,)) is not None
 
     def clock(self) -> datetime:
