@@ -26,7 +26,7 @@ COMMANDS = {
     **{"put": "tasks:put", "work": "work:work", "queues": "queues:queues", "tasks": "tasks:tasks_"},
     **{"schedules": "tasks:schedules", "batches": "batches:batches_", "rates": "rates:rates"},
     **{"set": "locks:set_", "pause": "locks:pause", "resume": "locks:resume"},
-    **{"release": "locks:release", "reap": "locks:reap", "guard": "guarding:guard"},
+    **{"revoke": "locks:revoke", "reap": "locks:reap", "guard": "guarding:guard"},
     **{"top": "watch:top", "dashboard": "watch:dashboard", "metrics": "metrics:metrics"},
     **{"timeline": "nights:timeline", "replay": "nights:replay", "audit": "nights:audit"},
     **{"sql": "schema:sql_", "config": "config:config_", "doctor": "doctor:doctor", "certify": "certify:certify"},

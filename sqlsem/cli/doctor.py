@@ -145,9 +145,7 @@ def _members(options: Connecting) -> Check:
     told = f"{number.total()} members"
     if most > MANY_MEMBERS:
         told += f", {most} of them of login {clean(login)}"
-        return Check(
-            "members", True, told, f"If these are no processes of yours: sqlsem release --login {clean(login)}"
-        )
+        return Check("members", True, told, f"If these are no processes of yours: sqlsem revoke --login {clean(login)}")
     return Check("members", True, told)
 
 

@@ -26,7 +26,7 @@ from sqlsem.terminal import output
 from sqlsem.terminal.queues import as_dict, by_resource, render_history, render_operations, render_queues
 from sqlsem.terminal.tables import seconds_in_words, who_is
 
-__all__ = ["history", "ls", "pause", "reap", "release", "resume", "set_"]
+__all__ = ["history", "ls", "pause", "reap", "resume", "revoke", "set_"]
 
 #: Queues, and why those wait who wait.
 Seen = tuple[list[tuple[Resource, list[Entry]]], dict[int, Reason]]
@@ -291,28 +291,28 @@ def _by(login: str | None) -> str:
     return f" by {login}" if login else ""
 
 
-@click.command(short_help="Take a row away from its owner.")
+@click.command(short_help="Revoke a lock, or a request that waits.")
 @click.argument("position", type=click.IntRange(1), required=False)
 @click.option("--member", type=click.IntRange(1), metavar="N", help="All rows of this member, and the member itself.")
 @click.option("--login", metavar="NAME", help="All rows of all members of this login, and the members themselves.")
-@click.option("--force", is_flag=True, help="At once: others may be let in before the holder knows.")
+@click.option("--force", is_flag=True, help="At once: others may be granted before the holder knows.")
 @connecting
-def release(options: Connecting, position: int | None, member: int | None, login: str | None, force: bool) -> None:
-    """Take a row away from its owner, by its position (see `sqlsem ls`); or all rows of a member, or of a login, with
-    its members.
+def revoke(options: Connecting, position: int | None, member: int | None, login: str | None, force: bool) -> None:
+    """Revoke a lock or a waiting request, by its position (see `sqlsem ls`); or all rows of a member, or of a login,
+    with its members.
 
-    One that waits is gone at once. A living holder is told, and has its grace to stop (`sqlsem run` ends its command);
-    with --force it is not waited for.
+    A request that waits is removed at once. A living holder is notified, and has its grace to stop (`sqlsem run` ends
+    its command); with --force the lock is removed at once.
 
     \b
     Examples:
-      sqlsem release 4711
-      sqlsem release 4711 --force
-      sqlsem release --login nightly_etl --force
+      sqlsem revoke 4711
+      sqlsem revoke 4711 --force
+      sqlsem revoke --login nightly_etl --force
 
     \b
-    Exit codes: 0 it is gone, or its holder has been told; 1 there is no
-      such row.
+    Exit codes: 0 the row is removed, or its holder notified; 1 there is
+      no such row.
     """
     if sum(one is not None for one in (position, member, login)) != 1:
         raise click.UsageError("Name one of POSITION, --member and --login.")

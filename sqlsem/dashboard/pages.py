@@ -26,8 +26,8 @@ LABELS: dict[Kind, str] = {
     "resume": "Resume the resource",
     "cap": "Cap it",
     "uncap": "Lift the cap",
-    "release": "Release the request",
-    "take": "Take it away at once",
+    "revoke": "Revoke the request",
+    "revoke_now": "Revoke it at once",
     "retry": "Retry the failed task",
 }
 
@@ -108,7 +108,7 @@ def action_of(values: Any) -> Action | None:
     except ValueError:
         return None
     action = Action(kind, resource=values.get("resource") or None, **numbers)
-    needed = {"release": "position", "take": "position", "retry": "task_id"}.get(kind, "resource")
+    needed = {"revoke": "position", "revoke_now": "position", "retry": "task_id"}.get(kind, "resource")
     if getattr(action, needed) is None or (kind == "cap" and action.cap is None):
         return None
     return action

@@ -265,7 +265,7 @@ def _request(entry: Entry, reason: Reason | None, paused: bool, windows: Sequenc
         *(f"p{entry.position}", _clean(cells), entry.state, _clean(details)),
         resource=entry.resource,
         position=entry.position,
-        actions=("release", "take", *_of_resource(paused)),
+        actions=("revoke", "revoke_now", *_of_resource(paused)),
     )
     return _Line(row, by, f"{entry.requesting_id} {told}")
 
@@ -346,7 +346,7 @@ def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
             *(f"p{entry.position}", _clean(cells), entry.state, _clean(details)),
             resource=entry.resource,
             position=entry.position,
-            actions=("release", "take", *_of_resource(paused.get(entry.resource, False))),
+            actions=("revoke", "revoke_now", *_of_resource(paused.get(entry.resource, False))),
         )
         yield _Line(row, by, entry.requesting_id)
 

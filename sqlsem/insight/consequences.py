@@ -22,12 +22,12 @@ NAMED = 3
 #: What is inside, whatever an operator does to its resource.
 INSIDE = ("holds", "revoked")
 
-Kind = Literal["pause", "resume", "cap", "uncap", "release", "take", "retry"]
+Kind = Literal["pause", "resume", "cap", "uncap", "revoke", "revoke_now", "retry"]
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What an operator wants done, to a resource, to a position or to a task. (``take`` is ``release`` by force.)"""
+    """An operator's action on a resource, a position or a task. (``revoke_now`` is ``revoke`` with force.)"""
 
     kind: Kind
     resource: str | None = None
@@ -48,8 +48,8 @@ class Action:
             "resume": ["resume", str(self.resource)],
             "cap": ["set", str(self.resource), "--limit", str(self.cap)],
             "uncap": ["set", str(self.resource), "--no-limit"],
-            "release": ["release", str(self.position)],
-            "take": ["release", str(self.position), "--force"],
+            "revoke": ["revoke", str(self.position)],
+            "revoke_now": ["revoke", str(self.position), "--force"],
             "retry": ["tasks", "retry", str(self.task_id)],
         }
         return clean(shlex.join(["sqlsem", *words[self.kind]]))
@@ -100,8 +100,8 @@ def consequence(overview: Overview, action: Action) -> Consequence:
     """
     if action.kind == "retry":
         return _retry(overview, action)
-    if action.kind in ("release", "take"):
-        return _release(overview, action)
+    if action.kind in ("revoke", "revoke_now"):
+        return _revoke(overview, action)
     name = str(action.resource)
     queue = [entry for entry in overview.entries if entry.resource == name]
     resource = next((one for one in overview.resources if one.resource == name), None)
@@ -164,7 +164,7 @@ def _cap(action: Action, resource: Resource, queue: Sequence[Entry]) -> Conseque
     return Consequence(action, question, tuple(lines), admitted=_positions(after))
 
 
-def _release(overview: Overview, action: Action) -> Consequence:
+def _revoke(overview: Overview, action: Action) -> Consequence:
     entry = next((one for one in overview.entries if one.position == action.position), None)
     if entry is None:
         return Consequence(action, f"Position {action.position} is gone already", possible=False)
@@ -175,9 +175,9 @@ def _release(overview: Overview, action: Action) -> Consequence:
     before = _positions(entering(queue, cap, paused))
     after = [one for one in entering(left, cap, paused) if one.position not in before]
     who = clean(who_is(entry.host, entry.pid, entry.requesting_id))
-    verb = "Take away at once" if action.kind == "take" else "Release"
+    verb = "Revoke at once" if action.kind == "revoke_now" else "Revoke"
     question = f"{verb} {entry.position} of {clean(entry.resource)!r} ({who})?"
-    lines = [*_what_becomes_of(entry, force=action.kind == "take")]
+    lines = [*_what_becomes_of(entry, force=action.kind == "revoke_now")]
     if paused:
         lines.append("The resource is paused: nobody goes in by this.")
     else:

@@ -21,7 +21,7 @@ from sqlsem.tui.grid import Grid
 
 __all__ = ["Top"]
 
-KEYS = "1-7 view  / filter  s sort  p pause  r resume  c cap  x release  t retry  ? help"
+KEYS = "1-7 view  / filter  s sort  p pause  r resume  c cap  x revoke  t retry  ? help"
 
 
 class Top(App[None]):
@@ -41,8 +41,8 @@ class Top(App[None]):
         Binding("p", "ask('pause')", show=False),
         Binding("r", "ask('resume')", show=False),
         Binding("c", "cap", show=False),
-        Binding("x", "ask('release')", show=False),
-        Binding("X", "ask('take')", show=False),
+        Binding("x", "ask('revoke')", show=False),
+        Binding("X", "ask('revoke_now')", show=False),
         Binding("t", "ask('retry')", show=False),
         Binding("question_mark,f1", "push_screen('help')", show=False),
         Binding("q,ctrl+c", "quit", show=False, priority=False),
@@ -270,7 +270,7 @@ def _why_not(kind: Kind) -> str:
         "resume": "There is no resource under the cursor that is paused.",
         "cap": "There is no resource under the cursor that could be capped.",
         "uncap": "There is no resource under the cursor that is capped.",
-        "release": "There is no request under the cursor that could be released.",
-        "take": "There is no request under the cursor that could be released.",
+        "revoke": "There is no request under the cursor that could be revoked.",
+        "revoke_now": "There is no request under the cursor that could be revoked.",
         "retry": "There is no queue under the cursor that a failed task holds up (view 4).",
     }[kind]

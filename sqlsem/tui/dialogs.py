@@ -27,7 +27,7 @@ s, S            sort by the next column, by the one before
 Space           freeze what you see, go on
 p, r            pause the resource, resume it
 c               cap the resource, or lift its cap
-x, X            release the request: its holder is told, and has
+x, X            revoke the request: its holder is told, and has
                 its grace to stop; X does not wait for it
 t               retry the failed task that holds its queue up
 q, Ctrl-C       end

@@ -114,13 +114,13 @@ def test_what_operators_do(connect, live, name):
         ):
             assert words in watcher.perform(action)
         assert all(found.cap is None for found in coordinator.resources() if found.resource == name)
-        assert "has been told" in watcher.perform(Action("release", position=grant.position))
+        assert "has been told" in watcher.perform(Action("revoke", position=grant.position))
         until(lambda: grant.lost, "it hears of that")
     with pytest.raises(sqlsem.LockLost), other.mutex(name) as grant:
-        assert "is gone" in watcher.perform(Action("take", position=grant.position))
+        assert "is gone" in watcher.perform(Action("revoke_now", position=grant.position))
         until(lambda: grant.lost, "it hears of that")
         with pytest.raises(sqlsem.NotHeld, match="no row"):
-            watcher.perform(Action("release", position=grant.position))
+            watcher.perform(Action("revoke", position=grant.position))
     tasks = coordinator.queue(name)
     task_id = tasks.put(sqlsem.Shell("false"))
     coordinator.cancel_task(task_id)

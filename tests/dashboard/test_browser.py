@@ -78,7 +78,7 @@ def pages_of(url):
     return [
         *(f"{url}/?view={view}" for view in VIEWS),
         *(f"{url}/?q=nothing+has+this", f"{url}/?sort=seconds&q=db1", f"{url}/row?key=p4", f"{url}/row?key=retl"),
-        *(f"{url}/row?view=tasks&key=qnightly", f"{url}/ask?kind=release&position=1", f"{url}/login"),
+        *(f"{url}/row?view=tasks&key=qnightly", f"{url}/ask?kind=revoke&position=1", f"{url}/login"),
     ]
 
 
@@ -152,18 +152,18 @@ def test_by_keyboard_alone(live, serve, open_page):
     expect(page.get_by_role("heading", name="What can be done")).to_be_visible()
     for _ in range(40):
         page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.textContent").startswith("Release the request"):
+        if page.evaluate("document.activeElement.textContent").startswith("Revoke the request"):
             break
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="Release 5 of 'etl' (db2:805)?")).to_be_visible()
+    expect(page.get_by_role("heading", name="Revoke 5 of 'etl' (db2:805)?")).to_be_visible()
     for _ in range(40):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.textContent") == "Yes, do it":
             break
     assert live.done == []
     page.keyboard.press("Enter")
-    expect(page.locator(".said")).to_have_text("done: sqlsem release 5")
-    assert live.done == [Action("release", resource="etl", position=5)]
+    expect(page.locator(".said")).to_have_text("done: sqlsem revoke 5")
+    assert live.done == [Action("revoke", resource="etl", position=5)]
     assert page.url == f"{url}/?view=queues&q=db2"
 
 

@@ -131,7 +131,7 @@ def test_a_row_by_itself(client):
     told = text(client.get("/row?view=queues&key=p4"))
     assert "4 waits etl for 16m00s: limit 3, db1:804, load.py" in told
     assert "Note: customers" in told
-    assert "Release the request" in told
+    assert "Revoke the request" in told
     gone = client.get("/row?view=queues&key=p99")
     assert gone.status_code == 404
     assert "That row is gone." in text(gone)
@@ -155,7 +155,7 @@ def test_names_that_would_be_markup(name):
     live.where = f"database {name}"
     client = client_of(live)
     enter(client)
-    asked = {"kind": "release", "position": 1}
+    asked = {"kind": "revoke", "position": 1}
     live.failure = sqlsem.NotHeld(name)
     pages = [
         *(client.get("/", params={"view": view, "q": ""}) for view in VIEWS),
@@ -229,8 +229,8 @@ CHANGES = {
     "resume": ({"kind": "resume", "resource": "report"}, "Resume 'report'?", Action("resume", resource="report")),
     "cap": ({"kind": "cap", "resource": "etl", "cap": "5"}, "Cap 'etl' at 5?", Action("cap", resource="etl", cap=5)),
     "uncap": ({"kind": "uncap", "resource": "spare"}, "Lift the cap of 'spare'", Action("uncap", resource="spare")),
-    "release": ({"kind": "release", "position": "1"}, "Release 1 of 'etl'", Action("release", position=1)),
-    "take": ({"kind": "take", "position": "1"}, "Take away at once 1", Action("take", position=1)),
+    "revoke": ({"kind": "revoke", "position": "1"}, "Revoke 1 of 'etl'", Action("revoke", position=1)),
+    "revoke_now": ({"kind": "revoke_now", "position": "1"}, "Revoke at once 1", Action("revoke_now", position=1)),
     "retry": ({"kind": "retry", "task_id": "17"}, "Retry task 17?", Action("retry", task_id=17)),
 }
 
@@ -255,7 +255,7 @@ def test_a_change_is_asked_with_its_consequence_and_then_done(live, client, name
 
 def test_what_cannot_be_done_has_no_button(client):
     enter(client)
-    told = text(client.get("/ask?kind=release&position=99"))
+    told = text(client.get("/ask?kind=revoke&position=99"))
     assert "Position 99 is gone already" in told
     assert "Yes, do it" not in told
 
@@ -271,7 +271,7 @@ def test_what_cannot_be_done_has_no_button(client):
             {"kind": "cap", "resource": "etl", "cap": cap}
             for cap in ("0", "-1", "x", "1e3", "9" * 30, "2147483648", "²")
         ),
-        {"kind": "release", "position": "1; DROP TABLE"},
+        {"kind": "revoke", "position": "1; DROP TABLE"},
         {"kind": "retry"},
     ],
 )
@@ -285,7 +285,7 @@ def test_nonsense_is_refused(live, client, fields):
 def test_what_fails_is_told(live, client):
     enter(client)
     live.failure = sqlsem.NotHeld("There is no row at position 1")
-    answer = do(client, kind="release", position="1")
+    answer = do(client, kind="revoke", position="1")
     assert answer.status_code == 409
     assert "There is no row at position 1" in text(answer)
 

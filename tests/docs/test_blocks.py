@@ -62,7 +62,7 @@ ELSEWHERE = {
 }
 #: Commands of sqlsem that need no process of their own, as they start none and wait for nobody.
 HERE = (
-    *("ls", "why", "history", "put", "queues", "tasks", "schedules", "batches", "set", "pause", "resume", "release"),
+    *("ls", "why", "history", "put", "queues", "tasks", "schedules", "batches", "set", "pause", "resume", "revoke"),
     *("reap", "init", "sql", "config", "doctor", "timeline", "replay", "audit"),
 )
 #: Where a page's readers wait for long, or for ever, and tests do not.

@@ -46,7 +46,7 @@ EXAMPLES: dict[Path, tuple[str, ...]] = {
     ("set",): ("a", "--limit", "3"),
     ("pause",): ("a",),
     ("resume",): ("a",),
-    ("release",): ("999",),
+    ("revoke",): ("999",),
     ("reap",): (),
     ("guard",): ("--list",),
     ("timeline",): ("-o", "{folder}/night.html"),

@@ -255,8 +255,13 @@ def test_it_ends_and_looks_no_more():
 ACTIONS = {
     "pause": (["j", "j", "j"], "p", "Pause 'etl'?", Action("pause", resource="etl")),
     "resume": (["end", "k"], "r", "Resume 'report'?", Action("resume", resource="report", position=7)),
-    "release": (["j", "j", "j", "j"], "x", "Release 1 of 'etl'", Action("release", resource="etl", position=1)),
-    "take": (["j", "j", "j", "j"], "X", "Take away at once 1 of 'etl'", Action("take", resource="etl", position=1)),
+    "revoke": (["j", "j", "j", "j"], "x", "Revoke 1 of 'etl'", Action("revoke", resource="etl", position=1)),
+    "revoke_now": (
+        ["j", "j", "j", "j"],
+        "X",
+        "Revoke at once 1 of 'etl'",
+        Action("revoke_now", resource="etl", position=1),
+    ),
     "retry": (["4"], "t", "Retry task 17?", Action("retry", task_id=17)),
 }
 

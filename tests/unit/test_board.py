@@ -61,7 +61,7 @@ def test_what_can_be_done_with_a_row():
     rows = {row.key: row for row in listing(a_night()).rows}
     assert rows["retl"].actions == ("pause", "cap")
     assert rows["rreport"].actions == ("resume", "cap")
-    assert rows["p4"].actions == ("release", "take", "pause", "cap")
+    assert rows["p4"].actions == ("revoke", "revoke_now", "pause", "cap")
     queues = {row.cells[0]: row for row in listing(a_night(), "tasks").rows}
     assert (queues["nightly"].actions, queues["nightly"].task_id) == (("retry",), 17)
     assert queues["mail"].actions == ()

@@ -70,7 +70,7 @@ def test_help_teaches(command: str | None) -> None:
     assert "Example" in text
     assert "sqlsem " in text
     assert max(map(len, text.splitlines())) <= 80
-    if command in (None, "init", "run", "release", "doctor", "demo"):
+    if command in (None, "init", "run", "revoke", "doctor", "demo"):
         assert "Exit codes" in text
 
 
@@ -86,7 +86,7 @@ def test_a_command_imports_what_it_needs() -> None:
 
 def test_commands_are_listed_in_full() -> None:
     text = done("--help")
-    for name in ("init", "run", "ls", "history", "set", "pause", "resume", "release", "reap", "sql", "doctor", "demo"):
+    for name in ("init", "run", "ls", "history", "set", "pause", "resume", "revoke", "reap", "sql", "doctor", "demo"):
         (line,) = [line for line in text.splitlines() if line.startswith(f"  {name} ")]
         assert line.endswith(".")
         assert not line.endswith("...")
@@ -317,7 +317,7 @@ def test_set_pause_resume(coordinator: sqlsem.Coordinator) -> None:
         ["set", "x", "--stale-after", "0"],
         ["set", " x", "--limit", "2"],
         ["pause", ""],
-        ["release", "zero"],
+        ["revoke", "zero"],
         ["history", "-n", "0"],
         ["--grace", "some", "ls"],
         ["sql", "oracle"],
@@ -355,7 +355,7 @@ def test_a_name_that_nobody_uses(coordinator: sqlsem.Coordinator) -> None:
     "words",
     [
         *(["ls"], ["history"], ["tasks"], ["tasks", "log", "1"], ["tasks", "wait", "q"], ["tasks", "cancel", "1"]),
-        *(["batches"], ["reap"], ["release", "1"], ["pause", "x"], ["resume", "x"], ["set", "x", "--limit", "2"]),
+        *(["batches"], ["reap"], ["revoke", "1"], ["pause", "x"], ["resume", "x"], ["set", "x", "--limit", "2"]),
     ],
     ids=" ".join,
 )
@@ -463,19 +463,19 @@ def test_doctor_leaves_one_line_in_the_history(coordinator: sqlsem.Coordinator) 
 
 
 def test_release(coordinator: sqlsem.Coordinator) -> None:
-    result = call("release", "123456")
+    result = call("revoke", "123456")
     assert result.exit_code == 1
     assert result.stderr.startswith("sqlsem: error: There is no row")
     lock = coordinator.mutex("x")
     assert lock.acquire()
     position = lock.grant.position
-    assert "has been told" in done("release", str(position))
+    assert "has been told" in done("revoke", str(position))
     with pytest.raises(sqlsem.LockLost):
         lock.grant.check()
     assert lock.grant.lost
     other = coordinator.mutex("y")
     assert other.acquire()
-    text = done("release", "--force", str(other.grant.position))
+    text = done("revoke", "--force", str(other.grant.position))
     assert re.fullmatch(rf"Position \d+ of y \(.*:{os.getpid()}\) is gone\.\n", text)
     with pytest.raises(sqlsem.LockLost):
         other.grant.check()

@@ -94,14 +94,14 @@ def test_members_are_removed_by_number_and_by_login(tmp_path, monkeypatch):
         lock.acquire()
         other.mutex("dwh").acquire()
         member = next(entry for entry in coordinator.entries("etl")).member_id
-        found = runner.invoke(cli.main, ["release", "--member", str(member)], prog_name="sqlsem")
+        found = runner.invoke(cli.main, ["revoke", "--member", str(member)], prog_name="sqlsem")
         assert found.stdout.startswith("0 members are gone; members that still hold something have been told")
         until(lambda: lock.grant is None or lock.grant.lost, "the holder is told")
         login = other.overview().members[0].login
-        found = runner.invoke(cli.main, ["release", "--login", login, "--force"], prog_name="sqlsem")
+        found = runner.invoke(cli.main, ["revoke", "--login", login, "--force"], prog_name="sqlsem")
         assert found.stdout.endswith("members are gone, with their rows.\n")
         assert other.entries() == []
-        assert runner.invoke(cli.main, ["release", "1", "--login", login], prog_name="sqlsem").exit_code == 64
+        assert runner.invoke(cli.main, ["revoke", "1", "--login", login], prog_name="sqlsem").exit_code == 64
 
 
 def test_why_shows_a_rate_that_nobody_waits_for(tmp_path, monkeypatch):

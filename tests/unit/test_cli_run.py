@@ -323,7 +323,7 @@ def test_on_a_terminal_too_everything_is_ended(bench: Bench) -> None:
     os.close(theirs)
     try:
         until(lambda: len(pids(bench.told)) == 2, "the start")
-        bench.run("release", "--force", str(bench.entries()[0].position))
+        bench.run("revoke", "--force", str(bench.entries()[0].position))
         assert process.wait(PATIENCE) == 76
         until(lambda: not any(map(alive, pids(bench.told))), "the end")
     finally:
@@ -335,7 +335,7 @@ def test_on_a_terminal_too_everything_is_ended(bench: Bench) -> None:
 
 def test_the_command_ends_when_an_operator_takes_the_lock_away(bench: Bench) -> None:
     process = bench.listen("--grace", "1", "run", "--mutex", "x")
-    code, out, _ = bench.run("release", str(bench.entries()[0].position))
+    code, out, _ = bench.run("revoke", str(bench.entries()[0].position))
     assert code == 0
     assert "has been told" in out
     _, err = process.communicate(timeout=PATIENCE)
@@ -348,7 +348,7 @@ def test_the_command_ends_when_an_operator_takes_the_lock_away(bench: Bench) -> 
 
 def test_and_when_it_is_forced(bench: Bench) -> None:
     process = bench.listen("--grace", "1", "run", "--mutex", "x", "--lost-exit-code", "3")
-    _, out, _ = bench.run("release", "--force", str(bench.entries()[0].position))
+    _, out, _ = bench.run("revoke", "--force", str(bench.entries()[0].position))
     assert "is gone" in out
     assert process.wait(PATIENCE) == 3
     assert lines(bench.told)[1:] == ["SIGTERM"]
@@ -364,7 +364,7 @@ def test_a_stubborn_command_is_killed_with_its_children_before_the_next_is_let_i
     )
     until(lambda: len(pids(bench.told)) == 2, "the child's start")
     first, second = pids(bench.told)
-    bench.run("release", str(bench.entries()[0].position))
+    bench.run("revoke", str(bench.entries()[0].position))
     files = [f"/proc/{pid}/cmdline" for pid in (first, second)]
     # Whoever is next finds nobody at work.
     check = f"import os, sys; sys.exit(any(os.path.exists(f) and open(f).read() for f in {files}))"
@@ -387,7 +387,7 @@ def test_a_daemon_does_not_survive_the_lock(bench: Bench, how: str, environment:
     command, daemon = sorted(pids(bench.told), key=lambda pid: os.getsid(pid) == pid, reverse=True)
     assert all(map(alive, (command, daemon)))
     if how == "lost":
-        bench.run("release", "--force", str(bench.entries()[0].position))
+        bench.run("revoke", "--force", str(bench.entries()[0].position))
         assert process.wait(PATIENCE) == 76
         # Before the next one is let in, were it not forced.
         assert not alive(daemon)
@@ -426,7 +426,7 @@ def test_a_lock_lost_with_a_waiting_command_says_so(bench: Bench) -> None:
     with sqlsem.connect(bench.url) as coordinator, coordinator.mutex("x"):
         process = bench.start("run", "--mutex", "x", "--", "true")
         position = until(lambda: [e.position for e in bench.entries() if e.state == "waits"], "the wait")[0]
-        bench.run("release", str(position))
+        bench.run("revoke", str(position))
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 76
     assert err.startswith("sqlsem: error: ")

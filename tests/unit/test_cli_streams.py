@@ -148,7 +148,7 @@ def good_day(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 @posix
 def test_commands_work_at_all(good_day: tuple[dict[str, Any], Any]) -> None:
     told, _ = good_day
-    unusual = {"why": 1, "tasks cancel": 0, "tasks retry": 0, "release": 1, "guard": 78, "top": 64}
+    unusual = {"why": 1, "tasks cancel": 0, "tasks retry": 0, "revoke": 1, "guard": 78, "top": 64}
     unusual |= dict.fromkeys(("schedules pause", "schedules resume", "schedules remove"), 1)
     unusual |= {"batches abandon": 78, "config allow": 78, "config deny": 78}
     served = {"metrics", "dashboard"}  # SIGTERM ends these

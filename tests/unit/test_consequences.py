@@ -66,13 +66,13 @@ def test_pausing_keeps_out_who_would_go_in():
 
 def test_releasing_a_holder_tells_it_and_lets_in_the_next():
     entries = [entry(3, "holds", limit=1, note="orders"), entry(4, limit=1), entry(5, limit=1)]
-    assert told(overview(entries), "release", position=3) == [
+    assert told(overview(entries), "revoke", position=3) == [
         "Release 3 of 'etl' (db1:803)?",
         "It has held for 16m10s, for 'orders'.",
         "Its holder is told, and has its grace (5.0s) to stop; then it is removed.",
         "Lets in 4 (db1:804), then 5.",
     ]
-    assert "may be let in before its program knows" in told(overview(entries), "take", position=3)[2]
+    assert "may be let in before its program knows" in told(overview(entries), "revoke_now", position=3)[2]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_releasing_a_holder_tells_it_and_lets_in_the_next():
     ],
 )
 def test_what_becomes_of_a_row_that_is_released(state, others, words):
-    assert told(overview([entry(3, state, **others)]), "release", position=3)[2].startswith(words)
+    assert told(overview([entry(3, state, **others)]), "revoke", position=3)[2].startswith(words)
 
 
 def test_a_waiting_writer_that_is_released_lets_in_the_readers_behind_it():
@@ -95,14 +95,14 @@ def test_a_waiting_writer_that_is_released_lets_in_the_readers_behind_it():
         entry(2, limit=1),
         *(entry(position, access="read", limit=None) for position in (3, 4)),
     ]
-    assert told(overview(entries), "release", position=2)[-1] == (
+    assert told(overview(entries), "revoke", position=2)[-1] == (
         "Lets in 3 (db1:803) and 4 (db1:804); nobody waits behind."
     )
 
 
 def test_who_is_released_from_what_is_paused_lets_in_nobody():
     found = overview([entry(1, "holds", limit=1), entry(2, limit=1)], [resource(paused=True)])
-    assert told(found, "release", position=1)[-1] == "The resource is paused: nobody goes in by this."
+    assert told(found, "revoke", position=1)[-1] == "The resource is paused: nobody goes in by this."
 
 
 def test_retrying_the_task_that_holds_up_its_queue():
@@ -123,7 +123,7 @@ def test_retrying_the_task_that_holds_up_its_queue():
         (Action("uncap", resource="etl"), "'etl' has no cap"),
         (Action("cap", resource="p", cap=2), "'p' is capped at 2 already"),
         (Action("cap", resource="gone", cap=2), "'gone' is not there any more"),
-        (Action("release", position=99), "Position 99 is gone already"),
+        (Action("revoke", position=99), "Position 99 is gone already"),
     ],
 )
 def test_what_cannot_be_done_as_things_are(action, why):
@@ -134,7 +134,7 @@ def test_what_cannot_be_done_as_things_are(action, why):
 
 def test_names_of_others_steer_nothing():
     found = overview([entry(1, "holds", "a\u202eb", host="\x1b[2J", note="\x07")], [])
-    for action in (Action("release", position=1), Action("pause", resource="a\u202eb")):
+    for action in (Action("revoke", position=1), Action("pause", resource="a\u202eb")):
         asked = consequence(found, action)
         assert all(text.isprintable() for text in (asked.question, *asked.lines, action.command)), asked
 
@@ -143,7 +143,7 @@ def test_the_same_as_a_command():
     assert Action("pause", resource="a b").command == "sqlsem pause 'a b'"
     assert Action("cap", resource="etl", cap=2).command == "sqlsem set etl --limit 2"
     assert Action("uncap", resource="etl").command == "sqlsem set etl --no-limit"
-    assert Action("take", position=4).command == "sqlsem release 4 --force"
+    assert Action("revoke_now", position=4).command == "sqlsem revoke 4 --force"
     assert Action("retry", task_id=17).command == "sqlsem tasks retry 17"
 
 

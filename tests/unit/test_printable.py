@@ -302,7 +302,7 @@ def test_every_command_shows_hostile_words_escaped(planted: Planted, terminal: b
     call(planted, "tasks", "log", "1", "--json")
     call(planted, "tasks", "retry", *map(str, range(1, 20)), terminal=terminal)
     call(planted, "tasks", "cancel", *map(str, range(1, 20)), terminal=terminal)
-    for words in (["doctor"], ["init"], ["release", "1"], ["release", "2", "--force"], ["sql", "sqlite"], ["reap"]):
+    for words in (["doctor"], ["init"], ["revoke", "1"], ["revoke", "2", "--force"], ["sql", "sqlite"], ["reap"]):
         call(planted, "-v", *words, terminal=terminal)
     call(planted, "doctor", "--json")
 

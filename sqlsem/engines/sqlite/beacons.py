@@ -252,7 +252,7 @@ class Beacons:
                 self._warned = True
                 log.warning(
                     "Cannot test the beacon %s in %s: %s; its holder is believed to live. Check the permissions, or "
-                    "take the row away with: sqlsem release POSITION --force",
+                    "take the row away with: sqlsem revoke POSITION --force",
                     name,
                     self.folder,
                     exc,

@@ -693,7 +693,7 @@ DECLARE
 BEGIN
     IF (SELECT count(*) >= v_most FROM (SELECT FROM {schema}.member AS m WHERE m.login = session_user LIMIT v_most) AS m) THEN
         RAISE EXCEPTION 'sqlsem: login % has % members, and no more are allowed (setting max_members)', session_user, v_most
-            USING ERRCODE = '54000', HINT = format('An operator removes them: sqlsem release --login %s.', session_user);
+            USING ERRCODE = '54000', HINT = format('An operator removes them: sqlsem revoke --login %s.', session_user);
     END IF;
 END
 $$;
