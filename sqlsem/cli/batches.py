@@ -41,7 +41,7 @@ def batches_(options: Connecting, name: str | None, also: str | None, most: int,
     \b
     Examples:
       sqlsem batches
-      sqlsem batches nightly --most 1 --json
+      sqlsem batches nightly --max 1 --json
       sqlsem batches resume nightly
       sqlsem batches abandon nightly
     """

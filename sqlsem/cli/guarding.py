@@ -16,13 +16,19 @@ __all__ = ["guard"]
 @click.command(short_help="Let nobody write into a table without its lock.")
 @click.argument("table", required=False)
 @click.option("--resource", type=resource_name, metavar="NAME", help="The lock that guards it.")
-@click.option("--new", is_flag=True, help="Nobody has used this name yet, and that is well.")
+@click.option("--allow-new", is_flag=True, help="Accept a name that has not been used before.")
 @click.option("--list", "listed", is_flag=True, help="List the guarded tables; without TABLE.")
 @click.option("--remove", is_flag=True, help="Take the guard off TABLE.")
 @json_option
 @connecting
 def guard(
-    options: Connecting, table: str | None, resource: str | None, new: bool, listed: bool, remove: bool, as_json: bool
+    options: Connecting,
+    table: str | None,
+    resource: str | None,
+    allow_new: bool,
+    listed: bool,
+    remove: bool,
+    as_json: bool,
 ) -> None:
     """Have the database refuse writes into a table by transactions that do not hold its lock.
 
@@ -65,7 +71,7 @@ def guard(
                 raise click.ClickException(f"{table} is not guarded; see: sqlsem guard --list")
             output.echo(clean(f"{table} can be written without a lock again."))
         elif resource is not None:
-            if not new:
+            if not allow_new:
                 require_resource(coordinator, resource)
             made = coordinator.guard_table(table, resource)
             more = f" ({made} triggers, with its partitions)" if made > 1 else "" if made else " already"

@@ -19,8 +19,8 @@ def require_resource(coordinator: sqlsem.Coordinator, resource: str) -> None:
         return
     known |= {hold.resource for hold in coordinator.history(most=MOST)}
     raise ConfigurationError(
-        f"Nobody uses {resource!r}, nor has lately{config.nearest(resource, known)}; if it shall be set for anyone who "
-        f"comes: --new"
+        f"Nobody uses {resource!r}, nor has lately{config.nearest(resource, known)}; if the "
+        f"name is new, add --allow-new"
     )
 
 

@@ -160,7 +160,7 @@ def history(
         output.show(console, shown)
 
 
-new_option = click.option("--new", is_flag=True, help="Nobody has used this name yet, and that is well.")
+allow_new_option = click.option("--allow-new", is_flag=True, help="Accept a name that has not been used before.")
 
 
 @click.command("set", short_help="Set a resource's limit, or when rows are stale.")
@@ -185,7 +185,7 @@ new_option = click.option("--new", is_flag=True, help="Nobody has used this name
     help="Requests wait by priority, and must name one; a step of priority is worth so much time of waiting (1m).",
 )
 @click.option("--no-priorities", is_flag=True, help="First come, first served. Refuses those who wait by priority.")
-@new_option
+@allow_new_option
 @connecting
 def set_(
     options: Connecting,
@@ -196,7 +196,7 @@ def set_(
     no_stale_after: bool,
     priorities: float | None,
     no_priorities: bool,
-    new: bool,
+    allow_new: bool,
 ) -> None:
     """Set a resource's limit, whether requests have priorities, or when rows of bare participants go.
 
@@ -225,7 +225,7 @@ def set_(
         raise click.UsageError("--priorities must be above 0: what a step of priority is worth, in time of waiting.")
     sets_pattern = is_pattern(resource) and stale_after is None and not no_stale_after
     with options.coordinator(looks=True) as coordinator:
-        if not new and not sets_pattern:
+        if not allow_new and not sets_pattern:
             require_resource(coordinator, resource)
         if limit is not None or no_limit:
             coordinator.set_limit(resource, limit)
@@ -238,9 +238,9 @@ def set_(
 
 @click.command()
 @click.argument("resource", type=resource_name)
-@new_option
+@allow_new_option
 @connecting
-def pause(options: Connecting, resource: str, new: bool) -> None:
+def pause(options: Connecting, resource: str, allow_new: bool) -> None:
     """Let nobody else in, until `sqlsem resume`.
 
     Those inside stay inside; requests are taken and keep their places.
@@ -250,7 +250,7 @@ def pause(options: Connecting, resource: str, new: bool) -> None:
       sqlsem pause etl
     """
     with options.coordinator(looks=True) as coordinator:
-        if not new:
+        if not allow_new:
             require_resource(coordinator, resource)
         coordinator.pause(resource)
         _tell_settings(coordinator, resource)
@@ -258,9 +258,9 @@ def pause(options: Connecting, resource: str, new: bool) -> None:
 
 @click.command()
 @click.argument("resource", type=resource_name)
-@new_option
+@allow_new_option
 @connecting
-def resume(options: Connecting, resource: str, new: bool) -> None:
+def resume(options: Connecting, resource: str, allow_new: bool) -> None:
     """Let people in again, after `sqlsem pause`.
 
     \b
@@ -268,7 +268,7 @@ def resume(options: Connecting, resource: str, new: bool) -> None:
       sqlsem resume etl
     """
     with options.coordinator(looks=True) as coordinator:
-        if not new:
+        if not allow_new:
             require_resource(coordinator, resource)
         coordinator.resume(resource)
         _tell_settings(coordinator, resource)

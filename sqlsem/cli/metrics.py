@@ -76,7 +76,8 @@ Examples:
     help="Resources that fit share a label, as dim_*; repeat it for more. In all others numbers become *.",
 )
 @click.option(
-    "--most",
+    "--max",
+    "most",
     type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,

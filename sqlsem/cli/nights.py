@@ -176,7 +176,8 @@ def picture_file(value: str) -> Path:
 )
 @click.option(
     "-n",
-    "--most",
+    "--max",
+    "most",
     type=click.IntRange(1, 100_000),
     default=MOST_DRAWN,
     show_default=True,
@@ -227,7 +228,8 @@ def numbered(value: str) -> tuple[str, int]:
 @click.option("--order", type=click.Choice(ORDERS), default="asked", show_default=True, help="As if these went first.")
 @click.option(
     "-n",
-    "--most",
+    "--max",
+    "most",
     type=click.IntRange(1, 10_000_000),
     default=MOST_REQUESTS,
     show_default=True,

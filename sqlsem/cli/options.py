@@ -146,12 +146,13 @@ def most_option(default: int) -> Callable[[F], F]:
     """The option for how many lines to list."""
     return click.option(
         "-n",
-        "--most",
+        "--max",
+        "most",
         type=click.IntRange(1, 100_000),
         default=default,
         show_default=True,
         metavar="N",
-        help="So many at the most.",
+        help="List at most this many.",
     )
 
 

@@ -290,7 +290,7 @@ def tasks_(
         why = _why(coordinator, found, whole=status is None and page == 1, ended=len(found) <= most)
     cut = ""
     if len(found) > most:
-        cut = f"There are more than these {most}; see them with --most, the next ones with --page {page + 1}."
+        cut = f"There are more than these {most}; see them with --max, the next ones with --page {page + 1}."
     if as_json:
         told = {number: reason.as_dict() for number, reason in why.items()}
         output.print_json([{**one.as_dict(), "why": told.get(one.task_id)} for one in found[:most]])
@@ -510,9 +510,9 @@ def _each(options: Connecting, task_ids: Sequence[int], change: Callable[[sqlsem
 @tasks_.command("wait", short_help="Wait until a queue's work is done.")
 @click.argument("queue", type=_queue_name)
 @click.option("--timeout", type=duration, help="Give up when that takes longer.")
-@click.option("--new", is_flag=True, help="The queue may be one into which nothing has been put yet.")
+@click.option("--allow-new", is_flag=True, help="Accept a queue that has never had a task.")
 @connecting
-def tasks_wait(options: Connecting, queue: str, timeout: float | None, new: bool) -> int:
+def tasks_wait(options: Connecting, queue: str, timeout: float | None, allow_new: bool) -> int:
     """Wait until everything in a queue has ended, or is held up by a task that failed.
 
     \b
@@ -522,13 +522,13 @@ def tasks_wait(options: Connecting, queue: str, timeout: float | None, new: bool
     \b
     Exit codes: 0 all is done, 1 a task has failed (unless it was put with
       --on-failure continue), 75 time is up, 78 nothing has ever been put
-      into a queue of that name (--new: that is well).
+      into a queue of that name (--allow-new accepts it).
     """
     with options.coordinator(looks=True) as coordinator:
-        if not new:
+        if not allow_new:
             words = unknown_queue(coordinator, queue)
             if words is not None:
-                raise ConfigurationError(f"{words}; if that is as it should be: --new")
+                raise ConfigurationError(f"{words}; if the queue is new, add --allow-new")
         try:
             coordinator.queue(queue).join(timeout)
         except TaskFailed as exc:

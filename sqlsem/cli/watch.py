@@ -22,8 +22,8 @@ from sqlsem.terminal import output
 __all__ = ["dashboard", "top"]
 
 TOKEN = "SQLSEM_DASHBOARD_TOKEN"  # noqa: S105 - the name of the variable
-every_option = click.option(
-    "--every", type=often, default="2", show_default=True, metavar="SECONDS", help="Look again every so often."
+interval_option = click.option(
+    "--interval", type=often, default="2", show_default=True, metavar="SECONDS", help="Time between refreshes."
 )
 
 
@@ -37,9 +37,9 @@ def _require(module: str, extra: str) -> None:
 
 
 @click.command(short_help="Show what goes on, live, and operate it by keys.")
-@every_option
+@interval_option
 @connecting
-def top(options: Connecting, every: float) -> int:
+def top(options: Connecting, interval: float) -> int:
     """Show what goes on, live: queues and why each one waits, block leaders, members, work queues, batches, times.
 
     Press ? for the keys. What changes something (p pause, r resume, c cap, x release, t retry) first says what would
@@ -50,7 +50,7 @@ def top(options: Connecting, every: float) -> int:
     \b
     Examples:
       sqlsem top
-      sqlsem --profile prod top --every 10
+      sqlsem --profile prod top --interval 10
       NO_COLOR=1 sqlsem top
     """
     _require("textual", "top")
@@ -59,7 +59,7 @@ def top(options: Connecting, every: float) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("sqlsem top needs a terminal; for a pipe or a file there is: sqlsem ls --watch 2")
     with options.coordinator(looks=True) as coordinator:
-        live = Live(coordinator, every)
+        live = Live(coordinator, interval)
         live.first_look()
         program = Top(live)
         program.run()
@@ -87,7 +87,7 @@ def top(options: Connecting, every: float) -> int:
 )
 @click.option("--tls-cert", type=click.Path(exists=True), metavar="FILE", help="Serve HTTPS with this certificate.")
 @click.option("--tls-key", type=click.Path(exists=True), metavar="FILE", help="Its key, if that is not in it.")
-@every_option
+@interval_option
 @connecting
 def dashboard(
     options: Connecting,
@@ -99,7 +99,7 @@ def dashboard(
     token_file: Path | None,
     tls_cert: str | None,
     tls_key: str | None,
-    every: float,
+    interval: float,
 ) -> None:
     """Show what `sqlsem top` shows to people without a terminal, in a browser.
 
@@ -129,7 +129,7 @@ def dashboard(
     private = private or bool(names) or not local
     token, made = _token(token_file) if allow_changes or private else (None, False)
     with options.coordinator(looks=True) as coordinator:
-        live = Live(coordinator, every)
+        live = Live(coordinator, interval)
         live.first_look()
         hosts = Hosts({host, *names, *(LOOPBACK if local else ())})
         application = Dashboard(live, hosts, token, private=private, allow_changes=allow_changes)

@@ -113,7 +113,7 @@ def _requests(
                 "goes_in": goes_in(before, rates[entry.resource]),
             }
     if len(entries) > most:
-        lines.append(f"There are {len(entries) - most} more; see them with --most.")
+        lines.append(f"There are {len(entries) - most} more; see them with --max.")
     return lines, plain
 
 

@@ -93,7 +93,7 @@ def _modules(value: str) -> Sequence[str]:
     help="Import functions from here, if they are nowhere else; may be repeated. Left out: the current folder.",
 )
 @click.option("--fail-on-error", is_flag=True, help="Exit with 1 when a task that ran here has failed for good.")
-@click.option("--new", is_flag=True, help="Nothing has ever been put into this queue: do not warn of it.")
+@click.option("--allow-new", is_flag=True, help="Do not warn of a queue that has never had a task.")
 @shared_option
 @pass_url_option
 @connecting
@@ -106,7 +106,7 @@ def work(
     modules: Sequence[str] | None,
     paths: Sequence[str],
     fail_on_error: bool,
-    new: bool,
+    allow_new: bool,
     shared: bool,
     pass_url: bool,
 ) -> int:
@@ -140,7 +140,7 @@ def work(
     events: SimpleQueue[int | None] = SimpleQueue()
     with options.coordinator(runs="tasks") as coordinator, same_database(options, pass_url), _signals(events):
         require_own_database(coordinator, shared)
-        if not new:
+        if not allow_new:
             words = unknown_queue(coordinator, queue)
             if words is not None:
                 output.say(f"warning: {words}")

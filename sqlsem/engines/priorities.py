@@ -81,7 +81,7 @@ def no_priorities(resource: str) -> ConfigurationError:
     """What is wrong with a request that has a priority, where there are none."""
     return ConfigurationError(
         f"No priorities are set for {resource!r}, and the request names one; an operator sets them with: "
-        f"sqlsem set {shlex.quote(resource)} --priorities --new",
+        f"sqlsem set {shlex.quote(resource)} --priorities --allow-new",
         resource=resource,
     )
 

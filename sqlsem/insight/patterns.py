@@ -69,7 +69,7 @@ def no_limit_set(resource: str) -> str:
     """What is wrong with a request that leaves its limit to a server which has none."""
     return (
         f"No limit is set for {resource!r}, and the request names none; an operator sets one with: "
-        f"sqlsem set {shlex.quote(resource)} --limit N --new"
+        f"sqlsem set {shlex.quote(resource)} --limit N --allow-new"
     )
 
 

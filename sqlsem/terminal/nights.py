@@ -128,5 +128,5 @@ def render_replay(replay: Replay, width: int, first: datetime | None) -> Rendera
     ]
     parts += [Text(f"{count:,} {words}.") for count, words in notes if count]
     if first is not None:
-        parts.append(Text(f"More has ended before {_moment(first)}, and is left out (--most)."))
+        parts.append(Text(f"More has ended before {_moment(first)}, and is left out (--max)."))
     return Group(*parts)

@@ -391,9 +391,9 @@ def test_the_command(database, table, name):
         return done.exit_code, done.output
 
     code, told = run(text, "--resource", name)
-    assert (code, "--new" in told) == (78, True)
+    assert (code, "--allow-new" in told) == (78, True)
     for more in ("", " already"):
-        assert run(text, "--resource", name, "--new") == (0, f"{text} is guarded by {name}{more}.\n")
+        assert run(text, "--resource", name, "--allow-new") == (0, f"{text} is guarded by {name}{more}.\n")
     code, told = run("--list")
     assert (code, f"guarded by {name}" in told) == (0, True)
     code, told = run("--list", "--json")

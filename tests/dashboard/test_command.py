@@ -80,7 +80,7 @@ def start():
 @pytest.mark.engines("sqlite")
 def test_from_its_start_to_its_end(database, connect, name, start):
     coordinator = connect()
-    running = start(database.url, "dashboard", "--port", "0", "--every", "0.2", "--allow-changes")
+    running = start(database.url, "dashboard", "--port", "0", "--interval", "0.2", "--allow-changes")
     home = f"http://{running.home}"
     token = running.find(r"the token: (\S+)")
     command = psutil.Process(running.process.pid).cmdline()
@@ -103,7 +103,7 @@ def test_from_its_start_to_its_end(database, connect, name, start):
 @pytest.mark.engines("postgresql")
 def test_the_database_goes_away_and_comes_back(own_postgres_server, make_database, start):
     url = make_database(own_postgres_server).url
-    running = start(url, "dashboard", "--port", "0", "--every", "0.2")
+    running = start(url, "dashboard", "--port", "0", "--interval", "0.2")
     home = f"http://{running.home}"
     with httpx.stream("GET", f"{home}/events", timeout=PATIENCE) as stream:
         lines = stream.iter_lines()
@@ -124,7 +124,7 @@ def test_the_database_goes_away_and_comes_back(own_postgres_server, make_databas
 def test_it_can_be_started_while_the_database_is_away(own_postgres_server, make_database, start):
     url = make_database(own_postgres_server).url
     own_postgres_server.stop("immediate")
-    home = f"http://{start(url, 'dashboard', '--port', '0', '--every', '0.2').home}"
+    home = f"http://{start(url, 'dashboard', '--port', '0', '--interval', '0.2').home}"
     assert "Nothing has been seen yet." in httpx.get(home, timeout=PATIENCE).text
     own_postgres_server.start()
     until(lambda: "0 resources" in httpx.get(home, timeout=PATIENCE).text, "it is seen")
@@ -139,7 +139,7 @@ def test_top_on_a_terminal(database, connect, name):
         ours, theirs = pty.openpty()
         environment = {**os.environ, "SQLSEM_URL": database.url, "TERM": "xterm", "COLUMNS": "100", "LINES": "24"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "sqlsem", "top", "--every", "0.2"],
+            [sys.executable, "-m", "sqlsem", "top", "--interval", "0.2"],
             env=environment,
             stdin=theirs,
             stdout=theirs,
@@ -185,7 +185,7 @@ def test_top_needs_a_terminal():
         (["--host", "0.0.0.0"], "add --tls-cert"),
         (["--host", "10.0.0.5", "--allow-changes"], "add --tls-cert"),
         (["--tls-key", __file__], "--tls-key is the key of a --tls-cert"),
-        (["--every", "0"], "too often"),
+        (["--interval", "0"], "too often"),
     ],
 )
 def test_what_would_not_be_safe_is_refused(arguments, words):

@@ -230,7 +230,7 @@ def worked(desk: Desk, queue: str | None) -> Iterator[None]:
     if queue is None:
         yield
         return
-    command = [sys.executable, "-m", "sqlsem", "work", queue, "--new"]
+    command = [sys.executable, "-m", "sqlsem", "work", queue, "--allow-new"]
     worker = subprocess.Popen(
         command, cwd=desk.folder, env=desk.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

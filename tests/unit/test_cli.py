@@ -279,7 +279,7 @@ def test_history_fits_80_columns() -> None:
 
 
 def test_a_limit_by_pattern_is_told_where_it_counts(coordinator: sqlsem.Coordinator) -> None:
-    told = done("set", "tenant:*", "--limit", "2")  # no --new: a pattern is no name that could be misspelt
+    told = done("set", "tenant:*", "--limit", "2")  # no --allow-new: a pattern is no name that could be misspelt
     assert re.search(r"^tenant:\*: not paused, capped at 2 by \S+, ", told)
     with coordinator.limit("tenant:7"):
         shown = done("ls", "tenant:7")
@@ -291,7 +291,7 @@ def test_a_limit_by_pattern_is_told_where_it_counts(coordinator: sqlsem.Coordina
 
 
 def test_set_pause_resume(coordinator: sqlsem.Coordinator) -> None:
-    told = done("set", "x", "--limit", "2", "--stale-after", "2h", "--new")
+    told = done("set", "x", "--limit", "2", "--stale-after", "2h", "--allow-new")
     assert re.search(r"capped at 2 by \S+, rows stale after 2h00m", told)
     (found,) = coordinator.resources()
     by = found.cap_by
@@ -345,7 +345,7 @@ def test_a_name_that_nobody_uses(coordinator: sqlsem.Coordinator) -> None:
         assert result.exit_code == 78
         assert "Nobody uses 'nigtly', nor has lately (is it 'nightly'?)" in result.stderr
         assert coordinator.resources() == []
-        assert done(*words, "--new").startswith("nigtly: ")
+        assert done(*words, "--allow-new").startswith("nigtly: ")
         coordinator.resume("nigtly")
         coordinator.set_limit("nigtly", None)
     assert done("pause", "nightly").startswith("nightly: paused")
@@ -729,7 +729,7 @@ def test_demo_keeps_the_limit(url: str, tmp_path: Path, capfd: pytest.CaptureFix
 
 
 def test_priorities(coordinator: sqlsem.Coordinator) -> None:
-    assert "by priority (a step is worth 1m00s of waiting)" in done("set", "x", "--priorities", "--new")
+    assert "by priority (a step is worth 1m00s of waiting)" in done("set", "x", "--priorities", "--allow-new")
     assert "a step is worth 5m00s" in done("set", "x", "--priorities", "5m")
     (found,) = coordinator.resources()
     assert found.ageing == 300

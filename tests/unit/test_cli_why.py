@@ -82,7 +82,7 @@ def test_a_holder(waiting: int) -> None:
 def test_a_resource(waiting: int) -> None:
     lines = done("why", "etl").splitlines()
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == [str(waiting - 1), str(waiting)]
-    assert "1 more; see them with --most" in done("why", "etl", "-n", "1")
+    assert "1 more; see them with --max" in done("why", "etl", "-n", "1")
 
 
 def test_the_column(waiting: int) -> None:
@@ -129,7 +129,7 @@ def test_when_a_task_will_be_started(coordinator: sqlsem.Coordinator) -> None:
         assert 0 <= told["starts"]["low"] <= told["starts"]["likely"] <= told["starts"]["high"] < 10
         assert told["starts"]["count"] == 8
         # The same where a page does not have it all: neither what is ahead, nor what has ended.
-        for more in ([], ["--most", "2"], ["--status", "pending"], ["--most", "1", "--page", "3"]):
+        for more in ([], ["--max", "2"], ["--status", "pending"], ["--max", "1", "--page", "3"]):
             (one,) = [one for one in json.loads(done("tasks", *more, "--json")) if one["task_id"] >= second][-1:]
             assert one["why"]["starts"]["count"] == 8, more
         assert "~00:0" in done("tasks", "nightly")

@@ -789,10 +789,10 @@ def test_listing(coordinator: sqlsem.Coordinator) -> None:
     assert f"{bad}: ValueError: no" in done("tasks", "q")
     assert [t["task_id"] for t in json.loads(done("tasks", "q", "--status", "finished", "--json"))] == [good]
     assert [t["task_id"] for t in json.loads(done("tasks", "-n", "1", "q", "--json"))] == [later]
-    assert "There are more than these 2" in done("tasks", "q", "--most", "2")
-    assert "There are more" not in done("tasks", "q", "--most", "3")
-    assert "--page 2" in done("tasks", "q", "--most", "2")
-    paged = done("tasks", "q", "--most", "2", "--page", "2")
+    assert "There are more than these 2" in done("tasks", "q", "--max", "2")
+    assert "There are more" not in done("tasks", "q", "--max", "3")
+    assert "--page 2" in done("tasks", "q", "--max", "2")
+    paged = done("tasks", "q", "--max", "2", "--page", "2")
     assert [line.split()[0] for line in paged.splitlines()[1:2]] == [str(good)]
     assert "q: at least 1 finished" in paged
     assert "There are more" not in paged
@@ -801,7 +801,7 @@ def test_listing(coordinator: sqlsem.Coordinator) -> None:
     assert "in a queue named log" in done("tasks", "--queue", "log")
     assert call("tasks", "q", "--queue", "q").exit_code == 64
     assert call("tasks", "q", "--status", "odd").exit_code == 64
-    assert call("tasks", "q", "--most", "0").exit_code == 64
+    assert call("tasks", "q", "--max", "0").exit_code == 64
 
 
 def test_queues(coordinator: sqlsem.Coordinator) -> None:
@@ -938,7 +938,7 @@ def test_retry_and_cancel(coordinator: sqlsem.Coordinator, tmp_path: Path) -> No
 
 
 def test_waiting(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
-    assert done("tasks", "wait", "q", "--new") == ""
+    assert done("tasks", "wait", "q", "--allow-new") == ""
     number = put("--shell", "exit 1")
     result = call("tasks", "wait", "q", "--timeout", "10ms")
     assert result.exit_code == 75
@@ -957,11 +957,11 @@ def test_a_misspelt_queue(url: str) -> None:
     result = call("tasks", "wait", "qq")
     assert result.exit_code == 78
     assert "Nothing is known of a queue 'qq' (is it 'q'?); there are q" in result.stderr
-    assert done("tasks", "wait", "qq", "--new") == ""
+    assert done("tasks", "wait", "qq", "--allow-new") == ""
     result = call("work", "qq", "--idle-exit", "0")
     assert result.exit_code == 0
     assert "warning: Nothing is known of a queue 'qq' (is it 'q'?)" in result.stderr
-    assert "warning" not in call("work", "qq", "--idle-exit", "0", "--new").stderr
+    assert "warning" not in call("work", "qq", "--idle-exit", "0", "--allow-new").stderr
     assert "warning" not in work().stderr
 
 

@@ -398,7 +398,7 @@ def test_wrong_usage(url):
         (["-o", "x.prom"], "--output goes with --once"),
         (["--listen", "etl"], "'etl' is not HOST:PORT"),
         (["--listen", "1.2.3.4:99999"], "is not HOST:PORT"),
-        (["--most", "0"], "is not in the range"),
+        (["--max", "0"], "is not in the range"),
     ):
         done = CliRunner().invoke(main, ["--url", url, "metrics", *arguments])
         assert done.exit_code == 64, done.output

@@ -49,7 +49,7 @@ BEGIN
         ELSE IF @limit IS NULL AND NOT EXISTS (SELECT 1 FROM {schema}.set_for(@resource) WHERE cap IS NOT NULL)
         BEGIN
             SET @message = CONCAT(N'sqlsem: no limit is set for ''', @resource, N''', and the task names none; an operator sets one ',
-                N'with: sqlsem set ', @resource, N' --limit N --new, or EXEC {schema}.set_limit; or name a limit');
+                N'with: sqlsem set ', @resource, N' --limit N --allow-new, or EXEC {schema}.set_limit; or name a limit');
             EXEC {schema}.refuse 50008, @message;
         END;
         IF @message IS NOT NULL

@@ -976,7 +976,7 @@ BEGIN
         IF NOT EXISTS (SELECT 1 FROM {schema}.set_for(@resource) WHERE cap IS NOT NULL)
         BEGIN
             SET @message = CONCAT(N'sqlsem: no limit is set for ''', @resource, N''', and the request names none; an operator sets one ',
-                N'with: sqlsem set ', @resource, N' --limit N --new, or EXEC {schema}.set_limit, also for a pattern (''tenant:*''); or name a limit');
+                N'with: sqlsem set ', @resource, N' --limit N --allow-new, or EXEC {schema}.set_limit, also for a pattern (''tenant:*''); or name a limit');
             EXEC {schema}.refuse 50008, @message;
         END;
     END;

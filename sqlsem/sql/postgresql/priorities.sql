@@ -63,7 +63,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: bad request: priority % of %; it is from 0 to 99, of a name with up to 246 characters',
             p_priority, quote_literal({schema}.plain(p_resource)) USING ERRCODE = '22023';
     ELSIF v_ageing IS NULL THEN
-        RAISE EXCEPTION 'sqlsem: no priorities are set for %, and the request names one; an operator sets them with: sqlsem set % --priorities --new',
+        RAISE EXCEPTION 'sqlsem: no priorities are set for %, and the request names one; an operator sets them with: sqlsem set % --priorities --allow-new',
             quote_literal({schema}.plain(p_resource)), {schema}.plain(p_resource) USING ERRCODE = '22023',
             HINT = 'Or ask without a priority.';
     END IF;

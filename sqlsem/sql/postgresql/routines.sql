@@ -1019,7 +1019,7 @@ BEGIN
         IF (SELECT o.cap FROM {schema}.set_for(p_resource) AS o) IS NOT NULL THEN
             RETURN;
         END IF;
-        RAISE EXCEPTION 'sqlsem: no limit is set for %, and the request names none; an operator sets one with: sqlsem set % --limit N --new',
+        RAISE EXCEPTION 'sqlsem: no limit is set for %, and the request names none; an operator sets one with: sqlsem set % --limit N --allow-new',
             quote_literal(p_resource), CASE WHEN p_resource ~ '^[[:alnum:]_.:/@-]+$' THEN p_resource ELSE quote_literal(p_resource) END
             USING ERRCODE = '22023', HINT = 'Or: SELECT {schema}.set_limit(resource, limit), also for a pattern (''tenant:*''); or name a limit.';
     END IF;
