@@ -189,7 +189,7 @@ def _perform(coordinator: Coordinator, action: Action) -> str:
         coordinator.retry_task(action.task_id)
         return f"Task {action.task_id} is pending again."
     assert action.position is not None
-    _, gone = take_away(coordinator, action.position, force=action.kind == "take")
+    _, gone = take_away(coordinator, action.position, force=action.kind == "revoke_now")
     if gone:
         return f"Position {action.position} is gone."
     return f"The holder of position {action.position} has been told, and has its grace to stop."

@@ -67,7 +67,7 @@ def test_pausing_keeps_out_who_would_go_in():
 def test_releasing_a_holder_tells_it_and_lets_in_the_next():
     entries = [entry(3, "holds", limit=1, note="orders"), entry(4, limit=1), entry(5, limit=1)]
     assert told(overview(entries), "revoke", position=3) == [
-        "Release 3 of 'etl' (db1:803)?",
+        "Revoke 3 of 'etl' (db1:803)?",
         "It has held for 16m10s, for 'orders'.",
         "Its holder is told, and has its grace (5.0s) to stop; then it is removed.",
         "Lets in 4 (db1:804), then 5.",
