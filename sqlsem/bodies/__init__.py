@@ -1,12 +1,12 @@
-"""What a task does, or the callback of a batch: SQL, a command, a call or nothing (JSON, for code that claims).
+"""Bodies of tasks and of batch callbacks: SQL, a command, a call of a function, or JSON for code that claims itself.
 
-kinds     what a body is, and how it is kept as text
-running   carrying it out: SQL, calls, and which bodies a worker carries out at all
-commands  carrying out commands
-texts     what is kept of results and errors
+kinds     the kinds of bodies, and their text form in the database
+running   runs SQL and calls, and checks which bodies a worker may run
+commands  runs commands
+texts     the text form of results and errors in the database
 """
 
-from sqlsem.bodies.commands import END_SECONDS, guarded
+from sqlsem.bodies.commands import END_SECONDS, command_killer
 from sqlsem.bodies.kinds import Call, Json, Shell, Sql, arguments, encode, import_by_name
 from sqlsem.bodies.running import Allowed, Stop, run
 from sqlsem.bodies.texts import as_json, format_error
@@ -21,9 +21,9 @@ __all__ = [
     "Stop",
     "arguments",
     "as_json",
+    "command_killer",
     "encode",
     "format_error",
-    "guarded",
     "import_by_name",
     "run",
 ]

@@ -1,4 +1,4 @@
-"""Commands: how they are run, what is kept of what they say, and how they are ended."""
+"""Runs commands of tasks: keeps the end of their output, and ends them on request or when this process dies."""
 
 from __future__ import annotations
 
@@ -12,85 +12,87 @@ from collections.abc import Callable
 from time import sleep
 from typing import IO
 
-from sqlsem import guard
-from sqlsem.bodies.texts import MOST_KEPT_CHARACTERS, keepable
+from sqlsem import tree_killer
+from sqlsem.bodies.texts import MAX_KEPT_CHARACTERS, keepable
 from sqlsem.core.pauses import pauses
 from sqlsem.core.threads import spawn
 from sqlsem.errors import TaskFailed
 
-__all__ = ["END_SECONDS", "guarded", "run_command"]
+__all__ = ["END_SECONDS", "command_killer", "run_command"]
 
-#: For a command to end after it was told to.
+#: The time between a command's SIGTERM and its SIGKILL.
 END_SECONDS = 5.0
-#: For what is left of a command's output when it has ended.
+#: How long to read the remaining output of a command that has ended.
 LAST_OUTPUT_SECONDS = 1.0
-#: Between two looks whether a command has ended that was told to: at first, and at the most.
-FIRST_LOOK_SECONDS, LOOK_SECONDS = 0.001, 0.05
+#: The pause between two checks whether a command has ended after SIGTERM: the first one, and the longest.
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.001, 0.05
 
-#: Ends the commands of this process when that dies.
-guarded = guard.Guard()
+#: Ends the commands of this process if it dies.
+command_killer = tree_killer.TreeKiller()
 
 
-def run_command(command: str | list[str], started: Callable[[Callable[[], None]], None], patience: float) -> str:
-    """Run a command, with a shell if it is one text; return the end of what it says. Raises `TaskFailed` when its
-    status is not 0. Should this process die, it is told to end, and ended after ``patience`` seconds.
+def run_command(command: str | list[str], started: Callable[[Callable[[], None]], None], kill_after: float) -> str:
+    """Run a command, by a shell if it is one text, and return the end of its output.
+
+    Raises `TaskFailed` if its status is not 0. If this process dies, the command gets SIGTERM, and SIGKILL after
+    ``kill_after`` seconds.
     """
-    with guarded:
-        return _run_command(command, started, patience)
+    with command_killer:
+        return _run_command(command, started, kill_after)
 
 
-def _run_command(command: str | list[str], started: Callable[[Callable[[], None]], None], patience: float) -> str:
+def _run_command(command: str | list[str], started: Callable[[Callable[[], None]], None], kill_after: float) -> str:
     if os.name == "nt" and not isinstance(command, str):
         _require_program(command[0])
     mark = os.urandom(8).hex()
-    marks = ":".join([*filter(None, [os.environ.get(guard.MARKS)]), mark])
-    # A session of its own: a Ctrl-C is for the worker, which lets the task end.
+    marks = ":".join([*filter(None, [os.environ.get(tree_killer.MARKS)]), mark])
+    # In a session of its own: Ctrl-C must reach only the worker, which lets the task end.
     try:
-        process = subprocess.Popen(  # noqa: S603 - what the task wants, with a shell or without
+        process = subprocess.Popen(  # noqa: S603 - the task names the command, and whether a shell runs it
             command,
             shell=isinstance(command, str),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=guard.POSIX,
-            env={**os.environ, guard.MARKS: marks},
+            start_new_session=tree_killer.POSIX,
+            env={**os.environ, tree_killer.MARKS: marks},
         )
     except OSError as exc:
-        what = command if isinstance(command, str) else command[0]
-        raise TaskFailed(f"{what[:200]!r} cannot be started: {exc.strerror or exc}") from exc
+        program = command if isinstance(command, str) else command[0]
+        raise TaskFailed(f"{program[:200]!r} cannot be started: {exc.strerror or exc}") from exc
     ending = threading.Lock()
 
     def stop() -> None:
         with ending:
             _end(process)
 
-    tree = guard.Tree(process.pid, guard.POSIX, mark, None)
+    tree = tree_killer.ProcessTree(process.pid, tree_killer.POSIX, mark, None)
     try:
-        guarded.watch(tree, patience)
+        command_killer.watch(tree, kill_after)
         started(stop)
         assert process.stdout is not None
         output = _Output(process.stdout)
         status = process.wait()
-        with ending:  # what it has started may take longer
+        with ending:  # a `stop` that still ends its descendants
             pass
     except BaseException:
         _end(process)
         raise
     finally:
-        guarded.dismiss(tree)
-    words = output.end()
+        command_killer.dismiss(tree)
+    text = output.end()
     if status != 0:
-        said = words.strip()
-        # The cause comes last, and its first line is what people see.
-        last = said.rpartition("\n")[2].strip() or "it said nothing"
-        raise TaskFailed(f"The command ended with status {status}: {last}" + (f"\n{said}" if "\n" in said else ""))
-    return words
+        lines = text.strip()
+        # Commands print the cause last. It goes into the first line of the error, which lists show.
+        last = lines.rpartition("\n")[2].strip() or "it said nothing"
+        raise TaskFailed(f"The command ended with status {status}: {last}" + (f"\n{lines}" if "\n" in lines else ""))
+    return text
 
 
 def _require_program(name: str) -> None:
-    """On Windows, batch files are handed to cmd.exe, which takes arguments for more than they are: ``a & calc``."""
-    found = shutil.which(name) or name
-    if found.lower().endswith((".bat", ".cmd")):
+    """Raise `TaskFailed` for a batch file of Windows: cmd.exe would run part of an argument such as ``a & calc``."""
+    path = shutil.which(name) or name
+    if path.lower().endswith((".bat", ".cmd")):
         raise TaskFailed(
             f"{name!r} is a batch file, whose arguments cmd.exe would read as commands; put it with --shell, quoted "
             f"for cmd.exe"
@@ -98,10 +100,10 @@ def _require_program(name: str) -> None:
 
 
 class _Output:
-    """The end of what a command says.
+    """The end of a command's output, read by a thread.
 
-    Read by a thread, as the command may leave behind a service that has the pipe open: the task ends with the command,
-    and the service may still write, to nobody.
+    The command may leave a service behind that keeps the pipe open: the task ends with the command, and the thread
+    still reads what the service writes.
     """
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -112,22 +114,22 @@ class _Output:
     def _read(self) -> None:
         with self._pipe:
             while chunk := self._pipe.read1(65536):  # type: ignore[attr-defined]
-                self._kept = (self._kept + chunk)[-4 * MOST_KEPT_CHARACTERS :]
+                self._kept = (self._kept + chunk)[-4 * MAX_KEPT_CHARACTERS :]
 
     def end(self) -> str:
-        """What was said by now, when the command has ended."""
+        """Return the output, after the command has ended."""
         self._reader.join(LAST_OUTPUT_SECONDS)
-        return keepable(self._kept.decode(errors="replace"))[-MOST_KEPT_CHARACTERS:]
+        return keepable(self._kept.decode(errors="replace"))[-MAX_KEPT_CHARACTERS:]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command, and what it has started."""
+    """End a command and all that it has started."""
     if process.returncode is not None:
-        return  # what it left behind shall stay, and its number may be another's by now
+        return  # processes that it left behind stay; and its pid may belong to another process now
     if os.name == "posix":
         _signal(process, signal.SIGTERM)
-        # The shell may be gone before what it runs; of that nothing tells us.
-        for pause in pauses(END_SECONDS, first=FIRST_LOOK_SECONDS, longest=LOOK_SECONDS):
+        # Wait for the whole group: the shell may end before the program that it runs.
+        for pause in pauses(END_SECONDS, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS):
             process.poll()
             if not _signal(process, 0):
                 break
@@ -140,7 +142,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
-    """Whether there was anybody of its group to get the signal."""
+    """Send a signal to a command's process group; return False if that is empty."""
     try:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):

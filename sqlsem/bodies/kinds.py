@@ -1,4 +1,4 @@
-"""What a body is, and how it is kept as text."""
+"""The kinds of bodies, and their text form in the database."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Json:
 class Shell:
     """A task that is a command of the worker's host; it fails when its exit status is not 0.
 
-    A text is for the shell of that host. A list, of the program and its arguments, is run without any shell: nothing
-    in it is quoted, or taken for more than it is, on any system.
+    A text is run by the shell of that host. A list of the program and its arguments is run without a shell: no
+    quoting is needed, and no argument is interpreted, on any system.
 
     >>> Shell(["./report.sh", "--all", "a & b"]).command
     ('./report.sh', '--all', 'a & b')
@@ -56,7 +56,7 @@ class Shell:
 
 @dataclass(frozen=True, init=False)
 class Call:
-    """A task that calls a function: its name and the arguments are kept, so it must be importable, and they JSON.
+    """A task that calls a function. The database keeps its name, so it must be importable; arguments must be JSON.
 
     >>> Call("shutil:rmtree", "/tmp/old", ignore_errors=True).function
     'shutil:rmtree'
@@ -91,50 +91,50 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def arguments(text: str) -> list[str] | None:
-    """The program and its arguments, when a command is kept as these; None when it is a text for the shell.
+    """Return the program and its arguments if a command was put as a list; None if it is a text for the shell.
 
-    As these it is a JSON list of texts, which no shell takes for a command that there could be.
+    A list is kept as a JSON list of texts, which is no valid command of any shell.
     """
     if text.startswith("["):
         try:
-            found = json.loads(text)
+            command = json.loads(text)
         except (ValueError, RecursionError):
             return None
-        if isinstance(found, list) and found and all(isinstance(part, str) for part in found):
-            return found
+        if isinstance(command, list) and command and all(isinstance(part, str) for part in command):
+            return command
     return None
 
 
 def import_by_name(name: str) -> Any:
-    """The object that ``package.module:function`` names."""
+    """Import and return the object that ``package.module:function`` names."""
     module, _, path = name.partition(":")
     try:
-        found = sys.modules.get(module)
-        if found is None or getattr(getattr(found, "__spec__", None), "_initializing", False):
-            found = importlib.import_module(module)
+        target = sys.modules.get(module)
+        if target is None or getattr(getattr(target, "__spec__", None), "_initializing", False):
+            target = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError) as exc:
         raise ConfigurationError(f"There is no function {name} here: {exc}") from exc
-    return found
+    return target
 
 
 def _nested(text: str) -> int:
-    """Return how deep a JSON text is nested; about, where that is little."""
+    """Return how deep a JSON text is nested, or an upper bound up to `MAX_NESTED`."""
     if (brackets := text.count("[") + text.count("{")) <= MAX_NESTED:
         return brackets
-    depth = most = 0
+    depth = deepest = 0
     for bracket in re.findall(r"[][{}]", re.sub(r'"(?:[^"\\]|\\.)*"', "", text)):
         depth += 1 if bracket in "[{" else -1
-        most = max(most, depth)
-    return most
+        deepest = max(deepest, depth)
+    return deepest
 
 
 _as_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
 def encode(body: Any) -> tuple[str, str]:
-    """The kind of a body, and its text as it is kept. Raises `ConfigurationError` for what cannot be kept."""
+    """Return a body's kind and its text form. Raises `ConfigurationError` if it has none."""
     if isinstance(body, Sql | Shell):
         text: Any
         kind, text = ("sql", body.text) if isinstance(body, Sql) else ("shell", body.command)
@@ -158,7 +158,7 @@ def encode(body: Any) -> tuple[str, str]:
         try:
             text = _as_json(body)
         except (TypeError, ValueError, RecursionError) as exc:
-            raise ConfigurationError(f"This cannot be kept as JSON: {exc}; put what it is made of") from exc
+            raise ConfigurationError(f"This cannot be kept as JSON: {exc}; put JSON values only") from exc
         if _nested(text) > MAX_NESTED:
             raise ConfigurationError(
                 f"The body of a task is nested deeper than {MAX_NESTED}, which not all clients read"

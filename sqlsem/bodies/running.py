@@ -1,4 +1,4 @@
-"""Carrying out a body: SQL and calls, and which bodies a worker carries out at all. (Commands have a module.)"""
+"""Runs bodies: SQL and calls of functions (`commands` runs commands). Checks which bodies a worker may run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Allowed", "Started", "Stop", "run"]
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a worker carries out.
+    """Restricts the bodies that a worker runs.
 
     Attributes:
-        kinds: Of these kinds only (None: of any).
-        modules: Calls of functions of these modules and what is below them only (None: of any).
+        kinds: Only these kinds (None: all).
+        modules: Only functions of these modules and their submodules (None: all).
         paths: Folders to import from, after all others.
     """
 
@@ -35,28 +35,30 @@ class Allowed:
     paths: Sequence[str] = ()
 
     def require(self, kind: str) -> None:
-        """Refuse a task of another kind."""
+        """Raise `TaskFailed` for a kind that is not allowed."""
         if self.kinds is not None and kind not in self.kinds:
-            raise TaskFailed(f"This worker carries out {', '.join(self.kinds)} only, no task of kind {kind} (--kinds)")
+            raise TaskFailed(f"This worker runs {', '.join(self.kinds)} only, no task of kind {kind} (--kinds)")
 
     def find(self, name: str) -> Any:
-        """As `import_by_name`, within the modules allowed: not what these have imported from others."""
+        """Call `import_by_name` for a function that is defined in an allowed module; raise `TaskFailed` for others."""
         module = name.partition(":")[0]
         if not self._has(module):
             self._refuse(name)
         for path in self.paths:
-            # When first needed, as it changes what others find; and last, so that it hides nothing that is installed.
+            # Added late, as that affects all imports of this process; and last, so that it hides no installed module.
             if path not in sys.path:
                 sys.path.append(path)
-        found = import_by_name(name)
-        if not self._has(getattr(found, "__module__", None)):
+        function = import_by_name(name)
+        if not self._has(getattr(function, "__module__", None)):
             self._refuse(name)
-        return found
+        return function
 
     def _has(self, module: object) -> bool:
         if self.modules is None:
             return True
-        return isinstance(module, str) and any(module == one or module.startswith(f"{one}.") for one in self.modules)
+        return isinstance(module, str) and any(
+            module == allowed or module.startswith(f"{allowed}.") for allowed in self.modules
+        )
 
     def _refuse(self, name: str) -> None:
         assert self.modules is not None
@@ -65,9 +67,9 @@ class Allowed:
 
 _ANYTHING = Allowed()
 
-#: How to end what a body does, from another thread.
+#: Ends a running body; called in another thread.
 Stop = Callable[[], None]
-#: Called when it begins, with how to end it; what it raises ends it, too.
+#: Called when a body begins, with the function that ends it. An exception of it ends the body, too.
 Started = Callable[[Stop], None]
 
 
@@ -79,21 +81,21 @@ def run(
     started: Started = lambda _: None,
     allowed: Allowed | None = None,
 ) -> str | None:
-    """Carry out a body of any kind but JSON; what came of it, as text. Raises whatever goes wrong."""
+    """Run a body of any kind but JSON, and return its result as text. Raises the body's errors."""
     allowed = allowed or _ANYTHING
     allowed.require(kind)
     if kind == "sql":
         return _run_sql(body, process, started)
     if kind == "shell":
-        return run_command(arguments(body) or body, started, _patience(process))
+        return run_command(arguments(body) or body, started, _kill_after(process))
     if kind == "call":
         return _run_call(body, allowed, started)
-    raise ConfigurationError(f"A worker cannot carry out a task of kind {kind}; claim it with sqlsem.queue(…).claim()")
+    raise ConfigurationError(f"A worker cannot run a task of kind {kind}; claim it with sqlsem.queue(…).claim()")
 
 
-def _patience(process: Process) -> float:
-    """Return how long a command may take to end when this process has died: its next attempt must not begin before. (On
-    SQLite that may be at once.)
+def _kill_after(process: Process) -> float:
+    """Return how many seconds a command may take to end after this process died: less than until its next attempt. (On
+    SQLite that may begin at once.)
     """
     options = process.engine.options
     return min(END_SECONDS, (options.lease or options.grace) / 2) if process.engine.beacon_may_fail else 0.0
@@ -109,82 +111,84 @@ def _run_sql(text: str, process: Process, started: Started) -> str | None:
 
 
 def _sql_error(error: SqlsemError) -> str:
-    """What the database said of a task's SQL, in its own words: our advice is for our own statements."""
+    """Return the driver's own error of a task's SQL: advice in our errors is about our own statements."""
     cause: BaseException | None = error
     while isinstance(cause, SqlsemError):
         cause = cause.__cause__
     if cause is None:
         return f"The SQL failed: {error}"
-    words = str(cause).strip() or type(cause).__name__
+    message = str(cause).strip() or type(cause).__name__
     code = getattr(cause, "sqlstate", None) or getattr(cause, "sqlite_errorname", None)
-    lines = [f"The SQL failed: {f'{code}: ' if code else ''}{words}"]
+    lines = [f"The SQL failed: {f'{code}: ' if code else ''}{message}"]
     diagnosis = getattr(cause, "diag", None)
     for name, field_name in (("DETAIL", "message_detail"), ("HINT", "message_hint"), ("CONTEXT", "context")):
         more = getattr(diagnosis, field_name, None)
-        if more and more not in words:
+        if more and more not in message:
             lines.append(f"{name}:  {more}")
     return "\n".join(lines)
 
 
 class _Absorbed(BaseException):
-    """Takes the place of a `TaskInterrupted` that comes too late."""
+    """Replaces a pending `TaskInterrupted` that would be raised too late."""
 
 
 class _Interruption:
-    """Ends a function that this thread runs, from another one: raises `TaskInterrupted` in it, between two steps of
-    Python. What is in a call to the system, or of a library in another language, hears of it when that has returned.
+    """Interrupts the function that the creating thread runs: `interrupt` raises `TaskInterrupted` in that thread.
+
+    Python raises it between two bytecode instructions. A system call, or a call into a library in another language,
+    has to return first.
     """
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._runs = True
-        self._struck = False
+        self._running = True
+        self._interrupted = False
 
-    def strike(self) -> None:
-        """From another thread: as long as the function runs."""
+    def interrupt(self) -> None:
+        """Interrupt the function if it still runs. Called in another thread."""
         with self._lock:
-            if self._runs:
-                self._struck = _raise_in(self._thread, TaskInterrupted)
+            if self._running:
+                self._interrupted = _raise_in(self._thread, TaskInterrupted)
 
-    def over(self) -> None:
-        """The function has ended: from here on nothing strikes, and what was under way does not."""
+    def finish(self) -> None:
+        """End the time in which `interrupt` has an effect, and discard a pending exception."""
         try:
             with self._lock:
-                self._runs = False
-                if not self._struck:
+                self._running = False
+                if not self._interrupted:
                     return
-                # Not taken back (with NULL): CPython would go on looking for it for ever, at every step.
+                # Replace the exception. (Clearing it with NULL makes CPython check for it at every step for ever.)
                 _raise_in(self._thread, _Absorbed)
-            while True:  # it comes at the next step
+            while True:  # _Absorbed is raised here
                 pass
         except _Absorbed:
             return
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> bool:
-    """Whether this Python can; where it cannot a function ends by itself."""
+    """Raise an exception in another thread; return False if this Python cannot."""
     if sys.implementation.name != "cpython":
         return False
     return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error)))
 
 
 def _run_call(body: str, allowed: Allowed, started: Started) -> str | None:
-    """Call a function: what it returns, as JSON."""
+    """Call a function, and return its result as JSON."""
     try:
-        wanted = json.loads(body)
-        name, given, named = wanted["function"], wanted["args"], wanted["kwargs"]
+        call = json.loads(body)
+        name, args, kwargs = call["function"], call["args"], call["kwargs"]
     except (ValueError, RecursionError, LookupError, TypeError) as exc:
         raise TaskFailed(f"This is no call as sqlsem keeps it: {type(exc).__name__}: {exc}") from exc
     function, interruption = allowed.find(name), _Interruption()
     try:
         try:
-            started(interruption.strike)
-            result = function(*given, **named)
+            started(interruption.interrupt)
+            result = function(*args, **kwargs)
         finally:
-            interruption.over()
+            interruption.finish()
     except TaskInterrupted:
-        interruption.over()  # that itself may have been struck; it is not, twice in a row
+        interruption.finish()  # the first call may have been interrupted itself; the second cannot be
         raise
     if inspect.iscoroutine(result):
         result.close()

@@ -1,4 +1,4 @@
-"""What is kept of results, outputs and errors: as long as a database should keep, and safe to show anywhere."""
+"""The text form of results, outputs and errors in the database: limited in length, and safe to print anywhere."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Any
 from sqlsem.errors import ConfigurationError, TaskFailed
 from sqlsem.printable import clean, clean_json
 
-__all__ = ["MOST_KEPT_CHARACTERS", "as_json", "format_error", "keepable"]
+__all__ = ["MAX_KEPT_CHARACTERS", "as_json", "format_error", "keepable"]
 
-#: What is kept of an error or of a command's output.
-MOST_KEPT_CHARACTERS = 8000
+#: The database keeps so much of an error or of a command's output.
+MAX_KEPT_CHARACTERS = 8000
 
 
 def keepable(text: str) -> str:
-    """What any database can keep, and any program that reads it there may show (psql does)."""
+    """Return a text without characters that a database cannot store, or that are unsafe to print (psql prints them)."""
     return clean(text.replace("\r\n", "\n"), keep="\n\t")
 
 
 def as_json(value: Any) -> str:
-    """A result as it is kept, whatever it is."""
+    """Return a result as JSON; if it has no JSON form, its ``repr``."""
     try:
         return clean_json(value, indent=None, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        return keepable(repr(value)[:MOST_KEPT_CHARACTERS])
+        return keepable(repr(value)[:MAX_KEPT_CHARACTERS])
 
 
 def format_error(error: BaseException | str) -> str:
-    """An error as the log keeps it: what it says first, then where it happened."""
+    """Return an error as text: its message, then the traceback."""
     if isinstance(error, str):
-        words = error
+        text = error
     elif isinstance(error, TaskFailed):
-        words = str(error)
+        text = str(error)
     elif not isinstance(error, BaseException):
         raise ConfigurationError(f"An error is an exception or text, not {type(error).__name__}")
     else:
         summary = "".join(traceback.format_exception_only(type(error), error)).strip()
         trace = "".join(traceback.format_tb(error.__traceback__))
-        words = f"{summary}\n{trace[-MOST_KEPT_CHARACTERS + len(summary[:MOST_KEPT_CHARACTERS]) :]}".rstrip()
-    return keepable(words)[:MOST_KEPT_CHARACTERS]
+        text = f"{summary}\n{trace[-MAX_KEPT_CHARACTERS + len(summary[:MAX_KEPT_CHARACTERS]) :]}".rstrip()
+    return keepable(text)[:MAX_KEPT_CHARACTERS]

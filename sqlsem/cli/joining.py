@@ -1,9 +1,9 @@
-"""``sqlsem run --join``: a command that works under the lock of the ``sqlsem run`` above it, and never outlives it.
+"""``sqlsem run --join``: a command that runs under the lock of a parent ``sqlsem run``, and never outlives that lock.
 
-The one above listens on a socket that only its user can reach, and tells where in the environment of its command. Who
-joins connects, and stays connected for as long as its own command runs. It ends that when it is told to, or when the
-connection breaks, in whatever way the one above has died. Before that gives the lock back it tells all, and waits until
-the last one has gone. So the connection is the whole of it: no row, no poll, and the database is not asked.
+The parent listens on a Unix socket that only its user can reach; its command finds the path in the environment. A
+joined ``sqlsem run`` stays connected while its own command runs. It ends that command when the parent closes the
+connection, also by dying. Before the parent releases the lock, it closes all connections, and waits until all joined
+processes have gone. The database is not involved.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ __all__ = ["JOIN", "Joinable", "Joined"]
 
 log = logging.getLogger("sqlsem")
 
-#: The environment variable that tells where to join.
+#: The environment variable with the path of the parent's socket.
 JOIN = "SQLSEM_JOIN"
-#: Seconds for the answer of the one above, which is a line.
+#: How long a joining process waits for the parent's answer.
 ANSWER_SECONDS = 10.0
-#: Seconds beyond its own patience that somebody who has joined gets to go, before it is made to.
+#: How much longer than ``kill_after`` the parent waits for a joined process before it kills that.
 GRACE_SECONDS = 1.0
 
 
 class Joinable:
-    """The side of the one above, while it lasts. Where there are no such sockets nobody can join, and the log says so.
+    """The parent's side. On a system without Unix sockets no process can join, and the log says so.
 
-    ``polite``: seconds for which a command may go on once it has been told to end.
+    ``kill_after``: seconds that a joined command has to end.
     """
 
-    def __init__(self, polite: float) -> None:
-        self._polite = polite
+    def __init__(self, kill_after: float) -> None:
+        self._kill_after = kill_after
         self._folder: str | None = None
         self._listener: socket.socket | None = None
         self._accepting = Kept("sqlsem-join", self._accept)
         self._lock = threading.Lock()
-        self._joined: dict[socket.socket, int] = {}  # and their process numbers
+        self._joined: dict[socket.socket, int] = {}  # process ids by connection
         self._gone = threading.Condition(self._lock)
-        self._over = False
+        self._closed = False
 
     def __enter__(self) -> Joinable:
         try:
@@ -65,50 +65,50 @@ class Joinable:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the command is told."""
+        """Environment variables for the command."""
         return {} if self._folder is None else {JOIN: os.path.join(self._folder, "join")}
 
     def _accept(self, _: GoesOn) -> None:
         listener = self._listener
         while listener is not None:
             try:
-                line, _ = listener.accept()
+                connection, _ = listener.accept()
             except OSError:
                 return  # closed
-            spawn(partial(self._serve, line), "sqlsem-joined")
+            spawn(partial(self._serve, connection), "sqlsem-joined")
 
-    def _serve(self, line: socket.socket) -> None:
-        """Until whoever has joined is gone."""
-        with line, contextlib.suppress(OSError, ValueError):
-            pid = int(line.recv(20))
+    def _serve(self, connection: socket.socket) -> None:
+        """Serve one joined process until it has gone."""
+        with connection, contextlib.suppress(OSError, ValueError):
+            pid = int(connection.recv(20))
             with self._lock:
-                if self._over:
+                if self._closed:
                     return
-                self._joined[line] = pid
+                self._joined[connection] = pid
             try:
-                line.sendall(f"joined {self._polite}\n".encode())
-                while line.recv(1):
+                connection.sendall(f"joined {self._kill_after}\n".encode())
+                while connection.recv(1):
                     pass
             finally:
                 with self._lock:
-                    del self._joined[line]
+                    del self._joined[connection]
                     self._gone.notify_all()
 
-    def tell(self) -> None:
-        """Nobody may join any more, and who has shall end. Does not wait."""
+    def end_joined(self) -> None:
+        """Accept no more processes, and have the joined ones end. Does not wait."""
         with self._lock:
-            self._over = True
-            for line in self._joined:
+            self._closed = True
+            for connection in self._joined:
                 with contextlib.suppress(OSError):
-                    line.shutdown(socket.SHUT_WR)
+                    connection.shutdown(socket.SHUT_WR)
 
     def end(self) -> None:
-        """`tell`, and wait until they are gone; those that do not go are made to."""
-        self.tell()
+        """Call `end_joined` and wait until all joined processes have gone; kill those that do not go."""
+        self.end_joined()
         with self._lock:
-            if not self._gone.wait_for(lambda: not self._joined, self._polite + GRACE_SECONDS):
+            if not self._gone.wait_for(lambda: not self._joined, self._kill_after + GRACE_SECONDS):
                 for pid in self._joined.values():
-                    log.warning("Process %d has joined this lock and does not end; it is killed, and its command", pid)
+                    log.warning("Process %d has joined this lock and does not end; it is killed with its command", pid)
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
                 self._gone.wait_for(lambda: not self._joined, GRACE_SECONDS)
@@ -118,7 +118,7 @@ class Joinable:
         folder, self._folder = self._folder, None
         if listener is not None:
             with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # wakes the one who accepts
+                listener.shutdown(socket.SHUT_RDWR)  # ends accept()
             listener.close()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -131,9 +131,9 @@ class Joinable:
 
 
 class Joined:
-    """The side of the one below. ``ended`` is called, from another thread, when its command has to end.
+    """A joined process's side. ``ended`` is called, in another thread, when its command has to end.
 
-    Raises `ConfigurationError` where there is nothing to join, and `NotHeld` when that has ended.
+    Raises `ConfigurationError` if there is no lock to join, and `NotHeld` if that lock has been released.
     """
 
     def __init__(self, environment: Mapping[str, str], ended: Callable[[], object]) -> None:
@@ -143,35 +143,35 @@ class Joined:
                 f"There is no lock to join: ${JOIN} is not set, as this does not run under 'sqlsem run' (or the system "
                 f"has no Unix sockets); take a lock of its own"
             )
-        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._line.settimeout(ANSWER_SECONDS)
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.settimeout(ANSWER_SECONDS)
         try:
-            self._line.connect(path)
-            self._line.sendall(str(os.getpid()).encode())
-            answer = self._line.recv(40).decode("ascii", "replace").split()
+            self._connection.connect(path)
+            self._connection.sendall(str(os.getpid()).encode())
+            answer = self._connection.recv(40).decode("ascii", "replace").split()
         except OSError as exc:
-            self._line.close()
+            self._connection.close()
             raise NotHeld(
                 f"The lock that was to be joined is held no more: its 'sqlsem run' has ended ({exc})"
             ) from exc
         if not answer or answer[0] != "joined":
-            self._line.close()
-            raise NotHeld("The lock that was to be joined is being given back; start this before its command ends")
-        #: Seconds for which the command may go on once it has to end.
-        self.polite = float(answer[1])
-        self._line.settimeout(None)
+            self._connection.close()
+            raise NotHeld("The lock that was to be joined is being released; start this before its command ends")
+        #: Seconds that the command has to end, between SIGTERM and SIGKILL.
+        self.kill_after = float(answer[1])
+        self._connection.settimeout(None)
         self._ended = ended
         self._listening = Kept("sqlsem-join", self._listen)
         self._listening.begin()
 
     def _listen(self, _: GoesOn) -> None:
         with contextlib.suppress(OSError):
-            while self._line.recv(1):
+            while self._connection.recv(1):
                 pass
         self._ended()
 
     def leave(self) -> None:
-        """The command has ended."""
+        """Disconnect, as the command has ended."""
         with contextlib.suppress(OSError):
-            self._line.shutdown(socket.SHUT_RDWR)
-        self._line.close()
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()

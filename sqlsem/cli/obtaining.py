@@ -1,4 +1,4 @@
-"""What `sqlsem run` has locks of, as the supervisor knows them, beside a plain lock."""
+"""What `sqlsem run` can acquire besides a plain lock: an adopted lock, a lock once per period, rates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("sqlsem")
 
 
 class Adopted:
-    """What was handed over."""
+    """A lock to adopt by its token, which another process has handed over."""
 
     def __init__(
         self, coordinator: sqlsem.Coordinator, token: str | None, on_lost: Callable[[sqlsem.Grant], object]
@@ -33,22 +33,22 @@ class Adopted:
         self._grant: sqlsem.Grant | None = None
 
     def acquire(self, *, timeout: Duration | None) -> bool:
-        """Take it over."""
+        """Adopt the lock."""
         self._grant = self._adopt()
         return True
 
     @property
     def grant(self) -> sqlsem.Grant:
-        """What was taken over."""
+        """The adopted grant."""
         assert self._grant is not None
         return self._grant
 
 
 class OncePerPeriod:
-    """A lock that is had once per period, unless the command fails. Called with ``on_lost``, it makes the lock.
+    """A lock that is acquired once per period, unless the command fails. Calling it with ``on_lost`` makes the lock.
 
     Attributes:
-        done: Whether there is nothing to do in this period.
+        done: True if the job is done for this period.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class OncePerPeriod:
         return self
 
     def acquire(self, *, timeout: Duration | None) -> bool:
-        """Have it, if there is anything to do."""
+        """Acquire the lock, unless the job is done for this period."""
         assert self._lock is not None
         if not self._due(None):
             return False
@@ -85,37 +85,37 @@ class OncePerPeriod:
 
     @property
     def grant(self) -> sqlsem.Grant:
-        """What this thread has."""
+        """The grant of this thread."""
         assert self._lock is not None
         return self._lock.grant
 
     def finish(self, grant: sqlsem.Grant, status: int) -> None:
-        """The command has ended with that status, and the lock is held still: where that is 0, it is done."""
+        """Mark the job as done if the command's status is 0. The lock is still held."""
         if status != 0:
             log.info("%r may run again in this period, as the command failed: %d", self._period.name, status)
             return
         try:
             drive(self._period.mark(self._process, grant), self._process.perform)
         except LockLost as exc:
-            log.info("%r is not done: %s", self._period.name, exc)  # who gives the lock back says so
+            log.info("%r is not done: %s", self._period.name, exc)  # (the release reports the loss)
 
 
-def rate_of(coordinator: sqlsem.Coordinator, asked: RateRequest, note: str) -> sqlsem.Rate:
-    """What the command line asks of a rate."""
-    windows: dict[Duration, int] = {window.ms / 1000: window.limit for window in asked.windows}
-    return coordinator.rate(asked.name, windows or None, cost=asked.cost, note=note)
+def rate_of(coordinator: sqlsem.Coordinator, request: RateRequest, note: str) -> sqlsem.Rate:
+    """Return the rate that the command line names."""
+    windows: dict[Duration, int] = {window.ms / 1000: window.limit for window in request.windows}
+    return coordinator.rate(request.name, windows or None, cost=request.cost, note=note)
 
 
 def take_rates(coordinator: sqlsem.Coordinator, rates: Sequence[RateRequest], note: str, timeout: float | None) -> bool:
-    """Take from rates, one after the other; whether all were had in time. If not, all is given back."""
+    """Take from rates, one after another. Return False if that takes longer than ``timeout``; nothing is used then."""
     taken: list[sqlsem.RateGrant] = []
     began = time.monotonic()
-    for asked in rates:
-        left = max(0.001, timeout - (time.monotonic() - began)) if timeout else timeout
-        grant = rate_of(coordinator, asked, note).take(timeout=left)
+    for request in rates:
+        remaining = max(0.001, timeout - (time.monotonic() - began)) if timeout else timeout
+        grant = rate_of(coordinator, request, note).take(timeout=remaining)
         if grant is None:
-            for one in taken:
-                one.adjust(0)
+            for earlier in taken:
+                earlier.adjust(0)
             return False
         taken.append(grant)
     return True

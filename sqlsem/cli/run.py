@@ -193,7 +193,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
                 return _hold(partial(Adopted, coordinator, token), job, coordinator, events, wanted, chosen)
             if chosen.leader is not None:
                 patience = STEP_DOWN_SECONDS if chosen.kill_after is None else chosen.kill_after
-                job = replace(job, step_down=supervisor.SteppingDown(patience))
+                job = replace(job, step_down=supervisor.StepDown(patience))
                 return _lead(chosen.leader, note, job, coordinator, events)
             lock = partial(wanted.lock, coordinator, note)
             if not wanted.is_held:

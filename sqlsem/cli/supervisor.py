@@ -1,15 +1,15 @@
 """Holds a lock while a command runs, and ends the command when the lock is lost: what ``sqlsem run`` does.
 
-Three processes: *we* hold the lock; the *command* is our child; the *guard* is another child of ours, which ends the
-command when we die (see `sqlsem.guard`).
+Three processes: *we* hold the lock; the *command* is our child; the *killer* is another child of ours, which ends the
+command if we die (see `sqlsem.tree_killer`).
 
 Without a terminal (cron, services, CI) the command gets a session of its own, so that everything it starts can be
-found and ended with it. On a terminal it stays in our process group, for Ctrl-C, Ctrl-Z and job control to work as
-without us; there its descendants are found through /proc, on Linux.
+found and ended with it. On a terminal the command stays in our process group, so that Ctrl-C, Ctrl-Z and job control
+work as usual; there its descendants are found through /proc, on Linux.
 
-A daemon that has left both its session and its parents (forked twice) is found on Linux in two ways: while we live its
-parent is we (PR_SET_CHILD_SUBREAPER); and it has our mark in its environment, by which the guard finds it as well.
-Elsewhere, or when it has cleared its environment and we are killed, it survives.
+A daemon that has left both its session and its parents (forked twice) is found on Linux in two ways: it becomes our
+child (PR_SET_CHILD_SUBREAPER) while we live, and it has our mark in its environment, which the killer looks for. On
+other systems, or if it has cleared its environment and we are killed, it survives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Protocol, TypeVar
 
-from sqlsem import guard
+from sqlsem import tree_killer
 from sqlsem.cli.joining import Joinable, Joined
 from sqlsem.coordinator import Coordinator
 from sqlsem.core import nesting
@@ -39,6 +39,7 @@ from sqlsem.core.pauses import pauses
 from sqlsem.core.threads import spawn
 from sqlsem.errors import LockLost, Unavailable
 from sqlsem.model import Duration, monotonic
+from sqlsem.tree_killer import ProcessTree
 
 __all__ = [
     "CANNOT_RUN",
@@ -47,32 +48,32 @@ __all__ = [
     "Job",
     "Obtainable",
     "Signals",
-    "SteppingDown",
+    "StepDown",
     "Stopped",
     "lead",
     "run",
     "run_joined",
 ]
 
-#: Exit codes of a command that cannot be started, as shells have them.
+#: Exit codes of a command that cannot be started, as in shells.
 NOT_FOUND, CANNOT_RUN = 127, 126
-#: Sent to us, these go to the command.
+#: Signals that we pass on to the command.
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-#: Of these the terminal has sent the command one of its own.
+#: Signals that the terminal sends to the command as well.
 FROM_KEYBOARD = ("SIGINT", "SIGQUIT", "SIGHUP")
-#: A net under signals that did not wake us.
-NET_SECONDS = 0.5
-#: Of prctl(2): makes us the parent of orphans below us (Linux).
+#: The longest wait for an event: a signal may fail to wake us.
+POLL_SECONDS = 0.5
+#: An operation of prctl(2): makes us the parent of orphans below us (Linux).
 PR_SET_CHILD_SUBREAPER = 36
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
-#: What happens while we wait: ("signal", its number), ("child", 0) has ended, ("lost", the grant's position; 0: what
-#: was joined), ("asked", 0) for the lock.
+#: Events while we wait: ("signal", its number), ("child", 0): a child has ended, ("lost", the grant's position; 0 for
+#: a joined lock), ("acquired", 0): the attempt to acquire the lock has ended.
 Events = SimpleQueue[tuple[str, int]]
 
 
 class Stopped(Exception):
-    """A signal came while we waited for the lock."""
+    """A signal arrived while we waited for the lock."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -80,9 +81,9 @@ class Stopped(Exception):
 
 
 class Signals:
-    """Our handlers, while it lasts: signals become events in a queue. Only the main thread may enter.
+    """A context with signal handlers that put events into a queue. Only the main thread may enter it.
 
-    No handler raises: Python drops what is raised while it happens to run a ``__del__``, and the signal were lost.
+    No handler raises: Python drops an exception that is raised during a ``__del__``, and the signal would be lost.
     """
 
     def __init__(self, events: Events) -> None:
@@ -92,7 +93,7 @@ class Signals:
     def __enter__(self) -> Signals:
         for name in FORWARDED:
             number = getattr(signal, name, None)
-            # What anyone who started us ignores (nohup, a background job of a script), stays ignored.
+            # A signal that our parent ignores (nohup, a background job of a script) stays ignored.
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._caught)
         if hasattr(signal, "SIGCHLD"):
@@ -115,22 +116,22 @@ class Signals:
 
 
 class Obtainable(Protocol):
-    """What a grant is had of: a `sqlsem.Lock`, or what is adopted."""
+    """An object that gives a grant: a `sqlsem.Lock`, or a token to adopt a lock with."""
 
     def acquire(self, *, timeout: Duration | None) -> bool:
-        """Have it; False when not in time."""
+        """Acquire; return False if that takes longer than ``timeout``."""
 
     @property
     def grant(self) -> Grant:
-        """What this thread has."""
+        """The grant that this thread has acquired."""
 
 
 @dataclass
-class SteppingDown:
-    """What SIGTERM does to one who leads."""
+class StepDown:
+    """How a leader gives up its term on SIGTERM."""
 
-    patience: float  # seconds from the SIGTERM that the command gets to its SIGKILL
-    asked: bool = False
+    kill_after: float  # seconds between the command's SIGTERM and its SIGKILL
+    requested: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,18 +139,18 @@ class Job:
     """A command, and how it runs."""
 
     command: Sequence[str]  # the program and its arguments
-    environment: Mapping[str, str]  # to which the grant is added
-    kill_after: float  # seconds between asking it to end (SIGTERM) and making it (SIGKILL)
-    #: Called with the grant and the process id.
+    environment: Mapping[str, str]  # variables of the grant are added
+    kill_after: float  # seconds between SIGTERM and SIGKILL
+    #: Called with the grant and the process id when the command has started.
     started: Callable[[Grant, int], object] = lambda grant, pid: None
-    #: Called with the grant, which is held still, and the exit status, when it has ended, and all that has joined.
+    #: Called with the grant, which is still held, and the exit status when the command and all joined ones have ended.
     finished: Callable[[Grant, int], object] = lambda grant, status: None
-    #: None: SIGTERM is the command's affair.
-    step_down: SteppingDown | None = None
+    #: None: SIGTERM is only passed on to the command.
+    step_down: StepDown | None = None
 
     def environment_with(self, grant: Grant | None, mark: str, more: Mapping[str, str]) -> dict[str, str]:
-        """What the command finds of the grant, and what it must not wait for: all that is held until it has ended. (One
-        that has joined finds what those above tell it.)
+        """Return the command's environment: with the grant's variables, and the locks that it must not wait for, as we
+        hold them until it has ended. (A joined command has those of its parent.)
         """
         held = {}
         if grant is not None:
@@ -162,8 +163,8 @@ class Job:
         return {
             **self.environment,
             **held,
-            # Of those above us, too, who shall find what is below them.
-            guard.MARKS: ":".join([*filter(None, [self.environment.get(guard.MARKS)]), mark]),
+            # With the marks of our parents, which also have to find this command.
+            tree_killer.MARKS: ":".join([*filter(None, [self.environment.get(tree_killer.MARKS)]), mark]),
             **more,
         }
 
@@ -179,14 +180,14 @@ def run(
     """Run a command holding the lock that ``make_lock(on_lost)`` makes; called in the main thread.
 
     Args:
-        make_lock: Makes the lock, given what to call when it is lost.
+        make_lock: Makes the lock, given the function to call when it is lost.
         job: The command.
-        coordinator: Whose lock it is.
-        events: The queue of the `Signals` that have been entered.
+        coordinator: The lock's coordinator.
+        events: The queue of the `Signals` context.
         timeout: Seconds to wait for the lock; None for ever, 0 not at all.
 
-    Returns the exit status (None: the lock was not had in time) and the error, if the lock was lost.
-    Raises `OSError` when the command cannot be started, and `Stopped` when a signal came while waiting: then the
+    Return the exit status (None: the lock was not granted in time) and the error, if the lock was lost.
+    Raise `OSError` if the command cannot be started, and `Stopped` if a signal arrived while waiting: then the
     coordinator must be closed, which ends the wait.
     """
     running = threading.Event()
@@ -194,32 +195,34 @@ def run(
 
     def on_lost(grant: Grant) -> None:
         events.put(("lost", grant.position))
-        joinable.tell()
-        # In a thread of the coordinator's, which goes on to give up the row that an operator wants: not before the
-        # command has ended. (What was lost in any other way, it does not make later.)
+        joinable.end_joined()
+        # Called in a thread of the coordinator, which then removes the row that an operator has revoked. Hold it up
+        # until the command has ended. (A lock that was lost in another way is lost already.)
         if running.is_set() and threading.current_thread() is not threading.main_thread():
-            ended.wait(job.kill_after + NET_SECONDS)
+            ended.wait(job.kill_after + POLL_SECONDS)
 
     lock = make_lock(on_lost)
-    # The system frees the beacon of an SQLite member at once: then the guard has no time for politeness.
+    # The system frees the beacon of an SQLite member at once when we die: then the killer sends SIGKILL at once.
     options = coordinator.engine.options
-    polite = job.kill_after if coordinator.engine.beacon_may_fail and (options.grace or options.lease) else 0.0
-    joinable = Joinable(polite)
-    with guard.Guard() as guarding, joinable:
-        guarding.start()
+    orphan_kill_after = (
+        job.kill_after if coordinator.engine.beacon_may_fail and (options.grace or options.lease) else 0.0
+    )
+    joinable = Joinable(orphan_kill_after)
+    with tree_killer.TreeKiller() as killer, joinable:
+        killer.start()
         grant = _acquire(lock, timeout, events)
         if grant is None:
             return None, None
         status = 0
         try:
             if not grant.lost:
-                status = _supervise(job, grant, events, guarding, polite, running, joinable.environment)
+                status = _supervise(job, grant, events, killer, orphan_kill_after, running, joinable.environment)
                 joinable.end()
                 job.finished(grant, status)
         finally:
-            joinable.end()  # they work under this lock, so it is not given back before they have ended
+            joinable.end()  # joined commands run under this lock, which is released when they have ended
             ended.set()
-            lost = _released(grant)
+            lost = _release(grant)
         return status, lost
 
 
@@ -230,61 +233,63 @@ def lead(
     coordinator: Coordinator,
     events: Events,
 ) -> int:
-    """`run`, term after term: when the lock is lost, or the place in its queue, the command is ended, and the lock is
-    asked for anew, also while the database is away. On SIGTERM the command is ended (`Job.step_down`), and the lock
-    given back. Returns the exit status of the command that has ended by itself, or for SIGTERM. Raises as `run`.
+    """`run` a command in each term of a leader.
+
+    When the lock is lost, or the waiting row, the command is ended, and the lock requested again, also during an outage
+    of the database. On SIGTERM the command is ended (`Job.step_down`), and the lock released. Return the exit status of
+    the command when it ended by itself or after SIGTERM. Raise as `run` does.
     """
-    waits = _waits()
+    retry_pauses = _retry_pauses()
     while True:
         why: LockLost | Unavailable | None
         try:
             status, why = run(make_lock, job, coordinator=coordinator, events=events, timeout=None)
-        except (LockLost, Unavailable) as exc:  # while it waited
+        except (LockLost, Unavailable) as exc:  # while waiting for the lock
             why = exc
         else:
-            if status is not None and (why is None or (job.step_down is not None and job.step_down.asked)):
+            if status is not None and (why is None or (job.step_down is not None and job.step_down.requested)):
                 return status
-            waits = _waits()
-        log.warning("takes part again: %s", why)
-        _rest(next(waits), events)
+            retry_pauses = _retry_pauses()
+        log.warning("takes part in the election again: %s", why)
+        _sleep_unless_signaled(next(retry_pauses), events)
 
 
-def _waits() -> Iterator[float]:
+def _retry_pauses() -> Iterator[float]:
     return pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
 
 
-def _rest(seconds: float, events: Events) -> None:
-    """Raises `Stopped` when a signal comes meanwhile."""
-    until = monotonic() + seconds
-    while (left := until - monotonic()) > 0:
+def _sleep_unless_signaled(seconds: float, events: Events) -> None:
+    """Sleep; raise `Stopped` when a signal arrives."""
+    deadline = monotonic() + seconds
+    while (remaining := deadline - monotonic()) > 0:
         with contextlib.suppress(Empty):
-            what, number = events.get(timeout=min(left, NET_SECONDS))
-            if what == "signal":
+            event, number = events.get(timeout=min(remaining, POLL_SECONDS))
+            if event == "signal":
                 raise Stopped(number)
 
 
 def run_joined(job: Job, events: Events) -> tuple[int, bool]:
-    """Run a command under the lock of the `sqlsem run` above. Returns the exit status, and whether the lock has ended,
-    and the command with it. Raises as `run`, and `Joined`.
+    """Run a command under the lock of a parent `sqlsem run`. Return the exit status, and True if the command was ended
+    because the lock has ended. Raise as `run` and `Joined` do.
     """
-    over = threading.Event()
+    lock_ended = threading.Event()
 
     def end() -> None:
-        over.set()
+        lock_ended.set()
         events.put(("lost", 0))
 
     link = Joined(job.environment, end)
-    job = dataclasses.replace(job, kill_after=min(job.kill_after, link.polite))
+    job = dataclasses.replace(job, kill_after=min(job.kill_after, link.kill_after))
     try:
-        with guard.Guard() as guarding:
-            status = _supervise(job, None, events, guarding, job.kill_after, threading.Event(), {})
-        return status, over.is_set()
+        with tree_killer.TreeKiller() as killer:
+            status = _supervise(job, None, events, killer, job.kill_after, threading.Event(), {})
+        return status, lock_ended.is_set()
     finally:
         link.leave()
 
 
-def _released(grant: Grant) -> LockLost | None:
-    """Give the lock back; the error, if it was lost."""
+def _release(grant: Grant) -> LockLost | None:
+    """Release the lock; return the error if it was lost."""
     try:
         grant.release()
     except LockLost as exc:
@@ -293,13 +298,13 @@ def _released(grant: Grant) -> LockLost | None:
 
 
 def run_after(obtain: Callable[[], bool], job: Job, events: Events) -> int | None:
-    """Run a command when something was obtained that nobody holds; its exit status, None where it was not obtained.
-    Raises as `run`.
+    """Run a command after ``obtain()``, without any lock. Return its exit status; None if ``obtain()`` returned False.
+    Raise as `run` does.
     """
     if _in_thread(lambda: obtain() or None, events) is None:
         return None
-    with guard.Guard() as guarding:
-        return _supervise(job, None, events, guarding, job.kill_after, threading.Event(), {})
+    with tree_killer.TreeKiller() as killer:
+        return _supervise(job, None, events, killer, job.kill_after, threading.Event(), {})
 
 
 def _acquire(lock: Obtainable, timeout: float | None, events: Events) -> Grant | None:
@@ -307,99 +312,102 @@ def _acquire(lock: Obtainable, timeout: float | None, events: Events) -> Grant |
 
 
 def _in_thread(obtain: Callable[[], T | None], events: Events) -> T | None:
-    """Obtain something in a thread, so that this one is free for signals."""
-    had: list[T | None] = []
-    failed: list[BaseException] = []
+    """Call ``obtain`` in a thread, so that this one is free for signals; return its result."""
+    results: list[T | None] = []
+    errors: list[BaseException] = []
 
     def acquire() -> None:
         try:
-            had.append(obtain())
+            results.append(obtain())
         except BaseException as exc:
-            failed.append(exc)
+            errors.append(exc)
         finally:
-            events.put(("asked", 0))
+            events.put(("acquired", 0))
 
-    # Its name is what the queue shows of us beside the program's.
+    # The queue shows the thread's name as our owner.
     spawn(acquire, "run")
-    what = ""
-    while what != "asked":
+    event = ""
+    while event != "acquired":
         try:
-            what, number = events.get(timeout=NET_SECONDS)
+            event, number = events.get(timeout=POLL_SECONDS)
         except Empty:
             continue
-        if what == "signal":
+        if event == "signal":
             raise Stopped(number)
-    if failed:
-        raise failed[0]
-    return had[0] if had else None
+    if errors:
+        raise errors[0]
+    return results[0] if results else None
 
 
 def _supervise(
     job: Job,
     grant: Grant | None,
     events: Events,
-    guarding: guard.Guard,
-    polite: float,
+    killer: tree_killer.TreeKiller,
+    orphan_kill_after: float,
     running: threading.Event,
     more: Mapping[str, str],
 ) -> int:
-    """Run the command to its end; its exit status, as a shell tells it."""
-    alone = guard.POSIX and not _has_terminal()  # it leads a session of its own
+    """Run the command to its end; return its exit status as a shell would."""
+    own_session = tree_killer.POSIX and not _has_terminal()
     mark = os.urandom(8).hex()
-    with _adopting() as adopts:
-        others = frozenset(guard.children()) if adopts else None
-        # Descriptors that we were given are the command's, as in diff <(a) <(b); our own are never inherited.
+    with _as_subreaper() as is_subreaper:
+        others = frozenset(tree_killer.children()) if is_subreaper else None
+        # The command inherits descriptors that we inherited, as in diff <(a) <(b); our own are never inherited.
         child = subprocess.Popen(  # noqa: S603 - to run what the user typed is the purpose
             job.command,
             env=job.environment_with(grant, mark, more),
-            close_fds=not guard.POSIX,
-            start_new_session=alone,
+            close_fds=not tree_killer.POSIX,
+            start_new_session=own_session,
         )
         running.set()
-        tree = guard.Tree(child.pid, alone, mark, others)
-        guarding.watch(tree, polite)
+        tree = ProcessTree(child.pid, own_session, mark, others)
+        killer.watch(tree, orphan_kill_after)
         if grant is not None:
             job.started(grant, child.pid)
-        if not guard.POSIX:
-            _tell_end(child, events)
+        if not tree_killer.POSIX:
+            _watch_in_thread(child, events)
         try:
-            _attend(child, tree, events, job, 0 if grant is None else grant.position)
+            _wait_for_end(child, tree, events, job, 0 if grant is None else grant.position)
         except BaseException:
-            guard.end(tree, job.kill_after, lambda: child.poll() is not None)
+            tree_killer.end(tree, job.kill_after, lambda: child.poll() is not None)
             raise
         finally:
-            guarding.dismiss(tree)
+            killer.dismiss(tree)
     status = child.wait()
     return 128 - status if status < 0 else status
 
 
-def _attend(child: subprocess.Popen[bytes], tree: guard.Tree, events: Events, job: Job, term: int) -> None:
-    """Until the command has ended: hand signals on to it, and end it when the lock is lost (whose position is ``term``;
-    what is told of an earlier one comes too late).
+def _wait_for_end(
+    child: subprocess.Popen[bytes], tree: tree_killer.ProcessTree, events: Events, job: Job, term: int
+) -> None:
+    """Wait until the command has ended; pass signals on to it, and end it when the lock is lost.
+
+    ``term``: the lock's position. Losses of earlier terms are ignored.
     """
-    at_last = math.inf  # when it must have ended
+    kill_at = math.inf
     while child.poll() is None:
-        if monotonic() > at_last:
-            guard.end(tree, 0.0, lambda: child.poll() is not None)
+        if monotonic() > kill_at:
+            tree_killer.end(tree, 0.0, lambda: child.poll() is not None)
         try:
-            what, number = events.get(timeout=NET_SECONDS)
+            event, number = events.get(timeout=POLL_SECONDS)
         except Empty:
             continue
-        if what == "child" and tree.others is not None:
-            _bury({*tree.others, child.pid})
-        if what == "lost" and number == term:
-            guard.end(tree, job.kill_after, lambda: child.poll() is not None)
-        elif what == "signal" and child.poll() is None:
+        if event == "child" and tree.others is not None:
+            _collect_zombies({*tree.others, child.pid})
+        if event == "lost" and number == term:
+            tree_killer.end(tree, job.kill_after, lambda: child.poll() is not None)
+        elif event == "signal" and child.poll() is None:
             name = signal.Signals(number).name
             if not (name in FROM_KEYBOARD and _in_foreground()):
-                guard.send(child.pid, number, tree.whole)
+                tree_killer.send(child.pid, number, tree.leads_session)
             if name == "SIGTERM" and job.step_down is not None:
-                job.step_down.asked = True
-                at_last = min(at_last, monotonic() + job.step_down.patience)
+                job.step_down.requested = True
+                kill_at = min(kill_at, monotonic() + job.step_down.kill_after)
 
 
-def _tell_end(child: subprocess.Popen[bytes], events: Events) -> None:
-    """Where there is no SIGCHLD: an event when the command has ended, by a thread."""
+def _watch_in_thread(child: subprocess.Popen[bytes], events: Events) -> None:
+    """Start a thread that puts an event when the command has ended, on systems without SIGCHLD."""
 
     def wait() -> None:
         child.wait()
@@ -412,9 +420,9 @@ def _tell_end(child: subprocess.Popen[bytes], events: Events) -> None:
 
 
 def _has_terminal() -> bool:
-    """Whether we have a controlling terminal."""
-    if not guard.POSIX:
-        return True  # Ctrl-C reaches everybody on the console
+    """Return True if we have a controlling terminal."""
+    if not tree_killer.POSIX:
+        return True  # Ctrl-C reaches every process of the console
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -423,13 +431,13 @@ def _has_terminal() -> bool:
 
 
 def _in_foreground() -> bool:
-    """Whether a key pressed on the terminal signals our process group, and so the command as well."""
-    if not guard.POSIX:
+    """Return True if a key pressed on the terminal signals our process group, and so the command as well."""
+    if not tree_killer.POSIX:
         return True
     try:
         tty = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
     except OSError:
-        return False  # it hung up; another SIGHUP does no harm
+        return False  # the terminal has hung up; another SIGHUP does no harm
     try:
         return os.tcgetpgrp(tty) == os.getpgrp()
     except OSError:
@@ -438,12 +446,12 @@ def _in_foreground() -> bool:
         os.close(tty)
 
 
-# -- the command's family ----------------------------------------------------------------------------------------------
+# -- the command's process tree ----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _adopting() -> Iterator[bool]:
-    """While it lasts, descendants that lose their parents become our children (on Linux): whether it is so."""
+def _as_subreaper() -> Iterator[bool]:
+    """A context in which orphaned descendants become our children. Yield False if the system cannot do that."""
     prctl = None
     if sys.platform == "linux":
         try:
@@ -453,7 +461,7 @@ def _adopting() -> Iterator[bool]:
             if prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
                 raise OSError(ctypes.get_errno(), "prctl")
         except (ImportError, OSError, AttributeError) as exc:
-            log.info("A daemon that the command starts may survive the lock: %s", exc)
+            log.info("A daemon that the command starts may outlive the lock: %s", exc)
             prctl = None
     try:
         yield prctl is not None
@@ -462,8 +470,8 @@ def _adopting() -> Iterator[bool]:
             prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def _bury(others: set[int]) -> None:
-    """Collect what has become our child and has ended; the others are awaited elsewhere."""
+def _collect_zombies(others: set[int]) -> None:
+    """Collect the exit status of ended orphans that became our children. ``others``: children that are not orphans."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,13 +1,13 @@
-"""Times of cron expressions in time zones. No I/O but for the time zone data of this host.
+"""Times of cron expressions in time zones. Reads the time zone data of this host; no other I/O.
 
-cronsim parses expressions and steps through the times of a clock on the wall. What a time on the wall is in UTC is
-decided here, by these rules. A time on the wall that
+cronsim parses expressions and steps through local times (of a clock on the wall). This module converts them to UTC,
+by these rules. A local time that
 
     comes once      is due then.
-    never comes     (clocks are put forward over it) is due when they are; unless the expression is for every hour and
-                    clocks are moved by whole hours: then the hour that is left out is left out.
-    comes twice     (clocks are put back over it) is due the first time; both times where minutes or hours begin with
-                    ``*``.
+    never comes     (clocks are put forward over it) is due when clocks are put forward. But if the expression is for
+                    every hour and clocks move by whole hours, it is left out.
+    comes twice     (clocks are put back over it) is due the first time. If minutes or hours begin with ``*``, it is
+                    due both times.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ NICKNAMES = {
     "@annually": "0 0 1 1 *",
 }
 HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
-#: No two offsets from UTC are further apart, in hours.
-MOST_APART = 26
+#: No two offsets from UTC differ by more than this, in hours.
+MAX_OFFSET_DIFFERENCE = 26
 
 
 def check_cron(cron: str, zone: str) -> None:
-    """Raise `ConfigurationError` for what is no cron expression that ever comes, or no zone that this host knows."""
+    """Raise `ConfigurationError` if a cron expression is invalid or never due, or this host does not know the zone."""
     next_due(cron, zone, datetime.now(UTC))
 
 
 def next_due(cron: str, zone: str, after: datetime) -> datetime:
-    """Return the first due time after this one, in UTC. Errors as for `check_cron`.
+    """Return the first due time after ``after``, in UTC. Errors as for `check_cron`.
 
     >>> next_due("0 2 * * *", "Europe/Berlin", datetime(2026, 1, 1, tzinfo=timezone.utc)).isoformat()
     '2026-01-01T01:00:00+00:00'
@@ -54,32 +54,32 @@ def next_due(cron: str, zone: str, after: datetime) -> datetime:
 
 
 def last_due(cron: str, zone: str, at: datetime) -> datetime:
-    """Return the last due time that is not after this one, in UTC. Errors as for `check_cron`."""
+    """Return the last due time that is not after ``at``, in UTC. Errors as for `check_cron`."""
     return _search(cron, zone, at.astimezone(UTC), back=True)
 
 
 def _search(cron: str, zone: str, start: datetime, *, back: bool) -> datetime:
     times = _Times(cron, zone)
-    found: datetime | None = None
+    due: datetime | None = None
     try:
-        least, most = times.offsets_near(start)
-        for wall in times.on_the_wall(start.replace(tzinfo=None) + (most if back else least), back):
-            for moment in times.moments(wall):
+        least, greatest = times.offsets_near(start)
+        for local in times.local_times(start.replace(tzinfo=None) + (greatest if back else least), back):
+            for moment in times.moments(local):
                 if back and moment <= start:
-                    found = moment if found is None else max(found, moment)
+                    due = moment if due is None else max(due, moment)
                 elif not back and moment > start:
-                    found = moment if found is None else min(found, moment)
-            if found is not None:
-                # Times on the wall follow each other in another order than moments where clocks are put back.
-                least, most = times.offsets_near(found)
-                end = found.replace(tzinfo=None)
-                if wall - least <= end if back else wall - most >= end:
+                    due = moment if due is None else min(due, moment)
+            if due is not None:
+                # Around a change of clocks a later local time may be an earlier moment: go on until that is impossible.
+                least, greatest = times.offsets_near(due)
+                end = due.replace(tzinfo=None)
+                if local - least <= end if back else local - greatest >= end:
                     break
     except OverflowError:
         pass  # beyond the calendar
-    if found is None:
+    if due is None:
         raise ConfigurationError(f"{cron!r} never comes")
-    return found
+    return due
 
 
 class _Times:
@@ -100,22 +100,22 @@ class _Times:
         except CronSimError as exc:
             raise ConfigurationError(f"{cron!r} is no cron expression: {exc}") from exc
 
-    def on_the_wall(self, start: datetime, back: bool) -> Iterator[datetime]:
-        """Iterate over the times that the expression names, from ``start`` on (excluded) or back (included)."""
+    def local_times(self, start: datetime, back: bool) -> Iterator[datetime]:
+        """Iterate over the expression's local times, from ``start`` on (excluded) or back (included)."""
         try:
             yield from CronSim(self._cron, start + SECOND if back else start, reverse=back)
         except ValueError:  # the calendar's end
             return
 
-    def moments(self, wall: datetime) -> list[datetime]:
-        """Return when a time on the wall is due."""
-        first = wall.replace(tzinfo=self._zone, fold=0).astimezone(UTC)
-        second = wall.replace(tzinfo=self._zone, fold=1).astimezone(UTC)
+    def moments(self, local: datetime) -> list[datetime]:
+        """Return when a local time is due, in UTC: never, once or twice."""
+        first = local.replace(tzinfo=self._zone, fold=0).astimezone(UTC)
+        second = local.replace(tzinfo=self._zone, fold=1).astimezone(UTC)
         if first == second:
             return [first]
         if first < second:
             return [first, second] if self._twice else [first]
-        # Clocks are put forward between the two. When, is told by the offset.
+        # Clocks are put forward between the two. Search for the moment at which the offset changes.
         if self._hourly and not (first - second) % HOUR:
             return []
         after = self._offset(first)
@@ -129,8 +129,9 @@ class _Times:
 
     def offsets_near(self, moment: datetime) -> tuple[timedelta, timedelta]:
         """Return the least and the greatest offset from UTC around a moment, as far as clocks can be moved."""
-        found = [self._offset(moment + number * HOUR) for number in range(-MOST_APART, MOST_APART + 1)]
-        return min(found), max(found)
+        hours = range(-MAX_OFFSET_DIFFERENCE, MAX_OFFSET_DIFFERENCE + 1)
+        offsets = [self._offset(moment + number * HOUR) for number in hours]
+        return min(offsets), max(offsets)
 
     def _offset(self, moment: datetime) -> timedelta:
         offset = moment.astimezone(self._zone).utcoffset()

@@ -1,4 +1,8 @@
-"""Queues as programs have them: putting, claiming, waiting, looking."""
+"""`Queue`, the API of programs: putting and claiming tasks, waiting for them, listing them, setting limits.
+
+Arguments are checked before the database is asked. Large puts are split into statements of up to 500 tasks; a put
+whose reply is lost is repeated under the same uid, and puts nothing twice.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +56,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Queue", "check_put", "queue"]
 
-#: What one statement puts at the most, unless it is a single task: it must not keep the pings out.
-MOST_TASKS, MOST_CHARACTERS = 500, 4_000_000
-#: So many locks a task may be put with.
-MOST_LOCKS = 100
-#: Between two looks whether a queue has come to its end, of which nobody tells.
+#: How much one statement puts at most (but always one task): a long statement would delay heartbeats.
+MAX_TASKS, MAX_CHARACTERS = 500, 4_000_000
+#: With so many locks a task may be put.
+MAX_LOCKS = 100
+#: Between two checks whether a queue is done, which is not notified.
 WAIT_SECONDS = 0.5
-#: The longest time that a task may be kept back, or a queue waited for: ten years.
+#: The longest delay of a task, and the longest wait for a queue: ten years.
 LONGEST_SECONDS = TASK_BOUNDS["after_ms"][1] / 1000
 
 
@@ -68,22 +72,22 @@ class Queue:
     def __init__(self, name: str, *, on_failure: str = "stop", coordinator: Coordinated | None = None) -> None:
         self.name = check_name("The queue's name", name)
         self._on_failure = _check_on_failure(on_failure)
-        #: For the package; programs have no use for it.
+        #: For the package, not for programs.
         self.claiming = Claiming(name, coordinator)
 
     def put(self, body: Any, *, cursor: Any = None, **options: Unpack[PutOptions]) -> int:
-        """Put one task; returns its number.
+        """Put one task; return its number.
 
         Args:
             body: `Sql`, `Shell`, `Call` or a function for workers; any JSON value for code that claims for itself (a
                 plain text only as `Json`).
-            cursor: A DB-API cursor on the *same database* with a transaction open (psycopg, pyodbc, sqlite3, Django),
-                or a ``Connection`` or ``Session`` of SQLAlchemy: the task is there when that transaction is committed,
-                together with what it has written, and never if it is rolled back. It is put by that cursor's login.
+            cursor: A DB-API cursor on the *same database* with an open transaction (psycopg, pyodbc, sqlite3, Django),
+                or a ``Connection`` or ``Session`` of SQLAlchemy. The task exists once that transaction is committed,
+                together with its other writes, and never if it is rolled back. The cursor's login puts it.
             options: As for `put_many`.
 
         Raises:
-            ConfigurationError: What cannot be kept, or not by this login.
+            ConfigurationError: An argument is invalid, or this login may not put tasks.
             Unavailable: The database is out of reach.
 
         >>> sqlsem.queue("nightly").put({"table": "customers"}, note="daily")  # doctest: +SKIP
@@ -109,33 +113,32 @@ class Queue:
         locks: Iterable[AnyLock] = (),
         cursor: Any = None,
     ) -> list[int]:
-        """Put many tasks; returns their numbers. Each 500, fewer when they are large, are put all or none.
+        """Put many tasks; return their numbers. Groups of 500 (fewer if they are large) are put all or none.
 
-        What cannot be kept is refused before any is put.
+        All arguments are checked before any task is put.
 
         Args:
             bodies: See `put`.
-            order: Lower ones first; the task waits until every task of a lower order has ended.
-            after: How long it is not claimed: seconds, ``"10m"`` or a `timedelta`.
-            max_attempts: How often it is tried before it has failed. (An attempt whose worker dies does not count, up
-                to five times.)
-            backoff: How long before the second attempt, about; twice that before the third, and so on up to 300 s.
-            on_failure: ``'stop'``: a failed task holds up all later orders until somebody retries or cancels it.
-                ``'continue'``: it does not. Left out, as the queue has it.
-            note: Words for anyone who looks at the queue.
-            time_limit: An attempt that runs for longer is ended, and has failed. Looked at about once a second.
+            order: Lower orders run first; a task waits until every task of a lower order has ended.
+            after: The delay before the task may be claimed: seconds, ``"10m"`` or a `timedelta`.
+            max_attempts: How many attempts are made before the task has failed. (An attempt whose worker dies does not
+                count, up to five times.)
+            backoff: The approximate pause before the second attempt; twice that before the third, up to 300 s.
+            on_failure: ``'stop'``: a failed task holds up all later orders until an operator retries or cancels it.
+                ``'continue'``: it does not. Left out, the queue's default.
+            note: A text that lists of the queue show.
+            time_limit: An attempt that runs for longer is ended, and fails. Checked about once a second.
             unique: A key, for one body. While a task of this queue with the same key is open (pending, running, or
-                failed and holding up), nothing is put, and that one's number is returned.
-            replace: A key, for one body. The task takes the place of the one that is open with the same key: that one
-                is cancelled, or, while it runs, runs on beside it.
-            key: Whose task it is (a tenant, a customer, a host). Workers share themselves out between the keys of a
-                queue, however many tasks each has waiting, and how many run at a time can be limited for each; see
-                `set_limit`.
-            priority: Among the tasks of the same key and order: higher ones first; negative ones after those of 0.
-            locks: What each of them needs to run: ``[sqlsem.write("customers"), sqlsem.limit("pg", 4)]``. The task
-                waits in the lines of all of them at once, without a process, and any worker starts it when its turn has
-                come in all, holding them (`Task.grant`). They are given back with the end of the attempt.
-            cursor: As for `put`: all are put by it, or none.
+                failed and holding up), nothing is put, and the number of the open task is returned.
+            replace: A key, for one body. The new task replaces the open task with the same key: a pending one is
+                cancelled, a running one runs on beside it.
+            key: The task's owner (a tenant, a customer, a host). Workers are shared fairly between the keys of a
+                queue, however many tasks each has waiting; see also `set_limit`.
+            priority: Among the tasks of the same key and order, higher priorities first; the default is 0.
+            locks: The locks that each task needs to run: ``[sqlsem.write("customers"), sqlsem.limit("pg", 4)]``. The
+                task waits in the queues of all of them at once, without a process. When all are granted, any worker
+                starts it, holding them (`Task.grant`). The end of the attempt releases them.
+            cursor: As for `put`: puts all of the tasks, or none.
 
         Errors as for `put`.
 
@@ -143,30 +146,30 @@ class Queue:
         """
         bodies = _encoded(bodies)
         locks = _listed(locks)
-        failing = self._on_failure if on_failure is None else on_failure
-        how = check_put(
-            *(order, after, max_attempts, backoff, failing, note, time_limit, unique, replace, key, priority, locks),
+        on_failure = self._on_failure if on_failure is None else on_failure
+        template = check_put(
+            *(order, after, max_attempts, backoff, on_failure, note, time_limit, unique, replace, key, priority, locks),
         )
         if len(bodies) > 1 and (unique is not None or replace is not None):
             raise ConfigurationError(f"A key is for one task, and these are {len(bodies)}; put each with its own")
-        if how.locks:
+        if template.locks:
             _check_database(locks, self.claiming.process)
         task_ids: list[int] = []
         if cursor is not None:
             engine = self.claiming.process.engine
             engine.require(TaskSession, "put()")
-            theirs = cursor_of(cursor, "put()")
-            refuse_autocommit(theirs, "put()")
-            session = engine.session_on(theirs)
+            dbapi_cursor = cursor_of(cursor, "put()")
+            refuse_autocommit(dbapi_cursor, "put()")
+            session = engine.session_on(dbapi_cursor)
             here(self.claiming.process, session.database_identity, "put()")
-            for some in _portions(how, bodies):
-                task_ids += session.put_tasks(self.name, os.urandom(12).hex(), some)
+            for chunk in _chunks(template, bodies):
+                task_ids += session.put_tasks(self.name, os.urandom(12).hex(), chunk)
             return task_ids
-        for some in _portions(how, bodies):
+        for chunk in _chunks(template, bodies):
             uid = os.urandom(12).hex()
             task_ids += self.claiming.process.member.call(
                 "put",
-                lambda session, _, some=some, uid=uid: session.put_tasks(self.name, uid, some),  # type: ignore[misc]
+                lambda session, _, chunk=chunk, uid=uid: session.put_tasks(self.name, uid, chunk),  # type: ignore[misc]
             )
             self.claiming.process.bell.notify()
         return task_ids
@@ -181,20 +184,20 @@ class Queue:
         missed: str = "one",
         **options: Unpack[PutOptions],
     ) -> Schedule:
-        """Have a task put at all times of a cron expression, once for each, by whoever works on this queue then.
+        """Have the workers of this queue put a task at each time of a cron expression.
 
         A schedule of the same name is replaced.
 
         Args:
             cron: Minute, hour, day of month, month, day of week: ``"0 2 * * *"``; or ``"@daily"`` and its like.
             body: As for `put`.
-            name: What it is called, in the whole database. Left out, made of the queue's name and the body.
-            time_zone: Of the expression, as the IANA database calls it. The clock is the database's.
-            missed: What becomes of times at which nobody worked on the queue: ``'one'`` task for all of them, as soon
-                as somebody does; ``'skip'``: none, but for one that is less than a minute late.
-            options: Of each task, as for `put`.
+            name: The schedule's name, unique in the database. Left out, made of the queue's name and the body.
+            time_zone: The expression's time zone, by its IANA name. The clock is the database's.
+            missed: What to do about times at which the queue had no worker: ``'one'`` puts one task for all of them as
+                soon as there is a worker; ``'skip'`` puts none, unless the last time is less than a minute ago.
+            options: Options of each task, as for `put`.
 
-        Raises `ConfigurationError` for what cannot be.
+        Raises `ConfigurationError` for an invalid argument.
 
         >>> sqlsem.queue("nightly").schedule("0 2 * * *", sqlsem.Sql("CALL load()"))  # doctest: +SKIP
         """
@@ -222,9 +225,9 @@ class Queue:
         return self.claiming.process.look(save, ScheduleSession)
 
     def claim(self, wait: Duration | None = None) -> Iterator[Task]:
-        """Claim one task after the other; ends when nothing came for so long (None: never; 0: at once).
+        """Claim one task after the other; end when there was none for ``wait`` (None: never end; 0: do not wait).
 
-        End each task with its ``with`` block before the next is claimed; leaving the loop is enough to stop.
+        End each task with its ``with`` block before the next is claimed; leave the loop to stop.
         Raises `Unavailable` when the database is out of reach for longer than the coordinator's ``retry``.
 
         >>> for task in sqlsem.queue("nightly").claim(wait=30):  # doctest: +SKIP
@@ -242,29 +245,29 @@ class Queue:
                 raise NotHeld(f"{task!r} was neither finished nor failed; use 'with task:' in the loop")
 
     def try_claim(self) -> Task | None:
-        """Claim a task if there is one that may run now."""
+        """Claim and return a task that may run now; None if there is none."""
         return self.claiming.try_claim()
 
     def state(self) -> QueueState:
-        """What is left to do, now."""
+        """Return the queue's state: is it done, and does a failed task hold it up?"""
         return self.claiming.process.member.call("look at a queue", lambda session, _: session.queue_state(self.name))
 
     def wait(self, timeout: Duration | None = None) -> bool:
-        """Wait until nothing is left that could run; False when that takes longer than ``timeout``. (`join`, and the
-        ``wait`` of a batch, raise `Timeout` then.)
+        """Wait until no task is left that could run; return False if that takes longer than ``timeout``. (`join`, and
+        the ``wait`` of a batch, raise `Timeout` then.)
         """
         seconds = None if timeout is None else check_duration("timeout", timeout, most=LONGEST_SECONDS)
 
-        def look() -> bool | None:
+        def poll() -> bool | None:
             state = self.state()
             return True if state.done or state.stuck else None
 
-        found = self.claiming.poll_until(look, seconds, between=self.claiming.recover, longest=WAIT_SECONDS)
-        return found is not None
+        result = self.claiming.poll_until(poll, seconds, between=self.claiming.recover, longest=WAIT_SECONDS)
+        return result is not None
 
     def join(self, timeout: Duration | None = None) -> None:
-        """As `wait`, and raises `TaskFailed` when a task failed that was not put with ``on_failure='continue'``,
-        `Timeout` when time is up: it names the worker that runs a task, and its ``holders`` are the tasks that run.
+        """Wait like `wait`. Raise `TaskFailed` if a task failed that was not put with ``on_failure='continue'``, and
+        `Timeout` after ``timeout``: it names the worker of a running task, and its ``holders`` are the running tasks.
 
         >>> sqlsem.queue("nightly").join(timeout="1h")  # doctest: +SKIP
         """
@@ -288,11 +291,11 @@ class Queue:
             )
 
     def set_limit(self, limit: int | None, *, key: str | None = None) -> None:
-        """Let at most so many tasks of this queue run at a time, on all workers together; with ``key`` of this key.
-        None: any number (of a key: as `set_key_limit` says). 0: none is started any more. What runs, runs on.
+        """Limit how many tasks of this queue, or of this ``key``, run at a time, on all workers together.
 
-        For operators. Raises `ConfigurationError` for what cannot be, or not by this login; `Unavailable` when the
-        database is out of reach.
+        None: no limit (for a key: the one of `set_key_limit`). 0: no task is started. Running tasks are not ended.
+        For operators. Raises `ConfigurationError` for an invalid argument, or if this login may not; `Unavailable` if
+        the database is out of reach.
 
         >>> sqlsem.queue("mails").set_limit(10)  # doctest: +SKIP
         >>> sqlsem.queue("mails").set_limit(5, key="tenant-7")  # doctest: +SKIP
@@ -302,7 +305,7 @@ class Queue:
         self._set(key, "limit", limit)
 
     def set_key_limit(self, limit: int | None) -> None:
-        """Let at most so many tasks of each key run at a time, but for keys with a limit of their own; otherwise as
+        """Limit how many tasks of each key run at a time, except for keys with a limit of their own; otherwise as
         `set_limit`. Tasks without a key are not limited by this.
 
         >>> sqlsem.queue("mails").set_key_limit(2)  # doctest: +SKIP
@@ -312,14 +315,14 @@ class Queue:
         self._set(None, "key_limit", limit)
 
     def set_rate(self, limit: int | None, per: Duration | None = None, *, key: str | None = None) -> None:
-        """Let at most ``limit`` tasks of this queue be started in any stretch of time as long as ``per``, by all
-        workers together; with ``key`` of this key. None: as many as workers can (of a key: as `set_key_rate` says).
+        """Limit how many tasks of this queue, or of this ``key``, all workers together start in any time window.
 
-        Each attempt at a task is a start, also one that a worker gives back. Time is the database's. The window (from a
-        millisecond to 24 days) is kept in a hundred parts, as that of `sqlsem.rate`: the rate is never passed, and a
-        hundredth of the window may be waited for too long. What was started before counts, as far as a rate was set.
+        ``per`` is the length of the window, from a millisecond to 24 days. None: no limit (for a key: the one of
+        `set_key_rate`). Each attempt counts as a start, also one that a worker returns to the queue. The clock is the
+        database's. As in `sqlsem.rate`, a window is stored in a hundred parts: the rate is never exceeded, and a task
+        may wait a hundredth of the window too long. Starts before this call count if a rate was set then.
 
-        Who may do that, and errors: as for `set_limit`.
+        Rights and errors as for `set_limit`.
 
         >>> sqlsem.queue("mails").set_rate(1000, per="1m")  # doctest: +SKIP
         >>> sqlsem.queue("mails").set_rate(10, per="1s", key="tenant-7")  # doctest: +SKIP
@@ -327,16 +330,16 @@ class Queue:
         self._set(key, "rate", *_rate(limit, per))
 
     def set_key_rate(self, limit: int | None, per: Duration | None = None) -> None:
-        """Let at most ``limit`` tasks of each key be started in any stretch of time as long as ``per``, but for keys
-        with a rate of their own; otherwise as `set_rate`. Tasks without a key are not held back by this.
+        """Limit how many tasks of each key are started in any time window, except for keys with a rate of their own;
+        otherwise as `set_rate`. Tasks without a key are not limited by this.
 
         >>> sqlsem.queue("mails").set_key_rate(100, per="1m")  # doctest: +SKIP
         """
         self._set(None, "key_rate", *_rate(limit, per))
 
     def set_weight(self, key: str, weight: int | None) -> None:
-        """Give a key so many times the share of the workers that others have (None: the same share). Who may do that,
-        and errors: as for `set_limit`.
+        """Give a key ``weight`` times the share of the workers that other keys have (None: the same share). Rights and
+        errors as for `set_limit`.
 
         >>> sqlsem.queue("mails").set_weight("tenant-7", 3)  # doctest: +SKIP
         """
@@ -344,50 +347,52 @@ class Queue:
             check_count("The weight", weight)
         self._set(check_name("The key", key), "weight", weight)
 
-    def _set(self, key: str | None, what: str, value: int | None, per_ms: int | None = None) -> None:
+    def _set(self, key: str | None, setting: str, value: int | None, per_ms: int | None = None) -> None:
         if key is not None:
             check_name("The key", key)
         process = self.claiming.process
-        process.look(lambda session: session.set_queue(self.name, key, what, value, per_ms), QueueLimitSession)
+        process.look(lambda session: session.set_queue(self.name, key, setting, value, per_ms), QueueLimitSession)
         process.bell.notify()
 
     def limits(self) -> list[QueueLimit]:
-        """What is set of this queue (first, where anything is), and of its keys."""
+        """Return the limits, rates and weights of this queue (first, if it has any) and of its keys."""
         process = self.claiming.process
         return process.look(lambda session: session.queue_limits(self.name), QueueLimitSession)
 
     def counts(self) -> QueueCounts | None:
-        """How many tasks are in which state, the oldest, the rate, and what holds it up; None when nothing is kept."""
-        found = Operators(self.claiming.process).queues(self.name)
-        return found[0] if found else None
+        """Return how many tasks are in each state, the oldest one, the rate, and the task that holds the queue up.
+        None if the database has no tasks of it.
+        """
+        rows = Operators(self.claiming.process).queues(self.name)
+        return rows[0] if rows else None
 
     def tasks(self, status: str | None = None, *, most: int = 100, skip: int = 0) -> list[TaskEntry]:
-        """Open tasks in the order in which they will run, then those that ended, newest first; all but the first
-        ``skip``.
+        """Return up to ``most`` tasks: open ones in the order in which they will run, then ended ones, newest first.
+        Leave out the first ``skip``.
         """
         return Operators(self.claiming.process).tasks(self.name, status, most=most, skip=skip)
 
     def log(self, task_id: int) -> list[Attempt]:
-        """Every attempt at a task: who, when, how long, how it ended."""
+        """Return every attempt at a task: its worker, start, duration and outcome."""
         return Operators(self.claiming.process).attempts(task_id)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
 
 
-def _portions(how: NewTask, bodies: Sequence[tuple[str, str]]) -> Iterator[list[NewTask]]:
-    """What each statement shall put: tasks like this one, with these kinds and texts."""
-    # (Made as they are needed: a hundred thousand objects that live at once make Python's garbage collection slow.)
-    some: list[NewTask] = []
+def _chunks(template: NewTask, bodies: Sequence[tuple[str, str]]) -> Iterator[list[NewTask]]:
+    """Yield the tasks of each statement: like ``template``, with these kinds and texts."""
+    # (Made lazily: a hundred thousand objects at once make Python's garbage collection slow.)
+    chunk: list[NewTask] = []
     size = 0
     for kind, text in bodies:
-        if some and (len(some) == MOST_TASKS or size + len(text) > MOST_CHARACTERS):
-            yield some
-            some, size = [], 0
-        some.append(how.alike(kind, text))
+        if chunk and (len(chunk) == MAX_TASKS or size + len(text) > MAX_CHARACTERS):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(template.alike(kind, text))
         size += len(text)
-    if some:
-        yield some
+    if chunk:
+        yield chunk
 
 
 def check_put(
@@ -404,7 +409,7 @@ def check_put(
     priority: int = 0,
     locks: Iterable[AnyLock] = (),
 ) -> NewTask:
-    """The options of `Queue.put`, as a task without a body. Raises `ConfigurationError` for what cannot be."""
+    """Check the options of `Queue.put`, and return them as a task without a body. Raises `ConfigurationError`."""
     check_count("The order of a task", order, *TASK_BOUNDS["order"])
     check_count("max_attempts", max_attempts, *TASK_BOUNDS["max_attempts"])
     check_count("The priority of a task", priority, *TASK_BOUNDS["priority"])
@@ -414,28 +419,28 @@ def check_put(
         check_name("The note", note, MAX_NOTE)
     seconds = check_duration("after", after, most=LONGEST_SECONDS)
     pause = check_duration("backoff", backoff, most=TASK_BOUNDS["backoff_ms"][1] / 1000)
-    for what, one in (("unique", unique), ("replace", replace)):
-        if one is not None:
-            check_name(f"The key ({what})", one)
+    for option, unique_key in (("unique", unique), ("replace", replace)):
+        if unique_key is not None:
+            check_name(f"The key ({option})", unique_key)
     if unique is not None and replace is not None:
         raise ConfigurationError("A task is unique or replaces another one, not both; give it one key")
-    failing = _check_on_failure("stop" if on_failure is None else on_failure)
+    on_failure = _check_on_failure("stop" if on_failure is None else on_failure)
     limit = None if time_limit is None else check_duration("time_limit", time_limit, zero=False)
     return NewTask(
-        *("json", "null", order, seconds, max_attempts, pause, failing, note, limit, unique, replace, key, priority),
+        *("json", "null", order, seconds, max_attempts, pause, on_failure, note, limit, unique, replace, key, priority),
         _locks(_listed(locks)),
     )
 
 
 def _encoded(bodies: Iterable[Any]) -> list[tuple[str, str]]:
-    """Return the bodies as they are kept."""
+    """Return the bodies' kinds and text forms."""
     if not isinstance(bodies, Iterable):
         raise ConfigurationError(f"put_many() takes a list of bodies, not {type(bodies).__name__}; one: put()")
     return [encode(body) for body in bodies]
 
 
 def _listed(locks: Iterable[AnyLock]) -> list[AnyLock]:
-    """These; one alone is as good as a list of one."""
+    """Return the locks as a list; a single lock is allowed."""
     if isinstance(getattr(locks, "terms", None), Terms):
         return [cast("AnyLock", locks)]
     if not isinstance(locks, Iterable):
@@ -444,40 +449,40 @@ def _listed(locks: Iterable[AnyLock]) -> list[AnyLock]:
 
 
 def _locks(locks: Iterable[AnyLock]) -> tuple[TaskLock, ...]:
-    """What tasks ask for that are put with these. Raises `ConfigurationError` for what cannot be."""
-    asked: dict[str, TaskLock] = {}
+    """Return the requests of a task with these locks. Raises `ConfigurationError` for locks that a task cannot have."""
+    requested: dict[str, TaskLock] = {}
     for lock in locks:
         terms = getattr(lock, "terms", None)
         if not isinstance(terms, Terms):
             raise ConfigurationError(f"locks takes locks, not {lock!r}; write locks=[sqlsem.write('customers')]")
         if terms.timeout is not None or terms.on_lost is not None:
             raise ConfigurationError(
-                f"{lock!r} has a timeout or on_lost, which nobody heeds: a task waits for as long as its locks take"
+                f"{lock!r} has a timeout or on_lost, which have no effect: a task waits for as long as its locks take"
             )
         for request in terms.requests:
             if isinstance(request, RateRequest):
                 raise ConfigurationError(
-                    f"{lock!r} is a rate, of which a task can take in its own code: nothing is held of it meanwhile",
+                    f"{lock!r} is a rate, which is not held; let the task take from it in its own code",
                     resource=request.resource,
                 )
             if request.priority is not None:
                 raise ConfigurationError(
-                    f"{lock!r} has a priority, which the locks of a task have not; give put() one, or name none here",
+                    f"{lock!r} has a priority, which locks of tasks do not have; give put() one, or name none here",
                     resource=request.resource,
                 )
-            if request.resource in asked:
+            if request.resource in requested:
                 raise ConfigurationError(
                     f"The locks of a task name {request.resource!r} twice; ask for it once, with a weight",
                     resource=request.resource,
                 )
-            asked[request.resource] = TaskLock(request.resource, request.access, request.limit, request.weight)
-    if len(asked) > MOST_LOCKS:
-        raise ConfigurationError(f"A task takes at most {MOST_LOCKS} locks, not {len(asked)}")
-    return tuple(asked.values())
+            requested[request.resource] = TaskLock(request.resource, request.access, request.limit, request.weight)
+    if len(requested) > MAX_LOCKS:
+        raise ConfigurationError(f"A task takes at most {MAX_LOCKS} locks, not {len(requested)}")
+    return tuple(requested.values())
 
 
 def _check_database(locks: Iterable[AnyLock], process: Process) -> None:
-    """Raise `ConfigurationError` for locks of another database, or where there are no tasks with locks."""
+    """Raise `ConfigurationError` for locks of another database, or if this one has no tasks with locks."""
     process.engine.require(BlockedTaskSession, "put(locks=…)")
     for lock in locks:
         given = lock.terms.given_process
@@ -486,10 +491,10 @@ def _check_database(locks: Iterable[AnyLock], process: Process) -> None:
 
 
 def _rate(limit: int | None, per: Duration | None) -> tuple[int | None, int | None]:
-    """A rate of a queue, checked, as sessions take it."""
+    """Check a rate of a queue; return its limit and the milliseconds of its window."""
     if limit is None:
         if per is not None:
-            raise ConfigurationError("A rate that is taken away has no window; leave per out, or give a limit")
+            raise ConfigurationError("A rate that is removed has no window; leave per out, or give a limit")
         return None, None
     (window,) = windows_of(check_count("The limit of a rate", limit), per)
     return window.limit, window.ms
@@ -502,13 +507,13 @@ def _check_on_failure(value: str) -> str:
 
 
 def queue(name: str, *, on_failure: str = "stop", coordinator: Coordinated | None = None) -> Queue:
-    """The work queue of that name; it need not be made.
+    """Return the work queue of that name; a queue need not be created.
 
     Args:
         name: 1 to 255 characters.
-        on_failure: What its tasks have unless they are put otherwise; see `Queue.put`.
-        coordinator: Which database; left out, the default one (`sqlsem.configure`).
+        on_failure: The default of its tasks; see `Queue.put`.
+        coordinator: The database's; left out, the default one (`sqlsem.configure`).
 
-    Raises `ConfigurationError` for a name that cannot be.
+    Raises `ConfigurationError` for an invalid name.
     """
     return Queue(name, on_failure=on_failure, coordinator=coordinator)

@@ -1,12 +1,12 @@
-"""Schedules: tasks that are put at the times of a cron expression, once for each, however many processes watch.
+"""Schedules: tasks that are put at the times of a cron expression, once for each, by any of the queue's workers.
 
-The next time that is due is written in the database. Whoever finds it past, by the database's clock, puts the task and
-writes down the time after that, in one transaction that only succeeds for one of them. So what dies in between has done
-all of it, or nothing.
+The database keeps each schedule's next due time. A worker that finds it past, by the database's clock, puts the task
+and writes the next time, in one transaction that succeeds for only one of the workers. A worker that dies in between
+has done both or nothing.
 
-The next time is later than the database's now, or it is not written: `sqlsem.tasks.cron` computes it so, and the
-database asks again. A host that cannot compute it (it lacks time zone data, or a newer host wrote the expression)
-changes nothing and says so: other hosts put the tasks.
+`sqlsem.tasks.cron` computes the next time; the database accepts it only if it is later than now by its own clock. A
+host that cannot compute it (it lacks time zone data, or a newer host wrote the expression) logs that and changes
+nothing: other hosts put the tasks.
 """
 
 from __future__ import annotations
@@ -25,86 +25,87 @@ __all__ = ["MISSED", "Scheduler"]
 
 log = logging.getLogger("sqlsem")
 
-#: What becomes of times that nobody saw: one task for all of them, or none.
+#: How to treat missed times: put one task for all of them, or none.
 MISSED = ("one", "skip")
-#: So late may a task be put that is left out when it was missed.
+#: With 'skip', a time that is later than this counts as missed.
 LATE = timedelta(seconds=60)
-#: How often a schedule is looked at in a row, where its next time has come meanwhile.
-LOOKS = 3
+#: How often a schedule is read again if its next time has passed meanwhile.
+ATTEMPTS = 3
 
 
 class Scheduler:
-    """Puts what is due of a queue's schedules. What one of them cannot do does not keep the others from their times,
-    nor the workers from their tasks, and is logged once.
+    """Puts the due tasks of a queue's schedules. An error of one schedule is logged once, and affects neither the
+    other schedules nor the workers.
     """
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
         self._lock = threading.Lock()
-        self._told: dict[str, object] = {}  # by schedule: what was logged last: of which time, and which error
+        self._logged: dict[str, object] = {}  # by schedule: the due time and the kind of the last logged error
 
     def fire_due(self, process: Process) -> int:
-        """Put what is due now; return the number of tasks."""
-        found = process.member.call("look at schedules", lambda session, _: session.list_schedules(None, self._queue))
-        return sum(self._try_to_fire(process, one) for one in found if _is_due(one))
+        """Put all tasks that are due now; return their number."""
+        rows = process.member.call("look at schedules", lambda session, _: session.list_schedules(None, self._queue))
+        return sum(self._try_to_fire(process, schedule) for schedule in rows if _is_due(schedule))
 
-    def _try_to_fire(self, process: Process, one: Schedule) -> int:
+    def _try_to_fire(self, process: Process, schedule: Schedule) -> int:
         try:
-            count = _fire(process, one)
+            count = _fire(process, schedule)
         except Exception as exc:
             process.require_open()
-            words = (
+            problem = (
                 "is not understood by this host, which leaves it to others"
-                if isinstance(exc, _Unknown)
-                else "could not put its task, and is tried again; if it stays so, save it anew with other options, or: "
-                f"sqlsem schedules pause {shlex.quote(one.name)}"
+                if isinstance(exc, _NotComputable)
+                else "could not put its task, and will be tried again; if this persists, save it with other options, "
+                f"or: sqlsem schedules pause {shlex.quote(schedule.name)}"
             )
+            error = schedule.next_due, type(exc)
             with self._lock:
-                known = self._told.get(one.name)
-                self._told[one.name] = what = one.next_due, type(exc)
-            if known != what:
+                last_error = self._logged.get(schedule.name)
+                self._logged[schedule.name] = error
+            if last_error != error:
                 traced = None if isinstance(exc, SqlsemError) else exc
-                log.error("Schedule %r of %s %s: %s", one.name, one.put_by, words, exc, exc_info=traced)
+                log.error("Schedule %r of %s %s: %s", schedule.name, schedule.put_by, problem, exc, exc_info=traced)
             return 0
         with self._lock:
-            self._told.pop(one.name, None)
+            self._logged.pop(schedule.name, None)
         return count
 
 
-class _Unknown(ConfigurationError):
+class _NotComputable(ConfigurationError):
     """This host cannot compute the next time of a schedule."""
 
 
-def _is_due(one: Schedule) -> bool:
-    return one.next_due is not None and one.paused_at is None and one.next_due <= one.taken_at
+def _is_due(schedule: Schedule) -> bool:
+    return schedule.next_due is not None and schedule.paused_at is None and schedule.next_due <= schedule.taken_at
 
 
-def _fire(process: Process, one: Schedule) -> int:
-    for _ in range(LOOKS):
-        due = one.next_due
+def _fire(process: Process, schedule: Schedule) -> int:
+    for _ in range(ATTEMPTS):
+        due = schedule.next_due
         assert due is not None
         try:
-            following = next_due(one.cron, one.time_zone, one.taken_at)
-            last = max(due, last_due(one.cron, one.time_zone, one.taken_at))
+            following = next_due(schedule.cron, schedule.time_zone, schedule.taken_at)
+            last = max(due, last_due(schedule.cron, schedule.time_zone, schedule.taken_at))
         except ConfigurationError as exc:
-            raise _Unknown(str(exc)) from exc
-        put = one.options.get("missed") != "skip" or one.taken_at - last <= LATE
+            raise _NotComputable(str(exc)) from exc
+        put = schedule.options.get("missed") != "skip" or schedule.taken_at - last <= LATE
         done, task_id = process.member.call(
             "put of a schedule",
-            lambda session, _, now=(one.name, due, last, following, put): session.fire_schedule(*now),  # type: ignore[misc]
+            lambda session, _, args=(schedule.name, due, last, following, put): session.fire_schedule(*args),  # type: ignore[misc]
         )
         if done:
-            what = f"task {task_id}" if put else "left out, as it is late"
-            log.info("Schedule %r was due at %s: %s", one.name, last, what)
+            result = f"task {task_id}" if put else "left out, as it is late"
+            log.info("Schedule %r was due at %s: %s", schedule.name, last, result)
             return int(put)
-        # Another process was faster; or the next time has come meanwhile, and the one after it is looked for.
-        found = process.member.call(
+        # Another process was faster, or `following` has passed meanwhile: read the schedule again.
+        rows = process.member.call(
             "look at schedules",
-            lambda session, _, name=one.name: session.list_schedules(name, None),  # type: ignore[misc]
+            lambda session, _, name=schedule.name: session.list_schedules(name, None),  # type: ignore[misc]
         )
-        if not found or not _is_due(found[0]):
+        if not rows or not _is_due(rows[0]):
             return 0
-        (one,) = found
-    raise _Unknown(
-        f"the next time as computed here, {following}, is not later than the database's clock, {one.taken_at}"
+        (schedule,) = rows
+    raise _NotComputable(
+        f"the next time as computed here, {following}, is not later than the database's clock, {schedule.taken_at}"
     )

@@ -1,4 +1,4 @@
-"""A task that was claimed."""
+"""`Task`, a claimed task: it is ended by its ``with`` block or by hand, holds its locks, and may be cancelled."""
 
 from __future__ import annotations
 
@@ -22,31 +22,30 @@ __all__ = ["Task", "remember_ends", "tickets_of"]
 
 
 def tickets_of(claimed: Claimed, requesting_id: str) -> list[Ticket]:
-    """The rows of what a task holds."""
+    """Return the tickets of the locks that a task was claimed with."""
     return [
         Ticket(lock.resource, lock.position, requesting_id, True) for lock in claimed.locks if lock.position is not None
     ]
 
 
 class Task(Stoppable):
-    """A claimed task. Leave its ``with`` block well and it is finished; with an error, and it has failed.
+    """A claimed task. It is finished at the end of its ``with`` block, and has failed if the block raises an error.
 
     Attributes:
         id: Its number.
         kind: ``'sql'``, ``'shell'``, ``'call'`` or ``'json'``.
         body: The value that was put (for ``json``), or the text.
         order, note: As put.
-        attempt: How often it has been claimed, this time included.
-        grant: What it holds, if it was put with locks: a grant as of `sqlsem.all_of`, which may be asserted or handed
-            over. It is given back with the end of the attempt.
-        result: Set it to any JSON value to have it kept in the log.
-        stop_event: Set when somebody has cancelled it, or its time is up: leave the block soon.
-        why_stopped: Why that is, in words.
+        attempt: How often it has been claimed, including this time.
+        grant: The grant of its locks, if it was put with locks: as of `sqlsem.all_of`; it may be asserted or handed
+            over. The end of the attempt releases it.
+        result: Set it to any JSON value to have the log keep it.
+        stop_event: Set when an operator has cancelled the task, or its time limit is over: leave the block soon.
+        why_stopped: The reason, as text.
 
-    An `Exception` out of the block ends the attempt as failed (tried again as ``max_attempts`` says) and goes on to the
-    caller; a ``KeyboardInterrupt`` and its like give the task back at once. Raises `LockLost` on leaving the block when
-    the claim was lost meanwhile: the task runs or will run elsewhere; or one of its locks was: then the attempt
-    has failed.
+    An `Exception` in the block ends the attempt as failed (``max_attempts`` says how many follow), and reaches the
+    caller; a ``KeyboardInterrupt`` and its like return the task to the queue at once. The end of the block raises
+    `LockLost` if the claim was lost (the task runs or will run elsewhere) or one of its locks (the attempt has failed).
     """
 
     can_be_lost: ClassVar[bool] = True
@@ -71,22 +70,22 @@ class Task(Stoppable):
 
     @classmethod
     def all_of(cls, process: Process, queue: str, claimed: Iterable[Claimed | None], uid: str) -> list[Task]:
-        """Those that one call has claimed. (For the package.)"""
-        tasks = [cls(process, queue, one, uid) for one in claimed if one is not None]
+        """Return the tasks that one call has claimed. (For the package.)"""
+        tasks = [cls(process, queue, row, uid) for row in claimed if row is not None]
         if tasks:
             process.claims.add(tasks)
             process.minder.mind()
         return tasks
 
     def hold(self, claimed: Claimed, requesting_id: str, caller: Caller) -> None:
-        """Its locks are had by this thread, whose rows this process knows already. (For the package.)"""
+        """Make the grant of its locks, held by this thread; the process knows their rows already. (For the package.)"""
         process, holdings = self._process, self._process.holdings
         requests = [Request(lock.resource, lock.access, lock.limit, lock.weight, self.note) for lock in claimed.locks]
         tickets = tickets_of(claimed, requesting_id)
-        mine = weakref.ref(self)  # who drops a task gives it back
+        task_ref = weakref.ref(self)  # a task that the program drops is returned to the queue
 
         def lost(grant: Grant) -> None:
-            task = mine()
+            task = task_ref()
             if task is not None:
                 task.stop(f"its lock on {grant.resource!r} was lost")
 
@@ -96,12 +95,12 @@ class Task(Stoppable):
         returned = self.make_end("returned")
 
         def closing(session: Session, me: int) -> object:
-            _let_go(process, grant)
+            _forget_locks(process, grant)
             return session.end_task(me, returned)
 
         self.close_by(closing)
         missing = [ticket.position for ticket in tickets if not process.member.knows(ticket)]
-        if missing:  # the main session was lost in between, and they with it
+        if missing:  # the main session was lost meanwhile, and these rows with it
             process.lose_and_tell(missing, "its row was removed before it could be used")
         else:
             holding.told = True
@@ -109,30 +108,30 @@ class Task(Stoppable):
 
     @property
     def why_unlocked(self) -> str | None:
-        """Why it does not hold all of its locks any more, where that was not its own doing. (For the package.)"""
+        """Why it no longer holds all of its locks, if one of them was lost. (For the package.)"""
         why = None if self.grant is None else self.grant.holding.why_lost
         return None if self.grant is None or why is None else f"The lock on {self.grant.resource!r} was lost: {why}"
 
     def ending(self) -> None:
-        """Its end is about to be recorded, and its locks go with that. (For the package.)"""
+        """Prepare for the call that records the end, which also releases its locks. (For the package.)"""
         if self.grant is not None:
-            _let_go(self._process, self.grant)
+            _forget_locks(self._process, self.grant)
 
     @property
     def body(self) -> Any:
-        """The value that was put, or the text of what a worker runs."""
+        """The value that was put, or the text of the SQL, command or call."""
         return json.loads(self.text) if self.kind == "json" else self.text
 
     @property
     def ended(self) -> bool:
-        """Whether the attempt was ended, or lost."""
+        """True if the attempt has ended or was lost."""
         return self.why_lost is not None or not self.is_open
 
     @property
     def lost(self) -> bool:
-        """Whether the claim is lost, as the database was out of reach for too long, and others may have the task.
-        Answered from memory, except right after this process was paused for long: then the database is asked, for a
-        second at most.
+        """True if the claim is lost, because the database was out of reach for too long; others may have the task.
+        Answered from memory, except right after this process was paused for long: then the database is asked, which
+        takes up to a second.
         """
         if self.why_lost is None and self.is_open and not self.is_inherited:
             self._process.member.verify()
@@ -154,19 +153,19 @@ class Task(Stoppable):
             self._lost_event.set()
 
     def make_end(self, outcome: str, result: str | None = None, error: str | None = None) -> End:
-        """An end of this attempt. (For the package.)"""
+        """Return an end of this attempt. (For the package.)"""
         return End(self.id, self.attempt, outcome, result, error, self._last)
 
     def finish(self, result: Any = None) -> None:
-        """End the attempt well. Raises `LockLost` when the claim was lost, `NotHeld` when it was ended before."""
+        """End the attempt as finished. Raises `LockLost` if the claim was lost, `NotHeld` if it was ended before."""
         self._end_with(self.make_end("finished", None if result is None else as_json(result)))
 
     def fail(self, error: BaseException | str) -> None:
-        """End the attempt as failed; as cancelled, when somebody has cancelled it. Errors as for `finish`."""
+        """End the attempt as failed, or as cancelled if an operator has cancelled it. Errors as for `finish`."""
         self._end_with(self.make_end("cancelled" if self.cancelled else "failed", error=format_error(error)))
 
     def give_back(self) -> None:
-        """End the attempt as if it had never been: the task is pending at once. Errors as for `finish`."""
+        """Return the task to the queue: it is pending, and the attempt does not count. Errors as for `finish`."""
         self._end_with(self.make_end("returned"))
 
     def _end_with(self, end: End) -> None:
@@ -187,19 +186,21 @@ class Task(Stoppable):
             process.bell.notify()
         remember_ends(process, [end])
         self.ended_with(status)
-        if status is None:  # (What was recorded counts, also when it was thought lost meanwhile.)
+        if status is None:  # (A recorded end counts, even if this process believed the claim lost meanwhile.)
             self.require_open()
         if unlocked is not None and self.grant is not None and end.outcome == "failed":
             self.grant.holding.require()
 
     def ended_with(self, status: str | None, *, settles: bool = True) -> None:
-        """Its end has got this answer. Unless it ``settles``, the caller does, with others. (For the package.)"""
+        """Apply the database's reply to the end. With ``settles=False`` the caller settles several claims. (For the
+        package.)
+        """
         if status is None:
             self.lose("this process was given up meanwhile")
         if settles and self.is_open:
             self.settle()
         for ticket in () if self.grant is None else self.grant.holding.tickets:
-            self._process.nudge(ticket.resource)  # those of ours that waited for it may go in now
+            self._process.nudge(ticket.resource)  # a waiter of this process may be granted now
 
     def _succeed(self) -> None:
         self.finish(self.result)
@@ -218,8 +219,8 @@ def _give_back(task_id: int, attempt: int, session: Session, member_id: int) -> 
     session.end_task(member_id, End(task_id, attempt, "returned"))
 
 
-def _let_go(process: Process, grant: Grant) -> None:
-    """What a task held goes with its end, which is recorded next: its rows are no longer missed."""
+def _forget_locks(process: Process, grant: Grant) -> None:
+    """Forget the rows of a task's locks before its end is recorded, which removes them: they are not lost."""
     holding = grant.holding
     if not holding.released:
         process.holdings.forget(grant)
@@ -228,5 +229,5 @@ def _let_go(process: Process, grant: Grant) -> None:
 
 
 def remember_ends(process: Process, ends: Iterable[End]) -> None:
-    """A server that takes over, or is restored, may have forgotten them."""
+    """Keep recent ends, to be sent again: a server that takes over, or is restored, may not have them."""
     process.recent_ends.extend((monotonic(), end) for end in ends)

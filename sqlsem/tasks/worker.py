@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from sqlsem.bodies import END_SECONDS, Allowed, Stop, format_error, guarded, run
+from sqlsem.bodies import END_SECONDS, Allowed, Stop, command_killer, format_error, run
 from sqlsem.core.claims import owner_name
 from sqlsem.core.places import Places, Token
 from sqlsem.core.threads import GoesOn, Kept, call_out, spawn, tend
@@ -135,7 +135,7 @@ class Worker:
 
     def run(self) -> None:
         """Run tasks until stopped, or idle for ``idle_exit``. Raise the error that ended it, if any (`Unavailable`)."""
-        with guarded:  # one reaper process for all commands; started with the first
+        with command_killer:  # one reaper process for all commands; started with the first
             self._run()
 
     def _run(self) -> None:

@@ -158,7 +158,7 @@ def terms(monkeypatch):
         queue = SimpleQueue()
         for event in events:
             queue.put(event)
-        job = supervisor.Job(["true"], {}, 0.5, step_down=supervisor.SteppingDown(1.0))
+        job = supervisor.Job(["true"], {}, 0.5, step_down=supervisor.StepDown(1.0))
         code = supervisor.lead(lambda on_lost: None, job, coordinator=None, events=queue)
         assert left == []
         return code

@@ -403,7 +403,7 @@ def test_what_is_left_in_the_background_goes_on(bench: Bench) -> None:
 import os, psutil, subprocess, sys, time
 for _ in range(3):
     subprocess.run(["sh", "-c", "(sleep 0.05; exit 3) & exit 0"])
-while len(psutil.Process(os.getppid()).children()) != 2:  # this one and the guard
+while len(psutil.Process(os.getppid()).children()) != 2:  # this one and the killer
     time.sleep(0.01)
 quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, **quiet)

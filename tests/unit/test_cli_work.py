@@ -569,7 +569,7 @@ def alive(pid: int) -> bool:
 def test_commands_end_with_their_killed_worker(
     bench: Bench, coordinator: sqlsem.Coordinator, tmp_path: Path, setsid: str
 ) -> None:
-    """Both of them, and what they have started; a short one before them has the same guard, and is left alone."""
+    """Both commands are ended with what they started. An earlier command has the same killer, and is left alone."""
     put("--shell", "echo $PPID > worker; sleep 300 > /dev/null 2>&1 & echo $! > service")
     for _ in range(2):
         put("--shell", FAMILY.format(setsid=setsid))
@@ -580,8 +580,10 @@ def test_commands_end_with_their_killed_worker(
     service = int((tmp_path / "service").read_text())
     try:
         if sys.platform == "linux":
-            guards = [pid for pid in children_of(process.pid) if "guard.py" in Path(f"/proc/{pid}/cmdline").read_text()]
-            assert len(guards) == 1
+            killers = [
+                pid for pid in children_of(process.pid) if "tree_killer.py" in Path(f"/proc/{pid}/cmdline").read_text()
+            ]
+            assert len(killers) == 1
         process.kill()
         process.wait(PATIENCE)
         until(lambda: not any(map(alive, found)), "the end of the commands")
@@ -602,7 +604,7 @@ def children_of(parent: int) -> list[int]:
 
 
 @posix
-def test_guard_ends_commands_beside_a_forked_child(bench: Bench, tmp_path: Path) -> None:
+def test_killer_ends_commands_beside_a_forked_child(bench: Bench, tmp_path: Path) -> None:
     """Neither a worker that leaves nor what a function forked keeps it, or it keeps anything from ending."""
     (tmp_path / "jobs_of_ours.py").write_text(
         JOBS + "\ndef fork():\n    pid = os.fork()\n    if pid == 0:\n        time.sleep(300)\n    return pid\n"
@@ -1010,7 +1012,7 @@ def test_what_a_worker_carries_out(coordinator: sqlsem.Coordinator, tmp_path: Pa
     work("--kinds", "sql,call", "--modules", "jobs_of_ours,json")
     found = {task.task_id: task for task in coordinator.tasks("q")}
     assert (found[sql].status, found[ours].status, found[shell].status) == ("finished", "finished", "failed")
-    assert "carries out sql, call only, no task of kind shell" in (found[shell].error or "")
+    assert "runs sql, call only, no task of kind shell" in (found[shell].error or "")
     assert not (tmp_path / "done").exists()
     for number in others:
         assert "calls functions of jobs_of_ours, json only" in (found[number].error or ""), found[number]

@@ -27,7 +27,7 @@ THEMSELVES = {
     "engines/sqlite/database.py": "makes the database's file",
     "engines/sqlite/files.py": "the database's files, to lock bytes of them; compared by their descriptors",
     "engines/sqlite/doctor.py": "/proc/self/mounts",
-    "guard.py": "/proc",
+    "tree_killer.py": "/proc",
     "sql/__init__.py": "files of the package",
     "terminal/output.py": "/dev/null, and the standard streams",
 }

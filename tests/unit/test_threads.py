@@ -32,7 +32,7 @@ MAY_BEGIN = {
     ("engines/base.py", "timer"): "interrupts a session",
     ("engines/mssql/engine.py", "timer"): "shuts a socket",
     ("engines/mssql/tasks.py", "timer"): "interrupts a session",
-    ("guard.py", "Thread"): "a process of its own, which loads nothing else; each ends one command",
+    ("tree_killer.py", "Thread"): "a process of its own, which loads nothing else; each ends one command",
     ("testing/fibers.py", "thread"): "virtual time",
     ("dashboard/app.py", "run_in_threadpool"): "the web server's threads",
     ("dashboard/feed.py", "run_in_threadpool"): "the web server's threads",
@@ -85,8 +85,7 @@ def callback_calls(name, tree):
     return {
         (name, function)
         for function, what, _ in calls(tree)
-        if what.removeprefix("_") in CALLBACKS
-        or (what.startswith(("on_", "_on_")) and what not in ("on", "on_the_wall"))
+        if what.removeprefix("_") in CALLBACKS or (what.startswith(("on_", "_on_")) and what != "on")
     }
 
 
