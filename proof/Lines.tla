@@ -200,7 +200,7 @@ Number(r) == given[call[r].ask.resource] + 1
 
 Asks(r) == \E q \in Request : requests[r] < MaxRequests /\ Mine(r) = {} /\ Register(r, q)
 Server(r) == TakeGate(r) \/ Commit(r) \/ Grant(r) \/ Convert(r) \/ SessionEnds(r)
-Places(r) == call[r].step = "place" /\ Place(r, Number(r), Fits(rows, call[r].ask, Number(r)))
+PermitPool(r) == call[r].step = "place" /\ Place(r, Number(r), Fits(rows, call[r].ask, Number(r)))
 Looks(r) == \E o \in rows : Look(r, o)
 Enters(r) == \E o \in rows : Enter(r, o)
 Upgrades(r) == \E o \in rows : Upgrade(r, o)
@@ -209,14 +209,14 @@ Releases(r) == \E o \in rows : Release(r, o)
 Removes(r) == \E o \in Mine(r) : Remove(o)
 
 Next == \E r \in Requester :
-    \/ Asks(r) \/ Server(r) \/ Places(r) \/ Looks(r) \/ Enters(r) \/ Upgrades(r) \/ Leaves(r) \/ Releases(r) \/ Removes(r)
+    \/ Asks(r) \/ Server(r) \/ PermitPool(r) \/ Looks(r) \/ Enters(r) \/ Upgrades(r) \/ Leaves(r) \/ Releases(r) \/ Removes(r)
     \/ Crash(r)
     \/ \E o \in rows : BeginUpgrade(r, o) \/ Downgrade(r, o) \/ Cancel(r, o) \/ (o.requester = r /\ Revoke(o))
 
 (* Whoever lives does what it has begun, leaves in the end, and those who look find the dead. Nobody has to upgrade. *)
 Fairness == \A r \in Requester :
     /\ WF_vars(TakeGate(r)) /\ WF_vars(Commit(r)) /\ WF_vars(Grant(r)) /\ WF_vars(Convert(r)) /\ WF_vars(SessionEnds(r))
-    /\ WF_vars(Places(r)) /\ WF_vars(Looks(r)) /\ WF_vars(Upgrades(r)) /\ WF_vars(Removes(r))
+    /\ WF_vars(PermitPool(r)) /\ WF_vars(Looks(r)) /\ WF_vars(Upgrades(r)) /\ WF_vars(Removes(r))
     /\ SF_vars(Leaves(r)) /\ SF_vars(Releases(r) /\ \A o \in Mine(r) : o.ask.access # "upgrade")
 
 Spec == Init /\ [][Next]_vars /\ Fairness

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from sqlsem.batches import Batch, batch
 from sqlsem.chosen import configure, default, default_url
 from sqlsem.coordinator import Coordinator, connect
+from sqlsem.core.event_bus import Subscription, global_bus
 from sqlsem.core.grants import Grant
-from sqlsem.core.signals import Subscription, everywhere
 from sqlsem.engines import Database
 from sqlsem.errors import (
     BatchFailed,
@@ -96,7 +96,7 @@ __all__ = [
     "write",
 ]
 __version__ = "0.1.0"
-on = everywhere.on
+on = global_bus.on
 logging.getLogger("sqlsem").addFilter(CleanFilter())
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sqlsem import batches, engines, tasks
 from sqlsem.batches import Batch
 from sqlsem.core import terms
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.grants import Grant
 from sqlsem.core.holdings import LostCallback
 from sqlsem.core.leading import Candidacy
@@ -22,7 +23,6 @@ from sqlsem.core.options import (
     check_options,
 )
 from sqlsem.core.periodic import Period, Periodic
-from sqlsem.core.process import Process
 from sqlsem.core.terms import Name
 from sqlsem.engines.base import Creator, Engine, Options
 from sqlsem.engines.protocol import BatchSession, Session, TaskSession
@@ -84,9 +84,9 @@ class Coordinator(Operators):
         place, own = engines.locate(url)
         creator = creator or own
         engine = engines.of_url(place)(place, options, creator and engines.unpooled(creator))
-        super().__init__(Process(engine, retry))
+        super().__init__(DatabaseClient(engine, retry))
         #: As `sqlsem.on`, for the locks of this coordinator alone; those of tasks, too.
-        self.on = self.process.signals.on
+        self.on = self.client.event_bus.on
 
     def __reduce__(self) -> str:
         raise ConfigurationError(
@@ -96,34 +96,34 @@ class Coordinator(Operators):
     @property
     def engine(self) -> Engine:
         """The database."""
-        return self.process.engine
+        return self.client.engine
 
     @property
     def retry(self) -> float:
         """For how long a call tries to reach it, in seconds."""
-        return self.process.retry
+        return self.client.retry
 
     # -- faces --------------------------------------------------------------------------------------------------
 
     def mutex(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.mutex`."""
-        return Lock(terms.mutex(name, options, self.process))
+        return Lock(terms.mutex(name, options, self.client))
 
     def limit(self, name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.limit`."""
-        return Lock(terms.limit(name, limit, weight, options, self.process))
+        return Lock(terms.limit(name, limit, weight, options, self.client))
 
     def read(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.read`."""
-        return Lock(terms.read(name, options, self.process))
+        return Lock(terms.read(name, options, self.client))
 
     def write(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.write`."""
-        return Lock(terms.write(name, options, self.process))
+        return Lock(terms.write(name, options, self.client))
 
     def stage(self, name: Name, order: int, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.stage`."""
-        return Lock(terms.stage(name, order, options, self.process))
+        return Lock(terms.stage(name, order, options, self.client))
 
     def rate(
         self,
@@ -136,15 +136,15 @@ class Coordinator(Operators):
         **options: Unpack[RateOptions],
     ) -> Rate:
         """See `sqlsem.rate`."""
-        return Rate(terms.rate(name, limit, per, cost, burst, options, self.process))
+        return Rate(terms.rate(name, limit, per, cost, burst, options, self.client))
 
     def all_of(self, *several: Lock | Rate, **options: Unpack[GroupOptions]) -> Lock:
         """See `sqlsem.all_of`. The locks must be this coordinator's."""
-        return Lock(terms.all_of(several, options, self.process))
+        return Lock(terms.all_of(several, options, self.client))
 
     def adopt(self, token: str, *, on_lost: LostCallback | None = None) -> Grant:
         """See `sqlsem.adopt`."""
-        return adopt_in(self.process, token, on_lost)
+        return adopt_in(self.client, token, on_lost)
 
     def leader(
         self,
@@ -157,7 +157,7 @@ class Coordinator(Operators):
         handle_sigterm: bool = True,
     ) -> Leader:
         """See `sqlsem.leader`."""
-        return Leader(Candidacy(name, info, timeout, self.process), on_started, on_stopped, handle_sigterm)
+        return Leader(Candidacy(name, info, timeout, self.client), on_started, on_stopped, handle_sigterm)
 
     def once(
         self,
@@ -170,18 +170,18 @@ class Coordinator(Operators):
         on_lost: LostCallback | None = None,
     ) -> Once:
         """See `sqlsem.once`."""
-        return Once(Periodic(Period(name, per, offset), note, timeout, on_lost, self.process))
+        return Once(Periodic(Period(name, per, offset), note, timeout, on_lost, self.client))
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
         """See `sqlsem.queue`."""
         check_options("queue()", options, QueueOptions.__optional_keys__)
-        self.process.engine.require(TaskSession, "A queue")
+        self.client.engine.require(TaskSession, "A queue")
         return tasks.queue(name, coordinator=self, **options)
 
     def schedules(self, queue: str | None = None) -> list[Schedule]:
         """The schedules of one queue or all, by name; see `Queue.schedule`."""
         check_some("The queue's name", queue)
-        return self.process.look(lambda session: session.list_schedules(None, queue), ScheduleSession)
+        return self.client.with_connection(lambda session: session.list_schedules(None, queue), ScheduleSession)
 
     def pause_schedule(self, name: str) -> None:
         """Put nothing of a schedule until `resume_schedule`. Raises `NotHeld` when there is none."""
@@ -207,13 +207,13 @@ class Coordinator(Operators):
                 due = tasks.next_due(found[0].cron, found[0].time_zone, found[0].taken_at)
             return session.set_schedule(name, what, due)
 
-        if not self.process.look(change, ScheduleSession):
+        if not self.client.with_connection(change, ScheduleSession):
             raise NotHeld(f"There is no schedule {name!r} that you may {what}; see: sqlsem schedules")
 
     def batch(self, name: str, parts: Iterable[str], *, window: Duration, **options: Unpack[BatchOptions]) -> Batch:
         """See `sqlsem.batch`."""
         check_options("batch()", options, BatchOptions.__optional_keys__)
-        self.process.engine.require(BatchSession, "A batch")
+        self.client.engine.require(BatchSession, "A batch")
         return batches.batch(name, parts, window=window, coordinator=self, **options)
 
     @property
@@ -221,21 +221,21 @@ class Coordinator(Operators):
         """The same locks for tasks of asyncio, ``await coordinator.aio.mutex("x").acquire()``; see `sqlsem.aio`."""
         from sqlsem.aio import AsyncLocks  # when it is first used, as above
 
-        return AsyncLocks(self.process)
+        return AsyncLocks(self.client)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
         """Whether `close` has been called."""
-        return self.process.closed
+        return self.client.closed
 
     def close(self) -> None:
         """Release all locks, close the connections, end the threads.
 
         A thread or task that runs on with a lock is told first that the lock is lost (``on_lost``, `LockLost`).
         """
-        self.process.close()
+        self.client.close()
 
     def __enter__(self) -> Coordinator:
         return self
@@ -244,14 +244,14 @@ class Coordinator(Operators):
         self.close()
 
     def __repr__(self) -> str:
-        return repr(self.process)
+        return repr(self.client)
 
 
-def coordinator_of(process: Process) -> Coordinator:
+def coordinator_of(client: DatabaseClient) -> Coordinator:
     """What users get of a process that was made otherwise. (For the package; programs have no use for it.)"""
     made = Coordinator.__new__(Coordinator)
-    Operators.__init__(made, process)
-    made.on = process.signals.on
+    Operators.__init__(made, client)
+    made.on = client.event_bus.on
     return made
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sqlsem import runtime
+from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.callers import this_thread
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.grants import Grant
 from sqlsem.core.leading import LONGEST_PAUSE_SECONDS, Candidacy, LeaderEntry, Stay, may_go_on, watch_sigterm
-from sqlsem.core.pauses import pauses
 from sqlsem.core.threads import call_out, spawn_in_handler
 from sqlsem.errors import SqlsemError
 from sqlsem.locks import Lock
@@ -168,7 +168,7 @@ class Leader:
         """
         check_call("The function of a leader", function)
         self.current()
-        waits = pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+        waits = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
         while True:
             term = None
             try:
@@ -180,7 +180,7 @@ class Leader:
                     raise
                 log.warning("Takes part again in the election of %r: %s", self._candidacy.name, exc)
             if lost:
-                waits = pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+                waits = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
             runtime.event().wait(next(waits))
 
     def __enter__(self) -> Term:

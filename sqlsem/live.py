@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import partial
 
 from sqlsem.coordinator import Coordinator
-from sqlsem.core.threads import GoesOn, Kept
+from sqlsem.core.threads import ShouldContinue, SupervisedThread
 from sqlsem.engines.base import AdaptiveTimeout, Session, bounded
 from sqlsem.engines.protocol import AdminSession
 from sqlsem.errors import ConfigurationError, SchemaError, SqlsemError
@@ -74,7 +74,7 @@ class Live:
         self._session: Session | None = None
         self._soon = threading.Event()
         self._ended = threading.Event()
-        self._thread: Kept | None = None
+        self._thread: SupervisedThread | None = None
 
     @property
     def where(self) -> str:
@@ -91,7 +91,7 @@ class Live:
 
     def start(self, tell: Callable[[Seen], None]) -> None:
         """Begin to look. ``tell`` is called with what is seen after each look, in another thread; it must not block."""
-        self._thread = Kept("sqlsem-live", partial(self._run, tell), self._ended)
+        self._thread = SupervisedThread("sqlsem-live", partial(self._run, tell), self._ended)
         self._thread.begin()
 
     def look_now(self) -> None:
@@ -109,7 +109,7 @@ class Live:
         if self._thread is not None:
             self._thread.join(PARTING)
 
-    def _run(self, tell: Callable[[Seen], None], _: GoesOn) -> None:
+    def _run(self, tell: Callable[[Seen], None], _: ShouldContinue) -> None:
         try:
             while not self._ended.is_set():
                 tell(self.seen)

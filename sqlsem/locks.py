@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlsem import runtime
 from sqlsem.core import defaults, terms
 from sqlsem.core.acquire import locked
-from sqlsem.core.blocking import require_no_loop
+from sqlsem.core.blocking import require_no_event_loop
 from sqlsem.core.callers import this_thread
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.grants import Grant, give_back
 from sqlsem.core.handover import Adoption
 from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
 from sqlsem.core.loose import Holds, LooseGrants
 from sqlsem.core.options import GroupOptions, ModuleLockOptions
-from sqlsem.core.places import Token
-from sqlsem.core.process import Process
+from sqlsem.core.permits import Permit
 from sqlsem.core.ranked import kind_of
 from sqlsem.core.rating import GroupTaking, Taking, split
 from sqlsem.core.steps import carry_out, drive
@@ -99,9 +99,9 @@ class Lock:
 
         Raises `Unavailable` when the database is out of reach.
         """
-        require_no_loop(self, "use await sqlsem.aio.mutex(…).locked()")
-        process = self.terms.process
-        return drive(locked(process, split(self.terms.requests)[0]), process.perform)
+        require_no_event_loop(self, "use await sqlsem.aio.mutex(…).locked()")
+        client = self.terms.client
+        return drive(locked(client, split(self.terms.requests)[0]), client.execute_effect)
 
     def release(self, n: int = 1) -> None:
         """Give back what this thread acquired last with this lock. Of a `limit`, as of a semaphore, a thread that has
@@ -125,7 +125,7 @@ class Lock:
                 )
             given_back = self._end(grant, Exit() if last is None else last.token, stack)
 
-    def _end(self, grant: Grant, by: Token, stack: list[Hold[Grant]]) -> bool:
+    def _end(self, grant: Grant, by: Permit, stack: list[Hold[Grant]]) -> bool:
         """Give it back, unless another thread does; whatever strikes, it is on our stack no more."""
         try:
             mine = self._loose.take(grant)
@@ -179,26 +179,26 @@ class Lock:
 
     def _acquire(self, requests: Sequence[Ask], timeout: float | None, stack: list[Hold[Grant]]) -> Grant | None:
         """Have all of the requests, or None. The hold is on our stack before anything can interrupt."""
-        require_no_loop(self, "use 'async with', await sqlsem.aio.mutex(…).acquire()")
-        terms, process = self.terms, self.terms.process
+        require_no_event_loop(self, "use 'async with', await sqlsem.aio.mutex(…).acquire()")
+        terms, client = self.terms, self.terms.client
         if terms.cancel_on_lost:
             raise ConfigurationError("cancel_on_lost=True is for tasks ('async with'); a thread is told by on_lost=")
 
-        grant, caller, (locks, rates) = functools.partial(Grant, process), this_thread(), split(requests)
-        acquisition = kind_of(locks)(process, terms, locks, timeout, caller, grant, stack)
+        grant, caller, (locks, rates) = functools.partial(Grant, client), this_thread(), split(requests)
+        acquisition = kind_of(locks)(client, terms, locks, timeout, caller, grant, stack)
         if not rates:
-            return carry_out(acquisition, process.perform)
+            return carry_out(acquisition, client.execute_effect)
 
         def taking(rate: RateRequest, left: float | None) -> Taking[RateGrant]:
-            return Taking(process, rate, left, caller, RateGrant.made_by(process))
+            return Taking(client, rate, left, caller, RateGrant.made_by(client))
 
-        return carry_out(GroupTaking(acquisition, taking, rates, timeout), process.perform)
+        return carry_out(GroupTaking(acquisition, taking, rates, timeout), client.execute_effect)
 
     def _enter(self, requests: Sequence[Ask], stack: Holds[Grant]) -> Grant:
         depth = len(stack)
         grant = self._acquire(requests, self.terms.timeout, stack)
         if grant is None:
-            raise drive(self.terms.too_late(requests, this_thread()), self.terms.process.perform)
+            raise drive(self.terms.too_late(requests, this_thread()), self.terms.client.execute_effect)
         stack.enter_block(depth)
         return grant
 
@@ -400,14 +400,14 @@ def adopt(token: str, *, on_lost: LostCallback | None = None, coordinator: Coord
     >>> with sqlsem.adopt(os.environ["TOKEN"]) as grant:  # doctest: +SKIP
     ...     load(fence=grant.fence)
     """
-    return adopt_in(defaults.process_of(coordinator), token, on_lost)
+    return adopt_in(defaults.client_of(coordinator), token, on_lost)
 
 
-def adopt_in(process: Process, token: str, on_lost: LostCallback | None) -> Grant:
+def adopt_in(client: DatabaseClient, token: str, on_lost: LostCallback | None) -> Grant:
     """`adopt`, in one database."""
-    require_no_loop("adopt()", "use await sqlsem.aio.adopt(…)")
+    require_no_event_loop("adopt()", "use await sqlsem.aio.adopt(…)")
 
     def grant(holding: Holding, waited: float) -> Grant:
-        return Grant(process, holding, waited)
+        return Grant(client, holding, waited)
 
-    return carry_out(Adoption(process, token, on_lost, this_thread(), grant), process.perform)
+    return carry_out(Adoption(client, token, on_lost, this_thread(), grant), client.execute_effect)

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sqlsem.core.signals import everywhere
+from sqlsem.core.event_bus import global_bus
 from sqlsem.errors import ConfigurationError
 from sqlsem.events import Deadlocked, Event, Granted, Lost, Released, TimedOut, Waiting
 from sqlsem.model import Request
@@ -45,7 +45,7 @@ class Instrumentation:
     """What `instrument` has begun; ends with `undo`, or as a context manager."""
 
     def __init__(self, tracer: Tracer, coordinator: Coordinator | None) -> None:
-        self._signals = everywhere if coordinator is None else coordinator.process.signals
+        self._signals = global_bus if coordinator is None else coordinator.client.event_bus
         self._signals.set_tracer(functools.partial(_Acquired, tracer))
 
     def undo(self) -> None:
@@ -76,7 +76,7 @@ def instrument(
 
 
 class _Acquired:
-    """The spans of one acquisition, and of what was had by it: a `sqlsem.core.signals.Trace`."""
+    """The spans of one acquisition, and of what was had by it: a `sqlsem.core.event_bus.Trace`."""
 
     def __init__(self, tracer: Tracer, requests: Sequence[Request], database: str, caller: str) -> None:
         self._tracer = tracer

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.core.blocking import require_no_loop
+from sqlsem.core.blocking import require_no_event_loop
 from sqlsem.core.callers import this_thread
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.grants import Grant
 from sqlsem.core.holdings import LostCallback
 from sqlsem.core.periodic import Period, Periodic, let_go
-from sqlsem.core.process import Process
 from sqlsem.core.steps import drive
 from sqlsem.engines.periodic import OnceEntry
 from sqlsem.locks import Lock
@@ -35,10 +35,10 @@ class Run:
         grant: The grant of the mutex ``once:<name>``, which it holds meanwhile.
     """
 
-    def __init__(self, process: Process, period: Period, lock: Lock, grant: Grant) -> None:
+    def __init__(self, client: DatabaseClient, period: Period, lock: Lock, grant: Grant) -> None:
         self.name = period.name
         self.grant = grant
-        self._process = process
+        self._client = client
         self._period = period
         self._lock = lock
 
@@ -61,7 +61,7 @@ class Run:
         self.grant.release()
 
     def _mark(self) -> None:
-        drive(self._period.mark(self._process, self.grant), self._process.perform)
+        drive(self._period.mark(self._client, self.grant), self._client.execute_effect)
 
     def _leave(self, exc: BaseException | None) -> None:
         if self.grant.holding.released:
@@ -102,17 +102,17 @@ class Once:
 
     def _begin(self, timeout: float | None) -> tuple[Run | None, bool]:
         """The run; and whether it was late."""
-        require_no_loop("once()", "use 'async with', or sqlsem.aio.once(…)")
-        process, period = self._periodic.process, self._periodic.period
-        if not drive(period.due(process, None), process.perform):
+        require_no_event_loop("once()", "use 'async with', or sqlsem.aio.once(…)")
+        client, period = self._periodic.client, self._periodic.period
+        if not drive(period.due(client, None), client.execute_effect):
             return None, False
         lock = Lock(self._periodic.terms)
         try:
             if not lock.acquire(timeout=timeout):
                 return None, True
             grant = lock.grant
-            if drive(period.due(process, grant), process.perform):
-                return Run(process, period, lock, grant), False
+            if drive(period.due(client, grant), client.execute_effect):
+                return Run(client, period, lock, grant), False
             lock.release()
         except BaseException:
             let_go(lock)
@@ -136,7 +136,7 @@ class Once:
         run, late = self._begin(self._periodic.terms.timeout)
         if late:
             terms = self._periodic.terms
-            raise drive(terms.too_late(terms.requests, this_thread()), self._periodic.process.perform)
+            raise drive(terms.too_late(terms.requests, this_thread()), self._periodic.client.execute_effect)
         self._mine.__dict__.setdefault("stack", []).append(run)
         return run
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.core import terms
-from sqlsem.core.blocking import require_no_loop
+from sqlsem.core.blocking import require_no_event_loop
 from sqlsem.core.callers import this_thread
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.options import ModuleRateOptions
-from sqlsem.core.process import Process
 from sqlsem.core.rate_grants import BaseRateGrant, adjusting
 from sqlsem.core.rating import Taking, split
 from sqlsem.core.steps import carry_out, drive
@@ -39,9 +39,9 @@ class RateGrant(BaseRateGrant):
     """
 
     @classmethod
-    def made_by(cls, process: Process) -> Callable[[RateRequest, int, float], RateGrant]:
+    def made_by(cls, client: DatabaseClient) -> Callable[[RateRequest, int, float], RateGrant]:
         """For the package; programs have no use for it."""
-        return functools.partial(cls, process)
+        return functools.partial(cls, client)
 
     def adjust(self, actual: int) -> None:
         """Say what it has cost in the end, where that is known only afterwards.
@@ -57,7 +57,7 @@ class RateGrant(BaseRateGrant):
         ...     answer = model.complete(prompt, max_tokens=4_000)
         ...     grant.adjust(answer.usage.total_tokens)
         """
-        drive(adjusting(self, actual), self.process.perform)
+        drive(adjusting(self, actual), self.client.execute_effect)
 
 
 class Rate:
@@ -88,16 +88,16 @@ class Rate:
         return self._take(self.terms.requests, self.terms.seconds(blocking, timeout))
 
     def _take(self, asked: Sequence[Ask], timeout: float | None) -> RateGrant | None:
-        require_no_loop(self, "use 'async with', await sqlsem.aio.rate(…).take()")
-        process = self.terms.process
+        require_no_event_loop(self, "use 'async with', await sqlsem.aio.rate(…).take()")
+        client = self.terms.client
         _, (request,) = split(asked)
-        taking = Taking(process, request, timeout, this_thread(), RateGrant.made_by(process))
-        return carry_out(taking, process.perform)
+        taking = Taking(client, request, timeout, this_thread(), RateGrant.made_by(client))
+        return carry_out(taking, client.execute_effect)
 
     def _enter(self, asked: Sequence[Ask]) -> RateGrant:
         grant = self._take(asked, self.terms.timeout)
         if grant is None:
-            raise drive(self.terms.too_late(asked, this_thread()), self.terms.process.perform)
+            raise drive(self.terms.too_late(asked, this_thread()), self.terms.client.execute_effect)
         return grant
 
     def __enter__(self) -> RateGrant:

@@ -50,7 +50,7 @@ class Locked(BaseOperator):
         self, *, lock: sqlsem.Lock, handover_ttl: Duration = "15m", handover_to: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        if lock.terms.given_process is not None:
+        if lock.terms.given_client is not None:
             raise ConfigurationError(
                 f"{lock!r} is of a coordinator, and the triggerer would not know its database; make it by "
                 f"sqlsem.limit, sqlsem.mutex …, and set $SQLSEM_URL for workers and triggerers"

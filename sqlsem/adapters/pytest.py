@@ -79,7 +79,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
         if not lock.acquire(timeout=min(patience, default=None)):
             seconds = check_duration("timeout", min(patience))
             late = lock.terms.too_late(lock.terms.requests, this_thread(), seconds)
-            raise drive(late, lock.terms.process.perform)
+            raise drive(late, lock.terms.client.execute_effect)
         item.stash[_held] = lock
     return (yield)
 

@@ -21,6 +21,7 @@ from sqlsem.aio.periodic import Once, Run
 from sqlsem.aio.rates import Rate, RateGrant
 from sqlsem.core import defaults, terms
 from sqlsem.core.acquire import locked
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.handover import Adoption
 from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
@@ -28,8 +29,7 @@ from sqlsem.core.leading import Candidacy
 from sqlsem.core.loose import Holds, LooseGrants
 from sqlsem.core.options import GroupOptions, LockOptions, ModuleLockOptions, ModuleRateOptions, RateOptions
 from sqlsem.core.periodic import Period, Periodic
-from sqlsem.core.places import Token
-from sqlsem.core.process import Process
+from sqlsem.core.permits import Permit
 from sqlsem.core.ranked import kind_of
 from sqlsem.core.rating import GroupTaking, Taking, split
 from sqlsem.core.steps import Verb
@@ -107,8 +107,8 @@ class Lock:
 
     async def locked(self) -> bool:
         """See `sqlsem.Lock.locked`."""
-        driver = Driver.of(self.terms.process)
-        return await drive(locked(driver.process, split(self.terms.requests)[0]), driver.perform)
+        driver = Driver.of(self.terms.client)
+        return await drive(locked(driver.client, split(self.terms.requests)[0]), driver.perform)
 
     async def release(self, n: int = 1) -> None:
         """Give back what this task acquired last with this lock. Of a `limit`, a task that has nothing of it gives back
@@ -129,7 +129,7 @@ class Lock:
                 # (Without any, `grant` says what to do.)
                 given_back = await self._end(self._loose.oldest(self._may_release) or self.grant, Exit())
 
-    async def _end(self, grant: Grant, by: Token) -> bool:
+    async def _end(self, grant: Grant, by: Permit) -> bool:
         """Give it back, unless another task does; whatever strikes, it is on our stack no more."""
         try:
             mine = self._loose.take(grant)
@@ -173,21 +173,21 @@ class Lock:
 
     async def _acquire(self, requests: Sequence[Ask], timeout: float | None) -> Grant | None:
         terms, keep = self.terms, self._stack()
-        driver = Driver.of(terms.process)
+        driver = Driver.of(terms.client)
         await driver.enter()
 
         def grant(holding: Holding, waited: float) -> Grant:
             return Grant(driver, holding, waited, terms.cancel_on_lost)
 
-        process, caller, (locks, rates) = driver.process, this_caller(), split(requests)
+        client, caller, (locks, rates) = driver.client, this_caller(), split(requests)
 
         def signal() -> Signal:
             return Signal(driver)
 
         def taking(rate: RateRequest, left: float | None) -> Taking[RateGrant]:
-            return Taking(process, rate, left, caller, RateGrant.made_by(driver), signal)
+            return Taking(client, rate, left, caller, RateGrant.made_by(driver), signal)
 
-        acquisition = kind_of(locks)(process, terms, locks, timeout, caller, grant, keep, signal)
+        acquisition = kind_of(locks)(client, terms, locks, timeout, caller, grant, keep, signal)
         verb: Verb[Grant | None] = GroupTaking(acquisition, taking, rates, timeout) if rates else acquisition
         had = await driver.carry_out(verb)
         if had is not None:
@@ -199,7 +199,7 @@ class Lock:
         depth = len(stack)
         grant = await self._acquire(requests, self.terms.timeout)
         if grant is None:
-            driver = Driver.of(self.terms.process)
+            driver = Driver.of(self.terms.client)
             raise await drive(self.terms.too_late(requests, this_caller()), driver.perform)
         stack.enter_block(depth)
         return grant
@@ -254,18 +254,18 @@ async def adopt(
     >>> async with await sqlsem.aio.adopt(token) as grant:  # doctest: +SKIP
     ...     await load(fence=grant.fence)
     """
-    process = defaults.process_of(coordinator)
-    return await _adopt(process, token, on_lost, cancel_on_lost)
+    client = defaults.client_of(coordinator)
+    return await _adopt(client, token, on_lost, cancel_on_lost)
 
 
-async def _adopt(process: Process, token: str, on_lost: LostCallback | None, cancel_on_lost: bool) -> Grant:
-    driver = Driver.of(process)
+async def _adopt(client: DatabaseClient, token: str, on_lost: LostCallback | None, cancel_on_lost: bool) -> Grant:
+    driver = Driver.of(client)
     await driver.enter()
 
     def grant(holding: Holding, waited: float) -> Grant:
         return Grant(driver, holding, waited, cancel_on_lost)
 
-    had = await driver.carry_out(Adoption(process, token, on_lost, this_caller(), grant))
+    had = await driver.carry_out(Adoption(client, token, on_lost, this_caller(), grant))
     had.arm()
     return had
 
@@ -365,28 +365,28 @@ def once(
 class AsyncLocks:
     """The same on one coordinator (`sqlsem.Coordinator.aio`)."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(self, client: DatabaseClient) -> None:
+        self._client = client
 
     def mutex(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.mutex`."""
-        return Lock(terms.mutex(name, options, self._process))
+        return Lock(terms.mutex(name, options, self._client))
 
     def limit(self, name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.limit`."""
-        return Lock(terms.limit(name, limit, weight, options, self._process))
+        return Lock(terms.limit(name, limit, weight, options, self._client))
 
     def read(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.read`."""
-        return Lock(terms.read(name, options, self._process))
+        return Lock(terms.read(name, options, self._client))
 
     def write(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.write`."""
-        return Lock(terms.write(name, options, self._process))
+        return Lock(terms.write(name, options, self._client))
 
     def stage(self, name: Name, order: int, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.stage`."""
-        return Lock(terms.stage(name, order, options, self._process))
+        return Lock(terms.stage(name, order, options, self._client))
 
     def rate(
         self,
@@ -399,11 +399,11 @@ class AsyncLocks:
         **options: Unpack[RateOptions],
     ) -> Rate:
         """See `sqlsem.rate`."""
-        return Rate(terms.rate(name, limit, per, cost, burst, options, self._process))
+        return Rate(terms.rate(name, limit, per, cost, burst, options, self._client))
 
     def all_of(self, *several: HasTerms, **options: Unpack[GroupOptions]) -> Lock:
         """See `sqlsem.all_of`. The locks must be this coordinator's."""
-        return Lock(terms.all_of(several, options, self._process))
+        return Lock(terms.all_of(several, options, self._client))
 
     def leader(
         self,
@@ -417,7 +417,7 @@ class AsyncLocks:
         cancel_on_lost: bool = True,
     ) -> Leader:
         """See `sqlsem.aio.leader`."""
-        candidacy = Candidacy(name, info, timeout, self._process)
+        candidacy = Candidacy(name, info, timeout, self._client)
         return Leader(candidacy, Lock, on_started, on_stopped, handle_sigterm, cancel_on_lost)
 
     def once(
@@ -433,13 +433,13 @@ class AsyncLocks:
     ) -> Once:
         """See `sqlsem.aio.once`."""
         period = Period(name, per, offset)
-        return Once(Periodic(period, note, timeout, on_lost, self._process, None, cancel_on_lost), Lock)
+        return Once(Periodic(period, note, timeout, on_lost, self._client, None, cancel_on_lost), Lock)
 
     async def close(self) -> None:
         """`Coordinator.close`, without blocking the loop."""
-        if not self._process.closed:
-            await elsewhere(self._process, partial(self._process.close, this_caller().number))
+        if not self._client.closed:
+            await elsewhere(self._client, partial(self._client.close, this_caller().number))
 
     async def adopt(self, token: str, *, on_lost: LostCallback | None = None, cancel_on_lost: bool = False) -> Grant:
         """See `sqlsem.aio.adopt`."""
-        return await _adopt(self._process, token, on_lost, cancel_on_lost)
+        return await _adopt(self._client, token, on_lost, cancel_on_lost)

@@ -26,13 +26,13 @@ from typing import Any, TypeVar
 import tenacity
 
 from sqlsem.core.callers import Caller, new_number
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.holdings import BaseGrant
-from sqlsem.core.main_session import unavailable
-from sqlsem.core.places import Token
-from sqlsem.core.process import Process
+from sqlsem.core.main_connection import unavailable
+from sqlsem.core.permits import Permit
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, Verb, WaitFor
 from sqlsem.core.threads import voice
-from sqlsem.core.waiting import MOST_IDLE_SESSIONS
+from sqlsem.core.wait_pool import MOST_IDLE_SESSIONS
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import monotonic
@@ -156,26 +156,26 @@ class _Turnstile:
 class Driver:
     """Carries out operations for one event loop on one database."""
 
-    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
-        self.process = process
+    def __init__(self, client: DatabaseClient, loop: asyncio.AbstractEventLoop) -> None:
+        self.client = client
         self.loop = loop
         self.grants: weakref.WeakSet[BaseGrant] = weakref.WeakSet()
         self._verbs: set[Verb[Any]] = set()
         self.idle: list[AsyncSession] = []
         # (Kept here, too: after a fork what the child finds of its parent's loop must not touch the child's own.)
-        self._places = process.loops.places
+        self._places = client.event_loops.places
         self._turnstile = _Turnstile(loop)
         self._ended = False
         self._keeper: AsyncIterator[None] | None = None
 
     @staticmethod
-    def of(process: Process) -> Driver:
+    def of(client: DatabaseClient) -> Driver:
         """The one of the running loop."""
         loop = asyncio.get_running_loop()
-        driver = process.loops.drivers.get(loop)
+        driver = client.event_loops.drivers.get(loop)
         if driver is None:
-            process.loops.tidy()
-            driver = process.loops.drivers[loop] = Driver(process, loop)
+            client.event_loops.tidy()
+            driver = client.event_loops.drivers[loop] = Driver(client, loop)
         assert isinstance(driver, Driver)
         return driver
 
@@ -205,7 +205,7 @@ class Driver:
 
     async def enter(self) -> None:
         """Somebody wants to acquire."""
-        self.process.require_open()
+        self.client.require_open()
         await self._turnstile.enter()
         if self._keeper is None:
             # Finalised by the loop when it shuts down: the one moment that it tells anybody about.
@@ -234,15 +234,15 @@ class Driver:
         if isinstance(operation, Call):
             return await self._call(operation)
         if isinstance(operation, WaitFor):
-            if self.process.engine.awaits:
+            if self.client.engine.awaits:
                 return await self._wait(operation)
             return await self._wait_in_thread(operation)
         if isinstance(operation, Sleep):
             return await operation.waiter.event.sleep(operation.timeout)
-        return await self._in_thread(self.process.member.verify)
+        return await self._in_thread(self.client.member.verify)
 
     async def _call(self, operation: Call) -> Any:
-        main = self.process.member.main
+        main = self.client.member.main
         main.require_open()
         await self._turnstile.enter()
         try:
@@ -256,14 +256,14 @@ class Driver:
             raise unavailable(operation.what, exc, retrying.statistics) from exc
 
     async def _once(self, operation: Call) -> Any:
-        once = functools.partial(self.process.member.main.once, sign=operation.sign)
+        once = functools.partial(self.client.member.main.once, sign=operation.sign)
         return await self._in_thread(once, operation.call, monotonic())
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
         """Await a call in the thread of calls. A cancellation takes it out of the line, or, when it is under way, waits
         for it, for a while: what it does is then known.
         """
-        job = self.process.loops.submit("calls", call, *arguments)
+        job = self.client.event_loops.submit("calls", call, *arguments)
         try:
             await self._end_of(job)
         except asyncio.CancelledError:
@@ -289,14 +289,14 @@ class Driver:
                 timer.cancel()
 
     async def _wait_in_thread(self, operation: WaitFor) -> Any:
-        place = Token()  # which the job keeps, until it ends or is dropped
+        place = Permit()  # which the job keeps, until it ends or is dropped
         if not self._places.take(place):
             return NO_ROOM
 
-        def perform(operation: WaitFor, place: Token = place) -> Any:
-            return self.process.perform(operation)
+        def perform(operation: WaitFor, place: Permit = place) -> Any:
+            return self.client.execute_effect(operation)
 
-        job = self.process.loops.submit("waits", perform, operation)
+        job = self.client.event_loops.submit("waits", perform, operation)
         try:
             job.add_done_callback(lambda _: self._places.give_back(place))
             await self._end_of(job)
@@ -307,21 +307,21 @@ class Driver:
         return job.result()
 
     async def _wait(self, operation: WaitFor) -> Any:
-        process = self.process
-        place, session = Token(), None
+        client = self.client
+        place, session = Permit(), None
         try:
             if not self._places.take(place):
                 return NO_ROOM
             session = self.idle.pop() if self.idle else None
             if session is None:
-                session = await process.engine.connect_async("wait")
-            with process.waiting_room.awaiting(session, operation.timeout):
+                session = await client.engine.connect_async("wait")
+            with client.wait_pool.awaiting(session, operation.timeout):
                 wait = session.upgrade if operation.upgrade else session.wait
                 return await wait(operation.ticket, operation.timeout)
         finally:
             self._places.give_back(place)
             if session is not None:
-                room = len(self.idle) < MOST_IDLE_SESSIONS and not self._ended and not process.closed
+                room = len(self.idle) < MOST_IDLE_SESSIONS and not self._ended and not client.closed
                 if room and session.usable:
                     self.idle.append(session)
                 else:
@@ -333,7 +333,7 @@ class Driver:
         try:
             yield
         finally:
-            self.process.loops.drivers.pop(self.loop, None)
+            self.client.event_loops.drivers.pop(self.loop, None)
             self.end()
 
     def end(self) -> None:
@@ -351,9 +351,9 @@ class Driver:
                 grant.holding.registry.disown(grant)  # however often it is had
 
 
-async def elsewhere(process: Process, call: Callable[[], T]) -> T:
+async def elsewhere(client: DatabaseClient, call: Callable[[], T]) -> T:
     """Await a call that blocks, and is no operation, in a thread of its own."""
-    return await asyncio.wrap_future(process.loops.submit("others", call))
+    return await asyncio.wrap_future(client.event_loops.submit("others", call))
 
 
 async def awaited(answer: Any) -> Any:

@@ -13,7 +13,7 @@ from sqlsem.core.grants import asserting, checking
 from sqlsem.core.handover import TTL_SECONDS, handing_over
 from sqlsem.core.holdings import BaseGrant, Exit, Holding, abandon
 from sqlsem.core.leaving import leaving
-from sqlsem.core.places import Token
+from sqlsem.core.permits import Permit
 from sqlsem.core.rate_grants import adjusting, rate_of
 from sqlsem.core.steps import Operations
 from sqlsem.model import Duration
@@ -43,7 +43,7 @@ class Grant(BaseGrant):
         the database has not been heard again; then this is True too, unless only an operator could have taken it away
         (SQLite). (`check` asks.)
         """
-        holding, member = self.holding, self.driver.process.member
+        holding, member = self.holding, self.driver.client.member
         if holding.why_lost is None and not holding.released and member.unheard():
             member.urge()
             return member.trust > 0
@@ -65,41 +65,41 @@ class Grant(BaseGrant):
         if self._contended is None:
             self._contended = asyncio.Event()
             soon = functools.partial(self.driver.soon, self._contended.set)
-            self.driver.process.wanted.add(self.holding, self._contended.is_set, soon)
+            self.driver.client.contention_monitor.add(self.holding, self._contended.is_set, soon)
         return self._contended
 
     async def check(self) -> None:
         """Ask the database, now, whether the lock is still held; raises `LockLost` or `NotHeld` when not."""
         self.driver.require_here(self)
-        await self._drive(checking(self.driver.process, self.holding))
+        await self._drive(checking(self.driver.client, self.holding))
 
     async def assert_held(self, cursor: Any) -> None:
         """As `sqlsem.Grant.assert_held`. The cursor may be one whose methods are awaited (of psycopg's
         ``AsyncConnection``, of aiosqlite …) or a plain one, which blocks the loop for as long as its database does.
         """
         self.driver.require_here(self)
-        await drive(asserting(self.driver.process, self.holding, cursor), awaited)
+        await drive(asserting(self.driver.client, self.holding, cursor), awaited)
 
     async def release_on_commit(self, cursor: Any) -> None:
         """As `sqlsem.Grant.release_on_commit`, with a cursor as for `assert_held`."""
         self.driver.require_here(self)
-        await drive(leaving(self.driver.process, self, cursor), awaited)
+        await drive(leaving(self.driver.client, self, cursor), awaited)
 
     async def upgrade(self, timeout: Duration | None = None) -> None:
         """As `sqlsem.Grant.upgrade`. A task that is cancelled meanwhile is a reader as before."""
         self.driver.require_here(self)
         driver = self.driver
-        await driver.carry_out(Upgrade(driver.process, self.holding, timeout, Signal(driver)))
+        await driver.carry_out(Upgrade(driver.client, self.holding, timeout, Signal(driver)))
 
     async def downgrade(self) -> None:
         """As `sqlsem.Grant.downgrade`."""
         self.driver.require_here(self)
-        await self._drive(downgrade(self.driver.process, self.holding))
+        await self._drive(downgrade(self.driver.client, self.holding))
 
     async def hand_over(self, *, ttl: Duration = TTL_SECONDS, to: str | None = None) -> str:
         """As `sqlsem.Grant.hand_over`."""
         self.driver.require_here(self)
-        token = await self._drive(handing_over(self.driver.process, self, ttl, to))
+        token = await self._drive(handing_over(self.driver.client, self, ttl, to))
         self.disarm(None)
         return token
 
@@ -164,12 +164,12 @@ class Grant(BaseGrant):
         return isinstance(exc, asyncio.CancelledError)
 
 
-async def give_back(grant: Grant, by: Token) -> None:
+async def give_back(grant: Grant, by: Permit) -> None:
     """End this hold of a grant, or one by this exit; errors as of `Grant.release`."""
     driver = grant.driver
     driver.require_here(grant)
     grant.disarm(None)
-    await drive(driver.process.holdings.give_back(grant, by), driver.perform)
+    await drive(driver.client.holdings.give_back(grant, by), driver.perform)
 
 
 def _cancelling(task: asyncio.Task[Any]) -> int:

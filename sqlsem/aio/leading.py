@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.aio.driver import awaited, elsewhere, this_task
+from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.leading import (
     LONGEST_PAUSE_SECONDS,
     TERMINATED,
@@ -19,7 +20,6 @@ from sqlsem.core.leading import (
     may_go_on,
     watch_sigterm,
 )
-from sqlsem.core.pauses import pauses
 from sqlsem.core.terms import Terms
 from sqlsem.errors import SqlsemError
 from sqlsem.model import check_call
@@ -198,13 +198,13 @@ class Leader:
 
     async def current(self) -> LeaderEntry | None:
         """See `sqlsem.Leader.current`."""
-        return await elsewhere(self._candidacy.terms(None).process, self._candidacy.current)
+        return await elsewhere(self._candidacy.terms(None).client, self._candidacy.current)
 
     async def run(self, function: Callable[[Term], Awaitable[T]]) -> T:
         """As `sqlsem.Leader.run`, with a coroutine function; that is cancelled when the term is lost."""
         check_call("The function of a leader", function)
         await self.current()
-        waits = pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+        waits = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
         while True:
             term = None
             try:
@@ -216,7 +216,7 @@ class Leader:
                     raise
                 log.warning("Takes part again in the election of %r: %s", self._candidacy.name, exc)
             if lost:
-                waits = pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+                waits = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
             await asyncio.sleep(next(waits))
 
     async def __aenter__(self) -> Term:

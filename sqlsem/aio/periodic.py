@@ -55,7 +55,7 @@ class Run:
 
     async def _mark(self) -> None:
         self._driver.require_here(self.grant)
-        await drive(self._period.mark(self._driver.process, self.grant), self._driver.perform)
+        await drive(self._period.mark(self._driver.client, self.grant), self._driver.perform)
 
     async def _leave(self, exc: BaseException | None) -> None:
         if self.grant.holding.released:
@@ -86,17 +86,17 @@ class Once:
 
     async def _begin(self, timeout: float | None) -> tuple[Run | None, bool]:
         this_task()
-        process, period = self._periodic.process, self._periodic.period
-        driver = Driver.of(process)
+        client, period = self._periodic.client, self._periodic.period
+        driver = Driver.of(client)
         await driver.enter()
-        if not await drive(period.due(process, None), driver.perform):
+        if not await drive(period.due(client, None), driver.perform):
             return None, False
         lock = self._make_lock(self._periodic.terms)
         try:
             if not await lock.acquire(timeout=timeout):
                 return None, True
             grant = lock.grant
-            if await drive(period.due(process, grant), driver.perform):
+            if await drive(period.due(client, grant), driver.perform):
                 return Run(driver, period, lock, grant), False
             await lock.release()
         except BaseException:
@@ -106,16 +106,16 @@ class Once:
 
     async def last(self) -> OnceEntry | None:
         """See `sqlsem.Once.last`."""
-        return await elsewhere(self._periodic.terms.process, self._periodic.last)
+        return await elsewhere(self._periodic.terms.client, self._periodic.last)
 
     async def forget(self) -> bool:
         """See `sqlsem.Once.forget`."""
-        return await elsewhere(self._periodic.terms.process, self._periodic.forget)
+        return await elsewhere(self._periodic.terms.client, self._periodic.forget)
 
     async def __aenter__(self) -> Run | None:
         run, late = await self._begin(self._periodic.terms.timeout)
         if late:
-            terms, driver = self._periodic.terms, Driver.of(self._periodic.process)
+            terms, driver = self._periodic.terms, Driver.of(self._periodic.client)
             raise await drive(terms.too_late(terms.requests, this_caller()), driver.perform)
         self._runs.setdefault(this_task(), []).append(run)
         return run

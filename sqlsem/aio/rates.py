@@ -23,7 +23,7 @@ class RateGrant(BaseRateGrant):
     """What a task took of a rate; see `sqlsem.RateGrant`."""
 
     def __init__(self, driver: Driver, request: RateRequest, taken_ms: int, waited: float) -> None:
-        super().__init__(driver.process, request, taken_ms, waited)
+        super().__init__(driver.client, request, taken_ms, waited)
         self._driver = driver
 
     @classmethod
@@ -54,17 +54,17 @@ class Rate:
         return await self._take(self.terms.requests, self.terms.seconds(blocking, timeout))
 
     async def _take(self, asked: Sequence[Ask], timeout: float | None) -> RateGrant | None:
-        driver = Driver.of(self.terms.process)
+        driver = Driver.of(self.terms.client)
         await driver.enter()
         _, (request,) = split(asked)
         return await driver.carry_out(
-            Taking(driver.process, request, timeout, this_caller(), RateGrant.made_by(driver), lambda: Signal(driver))
+            Taking(driver.client, request, timeout, this_caller(), RateGrant.made_by(driver), lambda: Signal(driver))
         )
 
     async def _enter(self, asked: Sequence[Ask]) -> RateGrant:
         grant = await self._take(asked, self.terms.timeout)
         if grant is None:
-            raise await drive(self.terms.too_late(asked, this_caller()), Driver.of(self.terms.process).perform)
+            raise await drive(self.terms.too_late(asked, this_caller()), Driver.of(self.terms.client).perform)
         return grant
 
     async def __aenter__(self) -> RateGrant:

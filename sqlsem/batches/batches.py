@@ -10,9 +10,9 @@ from typing import Any
 from sqlsem.batches import callback
 from sqlsem.batches.declaration import Declaration, brief, errors_in, listed, why_not_here
 from sqlsem.batches.part import Part
+from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.options import Alarm
-from sqlsem.core.pauses import pauses
 from sqlsem.engines.protocol import BatchSession
 from sqlsem.errors import ConfigurationError, Timeout
 from sqlsem.model import BatchEntry, Duration, check_duration, check_name, monotonic
@@ -73,7 +73,7 @@ class Batch:
         Raises `BatchFailed` when the batch has failed, its window is over, or its callback has failed. Tests
         whether those who run its parts still live, and takes over a callback whose process died.
         """
-        left = pauses(None if timeout is None else check_duration("timeout", timeout))
+        left = backoff_delays(None if timeout is None else check_duration("timeout", timeout))
         batch_id, recovered_at = None, -RECOVER_SECONDS
         while True:
             if monotonic() >= recovered_at + RECOVER_SECONDS:
@@ -144,7 +144,7 @@ def list_batches(coordinator: Coordinated, name: str | None = None, most: int = 
 def _look(
     coordinator: Coordinated, name: str | None, batch_id: int | None, most: int = MOST_BATCHES
 ) -> list[BatchEntry]:
-    return coordinator.process.look(lambda session: session.list_batches(name, batch_id, most), BatchSession)
+    return coordinator.client.with_connection(lambda session: session.list_batches(name, batch_id, most), BatchSession)
 
 
 def abandon(coordinator: Coordinated, which: int | str) -> int | None:
@@ -154,7 +154,7 @@ def abandon(coordinator: Coordinated, which: int | str) -> int | None:
     """
     name = check_name("The batch's name", which) if isinstance(which, str) else None
     batch_id = which if isinstance(which, int) else None
-    return coordinator.process.look(lambda session: session.abandon_batch(name, batch_id), BatchSession)
+    return coordinator.client.with_connection(lambda session: session.abandon_batch(name, batch_id), BatchSession)
 
 
 def resume(coordinator: Coordinated, which: int | str) -> bool:
@@ -169,7 +169,7 @@ def resume(coordinator: Coordinated, which: int | str) -> bool:
         raise ConfigurationError(f"There is no batch {which!r}; see: sqlsem batches")
     # It logs what it finds out.
     Declaration(found[0].name, [part.part for part in found[0].parts], 1, None, coordinator).recover()
-    claim = callback.claim_callback(coordinator.process, name, batch_id, own=False)
+    claim = callback.claim_callback(coordinator.client, name, batch_id, own=False)
     if claim is None:
         for entry in _look(coordinator, name, batch_id):
             if entry.callback_status == "pending":

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from sqlsem import bodies
 from sqlsem.batches.declaration import Declaration, brief
 from sqlsem.core.claims import Claim, owner_name
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.options import Alarm
-from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
 from sqlsem.errors import BatchFailed, SqlsemError
 from sqlsem.model import Callback
@@ -24,11 +24,11 @@ log = logging.getLogger("sqlsem")
 class CallbackClaim(Claim):
     """A callback that is ours to run. Until it has run, its end is that others may."""
 
-    def __init__(self, process: Process, callback: Callback, uid: str) -> None:
-        self._process = process
+    def __init__(self, client: DatabaseClient, callback: Callback, uid: str) -> None:
+        self._client = client
         self.callback = callback
         self.title = f"The callback of batch {callback.batch_id} of {callback.name!r}"
-        self.opened(process.claims, lambda session, me: session.return_callback(me, uid))
+        self.opened(client.claims, lambda session, me: session.return_callback(me, uid))
 
     def run(self, function: Callable[[], object] | None, alarm: Alarm) -> None:
         """Run it, as kept or as this function, and record how it ended. Raises `BatchFailed` when it failed."""
@@ -59,7 +59,7 @@ class CallbackClaim(Claim):
         if function is not None:
             function()
         else:
-            bodies.run(self.callback.kind, self.callback.body or "", self._process)
+            bodies.run(self.callback.kind, self.callback.body or "", self._client)
 
     def _record_failure(self, exc: BaseException) -> BatchFailed:
         words = bodies.format_error(exc)
@@ -82,18 +82,20 @@ class CallbackClaim(Claim):
         return BatchFailed(f"{self.title} {what}", resource=self.callback.name, batch_id=self.callback.batch_id)
 
 
-def claim_callback(process: Process, name: str | None, batch_id: int | None, *, own: bool) -> CallbackClaim | None:
+def claim_callback(
+    client: DatabaseClient, name: str | None, batch_id: int | None, *, own: bool
+) -> CallbackClaim | None:
     """A callback that nobody runs, of a batch of this name or number. ``own``: this process declares it."""
     uid, owner = uuid.uuid4().hex, owner_name()
 
     def claim(session: Session, me: int) -> CallbackClaim | None:
         found = session.claim_callback(me, name, batch_id, owner, uid, own)
-        return None if found is None else CallbackClaim(process, found, uid)
+        return None if found is None else CallbackClaim(client, found, uid)
 
     try:
-        return process.member.call("resuming a batch", claim, sign=True)
+        return client.member.call("resuming a batch", claim, sign=True)
     except BaseException:
-        process.member.later(lambda session, me: session.return_callback(me, uid))
+        client.member.later(lambda session, me: session.return_callback(me, uid))
         raise
 
 
@@ -108,7 +110,7 @@ def carry_out(declaration: Declaration, claim: CallbackClaim) -> None:
 def resume(declaration: Declaration) -> bool:
     """See `Batch.resume`."""
     declaration.recover()
-    claim = claim_callback(declaration.process, declaration.name, None, own=declaration.kept[0] is not None)
+    claim = claim_callback(declaration.client, declaration.name, None, own=declaration.kept[0] is not None)
     if claim is None:
         return False
     log.warning("Taking over: %s", claim.title)

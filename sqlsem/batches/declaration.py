@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from sqlsem import bodies
-from sqlsem.core.defaults import Coordinated, process_of
+from sqlsem.core.client import DatabaseClient
+from sqlsem.core.defaults import Coordinated, client_of
 from sqlsem.core.options import Alarm
-from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import BatchSession
 from sqlsem.errors import BatchFailed, ConfigurationError, SqlsemError
@@ -69,11 +69,11 @@ class Declaration:
         self.function: Callable[[], object] | None = None
 
     @property
-    def process(self) -> Process:
+    def client(self) -> DatabaseClient:
         """In which database; without a coordinator the default one, as it is now."""
-        process = process_of(self._given)
-        process.engine.require(BatchSession, f"Batch {self.name!r}")
-        return process
+        client = client_of(self._given)
+        client.engine.require(BatchSession, f"Batch {self.name!r}")
+        return client
 
     def declare_callback(self, what: Any) -> None:
         """Keep what the last part runs; see `sqlsem.batch`."""
@@ -102,7 +102,7 @@ class Declaration:
 
     def call(self, what: str, call: Callable[[Session, int], T]) -> T:
         """A call of the main session, which may be repeated."""
-        return self.process.member.call(what, call)
+        return self.client.member.call(what, call)
 
     def entry(self, batch_id: int | None = None) -> BatchEntry | None:
         """A batch with its parts; the newest one of this name, if no other is asked for."""

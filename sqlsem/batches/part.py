@@ -10,8 +10,8 @@ from collections.abc import Callable
 from sqlsem.batches.callback import CallbackClaim, carry_out, take_over
 from sqlsem.batches.declaration import Declaration, brief, listed
 from sqlsem.bodies import format_error
+from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.claims import Claim, owner_name
-from sqlsem.core.pauses import pauses
 from sqlsem.engines.base import Session
 from sqlsem.errors import BatchFailed, ConfigurationError, NotHeld, SqlsemError
 from sqlsem.model import BatchEntry, PartEnd, PartEntry, PartStart
@@ -43,7 +43,7 @@ class Part(Claim):
 
     def __init__(self, declaration: Declaration, name: str) -> None:
         self._declaration = declaration
-        self._process = declaration.process
+        self._client = declaration.client
         self.title = f"Part {name!r} of batch {declaration.name!r}"
         self.name = name
         self.batch_id: int | None = None
@@ -66,7 +66,7 @@ class Part(Claim):
         self._uid = uuid.uuid4().hex
         try:
             # It may be recorded as started from here on.
-            self.opened(self._process.claims, self._ending("interrupted while it was started"))
+            self.opened(self._client.claims, self._ending("interrupted while it was started"))
             began = self._start()
             if began.code != "started":
                 self.settle()
@@ -100,9 +100,9 @@ class Part(Claim):
             return session.start_part(me, asked.name, name, asked.parts, asked.window, owner, uid, asked.kept)
 
         # Where its process is missing, it may be dead: that is known when its grace is over.
-        left = pauses(self._process.retry)
+        left = backoff_delays(self._client.retry)
         while True:
-            began = self._process.member.call("start of a part", start, sign=True)
+            began = self._client.member.call("start of a part", start, sign=True)
             if began.code not in ("running", "in_callback"):
                 return began
             running = _part_of(asked.entry(began.batch_id), name)
@@ -251,7 +251,7 @@ class Part(Claim):
         def end(session: Session, me: int) -> PartEnd:
             ended = end_part(session, me)
             if ended.callback is not None:
-                self._callback = CallbackClaim(self._process, ended.callback, self._uid)
+                self._callback = CallbackClaim(self._client, ended.callback, self._uid)
             return ended
 
         return self.end_by("end of a part", end, otherwise=self._closing)

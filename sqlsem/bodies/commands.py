@@ -14,7 +14,7 @@ from typing import IO
 
 from sqlsem import tree_killer
 from sqlsem.bodies.texts import MAX_KEPT_CHARACTERS, keepable
-from sqlsem.core.pauses import pauses
+from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.threads import spawn
 from sqlsem.errors import TaskFailed
 
@@ -129,7 +129,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if os.name == "posix":
         _signal(process, signal.SIGTERM)
         # Wait for the whole group: the shell may end before the program that it runs.
-        for pause in pauses(END_SECONDS, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS):
+        for pause in backoff_delays(END_SECONDS, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS):
             process.poll()
             if not _signal(process, 0):
                 break

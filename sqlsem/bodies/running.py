@@ -14,7 +14,7 @@ from typing import Any
 from sqlsem.bodies.commands import END_SECONDS, run_command
 from sqlsem.bodies.kinds import arguments, import_by_name
 from sqlsem.bodies.texts import as_json
-from sqlsem.core.process import Process
+from sqlsem.core.client import DatabaseClient
 from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, TaskInterrupted
 
 __all__ = ["Allowed", "Started", "Stop", "run"]
@@ -76,7 +76,7 @@ Started = Callable[[Stop], None]
 def run(
     kind: str,
     body: str,
-    process: Process,
+    client: DatabaseClient,
     *,
     started: Started = lambda _: None,
     allowed: Allowed | None = None,
@@ -85,25 +85,25 @@ def run(
     allowed = allowed or _ANYTHING
     allowed.require(kind)
     if kind == "sql":
-        return _run_sql(body, process, started)
+        return _run_sql(body, client, started)
     if kind == "shell":
-        return run_command(arguments(body) or body, started, _kill_after(process))
+        return run_command(arguments(body) or body, started, _kill_after(client))
     if kind == "call":
         return _run_call(body, allowed, started)
     raise ConfigurationError(f"A worker cannot run a task of kind {kind}; claim it with sqlsem.queue(…).claim()")
 
 
-def _kill_after(process: Process) -> float:
+def _kill_after(client: DatabaseClient) -> float:
     """Return how many seconds a command may take to end after this process died: less than until its next attempt. (On
     SQLite that may begin at once.)
     """
-    options = process.engine.options
-    return min(END_SECONDS, (options.lease or options.grace) / 2) if process.engine.beacon_may_fail else 0.0
+    options = client.engine.options
+    return min(END_SECONDS, (options.lease or options.grace) / 2) if client.engine.beacon_may_fail else 0.0
 
 
-def _run_sql(text: str, process: Process, started: Started) -> str | None:
+def _run_sql(text: str, client: DatabaseClient, started: Started) -> str | None:
     try:
-        return process.execute(text, lambda session: started(session.cancel_running))
+        return client.run_sql(text, lambda session: started(session.cancel_running))
     except TaskFailed:
         raise
     except SqlsemError as exc:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 
-from sqlsem.core.threads import GoesOn, Kept, spawn
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, spawn
 from sqlsem.errors import ConfigurationError, NotHeld
 
 __all__ = ["JOIN", "Joinable", "Joined"]
@@ -45,7 +45,7 @@ class Joinable:
         self._kill_after = kill_after
         self._folder: str | None = None
         self._listener: socket.socket | None = None
-        self._accepting = Kept("sqlsem-join", self._accept)
+        self._accepting = SupervisedThread("sqlsem-join", self._accept)
         self._lock = threading.Lock()
         self._joined: dict[socket.socket, int] = {}  # process ids by connection
         self._gone = threading.Condition(self._lock)
@@ -68,7 +68,7 @@ class Joinable:
         """Environment variables for the command."""
         return {} if self._folder is None else {JOIN: os.path.join(self._folder, "join")}
 
-    def _accept(self, _: GoesOn) -> None:
+    def _accept(self, _: ShouldContinue) -> None:
         listener = self._listener
         while listener is not None:
             try:
@@ -161,10 +161,10 @@ class Joined:
         self.kill_after = float(answer[1])
         self._connection.settimeout(None)
         self._ended = ended
-        self._listening = Kept("sqlsem-join", self._listen)
+        self._listening = SupervisedThread("sqlsem-join", self._listen)
         self._listening.begin()
 
-    def _listen(self, _: GoesOn) -> None:
+    def _listen(self, _: ShouldContinue) -> None:
         with contextlib.suppress(OSError):
             while self._connection.recv(1):
                 pass

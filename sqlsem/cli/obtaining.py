@@ -58,7 +58,7 @@ class OncePerPeriod:
         make_lock: Callable[[Callable[[sqlsem.Grant], object]], sqlsem.Lock],
     ) -> None:
         self.done = False
-        self._process = coordinator.process
+        self._client = coordinator.client
         self._period = period
         self._make_lock = make_lock
         self._lock: sqlsem.Lock | None = None
@@ -80,7 +80,7 @@ class OncePerPeriod:
         return False
 
     def _due(self, grant: sqlsem.Grant | None) -> bool:
-        self.done = not drive(self._period.due(self._process, grant), self._process.perform)
+        self.done = not drive(self._period.due(self._client, grant), self._client.execute_effect)
         return not self.done
 
     @property
@@ -95,7 +95,7 @@ class OncePerPeriod:
             log.info("%r may run again in this period, as the command failed: %d", self._period.name, status)
             return
         try:
-            drive(self._period.mark(self._process, grant), self._process.perform)
+            drive(self._period.mark(self._client, grant), self._client.execute_effect)
         except LockLost as exc:
             log.info("%r is not done: %s", self._period.name, exc)  # (the release reports the loss)
 

@@ -23,11 +23,11 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import EXIT_LOST, EXIT_TEMPFAIL
 from sqlsem.cli.obtaining import Adopted, OncePerPeriod, rate_of, take_rates
 from sqlsem.cli.options import duration, limited, pass_url_option, periodic, rated, resource_name, staged
-from sqlsem.core.late import look_for_blockers
 from sqlsem.core.options import LockOptions
 from sqlsem.core.periodic import Period
 from sqlsem.core.terms import own_mutex
 from sqlsem.core.threads import spawn
+from sqlsem.core.timeout_details import look_for_blockers
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.insight.blockers import in_words
 from sqlsem.model_rates import RateRequest
@@ -371,7 +371,7 @@ class _Wanted:
             locks += [coordinator.write(name, **given) for name in self.write]
             locks += [coordinator.stage(name, order, **given) for name, order in self.stage]
             if self.once_per is not None:
-                locks.append(sqlsem.Lock(own_mutex(self.period.resource, {"note": note}, coordinator.process)))
+                locks.append(sqlsem.Lock(own_mutex(self.period.resource, {"note": note}, coordinator.client)))
             locks += [rate_of(coordinator, rate, note) for rate in self.rates]
             return sqlsem.all_of(*locks, on_lost=on_lost)
         except ConfigurationError as exc:
@@ -382,7 +382,7 @@ def _in_the_way(coordinator: sqlsem.Coordinator, wanted: _Wanted) -> str:
     """Say who is in the way of the locks that were not granted."""
     requests = wanted.lock(coordinator, "", lambda _: None).terms.requests if wanted.is_held else wanted.rates
     try:
-        found = coordinator.process.look(lambda session: look_for_blockers(session, requests))
+        found = coordinator.client.with_connection(lambda session: look_for_blockers(session, requests))
     except SqlsemError as exc:
         log.info("cannot see the queue: %s", exc)
         return "see who holds it with: sqlsem ls"

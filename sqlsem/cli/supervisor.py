@@ -33,9 +33,9 @@ from sqlsem import tree_killer
 from sqlsem.cli.joining import Joinable, Joined
 from sqlsem.coordinator import Coordinator
 from sqlsem.core import nesting
+from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.grants import Grant
 from sqlsem.core.leading import LONGEST_PAUSE_SECONDS
-from sqlsem.core.pauses import pauses
 from sqlsem.core.threads import spawn
 from sqlsem.errors import LockLost, Unavailable
 from sqlsem.model import Duration, monotonic
@@ -255,7 +255,7 @@ def lead(
 
 
 def _retry_pauses() -> Iterator[float]:
-    return pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+    return backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
 
 
 def _sleep_unless_signaled(seconds: float, events: Events) -> None:

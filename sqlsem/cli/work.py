@@ -25,7 +25,7 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.here import folders_to_import_from, require_own_database, same_database
 from sqlsem.cli.known import unknown_queue
 from sqlsem.cli.options import duration, name_of, pass_url_option, shared_option
-from sqlsem.core.threads import Kept, spawn
+from sqlsem.core.threads import SupervisedThread, spawn
 from sqlsem.errors import SqlsemError
 from sqlsem.model import TaskEntry
 from sqlsem.printable import CleanFormatter, clean
@@ -304,7 +304,7 @@ def _supervise(crew: Crew, events: SimpleQueue[int | None], picture: Live | None
     """Have the crew work, and mind signals, until it has left: the exit code. Does not return from a second signal."""
     worker = spawn(partial(crew.run, events), "crew")
     if picture is not None:
-        looking = Kept("look", lambda _: crew.look_ahead(), crew.over)
+        looking = SupervisedThread("look", lambda _: crew.look_ahead(), crew.over)
         looking.begin()
     told = False
     while True:

@@ -10,14 +10,14 @@ from typing import Any, Generic, TypeVar, cast
 from sqlsem import deadlocks, runtime
 from sqlsem.core import lockorder, nesting
 from sqlsem.core.callers import Caller
+from sqlsem.core.client import DatabaseClient
+from sqlsem.core.event_bus import TraceContext
 from sqlsem.core.holdings import BaseGrant, Hold, Holding, abandon
-from sqlsem.core.lines import Place, Waiter
-from sqlsem.core.process import Process
-from sqlsem.core.signals import Trace
 from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep, Verify
 from sqlsem.core.terms import Terms
 from sqlsem.core.threads import voice
 from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
+from sqlsem.core.waiter_queues import Waiter, WaiterState
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.priorities import is_place, line_of
 from sqlsem.errors import Deadlock, LockLost, SqlsemError
@@ -49,7 +49,7 @@ class Acquisition(WaitingVerb, Generic[G]):
 
     def __init__(
         self,
-        process: Process,
+        client: DatabaseClient,
         terms: Terms,
         requests: Sequence[Request],
         timeout: float | None,
@@ -58,12 +58,12 @@ class Acquisition(WaitingVerb, Generic[G]):
         keep: list[Hold[G]],
         new_event: Callable[[], threading.Event] = runtime.event,
     ) -> None:
-        process.require_open()
-        super().__init__(process, caller, timeout)
+        client.require_open()
+        super().__init__(client, caller, timeout)
         self._terms = terms
         self.requests = tuple(requests)
         self.owner = caller.owner
-        self.uid = process.new_uid()
+        self.uid = client.new_uid()
         self._make_grant = make_grant
         self._keep = keep
         self._hold: Hold[G] | None = None
@@ -72,7 +72,7 @@ class Acquisition(WaitingVerb, Generic[G]):
         self.sent = False  # may have rows in the database
         self.withdrawn = False  # a call that is still under way in another thread must leave none behind
         self.waiters: dict[int, Waiter] = {}
-        self.trace: Trace | None = None
+        self.trace: TraceContext | None = None
         self._suspected: bool | None = None  # whether others may wait for its owner, while it waits
 
     def run(self) -> Operations[G | None]:
@@ -80,21 +80,21 @@ class Acquisition(WaitingVerb, Generic[G]):
 
         Raises `LockLost` when a row was taken out of the queue while it waited, and `Deadlock`.
         """
-        holdings = self.process.holdings
+        holdings = self.client.holdings
         for held in holdings.enough(self.requests, self.caller) if self._terms.reentrant else ():
             self._hold = again = Hold(cast("G", held))
             if holdings.enter(again):
                 self._keep.append(again)
                 return again.grant
             self._hold = None
-        signals = self.process.signals
+        signals = self.client.event_bus
         if signals.tracer is not None:
             self.trace = signals.follow(self.requests, self.caller)
         try:
             had = not holdings.refuse(self.requests, self.caller, self._terms.reentrant, self.timeout)
             if had and lockorder.current is not None:
                 self._watch_order(lockorder.current)
-            if had and self.process.above.held != ():
+            if had and self.client.parent_locks.held != ():
                 had = not (yield from self._is_refused_by_those_above())
             if not had or not (yield from self._take_numbers()):
                 self._tell(TimedOut, timeout=self.timeout)
@@ -132,12 +132,12 @@ class Acquisition(WaitingVerb, Generic[G]):
                 yield Call("cancel", cancel, min(1.0, self.budget))
                 self.sent = False
         except SqlsemError as exc:
-            if not self.process.closed:
+            if not self.client.closed:
                 log.warning("Could not withdraw a request at once: %s", exc)
         finally:
             self.forget_rows()
         for ticket in self.tickets:
-            self.process.nudge(ticket.resource)
+            self.client.notify_waiters(ticket.resource)
 
     def drop(self) -> None:
         """As `withdraw`, where nothing can be carried out any more: the next good ping does it all."""
@@ -146,14 +146,14 @@ class Acquisition(WaitingVerb, Generic[G]):
 
     def _disown(self) -> None:
         self.withdrawn = True
-        hold, holdings = self._hold, self.process.holdings
+        hold, holdings = self._hold, self.client.holdings
         if hold is None:
             return
         if not self.tickets:  # had once more
             abandon(hold.grant, hold.token)
         elif hold.grant.holding.end(hold.token):
             holdings.forget(hold.grant)
-            if self.process.signals.wants("released", logging.DEBUG):
+            if self.client.event_bus.wants("released", logging.DEBUG):
                 holdings.tell_released(hold.grant.holding)
         if hold in self._keep:
             self._keep.remove(hold)
@@ -167,12 +167,12 @@ class Acquisition(WaitingVerb, Generic[G]):
         """Leave the local queues, and let the next of ours come forward. Repeatable."""
         self.member.settled(self.uid)
         if self.trace is not None:
-            self.process.signals.asked(self.trace)
+            self.client.event_bus.asked(self.trace)
         if not self.waiters:  # never waited
             return
         if self._suspected is not False:  # (not known yet where an interrupt came in between)
-            self.process.watch.remove(self.tickets)
-        self.process.lines.leave(self.waiters.values())
+            self.client.deadlock_monitor.remove(self.tickets)
+        self.client.waiter_queues.leave(self.waiters.values())
 
     def tell(self, found: deadlocks.Found) -> None:
         """This request has to be given up; from another thread."""
@@ -184,12 +184,12 @@ class Acquisition(WaitingVerb, Generic[G]):
 
     def _watch_order(self, orders: lockorder.LockOrder) -> None:
         if self.timeout != 0:
-            held = [(one.resource, one.exclusive) for one in self.process.holdings.requests_of(self.caller.number)]
-            orders.entering(self.process.engine.where, held, [request.resource for request in self.requests])
+            held = [(one.resource, one.exclusive) for one in self.client.holdings.requests_of(self.caller.number)]
+            orders.entering(self.client.engine.where, held, [request.resource for request in self.requests])
 
     def _is_refused_by_those_above(self) -> Operations[bool]:
         """Whether those under whom this process runs hold what it wants, until it ends."""
-        above = yield from self.process.above.find()
+        above = yield from self.client.parent_locks.find()
         if above:
             self.owner += f" under {above[-1].position}"
             return (yield from nesting.refuse(above, self.requests, self.timeout))
@@ -212,7 +212,7 @@ class Acquisition(WaitingVerb, Generic[G]):
 
     def requesting_id(self) -> str:
         """Who asks, with the mark of a trace."""
-        requesting_id = self.process.requesting_id(self.caller)
+        requesting_id = self.client.requesting_id(self.caller)
         if self.trace is not None and len(requesting_id) + len(self.trace.mark) <= MAX_NAME:
             requesting_id += self.trace.mark
         return requesting_id
@@ -234,7 +234,7 @@ class Acquisition(WaitingVerb, Generic[G]):
             self.tickets = tickets or []
             member.add(self.tickets)
             for ticket in self.tickets:
-                self.process.lines.spare(ticket.resource, session, member_id)
+                self.client.waiter_queues.spare(ticket.resource, session, member_id)
             if self.withdrawn:
                 self.forget_rows()
             return tickets is not None
@@ -277,35 +277,35 @@ class Acquisition(WaitingVerb, Generic[G]):
 
     def _wait_for(self, ticket: Ticket) -> Operations[bool | None]:
         """Wait for a slice: True when it is granted, False when not yet, None when the row is gone."""
-        self.process.require_open()
-        lines, waiter = self.process.lines, self.waiters.get(ticket.position)
+        self.client.require_open()
+        lines, waiter = self.client.waiter_queues, self.waiters.get(ticket.position)
         if waiter is None:
             (request,) = (one for one in self.requests if one.resource == ticket.resource)
             waiter = self.waiters[ticket.position] = Waiter(ticket, request, self.new_event())
             lines.enter(waiter)
-            self.process.wanted.came(ticket.resource, ticket.position)
-            if self.process.signals.wants("waiting", logging.INFO):
+            self.client.contention_monitor.came(ticket.resource, ticket.position)
+            if self.client.event_bus.wants("waiting", logging.INFO):
                 yield from self._tell_waiting(waiter)
         if not self.member.knows(ticket):
             return None  # lost while we waited
         if self._suspected is None:
-            self._suspected = self.process.watch.add(self, self.tickets, self.caller.number)
+            self._suspected = self.client.deadlock_monitor.add(self, self.tickets, self.caller.number)
         place = lines.place(waiter)
-        if place is Place.ANSWERED:
+        if place is WaiterState.ANSWERED:
             self.checked(waiter.answer)
         elif self.deadlock is not None:
             lines.settle(waiter, (yield from self.look_or_give_up(waiter)))
-        elif place is Place.KEPT_OUT:
+        elif place is WaiterState.KEPT_OUT:
             yield Sleep(waiter, self.seconds_left(KEPT_OUT_SECONDS))
-        elif place is Place.FIRST and lines.stay(waiter, self.process.holdings.ahead_of(ticket)):
+        elif place is WaiterState.FIRST and lines.stay(waiter, self.client.holdings.ahead_of(ticket)):
             yield Sleep(waiter, self.seconds_left())
-        elif place is not Place.FIRST or lines.leads(waiter) or not (yield from self._wait_in_session(waiter)):
+        elif place is not WaiterState.FIRST or lines.leads(waiter) or not (yield from self._wait_in_session(waiter)):
             yield from self._stand(waiter, place)
         return waiter.answer
 
     def _wait_in_session(self, waiter: Waiter) -> Operations[bool]:
         """Whether there was one to wait in."""
-        lines = self.process.lines
+        lines = self.client.waiter_queues
         lines.sit(waiter)
         timeout = self.seconds_left()
         answer = yield from self.wait(waiter, min(timeout, SUSPECT_SLICE_SECONDS) if self._suspected else timeout)
@@ -315,10 +315,10 @@ class Acquisition(WaitingVerb, Generic[G]):
             lines.settle(waiter, answer)
         return True
 
-    def _stand(self, waiter: Waiter, place: Place) -> Operations[None]:
+    def _stand(self, waiter: Waiter, place: WaiterState) -> Operations[None]:
         """Sleep until somebody has to look, and look for all who are due, unless another one did."""
-        lines, last = self.process.lines, False
-        if place is not Place.LET_IN_TOO:
+        lines, last = self.client.waiter_queues, False
+        if place is not WaiterState.LET_IN_TOO:
             pause = lines.stand(waiter)
             left = self.seconds_left(pause)
             last = left < pause
@@ -338,14 +338,14 @@ class Acquisition(WaitingVerb, Generic[G]):
         for ticket in self.tickets:
             if not self.member.knows(ticket):
                 missing = [one.position for one in self.tickets if not self.member.knows(one)]
-                self.process.lose_and_tell(missing, "its row was removed before it could be used")
+                self.client.mark_lost_and_log(missing, "its row was removed before it could be used")
                 holding.require()
 
     # -- telling ------------------------------------------------------------------------------------------------
 
     def _tell(self, event: type[TimedOut | Deadlocked], **more: Any) -> None:
         """What has become of it: not had."""
-        signals, tickets = self.process.signals, {ticket.resource: ticket.position for ticket in self.tickets}
+        signals, tickets = self.client.event_bus, {ticket.resource: ticket.position for ticket in self.tickets}
         if signals.wants(event.name, event.level):
             waited = self.waited()
             for request in self.requests:
@@ -357,14 +357,14 @@ class Acquisition(WaitingVerb, Generic[G]):
 
     def tell_place_lost(self, ticket: Ticket) -> None:
         (request,) = (one for one in self.requests if one.resource == ticket.resource)
-        about = self.process.signals.about(request, ticket.position, self.caller)
+        about = self.client.event_bus.about(request, ticket.position, self.caller)
         lost = Lost(**about, held=None, why="its row was taken out of the queue while it waited")
-        self.process.signals.tell(lost, self.trace)
+        self.client.event_bus.tell(lost, self.trace)
 
     def _tell_waiting(self, waiter: Waiter) -> Operations[None]:
         """That it waits, and behind whom. Only for one that nobody of ours stands before is the database asked that."""
-        process, ticket = self.process, waiter.ticket
-        behind = process.lines.behind(waiter) or process.holdings.behind(waiter.request, ticket.position)
+        client, ticket = self.client, waiter.ticket
+        behind = client.waiter_queues.behind(waiter) or client.holdings.behind(waiter.request, ticket.position)
         if behind is None:
             try:
                 entries = yield Call("look", lambda session, _: session.entries(ticket.resource), 0.0)
@@ -372,13 +372,13 @@ class Acquisition(WaitingVerb, Generic[G]):
             except SqlsemError as exc:
                 log.debug("Cannot see who is ahead: %s", exc)
         waiter.behind = behind
-        about = process.signals.about(waiter.request, ticket.position, self.caller)
-        process.signals.tell(Waiting(**about, behind=behind), self.trace)
+        about = client.event_bus.about(waiter.request, ticket.position, self.caller)
+        client.event_bus.tell(Waiting(**about, behind=behind), self.trace)
 
 
-def locked(process: Process, requests: Sequence[Request]) -> Operations[bool]:
+def locked(client: DatabaseClient, requests: Sequence[Request]) -> Operations[bool]:
     """Whether somebody else would now ask for these in vain."""
-    process.require_open()
+    client.require_open()
 
     def look(session: Session, _: int) -> tuple[list[list[Entry]], dict[str, Resource]]:
         entries = [session.entries(request.resource) for request in requests]

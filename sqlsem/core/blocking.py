@@ -10,10 +10,10 @@ from sqlsem.errors import ConfigurationError
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["require_no_loop"]
+__all__ = ["require_no_event_loop"]
 
 
-def require_no_loop(what: object, instead: str) -> None:
+def require_no_event_loop(what: object, instead: str) -> None:
     """Raise `ConfigurationError` where an event loop runs in this thread, which would stand still. ``what``, as a text,
     is what makes it (of most calls that text is never needed).
     """

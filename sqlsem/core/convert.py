@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqlsem import deadlocks
+from sqlsem.core.backoff import backoff_delays
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.holdings import Holding
-from sqlsem.core.late import blockers
-from sqlsem.core.lines import Waiter
-from sqlsem.core.pauses import pauses
-from sqlsem.core.process import Process
 from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep
 from sqlsem.core.threads import voice
+from sqlsem.core.timeout_details import blockers
 from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
+from sqlsem.core.waiter_queues import Waiter
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.protocol import ConversionSession
 from sqlsem.errors import ConfigurationError, Deadlock, SqlsemError, Timeout
@@ -37,14 +37,16 @@ class Upgrade(WaitingVerb):
 
     upgrade = True
 
-    def __init__(self, process: Process, holding: Holding, timeout: Duration | None, event: threading.Event) -> None:
+    def __init__(
+        self, client: DatabaseClient, holding: Holding, timeout: Duration | None, event: threading.Event
+    ) -> None:
         holding.require()
-        process.engine.require(ConversionSession, "This")
-        super().__init__(process, holding.caller, None if timeout is None else check_duration("timeout", timeout))
+        client.engine.require(ConversionSession, "This")
+        super().__init__(client, holding.caller, None if timeout is None else check_duration("timeout", timeout))
         self._holding = holding
         self._ticket = holding.tickets[0]
         self._waiter = Waiter(self._ticket, holding.requests[0], event)
-        self._pauses = pauses()  # between looks, where it has no session to wait in
+        self._pauses = backoff_delays()  # between looks, where it has no session to wait in
         self._alone = contextlib.ExitStack()
         self._begun = False  # may be no reader any more
         self._has_waited = False
@@ -65,8 +67,8 @@ class Upgrade(WaitingVerb):
         self._tell(Granted, waited=self.waited(), at_once=not self._has_waited)
 
     def _become_writer(self) -> Operations[None]:
-        self._alone.enter_context(_alone(self.process, self._holding))
-        self.process.watch.add(self, (self._ticket,), self.caller.number)
+        self._alone.enter_context(_alone(self.client, self._holding))
+        self.client.deadlock_monitor.add(self, (self._ticket,), self.caller.number)
         self._begun = True
         while True:
             begun = yield from self._begin()
@@ -76,12 +78,12 @@ class Upgrade(WaitingVerb):
                 raise (yield from self._too_late())
             if begun in (Upgrading.BEGUN, Upgrading.NOT_YET) and not self._has_waited:
                 self._has_waited = True
-                self.process.wanted.came(self._ticket.resource, self._ticket.position, upgrades=True)
+                self.client.contention_monitor.came(self._ticket.resource, self._ticket.position, upgrades=True)
                 yield from self._tell_waiting()
             if begun is Upgrading.BEGUN:  # (after each slice again, which changes nothing as long as that stands)
                 writes = yield from self._wait(left)
             if writes is None or begun is Upgrading.GONE:
-                _lose(self.process, self._holding)
+                _lose(self.client, self._holding)
             if writes:
                 self._begun = False
                 self._holding.set_access(WRITE)
@@ -89,7 +91,7 @@ class Upgrade(WaitingVerb):
                 return
 
     def _too_late(self) -> Operations[Timeout]:
-        found = yield from blockers(self.process, self._holding.requests, self.caller, self._ticket)
+        found = yield from blockers(self.client, self._holding.requests, self.caller, self._ticket)
         words = in_words(found)
         return Timeout(
             f"The reader of {self._ticket.resource!r} at position {self._ticket.position} did not become the writer "
@@ -106,19 +108,19 @@ class Upgrade(WaitingVerb):
         try:
             yield Call("downgrade", _to_reader(self._holding), min(1.0, self.budget))
         except SqlsemError as exc:
-            if not self.process.closed:
+            if not self.client.closed:
                 log.warning("Could not withdraw the upgrade of %r at once: %s", self._holding, exc)
                 self.drop()
-        self.process.nudge(self._ticket.resource)
+        self.client.notify_waiters(self._ticket.resource)
 
     def drop(self) -> None:
         """As `withdraw`, where nothing can be carried out any more."""
         if self._begun:
-            _read_later(self.process, self._holding)
+            _read_later(self.client, self._holding)
 
     def done(self) -> None:
         """It waits no more."""
-        self.process.watch.remove((self._ticket,))
+        self.client.deadlock_monitor.remove((self._ticket,))
         self._alone.close()
 
     def tell(self, found: deadlocks.Found) -> None:
@@ -127,13 +129,13 @@ class Upgrade(WaitingVerb):
         self._waiter.event.set()
 
     def _tell(self, event: type[Event], **more: Any) -> None:
-        signals = self.process.signals
+        signals = self.client.event_bus
         if signals.wants(event.name, logging.INFO):
             about = signals.about(self._holding.requests[0], self._ticket.position, self.caller)
             signals.tell(event(**{**about, "access": UPGRADE, **more}), self._holding.trace)
 
     def _tell_waiting(self) -> Operations[None]:
-        if self.process.signals.wants(Waiting.name, logging.INFO):
+        if self.client.event_bus.wants(Waiting.name, logging.INFO):
             behind = None
             try:
                 entries = yield Call("look", lambda session, _: session.entries(self._ticket.resource), 0.0)
@@ -145,7 +147,7 @@ class Upgrade(WaitingVerb):
     def _begin(self) -> Operations[Upgrading]:
         """Begin, or only try where no time is given: what has come of it."""
         only_if_free = self.timeout == 0
-        self.process.require_open()
+        self.client.require_open()
 
         def begin(session: Session, _: int) -> Upgrading:
             self._holding.conversions += 1
@@ -159,13 +161,13 @@ class Upgrade(WaitingVerb):
         if only_if_free and begun is not Upgrading.DONE:
             self._begun = False  # nothing was changed
         if begun is Upgrading.BEGUN:
-            self.process.nudge(self._ticket.resource)  # it may have let in one of ours
+            self.client.notify_waiters(self._ticket.resource)  # it may have let in one of ours
         elif begun is Upgrading.NOT_YET and not only_if_free:
             yield Sleep(self._waiter, next(self._pauses))
         return begun
 
     def _wait(self, timeout: float) -> Operations[bool | None]:
-        self.process.require_open()
+        self.client.require_open()
         if not self.member.knows(self._ticket):
             return None  # lost while we waited
         if self.deadlock is not None:
@@ -178,10 +180,10 @@ class Upgrade(WaitingVerb):
         return there
 
 
-def downgrade(process: Process, holding: Holding) -> Operations[None]:
+def downgrade(client: DatabaseClient, holding: Holding) -> Operations[None]:
     """Have the writer become a reader. What cannot be done at once is done by the pulse as soon as it can."""
     holding.require()
-    process.engine.require(ConversionSession, "This")
+    client.engine.require(ConversionSession, "This")
     _require_convertible(holding, WRITE, "downgraded")
     if holding.depth > 1:
         raise ConfigurationError(
@@ -189,20 +191,20 @@ def downgrade(process: Process, holding: Holding) -> Operations[None]:
             f"relies on writing; downgrade it where it is held once",
             resource=holding.resource,
         )
-    with _alone(process, holding):
+    with _alone(client, holding):
         holding.set_access(READ)  # from now on, whatever becomes of it
         try:
             there = yield Call("downgrade", _to_reader(holding))
         except Busy as exc:
             log.warning("%r is downgraded when the transaction that asserted it ends (%s)", holding, exc)
-            _read_later(process, holding)
+            _read_later(client, holding)
             return
         except BaseException:
-            _read_later(process, holding)
+            _read_later(client, holding)
             raise
         if not there:
-            _lose(process, holding)
-        process.nudge(holding.resource)
+            _lose(client, holding)
+        client.notify_waiters(holding.resource)
 
 
 def _to_reader(holding: Holding) -> Callable[[Session, int], bool]:
@@ -213,7 +215,7 @@ def _to_reader(holding: Holding) -> Callable[[Session, int], bool]:
     return downgrade
 
 
-def _read_later(process: Process, holding: Holding) -> None:
+def _read_later(client: DatabaseClient, holding: Holding) -> None:
     """Have the pulse make it a reader."""
     holding.set_access(READ)
     conversions = holding.conversions
@@ -223,7 +225,7 @@ def _read_later(process: Process, holding: Holding) -> None:
         if holding.conversions == conversions and not holding.released and holding.why_lost is None:
             session.downgrade(holding.tickets[0])
 
-    process.member.later(put_back)
+    client.member.later(put_back)
 
 
 def _require_convertible(holding: Holding, access: str, what: str) -> None:
@@ -242,9 +244,9 @@ def _require_convertible(holding: Holding, access: str, what: str) -> None:
 
 
 @contextlib.contextmanager
-def _alone(process: Process, holding: Holding) -> Iterator[None]:
+def _alone(client: DatabaseClient, holding: Holding) -> Iterator[None]:
     """One at a time: another thread may have the grant as well."""
-    with process.state_lock:
+    with client.state_lock:
         if holding.converting:
             raise ConfigurationError(
                 f"{holding!r} is being upgraded or downgraded by another thread; wait for that to end",
@@ -257,6 +259,6 @@ def _alone(process: Process, holding: Holding) -> Iterator[None]:
         holding.converting = False
 
 
-def _lose(process: Process, holding: Holding) -> None:
-    process.lose_and_tell([holding.tickets[0].position], "its row was removed or taken away")
+def _lose(client: DatabaseClient, holding: Holding) -> None:
+    client.mark_lost_and_log([holding.tickets[0].position], "its row was removed or taken away")
     holding.require()

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from sqlsem import runtime
-from sqlsem.core.process import Process
+from sqlsem.core.client import DatabaseClient
 from sqlsem.errors import ConfigurationError
 
-__all__ = ["Coordinated", "process_of", "provide", "provide_here"]
+__all__ = ["Coordinated", "client_of", "provide", "provide_here"]
 
 
 class Coordinated(Protocol):
     """A `sqlsem.Coordinator`, as the faces know it."""
 
     @property
-    def process(self) -> Process:
+    def client(self) -> DatabaseClient:
         """What it is made of."""
 
 
@@ -40,10 +40,10 @@ def provide_here(coordinator: Coordinated) -> None:
     runtime.namespace(_threads)["coordinator"] = coordinator
 
 
-def process_of(coordinator: Coordinated | None) -> Process:
+def client_of(coordinator: Coordinated | None) -> DatabaseClient:
     """Of this coordinator; None: of the default one, as it is now."""
     found = coordinator if coordinator is not None else runtime.namespace(_threads).get("coordinator") or _default()
-    process = getattr(found, "process", None)
-    if process is None:
+    client = getattr(found, "client", None)
+    if client is None:
         raise ConfigurationError(f"coordinator must be what sqlsem.connect() gives, not {type(found).__name__}")
-    return cast("Process", process)
+    return cast("DatabaseClient", client)

@@ -9,13 +9,13 @@ from typing import Any
 
 from sqlsem import runtime
 from sqlsem.core.callers import this_thread
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.convert import Upgrade, downgrade
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
 from sqlsem.core.handover import TTL_SECONDS, handing_over
 from sqlsem.core.holdings import BaseGrant, Exit, Holding, abandon
 from sqlsem.core.leaving import leaving, placed
-from sqlsem.core.places import Token
-from sqlsem.core.process import Process
+from sqlsem.core.permits import Permit
 from sqlsem.core.rate_grants import adjusting, rate_of
 from sqlsem.core.standing import beginning, connection_of, ending_session
 from sqlsem.core.steps import Operations, carry_out, drive
@@ -29,27 +29,27 @@ __all__ = ["Grant", "asserting", "checking", "give_back"]
 log = voice
 
 
-def checking(process: Process, holding: Holding) -> Operations[None]:
+def checking(client: DatabaseClient, holding: Holding) -> Operations[None]:
     """Ask the database whether it is still held; raises `LockLost` or `NotHeld` when not."""
     holding.require()
     try:
-        yield from process.member.pinging()
+        yield from client.member.pinging()
     except Unavailable:
         holding.require()
         raise
     holding.require()
 
 
-def asserting(process: Process, holding: Holding, given: Any) -> Generator[Any, Any, None]:
+def asserting(client: DatabaseClient, holding: Holding, given: Any) -> Generator[Any, Any, None]:
     """`Grant.assert_held`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
     holding.require()
     cursor = cursor_of(given)
     refuse_autocommit(cursor)
     for ticket in holding.tickets:
         try:
-            there = yield from process.engine.pinning(cursor, ticket)
+            there = yield from client.engine.pinning(cursor, ticket)
         except Replaced as exc:
-            process.member.lose_all(str(exc))
+            client.member.lose_all(str(exc))
             holding.require()
             raise
         except Exception as exc:
@@ -58,8 +58,8 @@ def asserting(process: Process, holding: Holding, given: Any) -> Generator[Any, 
                 raise
             raise refusal from exc
         if not there:
-            yield from placed(process, cursor, "assert_held")
-            process.lose_and_tell([ticket.position], "its row is no longer in the table")
+            yield from placed(client, cursor, "assert_held")
+            client.mark_lost_and_log([ticket.position], "its row is no longer in the table")
             holding.require()
 
 
@@ -78,9 +78,9 @@ class Grant(BaseGrant):
     _event: threading.Event | None = None
     _contended: threading.Event | None = None
 
-    def __init__(self, process: Process, holding: Holding, waited: float) -> None:
+    def __init__(self, client: DatabaseClient, holding: Holding, waited: float) -> None:
         super().__init__(holding, waited)
-        self._process = process
+        self._client = client
 
     @property
     def lost(self) -> bool:
@@ -88,14 +88,14 @@ class Grant(BaseGrant):
         then the database is asked, for a second at most.
         """
         if self.holding.why_lost is None and not self.holding.released:
-            self._process.member.verify()
+            self._client.member.verify()
         return self.holding.why_lost is not None
 
     @property
     def lost_event(self) -> threading.Event:
         """An event that is set when the lock is lost, for those who wait."""
         if self._event is None:
-            with self._process.state_lock:
+            with self._client.state_lock:
                 if self._event is None:
                     event = runtime.event()
                     self.holding.when_lost.append(event.set)
@@ -119,7 +119,7 @@ class Grant(BaseGrant):
         event = self._contended
         if event is None:
             event = self.__dict__.setdefault("_contended", runtime.event())  # one event, also for concurrent callers
-            self._process.wanted.add(self.holding, event.is_set, event.set)
+            self._client.contention_monitor.add(self.holding, event.is_set, event.set)
         return event
 
     def check(self) -> None:
@@ -130,7 +130,7 @@ class Grant(BaseGrant):
         ...         grant.check()
         ...         load(part)
         """
-        drive(checking(self._process, self.holding), self._process.perform)
+        drive(checking(self._client, self.holding), self._client.execute_effect)
 
     def assert_held(self, cursor: Any) -> None:
         """Check inside the caller's own transaction that the lock is held, and keep it held until that ends.
@@ -141,7 +141,7 @@ class Grant(BaseGrant):
 
         Raises `LockLost`, and `ConfigurationError` for a cursor in autocommit mode, where it would protect nothing.
         """
-        drive(asserting(self._process, self.holding, cursor), lambda answer: answer)
+        drive(asserting(self._client, self.holding, cursor), lambda answer: answer)
 
     def release_on_commit(self, cursor: Any) -> None:
         """Release the lock when the transaction of ``cursor`` commits; keep it when that rolls back (also to a
@@ -160,7 +160,7 @@ class Grant(BaseGrant):
         ...     cursor.execute("UPDATE ledger SET …")
         ...     grant.release_on_commit(cursor)
         """
-        drive(leaving(self._process, self, cursor), lambda answer: answer)
+        drive(leaving(self._client, self, cursor), lambda answer: answer)
 
     @contextlib.contextmanager
     def session(self, connection: Any) -> Iterator[None]:
@@ -178,18 +178,18 @@ class Grant(BaseGrant):
         >>> with sqlsem.mutex("ledger") as grant, grant.session(connection):  # doctest: +SKIP
         ...     book(connection)
         """
-        process, line = self._process, connection_of(connection)
-        noted = drive(beginning(process, self.holding, line), lambda answer: answer)
+        client, line = self._client, connection_of(connection)
+        noted = drive(beginning(client, self.holding, line), lambda answer: answer)
         try:
             yield
         except BaseException:
             # What the body raised is what its caller has to hear of; the lock ends soon, and the note with it.
             try:
-                drive(ending_session(process, line, noted), lambda answer: answer)
+                drive(ending_session(client, line, noted), lambda answer: answer)
             except Exception as exc:
                 log.info("The note of %r in a connection's session could not be taken back: %s", self, exc)
             raise
-        drive(ending_session(process, line, noted), lambda answer: answer)
+        drive(ending_session(client, line, noted), lambda answer: answer)
 
     def upgrade(self, timeout: Duration | None = None) -> None:
         """Become the writer, without letting go: wait until all other readers have left, while nobody new is let in.
@@ -208,7 +208,7 @@ class Grant(BaseGrant):
         ...         grant.upgrade(timeout=60)
         ...         reload()
         """
-        carry_out(Upgrade(self._process, self.holding, timeout, runtime.event()), self._process.perform)
+        carry_out(Upgrade(self._client, self.holding, timeout, runtime.event()), self._client.execute_effect)
 
     def downgrade(self) -> None:
         """Become a reader, without letting go: readers that wait right behind are let in, writers are not.
@@ -216,7 +216,7 @@ class Grant(BaseGrant):
         Raises `ConfigurationError` when this is no writer (or one of several resources, or held several times), and
         `LockLost`.
         """
-        drive(downgrade(self._process, self.holding), self._process.perform)
+        drive(downgrade(self._client, self.holding), self._client.execute_effect)
 
     def hand_over(self, *, ttl: Duration = TTL_SECONDS, to: str | None = None) -> str:
         """Give the lock to whoever shows the token that is returned, to `sqlsem.adopt` or ``EXEC sqlsem.adopt``: in
@@ -242,7 +242,7 @@ class Grant(BaseGrant):
         >>> with sqlsem.mutex("nightly") as grant:  # doctest: +SKIP
         ...     start_job(token=grant.hand_over(ttl="5m"))
         """
-        return drive(handing_over(self._process, self, ttl, to), self._process.perform)
+        return drive(handing_over(self._client, self, ttl, to), self._client.execute_effect)
 
     def __enter__(self) -> Grant:
         return self
@@ -262,7 +262,7 @@ class Grant(BaseGrant):
         """Say what was used of a rate that was taken with the lock (`sqlsem.all_of`); see `RateGrant.adjust`.
         ``rate``: its name, where there are several. Raises `ConfigurationError` where there is none of that name.
         """
-        drive(adjusting(rate_of(self.rates, rate, self), actual), self._process.perform)
+        drive(adjusting(rate_of(self.rates, rate, self), actual), self._client.execute_effect)
 
     def release(self) -> None:
         """Release the lock, from any thread. The end of its block has then nothing to do.
@@ -272,6 +272,6 @@ class Grant(BaseGrant):
         give_back(self, self.holding.exit_of(this_thread()))
 
 
-def give_back(grant: Grant, by: Token) -> None:
+def give_back(grant: Grant, by: Permit) -> None:
     """End this hold of a grant, or one by this exit; errors as of `Grant.release`."""
-    drive(grant._process.holdings.give_back(grant, by), grant._process.perform)
+    drive(grant._client.holdings.give_back(grant, by), grant._client.execute_effect)

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from sqlsem import runtime
 from sqlsem.core.callers import Caller
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.holdings import BaseGrant, Holding, LostCallback
-from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, Operations
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Session
@@ -49,10 +49,10 @@ def check_token(token: object) -> str:
     return token
 
 
-def handing_over(process: Process, grant: BaseGrant, ttl: Duration, to: str | None) -> Operations[str]:
+def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: str | None) -> Operations[str]:
     """Hand a grant over; the token by which it can be adopted. See `Grant.hand_over`."""
     holding = grant.holding
-    process.engine.require(TransferSession, "hand_over()")
+    client.engine.require(TransferSession, "hand_over()")
     seconds = _check_ttl(ttl)
     if to is not None:
         check_name("to", to, 128)
@@ -67,7 +67,7 @@ def handing_over(process: Process, grant: BaseGrant, ttl: Duration, to: str | No
             f"{holding!r} is being upgraded or downgraded; hand it over when that has ended", resource=holding.resource
         )
     token = f"sqlsem-{secrets.token_hex(24)}"
-    member, uid = process.member, process.new_uid()
+    member, uid = client.member, client.new_uid()
     sent = given = kept = too_late = False
     deciding = threading.Lock()
 
@@ -84,7 +84,7 @@ def handing_over(process: Process, grant: BaseGrant, ttl: Duration, to: str | No
         with deciding:
             given = there and not too_late
         if given:
-            process.holdings.give_away(grant)
+            client.holdings.give_away(grant)
         return given
 
     def be_too_late() -> None:
@@ -92,7 +92,7 @@ def handing_over(process: Process, grant: BaseGrant, ttl: Duration, to: str | No
         with deciding:
             too_late = not (given or kept)
         if too_late:
-            _lose(process, holding, OVERDUE)
+            _lose(client, holding, OVERDUE)
 
     # Whatever is under way then, an attempt without an answer or one to connect: what is in transit goes when the time
     # is up, and others come in. (It counts from when the server has it, which is no earlier than the call.)
@@ -100,32 +100,32 @@ def handing_over(process: Process, grant: BaseGrant, ttl: Duration, to: str | No
 
     try:
         # The giver must know that it holds no more before nobody does: no attempt is begun after half of that time.
-        there: bool = yield Call("hand_over", give, min(process.retry, seconds / 2))
+        there: bool = yield Call("hand_over", give, min(client.retry, seconds / 2))
     except (ConfigurationError, Busy):
         if sent:
-            yield from _refused(process, holding)
+            yield from _refused(client, holding)
             with deciding:
                 kept = not too_late
             if too_late:
-                _lose(process, holding, OVERDUE)
+                _lose(client, holding, OVERDUE)
             holding.require()
         raise
     except BaseException:
         if sent and not holding.handed_over:
-            _lose(process, holding, BROKEN_OFF)
+            _lose(client, holding, BROKEN_OFF)
         raise
     finally:
         timer.cancel()
         member.settled(uid)
     if too_late:
-        _lose(process, holding, OVERDUE)
+        _lose(client, holding, OVERDUE)
         holding.require()
     if not there:
-        _lose(process, holding, "its row was removed, or taken away by an operator, before it was handed over")
+        _lose(client, holding, "its row was removed, or taken away by an operator, before it was handed over")
         holding.require()
-    process.holdings.tell_released(holding)
+    client.holdings.tell_released(holding)
     for ticket in holding.tickets:  # those of ours that waited for it wait for others now
-        process.nudge(ticket.resource)
+        client.notify_waiters(ticket.resource)
     return token
 
 
@@ -136,21 +136,21 @@ def _check_ttl(ttl: Duration) -> float:
     return seconds
 
 
-def _refused(process: Process, holding: Holding) -> Operations[None]:
+def _refused(client: DatabaseClient, holding: Holding) -> Operations[None]:
     """The server would not. But an attempt before may have been carried out, without an answer: a ping tells."""
-    process.member.add(holding.tickets)
+    client.member.add(holding.tickets)
     try:
-        yield from process.member.pinging()
+        yield from client.member.pinging()
     except BaseException as exc:
-        _lose(process, holding, BROKEN_OFF)
+        _lose(client, holding, BROKEN_OFF)
         if not isinstance(exc, SqlsemError):
             raise
 
 
-def _lose(process: Process, holding: Holding, why: str) -> None:
-    process.member.forget(holding.tickets)
-    process.lose_and_tell([ticket.position for ticket in holding.tickets], why)
-    process.member.disown()  # if it is ours after all, nobody shall hold it
+def _lose(client: DatabaseClient, holding: Holding, why: str) -> None:
+    client.member.forget(holding.tickets)
+    client.mark_lost_and_log([ticket.position for ticket in holding.tickets], why)
+    client.member.disown()  # if it is ours after all, nobody shall hold it
 
 
 class Adoption(Generic[G]):
@@ -158,21 +158,21 @@ class Adoption(Generic[G]):
 
     def __init__(
         self,
-        process: Process,
+        client: DatabaseClient,
         token: str,
         on_lost: LostCallback | None,
         caller: Caller,
         make_grant: Callable[[Holding, float], G],
     ) -> None:
-        process.require_open()
-        process.engine.require(TransferSession, "adopt()")
-        self._process = process
-        self._member = process.member
+        client.require_open()
+        client.engine.require(TransferSession, "adopt()")
+        self._client = client
+        self._member = client.member
         self._token = check_token(token)
         self._on_lost = on_lost
         self._caller = caller
         self._make_grant = make_grant
-        self._uid = process.new_uid()
+        self._uid = client.new_uid()
         self._tickets: list[Ticket] = []
         self._grant: G | None = None
         self._sent = False
@@ -185,13 +185,13 @@ class Adoption(Generic[G]):
         requests: Sequence[Request] = [request for request, _ in found]
         if not self._tickets:
             raise LockLost("What was adopted was taken away the same instant, by an operator; acquire it anew")
-        process, holdings = self._process, self._process.holdings
+        client, holdings = self._client, self._client.holdings
         holding = Holding(holdings, requests, self._tickets, self._caller, self._on_lost, monotonic())
         self._grant = grant = self._make_grant(holding, monotonic() - began)
         holdings.add(grant)
         missing = [ticket.position for ticket in self._tickets if not self._member.knows(ticket)]
         if missing:  # the main session was lost in between, and they with it
-            process.lose_and_tell(missing, "its row was removed before it could be used")
+            client.mark_lost_and_log(missing, "its row was removed before it could be used")
             holding.require()
         holding.told = True
         holdings.tell_granted(holding, grant.waited, {})
@@ -202,7 +202,7 @@ class Adoption(Generic[G]):
         if self._withdrawn:
             return []
         self._member.registering(self._uid)
-        caller, requesting_id = self._caller, self._process.requesting_id(self._caller)
+        caller, requesting_id = self._caller, self._client.requesting_id(self._caller)
         found = session.adopt(member_id, requesting_id, caller.owner, self._uid, self._token)
         self._tickets = [ticket for _, ticket in found]
         self._member.add(self._tickets)
@@ -219,7 +219,7 @@ class Adoption(Generic[G]):
                 yield Call("cancel", lambda session, me: session.cancel(me, uid, "cancelled"), 1.0)
                 self._sent = False
         except SqlsemError as exc:
-            if not self._process.closed:
+            if not self._client.closed:
                 log.warning("Could not give back at once what was being adopted: %s", exc)
         finally:
             self._forget()
@@ -232,8 +232,8 @@ class Adoption(Generic[G]):
     def _disown(self) -> None:
         self._withdrawn = True
         if self._grant is not None and not self._grant.holding.released:
-            self._process.holdings.forget(self._grant)
-            self._process.holdings.tell_released(self._grant.holding)
+            self._client.holdings.forget(self._grant)
+            self._client.holdings.tell_released(self._grant.holding)
 
     def _forget(self) -> None:
         self._member.forget(self._tickets)

@@ -9,14 +9,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from sqlsem.core import ending
+from sqlsem.core import shutdown
 from sqlsem.core.callers import Caller, ours
-from sqlsem.core.lines import Waiter
+from sqlsem.core.event_bus import EventBus, TraceContext
 from sqlsem.core.membership import Membership
-from sqlsem.core.places import Token
-from sqlsem.core.signals import Signals, Trace
+from sqlsem.core.permits import Permit
 from sqlsem.core.steps import Operations
 from sqlsem.core.threads import call_out, voice
+from sqlsem.core.waiter_queues import Waiter
 from sqlsem.errors import Deadlock, LockLost, NotHeld, Unavailable
 from sqlsem.events import Behind, Granted, Lost, Released, meets
 from sqlsem.model import READ, WRITE, Request, Ticket, monotonic
@@ -38,14 +38,14 @@ class Departing(Protocol):
     def settle(self) -> bool:
         """Whether it has; if not, it does not any more."""
 
-    def again(self, token: Token) -> bool:
+    def again(self, token: Permit) -> bool:
         """The grant is had once more, by this hold, unless it has left; it stays until that has ended."""
 
     def also(self, word: str) -> None:
         """Do so by this word, too."""
 
 
-class Exit(Token):
+class Exit(Permit):
     """A release through the grant itself: it ends one of the grant's holds, whichever."""
 
     __slots__ = ()
@@ -90,16 +90,16 @@ class Holding:
         caller: Caller,
         on_lost: LostCallback | None,
         since: float,
-        trace: Trace | None = None,
+        trace: TraceContext | None = None,
     ) -> None:
         self.registry = registry
         self.requests = tuple(requests)
         self.tickets = tuple(tickets)
         self.caller = caller
         self.pid = os.getpid()
-        self.first = Token()  # the hold of who acquired it
-        self._holds: dict[Token, None] = {self.first: None}  # the latest last
-        self._exits: set[Token] = set()
+        self.first = Permit()  # the hold of who acquired it
+        self._holds: dict[Permit, None] = {self.first: None}  # the latest last
+        self._exits: set[Permit] = set()
         self.since = since  # when it was granted (`monotonic`)
         self.trace = trace
         self.told = False  # that it was granted, and not yet that it has ended
@@ -123,11 +123,11 @@ class Holding:
         """How often it is had; 0: its last hold has ended, and it is being given back."""
         return len(self._holds) - len(self._exits)
 
-    def has(self, hold: Token) -> bool:
+    def has(self, hold: Permit) -> bool:
         """Whether that is a hold of it, which has not ended by itself."""
         return hold in self._holds
 
-    def enter(self, hold: Token) -> bool:
+    def enter(self, hold: Permit) -> bool:
         """Whether it is had once more, by this hold; not when the last one has ended."""
         with self.registry.state_lock:
             there = self.depth > 0
@@ -135,7 +135,7 @@ class Holding:
                 self._holds[hold] = None
             return there
 
-    def end(self, by: Token) -> bool:
+    def end(self, by: Permit) -> bool:
         """This hold ends, or one of them by this exit. Whether nobody has it any more. Repeatable."""
         with self.registry.state_lock:
             if not isinstance(by, Exit):
@@ -144,7 +144,7 @@ class Holding:
                 self._exits.add(by)
             return self.depth <= 0
 
-    def exit_of(self, caller: Caller) -> Token:
+    def exit_of(self, caller: Caller) -> Permit:
         """Return the token by which a release through the grant ends a hold: the latest one for the thread or task that
         holds it, so that the blocks around the latest one go on holding; for any other thread or task a new `Exit`.
         """
@@ -233,9 +233,9 @@ class Hold(Generic[G]):
 
     __slots__ = ("grant", "token")
 
-    def __init__(self, grant: G, token: Token | None = None) -> None:
+    def __init__(self, grant: G, token: Permit | None = None) -> None:
         self.grant = grant
-        self.token = token or Token()
+        self.token = token or Permit()
 
     @property
     def ended(self) -> bool:
@@ -243,7 +243,7 @@ class Hold(Generic[G]):
         return not self.grant.holding.has(self.token)
 
 
-def abandon(grant: BaseGrant, by: Token) -> None:
+def abandon(grant: BaseGrant, by: Permit) -> None:
     """End this hold, or one by this exit, without waiting for the database. Repeatable. (What was acquired before a
     fork is the parent's.)
     """
@@ -255,7 +255,7 @@ def abandon(grant: BaseGrant, by: Token) -> None:
 class Holdings:
     """All grants of this process that are neither released nor lost."""
 
-    def __init__(self, member: Membership, signals: Signals) -> None:
+    def __init__(self, member: Membership, signals: EventBus) -> None:
         self._member = member
         self._signals = signals
         self.state_lock = member.state_lock
@@ -374,7 +374,7 @@ class Holdings:
 
     # -- releasing ----------------------------------------------------------------------------------------------
 
-    def give_back(self, grant: BaseGrant, by: Token) -> Operations[None]:
+    def give_back(self, grant: BaseGrant, by: Permit) -> Operations[None]:
         """End this hold of a grant, or one by this exit, and with the last one the grant. Raises `LockLost` when that
         was lost, before or just now. What has left by itself has ended.
         """
@@ -383,7 +383,7 @@ class Holdings:
         if holding.departure is None or holding.depth > 1 or not holding.departure.settle():
             yield from self.leave(grant, by)
 
-    def leave(self, grant: BaseGrant, by: Token, parted: Callable[[], None] | None = None) -> Operations[None]:
+    def leave(self, grant: BaseGrant, by: Permit, parted: Callable[[], None] | None = None) -> Operations[None]:
         """`give_back`, by whoever else gives it back; calls ``parted`` as soon as nobody here has it any more."""
         holding = grant.holding
         if holding.pid != os.getpid() or (holding.released and holding.why_lost is None):
@@ -409,7 +409,7 @@ class Holdings:
                 self.disown(grant)
             raise
         if holding.why_lost is not None:
-            ending.stay_asleep()
+            shutdown.stay_asleep()
             holding.require()
 
     def _return(self, ticket: Ticket, holding: Holding) -> Operations[None]:

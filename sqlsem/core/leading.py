@@ -15,9 +15,9 @@ from types import FrameType
 from typing import Any
 
 from sqlsem.core import terms
-from sqlsem.core.defaults import Coordinated, process_of
+from sqlsem.core.client import DatabaseClient
+from sqlsem.core.defaults import Coordinated, client_of
 from sqlsem.core.holdings import LostCallback
-from sqlsem.core.process import Process
 from sqlsem.core.terms import Terms
 from sqlsem.errors import LockLost, SqlsemError, Unavailable
 from sqlsem.model import WRITE, Duration, Entry, check_name
@@ -61,13 +61,13 @@ class Candidacy:
         name: str,
         info: str | None,
         timeout: Duration | None,
-        process: Process | None,
+        client: DatabaseClient | None,
         coordinator: Coordinated | None = None,
     ) -> None:
         self.name = check_name("The leader's name", name)
         self._info = info
         self._timeout = timeout
-        self._given = process if coordinator is None else process_of(coordinator)
+        self._given = client if coordinator is None else client_of(coordinator)
         self.terms(None)  # what cannot be is told at once
 
     def terms(self, on_lost: LostCallback | None, cancel_on_lost: bool = False) -> Terms:
@@ -80,8 +80,8 @@ class Candidacy:
 
     def current(self) -> LeaderEntry | None:
         """Who leads; None when nobody does. Blocks."""
-        process = self._given or process_of(None)
-        return _leader_of(self.name, process.look(lambda session: session.entries(self.name)))
+        client = self._given or client_of(None)
+        return _leader_of(self.name, client.with_connection(lambda session: session.entries(self.name)))
 
 
 def _leader_of(name: str, entries: list[Entry]) -> LeaderEntry | None:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from sqlsem import runtime
+from sqlsem.core.backoff import backoff_delays
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
 from sqlsem.core.holdings import BaseGrant, Exit
-from sqlsem.core.pauses import pauses
-from sqlsem.core.places import Token
-from sqlsem.core.process import Process
+from sqlsem.core.permits import Permit
 from sqlsem.core.steps import Call, drive
-from sqlsem.core.threads import GoesOn, Kept, voice
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, voice
 from sqlsem.engines.base import Session
 from sqlsem.engines.commit_release import CommitReleaseSession
 from sqlsem.errors import ConfigurationError, SqlsemError
@@ -35,37 +35,39 @@ FIRST_SECONDS, LONGEST_SECONDS = 0.005, 0.25
 MOST_WORDS = 16
 
 
-def here(process: Process, where: Callable[[], str], what: str) -> None:
+def here(client: DatabaseClient, where: Callable[[], str], what: str) -> None:
     """Raise `ConfigurationError` when ``where()``, what the caller's cursor says of where it is, is not our database.
     Blocks.
     """
     # Was the server started anew since, the cursor's session has ended: it tells so when it is asked again.
-    if elsewhere(process, where()) and elsewhere(process, where()):
-        raise _refusal(process, what)
+    if elsewhere(client, where()) and elsewhere(client, where()):
+        raise _refusal(client, what)
 
 
-def placed(process: Process, cursor: Any, what: str) -> Generator[Any, Any, None]:
+def placed(client: DatabaseClient, cursor: Any, what: str) -> Generator[Any, Any, None]:
     """As `here`, for a cursor whose methods may have to be awaited. Yields as `Engine.identity_steps` does."""
     for _ in range(2):
-        if not elsewhere(process, (yield from process.engine.identity_steps(cursor))):
+        if not elsewhere(client, (yield from client.engine.identity_steps(cursor))):
             return
-    raise _refusal(process, what)
+    raise _refusal(client, what)
 
 
-def _refusal(process: Process, what: str) -> ConfigurationError:
+def _refusal(client: DatabaseClient, what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{what} was given a cursor on another database than {process.engine.where}, where the lock or queue is: their "
+        f"{what} was given a cursor on another database than {client.engine.where}, where the lock or queue is: their "
         f"transactions have nothing to do with each other. Give it a cursor of that database, or connect sqlsem to "
         f"the cursor's"
     )
 
 
-def elsewhere(process: Process, theirs: str) -> bool:
+def elsewhere(client: DatabaseClient, theirs: str) -> bool:
     """Whether that is another database than ours. Blocks."""
-    engine = process.engine
+    engine = client.engine
     for again in (False, True):
         if engine.known_identity is None or again:  # another server may have taken over
-            engine.known_identity = process.look(lambda session: session.database_identity(), CommitReleaseSession)
+            engine.known_identity = client.with_connection(
+                lambda session: session.database_identity(), CommitReleaseSession
+            )
         if engine.same_database(engine.known_identity, theirs):
             return False
     return True
@@ -74,14 +76,14 @@ def elsewhere(process: Process, theirs: str) -> bool:
 class Departure:
     """A grant that leaves when a transaction of the caller's is committed; meanwhile a thread looks for that."""
 
-    def __init__(self, process: Process, grant: BaseGrant, word: str) -> None:
-        self._process = process
+    def __init__(self, client: DatabaseClient, grant: BaseGrant, word: str) -> None:
+        self._client = client
         self._grant = grant
         self._words = deque([word], MOST_WORDS)
         self._lock = runtime.lock()  # of who gives the grant back; never held during I/O
         self._settled = False
         self._left = False
-        self._thread = Kept("sqlsem-leaving", self._watch, process.member.closing)
+        self._thread = SupervisedThread("sqlsem-leaving", self._watch, client.member.closing)
         self._parted = runtime.event()  # having left, it is in nobody's hands any more
 
     def begin(self) -> None:
@@ -92,7 +94,7 @@ class Departure:
         """Leave by this word, too: the one before may be undone (a savepoint), or be all that is committed."""
         self._words.append(word)
 
-    def again(self, token: Token) -> bool:
+    def again(self, token: Permit) -> bool:
         """Have the grant once more, by this hold, unless it has left; it does not leave before that has ended."""
         with self._lock:
             left = self._left
@@ -110,9 +112,9 @@ class Departure:
             self._parted.wait()  # (which comes before the database is asked)
         return left
 
-    def _watch(self, goes_on: GoesOn) -> None:
-        process, closing = self._process, self._process.member.closing
-        for pause in pauses(first=FIRST_SECONDS, longest=LONGEST_SECONDS):
+    def _watch(self, goes_on: ShouldContinue) -> None:
+        client, closing = self._client, self._client.member.closing
+        for pause in backoff_delays(first=FIRST_SECONDS, longest=LONGEST_SECONDS):
             if closing.wait(pause) or not goes_on():
                 return
             holding = self._grant.holding
@@ -126,7 +128,7 @@ class Departure:
                 if self._left:
                     break  # it is lost, or given back by the next ping
         try:
-            process.perform(Call("forget_left", self._forget, 1.0))
+            client.execute_effect(Call("forget_left", self._forget, 1.0))
         except SqlsemError as exc:
             log.info("A word that a transaction left is removed later: %s", exc)
 
@@ -137,7 +139,7 @@ class Departure:
                 return self._settled
             self._left = True
         try:
-            drive(self._process.holdings.leave(self._grant, Exit(), self._parted.set), self._process.perform)
+            drive(self._client.holdings.leave(self._grant, Exit(), self._parted.set), self._client.execute_effect)
         finally:
             self._parted.set()
         return True
@@ -145,7 +147,7 @@ class Departure:
     def _is_committed(self) -> bool:
         words = self._words.copy()
         return bool(
-            self._process.perform(
+            self._client.execute_effect(
                 Call("has_left", lambda session, _: any(session.is_committed(word) for word in words))
             )
         )
@@ -155,9 +157,9 @@ class Departure:
             session.delete_commit_marker(word)
 
 
-def leaving(process: Process, grant: BaseGrant, given: Any) -> Generator[Any, Any, None]:
+def leaving(client: DatabaseClient, grant: BaseGrant, given: Any) -> Generator[Any, Any, None]:
     """Carry out `Grant.release_on_commit`. Yields the results of the cursor's methods, for a driver to await."""
-    holding, engine = grant.holding, process.engine
+    holding, engine = grant.holding, client.engine
     engine.require(CommitReleaseSession, "release_on_commit()")
     holding.require()
     if holding.depth > 1:
@@ -167,7 +169,7 @@ def leaving(process: Process, grant: BaseGrant, given: Any) -> Generator[Any, An
         )
     cursor = cursor_of(given, "release_on_commit")
     refuse_autocommit(cursor, "release_on_commit")
-    yield from placed(process, cursor, "release_on_commit")
+    yield from placed(client, cursor, "release_on_commit")
     for ticket in holding.tickets:
         try:
             there = yield from engine.pinning(cursor, ticket)
@@ -177,12 +179,12 @@ def leaving(process: Process, grant: BaseGrant, given: Any) -> Generator[Any, An
                 raise
             raise refusal from exc
         if not there:
-            process.lose_and_tell([ticket.position], "its row is no longer in the table")
+            client.mark_lost_and_log([ticket.position], "its row is no longer in the table")
             holding.require()
     word = secrets.token_hex(16)
     yield from engine.release_on_commit(cursor, word)
     if holding.departure is not None:
         holding.departure.also(word)
         return
-    holding.departure = Departure(process, grant, word)
+    holding.departure = Departure(client, grant, word)
     holding.departure.begin()

@@ -1,8 +1,8 @@
 """This process as a member: its rows, and the two threads that look after it and its main session.
 
-The main session (`sqlsem.core.main_session`) holds the beacon, registers, releases and pings. What the database goes by
-is the last *sign of life* that it has written down (`LockSession` says which calls give one), so nothing else proves
-that we live. Two threads, started with the first connection, look after it:
+The main session (`sqlsem.core.main_connection`) holds the beacon, registers, releases and pings. What the database
+goes by is the last *sign of life* that it has written down (`LockSession` says which calls give one), so nothing else
+proves that we live. Two threads, started with the first connection, look after it:
 
 pulse
     pings every third of the grace, compares our rows with what we believe, gives back what could not be given back
@@ -36,16 +36,16 @@ from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from sqlsem import runtime
-from sqlsem.core.main_session import MainSession
-from sqlsem.core.places import Places, Token
-from sqlsem.core.retention import Retention
+from sqlsem.core.main_connection import MainConnection
+from sqlsem.core.permits import Permit, PermitPool
+from sqlsem.core.retention import RetentionCleaner
 from sqlsem.core.steps import Call, Operations
-from sqlsem.core.threads import GoesOn, Kept, tend, voice, when_all
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, tend, voice, when_all
 from sqlsem.engines.base import Busy, Disconnected, Engine, Session
 from sqlsem.errors import SqlsemError
 from sqlsem.model import Ticket, monotonic
 
-__all__ = ["Membership", "Owner"]
+__all__ = ["Membership", "MembershipOwner"]
 
 log = voice
 T = TypeVar("T")
@@ -63,13 +63,13 @@ LOOK_EVERY = 32
 VERIFY_SECONDS = 1.0
 
 
-class Owner(Protocol):
+class MembershipOwner(Protocol):
     """Who is told about our rows: the coordinator."""
 
-    def lose(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
+    def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
         """These rows (None: all) are lost to us; declare so. Returns the callbacks that are under way."""
 
-    def forgot(self, positions: Collection[int]) -> None:
+    def wake_waiters(self, positions: Collection[int]) -> None:
         """These rows, which were lost to us, are ours no more."""
 
     def holds_any(self) -> bool:
@@ -78,22 +78,22 @@ class Owner(Protocol):
     def interrupt_overdue(self) -> None:
         """End waits whose answer is overdue."""
 
-    def undone(self) -> Iterable[Callable[[Session, int], object]]:
+    def calls_to_repeat(self) -> Iterable[Callable[[Session, int], object]]:
         """What was done of late and cannot be told from our rows: calls to do it again, if the server forgot."""
 
-    def returned(self, ticket: Ticket, session: Session, member_id: int) -> None:
+    def handle_release(self, ticket: Ticket, session: Session, member_id: int) -> None:
         """A number was given back, on this session, by the thread that calls."""
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Give up what belonged to somebody who is no more."""
 
 
 class _Weakly:
     """The owner, who is kept alive by its threads while it has rows, and no longer. After that nobody is told."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: MembershipOwner) -> None:
         self._reference = weakref.ref(owner)
-        self._pin: Owner | None = None
+        self._pin: MembershipOwner | None = None
 
     def pin(self) -> None:
         """It has rows."""
@@ -103,13 +103,13 @@ class _Weakly:
         """It has none, and was told what has become of them."""
         self._pin = None
 
-    def lose(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
+    def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
         owner = self._reference()
-        return [] if owner is None else owner.lose(positions, why)
+        return [] if owner is None else owner.mark_lost(positions, why)
 
-    def forgot(self, positions: Collection[int]) -> None:
+    def wake_waiters(self, positions: Collection[int]) -> None:
         if (owner := self._reference()) is not None:
-            owner.forgot(positions)
+            owner.wake_waiters(positions)
 
     def holds_any(self) -> bool:
         owner = self._reference()
@@ -119,23 +119,23 @@ class _Weakly:
         if (owner := self._reference()) is not None:
             owner.interrupt_overdue()
 
-    def undone(self) -> Iterable[Callable[[Session, int], object]]:
+    def calls_to_repeat(self) -> Iterable[Callable[[Session, int], object]]:
         owner = self._reference()
-        return () if owner is None else owner.undone()
+        return () if owner is None else owner.calls_to_repeat()
 
-    def returned(self, ticket: Ticket, session: Session, member_id: int) -> None:
+    def handle_release(self, ticket: Ticket, session: Session, member_id: int) -> None:
         if (owner := self._reference()) is not None:
-            owner.returned(ticket, session, member_id)
+            owner.handle_release(ticket, session, member_id)
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         if (owner := self._reference()) is not None:
-            owner.tidy()
+            owner.clean_up()
 
 
 class Membership:
     """The member that this process is in one database."""
 
-    def __init__(self, engine: Engine, owner: Owner, retry: float) -> None:
+    def __init__(self, engine: Engine, owner: MembershipOwner, retry: float) -> None:
         self.engine = engine
         self.retry = retry
         self._owner = _Weakly(owner)
@@ -161,14 +161,14 @@ class Membership:
         #: Still to be done, when the database can be reached. Appended to without a lock, as by finalizers.
         self.leftovers: deque[Callable[[Session, int], object]] = deque()
         #: The session that calls are made on.
-        self.main = MainSession(engine, self, retry, life, self.trust)
+        self.main = MainConnection(engine, self, retry, life, self.trust)
         self.closing = self.main.closing
         self._proved = monotonic()
         self._activity = 0
-        self._retention = Retention(engine, self.main, self._ping_every / 3)
+        self._retention = RetentionCleaner(engine, self.main, self._ping_every / 3)
         self._runtime = runtime.current()
-        self.pulse = Kept("sqlsem-pulse", self._pulse, self.closing, vital=True, behind=self.main.stuck_in)
-        self.watch = Kept("sqlsem-watch", self._watch, self.closing, vital=True)
+        self.pulse = SupervisedThread("sqlsem-pulse", self._pulse, self.closing, vital=True, behind=self.main.stuck_in)
+        self.watch = SupervisedThread("sqlsem-watch", self._watch, self.closing, vital=True)
         self._patience = max(LATE_SECONDS, self._ping_every * 0.75)  # how late one of them may be
         self._parting: set[int] = set()  # taken away, and given back when their owners have been told
         self._beat = runtime.event()  # wakes the pulse
@@ -176,7 +176,7 @@ class Membership:
         self._urgent = False  # ping at once
         self._disowned = False  # rows that we gave up may still stand: ping until one has removed them
         self._proofs = self._runtime.condition(self.state_lock)  # tells those who doubt
-        self._doubting = Places()
+        self._doubting = PermitPool()
 
     @property
     def member_id(self) -> int | None:
@@ -188,7 +188,7 @@ class Membership:
     def call(
         self, what: str, call: Callable[[Session, int], T], budget: float | None = None, *, sign: bool = False
     ) -> T:
-        """See `MainSession.call`."""
+        """See `MainConnection.call`."""
         return self.main.call(what, call, budget, sign=sign)
 
     def entered(self, began: float, came_back: bool) -> None:
@@ -197,7 +197,7 @@ class Membership:
             self.prove(began)
         if came_back:
             # A server that took over, or was restored, may not know all that we believe.
-            self.leftovers.extend(self._owner.undone())
+            self.leftovers.extend(self._owner.calls_to_repeat())
             self.urge()
         self.pulse.begin()
         self.watch.begin()
@@ -257,7 +257,7 @@ class Membership:
             attempts.append(member_id)
             there = session.release(ticket, outcome)
             self.forget([ticket])
-            self._owner.returned(ticket, session, member_id)
+            self._owner.handle_release(ticket, session, member_id)
             # Gone at a second attempt means that only the answer to the first was lost, as long as nobody gave us up.
             return there or (len(attempts) > 1 and attempts[0] == member_id)
 
@@ -309,7 +309,7 @@ class Membership:
             with self._proofs:
                 self._proofs.notify_all()
 
-    def _pulse(self, goes_on: GoesOn) -> None:
+    def _pulse(self, goes_on: ShouldContinue) -> None:
         if self.has_any():
             self.urge()  # the thread before may have ended when a ping was due: after another pause all would be lost
         seen = 0
@@ -335,7 +335,7 @@ class Membership:
             if self.main.displaced is not None:
                 continue  # all is lost, and nothing of it can be given back
             try:
-                self._owner.tidy()
+                self._owner.clean_up()
                 self.ping()
                 self.pulse.replaced = 0
                 self._give_back_late()
@@ -377,11 +377,11 @@ class Membership:
             positions = [ticket.position for ticket in taken]
             strangers = set() if limbo else pulse.positions.difference(self.tickets, positions, self._parting)
         if gone:
-            self._owner.lose(gone, "its row was removed")
+            self._owner.mark_lost(gone, "its row was removed")
         callbacks: list[Future[None]] = []
         if taken:
-            callbacks = self._owner.lose(positions, "an operator took it away")
-            self._owner.forgot(positions)
+            callbacks = self._owner.mark_lost(positions, "an operator took it away")
+            self._owner.wake_waiters(positions)
             self._disowned = True
         self.prove(began)  # not before: who is in doubt takes it for the answer, and looks what has become of its lock
 
@@ -425,13 +425,13 @@ class Membership:
                 with self.state_lock:
                     self._late.remove(ticket)
                 self.forget([ticket])
-                self._owner.returned(ticket, session, member_id)
+                self._owner.handle_release(ticket, session, member_id)
 
             with contextlib.suppress(Busy):
                 self.call("release", release, 0.0)
         self.forget(())
 
-    def _watch(self, goes_on: GoesOn) -> None:
+    def _watch(self, goes_on: ShouldContinue) -> None:
         while goes_on():
             pause = max(0.01, min(self._until_doubt(), self._ping_every))
             if self.pulse.is_suspect:
@@ -481,7 +481,7 @@ class Membership:
         left = self._proved + self._life - asked
         seconds = min(VERIFY_SECONDS, left / 2) if left > 0 and self.trust else VERIFY_SECONDS
         self.urge()
-        doubting = Token()
+        doubting = Permit()
         try:
             self._doubting.take(doubting)
             with self._proofs:
@@ -505,7 +505,7 @@ class Membership:
                 self._late.clear()
             self.tickets.clear()
         self._disowned = not for_good
-        self._owner.lose(None, why)
+        self._owner.mark_lost(None, why)
         self.forget(())
         return left
 

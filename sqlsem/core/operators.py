@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlsem.core.process import Process
+from sqlsem.core.client import DatabaseClient
 from sqlsem.engines.base import Session
 from sqlsem.engines.guarded_tables import GuardedTableSession
 from sqlsem.engines.kept_locks import KeptLockSession
@@ -54,14 +54,14 @@ RUNS = 1
 class Views:
     """What needs no membership and changes nothing."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, client: DatabaseClient) -> None:
         #: For the package; programs have no use for it.
-        self.process = process
+        self.client = client
 
     def entries(self, resource: str | None = None) -> list[Entry]:
         """The queue as it is now: who holds and who waits, one or all resources."""
         check_some("The resource name", resource)
-        return self.process.look(lambda session: session.entries(resource))
+        return self.client.with_connection(lambda session: session.entries(resource))
 
     def overview(self) -> Overview:
         """All that is there at one instant: queues, members, work queues, open batches, and how long locks were held of
@@ -70,7 +70,7 @@ class Views:
         >>> coordinator.overview().members[0].host  # doctest: +SKIP
         'etl1'
         """
-        return self.process.look(lambda session: session.overview(), AdminSession)
+        return self.client.with_connection(lambda session: session.overview(), AdminSession)
 
     def kept_locks(self, resource: str | None = None) -> list[KeptLock]:
         """Return the locks inside the database that a session keeps for longer than a call needs them: whose session it
@@ -80,9 +80,9 @@ class Views:
         ...     print(kept.words, kept.remedy)
         """
         check_some("The resource name", resource)
-        if not self.process.engine.has(KeptLockSession):
+        if not self.client.engine.has(KeptLockSession):
             return []
-        return self.process.look(lambda session: session.kept_locks(resource), KeptLockSession)
+        return self.client.with_connection(lambda session: session.kept_locks(resource), KeptLockSession)
 
     def history(
         self,
@@ -108,7 +108,7 @@ class Views:
         check_some("The resource name", resource)
         check_count("most", most, 0)
         wanted = _wanted(since, until, outcome=outcome, who=who)
-        return self.process.look(lambda session: session.history(resource, most, **wanted), AdminSession)
+        return self.client.with_connection(lambda session: session.history(resource, most, **wanted), AdminSession)
 
     def operations(
         self,
@@ -139,7 +139,7 @@ class Views:
         check_some("The name", name)
         check_count("most", most, 0)
         wanted = _wanted(since, until, action=action, who=who)
-        return self.process.look(lambda session: session.operations(name, most, **wanted), AdminSession)
+        return self.client.with_connection(lambda session: session.operations(name, most, **wanted), AdminSession)
 
 
 class Operators(Views):
@@ -149,7 +149,7 @@ class Operators(Views):
         """Every window of one rate or all, and how much of it is used just now."""
         check_some("The rate's name", name)
         resource = None if name is None else RATE_PREFIX + name
-        return self.process.look(lambda session: session.rates(resource), RateSession)
+        return self.client.with_connection(lambda session: session.rates(resource), RateSession)
 
     def set_rate(self, name: str, limit: int | Windows | None, per: Duration | None = None) -> None:
         """Set the most that may be used of a rate in a window, whatever programs declare; `sqlsem.rate` without numbers
@@ -169,18 +169,18 @@ class Operators(Views):
         else:
             changes = [(window.ms, window.limit) for window in windows_of(limit, per)]
         for window_ms, number in changes:
-            self.process.look(partial(_set_rate, resource, window_ms, number), RateSession)
+            self.client.with_connection(partial(_set_rate, resource, window_ms, number), RateSession)
 
     def reset_rate(self, name: str) -> bool:
         """Begin a rate anew: forget all use of it, debts, and the limits that programs have declared. False where
         nothing is known of it. An operator's limits stay. Programs may use the whole limit once more at once.
         """
         resource = RateRequest(name, ()).resource
-        return self.process.look(lambda session: session.reset_rate(resource), RateSession)
+        return self.client.with_connection(lambda session: session.reset_rate(resource), RateSession)
 
     def resources(self) -> list[Resource]:
         """All resources that have rows or settings."""
-        return self.process.look(lambda session: session.resources())
+        return self.client.with_connection(lambda session: session.resources())
 
     def set_limit(self, resource: str, limit: int | None) -> None:
         """Set the limit of a resource: those who declare one get no more than this, whatever they declare, and those
@@ -199,7 +199,7 @@ class Operators(Views):
         name = check_name("The resource name", resource)
         if limit is not None:
             check_count("The limit", limit)
-        self.process.look(lambda session: session.set_resource(name, "cap", limit), SettingSession)
+        self.client.with_connection(lambda session: session.set_resource(name, "cap", limit), SettingSession)
 
     def set_stale_after(self, resource: str, seconds: Duration | None) -> None:
         """Remove rows of bare participants (that have no beacon and no lease) at this age; None: never."""
@@ -207,7 +207,7 @@ class Operators(Views):
         value = None
         if seconds is not None:
             value = max(1, int(check_duration("stale_after", seconds, zero=False) * 1000))
-        self.process.look(lambda session: session.set_resource(name, "stale_after", value), AdminSession)
+        self.client.with_connection(lambda session: session.set_resource(name, "stale_after", value), AdminSession)
 
     def set_priorities(self, resource: str, ageing: Duration | None = 60.0) -> None:
         """Let requests of a resource wait by priority: each must then name one (``mutex("etl", priority=5)``), and a
@@ -231,25 +231,25 @@ class Operators(Views):
             if (wrong := never_ranked(name)) is not None:
                 raise ConfigurationError(wrong, resource=name)
             value = max(1, int(check_duration("ageing", ageing, zero=False) * 1000))
-        self.process.engine.require(PrioritySession, "A priority")
-        self.process.look(lambda session: session.set_resource(name, "ageing", value), SettingSession)
+        self.client.engine.require(PrioritySession, "A priority")
+        self.client.with_connection(lambda session: session.set_resource(name, "ageing", value), SettingSession)
 
     def pause(self, resource: str) -> None:
         """Let nobody else in until `resume`. Those inside stay inside; requests keep their place."""
         name = check_name("The resource name", resource)
-        self.process.look(lambda session: session.set_resource(name, "paused", 1), SettingSession)
+        self.client.with_connection(lambda session: session.set_resource(name, "paused", 1), SettingSession)
 
     def resume(self, resource: str) -> None:
         """Undo `pause`."""
         name = check_name("The resource name", resource)
-        self.process.look(lambda session: session.set_resource(name, "paused", 0), SettingSession)
+        self.client.with_connection(lambda session: session.set_resource(name, "paused", 0), SettingSession)
 
     def revoke(self, position: int, *, force: bool = False) -> bool:
         """Take a row away from its owner. True when it is gone, False when a living holder has been told and gets its
         grace to notice (``force=True`` does not wait for that). Raises `NotHeld` when there is no such row.
         """
         check_id("The position", position)
-        code = self.process.look(lambda session: session.revoke(position, bool(force)), AdminSession)
+        code = self.client.with_connection(lambda session: session.revoke(position, bool(force)), AdminSession)
         if code < 0:
             raise NotHeld(f"There is no row at position {position}; see: sqlsem ls")
         return code == 0
@@ -270,11 +270,11 @@ class Operators(Views):
             check_count("The number of a member", member, most=2**63 - 1)
         if login is not None:
             check_name("The login", login)
-        return self.process.look(lambda session: session.revoke_members(member, login, force), AdminSession)
+        return self.client.with_connection(lambda session: session.revoke_members(member, login, force), AdminSession)
 
     def reap(self) -> int:
         """Test every owner now and remove what the dead left behind; the number of rows removed."""
-        return self.process.look(lambda session: session.reap(), AdminSession)
+        return self.client.with_connection(lambda session: session.reap(), AdminSession)
 
     def guard_table(self, table: str, resource: str) -> int:
         """Let nobody write into a table whose transaction has not asserted a grant of ``resource`` that may write
@@ -304,13 +304,13 @@ class Operators(Views):
         return self._guarding(lambda session: session.guarded_tables())
 
     def _guarding(self, call: Callable[[Session], T]) -> T:
-        engine = self.process.engine
+        engine = self.client.engine
         if not engine.has(GuardedTableSession):
             raise ConfigurationError(
                 f"{engine.where} cannot guard tables: it has no triggers that run once for a statement; there "
                 f"grant.assert_held(cursor) in each transaction says whether the lock is held"
             )
-        return self.process.look(call, GuardedTableSession)
+        return self.client.with_connection(call, GuardedTableSession)
 
     def queues(self, queue: str | None = None) -> list[QueueCounts]:
         """One work queue, or all: how many tasks are in which state, the oldest, the rate, what holds it up.
@@ -320,14 +320,14 @@ class Operators(Views):
         >>> [(one.queue, one.pending) for one in coordinator.queues()]  # doctest: +SKIP
         """
         check_some("The queue's name", queue)
-        return self.process.look(lambda session: session.queue_counts(queue), TaskSession)
+        return self.client.with_connection(lambda session: session.queue_counts(queue), TaskSession)
 
     def queue_limits(self, queue: str | None = None) -> list[QueueLimit]:
         """What is set of one work queue, or all: how many tasks run at a time, of each key, rates, weights; see
         `Queue.set_limit`.
         """
         check_some("The queue's name", queue)
-        return self.process.look(lambda session: session.queue_limits(queue), QueueLimitSession)
+        return self.client.with_connection(lambda session: session.queue_limits(queue), QueueLimitSession)
 
     def queue_waits(self, queue: str | None = None) -> list[QueueWait]:
         """Which work queues, and which keys of them, wait for their rate, as far as a worker has found that used up; of
@@ -336,7 +336,7 @@ class Operators(Views):
         >>> [(one.task_key, one.seconds) for one in coordinator.queue_waits("mails")]  # doctest: +SKIP
         """
         check_some("The queue's name", queue)
-        return self.process.look(lambda session: session.queue_waits(queue), QueueLimitSession)
+        return self.client.with_connection(lambda session: session.queue_waits(queue), QueueLimitSession)
 
     def tasks(
         self, queue: str | None = None, status: str | None = None, *, most: int = 100, skip: int = 0
@@ -349,12 +349,12 @@ class Operators(Views):
         check_some("The status", status)
         check_count("most", most, 0)
         check_count("skip", skip, 0)
-        return self.process.look(lambda session: session.list_tasks(queue, status, most, skip), TaskSession)
+        return self.client.with_connection(lambda session: session.list_tasks(queue, status, most, skip), TaskSession)
 
     def attempts(self, task_id: int) -> list[Attempt]:
         """Every attempt at a task: who, when, how long, how it ended."""
         check_id("The task's number", task_id)
-        return self.process.look(lambda session: session.task_attempts(task_id), TaskSession)
+        return self.client.with_connection(lambda session: session.task_attempts(task_id), TaskSession)
 
     def retry_task(self, task_id: int) -> None:
         """Make a failed or cancelled task pending again. Raises `NotHeld` when it is neither."""
@@ -371,10 +371,10 @@ class Operators(Views):
                         return 0 if code < RUNS else code
             return code
 
-        code = self.process.look(change, TaskSession)
+        code = self.client.with_connection(change, TaskSession)
         if code != 0:
             raise _cannot("retry", task_id, code, "failed or cancelled")
-        self.process.bell.notify()
+        self.client.queue_changes.notify()
 
     def cancel_task(self, task_id: int) -> bool:
         """Cancel a task. One that is pending or has failed is out of its queue at once: True. Of one that runs its
@@ -385,10 +385,10 @@ class Operators(Views):
         >>> coordinator.cancel_task(17)  # doctest: +SKIP
         """
         check_id("The task's number", task_id)
-        code = self.process.look(lambda session: session.cancel_task(task_id), TaskSession)
+        code = self.client.with_connection(lambda session: session.cancel_task(task_id), TaskSession)
         if code < 0:
             raise _cannot("cancel", task_id, code, "pending, running or failed")
-        self.process.bell.notify()
+        self.client.queue_changes.notify()
         return code != RUNS
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from sqlsem.core import terms
-from sqlsem.core.defaults import Coordinated, process_of
+from sqlsem.core.client import DatabaseClient
+from sqlsem.core.defaults import Coordinated, client_of
 from sqlsem.core.holdings import BaseGrant, Exit, LostCallback, abandon
-from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, Operations
 from sqlsem.core.terms import Terms
 from sqlsem.engines.base import Session
@@ -44,7 +44,7 @@ class Period:
         """Of the mutex that a run holds."""
         return f"{ONCE_PREFIX}{self.name}"
 
-    def due(self, process: Process, grant: BaseGrant | None) -> Operations[bool]:
+    def due(self, client: DatabaseClient, grant: BaseGrant | None) -> Operations[bool]:
         """Whether it may run: now, or for a run that holds the mutex. Raises `LockLost` when that is held no more."""
         ticket = None if grant is None else self._ticket(grant)
 
@@ -53,22 +53,22 @@ class Period:
 
         due: bool | None = yield Call("once_due", ask)
         if due is None and grant is not None:
-            _lose(process, grant)
+            _lose(client, grant)
         return bool(due)
 
-    def mark(self, process: Process, grant: BaseGrant) -> Operations[None]:
+    def mark(self, client: DatabaseClient, grant: BaseGrant) -> Operations[None]:
         """It is done for this period. Raises `LockLost` when the mutex was lost; then it is not."""
         grant.holding.require()
         ticket = self._ticket(grant)
         if not (yield Call("mark_once", lambda session, member_id: session.mark_once(self.name, ticket))):
-            _lose(process, grant)
+            _lose(client, grant)
 
     def _ticket(self, grant: BaseGrant) -> Ticket:
         return next(ticket for ticket in grant.holding.tickets if ticket.resource == self.resource)
 
 
-def _lose(process: Process, grant: BaseGrant) -> None:
-    process.lose_and_tell(list(grant.positions.values()), "its row is no longer in the table")
+def _lose(client: DatabaseClient, grant: BaseGrant) -> None:
+    client.mark_lost_and_log(list(grant.positions.values()), "its row is no longer in the table")
     grant.holding.require()
 
 
@@ -81,12 +81,12 @@ class Periodic:
         note: str | None,
         timeout: Duration | None,
         on_lost: LostCallback | None,
-        process: Process | None,
+        client: DatabaseClient | None,
         coordinator: Coordinated | None = None,
         cancel_on_lost: bool = False,
     ) -> None:
         self.period = period
-        self._given = process if coordinator is None else process_of(coordinator)
+        self._given = client if coordinator is None else client_of(coordinator)
         self.terms: Terms = terms.own_mutex(
             period.resource,
             {"note": note, "timeout": timeout, "on_lost": on_lost, "cancel_on_lost": cancel_on_lost},
@@ -94,19 +94,19 @@ class Periodic:
         )
 
     @property
-    def process(self) -> Process:
+    def client(self) -> DatabaseClient:
         """In the database of its coordinator, or of the default one."""
-        process = self._given or process_of(None)
-        process.engine.require(PeriodicSession, "once()")
-        return process
+        client = self._given or client_of(None)
+        client.engine.require(PeriodicSession, "once()")
+        return client
 
     def last(self) -> OnceEntry | None:
         """When it was done last. Blocks."""
-        return self.process.look(lambda session: session.once_last(self.period.name), PeriodicSession)
+        return self.client.with_connection(lambda session: session.once_last(self.period.name), PeriodicSession)
 
     def forget(self) -> bool:
         """Forget that. Blocks."""
-        return self.process.look(lambda session: session.once_forget(self.period.name), PeriodicSession)
+        return self.client.with_connection(lambda session: session.once_forget(self.period.name), PeriodicSession)
 
     def __str__(self) -> str:
         return f"{self.period.name!r} per {self.period.per_ms / 1000:g} s"

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlsem.core.acquire import Acquisition, G
-from sqlsem.core.lines import Waiter
 from sqlsem.core.steps import Call, Operations, Sleep
 from sqlsem.core.threads import voice
+from sqlsem.core.waiter_queues import Waiter
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.priorities import PrioritySession, Turn
 from sqlsem.errors import ConfigurationError, LockLost, SqlsemError
@@ -39,14 +39,14 @@ class RankedAcquisition(Acquisition[G]):
 
     def run(self) -> Operations[G | None]:
         """As of any lock. Raises `ConfigurationError` for who holds something, and could be in a deadlock."""
-        self.process.engine.require(PrioritySession, "A priority")
+        self.client.engine.require(PrioritySession, "A priority")
         return (yield from super().run())
 
     def done(self) -> None:
         """As of any lock."""
         super().done()
         if self._waiter is not None:
-            self.process.turns.leave(self._waiter)
+            self.client.priority_waiters.leave(self._waiter)
 
     def _take_numbers(self) -> Operations[bool]:
         if self.timeout != 0:
@@ -65,8 +65,8 @@ class RankedAcquisition(Acquisition[G]):
         place, request = turn.ticket, self.requests[0]
         ticket = Ticket(request.resource, place.position, place.requesting_id, False)
         self._waiter = self.waiters[place.position] = Waiter(ticket, request, self.new_event())
-        self.process.turns.enter(self._waiter)
-        self.process.wanted.came_ranked(request)
+        self.client.priority_waiters.enter(self._waiter)
+        self.client.contention_monitor.came_ranked(request)
         yield from self._tell_waiting(self._waiter)
         return (yield from self._wait_in_line(self._waiter, place, turn))
 
@@ -77,17 +77,17 @@ class RankedAcquisition(Acquisition[G]):
     def _wait_in_line(self, waiter: Waiter, place: Ticket, turn: Turn) -> Operations[bool]:
         """Whether it was granted in time."""
         while not turn.granted:
-            self.process.require_open()
+            self.client.require_open()
             if self.seconds_left() <= 0:
                 yield from self.withdraw("timeout")
                 return False
-            told = self.process.turns.stands_behind(waiter, turn.before)
+            told = self.client.priority_waiters.stands_behind(waiter, turn.before)
             yield Sleep(waiter, max(0.0, self.seconds_left(BEHIND_SECONDS if told else self._pause(turn.ahead))))
             found = (yield from self._ask(place)) if self.member.knows(place) else Turn(None, False)
             if found is None:
                 return False
             if found.ticket is None:
-                self.process.require_open()  # closing took it away
+                self.client.require_open()  # closing took it away
                 self.tell_place_lost(waiter.ticket)
                 raise LockLost(
                     f"The request for {waiter.ticket.resource!r}, at place {place.position} of its line, was taken "
@@ -139,8 +139,8 @@ class RankedAcquisition(Acquisition[G]):
 
     def _require_nothing_held(self) -> Operations[None]:
         """Nobody waits for who waits in a line: so such a one is in no deadlock, and need not be searched for there."""
-        held = self.process.holdings.requests_of(self.caller.number)
-        above = yield from self.process.above.find()
+        held = self.client.holdings.requests_of(self.caller.number)
+        above = yield from self.client.parent_locks.find()
         if held or above:
             what = held[0].describe() if held else f"{above[-1].request.describe()}, by the 'sqlsem run' above it"
             resource = self.requests[0].resource
@@ -152,7 +152,7 @@ class RankedAcquisition(Acquisition[G]):
             )
 
     def _tell_waiting(self, waiter: Waiter) -> Operations[None]:
-        signals, resource = self.process.signals, waiter.ticket.resource
+        signals, resource = self.client.event_bus, waiter.ticket.resource
         if not signals.wants(Waiting.name, logging.INFO):
             return
         try:

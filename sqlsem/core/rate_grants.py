@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from sqlsem import runtime
-from sqlsem.core.process import Process
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.steps import Call, Operations
 from sqlsem.engines.base import Busy, Session
 from sqlsem.errors import ConfigurationError
@@ -21,12 +21,12 @@ R = TypeVar("R")
 class BaseRateGrant:
     """What the grants of rates of all faces have in common; its attributes are those of `sqlsem.RateGrant`."""
 
-    def __init__(self, process: Process, request: RateRequest, taken_ms: int, waited: float) -> None:
+    def __init__(self, client: DatabaseClient, request: RateRequest, taken_ms: int, waited: float) -> None:
         self.name = request.name
         self.cost = request.cost
         self.waited = waited
         self.resource = request.resource
-        self.process = process
+        self.client = client
         self.taken_ms = taken_ms
         self.adjust_lock = runtime.lock()
 

@@ -13,8 +13,8 @@ from sqlsem import runtime
 from sqlsem.core import terms
 from sqlsem.core.acquire import Acquisition
 from sqlsem.core.callers import Caller
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.holdings import BaseGrant, Exit, Hold, Holding
-from sqlsem.core.process import Process
 from sqlsem.core.rate_grants import BaseRateGrant, giving_back
 from sqlsem.core.steps import Call, Operations, Sleep
 from sqlsem.core.threads import voice
@@ -92,16 +92,16 @@ class _Cars:
                     del self._open[key]
 
 
-_all_cars: weakref.WeakKeyDictionary[Process, tuple[str, _Cars]] = weakref.WeakKeyDictionary()
+_all_cars: weakref.WeakKeyDictionary[DatabaseClient, tuple[str, _Cars]] = weakref.WeakKeyDictionary()
 _all_cars_lock = threading.Lock()
 
 
-def _cars_of(process: Process) -> _Cars:
+def _cars_of(client: DatabaseClient) -> _Cars:
     with _all_cars_lock:
-        secret, cars = _all_cars.get(process, ("", None))
-        if cars is None or secret != process.secret:  # in a forked child nobody rides with its parent's
+        secret, cars = _all_cars.get(client, ("", None))
+        if cars is None or secret != client.nonce:  # in a forked child nobody rides with its parent's
             cars = _Cars()
-            _all_cars[process] = (process.secret, cars)
+            _all_cars[client] = (client.nonce, cars)
         return cars
 
 
@@ -126,19 +126,19 @@ class Taking(Generic[R]):
 
     def __init__(
         self,
-        process: Process,
+        client: DatabaseClient,
         request: RateRequest,
         timeout: float | None,
         caller: Caller,
         make_grant: Callable[[RateRequest, int, float], R],
         new_event: Callable[[], threading.Event] = runtime.event,
     ) -> None:
-        process.require_open()
-        process.engine.require(RateSession, "A rate")
-        self._process = process
+        client.require_open()
+        client.engine.require(RateSession, "A rate")
+        self._client = client
         self._request = request
         self._timeout = timeout
-        self._budget = process.retry if timeout is None else min(process.retry, max(timeout, 1.0))
+        self._budget = client.retry if timeout is None else min(client.retry, max(timeout, 1.0))
         self._caller = caller
         self._make_grant = make_grant
         self._new_event = new_event
@@ -150,7 +150,7 @@ class Taking(Generic[R]):
         self._gone: Holding | None = None  # that place, when its row has gone
         self._told = False  # that it was not had in time
         self._sleeper = _Sleeper(new_event())
-        self._cars = _cars_of(process)
+        self._cars = _cars_of(client)
         # Guarded by the lock of the cars:
         self._taken_ms: int | None = None
         self._due = 0.0  # when that may be used, which is soon
@@ -167,7 +167,7 @@ class Taking(Generic[R]):
             rides, again = True, False
             while rides:
                 # (Who was put down drives: it shall not lose its place by others a second time.)
-                self._car = car = self._cars.enter(self, self._request, _batches(self._process), drives=again)
+                self._car = car = self._cars.enter(self, self._request, _batches(self._client), drives=again)
                 again = True
                 taken = yield from (self._drive(car) if car.driver is self else self._ride(car))
                 self._get_off()
@@ -176,14 +176,14 @@ class Taking(Generic[R]):
             self._tell_late()
             return None
         while (left := self._due - monotonic()) > 0:
-            self._process.require_open()
+            self._client.require_open()
             yield Sleep(self._sleeper, left)
         assert self._taken_ms is not None
         return self._make_grant(self._request, self._taken_ms, monotonic() - self._began)
 
     def _tell_late(self) -> None:
         """That it was not had in time; once, as its place in the line may have told it."""
-        signals = self._process.signals
+        signals = self._client.event_bus
         if self._timeout is not None and not self._told and signals.wants(TimedOut.name, TimedOut.level):
             about = signals.about(self._request.in_line(), None, self._caller)
             signals.tell(TimedOut(**about, waited=monotonic() - self._began, timeout=self._timeout))
@@ -198,7 +198,7 @@ class Taking(Generic[R]):
             try:
                 yield Call("adjust", giving_back(resource, taken_ms, cost), 1.0)
             except SqlsemError as exc:
-                if not self._process.closed:
+                if not self._client.closed:
                     log.warning("What was taken of %r, and not used, counts as used: %s", resource, exc)
 
     def drop(self) -> None:
@@ -217,7 +217,7 @@ class Taking(Generic[R]):
     def _leave(self) -> int | None:
         """Want nothing any more; when something was taken, if it was."""
         if self._gone is not None:
-            self._process.holdings.tell_released(self._gone)
+            self._client.holdings.tell_released(self._gone)
         with self._cars.lock:
             self._out = True
             taken_ms, self._taken_ms = self._taken_ms, None
@@ -232,7 +232,7 @@ class Taking(Generic[R]):
     def _ride(self, car: _Car) -> Operations[bool]:
         """Whether who drives has taken it for us, or we have, driving on. Where not, enter anew, or it is over."""
         while True:
-            self._process.require_open()
+            self._client.require_open()
             with self._cars.lock:
                 if self._taken_ms is not None:
                     return True
@@ -253,7 +253,7 @@ class Taking(Generic[R]):
         yield from self._take(car, None)
         if self._taken_ms is None:
             self._gone = None
-            if _batches(self._process):
+            if _batches(self._client):
                 self._cars.reopen(car, self._request)
             grant = yield from self._wait_in_line()
             if grant is not None:
@@ -269,7 +269,7 @@ class Taking(Generic[R]):
             if following is None or line is None:
                 return False
             # From here on it is the other one's to give back, whatever strikes it.
-            self._process.holdings.pass_on(grant, following._caller)
+            self._client.holdings.pass_on(grant, following._caller)
             line.caller = following._caller
             following._line, following._place, self._line = line, grant, None
             car.driver = following
@@ -319,7 +319,7 @@ class Taking(Generic[R]):
         unsure, self._unsure = self._unsure, False
         if answer.turn is RateTurn.GONE and unsure and place is not None and ticket is not None:
             self._row_went(place)  # by the call before: what that took counts as used
-            self._process.nudge(ticket.resource)
+            self._client.notify_waiters(ticket.resource)
         if answer.turn is RateTurn.TAKEN:
             now, late = monotonic(), []
             with self._cars.lock:
@@ -336,7 +336,7 @@ class Taking(Generic[R]):
             if place is not None and ticket is not None and len(served) == len(waiting):
                 # The row is gone with it, and the next one of ours may come forward.
                 self._row_went(place)
-                self._process.returned(ticket, session, member_id)
+                self._client.handle_release(ticket, session, member_id)
             for taken_ms, cost in late:
                 session.adjust_rate(request.resource, taken_ms, -cost)
         return answer
@@ -344,8 +344,8 @@ class Taking(Generic[R]):
     def _row_went(self, place: BaseGrant) -> None:
         """It is in no book any more when others of ours are told so: they sleep behind what they find there."""
         self._gone = place.holding
-        self._process.holdings.forget(place)
-        self._process.member.forget(place.holding.tickets)
+        self._client.holdings.forget(place)
+        self._client.member.forget(place.holding.tickets)
 
     def _wish(self) -> Wish:
         """What it wants, and for how long it would sleep for that: not beyond its time."""
@@ -358,12 +358,12 @@ class Taking(Generic[R]):
 
     def _wait_in_line(self) -> Operations[BaseGrant | None]:
         """Wait for the car's turn; None when our time is up."""
-        request, process = self._request.in_line(), self._process
+        request, client = self._request.in_line(), self._client
         timeout = None if self._timeout is None else max(0.001, self._seconds_left())
         keep: list[Hold[BaseGrant]] = []
         self._line = line = Acquisition(
-            process,
-            terms.own_mutex(request.resource, {}, process),
+            client,
+            terms.own_mutex(request.resource, {}, client),
             [request],
             timeout,
             self._caller,
@@ -380,21 +380,21 @@ class Taking(Generic[R]):
 
     def _take_first(self, car: _Car, grant: BaseGrant) -> Operations[None]:
         """Being first in the line, take until we have what we want or our time is up."""
-        process, holding = self._process, grant.holding
+        client, holding = self._client, grant.holding
         while True:
             holding.require()
             left = self._seconds_left()
             answer = yield from self._take(car, grant)
             if self._gone is not None:
-                process.holdings.tell_released(holding)
+                client.holdings.tell_released(holding)
                 return
             if self._all_served(car):  # some have left
-                yield from process.holdings.give_back(grant, Exit())
+                yield from client.holdings.give_back(grant, Exit())
                 return
             if self._taken_ms is not None and self._pass_on(car, grant):
                 return
             if answer.turn is RateTurn.GONE:
-                process.lose_and_tell([grant.position], "its row was removed while it waited")
+                client.mark_lost_and_log([grant.position], "its row was removed while it waited")
                 raise LockLost(
                     f"The place in the line of rate {self._request.name!r} was lost (by an operator, or because the "
                     f"database was out of reach for too long); ask again",
@@ -407,9 +407,9 @@ class Taking(Generic[R]):
             yield Sleep(self._sleeper, min(max(pause, LEAST_SECONDS), left, LOOK_SECONDS))
 
 
-def _batches(process: Process) -> bool:
+def _batches(client: DatabaseClient) -> bool:
     """Whether its engine takes for several at once."""
-    kind = process.engine.session_class
+    kind = client.engine.session_class
     return issubclass(kind, RateSession) and kind.batches
 
 

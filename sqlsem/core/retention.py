@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlsem.core.main_session import MainSession
+from sqlsem.core.main_connection import MainConnection
 from sqlsem.engines.base import Engine, Session
 from sqlsem.engines.protocol import AdminSession, TaskSession
 from sqlsem.model import monotonic
 
-__all__ = ["Retention"]
+__all__ = ["RetentionCleaner"]
 
 #: It is looked for it every so many pings, and after so many requests and claims of ours.
 EVERY_PINGS, EVERY_REQUESTS = 200, 500
@@ -17,10 +17,10 @@ EVERY_PINGS, EVERY_REQUESTS = 200, 500
 ROWS, PAUSE_SECONDS = 500, 0.005
 
 
-class Retention:
+class RetentionCleaner:
     """Prunes the history, and tasks that have ended, as fast as this process adds to them or faster."""
 
-    def __init__(self, engine: Engine, main: MainSession, most_seconds: float) -> None:
+    def __init__(self, engine: Engine, main: MainConnection, most_seconds: float) -> None:
         self._main = main
         self._most = most_seconds  # what it may take at a time
         self._pings = 0

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.cursors import IDLE
 from sqlsem.core.holdings import Holding
-from sqlsem.core.process import Process
 from sqlsem.errors import ConfigurationError
 
 __all__ = ["beginning", "connection_of", "ending_session"]
@@ -48,10 +48,10 @@ def connection_of(given: Any) -> Any:
     return given
 
 
-def beginning(process: Process, holding: Holding, connection: Any) -> Generator[Any, Any, str]:
+def beginning(client: DatabaseClient, holding: Holding, connection: Any) -> Generator[Any, Any, str]:
     """Note the grant in the connection's session; what was noted. Yields what the driver's methods return."""
     holding.require()
-    engine = process.engine
+    engine = client.engine
     if _open(connection):
         raise _in_transaction()
     cursor = connection.cursor()
@@ -66,7 +66,7 @@ def beginning(process: Process, holding: Holding, connection: Any) -> Generator[
     for ticket in holding.tickets:
         entry = yield from engine.session_entry(cursor, ticket)
         if not entry:
-            process.lose_and_tell([ticket.position], "its row is no longer in the table")
+            client.mark_lost_and_log([ticket.position], "its row is no longer in the table")
             holding.require()
         entries.append(entry)
     yield from engine.note_session(cursor, " ".join([*known.split(), *entries]))
@@ -74,7 +74,7 @@ def beginning(process: Process, holding: Holding, connection: Any) -> Generator[
     return " ".join(entries)
 
 
-def ending_session(process: Process, connection: Any, noted: str) -> Generator[Any, Any, None]:
+def ending_session(client: DatabaseClient, connection: Any, noted: str) -> Generator[Any, Any, None]:
     """Take the note back. In a transaction that is open still this ends with it, should it be undone: then the note
     stays, and is good for nothing once the lock is given back.
     """
@@ -82,12 +82,12 @@ def ending_session(process: Process, connection: Any, noted: str) -> Generator[A
         return
     before = _open(connection)
     cursor = connection.cursor()
-    _, known = yield from process.engine.session_notes(cursor)
+    _, known = yield from client.engine.session_notes(cursor)
     left = known.split()
     for entry in noted.split():
         if entry in left:
             left.remove(entry)
-    yield from process.engine.note_session(cursor, " ".join(left))
+    yield from client.engine.note_session(cursor, " ".join(left))
     if not before:
         yield from _settled(connection)
 

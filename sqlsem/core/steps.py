@@ -2,7 +2,7 @@
 
 A verb (to acquire, to upgrade, to give back) is a generator: it yields operations; a driver carries them out and sends
 the result back, or throws the error in. It does no I/O, and so serves every face: threads block for the
-operations (`Process.perform`), `sqlsem.aio` awaits them.
+operations (`DatabaseClient.execute_effect`), `sqlsem.aio` awaits them.
 """
 
 from __future__ import annotations

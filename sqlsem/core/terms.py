@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from sqlsem.core.callers import Caller
-from sqlsem.core.defaults import process_of
+from sqlsem.core.client import DatabaseClient
+from sqlsem.core.defaults import client_of
 from sqlsem.core.holdings import LostCallback
-from sqlsem.core.late import blockers
 from sqlsem.core.options import (
     GroupOptions,
     LockOptions,
@@ -18,8 +18,8 @@ from sqlsem.core.options import (
     RateOptions,
     check_options,
 )
-from sqlsem.core.process import Process
 from sqlsem.core.steps import Operations
+from sqlsem.core.timeout_details import blockers
 from sqlsem.errors import ConfigurationError, Timeout
 from sqlsem.insight.blockers import in_words
 from sqlsem.model import READ, WRITE, Duration, Request, check_call, check_count, check_duration
@@ -73,7 +73,7 @@ class Terms:
     def __init__(
         self,
         asked: Sequence[Asked],
-        process: Process | None,
+        client: DatabaseClient | None,
         *,
         timeout: Duration | None = None,
         reentrant: bool = False,
@@ -82,7 +82,7 @@ class Terms:
         semaphore: bool = False,
     ) -> None:
         self.asked = tuple(asked)
-        self.given_process = process
+        self.given_client = client
         self.timeout = None if timeout is None else check_duration("timeout", timeout)
         self.reentrant = reentrant
         if on_lost is not None:
@@ -97,7 +97,7 @@ class Terms:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.given_process is not None:
+        if self.given_client is not None:
             raise ConfigurationError(
                 f"<Lock {self}> is of a coordinator, whose URL may hold a password, and cannot be pickled; make the "
                 f"lock in the process that uses it, or choose the database there by sqlsem.configure or $SQLSEM_URL"
@@ -109,12 +109,12 @@ class Terms:
             "cancel_on_lost": self.cancel_on_lost,
             "semaphore": self.semaphore,
         }
-        return _unpickled, (self.asked, options, self.process.engine.where)
+        return _unpickled, (self.asked, options, self.client.engine.where)
 
     @property
-    def process(self) -> Process:
+    def client(self) -> DatabaseClient:
         """In the database of its coordinator, or of the default one."""
-        return self.given_process or process_of(None)
+        return self.given_client or client_of(None)
 
     @property
     def requests(self) -> Sequence[Ask]:
@@ -154,7 +154,7 @@ class Terms:
         """Return the error for requests that were not granted in time; it names the holders. The caller raises it."""
         seconds = self.timeout if timeout is None else timeout
         names = ", ".join(request.describe() for request in requests)
-        found = yield from blockers(self.process, requests, caller)
+        found = yield from blockers(self.client, requests, caller)
         words = in_words(found)
         return Timeout(
             f"Did not get {names} within {seconds:g} s{f': {words}' if words else ''}; see the queue with: sqlsem ls",
@@ -176,7 +176,7 @@ class HasTerms(Protocol):
 
 
 def _unpickled(asked: Sequence[Asked], options: dict[str, Any], where: str) -> Terms:
-    here = process_of(None).engine.where
+    here = client_of(None).engine.where
     if here != where:
         raise ConfigurationError(
             f"A lock was pickled where the default database was {where}, and here it is {here}: that would be another "
@@ -188,41 +188,43 @@ def _unpickled(asked: Sequence[Asked], options: dict[str, Any], where: str) -> T
 # -- the kinds of locks; `sqlsem.locks` documents them. Those of a coordinator give its process. ----------------------
 
 
-def mutex(name: Name, options: LockOptions, process: Process | None = None) -> Terms:
+def mutex(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
     """One at a time."""
-    return _one("mutex", name, WRITE, 1, options, process)
+    return _one("mutex", name, WRITE, 1, options, client)
 
 
-def own_mutex(name: str, options: LockOptions, process: Process | None = None) -> Terms:
+def own_mutex(name: str, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
     """One at a time, of a resource whose name users cannot take (`RESERVED`)."""
-    return _one("mutex", name, WRITE, 1, options, process, own=True)
+    return _one("mutex", name, WRITE, 1, options, client, own=True)
 
 
-def limit(name: Name, limit: int | None, weight: int, options: LockOptions, process: Process | None = None) -> Terms:
+def limit(
+    name: Name, limit: int | None, weight: int, options: LockOptions, client: DatabaseClient | None = None
+) -> Terms:
     """So many at a time; None: as many as the server's limit allows."""
     if limit is not None:
         check_count("The limit", limit)
-    return _one("limit", name, WRITE, limit, options, process, weight)
+    return _one("limit", name, WRITE, limit, options, client, weight)
 
 
-def read(name: Name, options: LockOptions, process: Process | None = None) -> Terms:
+def read(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
     """Beside other readers."""
-    return _one("read", name, READ, 1, options, process)
+    return _one("read", name, READ, 1, options, client)
 
 
-def write(name: Name, options: LockOptions, process: Process | None = None) -> Terms:
+def write(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
     """Alone."""
-    return _one("write", name, WRITE, 1, options, process)
+    return _one("write", name, WRITE, 1, options, client)
 
 
-def stage(name: Name, order: int, options: LockOptions, process: Process | None = None) -> Terms:
+def stage(name: Name, order: int, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
     """Beside others of the same order."""
     if isinstance(order, bool) or not isinstance(order, int):
         raise ConfigurationError(f"The order of a stage must be a whole number, not {order!r}")
-    return _one("stage", name, f"stage:{order}", 1, options, process)
+    return _one("stage", name, f"stage:{order}", 1, options, client)
 
 
-def all_of(locks: Sequence[HasTerms], options: GroupOptions, process: Process | None = None) -> Terms:
+def all_of(locks: Sequence[HasTerms], options: GroupOptions, client: DatabaseClient | None = None) -> Terms:
     """Several locks as one."""
     check_options("all_of()", options, GroupOptions.__optional_keys__)
     if not locks:
@@ -234,11 +236,11 @@ def all_of(locks: Sequence[HasTerms], options: GroupOptions, process: Process | 
             )
     if all(isinstance(one.request, RateRequest) for lock in locks for one in lock.terms.asked):
         raise ConfigurationError("all_of needs a lock beside its rates; without one, take one rate after the other")
-    given = locks[0].terms.given_process
-    if any(lock.terms.given_process is not given for lock in locks):
+    given = locks[0].terms.given_client
+    if any(lock.terms.given_client is not given for lock in locks):
         raise ConfigurationError("all_of takes locks of one database only: several cannot be asked in one transaction")
-    if process is not None and given is not process:
-        raise ConfigurationError(f"{locks[0]!r} is not of {process!r}; make its locks by this coordinator's methods")
+    if client is not None and given is not client:
+        raise ConfigurationError(f"{locks[0]!r} is not of {client!r}; make its locks by this coordinator's methods")
     asked = [one for lock in locks for one in lock.terms.asked]
     if len(asked) > 1 and any(getattr(one.request, "priority", None) is not None for one in asked):
         raise ConfigurationError(
@@ -261,16 +263,16 @@ def rate(
     cost: int,
     burst: int | None,
     options: RateOptions,
-    process: Process | None = None,
+    client: DatabaseClient | None = None,
 ) -> Terms:
     """So much in so long."""
-    known = ModuleRateOptions if process is None else RateOptions
+    known = ModuleRateOptions if client is None else RateOptions
     check_options("rate()", options, known.__optional_keys__)
     others: dict[str, Any] = {**options}
     note, coordinator = others.pop("note", None), others.pop("coordinator", None)
     known_name = name if isinstance(name, str) or not callable(name) else "computed"
     request = RateRequest(known_name, windows_of(limit, per), cost, burst, note)
-    return Terms([Asked(name, request)], process if coordinator is None else process_of(coordinator), **others)
+    return Terms([Asked(name, request)], client if coordinator is None else client_of(coordinator), **others)
 
 
 def _one(
@@ -279,11 +281,11 @@ def _one(
     access: str,
     limit: int | None,
     options: LockOptions,
-    process: Process | None,
+    client: DatabaseClient | None,
     weight: int = 1,
     own: bool = False,
 ) -> Terms:
-    known = ModuleLockOptions if process is None else LockOptions
+    known = ModuleLockOptions if client is None else LockOptions
     check_options(f"{kind}()", options, known.__optional_keys__)
     others: dict[str, Any] = {**options}
     note, coordinator = others.pop("note", None), others.pop("coordinator", None)
@@ -293,5 +295,5 @@ def _one(
     request = Request(resource, access, limit, weight, note, priority)
     if not own:
         check_free(resource)
-    given = process if coordinator is None else process_of(coordinator)
+    given = client if coordinator is None else client_of(coordinator)
     return Terms([Asked(name, request)], given, semaphore=kind == "limit", **others)

@@ -3,7 +3,7 @@
 A thread may end at any moment: by code of the program's that runs in it (a callback, a handler of the log, a
 finalizer), by an exception that another thread sets, for want of memory. So none is started that nobody looks after:
 
-`Kept`
+`SupervisedThread`
     a thread that is needed for as long as its job says. Where it ends in any other way, that is logged at ERROR, and
     the job begins again: in the same thread, or in a new one, by `tend`.
 `Pool`
@@ -35,12 +35,12 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from sqlsem import runtime
-from sqlsem.core import ending
+from sqlsem.core import shutdown
 
 __all__ = [
-    "GoesOn",
-    "Kept",
     "Pool",
+    "ShouldContinue",
+    "SupervisedThread",
     "Voice",
     "call_out",
     "foreign_place",
@@ -56,7 +56,7 @@ __all__ = [
 T = TypeVar("T")
 
 #: Whether a job is to go on: asked by the job, again and again.
-GoesOn = Callable[[], bool]
+ShouldContinue = Callable[[], bool]
 #: Seconds before a job that was broken off begins again in the same thread: at first, and at the longest.
 AGAIN_SECONDS, LONGEST_SECONDS = 0.02, 1.0
 #: Beside the standard library and this package, the code in which our threads wait. All other code is a program's.
@@ -72,7 +72,7 @@ IDLE_SECONDS = 30.0
 
 _mine = threading.local()
 _guard = threading.Lock()  # of the next
-_all: weakref.WeakSet[Kept] = weakref.WeakSet()
+_all: weakref.WeakSet[SupervisedThread] = weakref.WeakSet()
 
 
 class Voice:
@@ -159,7 +159,7 @@ def call_quietly(call: Callable[..., object], *arguments: object) -> None:
 
 def _report(words: str, *arguments: object, exc_info: bool = True) -> None:
     """Log at ERROR, whatever becomes of that."""
-    ending.stay_asleep()
+    shutdown.stay_asleep()
     call_quietly(functools.partial(voice.error, words, *arguments, exc_info=exc_info))
 
 
@@ -215,7 +215,7 @@ def tend() -> None:
             kept.tend()
 
 
-class Kept:
+class SupervisedThread:
     """A thread that is needed until its job returns, or lets go of it.
 
     Args:
@@ -234,7 +234,7 @@ class Kept:
     def __init__(
         self,
         name: str,
-        job: Callable[[GoesOn], object],
+        job: Callable[[ShouldContinue], object],
         closing: threading.Event | None = None,
         *,
         vital: bool = False,
@@ -389,9 +389,9 @@ class _Worker:
     def __init__(self, pool: Pool, number: int) -> None:
         self.pool = pool
         self.job: Future[Any] | None = None
-        self.kept = Kept(f"{pool.name}-{number}", self._work, pool.closing)
+        self.kept = SupervisedThread(f"{pool.name}-{number}", self._work, pool.closing)
 
-    def _work(self, _: GoesOn) -> None:
+    def _work(self, _: ShouldContinue) -> None:
         self.fail()
         while (call := self.pool.next_for(self)) is not None:
             try:

@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlsem import deadlocks
 from sqlsem.core.callers import Caller
-from sqlsem.core.lines import Waiter
-from sqlsem.core.process import Process
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.steps import NO_ROOM, Call, Operations, WaitFor
 from sqlsem.core.threads import voice
+from sqlsem.core.waiter_queues import Waiter
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.errors import Deadlock
 from sqlsem.model import monotonic
@@ -31,12 +31,12 @@ class WaitingVerb:
     #: Whether it waits to be alone, and not for its turn.
     upgrade = False
 
-    def __init__(self, process: Process, caller: Caller, timeout: float | None) -> None:
-        self.process = process
-        self.member = process.member
+    def __init__(self, client: DatabaseClient, caller: Caller, timeout: float | None) -> None:
+        self.client = client
+        self.member = client.member
         self.caller = caller
         self.timeout = timeout
-        self.budget = process.retry if timeout is None else min(process.retry, max(timeout, 1.0))
+        self.budget = client.retry if timeout is None else min(client.retry, max(timeout, 1.0))
         self.began = monotonic()
         self.deadlock: deadlocks.Found | None = None
 
@@ -59,7 +59,7 @@ class WaitingVerb:
         try:
             answer = yield WaitFor(waiter.ticket, timeout, waiter, self.upgrade)
         except (Disconnected, Busy) as exc:
-            self.process.require_open()
+            self.client.require_open()
             what = "to write" if self.upgrade else "for"
             log.warning("Waiting %s %r was interrupted, looking again: %s", what, waiter.ticket.resource, exc)
             return NO_ROOM
@@ -86,5 +86,5 @@ class WaitingVerb:
     def checked(self, answer: Any) -> Any:
         """An answer; raises `ConfigurationError` when the row is gone as its coordinator was closed."""
         if answer is None:
-            self.process.require_open()  # closing took the row away
+            self.client.require_open()  # closing took the row away
         return answer

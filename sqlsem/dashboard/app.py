@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from sqlsem.core.places import Token
+from sqlsem.core.permits import Permit
 from sqlsem.dashboard.feed import Feed
 from sqlsem.dashboard.guarding import Doors, Guard, cookie_of, from_elsewhere, read_form
 from sqlsem.dashboard.pages import Asked, Pages, action_of, row_of
@@ -133,7 +133,7 @@ class Dashboard:
             return self._refuse(request, 403, "Another site's page may not listen.")
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        place = Token()
+        place = Permit()
         if not self.feed.streams.take(place):  # before the answer is begun: many may ask at once
             return self._refuse(request, 503, "Too many have this page open; close some.")
         asked = Asked.of(request.query_params)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.concurrency import run_in_threadpool
 
-from sqlsem.core.places import Places, Token
+from sqlsem.core.permits import Permit, PermitPool
 from sqlsem.live import Live, Seen
 
 __all__ = ["Feed"]
@@ -26,7 +26,7 @@ class Feed:
         self._next: asyncio.Event = asyncio.Event()
         self._drawn: dict[str, str] = {}
         self._ended = False
-        self.streams = Places(MOST_STREAMS)
+        self.streams = PermitPool(MOST_STREAMS)
 
     @property
     def seen(self) -> Seen:
@@ -54,7 +54,7 @@ class Feed:
         self._next.set()
         self._next = asyncio.Event()
 
-    async def stream(self, place: Token, what: str, draw: Callable[[], str]) -> AsyncIterator[str]:
+    async def stream(self, place: Permit, what: str, draw: Callable[[], str]) -> AsyncIterator[str]:
         """Yield server-sent events: what ``draw`` gives, now and after each look.
 
         Args:

@@ -201,7 +201,7 @@ class _Row:
 
 
 @dataclass(slots=True)
-class _Line:
+class _WaiterQueue:
     """What is there of a resource, at the time that the pass has come to."""
 
     queue: Queue[int]
@@ -238,7 +238,7 @@ class _Pass:
                 self._patterns.append(ruling)
             else:
                 self._ruled.setdefault(ruling.resource, []).append(ruling)
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _WaiterQueue] = {}
         self._events: list[tuple[float, int, int, int, _Row]] = []  # backwards in time
         self._numbers = itertools.count()
         self._findings: list[Finding] = []
@@ -303,10 +303,10 @@ class _Pass:
 
     # -- going back -----------------------------------------------------------------------------------------------
 
-    def _line(self, resource: str) -> _Line:
+    def _line(self, resource: str) -> _WaiterQueue:
         line = self._lines.get(resource)
         if line is None:
-            line = self._lines[resource] = _Line(Queue(resource))
+            line = self._lines[resource] = _WaiterQueue(Queue(resource))
         return line
 
     def _expect(self, row: _Row) -> None:
@@ -347,7 +347,7 @@ class _Pass:
         )
         return True
 
-    def _check_granted(self, line: _Line, row: _Row) -> None:
+    def _check_granted(self, line: _WaiterQueue, row: _Row) -> None:
         if line.queue.fits(row.kind, row.place):
             return
         # What ended at this very instant was over.
@@ -364,7 +364,7 @@ class _Pass:
             others = [one for one in inside if not (asked.shared and one.kind[0] == asked.access)]
             self._tell("limit", row, "it was let in beside more than the limit allows", others)
 
-    def _ruling(self, line: _Line, row: _Row) -> Ruling | None:
+    def _ruling(self, line: _WaiterQueue, row: _Row) -> Ruling | None:
         """What an operator had set against its entering. If it turns out to have been there as something else before,
         that does not count: who is inside stays inside, and may be converted.
         """
@@ -391,7 +391,7 @@ class _Pass:
                     return ruling
         return None
 
-    def _check_alone(self, line: _Line, row: _Row) -> None:
+    def _check_alone(self, line: _WaiterQueue, row: _Row) -> None:
         time = row.asked if row.ended is None else row.ended
         others = [one for one in line.inside.values() if one.is_there_after(time)]
         if not line.queue.fits((WRITE, 1, 1), row.place):  # it waits for all that stand ahead, inside or not
@@ -402,7 +402,7 @@ class _Pass:
         if others:
             self._tell("alone", row, "it became the writer while others were there", others)
 
-    def _check_number(self, line: _Line, row: _Row) -> None:
+    def _check_number(self, line: _WaiterQueue, row: _Row) -> None:
         if row.is_bare:  # (its time may be of before it stood in line)
             return
         after, line.next_asked = line.next_asked, row

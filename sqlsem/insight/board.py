@@ -85,7 +85,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _WaiterQueue:
     """A row that is not sorted yet: with what it is sorted by, and with what it is found by beside its cells."""
 
     row: Row
@@ -100,7 +100,7 @@ class View:
     key: str
     title: str
     columns: tuple[Column, ...]
-    lines: Callable[[Overview, Mapping[int, Reason]], Iterable[_Line]]
+    lines: Callable[[Overview, Mapping[int, Reason]], Iterable[_WaiterQueue]]
     nothing: str
     headings: bool = False  # in their own order, rows stand below lines of their resources
     filled: Callable[[Overview], bool] | None = None  # where it tells that nothing is in it, it is not offered
@@ -157,7 +157,7 @@ def _without(row: Row, at: int) -> Row:
     return Row(row.key, cells, row.state, row.details, False, row.resource, row.position, row.task_id, row.actions)
 
 
-def _text(line: _Line) -> str:
+def _text(line: _WaiterQueue) -> str:
     return " ".join((*line.row.cells, line.words)).casefold()
 
 
@@ -221,7 +221,7 @@ def _why(entry: Entry, told: str) -> str:
     return "; ".join(filter(None, (told, _missing(entry.missing_for, entry.grace))))
 
 
-def _queues(overview: Overview, why: Mapping[int, Reason]) -> Iterator[_Line]:
+def _queues(overview: Overview, why: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
     paused = {resource.resource: resource.paused for resource in overview.resources}
     rates = _by_resource(overview.rates)
     before: Counter[str] = Counter()
@@ -240,7 +240,9 @@ def _by_resource(rates: Iterable[RateEntry]) -> dict[str, list[RateEntry]]:
     return found
 
 
-def _request(entry: Entry, reason: Reason | None, paused: bool, windows: Sequence[RateEntry], before: int) -> _Line:
+def _request(
+    entry: Entry, reason: Reason | None, paused: bool, windows: Sequence[RateEntry], before: int
+) -> _WaiterQueue:
     """``windows``: of a rate, in whose line it has so many before it; nobody holds it, so the first one waits, too."""
     who = who_is(entry.host, entry.pid, entry.requesting_id)
     enters = None if reason is None or reason.enters is None else reason.enters.likely
@@ -267,7 +269,7 @@ def _request(entry: Entry, reason: Reason | None, paused: bool, windows: Sequenc
         position=entry.position,
         actions=("revoke", "revoke_now", *_of_resource(paused)),
     )
-    return _Line(row, by, f"{entry.requesting_id} {told}")
+    return _WaiterQueue(row, by, f"{entry.requesting_id} {told}")
 
 
 def _of_resource(paused: bool) -> tuple[Kind, ...]:
@@ -320,7 +322,7 @@ def _by(login: str | None) -> str:
     return "" if login is None else f" by {login}"
 
 
-def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
+def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
     paused = {one.resource: one.paused for one in overview.resources}
     for leader in leaders(overview):
         entry = leader.entry
@@ -348,13 +350,13 @@ def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
             position=entry.position,
             actions=("revoke", "revoke_now", *_of_resource(paused.get(entry.resource, False))),
         )
-        yield _Line(row, by, entry.requesting_id)
+        yield _WaiterQueue(row, by, entry.requesting_id)
 
 
 # -- members, work queues, batches, times ----------------------------------------------------------------------------
 
 
-def _members(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
+def _members(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
     for one in overview.members:
         state = _member_state(one)
         cells = (
@@ -370,7 +372,7 @@ def _members(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
             f"holds {one.holding}, waits for {one.waiting}",
             *([_missing(one.missing_for, one.grace)] if one.missing_for is not None else []),
         ]
-        yield _Line(Row(f"m{one.member_id}", _clean(cells), state, _clean(details)), by)
+        yield _WaiterQueue(Row(f"m{one.member_id}", _clean(cells), state, _clean(details)), by)
 
 
 def _member_state(one: MemberEntry) -> str:
@@ -383,7 +385,7 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else seconds_in_words(value)
 
 
-def _tasks(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
+def _tasks(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
     for queue in overview.queues:
         blocked = queue.blocked_by is not None
         state = "failed" if blocked else "lost" if queue.lost else "running" if queue.running else ""
@@ -397,7 +399,7 @@ def _tasks(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
             task_id=queue.blocked_by,
             actions=("retry",) if blocked else (),
         )
-        yield _Line(row, by)
+        yield _WaiterQueue(row, by)
 
 
 def _queue_details(one: QueueCounts) -> Iterator[str]:
@@ -407,7 +409,7 @@ def _queue_details(one: QueueCounts) -> Iterator[str]:
         yield f"Task {one.blocked_by}, which has failed, holds up later orders; see: sqlsem tasks log {one.blocked_by}"
 
 
-def _batches(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
+def _batches(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
     for one in overview.batches:
         done = sum(part.status == "succeeded" for part in one.parts)
         left = max(0.0, one.window - one.seconds)
@@ -422,7 +424,7 @@ def _batches(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
             f"Batch {one.batch_id} of {one.name}: {state}, {done} of {_several(len(one.parts), 'part')} succeeded"
         ]
         details += [f"{part.part}: {part.error}" for part in one.parts if part.error][:2]
-        yield _Line(Row(f"o{one.batch_id}", _clean(cells), state, _clean(details)), by)
+        yield _WaiterQueue(Row(f"o{one.batch_id}", _clean(cells), state, _clean(details)), by)
 
 
 def _lacking(one: BatchEntry, lacking: Sequence[str]) -> str:
@@ -431,7 +433,7 @@ def _lacking(one: BatchEntry, lacking: Sequence[str]) -> str:
     return "" if one.callback_status == "none" else f"callback: {one.callback_status}"
 
 
-def _times(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
+def _times(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
     for name, one in sorted(overview.holds.items()):
         values = [value for times in (one.held, one.waited) for value in _percentiles(times)]
         count = one.held.count
@@ -441,10 +443,10 @@ def _times(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
             f"{name}, its newest {_several(count, 'hold')}: half of them lasted up to {_seconds(one.held.p50)}, "
             f"nine of ten up to {_seconds(one.held.p90)}; half waited up to {_seconds(one.waited.p50)}",
         )
-        yield _Line(Row(f"t{name}", _clean(cells), "", _clean(details), resource=name), by)
+        yield _WaiterQueue(Row(f"t{name}", _clean(cells), "", _clean(details), resource=name), by)
 
 
-def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
+def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
     paused = {one.resource: one.paused for one in overview.resources}
     in_line = Counter(entry.resource for entry in overview.entries if entry.state != "dead")
     for rate in overview.rates:
@@ -469,7 +471,7 @@ def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
             resource=rate.resource,
             actions=("resume" if stopped else "pause",),
         )
-        yield _Line(row, _by_column(RATES, values), rate.resource)
+        yield _WaiterQueue(row, _by_column(RATES, values), rate.resource)
 
 
 def _percentiles(times: Percentiles) -> tuple[float, ...]:

@@ -314,7 +314,7 @@ def _program(groups: Sequence[list[_Ask]]) -> _Program:
     return _Program(done[0][0], [step for _, _, step in done])
 
 
-class _Line:
+class _WaiterQueue:
     """One resource, as it would be."""
 
     def __init__(self, resource: str) -> None:
@@ -331,12 +331,12 @@ class _Run:
         self.guessed = self.refused = 0
         self._fifo = terms.order == "asked"
         self._numbers = itertools.count(1)
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _WaiterQueue] = {}
         self._of: dict[_Ask, _Program] = {}
         self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
         holds: dict[str, list[float]] = defaultdict(list)
         for ask in asks:
-            self._lines.setdefault(ask.resource, _Line(ask.resource))
+            self._lines.setdefault(ask.resource, _WaiterQueue(ask.resource))
             if ask.granted is not None:
                 holds[ask.resource].append(ask.held)
         self._usual = {name: _share(sorted(some), 0.5) for name, some in holds.items()}
@@ -420,7 +420,7 @@ class _Run:
         queue.add(kind, ask.place)
         ask.kind = kind
 
-    def _finish_upgrade(self, line: _Line, now: float) -> None:
+    def _finish_upgrade(self, line: _WaiterQueue, now: float) -> None:
         if line.upgrading is None:
             return
         ask, program = line.upgrading
@@ -452,7 +452,7 @@ class _Run:
                 self._let_in(line, ask, now)
         self._finish_upgrade(line, now)
 
-    def _let_in(self, line: _Line, ask: _Ask, now: float) -> None:
+    def _let_in(self, line: _WaiterQueue, ask: _Ask, now: float) -> None:
         if not self._fifo:  # whoever is inside stands ahead of all who wait
             line.queue.remove(ask.kind, ask.place)
             ask.place = (float("-inf"), next(self._numbers))

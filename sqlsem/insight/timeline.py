@@ -100,7 +100,7 @@ def timeline(
         most: So many requests are drawn at the most, the longest.
         most_panels: So many resources at the most, those that were held and waited for longest.
     """
-    lines: dict[str, _Line] = {}
+    lines: dict[str, _WaiterQueue] = {}
     kept: list[tuple[float, int, Bar]] = []
     numbers = itertools.count()
     #: What goes on after a conversion is read before what it was: it begins then, and not when it was asked for.
@@ -116,7 +116,7 @@ def timeline(
             goes_on[one.resource, one.position] = ended
         else:
             requests += 1
-        line = lines.setdefault(one.resource, _Line(begin, end))
+        line = lines.setdefault(one.resource, _WaiterQueue(begin, end))
         line.read(one, min(ended, end))
         bar = Bar(one, max(begin, one.requested_at), one.granted_at, max(begin, min(ended, end)))
         item = (bar.seconds, next(numbers), bar)
@@ -146,7 +146,7 @@ def timeline(
 
 
 @dataclass(slots=True)
-class _Line:
+class _WaiterQueue:
     """One resource, while its rows are read back in time."""
 
     begin: datetime

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
-from sqlsem.core.process import processes
-from sqlsem.core.signals import Signals, Tap, everywhere
+from sqlsem.core.client import processes
+from sqlsem.core.event_bus import EventBus, Subscriber, global_bus
 from sqlsem.errors import ConfigurationError
 from sqlsem.events import Behind, Event, Granted, Released, TimedOut
 from sqlsem.metrics.labels import MOST_LABELS, Few, Patterns, label
@@ -56,7 +56,7 @@ class Collector:
         most: int = MOST_LABELS,
         blame: bool = True,
     ) -> None:
-        self._process = None if coordinator is None else coordinator.process
+        self._client = None if coordinator is None else coordinator.client
         self._pattern = Patterns(patterns)
         self._few, self._few_blamed = Few(most), Few(most)
         one = ("resource",)
@@ -74,7 +74,7 @@ class Collector:
             ("resource", "holder_program", "holder_note"),
         )
         self._other = _counter("other_events", "Events that were counted under the label 'other'.", ())
-        self._taps: dict[str, Tap] = {
+        self._taps: dict[str, Subscriber] = {
             "granted": self._granted,
             "released": self._released,
             "timeout": self._timed_out,
@@ -83,7 +83,7 @@ class Collector:
         }
         if blame:
             self._taps["waiting"] = self._ignored
-        self._signals: Signals = everywhere if self._process is None else self._process.signals
+        self._signals: EventBus = global_bus if self._client is None else self._client.event_bus
         for kind, tap in self._taps.items():
             self._signals.add(kind, tap)
 
@@ -106,12 +106,13 @@ class Collector:
         """Who holds and who waits: looked up, so that it cannot drift."""
         holding: Counter[str] = Counter()
         waiting: Counter[str] = Counter()
-        for process in processes() if self._process is None else [self._process]:
+        for client in processes() if self._client is None else [self._client]:
             holding.update(
-                self._label(ticket.resource) for grant in process.holdings.grants() for ticket in grant.holding.tickets
+                self._label(ticket.resource) for grant in client.holdings.grants() for ticket in grant.holding.tickets
             )
             waiting.update(
-                self._label(waiter.ticket.resource) for waiter in (*process.lines.waiters(), *process.turns.waiters())
+                self._label(waiter.ticket.resource)
+                for waiter in (*client.waiter_queues.waiters(), *client.priority_waiters.waiters())
             )
         for name, what, found in (
             ("holding", "Locks that this process holds.", holding),

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.callers import this_thread
 from sqlsem.core.claims import owner_name
-from sqlsem.core.defaults import Coordinated, process_of
-from sqlsem.core.pauses import pauses
-from sqlsem.core.process import Process
+from sqlsem.core.client import DatabaseClient
+from sqlsem.core.defaults import Coordinated, client_of
 from sqlsem.engines.base import Session
 from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.engines.protocol import TaskSession
@@ -52,12 +52,12 @@ class Claiming:
         self._check_blocked_at = 0.0  # when to check the tasks that wait for their locks
 
     @property
-    def process(self) -> Process:
+    def client(self) -> DatabaseClient:
         """The client of the queue's database; without a coordinator, that of the current default one."""
-        process = process_of(self._given)
-        if not process.engine.has(TaskSession):
-            process.engine.require(TaskSession, f"Queue {self.queue!r}")  # raises an error that says what is missing
-        return process
+        client = client_of(self._given)
+        if not client.engine.has(TaskSession):
+            client.engine.require(TaskSession, f"Queue {self.queue!r}")  # raises an error that says what is missing
+        return client
 
     def poll_until(
         self,
@@ -72,15 +72,15 @@ class Claiming:
 
         Return None after ``timeout`` seconds, or if ``stop()`` is true. ``stop`` is called after each change.
         """
-        process, pause_lengths = self.process, pauses(timeout, longest=longest or self._recover_every())
+        client, pause_lengths = self.client, backoff_delays(timeout, longest=longest or self._recover_every())
         ready_version, ready_at = -1, math.inf  # when the next task becomes ready, as of that version
         polled_version, poll_at = -1, -math.inf  # the version at the last poll, and when to poll at that version again
         recheck = True  # poll once more if a task became ready between the poll and the question when that will be
-        with process.news.wanted():
+        with client.notifications.wanted():
             while stop is None or not stop():
-                version = process.bell.version()
+                version = client.queue_changes.version()
                 unchanged = longest is None and version == polled_version and monotonic() < min(ready_at, poll_at)
-                if unchanged and process.news.heard:
+                if unchanged and client.notifications.heard:
                     self.recover()  # which notifies, if tasks are pending again
                     result = None
                 else:
@@ -92,18 +92,18 @@ class Claiming:
                 pause = next(pause_lengths, None)
                 if pause is None:
                     return poll() if unchanged else None
-                if not process.news.heard:
+                if not client.notifications.heard:
                     pause = min(pause, UNNOTIFIED_SECONDS)
                 elif version != ready_version or monotonic() >= ready_at:
                     recheck, ready_version = recheck or version != ready_version, version
-                    seconds = process.member.call("look at a queue", lambda session, _: session.next_ready(self.queue))
+                    seconds = client.member.call("look at a queue", lambda session, _: session.next_ready(self.queue))
                     if seconds == 0 and recheck:
                         # A task became ready after the poll above. (Once only: a task that may not run for another
                         # reason must not cause polls for ever.)
                         recheck, ready_at = False, monotonic() + RECHECK_SECONDS
                     else:
                         recheck, ready_at = True, monotonic() + seconds if seconds else math.inf
-                process.bell.wait_changed(version, max(0.0, min(pause, ready_at - monotonic())))
+                client.queue_changes.wait_changed(version, max(0.0, min(pause, ready_at - monotonic())))
                 between()
         return None
 
@@ -118,7 +118,7 @@ class Claiming:
 
     def is_blocked_check_due(self) -> bool:
         """Return True if the next claim is to check the tasks that wait for their locks."""
-        return monotonic() >= self._check_blocked_at and self.process.engine.has(BlockedTaskSession)
+        return monotonic() >= self._check_blocked_at and self.client.engine.has(BlockedTaskSession)
 
     def end_and_claim(
         self, ends: Sequence[End], limit: int, *, prefetch_owner: str | None = None
@@ -129,12 +129,12 @@ class Claiming:
         as others would wait for these. If the call fails, a deferred call returns what it may have claimed; recording
         the ends is left to the caller (`end_later`).
         """
-        process, queue = self.process, self.queue
-        member = process.member
-        uid, owner, caller = process.new_uid(), prefetch_owner or owner_name(), this_thread()
-        requesting_id = process.requesting_id(caller)
+        client, queue = self.client, self.queue
+        member = client.member
+        uid, owner, caller = client.new_uid(), prefetch_owner or owner_name(), this_thread()
+        requesting_id = client.requesting_id(caller)
         tried_members: list[int] = []
-        may_claim_blocked = limit > 0 and prefetch_owner is None and process.engine.has(BlockedTaskSession)
+        may_claim_blocked = limit > 0 and prefetch_owner is None and client.engine.has(BlockedTaskSession)
         blocked_due, blocked_checked = may_claim_blocked and monotonic() >= self._check_blocked_at, False
         with_locks: list[Claimed] = []  # the task that was claimed with its locks
 
@@ -180,8 +180,8 @@ class Claiming:
                 statuses = statuses or recorded
             if may_claim_blocked and not blocked_checked and not any(claimed):
                 claimed = claim_blocked(session, me, again)
-            remember_ends(process, ends)
-            return _recorded(session, ends, statuses), Task.all_of(process, queue, claimed, uid)
+            remember_ends(client, ends)
+            return _recorded(session, ends, statuses), Task.all_of(client, queue, claimed, uid)
 
         try:
             if not limit:
@@ -206,10 +206,10 @@ class Claiming:
 
         ``answer`` is called in the heartbeat's thread; twice if the reply to the first attempt was lost.
         """
-        process, queue = self.process, self.queue
-        uid = process.new_uid()
+        client, queue = self.client, self.queue
+        uid = client.new_uid()
         if ends:
-            process.member.later(
+            client.member.later(
                 lambda session, me: answer(
                     _recorded(session, ends, session.next_tasks(me, ends, queue, "", uid, True, 0)[0])
                 )
@@ -220,27 +220,27 @@ class Claiming:
 
         Does nothing (and returns 0) if the last time was a moment ago, unless ``now``.
         """
-        process = self.process
+        client = self.client
         with self._recovering:
             if monotonic() - self._recovered_at < self._recover_every() and not now:
                 return 0
             self._recovered_at = monotonic()
-        count, due = process.member.call("recovery", self._maintain)
-        if due and self._scheduler.fire_due(process):
-            process.bell.notify()
+        count, due = client.member.call("recovery", self._maintain)
+        if due and self._scheduler.fire_due(client):
+            client.queue_changes.notify()
         if count:
             log.warning("%d task%s of %r lost their worker", count, "s" if count > 1 else "", self.queue)
-            process.bell.notify()
+            client.queue_changes.notify()
         return count
 
     def _maintain(self, session: Session, me: int) -> tuple[int, bool]:
-        if self.process.engine.has(ScheduleSession):
+        if self.client.engine.has(ScheduleSession):
             return session.maintain_queue(self.queue, me)
         return session.recover_tasks(self.queue, me), False
 
     def _recover_every(self) -> float:
         least, most = RECOVER_SECONDS
-        return max(least, min(most, self.process.engine.options.grace * RECOVER_PART))
+        return max(least, min(most, self.client.engine.options.grace * RECOVER_PART))
 
 
 def _recorded(session: Session, ends: Sequence[End], statuses: Sequence[str | None]) -> list[str | None]:

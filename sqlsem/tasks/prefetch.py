@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from sqlsem.core.threads import GoesOn, Kept
+from sqlsem.core.threads import ShouldContinue, SupervisedThread
 
 __all__ = ["Prefetcher"]
 
@@ -23,7 +23,7 @@ class Prefetcher:
     def __init__(self, name: str, claim: Callable[[], bool]) -> None:
         self._claim = claim
         self._changed = threading.Condition()
-        self._thread = Kept(name, self._work)
+        self._thread = SupervisedThread(name, self._work)
         self._requested = False  # and not begun
         self._closed = False
         self._failure: BaseException | None = None
@@ -66,7 +66,7 @@ class Prefetcher:
             self._changed.notify_all()
         self._thread.join(seconds)
 
-    def _work(self, _: GoesOn) -> None:
+    def _work(self, _: ShouldContinue) -> None:
         self._finish(None)  # if the thread ended during a request, the waiters make a new one
         while True:
             with self._changed:

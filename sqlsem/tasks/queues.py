@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlsem.bodies import encode
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.cursors import cursor_of, refuse_autocommit
 from sqlsem.core.defaults import Coordinated
-from sqlsem.core.late import running_tasks
 from sqlsem.core.leaving import here
 from sqlsem.core.operators import Operators
 from sqlsem.core.options import AnyLock, PutOptions, check_options
-from sqlsem.core.process import Process
 from sqlsem.core.steps import drive
 from sqlsem.core.terms import Terms
+from sqlsem.core.timeout_details import running_tasks
 from sqlsem.engines.base import Session
 from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.engines.protocol import TaskSession
@@ -153,25 +153,25 @@ class Queue:
         if len(bodies) > 1 and (unique is not None or replace is not None):
             raise ConfigurationError(f"A key is for one task, and these are {len(bodies)}; put each with its own")
         if template.locks:
-            _check_database(locks, self.claiming.process)
+            _check_database(locks, self.claiming.client)
         task_ids: list[int] = []
         if cursor is not None:
-            engine = self.claiming.process.engine
+            engine = self.claiming.client.engine
             engine.require(TaskSession, "put()")
             dbapi_cursor = cursor_of(cursor, "put()")
             refuse_autocommit(dbapi_cursor, "put()")
             session = engine.session_on(dbapi_cursor)
-            here(self.claiming.process, session.database_identity, "put()")
+            here(self.claiming.client, session.database_identity, "put()")
             for chunk in _chunks(template, bodies):
                 task_ids += session.put_tasks(self.name, os.urandom(12).hex(), chunk)
             return task_ids
         for chunk in _chunks(template, bodies):
             uid = os.urandom(12).hex()
-            task_ids += self.claiming.process.member.call(
+            task_ids += self.claiming.client.member.call(
                 "put",
                 lambda session, _, chunk=chunk, uid=uid: session.put_tasks(self.name, uid, chunk),  # type: ignore[misc]
             )
-            self.claiming.process.bell.notify()
+            self.claiming.client.queue_changes.notify()
         return task_ids
 
     def schedule(
@@ -208,7 +208,7 @@ class Queue:
         kind, text = encode(body)
         kept = {**check_put(**options).as_options(), "missed": missed}
         if "locks" in options:
-            _check_database(options["locks"], self.claiming.process)
+            _check_database(options["locks"], self.claiming.client)
         if missed not in MISSED:
             raise ConfigurationError(f"missed is 'one' or 'skip', not {missed!r}")
         if name is None:
@@ -222,7 +222,7 @@ class Queue:
             session.save_schedule(name, self.name, cron, time_zone, kind, text, kept, due)
             return session.list_schedules(name, None)[0]
 
-        return self.claiming.process.look(save, ScheduleSession)
+        return self.claiming.client.with_connection(save, ScheduleSession)
 
     def claim(self, wait: Duration | None = None) -> Iterator[Task]:
         """Claim one task after the other; end when there was none for ``wait`` (None: never end; 0: do not wait).
@@ -250,7 +250,7 @@ class Queue:
 
     def state(self) -> QueueState:
         """Return the queue's state: is it done, and does a failed task hold it up?"""
-        return self.claiming.process.member.call("look at a queue", lambda session, _: session.queue_state(self.name))
+        return self.claiming.client.member.call("look at a queue", lambda session, _: session.queue_state(self.name))
 
     def wait(self, timeout: Duration | None = None) -> bool:
         """Wait until no task is left that could run; return False if that takes longer than ``timeout``. (`join`, and
@@ -273,8 +273,8 @@ class Queue:
         """
         seconds = None if timeout is None else check_duration("timeout", timeout, most=LONGEST_SECONDS)
         if not self.wait(seconds):
-            process = self.claiming.process
-            running = drive(running_tasks(process, self.name), process.perform)
+            client = self.claiming.client
+            running = drive(running_tasks(client, self.name), client.execute_effect)
             words = f": {tasks_in_words(running)}" if running else ""
             raise Timeout(
                 f"Queue {self.name!r} still has work after {seconds:g} s{words}; see: sqlsem tasks {self.name}",
@@ -350,31 +350,33 @@ class Queue:
     def _set(self, key: str | None, setting: str, value: int | None, per_ms: int | None = None) -> None:
         if key is not None:
             check_name("The key", key)
-        process = self.claiming.process
-        process.look(lambda session: session.set_queue(self.name, key, setting, value, per_ms), QueueLimitSession)
-        process.bell.notify()
+        client = self.claiming.client
+        client.with_connection(
+            lambda session: session.set_queue(self.name, key, setting, value, per_ms), QueueLimitSession
+        )
+        client.queue_changes.notify()
 
     def limits(self) -> list[QueueLimit]:
         """Return the limits, rates and weights of this queue (first, if it has any) and of its keys."""
-        process = self.claiming.process
-        return process.look(lambda session: session.queue_limits(self.name), QueueLimitSession)
+        client = self.claiming.client
+        return client.with_connection(lambda session: session.queue_limits(self.name), QueueLimitSession)
 
     def counts(self) -> QueueCounts | None:
         """Return how many tasks are in each state, the oldest one, the rate, and the task that holds the queue up.
         None if the database has no tasks of it.
         """
-        rows = Operators(self.claiming.process).queues(self.name)
+        rows = Operators(self.claiming.client).queues(self.name)
         return rows[0] if rows else None
 
     def tasks(self, status: str | None = None, *, most: int = 100, skip: int = 0) -> list[TaskEntry]:
         """Return up to ``most`` tasks: open ones in the order in which they will run, then ended ones, newest first.
         Leave out the first ``skip``.
         """
-        return Operators(self.claiming.process).tasks(self.name, status, most=most, skip=skip)
+        return Operators(self.claiming.client).tasks(self.name, status, most=most, skip=skip)
 
     def log(self, task_id: int) -> list[Attempt]:
         """Return every attempt at a task: its worker, start, duration and outcome."""
-        return Operators(self.claiming.process).attempts(task_id)
+        return Operators(self.claiming.client).attempts(task_id)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
@@ -481,12 +483,12 @@ def _locks(locks: Iterable[AnyLock]) -> tuple[TaskLock, ...]:
     return tuple(requested.values())
 
 
-def _check_database(locks: Iterable[AnyLock], process: Process) -> None:
+def _check_database(locks: Iterable[AnyLock], client: DatabaseClient) -> None:
     """Raise `ConfigurationError` for locks of another database, or if this one has no tasks with locks."""
-    process.engine.require(BlockedTaskSession, "put(locks=…)")
+    client.engine.require(BlockedTaskSession, "put(locks=…)")
     for lock in locks:
-        given = lock.terms.given_process
-        if given is not None and given is not process:
+        given = lock.terms.given_client
+        if given is not None and given is not client:
             raise ConfigurationError(f"{lock!r} is of another coordinator than the queue; its tasks cannot hold it")
 
 

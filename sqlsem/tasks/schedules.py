@@ -16,7 +16,7 @@ import shlex
 import threading
 from datetime import timedelta
 
-from sqlsem.core.process import Process
+from sqlsem.core.client import DatabaseClient
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.model import Schedule
 from sqlsem.tasks.cron import last_due, next_due
@@ -43,16 +43,16 @@ class Scheduler:
         self._lock = threading.Lock()
         self._logged: dict[str, object] = {}  # by schedule: the due time and the kind of the last logged error
 
-    def fire_due(self, process: Process) -> int:
+    def fire_due(self, client: DatabaseClient) -> int:
         """Put all tasks that are due now; return their number."""
-        rows = process.member.call("look at schedules", lambda session, _: session.list_schedules(None, self._queue))
-        return sum(self._try_to_fire(process, schedule) for schedule in rows if _is_due(schedule))
+        rows = client.member.call("look at schedules", lambda session, _: session.list_schedules(None, self._queue))
+        return sum(self._try_to_fire(client, schedule) for schedule in rows if _is_due(schedule))
 
-    def _try_to_fire(self, process: Process, schedule: Schedule) -> int:
+    def _try_to_fire(self, client: DatabaseClient, schedule: Schedule) -> int:
         try:
-            count = _fire(process, schedule)
+            count = _fire(client, schedule)
         except Exception as exc:
-            process.require_open()
+            client.require_open()
             problem = (
                 "is not understood by this host, which leaves it to others"
                 if isinstance(exc, _NotComputable)
@@ -80,7 +80,7 @@ def _is_due(schedule: Schedule) -> bool:
     return schedule.next_due is not None and schedule.paused_at is None and schedule.next_due <= schedule.taken_at
 
 
-def _fire(process: Process, schedule: Schedule) -> int:
+def _fire(client: DatabaseClient, schedule: Schedule) -> int:
     for _ in range(ATTEMPTS):
         due = schedule.next_due
         assert due is not None
@@ -90,7 +90,7 @@ def _fire(process: Process, schedule: Schedule) -> int:
         except ConfigurationError as exc:
             raise _NotComputable(str(exc)) from exc
         put = schedule.options.get("missed") != "skip" or schedule.taken_at - last <= LATE
-        done, task_id = process.member.call(
+        done, task_id = client.member.call(
             "put of a schedule",
             lambda session, _, args=(schedule.name, due, last, following, put): session.fire_schedule(*args),  # type: ignore[misc]
         )
@@ -99,7 +99,7 @@ def _fire(process: Process, schedule: Schedule) -> int:
             log.info("Schedule %r was due at %s: %s", schedule.name, last, result)
             return int(put)
         # Another process was faster, or `following` has passed meanwhile: read the schedule again.
-        rows = process.member.call(
+        rows = client.member.call(
             "look at schedules",
             lambda session, _, name=schedule.name: session.list_schedules(name, None),  # type: ignore[misc]
         )

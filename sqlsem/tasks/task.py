@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 from sqlsem.bodies import as_json, format_error
 from sqlsem.core.callers import Caller
+from sqlsem.core.cancellation import Cancellable
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.grants import Grant
 from sqlsem.core.holdings import Holding
-from sqlsem.core.minder import Stoppable
-from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
 from sqlsem.model import Claimed, End, Request, Ticket, monotonic
 
@@ -28,7 +28,7 @@ def tickets_of(claimed: Claimed, requesting_id: str) -> list[Ticket]:
     ]
 
 
-class Task(Stoppable):
+class Task(Cancellable):
     """A claimed task. It is finished at the end of its ``with`` block, and has failed if the block raises an error.
 
     Attributes:
@@ -53,8 +53,8 @@ class Task(Stoppable):
     result: Any = None
     _lost_event: threading.Event | None = None
 
-    def __init__(self, process: Process, queue: str, claimed: Claimed, uid: str) -> None:
-        self._process = process
+    def __init__(self, client: DatabaseClient, queue: str, claimed: Claimed, uid: str) -> None:
+        self._client = client
         self._queue = queue
         self._uid = uid  # of the call that claimed it
         self.id = self.number = claimed.task_id
@@ -66,20 +66,20 @@ class Task(Stoppable):
         self._last = claimed.failures + 1 >= claimed.max_attempts
         self.text = claimed.body
         self.began = monotonic()
-        self.opened(process.claims, partial(_give_back, claimed.task_id, claimed.attempt), known=False)
+        self.opened(client.claims, partial(_give_back, claimed.task_id, claimed.attempt), known=False)
 
     @classmethod
-    def all_of(cls, process: Process, queue: str, claimed: Iterable[Claimed | None], uid: str) -> list[Task]:
+    def all_of(cls, client: DatabaseClient, queue: str, claimed: Iterable[Claimed | None], uid: str) -> list[Task]:
         """Return the tasks that one call has claimed. (For the package.)"""
-        tasks = [cls(process, queue, row, uid) for row in claimed if row is not None]
+        tasks = [cls(client, queue, row, uid) for row in claimed if row is not None]
         if tasks:
-            process.claims.add(tasks)
-            process.minder.mind()
+            client.claims.add(tasks)
+            client.cancellation_monitor.mind()
         return tasks
 
     def hold(self, claimed: Claimed, requesting_id: str, caller: Caller) -> None:
         """Make the grant of its locks, held by this thread; the process knows their rows already. (For the package.)"""
-        process, holdings = self._process, self._process.holdings
+        client, holdings = self._client, self._client.holdings
         requests = [Request(lock.resource, lock.access, lock.limit, lock.weight, self.note) for lock in claimed.locks]
         tickets = tickets_of(claimed, requesting_id)
         task_ref = weakref.ref(self)  # a task that the program drops is returned to the queue
@@ -90,18 +90,18 @@ class Task(Stoppable):
                 task.stop(f"its lock on {grant.resource!r} was lost")
 
         holding = Holding(holdings, requests, tickets, caller, lost, monotonic())
-        self.grant = grant = Grant(process, holding, 0.0)
+        self.grant = grant = Grant(client, holding, 0.0)
         holdings.add(grant)
         returned = self.make_end("returned")
 
         def closing(session: Session, me: int) -> object:
-            _forget_locks(process, grant)
+            _forget_locks(client, grant)
             return session.end_task(me, returned)
 
         self.close_by(closing)
-        missing = [ticket.position for ticket in tickets if not process.member.knows(ticket)]
+        missing = [ticket.position for ticket in tickets if not client.member.knows(ticket)]
         if missing:  # the main session was lost meanwhile, and these rows with it
-            process.lose_and_tell(missing, "its row was removed before it could be used")
+            client.mark_lost_and_log(missing, "its row was removed before it could be used")
         else:
             holding.told = True
             holdings.tell_granted(holding, grant.waited, {})
@@ -115,7 +115,7 @@ class Task(Stoppable):
     def ending(self) -> None:
         """Prepare for the call that records the end, which also releases its locks. (For the package.)"""
         if self.grant is not None:
-            _forget_locks(self._process, self.grant)
+            _forget_locks(self._client, self.grant)
 
     @property
     def body(self) -> Any:
@@ -134,7 +134,7 @@ class Task(Stoppable):
         takes up to a second.
         """
         if self.why_lost is None and self.is_open and not self.is_inherited:
-            self._process.member.verify()
+            self._client.member.verify()
         return self.why_lost is not None
 
     @property
@@ -172,7 +172,7 @@ class Task(Stoppable):
         if self.why_lost is not None:
             self.leave()
         self.require_open()
-        process, unlocked = self._process, self.why_unlocked
+        client, unlocked = self._client, self.why_unlocked
         if unlocked is not None and end.outcome == "finished":
             end = self.make_end("failed", error=unlocked)
         self.ending()
@@ -180,11 +180,11 @@ class Task(Stoppable):
             status = self.end_by(
                 "end of a task",
                 lambda session, me: session.end_task(me, end),
-                budget=process.member.seconds_left(),
+                budget=client.member.seconds_left(),
             )
         finally:
-            process.bell.notify()
-        remember_ends(process, [end])
+            client.queue_changes.notify()
+        remember_ends(client, [end])
         self.ended_with(status)
         if status is None:  # (A recorded end counts, even if this process believed the claim lost meanwhile.)
             self.require_open()
@@ -200,7 +200,7 @@ class Task(Stoppable):
         if settles and self.is_open:
             self.settle()
         for ticket in () if self.grant is None else self.grant.holding.tickets:
-            self._process.nudge(ticket.resource)  # a waiter of this process may be granted now
+            self._client.notify_waiters(ticket.resource)  # a waiter of this process may be granted now
 
     def _succeed(self) -> None:
         self.finish(self.result)
@@ -219,15 +219,15 @@ def _give_back(task_id: int, attempt: int, session: Session, member_id: int) -> 
     session.end_task(member_id, End(task_id, attempt, "returned"))
 
 
-def _forget_locks(process: Process, grant: Grant) -> None:
+def _forget_locks(client: DatabaseClient, grant: Grant) -> None:
     """Forget the rows of a task's locks before its end is recorded, which removes them: they are not lost."""
     holding = grant.holding
     if not holding.released:
-        process.holdings.forget(grant)
-        process.member.forget(holding.tickets)
-        process.holdings.tell_released(holding)
+        client.holdings.forget(grant)
+        client.member.forget(holding.tickets)
+        client.holdings.tell_released(holding)
 
 
-def remember_ends(process: Process, ends: Iterable[End]) -> None:
+def remember_ends(client: DatabaseClient, ends: Iterable[End]) -> None:
     """Keep recent ends, to be sent again: a server that takes over, or is restored, may not have them."""
-    process.recent_ends.extend((monotonic(), end) for end in ends)
+    client.recent_ends.extend((monotonic(), end) for end in ends)

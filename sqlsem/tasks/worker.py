@@ -23,8 +23,8 @@ from functools import partial
 
 from sqlsem.bodies import END_SECONDS, Allowed, Stop, command_killer, format_error, run
 from sqlsem.core.claims import owner_name
-from sqlsem.core.places import Places, Token
-from sqlsem.core.threads import GoesOn, Kept, call_out, spawn, tend
+from sqlsem.core.permits import Permit, PermitPool
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, call_out, spawn, tend
 from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
 from sqlsem.model import Duration, check_call, check_count, check_duration, monotonic
 from sqlsem.tasks.claim_buffer import GROUP_LATE_SECONDS, MAX_GROUP_SIZE, ClaimBuffer, ClaimSizer, TaskEnd
@@ -113,7 +113,7 @@ class Worker:
         self._max_size = MAX_GROUP_SIZE if group else 1
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # notified when an attribute below changes
-        self._busy = Places()  # a slot for each thread that runs tasks or records ends
+        self._busy = PermitPool()  # a slot for each thread that runs tasks or records ends
         self._buffer = ClaimBuffer()
         self._sizer = ClaimSizer(self._max_size)
         self._prefetcher = Prefetcher(f"{queue.name[:200]}-prefetch", self._prefetch)
@@ -140,10 +140,10 @@ class Worker:
 
     def _run(self) -> None:
         self._last_active = monotonic()
-        self._sizer = ClaimSizer(self._max_size, prefetch=self._claiming.process.engine.claims_ahead)
+        self._sizer = ClaimSizer(self._max_size, prefetch=self._claiming.client.engine.claims_ahead)
         name = self.queue.name[:200]
-        runners = [Kept(f"{name}-{number}", partial(self._run_tasks, set())) for number in range(1, self.threads + 1)]
-        helper = Kept(f"{name}-helper", self._return_unstarted, self._ended)
+        runners = [SupervisedThread(f"{name}-{i + 1}", partial(self._run_tasks, set())) for i in range(self.threads)]
+        helper = SupervisedThread(f"{name}-helper", self._return_unstarted, self._ended)
         try:
             for thread in (*runners, helper):
                 thread.begin()
@@ -152,7 +152,7 @@ class Worker:
                     thread.join(JOIN_SECONDS)
                     tend()
                     if self._stopping.is_set():
-                        self._claiming.process.bell.notify()  # here, as `stop` may run in a signal handler
+                        self._claiming.client.queue_changes.notify()  # here, as `stop` may run in a signal handler
         except BaseException:
             # The process may end right after an interrupt: no task may go on beside its next attempt.
             self.abort()
@@ -187,7 +187,7 @@ class Worker:
                 log.error("No thread to end task %d with; tasks are ended one after the other: %s", task_id, exc)
                 self._stop_until_ended(task_id, stop)
         self._flush()
-        self._claiming.process.bell.notify()  # wakes the threads that wait for tasks
+        self._claiming.client.queue_changes.notify()  # wakes the threads that wait for tasks
         with self._changed:
             # Wait until all threads but those in Python code have ended.
             self._changed.wait_for(
@@ -216,7 +216,7 @@ class Worker:
 
     # -- the threads that run tasks -----------------------------------------------------------------------------
 
-    def _run_tasks(self, begun: set[bool], _: GoesOn) -> None:
+    def _run_tasks(self, begun: set[bool], _: ShouldContinue) -> None:
         try:
             if begun:  # the thread ended in the middle of a task, with unknown effect
                 raise RuntimeError(f"A thread of a worker of {self.queue.name!r} has ended unexpectedly")
@@ -242,7 +242,7 @@ class Worker:
                 self._task_began = math.inf
         if not is_claiming:
             if self._buffer.has_any():
-                self._claiming.process.bell.notify()  # the claiming thread may be waiting
+                self._claiming.client.queue_changes.notify()  # the claiming thread may be waiting
             self._become_claiming_thread(me)
         while True:
             task = None if self._stopping.is_set() else self._buffer.next_task()
@@ -397,7 +397,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _counted_as_busy(self) -> Iterator[None]:
-        token = Token()
+        token = Permit()
         try:
             self._busy.take(token)
             yield
@@ -427,7 +427,7 @@ class Worker:
             task.ended_by(partial(self._stop_until_ended, task.id, stop, call=task.kind == "call"))
 
         try:
-            result = run(task.kind, task.text, self._claiming.process, started=started, allowed=self._allowed)
+            result = run(task.kind, task.text, self._claiming.client, started=started, allowed=self._allowed)
         except BaseException as exc:
             # A task that calls sys.exit() has failed; it must not end the worker.
             error = format_error(exc)
@@ -463,7 +463,7 @@ class Worker:
                 reports += zip(open_ends, statuses, strict=True)
                 for end, status in zip(open_ends, statuses, strict=True):
                     end.task.ended_with(status, settles=False)
-                self._claiming.process.claims.settle(end.task for end in open_ends)
+                self._claiming.client.claims.settle(end.task for end in open_ends)
         except BaseException:
             self._unrecorded.add(open_ends)
             with self._changed:
@@ -486,7 +486,7 @@ class Worker:
                 self.failed += outcome == "failed" and status == "failed"
                 self.retried += outcome == "failed" and status == "pending"
             self._changed.notify_all()
-        self._claiming.process.bell.notify()
+        self._claiming.client.queue_changes.notify()
         for end, status, outcome in outcomes:
             log_outcome(self.queue.name, end, status, outcome)
             if end.begun:
@@ -498,7 +498,7 @@ class Worker:
 
     # -- the helper thread --------------------------------------------------------------------------------------
 
-    def _return_unstarted(self, _: GoesOn) -> None:
+    def _return_unstarted(self, _: ShouldContinue) -> None:
         """Return claimed tasks to the queue while a long task runs. The helper thread's job."""
         while True:
             with self._changed:

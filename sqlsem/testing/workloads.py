@@ -126,7 +126,7 @@ def leading(me: Actor) -> None:
 
 def _leads(actor: Actor, term: Term) -> bool:
     """Whether it believes so. (Who is dead or stopped believes nothing.)"""
-    return actor.runs and not term.lost and not actor.process.member.unheard()
+    return actor.runs and not term.lost and not actor.client.member.unheard()
 
 
 def periodic(me: Actor) -> None:

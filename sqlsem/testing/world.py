@@ -19,7 +19,7 @@ from typing import Any
 
 from sqlsem.coordinator import coordinator_of
 from sqlsem.core import defaults
-from sqlsem.core.process import Process
+from sqlsem.core.client import DatabaseClient
 from sqlsem.engines.base import Options
 from sqlsem.errors import ConfigurationError, LockLost, Unavailable
 from sqlsem.model import Entry, Request
@@ -114,8 +114,8 @@ class Actor:
         self.world = world
         self.shared = world.shared
         options = Options(grace=settings.grace, lease=settings.lease)
-        self.process = Process(world.server.engine(options, self.name), settings.retry)
-        self.locks = coordinator_of(self.process)
+        self.client = DatabaseClient(world.server.engine(options, self.name), settings.retry)
+        self.locks = coordinator_of(self.client)
         self.dead = False
         self.paused_until = -math.inf
         self.fibers: list[Fiber] = []
@@ -157,7 +157,7 @@ class Actor:
             raise ConfigurationError(
                 "The simulated database in memory has no transactions; simulate with database='sqlite' or on PostgreSQL"
             )
-        return server.transaction(self.process.engine)
+        return server.transaction(self.client.engine)
 
     def __repr__(self) -> str:
         return self.name
@@ -220,7 +220,7 @@ class World:
         for number in range(settings.processes):
             actor = Actor(self, number, settings)
             self.actors.append(actor)
-            actor.process.signals.add("granted", functools.partial(self._granted, actor))
+            actor.client.event_bus.add("granted", functools.partial(self._granted, actor))
             for thread in range(settings.threads):
                 name = actor.name if settings.threads == 1 else f"{actor.name}{thread + 1}"
                 self.fibers.spawn(name, actor, functools.partial(self._live, actor))
@@ -240,7 +240,7 @@ class World:
                 self._check_end()
         finally:
             for actor in self.actors:
-                actor.process.member.closing.set()  # nobody closes it later, in real time
+                actor.client.member.closing.set()  # nobody closes it later, in real time
             self.fibers.end()
             self.server.close()
         return self.violation
@@ -420,8 +420,8 @@ class World:
 
     def _believed(self, actor: Actor) -> Iterator[tuple[Request, int]]:
         """What a process believes to hold. One that does not run believes nothing, nor one that has to ask first."""
-        if actor.runs and not actor.process.member.unheard():
-            for grant in actor.process.holdings.grants():
+        if actor.runs and not actor.client.member.unheard():
+            for grant in actor.client.holdings.grants():
                 holding = grant.holding
                 if holding.why_lost is None:
                     for request, ticket in zip(holding.requests, holding.tickets, strict=True):
@@ -459,8 +459,8 @@ class World:
         """No task is run by two."""
         runs: dict[str, Actor] = {}
         for actor in self.actors:
-            if actor.process.claims and actor.runs and not actor.process.member.unheard():
-                for claim in actor.process.claims.all():
+            if actor.client.claims and actor.runs and not actor.client.member.unheard():
+                for claim in actor.client.claims.all():
                     if claim.is_open and claim.why_lost is None and runs.setdefault(claim.title, actor) is not actor:
                         self._fail("twice", f"{claim.title} is run by {runs[claim.title]} and by {actor}")
 

@@ -96,7 +96,7 @@ def test_what_is_another_logins_cannot_be_ended(login, connect, name):
     coordinator = connect()
     running = batches.batch(name, ["a"], window=60, coordinator=coordinator).part("a").start()
     other = login("sqlsem_user")
-    member, uid = coordinator.process.member.member_id, running._uid
+    member, uid = coordinator.client.member.member_id, running._uid
 
     def end_part(outcome):
         text = "SELECT code FROM sqlsem.end_part(?, ?, 'a', ?, ?, NULL, 'x', 'session', NULL)"

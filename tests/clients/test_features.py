@@ -173,7 +173,7 @@ def queue(coordinator, other, name, database):
     tasks.set_rate(100, per=1)
     for task in other.queue(name).claim(wait=0):
         with task:
-            other.process.execute(task.body, lambda session: None)
+            other.client.run_sql(task.body, lambda session: None)
     assert [task.status for task in coordinator.tasks(name)] == ["finished"] * 2
 
 
@@ -188,7 +188,7 @@ def batches(coordinator, other, name, database):
 
 
 def shown_batches(coordinator):
-    return coordinator.process.look(lambda session: session.list_batches(None, None, 10))
+    return coordinator.client.with_connection(lambda session: session.list_batches(None, None, 10))
 
 
 SCENARIOS = {

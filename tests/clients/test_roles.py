@@ -328,7 +328,7 @@ def test_a_worker_keeps_gives_back_and_hands_over_the_locks_of_its_tasks(databas
         queue.put(Json("load"), locks=[sqlsem.mutex(name)], on_failure="continue")
         task = theirs.queue(name).try_claim()
         boss.revoke(task.grant.position)
-        theirs.process.member.ping()  # which gives back what an operator wants
+        theirs.client.member.ping()  # which gives back what an operator wants
         assert boss.entries(name) == []
         with pytest.raises(sqlsem.LockLost), task:
             pass

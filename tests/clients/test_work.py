@@ -516,12 +516,12 @@ def test_a_worker_ends_only_its_own_tasks(login, connect, name):
     task = mine.queue(name).try_claim()
     with login("sqlsem_worker").raw() as connection:
         stolen = "SELECT sqlsem.end_task(%s, %s, %s, 'finished', NULL, NULL)"
-        assert connection.execute(stolen, (mine.process.member.member_id, task.id, task.attempt)).fetchone() == (None,)
+        assert connection.execute(stolen, (mine.client.member.member_id, task.id, task.attempt)).fetchone() == (None,)
         with pytest.raises(errors.NoDataFound):
             connection.execute(
-                "SELECT * FROM sqlsem.claim_task(%s, %s, 'x', 'u', false)", (mine.process.member.member_id, name)
+                "SELECT * FROM sqlsem.claim_task(%s, %s, 'x', 'u', false)", (mine.client.member.member_id, name)
             )
-        connection.execute("SELECT sqlsem.return_claim(%s, %s, %s)", (mine.process.member.member_id, name, task._uid))
+        connection.execute("SELECT sqlsem.return_claim(%s, %s, %s)", (mine.client.member.member_id, name, task._uid))
     task.finish()
 
 

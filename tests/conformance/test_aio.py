@@ -274,7 +274,7 @@ def test_a_cancelled_wait_leaves_its_connection_to_the_next(run, connect, databa
         async with first.mutex(name):
             for _ in range(10):
                 task = asyncio.create_task(other.aio.mutex(name).acquire())
-                await eventually(lambda: other.process.waiting_room._due)
+                await eventually(lambda: other.client.wait_pool._due)
                 await asyncio.sleep(0.02)
                 task.cancel()
                 await asyncio.wait({task})
@@ -336,7 +336,7 @@ def test_several_loops_in_several_threads(connect, name, threads):
         threads.start(asyncio.run, main())
     threads.join()
     assert (most, len(done)) == (1, 36)
-    until(lambda: not coordinator.process.loops.drivers, "the loops are forgotten")
+    until(lambda: not coordinator.client.event_loops.drivers, "the loops are forgotten")
 
 
 # -- cancellation
@@ -388,8 +388,8 @@ def test_cancelled_at_every_step_of_an_acquire(run, connect, database, name, fre
                 break
         # A release that was cancelled may be left to the next ping, which comes at once.
         await rows(database, name, 0)
-        assert not coordinator.process.holdings.grants()
-        assert not coordinator.process.lines.waiters()
+        assert not coordinator.client.holdings.grants()
+        assert not coordinator.client.waiter_queues.waiters()
 
     run(main())
     assert (True, False) in outcomes
@@ -411,7 +411,7 @@ def test_cancelled_in_a_block_and_on_the_way_out(run, connect, database, name):
             await asyncio.wait({task})
             assert task.cancelled() or task.exception() is None
         await rows(database, name, 0)
-        assert not coordinator.process.holdings.grants()
+        assert not coordinator.client.holdings.grants()
 
     run(main())
 
@@ -460,7 +460,7 @@ def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, datab
     async def main():
         nonlocal first
         async with coordinator.mutex(name("other")):
-            session = coordinator.process.member.main.session
+            session = coordinator.client.member.main.session
             register = session.register
 
             def slow(*arguments):
@@ -544,7 +544,7 @@ def test_cancel_on_lost(run, connect, database, name):
         # Nothing is lost after the end.
         async with coordinator.mutex(name, cancel_on_lost=True) as grant:
             pass
-        coordinator.process.lose([grant.position], "too late")
+        coordinator.client.mark_lost([grant.position], "too late")
         await asyncio.sleep(0.01)
 
     run(main())
@@ -654,14 +654,14 @@ def test_lost_and_cancelled_by_somebody_else_at_the_same_time(run, connect, name
         async def limited():
             async with asyncio.timeout(PATIENCE) as limit:
                 async with coordinator.mutex(name("b"), cancel_on_lost=True) as grant:
-                    coordinator.process.lose([grant.position], "for a test")
+                    coordinator.client.mark_lost([grant.position], "for a test")
                     limit.reschedule(asyncio.get_running_loop().time())
                     await asyncio.sleep(PATIENCE)
 
         task = asyncio.create_task(work())
         await inside.wait()
-        (grant,) = coordinator.process.holdings.grants()
-        acts = [lambda: coordinator.process.lose([grant.position], "for a test"), task.cancel]
+        (grant,) = coordinator.client.holdings.grants()
+        acts = [lambda: coordinator.client.mark_lost([grant.position], "for a test"), task.cancel]
         for act in acts if ours_first else reversed(acts):
             act()
         await asyncio.wait({task})
@@ -783,8 +783,8 @@ def test_a_loop_that_is_dropped_without_a_word(connect, database, name, caplog):
         task._log_destroy_pending = False
     del waiting, task
     gc.collect()
-    assert not coordinator.process.holdings.grants()
-    assert not coordinator.process.lines.waiters()
+    assert not coordinator.client.holdings.grants()
+    assert not coordinator.client.waiter_queues.waiters()
 
 
 def test_another_loop_and_another_task(run, connect, name):

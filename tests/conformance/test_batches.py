@@ -660,7 +660,7 @@ def test_resumed_by_several_at_once(database, connect, name, threads, ledger):
     until(lambda: made._declaration.recover() or made.entry().callback_status == "pending")
 
     def work(coordinator):
-        coordinator.process.member.ping()
+        coordinator.client.member.ping()
         gather.wait()
         resumed.append(batches.resume(coordinator, number))
 
@@ -838,7 +838,7 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
     ran = []
     made = make("a", on_success=lambda: ran.append(1))
     made.entry()
-    kind = type(made._declaration.process.member.main.session)
+    kind = type(made._declaration.client.member.main.session)
     right, calls = getattr(kind, call), []
 
     def wrong(self, *arguments):
@@ -860,7 +860,7 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
 def test_a_call_that_falls_to_a_deadlock_is_repeated(make, monkeypatch):
     made = make("a")
     made.entry()
-    kind = type(made._declaration.process.member.main.session)
+    kind = type(made._declaration.client.member.main.session)
     right, calls = kind.end_part, []
 
     def wrong(self, *arguments):
@@ -881,7 +881,7 @@ def test_an_interrupt_leaves_nothing_behind_that_blocks(make, database, name, mo
     made = make("a", on_success=lambda: None)
     until(lambda: made._declaration.recover() or call != "claim_callback" or made.entry().callback_status == "pending")
     made.entry()
-    kind = type(made._declaration.process.member.main.session)
+    kind = type(made._declaration.client.member.main.session)
     right = getattr(kind, call)
 
     def wrong(self, *arguments):
@@ -906,7 +906,7 @@ def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
     made = make("a", on_success=lambda: pytest.fail("must not run"))
     with pytest.raises(BatchFailed, match="given up part 'a'") as caught:
         with made.part("a"):
-            member = made._declaration.process.member.member_id
+            member = made._declaration.client.member.member_id
             database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
     assert made.alarms[-1] is caught.value
     until(lambda: made._declaration.recover() or made.entry().status == "failed")
@@ -915,7 +915,7 @@ def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
 
 def test_a_callback_of_a_process_that_was_given_up(make, database):
     def then():
-        member = made._declaration.process.member.member_id
+        member = made._declaration.client.member.member_id
         database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
 
     made = make("a", on_success=then)
@@ -974,7 +974,7 @@ def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database
     def prepare(made):
         if what == "callback":
             knows_nothing = batches.batch(made.name, ["a"], window=60, coordinator=coordinator)
-            coordinator.process.member.call("keep", lambda session, me: leave_behind(session, me, made.name))
+            coordinator.client.member.call("keep", lambda session, me: leave_behind(session, me, made.name))
             assert knows_nothing.resume() is False
         elif what == "expired batch":
             early = batches.batch(made.name, ["a", "b"], window=60, coordinator=coordinator)
@@ -1043,7 +1043,7 @@ def test_a_hook_that_ends_the_program_leaves_no_part_running(make, database):
 def deaf(monkeypatch, made, after):
     """From the moment that this call has been answered, no list of batches can be had."""
     made.entry()
-    kind = type(made._declaration.process.member.main.session)
+    kind = type(made._declaration.client.member.main.session)
     right, list_batches, away = getattr(kind, after), kind.list_batches, []
 
     def call(self, *arguments):
@@ -1083,7 +1083,7 @@ def test_what_has_failed_is_told_though_the_rest_cannot_be_read(make, monkeypatc
 def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
     made = make("a", on_success=lambda: pytest.fail("must not run"))
     made.entry()
-    kind = type(made._declaration.process.member.main.session)
+    kind = type(made._declaration.client.member.main.session)
 
     def wrong(self, *arguments):
         raise Unavailable("the line is dead")
@@ -1094,7 +1094,7 @@ def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
     assert made.alarms[0].failed == {"a": "its end could not be recorded"}
     monkeypatch.undo()
     # (What was left to do may have been tried, and given up, while that was so.)
-    until(lambda: made.entry().status == "failed" or not made._declaration.process.member.leftovers)
+    until(lambda: made.entry().status == "failed" or not made._declaration.client.member.leftovers)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
@@ -1139,7 +1139,7 @@ def test_a_connection_that_was_interrupted_is_replaced(connect, name):
     coordinator = connect(lease=30, retry=2)
     made = batches.batch(name, ["a"], window=60, coordinator=coordinator)
     with made.part("a") as one:
-        coordinator.process.member.main.session.interrupt()
+        coordinator.client.member.main.session.interrupt()
         forked(lambda: None)  # before which connections are closed, where that is needed
     assert one.is_last
     assert made.entry().status == "succeeded"
@@ -1234,7 +1234,7 @@ def test_a_fork_waits_for_the_sql_of_a_callback(make, threads, database, ledger,
     assert forked(locked_out) == "False"
     assert ledger() == 1
     threads.join()
-    with make("b", coordinator=Operators(made._declaration.process)).part("b"):  # and no new SQL is kept waiting
+    with make("b", coordinator=Operators(made._declaration.client)).part("b"):  # and no new SQL is kept waiting
         pass
     assert run(made, "a").is_last
     assert ledger() == 2

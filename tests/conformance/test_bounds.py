@@ -92,7 +92,7 @@ def test_python_has_the_same_bounds_everywhere(queue, amount, value, within):
         made = queue.schedule("@yearly", Json("x"), name=queue.name, **{amount: value})
         kept, number_kept = as_kept(amount, value)
         assert made.options.get(kept, number_kept) == number_kept
-        queue.claiming.process.look(lambda session: session.set_schedule(queue.name, "remove", None))
+        queue.claiming.client.with_connection(lambda session: session.set_schedule(queue.name, "remove", None))
         assert queue.tasks()[0].task_id == number
     else:
         with pytest.raises(sqlsem.ConfigurationError):

@@ -9,7 +9,7 @@ import pytest
 from support import PATIENCE, remains, until
 
 import sqlsem
-from sqlsem.core import minder
+from sqlsem.core import cancellation
 from sqlsem.core.operators import Operators
 from sqlsem.model import End
 from sqlsem.tasks import Json, Worker
@@ -69,7 +69,7 @@ def quick(number):
 
 def endless(queue, *, writes=False):
     """SQL that does not end by itself. (On SQLite it keeps the file's write lock, unless it begins a transaction.)"""
-    engine = queue.claiming.process.engine.name
+    engine = queue.claiming.client.engine.name
     if engine == "postgresql":
         return sqlsem.Sql("SELECT pg_sleep(600)")
     if engine == "mssql":
@@ -218,7 +218,7 @@ def test_whoever_does_not_hear_of_it_ends_it_as_well(connect, queue, outcome):
 
 
 def task_session(queue):
-    member = queue.claiming.process.member
+    member = queue.claiming.client.member
     found = []
     member.call("look", lambda session, number: found.extend([session, number]))
     return found
@@ -242,7 +242,7 @@ def test_one_whose_worker_dies_before_it_hears_of_it_is_not_run_again(spawn, con
     (attempt,) = queue.log(number)
     assert attempt.outcome == "lost"
     assert queue.tasks()[0].error == f"cancelled by {me(queue)}\nits worker died"
-    Operators(queue.claiming.process).retry_task(number)
+    Operators(queue.claiming.client).retry_task(number)
     assert queue.tasks()[0].cancel_asked_by is None
     with queue.try_claim() as task:
         assert task.attempt == 2
@@ -318,10 +318,10 @@ def test_what_is_no_limit(queue):
 @pytest.mark.engines("sqlite", "postgresql")
 def test_looking_costs_one_statement_a_second_for_all(queue):
     """And nothing where tasks are short, or nothing runs."""
-    process = queue.claiming.process
+    client = queue.claiming.client
     asked = []
-    process.member.call("look", lambda session, _: None)
-    session = process.member.main.session
+    client.member.call("look", lambda session, _: None)
+    session = client.member.main.session
     look = session.task_controls
 
     def watched(member, numbers):
@@ -337,9 +337,9 @@ def test_looking_costs_one_statement_a_second_for_all(queue):
         began = time.monotonic()
         for _ in range(2):
             queue.try_claim().finish()
-        if time.monotonic() - began > minder.LEAST_SECONDS / 2:
+        if time.monotonic() - began > cancellation.LEAST_SECONDS / 2:
             return False
-        time.sleep(2 * minder.LOOK_SECONDS)
+        time.sleep(2 * cancellation.LOOK_SECONDS)
         assert asked == []
         return True
 
@@ -347,12 +347,12 @@ def test_looking_costs_one_statement_a_second_for_all(queue):
     queue.put_many(range(3))
     began = time.monotonic()
     tasks = [queue.try_claim() for _ in range(3)]
-    time.sleep(4 * minder.LOOK_SECONDS)
+    time.sleep(4 * cancellation.LOOK_SECONDS)
     until(lambda: asked and asked[-1] == sorted(task.id for task in tasks), "all of them are asked about at a time")
-    assert len(asked) <= 1 + (time.monotonic() - began) / minder.LOOK_SECONDS
+    assert len(asked) <= 1 + (time.monotonic() - began) / cancellation.LOOK_SECONDS
     for task in tasks:
         task.finish()
     count = len(asked)
-    time.sleep(5 * minder.LOOK_SECONDS)
+    time.sleep(5 * cancellation.LOOK_SECONDS)
     assert len(asked) <= count + 1, "a look may have been on its way"
     del session.task_controls

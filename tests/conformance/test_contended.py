@@ -88,7 +88,7 @@ def test_contention_polling_ends_with_the_grant(connect, name):
     coordinator = connect()
     with coordinator.mutex(name) as grant:
         contended(grant)
-        watch = coordinator.process.wanted
+        watch = coordinator.client.contention_monitor
         until(lambda: watch.thread.runs, "the polling thread runs")
     watch.thread.thread.join(PATIENCE)
     assert not watch.thread.runs
@@ -98,7 +98,7 @@ def test_contention_polling_ends_with_the_grant(connect, name):
 def test_contention_polling_needs_a_use_of_contended(connect, name):
     coordinator = connect()
     with coordinator.mutex(name):
-        assert not coordinator.process.wanted.thread.runs
+        assert not coordinator.client.contention_monitor.thread.runs
 
 
 def test_contention_polling_reads_many_resources_at_once(connect, name):

@@ -1055,7 +1055,7 @@ def test_an_upgrade_of_a_coordinator_that_closes(connect, database, name):
 
 def trouble(monkeypatch, coordinator, method, error, times):
     """Have a method of the main session fail so often, before it does anything; where it counts."""
-    kind = type(coordinator.process.member.main.session)
+    kind = type(coordinator.client.member.main.session)
     original, left = getattr(kind, method), [times]
 
     def fail(self, *arguments):
@@ -1084,7 +1084,7 @@ def test_what_is_put_back_late_does_not_undo_another_upgrade(connect, database, 
     reader.granted()
     with first.read(name) as grant:
         later = []
-        monkeypatch.setattr(first.process.member, "later", later.append)
+        monkeypatch.setattr(first.client.member, "later", later.append)
         trouble(monkeypatch, first, "downgrade", sqlsem.Unavailable, 1)
         with pytest.raises(sqlsem.Timeout):
             grant.upgrade(timeout=0.2)
@@ -1092,10 +1092,10 @@ def test_what_is_put_back_late_does_not_undo_another_upgrade(connect, database, 
         grant.upgrade()
         assert access(database, grant) == WRITE
         (late,) = later
-        first.process.member.call("late", late, None)
+        first.client.member.call("late", late, None)
         assert access(database, grant) == WRITE
         grant.downgrade()
-        first.process.member.call("late", late, None)
+        first.client.member.call("late", late, None)
 
 
 def test_a_downgrade_that_cannot_be_done_at_once(connect, database, name, monkeypatch):
@@ -1114,7 +1114,7 @@ def test_an_answer_that_is_lost(connect, database, name, monkeypatch):
     reader = Attempt(other.read(name))
     reader.granted()
     with first.read(name) as grant:
-        kind, lost = type(first.process.member.main.session), []
+        kind, lost = type(first.client.member.main.session), []
 
         def losing(method):
             original = getattr(kind, method)
@@ -1146,14 +1146,14 @@ def test_an_exception_in_the_middle_leaves_a_reader(connect, database, name, mon
     """As a KeyboardInterrupt while it waits."""
     first, other = connect(), connect()
     with other.read(name), first.read(name) as grant:
-        perform = first.process.perform
+        perform = first.client.execute_effect
 
         def interrupted(operation):
             if isinstance(operation, steps.WaitFor):
                 raise KeyboardInterrupt
             return perform(operation)
 
-        monkeypatch.setattr(first.process, "perform", interrupted)
+        monkeypatch.setattr(first.client, "execute_effect", interrupted)
         with pytest.raises(KeyboardInterrupt):
             grant.upgrade()
         monkeypatch.undo()

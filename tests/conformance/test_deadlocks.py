@@ -471,7 +471,7 @@ def test_nobody_looks_where_nobody_can_be_in_one(database, connect, name, thread
 
         threads.start(wait)
         until(lambda: len(database.queue(name)) == 2, "the request in the queue")
-        assert not coordinator.process.watch.thread.runs
+        assert not coordinator.client.deadlock_monitor.thread.runs
         threads.join()
 
 
@@ -480,7 +480,7 @@ def test_looking_ends_when_nobody_waits(database, connect, name, threads):
     with other.mutex(name("b")):
         holder = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b")))
         holder.want(name)
-        lookout = coordinator.process.watch.thread
+        lookout = coordinator.client.deadlock_monitor.thread
         until(lambda: lookout.runs, "somebody who looks")
     assert isinstance(holder.done(), sqlsem.Grant)
     lookout.thread.join(PATIENCE)

@@ -10,7 +10,7 @@ from support import PATIENCE, Attempt, until
 
 import sqlsem
 from sqlsem import events
-from sqlsem.core import signals
+from sqlsem.core import event_bus
 
 pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks]
 
@@ -29,7 +29,7 @@ def told():
     """All that happens, in the order in which it was told."""
     found = []
     subscriptions = [sqlsem.on(kind, found.append) for kind in events.EVENTS]
-    yield lambda: signals.drain(PATIENCE) or list(found)
+    yield lambda: event_bus.drain(PATIENCE) or list(found)
     for subscription in subscriptions:
         subscription.undo()
 
@@ -168,7 +168,7 @@ def test_what_is_lost(connect, name, told, caplog):
     lock = coordinator.mutex(name)
     lock.acquire()
     grant = lock.grant
-    coordinator.process.lose([grant.position], "it was taken away")
+    coordinator.client.mark_lost([grant.position], "it was taken away")
     with pytest.raises(sqlsem.LockLost):
         lock.release()
     until(lambda: "lost" in names(told()), "it is told")
@@ -205,11 +205,11 @@ def test_a_coordinator_tells_of_its_own_locks(connect, name):
     found = []
     with first.on("granted", found.append), first.mutex(name("a")), other.mutex(name("b")):
         pass
-    signals.drain(PATIENCE)
+    event_bus.drain(PATIENCE)
     assert [event.resource for event in found] == [name("a")]
     with first.mutex(name("c")):
         pass
-    signals.drain(PATIENCE)
+    event_bus.drain(PATIENCE)
     assert len(found) == 1, "told after it was undone"
 
 
@@ -229,7 +229,7 @@ def test_callbacks_that_raise_or_block_harm_no_lock(connect, name, caplog):
             with coordinator.mutex(name):
                 pass
         gate.set()
-        signals.drain(PATIENCE)
+        event_bus.drain(PATIENCE)
     assert found == ["sqlsem-events"] * 3
     assert sum("What listens to" in message for message in caplog.messages) == 6
 
@@ -246,12 +246,12 @@ def test_a_callback_may_take_locks_which_are_not_told(connect, name):
 
     with coordinator.on("granted", takes), coordinator.mutex(name("outer")):
         pass
-    signals.drain(PATIENCE)
+    event_bus.drain(PATIENCE)
     assert found == [name("outer")]
 
 
 def test_events_that_nobody_takes_are_dropped(connect, name, monkeypatch, caplog):
-    monkeypatch.setattr(signals, "MOST_BEHIND", 10)
+    monkeypatch.setattr(event_bus, "MOST_BEHIND", 10)
     coordinator = connect()
     gate, found = threading.Event(), []
 
@@ -264,7 +264,7 @@ def test_events_that_nobody_takes_are_dropped(connect, name, monkeypatch, caplog
             with coordinator.mutex(name):
                 pass
         gate.set()
-        signals.drain(PATIENCE)
+        event_bus.drain(PATIENCE)
     assert 10 <= len(found) <= 11
     assert sum("events are dropped" in message for message in caplog.messages) == 1
 
@@ -351,12 +351,12 @@ def test_as_a_decorator(connect, name):
 
     with coordinator.mutex(name):
         pass
-    signals.drain(PATIENCE)
+    event_bus.drain(PATIENCE)
     subscription.undo()
     subscription.undo()
     with coordinator.mutex(name):
         pass
-    signals.drain(PATIENCE)
+    event_bus.drain(PATIENCE)
     assert len(found) == 1
     tell("itself")
     assert found[-1] == "itself"

@@ -94,7 +94,7 @@ class Calls:
         self.made, self.answered = Counter(), Counter()
         self.groups = 0  # that were asked for
         self.before = self.after = lambda name: None
-        session = queue.claiming.process.member.main.session
+        session = queue.claiming.client.member.main.session
         for name in ("claim_task", "next_task", "next_tasks", "end_task"):
             setattr(session, name, self.watched(name, getattr(session, name)))
 
@@ -201,8 +201,8 @@ def test_what_is_no_call_keeps_its_place(queue, eager, tmp_path):
 
 def test_a_group_is_no_larger_than_a_megabyte(database, connect, queue):
     coordinator = connect()
-    coordinator.process.member.ping()
-    me = coordinator.process.member.member_id
+    coordinator.client.member.ping()
+    me = coordinator.client.member.member_id
     session = database.session()
     try:
         session.put_tasks(queue.name, "large" + queue.name, [NewTask("sql", "x" * 400_000) for _ in range(8)])
@@ -370,7 +370,7 @@ def test_what_is_lost_does_not_begin(connect, queue, name, eager):
     worker._return_unstarted = lambda: relieved.wait(PATIENCE)  # not before it is lost
     thread = working(worker)
     assert reached.wait(PATIENCE)
-    queue.claiming.process.lose(None, "nothing was heard")
+    queue.claiming.client.mark_lost(None, "nothing was heard")
     assert done == [0, 0, 1]
     go.set()
     relieved.set()
@@ -535,7 +535,7 @@ def test_what_has_locks_is_looked_for_however_much_there_is_to_do(queue, unhurri
 def looks_for_parked(queue):
     """By which thread, and when how much was done."""
     queue.state()
-    looks, session = [], queue.claiming.process.member.main.session
+    looks, session = [], queue.claiming.client.member.main.session
     look = session.claim_blocked
 
     def looked(*given):
@@ -616,8 +616,8 @@ def test_answers_that_never_come(connect, name, eager, unhurried, moment):
 def test_repeated_calls_change_nothing(database, connect, queue):
     numbers = put(queue, 6)
     coordinator = connect()
-    coordinator.process.member.ping()
-    me = coordinator.process.member.member_id
+    coordinator.client.member.ping()
+    me = coordinator.client.member.member_id
     session = database.session()
     try:
         _, first = session.next_tasks(me, [], queue.name, "w", "one", False, 3)

@@ -7,7 +7,7 @@ import threading
 import pytest
 from support import PATIENCE, until
 
-from sqlsem.core.process import Process
+from sqlsem.core.client import DatabaseClient
 from sqlsem.model import Request
 
 #: So long it waits for what must not come. (No bound that a slow machine could miss: it is a chance to be wrong.)
@@ -156,14 +156,14 @@ def test_an_operator_takes_its_row_as_it_sleeps(party, name):
 def test_what_has_left_is_in_no_book_when_others_of_ours_are_told(connect, name, monkeypatch):
     """They sleep as long as what they find there keeps them out, and nobody would wake them."""
     coordinator = connect()
-    told, found, tell = [], [], Process.returned
+    told, found, tell = [], [], DatabaseClient.returned
 
-    def returned(process, ticket, session, member_id):
+    def returned(client, ticket, session, member_id):
         told.append(ticket.resource)
-        found.extend(process.holdings.ahead_of(ticket._replace(position=ticket.position + 1)))
-        tell(process, ticket, session, member_id)
+        found.extend(client.holdings.ahead_of(ticket._replace(position=ticket.position + 1)))
+        tell(client, ticket, session, member_id)
 
-    monkeypatch.setattr(Process, "returned", returned)
+    monkeypatch.setattr(DatabaseClient, "handle_release", returned)
     with coordinator.mutex(name("a")), coordinator.limit(name("b"), 2, weight=2), coordinator.read(name("c")):
         pass
     with coordinator.all_of(coordinator.write(name("a")), coordinator.stage(name("b"), 1)):

@@ -226,7 +226,7 @@ def test_what_is_refused_too_late(connect, name, monkeypatch, first):
     giver, other = connect(), connect()
     lock = giver.mutex(name)
     lock.acquire()
-    grant, session_class = lock.grant, type(giver.process.member.main.session)
+    grant, session_class = lock.grant, type(giver.client.member.main.session)
     real, attempts = session_class.hand_over, []
 
     def refuse(session, *given):
@@ -250,7 +250,7 @@ def test_what_is_refused_too_late(connect, name, monkeypatch, first):
 def test_what_is_refused_in_time_stays(connect, name, monkeypatch):
     giver, other = connect(retry=0), connect()
     with giver.mutex(name) as grant:
-        session_class = type(giver.process.member.main.session)
+        session_class = type(giver.client.member.main.session)
 
         def refuse(session, *given):
             raise Busy("somebody keeps its row")

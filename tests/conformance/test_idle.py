@@ -10,7 +10,7 @@ import pytest
 from support import PATIENCE, until
 
 import sqlsem
-from sqlsem.core.pauses import pauses
+from sqlsem.core.backoff import backoff_delays
 from sqlsem.engines import protocol
 from sqlsem.tasks import Worker, claiming
 
@@ -35,7 +35,7 @@ def fail_once(number):
 def seldom(monkeypatch):
     """Nobody looks by himself before a test has given up: who begins was told, or knew when."""
     monkeypatch.setattr(claiming, "RECOVER_SECONDS", (4 * PATIENCE, 4 * PATIENCE))
-    monkeypatch.setattr(claiming, "pauses", partial(pauses, first=4 * PATIENCE))
+    monkeypatch.setattr(claiming, "pauses", partial(backoff_delays, first=4 * PATIENCE))
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def working(connect, name):
     worker = Worker(queue, threads=4)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    process = queue.claiming.process
-    until(lambda: process.news.heard, "somebody listens")
+    client = queue.claiming.client
+    until(lambda: client.notifications.heard, "somebody listens")
     yield queue
     worker.stop()
     thread.join(PATIENCE)
@@ -57,7 +57,7 @@ def working(connect, name):
 @pytest.fixture
 def idle(seldom, working, monkeypatch):
     """The same, when the worker has gone to sleep for longer than any test waits."""
-    bell, rests = working.claiming.process.bell, []
+    bell, rests = working.claiming.client.queue_changes, []
     wait_changed = bell.wait_changed
 
     def noted(version, timeout):
@@ -73,7 +73,7 @@ def idle(seldom, working, monkeypatch):
 def test_idle_workers_cost_one_statement_a_second(working):
     """Whatever they ask for: that is not a list of what they were seen to ask for once."""
     time.sleep(5)  # its pauses have grown by then, which is no condition to wait for
-    session, made, asked = working.claiming.process.member.main.session, Counter(), []
+    session, made, asked = working.claiming.client.member.main.session, Counter(), []
 
     def watched(name, call):
         def counted(*arguments):
@@ -118,13 +118,13 @@ def test_the_next_order_is_taken_up_at_once(seldom, idle, connect, name):
     other.put(sqlsem.Call(note, 1), order=1)
     time.sleep(2)
     assert begun == {}
-    other.claiming.process.member.call("cancel", lambda session, _: session.set_task(number, "cancel"))
+    other.claiming.client.member.call("cancel", lambda session, _: session.set_task(number, "cancel"))
     until(lambda: 1 in begun)
 
 
 def test_what_comes_due_just_after_a_look_is_begun_then(seldom, idle, connect, name):
     """As the database says of it that its time has come, though the look before did not find it."""
-    session, told = idle.claiming.process.member.main.session, []
+    session, told = idle.claiming.client.member.main.session, []
     known = session.next_ready
 
     def next_ready(queue):

@@ -69,7 +69,7 @@ def test_the_later_one_takes_its_place(queue):
 
 def test_a_retry_does_not_make_two_of_one_key(queue):
     number = queue.put(1, unique="x")
-    operators = Operators(queue.claiming.process)
+    operators = Operators(queue.claiming.client)
     operators.cancel_task(number)
     other = queue.put(2, unique="x")
     with pytest.raises(sqlsem.NotHeld, match=f"Cannot retry task {number}: another one with its key is open"):
@@ -83,12 +83,12 @@ def test_the_answer_that_was_lost(queue):
     """A call that is made again finds what it has put, and does not replace it."""
     from sqlsem.model import NewTask
 
-    process = queue.claiming.process
+    client = queue.claiming.client
     queue.put(0, replace="k")
     task = [NewTask("json", "1", replace="k")]
     call = lambda session, _: session.put_tasks(queue.name, "uid-of-" + queue.name, task)  # noqa: E731
-    first = process.member.call("put", call)
-    assert process.member.call("put", call) == first
+    first = client.member.call("put", call)
+    assert client.member.call("put", call) == first
     assert sorted(states(queue).values()) == ["cancelled", "pending"]
 
 

@@ -154,9 +154,9 @@ def test_timeout_is_raised_when_the_look_fails(connect, name, monkeypatch):
             def entries(session, resource, error=error):
                 raise error
 
-            other.process.looks.clear()
+            other.client.queue_cache.clear()
             with monkeypatch.context() as patch:
-                patch.setattr(other.process.engine.session_class, "entries", entries)
+                patch.setattr(other.client.engine.session_class, "entries", entries)
                 told = fail(other.mutex(name, timeout=0.05))
             assert told.holders == ()
             assert str(told).endswith("s; see the queue with: sqlsem ls")
@@ -164,7 +164,7 @@ def test_timeout_is_raised_when_the_look_fails(connect, name, monkeypatch):
 
 def looks_of(coordinator, monkeypatch):
     seen = []
-    kind = coordinator.process.engine.session_class
+    kind = coordinator.client.engine.session_class
     entries = kind.entries
 
     def counted(session, resource):
@@ -205,13 +205,13 @@ def test_timeout_makes_no_connection_to_look(connect, name, monkeypatch):
     with first.mutex(name):
         lock = other.mutex(name, timeout=0)
         fail(lock)
-        session, other.process.member.main.session = other.process.member.main.session, None
+        session, other.client.member.main.session = other.client.member.main.session, None
         try:
-            monkeypatch.setattr(other.process.engine, "connect", lambda purpose: pytest.fail("connected"))
+            monkeypatch.setattr(other.client.engine, "connect", lambda purpose: pytest.fail("connected"))
             asked = getattr(lock, "inner", lock).terms
-            error = drive(asked.too_late(asked.requests, this_thread()), other.process.perform)
+            error = drive(asked.too_late(asked.requests, this_thread()), other.client.execute_effect)
         finally:
-            other.process.member.main.session = session
+            other.client.member.main.session = session
     assert error.holders == ()
 
 

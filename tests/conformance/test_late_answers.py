@@ -17,7 +17,7 @@ def test_a_ping_leaves_a_row_alone_whose_registration_is_under_way(connect, name
     coordinator = connect(retry=PATIENCE)
     with coordinator.mutex(name("before")):
         pass
-    member = coordinator.process.member
+    member = coordinator.client.member
     session = member.main.session
     register, positions = session.register, []
 
@@ -55,7 +55,7 @@ def test_of_several_one_is_taken_away_while_the_answer_is_lost(connect, name, mo
     coordinator, operator = connect(retry=PATIENCE), connect()
     with coordinator.mutex(name("before")):
         pass
-    session = coordinator.process.member.main.session
+    session = coordinator.client.member.main.session
     replies = lose_the_first_answer(
         monkeypatch, session, "register", lambda tickets: operator.revoke(tickets[0].position, force=True)
     )
@@ -102,10 +102,10 @@ def test_what_was_granted_by_priority_and_taken_away_is_not_found_again(connect,
 
         def take_away(turn):
             assert turn.granted
-            with contextlib.closing(coordinator.process.engine.connect("look")) as looks:
+            with contextlib.closing(coordinator.client.engine.connect("look")) as looks:
                 assert looks.revoke(turn.ticket.position, False) > 0
 
-        session = coordinator.process.member.main.session
+        session = coordinator.client.member.main.session
         answers = lose_the_first_answer(monkeypatch, session, "acquire_by_priority", take_away)
         lock = coordinator.mutex(name, priority=1)
         if patient:
@@ -115,7 +115,7 @@ def test_what_was_granted_by_priority_and_taken_away_is_not_found_again(connect,
             assert not lock.acquire(blocking=False)
         assert len(answers) == 2
         assert answers[1].ticket is None
-        coordinator.process.member.ping()  # as the pulse does, three times in a grace
+        coordinator.client.member.ping()  # as the pulse does, three times in a grace
         until(lambda: not operator.entries(name))
     finally:
         operator.set_priorities(name, None)
@@ -126,7 +126,7 @@ def test_a_ping_proves_the_instant_at_which_it_began(connect, name, monkeypatch)
     coordinator = connect(lease=60)
     with coordinator.mutex(name):
         pass
-    member = coordinator.process.member
+    member = coordinator.client.member
     session = member.main.session
     ping, began = session.heartbeat, []
 
@@ -147,7 +147,7 @@ def test_a_grant_whose_row_goes_on_its_way_is_not_given(connect, name, monkeypat
     holder, coordinator = connect(), connect(retry=PATIENCE)
     with coordinator.mutex(name("before")):
         pass
-    member = coordinator.process.member
+    member = coordinator.client.member
     session_class = type(member.main.session)
     taken = threading.Event()
 

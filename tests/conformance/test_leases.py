@@ -267,7 +267,7 @@ def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatc
     if age == "rested":
         time.sleep(2.5)
     elif age == "resumed":
-        first.process.member.main.session.interrupt()
+        first.client.member.main.session.interrupt()
         with first.mutex(name("other")):
             pass
     lock = first.mutex(name)
@@ -282,17 +282,17 @@ def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatc
     def no_ping(session, member_id):
         raise Busy("held up")
 
-    monkeypatch.setattr(first.process.member, "_compare", no_ping)
+    monkeypatch.setattr(first.client.member, "_compare", no_ping)
 
     def chatter():
         while not stop.wait(0.02):
             with contextlib.suppress(sqlsem.SqlsemError):
-                first.process.member.call("look", lambda session, _: session.resources())
+                first.client.member.call("look", lambda session, _: session.resources())
 
     talk = threading.Thread(target=chatter)
     talk.start()
     try:
-        if not first.process.member.trust:  # nothing can be lost while this process lives
+        if not first.client.member.trust:  # nothing can be lost while this process lives
             assert not grant.lost_event.wait(3)
             grant.release()
             return

@@ -38,7 +38,7 @@ def test_what_was_left_to_do_is_done_once_and_in_its_order(connect, name):
     coordinator = connect()
     with coordinator.mutex(name):
         pass
-    member = coordinator.process.member
+    member = coordinator.client.member
     done = []
 
     def fails(session, number):
@@ -60,7 +60,7 @@ def test_what_was_left_to_do_is_done_once_and_in_its_order(connect, name):
 
 
 def give_up(database, coordinator):
-    number = coordinator.process.member.member_id
+    number = coordinator.client.member.member_id
     database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", number)
     return number
 
@@ -116,7 +116,7 @@ def test_who_queues_for_the_main_session_is_not_in_limbo(connect, name, monkeypa
     sent, and not before: of many threads there is always one that queues.
     """
     coordinator = connect()
-    member = coordinator.process.member
+    member = coordinator.client.member
     calls = []
 
     def noting(method):

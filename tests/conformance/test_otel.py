@@ -6,7 +6,7 @@ import pytest
 from support import Attempt, until
 
 import sqlsem
-from sqlsem.core.signals import everywhere
+from sqlsem.core.event_bus import global_bus
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
 export = pytest.importorskip("opentelemetry.sdk.trace.export")
@@ -27,7 +27,7 @@ def traced():
 
     with sqlsem.otel.instrument(provider):
         yield provider.get_tracer("program"), ended
-    assert everywhere.tracer is None
+    assert global_bus.tracer is None
 
 
 @pytest.fixture
@@ -127,8 +127,8 @@ def test_what_is_lost(connect, name, traced):
     coordinator = connect()
     lock = coordinator.mutex(name)
     lock.acquire()
-    coordinator.process.holdings.lose([lock.grant.position], "it was taken away")  # (in silence)
-    coordinator.process.holdings.tell_lost(lock.grant.holding)
+    coordinator.client.holdings.lose([lock.grant.position], "it was taken away")  # (in silence)
+    coordinator.client.holdings.tell_lost(lock.grant.holding)
     (hold,) = ended("sqlsem.hold")
     assert hold.attributes["sqlsem.outcome"] == "lost"
     assert hold.status.description == "it was taken away"

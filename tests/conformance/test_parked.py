@@ -24,7 +24,7 @@ def patient(connect, database):
 @pytest.fixture
 def queue(patient, name):
     made = patient().queue(name)
-    if not made.claiming.process.engine.has(BlockedTaskSession):
+    if not made.claiming.client.engine.has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
     yield made
     made.set_limit(None)
@@ -404,7 +404,7 @@ def test_cancelling_one_whose_row_somebody_keeps(queue, other, name, database, t
 
 def test_a_claim_that_has_not_begun_hides_no_forgotten_row_from_a_ping(queue, monkeypatch):
     """Workers that queue for the main session would hide them for as long as they are busy."""
-    member = queue.claiming.process.member
+    member = queue.claiming.client.member
     queue.try_claim()  # there is a main session
     call, seen = member.call, []
 
@@ -447,11 +447,11 @@ def test_other_claims_do_not_meet_the_parked(database, name):
 def test_a_claim_whose_reply_is_lost_finds_its_locks_again(patient, name, monkeypatch, due):
     """Also where other tasks were asked for first."""
     queue = patient().queue(name)
-    if not queue.claiming.process.engine.has(BlockedTaskSession):
+    if not queue.claiming.client.engine.has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
     queue.try_claim()  # there is a main session
     queue.put(Json("load"), locks=[sqlsem.mutex(name)])
-    session = queue.claiming.process.member.main.session
+    session = queue.claiming.client.member.main.session
     claim, lost = session.claim_blocked, []
 
     def lose_the_first_reply(*arguments):

@@ -108,7 +108,7 @@ def test_the_order_may_change_while_they_wait(connect, name, ranked, waiter):
     low = waiter(first.mutex(name, priority=0))
     assert low.waits(0.3)
     high = waiter(first.mutex(name, priority=5))
-    asleep = first.process.turns._behind
+    asleep = first.client.priority_waiters._behind
     until(lambda: asleep, "the high one sleeps behind the low one")
     ranked("1h")
     until(lambda: {each.position for each in asleep} != {high_place(first, name)}, "the low one has seen it")

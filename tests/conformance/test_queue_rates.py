@@ -68,7 +68,7 @@ def test_a_rate_of_all(queue):
     queue.put_many([Json("a")] * 2, key="a")
     queue.put_many([Json("none")] * 3)
     assert len(drain(queue)) == 3
-    (wait,) = queue.claiming.process.look(lambda session: session.queue_waits(queue.name))
+    (wait,) = queue.claiming.client.with_connection(lambda session: session.queue_waits(queue.name))
     assert (wait.queue, wait.task_key) == (queue.name, None)
     assert 3500 < wait.seconds <= 3700
     queue.set_rate(None)
@@ -217,7 +217,7 @@ def test_it_is_shown(queue):
     _, second = queue.put_many([Json("a")] * 2, key="a")
     queue.put(Json("b"), key="b")
     assert len(drain(queue)) == 2
-    coordinator = queue.claiming.process
+    coordinator = queue.claiming.client
     waits = coordinator.look(lambda session: session.queue_waits(queue.name))
     assert [wait.task_key for wait in waits] == ["a"]
     told = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits(), waits=waits)
@@ -254,7 +254,7 @@ def test_keys_that_are_used_up_cost_a_claim_one_look_each(database, queue):
     for _ in range(200):
         queue.try_claim().give_back()  # pending again, and started
     assert queue.try_claim() is None
-    assert len(queue.claiming.process.look(lambda session: session.queue_waits(queue.name))) == 200
+    assert len(queue.claiming.client.with_connection(lambda session: session.queue_waits(queue.name))) == 200
     used_up = cost_of_turns(database, queue.name, finds=False)
     queue.set_key_rate(None)
     queue.set_key_limit(0)

@@ -220,7 +220,7 @@ def test_a_reset_forgets_use_and_debts_and_keeps_operators_limits(connect, name)
 def test_no_more_is_returned_than_was_taken_then(connect, name):
     coordinator = connect()
     grant = coordinator.rate(name, 5, per=LONG, cost=2).take()
-    with contextlib.closing(coordinator.process.engine.connect("look")) as session:
+    with contextlib.closing(coordinator.client.engine.connect("look")) as session:
         session.adjust_rate(f"rate:{name}", grant.taken_ms, -100)
         session.adjust_rate(f"rate:{name}", grant.taken_ms, -100)
     assert [(rate.used, rate.returned) for rate in coordinator.rates(name)] == [(0, 2)]
@@ -335,7 +335,7 @@ def test_one_call_serves_those_that_ask_at_one_moment(connect, name, monkeypatch
 def test_who_has_what_it_wants_does_not_wait_for_others(looks_often, connect, name):
     """Threads that share a place in the line: the first one goes when it is served, and the place is the next one's."""
     coordinator = connect()
-    main = coordinator.process.member.main
+    main = coordinator.client.member.main
     limit = 10**6  # as many ride together as may be used in an instant
     rate = coordinator.rate(name, limit, per=LONG)
     taken = [rate.take() for _ in range(3)]
@@ -361,11 +361,11 @@ def test_who_has_what_it_wants_does_not_wait_for_others(looks_often, connect, na
     assert connect().entries(f"rate:{name}") == []
     went[0].adjust(0)
     assert rate.take(timeout=PATIENCE) is not None
-    assert coordinator.process.holdings.grants() == []
+    assert coordinator.client.holdings.grants() == []
 
 
 def riders(coordinator):
-    return sum(len(car.riders) for car in rating._cars_of(coordinator.process)._open.values())
+    return sum(len(car.riders) for car in rating._cars_of(coordinator.client)._open.values())
 
 
 def test_an_answer_that_is_lost_costs_the_place_and_no_more(looks_often, connect, name, monkeypatch):
@@ -373,7 +373,7 @@ def test_an_answer_that_is_lost_costs_the_place_and_no_more(looks_often, connect
     coordinator = connect(retry=PATIENCE)
     rate = coordinator.rate(name, 4, per=LONG, cost=2)  # (for what comes soon it would not stand in the line)
     before = [rate.take() for _ in range(2)]
-    session_class = type(coordinator.process.member.main.session)
+    session_class = type(coordinator.client.member.main.session)
     take_rate, lost = session_class.take_rate, []
 
     def lose_the_first_answer(session, request, ticket, *more):
@@ -598,7 +598,7 @@ def test_what_is_given_back_is_given_back_once(connect, name, monkeypatch):
     coordinator = connect(retry=PATIENCE)
     rate = coordinator.rate(name, 10, per=LONG, cost=4)
     grants = [rate.take(), rate.take()]
-    session_class = type(coordinator.process.member.main.session)
+    session_class = type(coordinator.client.member.main.session)
     adjust_rate, calls = session_class.adjust_rate, []
 
     def lose_the_first_answer(session, *arguments):

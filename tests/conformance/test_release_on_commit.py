@@ -344,7 +344,7 @@ def test_an_event_loop_goes_on_while_a_block_is_left_and_the_database_is_out_of_
         answers.set()
 
     async def main(coordinator, cursor):
-        session_class = type(coordinator.process.member.main.session)
+        session_class = type(coordinator.client.member.main.session)
         is_committed = session_class.is_committed
 
         def silent(session, word):

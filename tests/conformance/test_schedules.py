@@ -85,7 +85,7 @@ def test_what_was_missed(database, queue, name, missed, ago, count):
     make_due(database, name, ago)
     Worker(queue, idle_exit=0).run()
     assert len(queue.tasks()) == count
-    (after,) = queue.claiming.process.look(lambda session: session.list_schedules(str(name), None))
+    (after,) = queue.claiming.client.with_connection(lambda session: session.list_schedules(str(name), None))
     assert after.next_due > after.taken_at
     assert (after.last_due is not None) == bool(count)
 
@@ -346,7 +346,7 @@ def test_schedule_merges_a_time_that_comes_while_it_fires(database, queue, name,
     monkeypatch.setattr("sqlsem.tasks.schedules.next_due", lambda *asked: next(passed, None) or next_due(*asked))
     queue.claiming.recover(now=True)
     assert len(queue.tasks()) == 1
-    (after,) = queue.claiming.process.look(lambda session: session.list_schedules(str(name), None))
+    (after,) = queue.claiming.client.with_connection(lambda session: session.list_schedules(str(name), None))
     assert after.next_due > after.taken_at
 
 

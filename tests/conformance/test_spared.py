@@ -11,7 +11,7 @@ import pytest
 from conformance import test_low_water as low_water
 from support import PATIENCE, until
 
-from sqlsem.core import lines
+from sqlsem.core import waiter_queues
 from sqlsem.errors import ConfigurationError, SchemaError
 
 pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
@@ -109,14 +109,14 @@ def test_who_leaves_without_a_lock_says_nothing_wrong(party, locked, name):
 
 
 def test_a_member_that_comes_back_spares_as_many(party, database, locked, name):
-    number = lines.MOST_KEPT + 100
+    number = waiter_queues.MOST_KEPT + 100
     participant = party()
     several = [participant.ask(name) for _ in range(number)]
     participant.spare(several)
     participant.session.close()
     until(lambda: not any(locked(several)), "the session has ended")
     again = party(participant.member)
-    assert locked(several) == [True] * lines.MOST_KEPT + [False] * 99 + [True]
+    assert locked(several) == [True] * waiter_queues.MOST_KEPT + [False] * 99 + [True]
     again.release(*several)
     assert again.told == []
     assert not any(locked(several))
@@ -223,12 +223,12 @@ def test_who_waits_for_a_limit_sees_who_leaves_just_before_it_sleeps(make_databa
 
 def test_a_crowd_of_one_process_takes_few_locks(connect, database, name, locked):
     """In the order in which they asked, though most of them give up."""
-    number, most = 1200, lines.MOST_KEPT + 16
+    number, most = 1200, waiter_queues.MOST_KEPT + 16
     holder, coordinator = connect(grace=60), connect(grace=60)
     with coordinator.mutex(name):  # connects
         pass
     told = []
-    main = coordinator.process.member.main.session
+    main = coordinator.client.member.main.session
     main.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
 
     def counted():
@@ -244,7 +244,7 @@ def test_a_crowd_of_one_process_takes_few_locks(connect, database, name, locked)
                 order.append(had.position)
 
         tasks = [asyncio.create_task(enter()) for _ in range(number)]
-        while len(coordinator.process.lines.waiters()) < number:
+        while len(coordinator.client.waiter_queues.waiters()) < number:
             await asyncio.sleep(0.02)
         assert counted() <= most
         for task in tasks[10:-1:2]:

@@ -679,8 +679,8 @@ def test_nobody_commits_while_the_log_is_written_back(file, monkeypatch):
     monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
     with file.coordinator() as coordinator, contextlib.closing(file.raw()) as other:
         other.execute("PRAGMA busy_timeout = 0")
-        session = coordinator.process.engine.connect("main")
-        session._writer_back = watched = Watched(coordinator.process.engine.open(), other)
+        session = coordinator.client.engine.connect("main")
+        session._writer_back = watched = Watched(coordinator.client.engine.open(), other)
         with fork.held_off, session.writing():
             session.run_text("UPDATE sqlsem_setting SET value = value")
         session.write_back(1)
@@ -693,11 +693,11 @@ def test_nobody_commits_while_the_log_is_written_back(file, monkeypatch):
 def test_no_connection_writes_the_log_back_at_its_own_time(file, monkeypatch):
     monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
     with file.coordinator() as coordinator:
-        for session in (coordinator.process.engine.connect("main"), coordinator.process.engine.connect("wait")):
+        for session in (coordinator.client.engine.connect("main"), coordinator.client.engine.connect("wait")):
             session.check_schema()
             assert [row[0] for row in session.rows_of_text("PRAGMA wal_autocheckpoint")] == [0]
             session.close()
-        with contextlib.closing(coordinator.process.engine.open()) as connection:  # the SQL of a task
+        with contextlib.closing(coordinator.client.engine.open()) as connection:  # the SQL of a task
             assert connection.execute("PRAGMA wal_autocheckpoint").fetchone()[0] == 0
 
 
@@ -718,9 +718,9 @@ def test_a_log_that_cannot_be_written_back_is_no_error(file, monkeypatch):
     monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
     monkeypatch.setattr(wal, "MOST_ROWS", 0)
     with file.coordinator() as coordinator, contextlib.closing(file.raw()) as other:
-        session = coordinator.process.engine.connect("main")
+        session = coordinator.client.engine.connect("main")
         session.check_schema()
-        monkeypatch.setattr(coordinator.process.engine, "open", raise_unavailable)
+        monkeypatch.setattr(coordinator.client.engine, "open", raise_unavailable)
         with fork.held_off, session.writing():
             session.run_text("INSERT INTO sqlsem_resource (resource_id, cap) VALUES ('written', 1)")
         assert other.execute("SELECT cap FROM sqlsem_resource WHERE resource_id = 'written'").fetchone()[0] == 1

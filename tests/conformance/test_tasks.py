@@ -15,7 +15,7 @@ from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem.bodies import END_SECONDS as ENDING
-from sqlsem.core import minder
+from sqlsem.core import cancellation
 from sqlsem.core.operators import Operators
 from sqlsem.model import End, NewTask
 from sqlsem.tasks import Json, Task, Worker
@@ -179,7 +179,7 @@ def test_a_clock_that_stepped_back_holds_nothing_up(database, queue):
     with pytest.raises(ValueError, match="no"), queue.try_claim() as task:
         assert task.body == "at once"
         raise ValueError("no")
-    Operators(queue.claiming.process).retry_task(task.id)
+    Operators(queue.claiming.client).retry_task(task.id)
     move_clock(database, queue, -3600)
     with queue.try_claim() as task:
         assert task.body == "at once"
@@ -208,7 +208,7 @@ def move_clock(database, queue, seconds):
 def test_what_is_put_in_bulk_is_put_in_portions(queue):
     """A statement of hundreds of megabytes would keep the pings out, and end with the connection."""
     queue.state()
-    session = queue.claiming.process.member.main.session
+    session = queue.claiming.client.member.main.session
     put, portions = session.put_tasks, []
 
     def watch(name, uid, tasks):
@@ -293,7 +293,7 @@ def test_a_claim_that_nobody_knows_is_given_back(connect, name):
     queue.put(1)
     task = queue.try_claim()
     assert queue.try_claim() is None
-    time.sleep(2 * minder.LOOK_SECONDS)  # who looks after what runs has looked at it, and must not keep it
+    time.sleep(2 * cancellation.LOOK_SECONDS)  # who looks after what runs has looked at it, and must not keep it
     del task
     attempts = []
     for again in queue.claim(wait=PATIENCE):
@@ -309,10 +309,10 @@ def test_a_task_that_was_never_whole_is_dropped_in_silence(queue, monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", struck.append)
     queue.state()
     with pytest.raises(AttributeError):
-        Task(queue.claiming.process, queue.name, object(), "uid")
+        Task(queue.claiming.client, queue.name, object(), "uid")
     Task.__new__(Task)
     assert struck == []
-    assert not queue.claiming.process.member.leftovers
+    assert not queue.claiming.client.member.leftovers
 
 
 def test_ended_twice(queue):
@@ -338,7 +338,7 @@ def test_repeated_calls_change_nothing(database, connect, queue, name):
     """What the client does when an answer is lost."""
     queue.put(1)
     coordinator = connect()
-    member = coordinator.process.member
+    member = coordinator.client.member
     member.ping()
     with contextlib.closing(database.session()) as session:
         me = member.member_id
@@ -429,7 +429,7 @@ def test_a_failed_task_stops_later_orders(queue):
     assert queue.wait(PATIENCE) is True
     with pytest.raises(sqlsem.TaskFailed, match="cannot load"):
         queue.join()
-    Operators(queue.claiming.process).cancel_task(first)
+    Operators(queue.claiming.client).cancel_task(first)
     Worker(queue, idle_exit=0).run()
     assert [word for _, _, word in done] == ["beside", "after"]
     queue.join(PATIENCE)
@@ -563,7 +563,7 @@ def test_a_claim_declared_lost_comes_back_though_its_member_lives(connect, name)
     queue = connect(grace=2).queue(name)
     queue.put(1)
     task = queue.try_claim()
-    queue.claiming.process.lose(None, "nothing was heard")
+    queue.claiming.client.mark_lost(None, "nothing was heard")
     with pytest.raises(sqlsem.LockLost, match=f"task {task.id}"):
         task.finish()
     for again in queue.claim(wait=PATIENCE):
@@ -746,7 +746,7 @@ def table(database, name):
 
 def test_what_is_done_when_all_is_aborted_is_not_given_back(database, queue, table):
     """Only who ran it knows."""
-    work, begun, told = Work(queue.claiming.process), threading.Event(), threading.Event()
+    work, begun, told = Work(queue.claiming.client), threading.Event(), threading.Event()
     connect = work.connect
 
     def deaf(purpose):  # to being cancelled
@@ -770,7 +770,7 @@ def test_what_is_done_when_all_is_aborted_is_not_given_back(database, queue, tab
 
 
 def test_what_was_about_to_begin_does_not(database, queue, table):
-    work, begun = Work(queue.claiming.process), threading.Event()
+    work, begun = Work(queue.claiming.client), threading.Event()
     worker = Worker(queue)
 
     def wait():
@@ -791,7 +791,7 @@ def test_what_was_about_to_begin_does_not(database, queue, table):
 def test_what_is_told_to_end_too_early_is_told_again(queue):
     """Between its session's start and its statement's."""
     endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
-    work, begun = Work(queue.claiming.process), threading.Event()
+    work, begun = Work(queue.claiming.client), threading.Event()
 
     def wait():
         begun.set()

@@ -272,7 +272,7 @@ def test_what_cannot_be_is_refused(queue):
 def test_the_options_of_a_schedule_have_the_key(queue, name):
     made = queue.schedule("0 2 * * *", sqlsem.Sql("SELECT 1"), name=str(name), key="a", priority=7)
     assert (made.options["key"], made.options["priority"]) == ("a", 7)
-    queue.claiming.process.look(lambda session: session.set_schedule(str(name), "remove", None))
+    queue.claiming.client.with_connection(lambda session: session.set_schedule(str(name), "remove", None))
 
 
 def work(connect, queue, workers, threads):

@@ -65,7 +65,7 @@ def check(queue, told):
 
 def thought_lost(queue, monkeypatch):
     """As after an outage of the grace: this process has given up its claims, and the database knows them still."""
-    meanwhile.append(lambda: queue.claiming.process.lose(None, "nothing was heard"))
+    meanwhile.append(lambda: queue.claiming.client.mark_lost(None, "nothing was heard"))
 
 
 def away(queue, monkeypatch):
@@ -81,19 +81,19 @@ def answer_lost(queue, monkeypatch):
 def answer_lost_and_thought_lost(queue, monkeypatch):
     def cut(call):
         call()
-        queue.claiming.process.lose(None, "nothing was heard")
+        queue.claiming.client.mark_lost(None, "nothing was heard")
 
     ends_once(monkeypatch, cut)
 
 
 def away_and_thought_lost(queue, monkeypatch):
-    ends_once(monkeypatch, lambda call: queue.claiming.process.lose(None, "nothing was heard"))
+    ends_once(monkeypatch, lambda call: queue.claiming.client.mark_lost(None, "nothing was heard"))
 
 
 def asked_as_another_member(queue, monkeypatch):
     """What an earlier call has recorded is not known to the next one, but to the log of the attempt."""
     answer_lost(queue, monkeypatch)
-    kind = type(queue.claiming.process.member.call("look", lambda session, _: session))
+    kind = type(queue.claiming.client.member.call("look", lambda session, _: session))
     plain = kind.next_tasks
 
     def next_tasks(self, member, ends, *asked):
@@ -161,10 +161,10 @@ def test_worker_warns_of_ends_that_are_not_recorded(queue, monkeypatch, caplog):
     number = queue.put(finish)
 
     def cut(call):
-        queue.claiming.process.engine.reach = lambda purpose: (_ for _ in ()).throw(
+        queue.claiming.client.engine.reach = lambda purpose: (_ for _ in ()).throw(
             sqlsem.engines.base.Disconnected("cut")
         )
-        for session in [queue.claiming.process.member.main.session]:
+        for session in [queue.claiming.client.member.main.session]:
             session.interrupt()
             session.close()
         told.worker.stop()
@@ -179,7 +179,7 @@ def test_worker_warns_of_ends_that_are_not_recorded(queue, monkeypatch, caplog):
         return plain(ends, most, **given)
 
     monkeypatch.setattr(queue.claiming, "end_and_claim", end_and_claim)
-    monkeypatch.setattr(queue.claiming.process.member, "later", lambda call: None)
+    monkeypatch.setattr(queue.claiming.client.member, "later", lambda call: None)
     told.worker.run()
     assert told.worker.finished == 0
     assert f"Task {number} has finished, which is not recorded yet" in caplog.text
@@ -189,7 +189,7 @@ def test_task_ends_well_when_its_end_is_recorded(queue):
     """Its claim is thought lost while its end is under way: what was recorded counts."""
     number = queue.put(Json("x"))
     task = queue.try_claim()
-    plain = type(queue.claiming.process.member).call
+    plain = type(queue.claiming.client.member).call
 
     def call(self, what, *asked, **given):
         found = plain(self, what, *asked, **given)
@@ -198,7 +198,7 @@ def test_task_ends_well_when_its_end_is_recorded(queue):
         return found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(queue.claiming.process.member), "call", call)
+        patched.setattr(type(queue.claiming.client.member), "call", call)
         with task:
             pass
     until(lambda: queue.tasks("finished"), timeout=PATIENCE)

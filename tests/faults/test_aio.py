@@ -97,7 +97,7 @@ def crowd(channel, url, options, name, same):
             tasks.append(asyncio.create_task(work(lock)))
             if len(tasks) % 20 == 0:
                 await asyncio.sleep(0)
-        await eventually(lambda: len(coordinator.process.lines.waiters()) == THOUSAND)
+        await eventually(lambda: len(coordinator.client.waiter_queues.waiters()) == THOUSAND)
         took("ask")
         channel.tell("waiting", threads=[thread.name for thread in threading.enumerate()], sessions=len(sessions))
         await asyncio.to_thread(channel.ask)
@@ -132,7 +132,7 @@ def crowd(channel, url, options, name, same):
             tasks = [asyncio.create_task(work(lock)) for lock in locks]
             rounds.clear()
             if same:
-                await eventually(lambda: len(coordinator.process.lines.waiters()) == THOUSAND)
+                await eventually(lambda: len(coordinator.client.waiter_queues.waiters()) == THOUSAND)
         await asyncio.gather(*tasks)
         took("at once")
         worst["at once"] -= control

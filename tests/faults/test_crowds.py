@@ -16,7 +16,7 @@ FEW, MANY = 100, 2000
 def test_two_thousand_tasks_on_one_resource(connect, database, name, monkeypatch):
     holder, coordinator = connect(grace=60), connect(grace=60)
     coordinator.mutex(name("connects")).acquire()
-    session, process = coordinator.process.member.main.session, coordinator.process
+    session, client = coordinator.client.member.main.session, coordinator.client
     asked = []
     look, wait = session.poll, session.wait
     monkeypatch.setattr(session, "poll", lambda me, tickets: asked.append(len(tickets)) or look(me, tickets))
@@ -34,7 +34,7 @@ def test_two_thousand_tasks_on_one_resource(connect, database, name, monkeypatch
                 inside -= 1
 
         tasks = [asyncio.create_task(enter()) for _ in range(number)]
-        while len(process.lines.waiters()) < number:
+        while len(client.waiter_queues.waiters()) < number:
             await asyncio.sleep(0.02)
         asked.clear()
         await asyncio.sleep(1)

@@ -98,14 +98,14 @@ def test_held_lock_outlives_its_coordinator(database, name, keep):
         gc.collect()
     with database.coordinator() as other:
         assert not other.mutex(name).acquire(timeout=0.5)
-        process = next(
-            one for one in sqlsem.core.process.processes() if position in one.member.tickets and not one.closed
+        client = next(
+            one for one in sqlsem.core.client.processes() if position in one.member.tickets and not one.closed
         )
         if kept is None:
-            process.close()
+            client.close()
         else:
-            process.holdings.grants()[0].release()
-        del process
+            client.holdings.grants()[0].release()
+        del client
         assert other.mutex(name).acquire(timeout=PATIENCE)
     del kept
     collected(before, None)

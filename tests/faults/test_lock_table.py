@@ -33,7 +33,7 @@ def test_a_crowd_of_one_process_leaves_room_for_others(small):
                     order.append(had.position)
 
             tasks = [asyncio.create_task(enter()) for _ in range(number)]
-            while len(coordinator.process.lines.waiters()) < number and not any(task.done() for task in tasks):
+            while len(coordinator.client.waiter_queues.waiters()) < number and not any(task.done() for task in tasks):
                 await asyncio.sleep(0.05)
             with psycopg.connect(small.url) as connection:
                 connection.execute("CREATE TABLE public.somebodys (number integer)")

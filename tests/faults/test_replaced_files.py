@@ -443,7 +443,7 @@ def test_a_change_of_a_settled_folder_is_seen(tmp_path, way):
     path = place(tmp_path, way)
     with contextlib.closing(sqlsem.connect(f"sqlite:///{path}", **AMPLE)) as coordinator:
         grant = acquired(coordinator.mutex("a"))
-        known = coordinator.process.member.main.session.files
+        known = coordinator.client.member.main.session.files
         if way is not link_led_elsewhere:
             until(lambda: known.compare() or known._folder_when_compared is not None)
         known.require_in_place()

@@ -171,15 +171,15 @@ def test_a_cursor_whose_server_is_restarted_is_not_on_another_database(
     """What is said of a cursor is compared with what the database says; the restart comes in between."""
     with restarted.coordinator(grace=60, retry=60) as coordinator, coordinator.mutex(name) as grant:
         cursor = restarted.raw(autocommit=False).cursor()
-        process = coordinator.process
-        process.engine.known_identity, look, restarts = None, process.look, []
+        client = coordinator.client
+        client.engine.known_identity, look, restarts = None, client.with_connection, []
 
         def look_after_a_restart(*arguments):
             if not restarts:
                 restarts.append(own_postgres_server.restart("immediate"))
             return look(*arguments)
 
-        monkeypatch.setattr(process, "look", look_after_a_restart)
+        monkeypatch.setattr(client, "with_connection", look_after_a_restart)
         with pytest.raises((psycopg.OperationalError, sqlsem.Unavailable)):
             if call == "put":
                 coordinator.queue(name).put(1, cursor=cursor)

@@ -64,7 +64,7 @@ class Had(NamedTuple):
 
 def take_membership(coordinator, database):
     """As of a process that was out of reach for longer than its grace."""
-    member = coordinator.process.member.member_id
+    member = coordinator.client.member.member_id
     database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
 
 
@@ -212,7 +212,7 @@ def a_batch(coordinator, name):
 def a_part(coordinator, database, name):
     """Its loss is told at its end, with whatever member this process is by then."""
     batch, alarms = a_batch(coordinator, name)
-    part, member = batch.part("a").start(), coordinator.process.member
+    part, member = batch.part("a").start(), coordinator.client.member
     before, told = member.member_id, []
 
     def is_told():
@@ -293,7 +293,7 @@ def test_loss_is_told_after_a_callback_raised(connect, database, name, said, sta
     with state(coordinator, database, name("second")) as had:
         remove(database, first.grant.position)
         until(lambda: said("on_lost of"), "the failure is logged")
-        assert coordinator.process.member.pulse.runs
+        assert coordinator.client.member.pulse.runs
         assert not had.is_told(), "only one was lost"
         had.take_away()
         until(had.is_told, "the second loss is told")
@@ -402,7 +402,7 @@ def strike(thread, raised):
 
 
 def kept(coordinator):
-    member = coordinator.process.member
+    member = coordinator.client.member
     return {"pulse": member.pulse, "watch": member.watch}
 
 
@@ -452,7 +452,7 @@ def test_loss_is_told_after_a_thread_was_ended(connect, database, name, state, s
 def test_all_goes_on_with_a_new_thread(connect, database, name, state, monkeypatch, which):
     coordinator = connect(grace=3 * GRACE)
     with state(coordinator, database, name) as had:
-        member = coordinator.process.member
+        member = coordinator.client.member
         end(kept(coordinator)[which], monkeypatch)
         until(lambda: kept(coordinator)[which].runs, "another one goes on")
         begun = time.monotonic()
@@ -467,7 +467,7 @@ def test_both_threads_are_begun_again_when_asked(connect, database, name, monkey
     """Neither looks after the other one any more; whoever uses a lock of this process does."""
     coordinator = connect(grace=GRACE)
     with a_lock(coordinator, database, name) as had:
-        member, (grant,) = coordinator.process.member, coordinator.process.holdings.grants()
+        member, (grant,) = coordinator.client.member, coordinator.client.holdings.grants()
         with monkeypatch.context() as alone:
             alone.setattr(ours, "tend", lambda: None)
             alone.setattr(member.watch, "tend", lambda: None)
@@ -546,7 +546,7 @@ def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, s
     with state(coordinator, database, name) as had:
         pulse = kept(coordinator)["pulse"]
         before = pulse.thread
-        coordinator.process.loops.tidy, tidy = _once(slow.stand, coordinator.process.loops.tidy), None
+        coordinator.client.event_loops.tidy, tidy = _once(slow.stand, coordinator.client.event_loops.tidy), None
         try:
             assert entered.wait(PATIENCE)
             del tidy
@@ -557,7 +557,7 @@ def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, s
         finally:
             leave.set()
     until(lambda: not before.is_alive(), "the one that was stuck ends when it can")
-    del coordinator.process.loops.tidy
+    del coordinator.client.event_loops.tidy
 
 
 def _once(call, then):
@@ -575,7 +575,7 @@ def _once(call, then):
 def test_slow_database_is_not_taken_for_a_stuck_thread(connect, name, said):
     coordinator = connect(grace=GRACE)
     with coordinator.mutex(name):
-        member = coordinator.process.member
+        member = coordinator.client.member
         thread, session = member.pulse.thread, member.main.session
         session_ping, began = type(session).heartbeat, threading.Event()
         blocked = threading.Event()

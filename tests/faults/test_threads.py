@@ -9,7 +9,7 @@ import pytest
 from support import Recorder, check_history, started_since, until
 
 from sqlsem import all_of
-from sqlsem.core.waiting import MOST_IDLE_SESSIONS, MOST_WAITING_SESSIONS
+from sqlsem.core.wait_pool import MOST_IDLE_SESSIONS, MOST_WAITING_SESSIONS
 
 MANY = 50
 

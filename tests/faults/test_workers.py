@@ -46,7 +46,7 @@ def test_a_killed_worker_gives_its_task_back(spawn, connect, name):
         with task:
             assert (task.id, task.attempt) == (number, 2)
         break
-    if queue.claiming.process.engine.name == "postgresql":
+    if queue.claiming.client.engine.name == "postgresql":
         assert got >= killed + GRACE, (
             "a beacon that is gone does not tell a dead process from one that lost its connection"
         )
@@ -130,7 +130,7 @@ def test_a_worker_cut_off_knows_first(agents, spawn, connect, database, name):
         task = mine.queue(name).try_claim()
         # No connection succeeds any more.
         mine.engine.reach = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
-        mine.process.member.main.session.interrupt()
+        mine.client.member.main.session.interrupt()
         assert task.lost_event.wait(PATIENCE)
         lost = time.monotonic()
         for other in queue.claim(wait=PATIENCE):
@@ -332,7 +332,7 @@ def test_what_is_left_to_do_is_done_as_soon_as_it_can_be(connect, name):
     queue = connect(grace=90, retry=0.5).queue(name)
     number = queue.put(1)
     task = queue.try_claim()
-    engine, member = queue.claiming.process.engine, queue.claiming.process.member
+    engine, member = queue.claiming.client.engine, queue.claiming.client.member
     ping, failed = member.ping, threading.Event()
 
     def watched():

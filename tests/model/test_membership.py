@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sqlsem.core import main_session, membership
-from sqlsem.core.main_session import FRESH
+from sqlsem.core import main_connection, membership
+from sqlsem.core.main_connection import FRESH
 from sqlsem.core.membership import Membership
 from sqlsem.engines.base import Busy, Disconnected, Options
 from sqlsem.model import Heartbeat, Ticket
@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
         self.holding = False
         self.watched = True
         self.patch = pytest.MonkeyPatch()
-        for module in (membership, main_session):
+        for module in (membership, main_connection):
             self.patch.setattr(module, "monotonic", lambda: 1000.0 + self.server.now)
         engine = SimpleNamespace(
             options=Options(grace=self.life, lease=self.life if self.leased else None),
@@ -184,7 +184,7 @@ class Machine(RuleBasedStateMachine):
 
     # -- what the membership tells its owner
 
-    def lose(self, positions, why):
+    def mark_lost(self, positions, why):
         self.holding = False
         return []
 
@@ -194,16 +194,16 @@ class Machine(RuleBasedStateMachine):
     def interrupt_overdue(self):
         pass
 
-    def undone(self):
+    def calls_to_repeat(self):
         return ()
 
-    def forgot(self, positions):
+    def wake_waiters(self, positions):
         pass
 
-    def returned(self, ticket):
+    def handle_release(self, ticket):
         pass
 
-    def tidy(self):
+    def clean_up(self):
         pass
 
     # -- time

@@ -7,9 +7,9 @@ import sqlsem
 import sqlsem.testing
 from sqlsem.core.acquire import Acquisition
 from sqlsem.core.callers import this_thread
+from sqlsem.core.client import processes
 from sqlsem.core.grants import Grant
-from sqlsem.core.process import processes
-from sqlsem.core.threads import Kept, voice
+from sqlsem.core.threads import SupervisedThread, voice
 from sqlsem.model import Request
 from sqlsem.testing import simulate as simulation
 from sqlsem.testing.server import Server
@@ -55,13 +55,13 @@ def test_a_forgotten_row_does_not_wait_for_others_that_queue_for_the_session():
     """
     simulate(mixed, threads=2, replay="seed=432: 13 run A2; 24 restart 7")
     with sqlsem.testing.memory() as locks:
-        process = locks.process
-        process.member.call("acquire", lambda session, me: session.register(me, "id", "", "u", [Request("r")], False))
+        client = locks.client
+        client.member.call("acquire", lambda session, me: session.register(me, "id", "", "u", [Request("r")], False))
         assert len(locks.entries("r")) == 1
-        queues = Acquisition(process, locks.mutex("r").terms, [Request("r")], None, this_thread(), Grant, [])
+        queues = Acquisition(client, locks.mutex("r").terms, [Request("r")], None, this_thread(), Grant, [])
         steps = queues.run()
         assert next(steps).what == "acquire"
-        process.member.ping()
+        client.member.ping()
         assert locks.entries("r") == []
         steps.close()
 
@@ -233,7 +233,7 @@ def test_log_of_vital_threads_is_written_in_virtual_time(caplog):
     """At once: a thread for it would belong to one run, and be waited for by others, or by the process when it ends."""
 
     def say():
-        kept = Kept("sqlsem-said", lambda _: voice.warning("This was said"), vital=True)
+        kept = SupervisedThread("sqlsem-said", lambda _: voice.warning("This was said"), vital=True)
         kept.begin()
         kept.join(1)
 

@@ -26,7 +26,7 @@ import sqlsem
 from soak.doors import Book, Doors
 from soak.paces import Pace
 
-#: Places of limits; what is taken of the rate, in how many seconds; the period of what runs once.
+#: PermitPool of limits; what is taken of the rate, in how many seconds; the period of what runs once.
 PLACES, RATE, WINDOW, PERIOD = 3, 60, 2.0, 3.0
 #: Nobody waits longer: behind a dead one there is something else to do.
 PATIENCE = 2.0

@@ -146,7 +146,7 @@ def test_release_that_a_crash_undid_is_done_again(
         *row,
     )
     assert len(database.queue(name)) == 1
-    coordinator.process.member.ping()
+    coordinator.client.member.ping()
     assert database.queue(name) == []
 
 

@@ -389,12 +389,12 @@ def test_what_a_broken_off_call_left_is_ended_by_the_next(session, put, name, ot
     ],
 )
 def test_a_worker_process_commits_whatever_a_text_leaves_set(connect, database, notes, left):
-    connect().process.execute(f"{note(notes, 1)}; {left}", lambda session: None)
+    connect().client.run_sql(f"{note(notes, 1)}; {left}", lambda session: None)
     assert written(database, notes) == [1]
 
 
 def test_a_text_that_is_only_parsed_has_an_end(connect):
-    connect().process.execute("SET PARSEONLY ON", lambda session: None)
+    connect().client.run_sql("SET PARSEONLY ON", lambda session: None)
 
 
 # -- orders ---------------------------------------------------------------------------------------------------------

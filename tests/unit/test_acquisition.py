@@ -137,13 +137,13 @@ class Table(WakeupLocks):
 def coordinator_of(table):
     """One that performs in the table, and lives by its clock."""
     coordinator = Coordinator("sqlite:////nowhere/at/all.db", retry=0.5)
-    coordinator.process.perform = table.perform
+    coordinator.client.execute_effect = table.perform
     with (
         mock.patch.object(verbs, "monotonic", table.now),
         mock.patch.object(acquire, "monotonic", table.now),
     ):
         yield coordinator
-    coordinator.process.member.tickets.clear()
+    coordinator.client.member.tickets.clear()
     coordinator.close()
 
 
@@ -227,7 +227,7 @@ def test_a_call_that_runs_after_its_withdrawal_registers_nothing():
 def test_what_is_abandoned_is_left_to_the_ping_with_its_last_block():
     table = Table([True])
     with coordinator_of(table) as coordinator:
-        lock, process = coordinator.mutex("r0", reentrant=True), coordinator.process
+        lock, client = coordinator.mutex("r0", reentrant=True), coordinator.client
         assert lock.acquire()
         assert lock.acquire()
         grant = lock.grant
@@ -235,29 +235,29 @@ def test_what_is_abandoned_is_left_to_the_ping_with_its_last_block():
         for _ in range(2):  # once more changes nothing
             abandon(grant, inner.token)
             assert grant.holding.depth == 1
-            assert process.holdings.grants() == [grant]
-            assert grant.position in process.member.tickets
+            assert client.holdings.grants() == [grant]
+            assert grant.position in client.member.tickets
         abandon(grant, outer.token)
-        assert not process.holdings.grants()
-        assert grant.position not in process.member.tickets
+        assert not client.holdings.grants()
+        assert grant.position not in client.member.tickets
 
 
 def test_what_was_had_and_is_withdrawn_is_nobodys():
     """As when it is interrupted between its last step and its caller."""
     table, kept = Table([True]), []
     with coordinator_of(table) as coordinator:
-        process = coordinator.process
-        make = functools.partial(Grant, process)
+        client = coordinator.client
+        make = functools.partial(Grant, client)
         asked = Acquisition(
-            process, coordinator.mutex("r0").terms, [Request("r0")], None, this_thread(), make, keep=kept
+            client, coordinator.mutex("r0").terms, [Request("r0")], None, this_thread(), make, keep=kept
         )
         grant = steps.drive(asked.run(), table.perform)
-        assert [hold.grant for hold in kept] == process.holdings.grants() == [grant]
-        with mock.patch.object(process, "nudge") as nudge:
+        assert [hold.grant for hold in kept] == client.holdings.grants() == [grant]
+        with mock.patch.object(client, "notify_waiters") as nudge:
             steps.drive(asked.withdraw(), table.perform)
-        assert kept == process.holdings.grants() == []
+        assert kept == client.holdings.grants() == []
         assert table.rows == {}
-        assert grant.position not in process.member.tickets
+        assert grant.position not in client.member.tickets
         nudge.assert_called_once_with("r0")
 
 
@@ -265,10 +265,10 @@ def test_what_was_had_and_is_withdrawn_is_nobodys():
 def asked_of(table):
     """A process that performs in the table, and what is asked of it for ``r0`` by hand."""
     with coordinator_of(table) as coordinator:
-        process = coordinator.process
-        make = functools.partial(Grant, process)
+        client = coordinator.client
+        make = functools.partial(Grant, client)
         terms = coordinator.mutex("r0").terms
-        yield coordinator, Acquisition(process, terms, [Request("r0")], None, this_thread(), make, keep=[])
+        yield coordinator, Acquisition(client, terms, [Request("r0")], None, this_thread(), make, keep=[])
 
 
 def test_what_was_told_and_is_withdrawn_is_told_to_have_ended():
@@ -277,9 +277,9 @@ def test_what_was_told_and_is_withdrawn_is_told_to_have_ended():
         told = []
         for kind in ("granted", "released"):
             coordinator.on(kind, told.append)
-        steps.drive(asked.run(), coordinator.process.perform)
+        steps.drive(asked.run(), coordinator.client.execute_effect)
         for _ in range(2):
-            steps.drive(asked.withdraw(), coordinator.process.perform)
+            steps.drive(asked.withdraw(), coordinator.client.execute_effect)
         until(lambda: len(told) >= 2, "both are told")
         assert [event.name for event in told] == ["granted", "released"]
 
@@ -290,10 +290,10 @@ def test_what_was_withdrawn_is_not_cancelled_again():
         running = asked.run()
         operation = next(running)
         while not isinstance(operation, steps.WaitFor):
-            operation = running.send(coordinator.process.perform(operation))
+            operation = running.send(coordinator.client.execute_effect(operation))
         for _ in range(2):
             steps.drive(asked.withdraw(), table.perform)
-        assert not coordinator.process.member._disowned, "nothing is left for the ping to remove"
+        assert not coordinator.client.member._disowned, "nothing is left for the ping to remove"
     assert table.outcomes == ["cancelled"]
 
 
@@ -313,10 +313,10 @@ def test_a_withdrawal_that_fails_is_said_and_left_to_the_ping(closed, caplog):
     table = Table([True], troubles={1: (False, Disconnected("the cable"))})
     with asked_of(table) as (coordinator, asked):
         steps.drive(asked.run(), table.perform)
-        with mock.patch.object(type(coordinator.process), "closed", closed):
+        with mock.patch.object(type(coordinator.client), "closed", closed):
             steps.drive(asked.withdraw(), table.perform)
-        assert coordinator.process.member._disowned
-        coordinator.process.member._disowned = False
+        assert coordinator.client.member._disowned
+        coordinator.client.member._disowned = False
     said = ["Could not withdraw a request at once: the cable"]
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == (
         [] if closed else said
@@ -400,7 +400,7 @@ def tasks_face(coordinator, table, requests, timeout):
     keep = []
 
     async def acquire():
-        driver = Driver.of(coordinator.process)
+        driver = Driver.of(coordinator.client)
         driver.perform = perform
         lock = lock_of(coordinator.aio, requests)
         try:
@@ -445,23 +445,23 @@ places = st.dictionaries(
 def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
     table = Table(answers, troubles)
     with coordinator_of(table) as coordinator:
-        process, member = coordinator.process, coordinator.process.member
+        client, member = coordinator.client, coordinator.client.member
         stages = face(coordinator, table, requests, timeout)
 
         keep, error = next(stages)
         assert not member._limbo
-        assert not process.lines.waiters()
+        assert not client.waiter_queues.waiters()
         known = [position for position in table.rows if position in member.tickets]
         if keep:
             assert error is None
             (grant,) = (hold.grant for hold in keep)
             assert sorted(table.rows) == sorted(grant.positions.values()) == sorted(member.tickets)
-            assert process.holdings.grants() == [grant]
+            assert client.holdings.grants() == [grant]
         else:
             assert not known, "rows that no ping would remove"
             assert not member.tickets
-            assert not process.holdings.grants()
-            assert not process.holdings._by_caller
+            assert not client.holdings.grants()
+            assert not client.holdings._by_caller
             if not table.calls("cancel"):
                 # Nothing was asked for, or it came to nothing.
                 assert not table.rows or error is not None
@@ -469,8 +469,8 @@ def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
                 assert not table.rows, "nothing hindered the removal"
 
         keep, error = next(stages)
-        assert not process.holdings.grants()
-        assert not process.holdings._by_caller
+        assert not client.holdings.grants()
+        assert not client.holdings._by_caller
         late = {ticket.position for ticket in member._late}
         assert not [row for row in table.rows if row in member.tickets and row not in late], "rows that no ping removes"
         if keep and error is None:

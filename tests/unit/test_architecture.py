@@ -134,7 +134,7 @@ def counted_before_try(function):
 
 
 def test_no_interrupt_parts_what_was_done_from_what_undoes_it():
-    """Who is counted has a token (core/places.py), a lock is taken by 'with', or `runtime.had_within`."""
+    """Who is counted has a token (core/permits.py), a lock is taken by 'with', or `runtime.had_within`."""
     found = {
         f"{name}:{line} {what}"
         for name, tree in trees()

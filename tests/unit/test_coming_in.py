@@ -10,7 +10,7 @@ import time
 from support import started_since, striking
 
 import sqlsem
-from sqlsem.core.lookout import Lookout
+from sqlsem.core.monitor import Monitor
 
 #: By which threads of ours are begun.
 BEGINS = {("begin", "threads.py"), ("_start", "threads.py")}
@@ -52,11 +52,11 @@ def test_who_is_interrupted_while_coming_in_is_looked_after(tmp_path):
 
 
 def test_somebody_searches_after_an_interrupt(tmp_path):
-    class Searching(Lookout):
+    class Searching(Monitor):
         name, every, what = "sqlsem-test", 0.001, "nothing"
 
-        def __init__(self, process):
-            super().__init__(process.member, process.waiting_room)
+        def __init__(self, client):
+            super().__init__(client.member, client.wait_pool)
             self.looked = threading.Event()
 
         def cares(self):
@@ -72,7 +72,7 @@ def test_somebody_searches_after_an_interrupt(tmp_path):
     with sqlsem.connect(tmp_path / "locks.db") as coordinator:
         coordinator.mutex("a").acquire()
         for number in itertools.count(1):
-            lookout = Searching(coordinator.process)
+            lookout = Searching(coordinator.client)
             struck = interrupted(number, BEGINS | {("begin", "lookout.py")}, lambda lookout=lookout: begin(lookout))
             begin(lookout)
             assert lookout.looked.wait(60), f"struck at line {number}"
@@ -95,7 +95,7 @@ def test_tasks_keep_their_places_to_wait_in(tmp_path):
                 break
         assert number > 5
         gc.collect()
-        places = coordinator.process.loops.places
+        places = coordinator.client.event_loops.places
         deadline = time.monotonic() + 60
         while len(places) and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -89,13 +89,13 @@ class World:
 def upgrade(world, timeout=None):
     """Whether it writes; False when the time was up. What the database and the grant say must be the same."""
     coordinator = Coordinator("sqlite:////nowhere/at/all.db", retry=0.5)
-    process = coordinator.process
-    process.member.tickets[TICKET.position] = TICKET
-    holding = Holding(process.holdings, [Request("prices", READ)], [TICKET], this_thread(), None, 0.0)
-    process.holdings.add(BaseGrant(holding, 0.0))
+    client = coordinator.client
+    client.member.tickets[TICKET.position] = TICKET
+    holding = Holding(client.holdings, [Request("prices", READ)], [TICKET], this_thread(), None, 0.0)
+    client.holdings.add(BaseGrant(holding, 0.0))
     try:
         with mock.patch.object(verbs, "monotonic", world.now):
-            steps.carry_out(Upgrade(process, holding, timeout, threading.Event()), world.perform)
+            steps.carry_out(Upgrade(client, holding, timeout, threading.Event()), world.perform)
     except sqlsem.Timeout:
         return False
     else:

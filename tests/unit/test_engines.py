@@ -185,7 +185,7 @@ def test_stores_of_one_name_are_one():
 
 def test_memory_looks_at_many_at_once():
     with sqlsem.testing.memory("looks") as locks:
-        session = locks.process.engine.connect("main")
+        session = locks.client.engine.connect("main")
         me, you = session.register_member("host", 1, "test"), session.register_member("host", 2, "test")
 
         def take(number, member=me):

@@ -11,8 +11,8 @@ import sqlsem
 import sqlsem.testing
 from sqlsem.core.callers import Caller, new_number, this_thread
 from sqlsem.core.holdings import MOST_AHEAD, Exit, Hold, Holding
-from sqlsem.core.lines import Waiter
-from sqlsem.core.places import Token
+from sqlsem.core.permits import Permit
+from sqlsem.core.waiter_queues import Waiter
 from sqlsem.model import READ, WRITE, Request, Ticket
 
 
@@ -24,7 +24,7 @@ def locks():
 
 @pytest.fixture
 def holdings(locks):
-    return locks.process.holdings
+    return locks.client.holdings
 
 
 # -- a holding
@@ -61,7 +61,7 @@ def test_nobody_ends_what_has_ended(locks):
             assert holding.end(one)
             assert holding.depth == 0
         assert holding.end(holding.first)
-        assert not holding.enter(Token())
+        assert not holding.enter(Permit())
         assert holding.depth <= 0
         holding._exits.clear()
         holding._holds[holding.first] = None
@@ -69,7 +69,7 @@ def test_nobody_ends_what_has_ended(locks):
 
 def test_each_hold_and_each_exit_counts_once(locks):
     with locks.mutex("a") as grant:
-        holding, again, leaves = grant.holding, Token(), Exit()
+        holding, again, leaves = grant.holding, Permit(), Exit()
         for _ in range(2):
             assert holding.enter(again)
             assert holding.depth == 2
@@ -302,7 +302,7 @@ def test_what_is_gone_as_it_is_given_back_was_lost(locks, holdings):
     assert lock.acquire()
     grant = lock.grant
     with (
-        mock.patch.object(locks.process.member, "give_back", side_effect=lambda *_: answer(False)),
+        mock.patch.object(locks.client.member, "give_back", side_effect=lambda *_: answer(False)),
         pytest.raises(sqlsem.LockLost, match="its row was removed before it was released"),
     ):
         lock.release()
@@ -314,7 +314,7 @@ def test_what_is_gone_as_it_is_given_back_was_lost(locks, holdings):
 
 
 def test_what_cannot_be_given_back_in_time_is_left_to_the_ping(locks, holdings):
-    lock, member = locks.mutex("a"), locks.process.member
+    lock, member = locks.mutex("a"), locks.client.member
     assert lock.acquire()
     grant = lock.grant
     with (
@@ -328,7 +328,7 @@ def test_what_cannot_be_given_back_in_time_is_left_to_the_ping(locks, holdings):
 
 def test_it_is_given_back_for_as_long_as_it_is_ours():
     with sqlsem.testing.memory(lease=30) as locks:
-        member, budgets = locks.process.member, []
+        member, budgets = locks.client.member, []
         real = member.give_back
 
         def give_back(one, outcome, budget):
@@ -343,7 +343,7 @@ def test_it_is_given_back_for_as_long_as_it_is_ours():
 
 
 def test_the_rest_of_a_group_of_which_one_was_lost_is_given_back(locks):
-    member = locks.process.member
+    member = locks.client.member
     with pytest.raises(sqlsem.LockLost), locks.all_of(locks.mutex("a"), locks.mutex("b")) as grant:
         grant.holding.lose("somebody took b")
     assert not any(member.knows(ticket) for ticket in grant.holding.tickets)

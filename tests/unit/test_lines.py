@@ -15,8 +15,8 @@ from support import PATIENCE, until
 
 import sqlsem
 import sqlsem.testing
-from sqlsem.core import acquire, lines, steps
-from sqlsem.core.lines import Lines, Place, Waiter
+from sqlsem.core import acquire, steps, waiter_queues
+from sqlsem.core.waiter_queues import Waiter, WaiterQueues, WaiterState
 from sqlsem.engines.memory import MemorySession
 from sqlsem.model import Request, Ticket
 
@@ -49,11 +49,11 @@ def looks(monkeypatch):
 
 
 def without_sessions(coordinator, monkeypatch):
-    monkeypatch.setattr(coordinator.process.waiting_room._places, "most", 0)
+    monkeypatch.setattr(coordinator.client.wait_pool._places, "most", 0)
 
 
 def waiters(coordinator):
-    return len(coordinator.process.lines.waiters())
+    return len(coordinator.client.waiter_queues.waiters())
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def test_who_is_behind_another_one_of_ours_sleeps(pair, looks, monkeypatch, hold
         until(lambda: waiters(other) == 6, "all wait")
         time.sleep(0.3)
         assert looks == []
-        first.process.close()
+        first.client.close()
 
 
 def test_readers_are_let_in_together(pair, looks):
@@ -95,7 +95,7 @@ def test_readers_are_let_in_together(pair, looks):
     with ThreadPoolExecutor(20) as pool:
         done = [pool.submit(read) for _ in range(20)]
         until(lambda: waiters(other) == 20, "all wait")
-        first.process.close()
+        first.client.close()
         inside.wait(PATIENCE)
         for each in done:
             each.result(PATIENCE)
@@ -118,7 +118,7 @@ def test_those_without_a_session_are_looked_for_together(pair, looks, monkeypatc
             pass
 
     async def main():
-        monkeypatch.setattr(other.process.loops.places, "most", 0)
+        monkeypatch.setattr(other.client.event_loops.places, "most", 0)
         tasks = [asyncio.create_task(enter(name)) for name in names]
         while waiters(other) < resources:
             await asyncio.sleep(0.01)
@@ -181,8 +181,8 @@ class Room:
 
     def __init__(self, monkeypatch):
         self.now = 100.0
-        monkeypatch.setattr(lines, "monotonic", lambda: self.now)
-        self.lines = Lines(threading.Lock())
+        monkeypatch.setattr(waiter_queues, "monotonic", lambda: self.now)
+        self.lines = WaiterQueues(threading.Lock())
         self.granted, self.gone, self.asked = set(), set(), []
 
     def waiter(self, position, resource="a", access="write", limit=1, weight=1, enter=True):
@@ -233,7 +233,10 @@ def test_each_gets_its_own_answer(room):
     assert answers == {**dict.fromkeys(range(10), False), 3: True, 7: True, 5: None}
     assert set(woken(*several)) == {3, 5, 7}
     assert [one.position for one in room.lines.waiters()] == [0, 1, 2, 4, 6, 8, 9], "who is answered is in no line"
-    assert [room.lines.place(several[number]) for number in (3, 5, 4)] == [*[Place.ANSWERED] * 2, Place.FIRST]
+    assert [room.lines.place(several[number]) for number in (3, 5, 4)] == [
+        *[WaiterState.ANSWERED] * 2,
+        WaiterState.FIRST,
+    ]
 
 
 def test_one_looks_for_all_and_no_more_often_than_needed(room):
@@ -252,7 +255,7 @@ def test_one_looks_for_all_and_no_more_often_than_needed(room):
         waiter, room.now = min(sleeps.items(), key=lambda item: item[1])
         looks += bool(room.looks_for(waiter))
         sleeps[waiter] = room.now + room.lines.stand(waiter)
-    assert looks - before <= 100 / lines.LONGEST_SECONDS * 2.1, "one statement a slice, or little more"
+    assert looks - before <= 100 / waiter_queues.LONGEST_SECONDS * 2.1, "one statement a slice, or little more"
 
 
 def test_when_the_one_that_leads_leaves_another_one_does(room):
@@ -277,9 +280,9 @@ def test_when_the_one_that_leads_is_lost_another_one_does(room):
     room.now += 1
     assert room.lines.begin_look(several[0])
     assert room.lines.begin_look(several[1]) == [], "while one looks no other does"
-    room.now += 3 * lines.LONGEST_SECONDS
+    room.now += 3 * waiter_queues.LONGEST_SECONDS
     assert len(room.looks_for(several[1])) == 3
-    room.now += 10 * lines.LONGEST_SECONDS
+    room.now += 10 * waiter_queues.LONGEST_SECONDS
     room.lines.tend()
     assert len(woken(*several)) == 3, "the pulse sees that nobody looks"
 
@@ -313,25 +316,25 @@ class Locks:
 
 
 def test_of_many_in_a_line_those_in_the_middle_are_spared(room):
-    few, session = lines.MOST_KEPT, Locks()
+    few, session = waiter_queues.MOST_KEPT, Locks()
     for number in range(few):
         room.lines.spare("a", session, 1)
         room.waiter(number)
     assert session.calls == 0, "of a few, nobody"
     room.lines.spare("a", session, 1)
-    assert session.spared == set(range(lines.FRONT, few - 1))
+    assert session.spared == set(range(waiter_queues.FRONT, few - 1))
     for number in range(few, 100 * few):
         room.waiter(number)
         room.lines.spare("a", session, 1)
     kept = 100 * few - len(session.spared)
     assert kept <= few
-    assert session.calls <= 100 * few / (few - lines.FRONT - 1) + 1, "and only now and then"
+    assert session.calls <= 100 * few / (few - waiter_queues.FRONT - 1) + 1, "and only now and then"
 
 
 @pytest.mark.parametrize("kind", [{"limit": 2}, {"access": "read"}])
 def test_nobody_is_spared_in_front_of_one_of_another_kind(room, kind):
     """And it is not asked again and again whether somebody can be."""
-    session, number = Locks(), 40 * lines.MOST_KEPT
+    session, number = Locks(), 40 * waiter_queues.MOST_KEPT
     for position in range(number):
         room.waiter(position, **(kind if position % 2 else {}))
         room.lines.spare("a", session, 1)
@@ -341,14 +344,14 @@ def test_nobody_is_spared_in_front_of_one_of_another_kind(room, kind):
 
 def test_who_shares_is_not_spared(room):
     session = Locks()
-    for position in range(2 * lines.MOST_KEPT):
+    for position in range(2 * waiter_queues.MOST_KEPT):
         room.waiter(position, access="read")
         room.lines.spare("a", session, 1)
     assert session.spared == set()
 
 
 def test_whose_turn_is_near_is_kept_again(room):
-    number, session = 2 * lines.MOST_KEPT, Locks()
+    number, session = 2 * waiter_queues.MOST_KEPT, Locks()
     several = [room.waiter(position) for position in range(number)]
     room.lines.spare("a", session, 1)
     spared, calls = set(session.spared), session.calls
@@ -356,10 +359,10 @@ def test_whose_turn_is_near_is_kept_again(room):
         room.lines.settle(waiter, True)
         room.lines.leave([waiter])
         room.lines.hand_over("a", session, 1)
-        near = set(range(position + 1, min(position + lines.FRONT // 2, number - 1)))
+        near = set(range(position + 1, min(position + waiter_queues.FRONT // 2, number - 1)))
         assert near & spared <= session.kept, position
     assert session.kept == spared
-    assert session.calls - calls <= 2 * number / lines.FRONT + 2
+    assert session.calls - calls <= 2 * number / waiter_queues.FRONT + 2
 
 
 @pytest.mark.parametrize("what", ["drop_wakeup_locks", "restore_wakeup_locks"])
@@ -371,9 +374,9 @@ def test_what_the_database_refuses_only_costs_time(room, what):
         raise sqlsem.Unavailable("no")
 
     setattr(session, what, refuse)
-    several = [room.waiter(position) for position in range(2 * lines.MOST_KEPT)]
+    several = [room.waiter(position) for position in range(2 * waiter_queues.MOST_KEPT)]
     room.lines.spare("a", session, 1)
-    for waiter in several[: lines.FRONT]:
+    for waiter in several[: waiter_queues.FRONT]:
         room.lines.leave([waiter])
         room.lines.hand_over("a", session, 1)
 
@@ -389,7 +392,7 @@ def test_who_withdraws_meanwhile_gets_no_answer_and_those_behind_come_forward(ro
     room.lines.looking(chosen)(room, 1)
     room.lines.end_look()
     assert first.answer is not True
-    assert [room.lines.place(one) for one in (second, third)] == [Place.FIRST, Place.KEPT_OUT]
+    assert [room.lines.place(one) for one in (second, third)] == [WaiterState.FIRST, WaiterState.KEPT_OUT]
     room.lines.leave([first])
     assert room.lines.waiters() == [second, third]
 
@@ -449,13 +452,13 @@ def test_exposed_are_those_that_no_earlier_one_keeps_out(room, seed):
             for number, later in enumerate(there)
             if not any(earlier.request.keeps_out(later.request) for earlier in there[:number])
         ]
-        found = [waiter for waiter in there if room.lines.place(waiter) is not Place.KEPT_OUT]
+        found = [waiter for waiter in there if room.lines.place(waiter) is not WaiterState.KEPT_OUT]
         assert found == exposed
-        assert room.lines.place(there[0]) is Place.FIRST
+        assert room.lines.place(there[0]) is WaiterState.FIRST
         woken(*there)
         gone = there.pop(chance.randrange(len(there)))
         room.lines.leave([gone])
-        now_exposed = {one.position for one in there if room.lines.place(one) is not Place.KEPT_OUT}
+        now_exposed = {one.position for one in there if room.lines.place(one) is not WaiterState.KEPT_OUT}
         assert set(woken(*there)) == now_exposed - {one.position for one in exposed}
     assert room.lines._lines == {}
 
@@ -471,14 +474,14 @@ def test_who_waits_for_us_is_let_in_by_who_gives_back(room):
     assert room.asked == [[1]]
     assert woken(first, second) == [1, 2]
     # The grant of the first one is not in the books yet: the second one waits for it all the same.
-    assert room.lines.place(second) is Place.FIRST
+    assert room.lines.place(second) is WaiterState.FIRST
     assert room.lines.stay(second, [])
     room.lines.leave([first])
     assert woken(second) == []
     room.lines.hand_over("a", room, 1)
     assert woken(second) == [2], "another process came first: to the database"
     assert not room.lines.stay(second, [held])
-    for _ in range(lines.NOT_AT_HOME):
+    for _ in range(waiter_queues.NOT_AT_HOME):
         stays = room.lines.stay(second, [held])
     assert stays
 
@@ -513,7 +516,7 @@ def test_a_hand_over_that_fails_harms_nobody(room):
 def test_who_has_its_answer_waits_nowhere_though_others_do(room):
     first, second = room.waiter(1), room.waiter(2)
     room.lines.settle(first, True)
-    assert [room.lines.place(one) for one in (first, second)] == [Place.ANSWERED, Place.FIRST]
+    assert [room.lines.place(one) for one in (first, second)] == [WaiterState.ANSWERED, WaiterState.FIRST]
 
 
 def test_looks_are_made_the_less_often_the_longer_one_stands(room):
@@ -522,7 +525,7 @@ def test_looks_are_made_the_less_often_the_longer_one_stands(room):
     for stood in (0.05, 1.0, 20.0, 70.0, 1000.0):
         room.now = began + stood
         assert room.looks_for(waiter) == [1]
-        expected = min(max(lines.FIRST_SECONDS, stood * lines.SHARE), lines.LONGEST_SECONDS)
+        expected = min(max(waiter_queues.FIRST_SECONDS, stood * waiter_queues.SHARE), waiter_queues.LONGEST_SECONDS)
         assert room.lines.stand(waiter) == pytest.approx(expected)
 
 
@@ -531,15 +534,15 @@ def test_those_that_share_with_one_let_in_are_looked_for_without_the_one_ahead_o
     writer = room.waiter(1, limit=None, weight=2)
     readers = [room.waiter(number, access="read", limit=None) for number in (2, 3, 4)]
     room.lines.settle(readers[0], True)
-    assert room.lines.place(writer) is Place.FIRST
-    assert room.lines.place(readers[1]) is Place.LET_IN_TOO
+    assert room.lines.place(writer) is WaiterState.FIRST
+    assert room.lines.place(readers[1]) is WaiterState.LET_IN_TOO
     assert room.looks_for(readers[1]) == [3, 4]
 
 
 def test_who_stands_first_is_not_only_exposed(room):
     room.waiter(1, limit=None)
     reader = room.waiter(2, access="read", limit=None)
-    assert room.lines.place(reader) is Place.EXPOSED
+    assert room.lines.place(reader) is WaiterState.EXPOSED
 
 
 def test_who_has_its_answer_neither_stays_at_home_nor_sleeps(room):
@@ -568,7 +571,7 @@ def test_the_pulse_wakes_the_first_ones_that_nobody_looks_for(room):
     assert room.lines.stay(at_home, [Request("r3")])
     room.lines.tend()
     assert woken(in_session, standing, at_home, behind) == [1]
-    room.now += pause + lines.LONGEST_SECONDS - 0.001
+    room.now += pause + waiter_queues.LONGEST_SECONDS - 0.001
     room.lines.tend()
     assert woken(in_session, standing, at_home, behind) == [1]
     room.now += 0.002
@@ -594,8 +597,8 @@ def test_after_others_came_first_the_next_ones_wait_in_the_database(room):
     assert room.lines.stay(waiter, [Request("a")])
     room.lines.hand_over("a", room, 1)
     assert room.asked == [[1]]
-    stays = [room.lines.stay(waiter, [Request("a")]) for _ in range(lines.NOT_AT_HOME + 1)]
-    assert stays == [False] * lines.NOT_AT_HOME + [True]
+    stays = [room.lines.stay(waiter, [Request("a")]) for _ in range(waiter_queues.NOT_AT_HOME + 1)]
+    assert stays == [False] * waiter_queues.NOT_AT_HOME + [True]
 
 
 def test_behind_whom_one_waits_that_another_one_of_ours_keeps_out(room):
@@ -619,7 +622,7 @@ def test_one_that_was_struck_while_it_entered_leaves_without_a_trace(room, monke
     """Wherever it is not in line yet, those behind it are not kept waiting."""
     late = [room.waiter(2, limit=3), room.waiter(3, limit=3)]
     struck = room.waiter(1, limit=limit, enter=False)
-    insort, calls = lines.insort, []
+    insort, calls = waiter_queues.insort, []
 
     def strikes(several, waiter, *, key):
         calls.append(waiter)
@@ -627,13 +630,13 @@ def test_one_that_was_struck_while_it_entered_leaves_without_a_trace(room, monke
             raise KeyboardInterrupt
         insort(several, waiter, key=key)
 
-    monkeypatch.setattr(lines, "insort", strikes)
+    monkeypatch.setattr(waiter_queues, "insort", strikes)
     with contextlib.suppress(KeyboardInterrupt):
         room.lines.enter(struck)
     room.lines.nudge("a")
     room.lines.leave([struck])
     assert room.lines.waiters() == late
-    assert [room.lines.place(one) for one in late] == [Place.FIRST, Place.KEPT_OUT]
+    assert [room.lines.place(one) for one in late] == [WaiterState.FIRST, WaiterState.KEPT_OUT]
 
 
 def test_an_interrupt_at_any_line_of_leaving_harms_nobody(room):
@@ -644,10 +647,10 @@ def test_an_interrupt_at_any_line_of_leaving_harms_nobody(room):
         lines_left = [strike]
 
         def trace(frame, event, argument):
-            if frame.f_code.co_filename != lines.__file__:
+            if frame.f_code.co_filename != waiter_queues.__file__:
                 return None
             # (Python handles no signal where a ``with`` ends, though a debugger sees that line once more.)
-            text = linecache.getline(lines.__file__, frame.f_lineno)
+            text = linecache.getline(waiter_queues.__file__, frame.f_lineno)
             if event == "line" and not text.lstrip().startswith("with "):
                 lines_left[0] -= 1
                 if lines_left[0] == 0:
@@ -671,7 +674,7 @@ def test_an_interrupt_at_any_line_of_leaving_harms_nobody(room):
         room.lines.nudge(first.ticket.resource)  # as others do
         room.lines.leave([first])
         assert [one for one in room.lines.waiters() if one.ticket.resource == f"r{strike}"] == late
-        assert room.lines.place(late[0]) is Place.FIRST
+        assert room.lines.place(late[0]) is WaiterState.FIRST
         room.lines.leave(late)
         if not was_struck:
             break
@@ -684,7 +687,7 @@ def test_what_an_interrupt_left_in_line_does_not_keep_others_out(room):
     first.answer = True  # and then it was struck
     room.lines.tend()
     assert woken(second) == [2]
-    assert room.lines.place(second) is Place.FIRST
+    assert room.lines.place(second) is WaiterState.FIRST
 
 
 def test_one_of_two_that_was_granted_keeps_nobody_out_while_it_waits_for_the_other(pair):
@@ -711,7 +714,7 @@ def test_one_of_two_that_was_granted_keeps_nobody_out_while_it_waits_for_the_oth
         first.release()
         assert quick.result(PATIENCE)
         assert not slow.done()
-        one.process.close()
+        one.client.close()
         assert slow.result(PATIENCE)
 
 
@@ -724,15 +727,15 @@ def test_a_row_that_is_gone_is_told_to_who_sleeps_behind_another_one(pair, monke
         until(lambda: waiters(other) == 1, "the first one waits")
         second = pool.submit(other.mutex("a").acquire, timeout=PATIENCE)
         until(lambda: waiters(other) == 2, "the second one waits")
-        last = max(waiter.position for waiter in other.process.lines.waiters())
-        (ticket,) = [one for one in other.process.member.tickets.values() if one.position == last]
-        session = other.process.engine.connect("look")
+        last = max(waiter.position for waiter in other.client.waiter_queues.waiters())
+        (ticket,) = [one for one in other.client.member.tickets.values() if one.position == last]
+        session = other.client.engine.connect("look")
         assert session.release(ticket, "revoked")
         session.close()
-        other.process.member.ping()
+        other.client.member.ping()
         with pytest.raises(sqlsem.LockLost, match="taken out of the queue"):
             second.result(5)
-        one.process.close()
+        one.client.close()
         assert first.result(PATIENCE)
 
 
@@ -742,12 +745,12 @@ def test_struck_while_it_looks_the_others_go_on(pair, monkeypatch):
     without_sessions(other, monkeypatch)
     held = [first.mutex(f"r{number}") for number in range(4)]
     assert all(lock.acquire() for lock in held)
-    process, struck = other.process, []
+    client, struck = other.client, []
 
     class Struck(BaseException):
         pass
 
-    perform = process.perform
+    perform = client.execute_effect
 
     def strike(operation):
         if isinstance(operation, steps.Call) and operation.what == "wait" and len(struck) < 2:
@@ -755,7 +758,7 @@ def test_struck_while_it_looks_the_others_go_on(pair, monkeypatch):
             raise Struck
         return perform(operation)
 
-    monkeypatch.setattr(process, "perform", strike)
+    monkeypatch.setattr(client, "execute_effect", strike)
     with ThreadPoolExecutor(4) as pool:
         done = [pool.submit(other.mutex(f"r{number}").acquire) for number in range(4)]
         until(lambda: len(struck) == 2, "two were struck")
@@ -763,7 +766,7 @@ def test_struck_while_it_looks_the_others_go_on(pair, monkeypatch):
             lock.release()
         outcomes = [type(one.exception(PATIENCE)) for one in done]
     assert sorted(outcomes, key=str) == sorted([Struck, Struck, type(None), type(None)], key=str)
-    assert len(process.holdings.grants()) == 2
-    assert not process.lines.waiters()
+    assert len(client.holdings.grants()) == 2
+    assert not client.waiter_queues.waiters()
     rows = [entry for entry in other.entries() if entry.resource.startswith("r")]
     assert len(rows) == 2

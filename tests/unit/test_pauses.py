@@ -4,8 +4,8 @@ from itertools import islice
 
 import pytest
 
-from sqlsem.core import pauses as module
-from sqlsem.core.pauses import pauses
+from sqlsem.core import backoff as module
+from sqlsem.core.backoff import backoff_delays
 
 
 @pytest.fixture
@@ -17,17 +17,17 @@ def clock(monkeypatch):
 
 
 def test_they_grow_up_to_the_longest():
-    found = list(islice(pauses(first=0.001, longest=0.05), 20))
+    found = list(islice(backoff_delays(first=0.001, longest=0.05), 20))
     assert found[0] < 0.002
     assert 0.04 <= found[-1] <= 0.06
     assert len(set(found[-5:])) > 1, "nobody keeps in step with others"
 
 
 def test_they_end_with_the_timeout_and_not_after_it(clock):
-    for pause in pauses(2.5):
+    for pause in backoff_delays(2.5):
         clock[0] += pause
     assert clock[0] == pytest.approx(2.5)
 
 
 def test_there_is_none_without_time():
-    assert list(pauses(0)) == []
+    assert list(backoff_delays(0)) == []

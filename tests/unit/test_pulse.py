@@ -68,7 +68,7 @@ def a_place_in_a_queue(locks):
         assert other.mutex("a").acquire()
         waiting = threading.Thread(target=acquire)
         waiting.start()
-        until(locks.process.lines.waiters, "it waits")
+        until(locks.client.waiter_queues.waiters, "it waits")
         yield
     waiting.join()
     assert had.is_set()
@@ -76,7 +76,7 @@ def a_place_in_a_queue(locks):
 
 @contextlib.contextmanager
 def an_answer_on_its_way(locks):
-    member = locks.process.member
+    member = locks.client.member
     member.registering("a")
     yield
     member.settled("a")
@@ -106,7 +106,7 @@ def test_who_rests_wakes_for_what_is_left_to_do(locks, pings):
         pass
     rests(pings)
     done = threading.Event()
-    locks.process.member.later(lambda session, member_id: done.set())
+    locks.client.member.later(lambda session, member_id: done.set())
     until(done.is_set, "it is done")
     rests(pings)
 
@@ -114,7 +114,7 @@ def test_who_rests_wakes_for_what_is_left_to_do(locks, pings):
 def test_pulse_pings_at_once_in_a_new_thread(pings):
     """The one before may have ended just when a ping was due: another pause, and nothing is believed any more."""
     with sqlsem.testing.memory("pulse", grace=3000) as locks, locks.mutex("a"):  # it pings every 1000 s
-        pulse = locks.process.member.pulse
+        pulse = locks.client.member.pulse
         until(lambda: 1000 < pulse.due - monotonic() < 2000, "it waits for its next ping")
         before = len(pings)
         pulse.replace()
@@ -142,7 +142,7 @@ def test_who_lives_by_a_lease_does_not_rest(pings):
 def test_how_often_a_member_pings(options, every, rest):
     """Three times in its life; and no call of it lasts until the next one."""
     with sqlsem.testing.memory(retry=3.0, **options) as locks:
-        member = locks.process.member
+        member = locks.client.member
         assert member._ping_every == pytest.approx(every)
         assert member._ping_budget == pytest.approx(min(every, 3.0))
         assert member._rest == pytest.approx(rest)
@@ -154,13 +154,13 @@ def test_how_often_a_member_pings(options, every, rest):
 @pytest.mark.parametrize(("lease", "trust"), [(30.0, 29.0), (5.0, 4.0), (3.0, 2.4)])
 def test_a_lease_is_trusted_for_a_margin_less(lease, trust):
     with sqlsem.testing.memory(lease=lease) as locks, locks.mutex("a"):
-        assert locks.process.member.trust == pytest.approx(trust)
-        assert locks.process.member.seconds_left() <= trust
+        assert locks.client.member.trust == pytest.approx(trust)
+        assert locks.client.member.seconds_left() <= trust
 
 
 def test_what_cannot_be_lost_is_trusted_for_ever(locks):
     with locks.mutex("a"):
-        assert locks.process.member.seconds_left() is None
+        assert locks.client.member.seconds_left() is None
 
 
 @pytest.mark.parametrize("taken", ["removed", "revoked"])
@@ -169,7 +169,7 @@ def test_who_asks_after_a_pause_is_answered_when_all_is_known(tmp_path, monkeypa
     holder, answered = threading.current_thread(), threading.Event()
     url = f"sqlite:///{tmp_path / 'locks.db'}"
     with sqlsem.connect(url) as locks, sqlsem.connect(url) as operator:
-        member = locks.process.member
+        member = locks.client.member
         prove = member.prove
 
         def proving(since):
@@ -177,7 +177,7 @@ def test_who_asks_after_a_pause_is_answered_when_all_is_known(tmp_path, monkeypa
             if threading.current_thread() is not holder:
                 assert answered.wait(10), "who is in doubt gets its answer"
 
-        grant = locks.mutex("a").acquire() and locks.process.holdings.grants()[0]
+        grant = locks.mutex("a").acquire() and locks.client.holdings.grants()[0]
         with member.main._lock:  # no ping comes between
             operator.revoke(grant.position, force=taken == "removed")
             monkeypatch.setattr(member, "prove", proving)
@@ -192,8 +192,8 @@ def test_who_looks_late_asks_no_longer_than_nobody_else_can_be_inside(monkeypatc
     """A busy machine is no pause: the lease of 10 s, which is trusted for 9, is not over yet."""
     with sqlsem.testing.memory(lease=10.0, retry=1.0) as locks:
         assert locks.mutex("a").acquire()
-        (grant,) = locks.process.holdings.grants()
-        member, asked = locks.process.member, []
+        (grant,) = locks.client.holdings.grants()
+        member, asked = locks.client.member, []
         with member.main._lock:  # no ping is answered
             member._proved = time.monotonic() - 9 - late
             monkeypatch.setattr(member._proofs, "wait_for", lambda known, timeout: asked.append(timeout))
@@ -206,7 +206,7 @@ def test_what_was_taken_away_is_forgotten_though_it_cannot_be_given_back(tmp_pat
     url = f"sqlite:///{tmp_path / 'locks.db'}"
     with sqlsem.connect(url) as locks, sqlsem.connect(url) as operator:
         assert locks.mutex("a").acquire()
-        member = locks.process.member
+        member = locks.client.member
         (ticket,) = member.tickets.values()
         session = member.main.session
         with member.main._lock:  # no ping comes between

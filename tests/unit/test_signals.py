@@ -11,7 +11,7 @@ from support import PATIENCE, until
 
 import sqlsem
 import sqlsem.testing
-from sqlsem.core import signals
+from sqlsem.core import event_bus
 
 
 def run(script, *arguments):
@@ -106,7 +106,7 @@ def test_a_tap_that_fails_harms_no_lock(caplog):
         raise ValueError("no")
 
     with sqlsem.testing.memory() as locks:
-        locks.process.signals.add("granted", fails)
+        locks.client.event_bus.add("granted", fails)
         with locks.mutex("etl"):
             pass
     assert [record.levelname for record in caplog.records if "Telling of 'etl'" in record.getMessage()] == ["ERROR"]
@@ -136,7 +136,7 @@ def test_order_is_kept_whoever_puts():
                 thread.start()
             for thread in threads:
                 thread.join(PATIENCE)
-            signals.drain(PATIENCE)
+            event_bus.drain(PATIENCE)
             until(lambda: len(found) == 400, "all were told")
     threads = [one for one in threading.enumerate() if one.name == "sqlsem-events"]
     assert len(threads) == 1

@@ -10,7 +10,7 @@ from support.striking import after_calls, interrupted
 
 import sqlsem
 from sqlsem import runtime
-from sqlsem.core import main_session
+from sqlsem.core import main_connection
 from sqlsem.engines.sqlite import fork
 
 pytestmark = pytest.mark.skipif(sys.implementation.name != "cpython", reason="where signals strike is CPython's matter")
@@ -60,8 +60,8 @@ def test_who_is_struck_while_leaving_keeps_nobody_from_the_main_session(tmp_path
         with sqlsem.connect(tmp_path / f"{number}.db") as coordinator:
             with coordinator.mutex("a"):
                 pass
-            main = coordinator.process.member.main
-            more = struck(number, lambda main=main: main.leave([], 1.0), main_session.__file__)
+            main = coordinator.client.member.main
+            more = struck(number, lambda main=main: main.leave([], 1.0), main_connection.__file__)
             assert not main._lock.locked(), number
         if not more:
             break

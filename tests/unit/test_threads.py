@@ -43,7 +43,7 @@ CALLBACKS = {"on_lost", "on_task", "on_started", "on_stopped", "callback", "on_f
 #: Where one is called beside by `call_out`: file and function. It raises where the program has called us.
 MAY_CALL = {
     ("core/threads.py", "call_out"): "the one place",
-    ("core/signals.py", "_serve"): "in a task of the program's event loop; what it raises is logged",
+    ("core/event_bus.py", "_serve"): "in a task of the program's event loop; what it raises is logged",
     ("leading.py", "_stop"): "in the thread that leads; when the term is lost, by call_out",
     ("leading.py", "__enter__"): "in the thread that leads",
     ("aio/leading.py", "_tell_stopped"): "in a task of the program's event loop",

@@ -35,7 +35,7 @@ ABOUT_WHAT_IS_WRITTEN = (
         "core/leaving.py",
         "core/periodic.py",
         "core/rate_grants.py",
-        "core/signals.py",
+        "core/event_bus.py",
         "core/terms.py",
         "dashboard/guarding.py",
         "engines/__init__.py",

@@ -3,18 +3,18 @@
 import pytest
 
 import sqlsem
-from sqlsem.core import waiting
+from sqlsem.core import wait_pool
 
 
 @pytest.fixture
-def process(tmp_path):
+def client(tmp_path):
     with sqlsem.connect(tmp_path / "locks.db") as coordinator:
         coordinator.mutex("a").acquire()  # there are tables now
-        yield coordinator.process
+        yield coordinator.client
 
 
-def test_where_there_is_no_room_idle_sessions_stay(process, monkeypatch):
-    room = process.waiting_room
+def test_where_there_is_no_room_idle_sessions_stay(client, monkeypatch):
+    room = client.wait_pool
     with room.session(1.0) as kept:
         pass
     monkeypatch.setattr(room._places, "most", 0)
@@ -25,16 +25,16 @@ def test_where_there_is_no_room_idle_sessions_stay(process, monkeypatch):
         assert session is kept
 
 
-def test_few_are_kept(process):
-    room, made = process.waiting_room, []
+def test_few_are_kept(client):
+    room, made = client.wait_pool, []
     with room.session(1.0) as connection, room.session(1.0) as two, room.session(1.0) as three:
         made += [connection, two, three]
     assert len(set(map(id, made))) == 3
-    assert len(room.sessions()) == waiting.MOST_IDLE_SESSIONS
+    assert len(room.sessions()) == wait_pool.MOST_IDLE_SESSIONS
 
 
-def test_one_that_failed_is_closed(process):
-    room = process.waiting_room
+def test_one_that_failed_is_closed(client):
+    room = client.wait_pool
     with pytest.raises(ZeroDivisionError), room.session(1.0) as session:
         raise ZeroDivisionError
     assert room.sessions() == []

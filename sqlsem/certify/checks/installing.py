@@ -157,7 +157,7 @@ def install_over_holders(bench: Bench, notes: Notes) -> None:
         notes.note(f"it gave up ({str(exc)[:120]})")
     took = time.monotonic() - began
     for coordinator in coordinators:
-        coordinator.process.member.ping()
+        coordinator.client.member.ping()
     lost = sum(grant.lost for grant in grants)
     notes.require(not lost, f"{lost} of {number} holders lost their locks by an installation")
     for lock in locks:

@@ -177,7 +177,7 @@ def restart(bench: Bench, notes: Notes) -> None:
             other.close()
 
     took = bench.until(restarted, "another start of the server", patience)
-    coordinator.process.member.ping()
+    coordinator.client.member.ping()
     notes.require(not grant.lost, "the lock was lost by the restart")
     other = bench.coordinator(grace=patience)
     notes.require(not other.mutex(bench.name()).locked(), "a free lock is said to be held after the restart")

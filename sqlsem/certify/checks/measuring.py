@@ -102,14 +102,14 @@ def beside_waiters(bench: Bench, notes: Notes) -> None:
         calls = [functools.partial(lock.acquire, timeout=PATIENCE) for lock in locks]
     waiting = [later(call) for call in calls]
     bench.until(lambda: len(looking.rows("positions", resource)) > number, "all that wait in the queue")
-    pings = milliseconds(coordinator.process.member.ping)
+    pings = milliseconds(coordinator.client.member.ping)
 
     def pair() -> None:
         other.acquire(timeout=PATIENCE)
         other.release()
 
     pairs = milliseconds(pair)
-    coordinator.revoke_members(member=coordinator.process.member.member_id, force=True)
+    coordinator.revoke_members(member=coordinator.client.member.member_id, force=True)
     bench.close_opened()
     for call in waiting:
         with contextlib.suppress(Exception):  # they were cut off

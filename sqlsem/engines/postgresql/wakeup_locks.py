@@ -1,7 +1,8 @@
 """Which rows of a member do without the lock on which those behind them sleep.
 
 The server's table of locks is of one size, and all its programs share it; and a session walks through its own locks at
-the end of every transaction. So a member has few of them, however many of its requests wait (`sqlsem.core.lines`).
+the end of every transaction. So a member has few of them, however many of its requests wait
+(`sqlsem.core.waiter_queues`).
 """
 
 from __future__ import annotations

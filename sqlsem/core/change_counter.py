@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["Bell"]
+__all__ = ["ChangeCounter"]
 
 
-class Bell:
+class ChangeCounter:
     """Counts the changes that this process has made to its queues, for those who wait for one."""
 
     def __init__(self, closing: threading.Event) -> None:

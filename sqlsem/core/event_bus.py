@@ -4,7 +4,7 @@ Taps are the package's own. They are called where it happens, by the thread or t
 
 Callbacks are a program's. They may block, raise or take locks themselves, and none of that may harm a lock. So they
 are called by a thread of their own, ``sqlsem-events``, one after the other in the order of the events; coroutine
-functions are awaited by the event loop in which `Signals.on` was called, one after the other too. Nobody waits for
+functions are awaited by the event loop in which `EventBus.on` was called, one after the other too. Nobody waits for
 them. Those that fall behind lose what comes after `MOST_BEHIND` events. What happens to locks that a callback takes is
 told to nobody, as it would never end.
 
@@ -24,9 +24,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast, overload
 
-from sqlsem.core import ending
+from sqlsem.core import shutdown
 from sqlsem.core.callers import Caller
-from sqlsem.core.threads import GoesOn, Kept, call_out, voice
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, call_out, voice
 from sqlsem.errors import ConfigurationError
 from sqlsem.events import EVENTS, Deadlocked, Event, Granted, Lost, Released, TimedOut, Waiting
 from sqlsem.model import Request
@@ -34,14 +34,14 @@ from sqlsem.model import Request
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Signals", "Subscription", "Tap", "Trace", "Tracer", "drain", "everywhere"]
+__all__ = ["EventBus", "Subscriber", "Subscription", "TraceContext", "Tracer", "drain", "global_bus"]
 
 log = voice
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")
 
 _changing = threading.Lock()  # who listens
-Tap = Callable[[Event], object]
+Subscriber = Callable[[Event], object]
 Listener = Callable[[E], object]
 #: So many events may wait for callbacks.
 MOST_BEHIND = 10_000
@@ -62,16 +62,16 @@ class Subscription(Generic[E]):
     ...     print(f"{event.resource}: behind {event.behind}")
     """
 
-    def __init__(self, signals: Signals, kind: str) -> None:
+    def __init__(self, signals: EventBus, kind: str) -> None:
         self._signals = signals
         self.kind = kind
-        self._taps: list[Tap] = []
+        self._taps: list[Subscriber] = []
 
     def __call__(self, callback: Callable[[E], T]) -> Callable[[E], T]:
         """Have it called, too. Raises `ConfigurationError` for a coroutine function where no event loop runs."""
         if not callable(callback):
             raise ConfigurationError(f"on({self.kind!r}, …) takes a function of one argument, not {callback!r}")
-        tap = _awaited(callback) if _is_coroutine(callback) else functools.partial(_post, cast("Tap", callback))
+        tap = _awaited(callback) if _is_coroutine(callback) else functools.partial(_post, cast("Subscriber", callback))
         self._taps.append(tap)
         self._signals.add(self.kind, tap)
         return callback
@@ -91,7 +91,7 @@ class Subscription(Generic[E]):
         return f"<Subscription {self.kind!r}{'' if self._taps else ', to nobody'}>"
 
 
-class Trace(Protocol):
+class TraceContext(Protocol):
     """Follows one acquisition, and what was had by it. Called by the one who acquires, and by who ends it: quick."""
 
     #: What is left at the end of the row's ``requesting_id``, for those who wait behind it.
@@ -105,10 +105,10 @@ class Trace(Protocol):
 
 
 #: Begins to follow what is asked: the requests, in which database, and by whom.
-Tracer = Callable[["Sequence[Request]", str, str], Trace]
+Tracer = Callable[["Sequence[Request]", str, str], TraceContext]
 
 
-class Signals:
+class EventBus:
     """Who listens to the locks of one coordinator. ``above`` are those who listen to all of them.
 
     Attributes:
@@ -116,14 +116,14 @@ class Signals:
         tracer: What follows each acquisition, if anything does.
     """
 
-    def __init__(self, database: str = "", above: Signals | None = None) -> None:
+    def __init__(self, database: str = "", above: EventBus | None = None) -> None:
         self._database = database
         self._above = above
-        self._own: dict[str, tuple[Tap, ...]] = dict.fromkeys(EVENTS, ())
+        self._own: dict[str, tuple[Subscriber, ...]] = dict.fromkeys(EVENTS, ())
         self._own_tracer: Tracer | None = None
-        self.taps: dict[str, tuple[Tap, ...]] = {}
+        self.taps: dict[str, tuple[Subscriber, ...]] = {}
         self.tracer: Tracer | None = None
-        self._below: weakref.WeakSet[Signals] = weakref.WeakSet()
+        self._below: weakref.WeakSet[EventBus] = weakref.WeakSet()
         with _changing:
             if above is not None:
                 above._below.add(self)
@@ -169,13 +169,13 @@ class Signals:
             subscription(callback)
         return subscription
 
-    def add(self, kind: str, tap: Tap) -> None:
+    def add(self, kind: str, tap: Subscriber) -> None:
         """Have it told of each such event, at once."""
         with _changing:
             self._own[kind] = (*self._own[kind], tap)
             self._refresh()
 
-    def remove(self, kind: str, tap: Tap) -> None:
+    def remove(self, kind: str, tap: Subscriber) -> None:
         """End that."""
         with _changing:
             self._own[kind] = tuple(one for one in self._own[kind] if one is not tap)
@@ -199,7 +199,7 @@ class Signals:
             if tracer is not None:
                 self.add(kind, _traced)
 
-    def follow(self, requests: Sequence[Request], caller: Caller) -> Trace | None:
+    def follow(self, requests: Sequence[Request], caller: Caller) -> TraceContext | None:
         """What follows an acquisition that begins, if anything does. Never raises."""
         tracer = self.tracer
         try:
@@ -208,7 +208,7 @@ class Signals:
             log.exception("Tracing of %r failed", requests[0].resource)
             return None
 
-    def asked(self, trace: Trace) -> None:
+    def asked(self, trace: TraceContext) -> None:
         """An acquisition that is followed is over. Never raises."""
         try:
             trace.asked()
@@ -226,7 +226,7 @@ class Signals:
         """Whether anybody is to be told, the logger at this level included."""
         return bool(self.taps[kind]) or log.isEnabledFor(level)
 
-    def tell(self, event: Event, trace: Trace | None = None) -> None:
+    def tell(self, event: Event, trace: TraceContext | None = None) -> None:
         """Tell everybody. Never raises, and waits for nothing."""
         level = event.log_level
         if log.isEnabledFor(level):
@@ -244,7 +244,7 @@ def _traced(_: Event) -> None:
 
 
 #: Those who listen to the locks of all databases.
-everywhere = Signals()
+global_bus = EventBus()
 
 
 # -- callbacks ------------------------------------------------------------------------------------------------------
@@ -261,12 +261,12 @@ def _name(callback: Callable[..., object], event: Event) -> str:
     return f"What listens to {event.name!r}, {callback!r},"
 
 
-class _Deliveries:
+class _DeliveryQueue:
     """The thread that calls back. (A `queue.SimpleQueue` may be put into from anywhere, a signal handler too.)"""
 
     def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self.thread = Kept("sqlsem-events", self.run)
+        self.thread = SupervisedThread("sqlsem-events", self.run)
         self.dropping = False
 
     def put(self, job: Callable[[], object]) -> None:
@@ -280,11 +280,11 @@ class _Deliveries:
         self.jobs.put(job)
         self.thread.begin()
 
-    def run(self, _: GoesOn) -> None:
+    def run(self, _: ShouldContinue) -> None:
         _in_callback.set(True)
         while True:
             job = self.jobs.get()
-            ending.stay_asleep()
+            shutdown.stay_asleep()
             job()
 
 
@@ -292,13 +292,13 @@ def _tell_dropping() -> None:
     log.warning("What listens to events (sqlsem.on) is %d behind: events are dropped until it catches up", MOST_BEHIND)
 
 
-_deliveries = _Deliveries()
+_deliveries = _DeliveryQueue()
 
 
 def _begin_anew() -> None:
     """In a forked child, which has no threads, and whose parent tells what happened before."""
     global _deliveries, _changing
-    _deliveries, _changing = _Deliveries(), threading.Lock()
+    _deliveries, _changing = _DeliveryQueue(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -318,7 +318,7 @@ def _post(callback: Callable[[Event], object], event: Event) -> None:
         _deliveries.put(functools.partial(call_out, _name(callback, event), callback, event))
 
 
-class _Awaiting:
+class _AsyncHandler:
     """Calls a coroutine function in its event loop: a tap."""
 
     def __init__(self, callback: Callable[[Event], Any], loop: asyncio.AbstractEventLoop) -> None:
@@ -366,7 +366,7 @@ class _Awaiting:
                 self._loop.call_soon(self._start)
 
 
-def _awaited(callback: Callable[..., object]) -> Tap:
+def _awaited(callback: Callable[..., object]) -> Subscriber:
     import asyncio  # programs without it need not load it
 
     try:
@@ -376,4 +376,4 @@ def _awaited(callback: Callable[..., object]) -> Tap:
             f"{callback!r} is a coroutine function, and no event loop runs here that could await it; call on(…) in the "
             f"loop, or give it a plain function"
         ) from None
-    return cast("Tap", _Awaiting(callback, loop))
+    return cast("Subscriber", _AsyncHandler(callback, loop))

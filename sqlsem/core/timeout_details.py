@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlsem.core.callers import Caller
-from sqlsem.core.process import Process
+from sqlsem.core.client import DatabaseClient
 from sqlsem.core.steps import Call, Operations
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Session
@@ -39,20 +39,20 @@ def look_for_blockers(session: Session, wanted: Sequence[Request | RateRequest])
 
 
 def blockers(
-    process: Process, wanted: Sequence[Request | RateRequest], caller: Caller, upgrades: Ticket | None = None
+    client: DatabaseClient, wanted: Sequence[Request | RateRequest], caller: Caller, upgrades: Ticket | None = None
 ) -> Operations[list[Blockers]]:
     """As `look_for_blockers`, as far as can be seen without delay; nothing is raised. ``upgrades``: the row of a reader
     that wants to write: whoever else holds is in its way.
     """
-    own = process.requesting_id(caller)
+    own = client.requesting_id(caller)
 
     def look(session: Session, _: int) -> list[Blockers]:
         return [
-            _blockers(_Looks(process, session), one.in_line() if isinstance(one, RateRequest) else one, own, upgrades)
+            _blockers(_Looks(client, session), one.in_line() if isinstance(one, RateRequest) else one, own, upgrades)
             for one in wanted
         ]
 
-    if process.closed or process.member.main.session is None:
+    if client.closed or client.member.main.session is None:
         return []
     try:
         found: list[Blockers] = yield Call("look", look, 0.0)
@@ -62,9 +62,9 @@ def blockers(
     return found
 
 
-def running_tasks(process: Process, queue: str) -> Operations[list[TaskEntry]]:
+def running_tasks(client: DatabaseClient, queue: str) -> Operations[list[TaskEntry]]:
     """The tasks of a queue that run, for one who waits for its end in vain; as `blockers`, nothing is raised."""
-    if process.closed or process.member.main.session is None:
+    if client.closed or client.member.main.session is None:
         return []
     try:
         found: list[TaskEntry] = yield Call(
@@ -79,8 +79,8 @@ def running_tasks(process: Process, queue: str) -> Operations[list[TaskEntry]]:
 class _Looks:
     """A session whose looks are remembered for a moment. On the main session, where one call follows the other."""
 
-    def __init__(self, process: Process, session: Session) -> None:
-        self._looks = process.looks
+    def __init__(self, client: DatabaseClient, session: Session) -> None:
+        self._looks = client.queue_cache
         self._session = session
 
     def entries(self, resource: str) -> list[Entry]:

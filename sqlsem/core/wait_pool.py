@@ -1,4 +1,4 @@
-"""The sessions in which those of this process wait who are the first of their line (`sqlsem.core.lines`)."""
+"""The sessions in which those of this process wait who are the first of their line (`sqlsem.core.waiter_queues`)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Iterator
 
 from sqlsem.core.membership import Membership
-from sqlsem.core.places import Places, Token
+from sqlsem.core.permits import Permit, PermitPool
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import EngineConnection, Session
 from sqlsem.model import monotonic
 
-__all__ = ["MOST_IDLE_SESSIONS", "MOST_WAITING_SESSIONS", "WaitingRoom"]
+__all__ = ["MOST_IDLE_SESSIONS", "MOST_WAITING_SESSIONS", "WaitConnectionPool"]
 
 log = voice
 
@@ -24,14 +24,14 @@ MOST_IDLE_SESSIONS = 2
 OVERDUE_SECONDS = 3.0
 
 
-class Seat(Token):
+class PooledConnection(Permit):
     """Where one of ours waits, for as long as a ``with`` block lasts. (No generator, which takes longer to end: what it
     waited for is nobody's meanwhile.)
     """
 
     __slots__ = ("_room", "session", "timeout")
 
-    def __init__(self, room: WaitingRoom, timeout: float) -> None:
+    def __init__(self, room: WaitConnectionPool, timeout: float) -> None:
         self._room = room
         self.timeout = timeout
         self.session: Session | None = None
@@ -47,7 +47,7 @@ class Seat(Token):
         self._room.rise(self, kind is None)
 
 
-class WaitingRoom:
+class WaitConnectionPool:
     """A small pool of sessions."""
 
     def __init__(self, member: Membership) -> None:
@@ -57,13 +57,13 @@ class WaitingRoom:
         self._idle: list[Session] = []
         #: Sessions that wait, and until when the answer is due. (What an interrupt leaves of one is not kept here.)
         self._due: weakref.WeakKeyDictionary[EngineConnection, float] = weakref.WeakKeyDictionary()
-        self._places = Places(MOST_WAITING_SESSIONS)
+        self._places = PermitPool(MOST_WAITING_SESSIONS)
 
-    def session(self, timeout: float) -> Seat:
+    def session(self, timeout: float) -> PooledConnection:
         """For a ``with`` block: a session to wait in, or None when too many of ours wait already."""
-        return Seat(self, timeout)
+        return PooledConnection(self, timeout)
 
-    def sit(self, seat: Seat) -> Session | None:
+    def sit(self, seat: PooledConnection) -> Session | None:
         """The session that is its own until `rise`."""
         if not self._places.take(seat):
             return None
@@ -73,7 +73,7 @@ class WaitingRoom:
         self._await(seat.session, seat.timeout)
         return seat.session
 
-    def rise(self, seat: Seat, sound: bool) -> None:
+    def rise(self, seat: PooledConnection, sound: bool) -> None:
         """It has waited; ``sound``: its session serves the next one."""
         session = seat.session
         # (All in one, as the grant that ends a wait is not its owner's before.)

@@ -11,28 +11,28 @@ import math
 import threading
 import weakref
 
-__all__ = ["Places", "Token"]
+__all__ = ["Permit", "PermitPool"]
 
 
-class Token:
+class Permit:
     """What somebody holds who is counted. Made before the ``try`` whose ``finally`` gives it back."""
 
     __slots__ = ("__weakref__",)
 
 
-class Places:
+class PermitPool:
     """So many, or any number: who has a token here has one of them."""
 
     def __init__(self, most: float = math.inf) -> None:
         self.most = most
         self._lock = threading.Lock()
-        self._taken: weakref.WeakSet[Token] = weakref.WeakSet()
+        self._taken: weakref.WeakSet[Permit] = weakref.WeakSet()
 
     def __len__(self) -> int:
         """How many are taken."""
         return len(self._taken)
 
-    def take(self, token: Token) -> bool:
+    def take(self, token: Permit) -> bool:
         """Whether there was one; it is free again after `give_back`, or when nobody has the token any more."""
         with self._lock:
             room = len(self._taken) < self.most
@@ -40,6 +40,6 @@ class Places:
                 self._taken.add(token)
             return room
 
-    def give_back(self, token: Token) -> None:
+    def give_back(self, token: Permit) -> None:
         """It is free again. May be repeated, and be called by who never had one."""
         self._taken.discard(token)

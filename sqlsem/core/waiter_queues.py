@@ -5,15 +5,15 @@ for it. All others sleep until those before them have left: thousands may wait, 
 
 The first of a line waits in the database, in a session of its own, as long as there are any. Where it cannot be let in
 before this process itself has given something back, it waits *at home*: it sleeps, and whoever
-gives that back looks for it in the same call (`Lines.hand_over`). The other exposed ones *stand*: they are looked at
-together, one statement for as many as are due. One of them *leads*: it sleeps no longer than until somebody is due, and
-looks then for all. The answers are handed out by whoever carries out the statement.
+gives that back looks for it in the same call (`WaiterQueues.hand_over`). The other exposed ones *stand*: they are
+looked at together, one statement for as many as are due. One of them *leads*: it sleeps no longer than until somebody
+is due, and looks then for all. The answers are handed out by whoever carries out the statement.
 
 Invariants
     The state lock guards everything here.
     Who is answered is in no line any more, and those behind it have been woken.
     Nothing depends on the leader alone: when it leaves, another one takes its place; when it is lost, whoever wakes
-    next does. What an interrupt breaks off in here is made up for by the pulse (`Lines.tend`).
+    next does. What an interrupt breaks off in here is made up for by the pulse (`WaiterQueues.tend`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sqlsem.errors import SqlsemError
 from sqlsem.events import Behind, meets
 from sqlsem.model import Request, Ticket, monotonic
 
-__all__ = ["Lines", "Place", "Waiter"]
+__all__ = ["Waiter", "WaiterQueues", "WaiterState"]
 
 log = voice
 
@@ -55,7 +55,7 @@ NOT_AT_HOME = 16
 _position = attrgetter("position")
 
 
-class Place(enum.Enum):
+class WaiterState(enum.Enum):
     """Where somebody waits."""
 
     ANSWERED = "nowhere any more"
@@ -90,7 +90,7 @@ class Waiter:
         self.behind: Behind | None = None  # whom it waits behind, where somebody wanted to know
 
 
-class _Line:
+class _WaiterQueue:
     """Those of one resource, by position; and by what they ask, as that alone says who keeps out whom."""
 
     def __init__(self) -> None:
@@ -136,12 +136,12 @@ class _Line:
             if not any(earlier.request.keeps_out(later.request) for earlier in firsts[:number])
         ]
 
-    def place(self, waiter: Waiter) -> Place:
+    def place(self, waiter: Waiter) -> WaiterState:
         if self.waiters[0] is not waiter and waiter not in self.exposed():
-            return Place.KEPT_OUT
+            return WaiterState.KEPT_OUT
         if self.opened == waiter.kind:
-            return Place.LET_IN_TOO
-        return Place.FIRST if self.waiters[0] is waiter else Place.EXPOSED
+            return WaiterState.LET_IN_TOO
+        return WaiterState.FIRST if self.waiters[0] is waiter else WaiterState.EXPOSED
 
     @property
     def crowded(self) -> bool:
@@ -184,12 +184,12 @@ def _take(waiters: list[Waiter], waiter: Waiter) -> bool:
     return there
 
 
-class Lines:
+class WaiterQueues:
     """All who wait for their turn. (Not those who upgrade: they are inside.)"""
 
     def __init__(self, state_lock: threading.Lock) -> None:
         self._state_lock = state_lock
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _WaiterQueue] = {}
         self._standing: dict[Waiter, float] = {}  # and when each is due
         self._leader: Waiter | None = None
         self._look_at = math.inf  # when the leader wakes
@@ -204,7 +204,7 @@ class Lines:
     def enter(self, waiter: Waiter) -> None:
         """Somebody begins to wait."""
         with self._state_lock:
-            self._lines.setdefault(waiter.ticket.resource, _Line()).add(waiter)
+            self._lines.setdefault(waiter.ticket.resource, _WaiterQueue()).add(waiter)
 
     def leave(self, waiters: Collection[Waiter]) -> None:
         """They wait no more, and those behind them come forward. May be repeated."""
@@ -230,12 +230,12 @@ class Lines:
         if len(woken) > 1:
             _wake(one for one in woken if one is not waiter)
 
-    def place(self, waiter: Waiter) -> Place:
+    def place(self, waiter: Waiter) -> WaiterState:
         """Where one that has entered waits."""
         with self._state_lock:
             line = self._lines.get(waiter.ticket.resource)
             if waiter.answer is not False or line is None:
-                return Place.ANSWERED
+                return WaiterState.ANSWERED
             return line.place(waiter)
 
     def behind(self, waiter: Waiter) -> Behind | None:
@@ -415,7 +415,9 @@ class Lines:
             line = self._lines.get(waiter.ticket.resource)
             if waiter.answer is not False or line is None:
                 return []
-            if line.place(waiter) is Place.LET_IN_TOO:  # those that share with it are let in with it, or wait with it
+            if (
+                line.place(waiter) is WaiterState.LET_IN_TOO
+            ):  # those that share with it are let in with it, or wait with it
                 line.opened = None
                 return list(itertools.islice(line.like(waiter), MOST_IN_A_LOOK))
             if last:

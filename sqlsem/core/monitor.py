@@ -6,12 +6,12 @@ import abc
 from typing import ClassVar
 
 from sqlsem.core.membership import Membership
-from sqlsem.core.threads import GoesOn, Kept, voice
-from sqlsem.core.waiting import WaitingRoom
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, voice
+from sqlsem.core.wait_pool import WaitConnectionPool
 from sqlsem.engines.base import Session
 from sqlsem.errors import SqlsemError
 
-__all__ = ["Lookout"]
+__all__ = ["Monitor"]
 
 log = voice
 
@@ -21,7 +21,7 @@ ANSWER_SECONDS = 15.0
 CLOSE_SECONDS = 0.5
 
 
-class Lookout(abc.ABC):
+class Monitor(abc.ABC):
     """On a session of its own, as the main one has to be free for the pings.
 
     The state lock guards what is looked for; `begin` and `cares` are called with it held.
@@ -32,11 +32,11 @@ class Lookout(abc.ABC):
     every: ClassVar[float]
     what: ClassVar[str]
 
-    def __init__(self, member: Membership, waiting_room: WaitingRoom) -> None:
+    def __init__(self, member: Membership, waiting_room: WaitConnectionPool) -> None:
         self.member = member
         self.waiting_room = waiting_room
         self.state_lock = member.state_lock
-        self.thread = Kept(self.name, self.run, member.closing)
+        self.thread = SupervisedThread(self.name, self.run, member.closing)
         self._session: Session | None = None
 
     @abc.abstractmethod
@@ -55,7 +55,7 @@ class Lookout(abc.ABC):
             except RuntimeError as exc:  # no more threads, or this process is ending
                 log.warning("Nobody looks for %s of this process, which is tried again: %s", self.what, exc)
 
-    def run(self, goes_on: GoesOn) -> None:
+    def run(self, goes_on: ShouldContinue) -> None:
         """Thread: look, until nobody is left for whom."""
         while True:
             self.member.closing.wait(self.every)

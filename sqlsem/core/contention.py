@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqlsem.core.holdings import Holding
-from sqlsem.core.lookout import Lookout
 from sqlsem.core.membership import Membership
-from sqlsem.core.waiting import WaitingRoom
+from sqlsem.core.monitor import Monitor
+from sqlsem.core.wait_pool import WaitConnectionPool
 from sqlsem.engines.base import Session
 from sqlsem.engines.priorities import is_place, line_of
 from sqlsem.model import UPGRADE, Entry, Request
 
-__all__ = ["WantedWatch"]
+__all__ = ["ContentionMonitor"]
 
 #: Of so many resources each is asked for by itself; of more, all are asked for at once.
 MOST_RESOURCES = 4
@@ -46,7 +46,7 @@ class _Watched:
         )
 
 
-class WantedWatch(Lookout):
+class ContentionMonitor(Monitor):
     """Those of this process are told at once of each other. For those of others it looks once a second, for as long as
     anybody holds something who wants to know and has not been told.
     """
@@ -55,7 +55,7 @@ class WantedWatch(Lookout):
     every = 1.0
     what = "those who wait behind this process"
 
-    def __init__(self, member: Membership, waiting_room: WaitingRoom) -> None:
+    def __init__(self, member: Membership, waiting_room: WaitConnectionPool) -> None:
         super().__init__(member, waiting_room)
         self._watched: list[_Watched] = []
 

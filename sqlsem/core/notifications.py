@@ -6,13 +6,13 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from sqlsem.core.bell import Bell
-from sqlsem.core.places import Places, Token
-from sqlsem.core.threads import GoesOn, Kept, voice
+from sqlsem.core.change_counter import ChangeCounter
+from sqlsem.core.permits import Permit, PermitPool
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, voice
 from sqlsem.engines.base import Engine, Session
 from sqlsem.errors import SqlsemError
 
-__all__ = ["News"]
+__all__ = ["NotificationListener"]
 
 log = voice
 
@@ -22,26 +22,26 @@ AGAIN_SECONDS, HEAR_SECONDS = 1.0, 5.0
 CLOSE_SECONDS = 2.0
 
 
-class News:
+class NotificationListener:
     """Rings the bell when others may have put something. Only hints: whoever waits looks from time to time as well.
 
     ``heard``: whether somebody listens just now.
     """
 
-    def __init__(self, engine: Engine, bell: Bell, closing: threading.Event) -> None:
+    def __init__(self, engine: Engine, bell: ChangeCounter, closing: threading.Event) -> None:
         self.heard = False
         self._engine = engine
         self._bell = bell
         self._closing = closing
-        self._waiting = Places()  # those who wait
-        self._thread = Kept("sqlsem-news", self._listen, closing)
+        self._waiting = PermitPool()  # those who wait
+        self._thread = SupervisedThread("sqlsem-news", self._listen, closing)
         self._session: Session | None = None
         self._silent = False  # this database tells nothing
 
     @contextlib.contextmanager
     def wanted(self) -> Iterator[None]:
         """Somebody waits meanwhile."""
-        place = Token()
+        place = Permit()
         try:
             self._waiting.take(place)
             if not self._silent and not self._closing.is_set():
@@ -64,7 +64,7 @@ class News:
             session.interrupt()
         self._thread.join(CLOSE_SECONDS)
 
-    def _listen(self, goes_on: GoesOn) -> None:
+    def _listen(self, goes_on: ShouldContinue) -> None:
         while goes_on():
             try:
                 self._session = session = self._engine.connect("listen")

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import tenacity
 
 from sqlsem import runtime
-from sqlsem.core import ending
+from sqlsem.core import shutdown
 from sqlsem.core.threads import foreign_place, voice
 from sqlsem.engines.base import (
     AdaptiveTimeout,
@@ -36,7 +36,7 @@ from sqlsem.engines.base import (
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
 
-__all__ = ["MainSession", "Member", "unavailable"]
+__all__ = ["ConnectionOwner", "MainConnection", "unavailable"]
 
 log = voice
 T = TypeVar("T")
@@ -49,7 +49,7 @@ FRESH = 1 / 8
 TRIED_AGAIN = tenacity.retry_if_exception_type((Disconnected, Busy))
 
 
-class Member(Protocol):
+class ConnectionOwner(Protocol):
     """Whose session it is. It is told by those who hold the session."""
 
     def entered(self, began: float, came_back: bool) -> None:
@@ -65,13 +65,13 @@ class Member(Protocol):
         """Nothing is ours any more; ``for_good``: nor is anything to be done later. Whether there was."""
 
 
-class MainSession:
+class MainConnection:
     """The connection, made again as often as it breaks.
 
     ``trust``: seconds for which we believe to live without a sign; 0: that is not watched.
     """
 
-    def __init__(self, engine: Engine, member: Member, retry: float, life: float, trust: float) -> None:
+    def __init__(self, engine: Engine, member: ConnectionOwner, retry: float, life: float, trust: float) -> None:
         self.closing = runtime.event()
         self.session: Session | None = None
         self.member_id: int | None = None  # our number in the database, once we have one
@@ -231,7 +231,7 @@ class MainSession:
         except BaseException:
             session.close()
             raise
-        ending.watch_child()
+        shutdown.watch_child()
         came_back = self.member_id == member_id
         try:
             self.member_id, self.session = member_id, session
@@ -302,11 +302,11 @@ class MainSession:
 
 
 #: What runs only while the session is held.
-HOLDING = frozenset({MainSession._attempt.__code__, MainSession._enter.__code__})
+HOLDING = frozenset({MainConnection._attempt.__code__, MainConnection._enter.__code__})
 
 
 def unavailable(what: str, exc: Disconnected, statistics: dict[str, Any]) -> Unavailable:
-    """What is raised when the attempts of `MainSession.policy` are used up."""
+    """What is raised when the attempts of `MainConnection.policy` are used up."""
     attempts = statistics.get("attempt_number", 1)
     question = "" if isinstance(exc, Refused) else "; is the server up, and the address right?"
     return Unavailable(

@@ -23,35 +23,35 @@ from typing import Any, TypeVar
 import tenacity
 
 from sqlsem import runtime
-from sqlsem.core import ending, nesting
-from sqlsem.core.bell import Bell
+from sqlsem.core import nesting, shutdown
 from sqlsem.core.callers import Caller, this_thread
+from sqlsem.core.cancellation import CancellationMonitor
+from sqlsem.core.change_counter import ChangeCounter
 from sqlsem.core.claims import Claim, Claims
-from sqlsem.core.deadlock_watch import DeadlockWatch
+from sqlsem.core.contention import ContentionMonitor
+from sqlsem.core.deadlock_monitor import DeadlockMonitor
+from sqlsem.core.event_bus import EventBus, drain, global_bus
+from sqlsem.core.event_loops import EventLoops
 from sqlsem.core.holdings import BaseGrant, Holdings
-from sqlsem.core.lines import Lines
-from sqlsem.core.loops import Loops
 from sqlsem.core.membership import Membership
-from sqlsem.core.minder import Minder
-from sqlsem.core.news import News
-from sqlsem.core.signals import Signals, drain, everywhere
+from sqlsem.core.notifications import NotificationListener
+from sqlsem.core.priority_waiters import PriorityWaiters
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
 from sqlsem.core.threads import Pool, call_out, hush, spawn, spawn_in_handler, voice, when_all
-from sqlsem.core.turns import Turns
-from sqlsem.core.waiting import WaitingRoom
-from sqlsem.core.wanted import WantedWatch
+from sqlsem.core.wait_pool import WaitConnectionPool
+from sqlsem.core.waiter_queues import WaiterQueues
 from sqlsem.engines.base import AdaptiveTimeout, Engine, EngineConnection, Session, bounded
 from sqlsem.engines.protocol import LockSession
 from sqlsem.model import End, Entry, Ticket, monotonic
 
-__all__ = ["Process", "processes"]
+__all__ = ["DatabaseClient", "processes"]
 
 log = voice
 T = TypeVar("T")
 
 #: Seconds that the server may be behind in what it has told us is done, when another one takes over from it.
 UNDONE_SECONDS = 60.0
-#: Why a lock is lost that was held when `Process.close` was called.
+#: Why a lock is lost that was held when `DatabaseClient.close` was called.
 CLOSED = "its coordinator was closed"
 #: At the end, for what happened before to be told.
 TELL_SECONDS = 1.0
@@ -59,7 +59,7 @@ TELL_SECONDS = 1.0
 MOST_CALLBACKS = 32
 
 
-class Process:
+class DatabaseClient:
     """This process in one database; it lasts as long as its coordinator is open. `Membership` reports to it.
 
     Attributes:
@@ -73,7 +73,7 @@ class Process:
         holdings: Its grants.
         claims: Its tasks, parts and callbacks.
         recent_ends: Ends of tasks, and when each was recorded: a server that takes over may not know them.
-        looks: What was seen of queues a moment ago, and when (see `sqlsem.core.late`).
+        looks: What was seen of queues a moment ago, and when (see `sqlsem.core.timeout_details`).
         lines: Who of it waits.
         turns: Who of it waits by priority.
         waiting_room: The sessions to wait in.
@@ -90,8 +90,8 @@ class Process:
     def __init__(self, engine: Engine, retry: float) -> None:
         self.engine = engine
         self.retry = retry
-        self.signals = Signals(engine.where, everywhere)
-        self._finalizer: weakref.finalize[Any, Process] | None = None
+        self.event_bus = EventBus(engine.where, global_bus)
+        self._finalizer: weakref.finalize[Any, DatabaseClient] | None = None
         self._reset()
         _processes.add(self)
 
@@ -101,34 +101,41 @@ class Process:
         self.member = Membership(self.engine, self, self.retry)
         self.state_lock = self.member.state_lock
         self.name = f"{socket.gethostname()}:{os.getpid()}"
-        self.secret = os.urandom(4).hex()
-        self._uid = f"{self.secret}{os.getpid():x}."  # what each begins with
+        self.nonce = os.urandom(4).hex()
+        self._uid = f"{self.nonce}{os.getpid():x}."  # what each begins with
         self._uids = itertools.count(1)
-        self.callbacks = Pool("sqlsem-lost", MOST_CALLBACKS, patient=True)
-        self.telling = Pool("sqlsem-told", 1, patient=True)
-        self.holdings = Holdings(self.member, self.signals)
+        self.callback_pool = Pool("sqlsem-lost", MOST_CALLBACKS, patient=True)
+        self.loss_log_pool = Pool("sqlsem-told", 1, patient=True)
+        self.holdings = Holdings(self.member, self.event_bus)
         self.claims = Claims(self.member)
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
-        self.above = nesting.Above()
-        self.looks: dict[str, tuple[float, list[Entry]]] = {}
-        self.lines = Lines(self.state_lock)
-        self.turns = Turns(self.state_lock)
-        self.waiting_room = WaitingRoom(self.member)
-        self.watch = DeadlockWatch(self.member, self.holdings, self.waiting_room, self.above)
-        self.minder = Minder(self.member, self.claims)
-        self.wanted = WantedWatch(self.member, self.waiting_room)
-        self.bell = Bell(self.member.closing)
-        self.news = News(self.engine, self.bell, self.member.closing)
-        self.loops = Loops(self.member)
+        self.parent_locks = nesting.Above()
+        self.queue_cache: dict[str, tuple[float, list[Entry]]] = {}
+        self.waiter_queues = WaiterQueues(self.state_lock)
+        self.priority_waiters = PriorityWaiters(self.state_lock)
+        self.wait_pool = WaitConnectionPool(self.member)
+        self.deadlock_monitor = DeadlockMonitor(self.member, self.holdings, self.wait_pool, self.parent_locks)
+        self.cancellation_monitor = CancellationMonitor(self.member, self.claims)
+        self.contention_monitor = ContentionMonitor(self.member, self.wait_pool)
+        self.queue_changes = ChangeCounter(self.member.closing)
+        self.notifications = NotificationListener(self.engine, self.queue_changes, self.member.closing)
+        self.event_loops = EventLoops(self.member)
         if self._finalizer is not None:
             self._finalizer.detach()  # of the parent's
-        parts = self.member, self.waiting_room, self.news, self.minder, [self.callbacks, self.telling], self.loops.pools
+        parts = (
+            self.member,
+            self.wait_pool,
+            self.notifications,
+            self.cancellation_monitor,
+            [self.callback_pool, self.loss_log_pool],
+            self.event_loops.pools,
+        )
         self._finalizer = weakref.finalize(self, _dropped, *parts)
         self._finalizer.atexit = False
 
     def requesting_id(self, caller: Caller) -> str:
         """Who asks, for those who look at the table."""
-        return f"{self.name}:{caller.number}:{self.secret}"
+        return f"{self.name}:{caller.number}:{self.nonce}"
 
     def new_uid(self) -> str:
         """An id for one request alone."""
@@ -136,15 +143,15 @@ class Process:
 
     # -- operations ---------------------------------------------------------------------------------------------
 
-    def perform(self, operation: Operation) -> Any:
+    def execute_effect(self, operation: Operation) -> Any:
         """Carry out an operation, blocking."""
         member = self.member
         if member.closing.is_set():
-            ending.stay_asleep()
+            shutdown.stay_asleep()
         if isinstance(operation, Call):
             return member.main.call(operation.what, operation.call, operation.budget, sign=operation.sign)
         if isinstance(operation, WaitFor):
-            with self.waiting_room.session(operation.timeout) as session:
+            with self.wait_pool.session(operation.timeout) as session:
                 if session is None:
                     return NO_ROOM
                 wait = session.upgrade if operation.upgrade else session.wait
@@ -155,7 +162,7 @@ class Process:
             return woken
         return member.verify()
 
-    def look(self, call: Callable[[Session], T], role: type[Any] = LockSession) -> T:
+    def with_connection(self, call: Callable[[Session], T], role: type[Any] = LockSession) -> T:
         """Do something that needs no membership but a ``role`` of the engine's, on a connection of its own."""
         self.require_open()
         self.engine.require(role, "This")
@@ -175,7 +182,7 @@ class Process:
                         session.close()
         raise AssertionError("unreachable")
 
-    def execute(self, text: str, started: Callable[[Session], None]) -> str | None:
+    def run_sql(self, text: str, started: Callable[[Session], None]) -> str | None:
         """Run the SQL of a task on a connection of its own."""
         self.require_open()
         session = self.engine.connect("work")
@@ -191,14 +198,14 @@ class Process:
         """Whether anything is held that could be lost."""
         return bool(self.holdings or self.claims)
 
-    def lose_and_tell(self, positions: Collection[int], why: str) -> None:
+    def mark_lost_and_log(self, positions: Collection[int], why: str) -> None:
         """As `lose`, where a program's thread has found it out: what is logged is logged when this returns."""
-        self.lose(positions, why)
+        self.mark_lost(positions, why)
         done = runtime.event()
-        _have_done(self.telling, done.set)
+        _have_done(self.loss_log_pool, done.set)
         done.wait(TELL_SECONDS)
 
-    def lose(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
+    def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
         """Declare what stands on these rows (None: everything) lost: flag, event, callback, in this order. Those who
         wait with one of them are woken. Callbacks, and the log, are left to other threads: who calls may hold the main
         session, or be the only one to learn of the next loss. Returns the callbacks.
@@ -206,17 +213,17 @@ class Process:
         lost = self.holdings.lose(positions, why)
         claims = self.claims.lose(why) if positions is None else []
         callbacks = [
-            _have_done(self.callbacks, call_out, f"on_lost of {grant.resource!r}", grant.holding.on_lost, grant)
+            _have_done(self.callback_pool, call_out, f"on_lost of {grant.resource!r}", grant.holding.on_lost, grant)
             for grant in lost
             if grant.holding.on_lost is not None
         ]
         if lost or claims:
-            _have_done(self.telling, self._tell_lost, lost, claims, why)
-        self.lines.wake(positions)
-        self.turns.wake(positions)
+            _have_done(self.loss_log_pool, self._tell_lost, lost, claims, why)
+        self.waiter_queues.wake(positions)
+        self.priority_waiters.wake(positions)
         for grant in lost:  # those that waited for what was ours wait for others now
             for ticket in grant.holding.tickets:
-                self.nudge(ticket.resource)
+                self.notify_waiters(ticket.resource)
         return callbacks
 
     def _tell_lost(self, grants: list[BaseGrant], claims: list[Claim], why: str) -> None:
@@ -225,38 +232,38 @@ class Process:
         for grant in grants:
             self.holdings.tell_lost(grant.holding)
 
-    def forgot(self, positions: Collection[int]) -> None:
+    def wake_waiters(self, positions: Collection[int]) -> None:
         """Who waits with one of these rows shall see that it is gone."""
-        self.lines.wake(positions)
-        self.turns.wake(positions)
+        self.waiter_queues.wake(positions)
+        self.priority_waiters.wake(positions)
 
-    def undone(self) -> Iterator[Callable[[Session, int], object]]:
+    def calls_to_repeat(self) -> Iterator[Callable[[Session, int], object]]:
         """Ends of tasks: a server that forgets one has the task running, by a member that lives, for ever."""
         ends = [end for at, end in list(self.recent_ends) if monotonic() - at < UNDONE_SECONDS]
         if ends and self.engine.beacon_may_fail:
             uid = f"{self._uid}again"
             yield lambda session, me: session.next_tasks(me, ends, "", "", uid, True, 0)
 
-    def returned(self, ticket: Ticket, session: Session, member_id: int) -> None:
+    def handle_release(self, ticket: Ticket, session: Session, member_id: int) -> None:
         """A number was given back: the next one of ours may have it. (Told by the thread that did it: a task would only
         hear of it a moment later.)
         """
-        self.turns.nudge(ticket.resource)
-        self.lines.hand_over(ticket.resource, session, member_id)
+        self.priority_waiters.nudge(ticket.resource)
+        self.waiter_queues.hand_over(ticket.resource, session, member_id)
 
-    def nudge(self, resource: str) -> None:
+    def notify_waiters(self, resource: str) -> None:
         """Something left this resource: looking may pay for those of ours who wait there."""
-        self.turns.nudge(resource)
-        self.lines.nudge(resource)
+        self.priority_waiters.nudge(resource)
+        self.waiter_queues.nudge(resource)
 
     def interrupt_overdue(self) -> None:
         """End waits whose answer is overdue."""
-        self.waiting_room.interrupt_overdue()
+        self.wait_pool.interrupt_overdue()
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Give up what belonged to event loops that are closed; and nobody shall wait who was not told to go."""
-        self.loops.tidy()
-        self.lines.tend()
+        self.event_loops.tidy()
+        self.waiter_queues.tend()
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -268,7 +275,7 @@ class Process:
     def require_open(self) -> None:
         """Raise `ConfigurationError` after `close`."""
         if self.closed:
-            ending.stay_asleep()
+            shutdown.stay_asleep()
             self.member.main.require_open()
 
     def close(self, by: int | None = None) -> None:
@@ -278,34 +285,34 @@ class Process:
         if self._finalizer is not None:
             self._finalizer.detach()
         self.member.closing.set()
-        self.lines.wake(None)
-        self.turns.wake(None)
-        self.waiting_room.dismiss()
-        self.news.close()
-        self.minder.close()
-        callbacks = self.lose(self._held_by_others(by), CLOSED)  # before anybody else can be granted
+        self.waiter_queues.wake(None)
+        self.priority_waiters.wake(None)
+        self.wait_pool.dismiss()
+        self.notifications.close()
+        self.cancellation_monitor.close()
+        callbacks = self.mark_lost(self._held_by_others(by), CLOSED)  # before anybody else can be granted
         if callbacks:
             returned = runtime.event()
             when_all(callbacks, returned.set)
             returned.wait(TELL_SECONDS)
         if self.member.close(self._waited_for()):
             self.holdings.close(CLOSED)
-        self.watch.close()
-        self.wanted.close()
-        self.lose(None, CLOSED)
-        self.telling.close(TELL_SECONDS)
-        self.callbacks.close(TELL_SECONDS)
-        self.waiting_room.close()
-        self.loops.close()
+        self.deadlock_monitor.close()
+        self.contention_monitor.close()
+        self.mark_lost(None, CLOSED)
+        self.loss_log_pool.close(TELL_SECONDS)
+        self.callback_pool.close(TELL_SECONDS)
+        self.wait_pool.close()
+        self.event_loops.close()
         _processes.discard(self)
 
     def _held_by_others(self, by: int | None) -> list[int]:
         """The positions held by threads and tasks that run on after `close`, and so lose them: not the caller of
         `close`, and nobody at the end of the interpreter.
         """
-        if ending.has_begun():
+        if shutdown.has_begun():
             return []
-        callers = {this_thread().number, self.loops.running(), by}
+        callers = {this_thread().number, self.event_loops.running(), by}
         holdings = [grant.holding for grant in self.holdings.grants()]
         lost = [holding for holding in holdings if holding.caller.number not in callers and holding.caller.is_running]
         return [ticket.position for one in lost for ticket in one.tickets]
@@ -313,7 +320,9 @@ class Process:
     def _waited_for(self) -> list[Ticket]:
         """The rows of those who wait."""
         held = {ticket.position for grant in self.holdings.grants() for ticket in grant.holding.tickets}
-        positions = {waiter.position for waiter in (*self.lines.waiters(), *self.turns.waiters())} - held
+        positions = {
+            waiter.position for waiter in (*self.waiter_queues.waiters(), *self.priority_waiters.waiters())
+        } - held
         with self.state_lock:
             return [self.member.tickets[position] for position in positions if position in self.member.tickets]
 
@@ -324,11 +333,11 @@ class Process:
         main = self.member.main.session
         sessions: list[EngineConnection] = [
             *([] if main is None else [main]),
-            *self.news.sessions(),
-            *self.watch.sessions(),
-            *self.wanted.sessions(),
-            *self.waiting_room.sessions(),
-            *self.loops.sessions(),
+            *self.notifications.sessions(),
+            *self.deadlock_monitor.sessions(),
+            *self.contention_monitor.sessions(),
+            *self.wait_pool.sessions(),
+            *self.event_loops.sessions(),
         ]
         for session in sessions:
             session.abandon()
@@ -342,9 +351,9 @@ class Process:
 
 def _dropped(
     member: Membership,
-    room: WaitingRoom,
-    news: News,
-    minder: Minder,
+    room: WaitConnectionPool,
+    news: NotificationListener,
+    minder: CancellationMonitor,
     pools: list[Pool],
     more_pools: Mapping[str, Pool],
 ) -> None:
@@ -383,28 +392,28 @@ def _have_done(pool: Pool, call: Callable[..., object], *arguments: Any) -> Futu
         return done
 
 
-_processes: weakref.WeakSet[Process] = weakref.WeakSet()
+_processes: weakref.WeakSet[DatabaseClient] = weakref.WeakSet()
 _inherited: list[EngineConnection] = []  # kept, as they would be closed by being forgotten
 
 
-def processes() -> list[Process]:
+def processes() -> list[DatabaseClient]:
     """All that are open: one for each coordinator."""
-    return [process for process in list(_processes) if not process.closed]
+    return [client for client in list(_processes) if not client.closed]
 
 
 def _after_fork_in_child() -> None:
-    for process in list(_processes):
-        _inherited.extend(process.after_fork())
+    for client in list(_processes):
+        _inherited.extend(client.after_fork())
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-@ending.at_end
+@shutdown.at_end
 def _at_exit() -> None:
     drain(TELL_SECONDS)
-    ending.begin()
-    for process in list(_processes):
-        process.close()
+    shutdown.begin()
+    for client in list(_processes):
+        client.close()
     hush(TELL_SECONDS)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from sqlsem.model import monotonic
 
-__all__ = ["pauses"]
+__all__ = ["backoff_delays"]
 
 #: The first pause, and the longest.
 FIRST_SECONDS, LONGEST_SECONDS = 0.003, 0.5
@@ -18,12 +18,12 @@ GROWTH = 1.5
 JITTER = 0.8, 1.2
 
 
-def pauses(
+def backoff_delays(
     timeout: float | None = None, *, first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS
 ) -> Iterator[float]:
     """Seconds for one pause after the other, longer and longer, until ``timeout`` seconds are over (None: for ever).
 
-    >>> list(pauses(timeout=0))
+    >>> list(backoff_delays(timeout=0))
     []
     """
     deadline = math.inf if timeout is None else monotonic() + timeout

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from sqlsem.core import ending
+from sqlsem.core import shutdown
 from sqlsem.core.membership import Membership
-from sqlsem.core.places import Places
+from sqlsem.core.permits import PermitPool
 from sqlsem.core.threads import Pool
 from sqlsem.engines.base import AsyncSession, EngineConnection
 
-__all__ = ["LoopDriver", "Loops"]
+__all__ = ["EventLoops", "LoopDriver"]
 
 T = TypeVar("T")
 
@@ -33,13 +33,13 @@ class LoopDriver(Protocol):
         """Nothing of it can be awaited any more: give back, withdraw, close."""
 
 
-class Loops:
+class EventLoops:
     """The drivers, by event loop, and what they share."""
 
     def __init__(self, member: Membership) -> None:
         self._member = member
         self.drivers: dict[Any, LoopDriver] = {}
-        self.places = Places(member.engine.async_sessions)  # to wait in the database
+        self.places = PermitPool(member.engine.async_sessions)  # to wait in the database
         self.pools: dict[str, Pool] = {}
 
     def submit(self, pool: str, call: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -57,7 +57,7 @@ class Loops:
         try:
             return threads.submit(call, *arguments)
         except RuntimeError:
-            ending.stay_asleep()
+            shutdown.stay_asleep()
             self._member.main.require_open()  # closed this instant
             raise
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from sqlsem import runtime
 from sqlsem.core.claims import Claim, Claims
 from sqlsem.core.membership import Membership
-from sqlsem.core.threads import GoesOn, Kept, spawn, voice
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, spawn, voice
 from sqlsem.errors import SqlsemError
 from sqlsem.model import monotonic
 
-__all__ = ["Minder", "Stoppable"]
+__all__ = ["Cancellable", "CancellationMonitor"]
 
 log = voice
 
@@ -26,7 +26,7 @@ LOOK_SECONDS, LEAST_SECONDS = 1.0, 0.5
 CLOSE_SECONDS = 2.0
 
 
-class Stoppable(Claim):
+class Cancellable(Claim):
     """A claim that may be told to stop, while it runs.
 
     Attributes:
@@ -94,14 +94,14 @@ class Stoppable(Claim):
             self._ender = None
 
 
-class Minder:
+class CancellationMonitor:
     """A thread, from the first task on, that tells claims what is asked of them."""
 
     def __init__(self, member: Membership, claims: Claims) -> None:
         self._member = member
         self._claims = claims
         self._wanted = runtime.event()
-        self._thread = Kept("sqlsem-minder", self._work, member.closing)
+        self._thread = SupervisedThread("sqlsem-minder", self._work, member.closing)
 
     def mind(self) -> None:
         """Something was claimed that others may want to end."""
@@ -119,7 +119,7 @@ class Minder:
         self._wanted.set()
         self._thread.join(CLOSE_SECONDS)
 
-    def _work(self, goes_on: GoesOn) -> None:
+    def _work(self, goes_on: ShouldContinue) -> None:
         # Between two looks nothing here may refer to a claim: one that is dropped is given back when nothing does.
         closing = self._member.closing
         looked = monotonic()
@@ -156,10 +156,10 @@ class Minder:
         ends = [task.deadline for task in tasks if task.deadline is not None and task.why_stopped is None]
         return look, min([look, *ends])
 
-    def _running(self) -> list[Stoppable]:
-        return [claim for claim in self._claims.all() if isinstance(claim, Stoppable)]
+    def _running(self) -> list[Cancellable]:
+        return [claim for claim in self._claims.all() if isinstance(claim, Cancellable)]
 
-    def _look(self, tasks: list[Stoppable]) -> None:
+    def _look(self, tasks: list[Cancellable]) -> None:
         known = {task.number: task for task in tasks}
         if not known or self._member.closing.is_set():
             return

@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable
 
-from sqlsem.core.lines import Waiter
+from sqlsem.core.waiter_queues import Waiter
 
-__all__ = ["Turns"]
+__all__ = ["PriorityWaiters"]
 
 
-class Turns:
+class PriorityWaiters:
     """Those of this process who wait in lines of priority, by resource and place."""
 
     def __init__(self, state_lock: threading.Lock) -> None:

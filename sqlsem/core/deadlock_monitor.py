@@ -7,41 +7,43 @@ from typing import Protocol
 
 from sqlsem.core import nesting
 from sqlsem.core.holdings import Holdings
-from sqlsem.core.lookout import Lookout
 from sqlsem.core.membership import Membership
-from sqlsem.core.waiting import WaitingRoom
+from sqlsem.core.monitor import Monitor
+from sqlsem.core.wait_pool import WaitConnectionPool
 from sqlsem.deadlocks import Found
 from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import DeadlockSession
 from sqlsem.model import Ticket, monotonic
 
-__all__ = ["DeadlockWatch", "Suspect"]
+__all__ = ["DeadlockCandidate", "DeadlockMonitor"]
 
 #: Seconds that a deadlock's victim gets to give up, before it is looked for further ones.
 SETTLE_SECONDS = 0.5
 
 
-class Suspect(Protocol):
+class DeadlockCandidate(Protocol):
     """Somebody of ours who waits while others may wait for it."""
 
     def tell(self, found: Found) -> None:
         """Its request has to be given up."""
 
 
-class DeadlockWatch(Lookout):
+class DeadlockMonitor(Monitor):
     """Those who may be in a deadlock, and a thread that looks as long as there are any."""
 
     name = "sqlsem-lookout"
     every = 0.75
     what = "deadlocks"
 
-    def __init__(self, member: Membership, holdings: Holdings, waiting_room: WaitingRoom, above: nesting.Above) -> None:
+    def __init__(
+        self, member: Membership, holdings: Holdings, waiting_room: WaitConnectionPool, above: nesting.Above
+    ) -> None:
         super().__init__(member, waiting_room)
         self._holdings = holdings
         self._above = above
-        self._suspects: dict[int, Suspect] = {}  # by the positions that it waits at
+        self._suspects: dict[int, DeadlockCandidate] = {}  # by the positions that it waits at
 
-    def add(self, suspect: Suspect, tickets: Sequence[Ticket], number: int) -> bool:
+    def add(self, suspect: DeadlockCandidate, tickets: Sequence[Ticket], number: int) -> bool:
         """The thread or task of that number begins to wait. False when that can be no part of a deadlock, as it has
         nothing else.
         """

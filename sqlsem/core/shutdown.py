@@ -35,8 +35,8 @@ def watch_child() -> None:
     if _watched == os.getpid():
         return
     _watched = os.getpid()
-    util, process = sys.modules.get("multiprocessing.util"), sys.modules.get("multiprocessing.process")
-    if util is not None and process is not None and process.parent_process() is not None:
+    util, client = sys.modules.get("multiprocessing.util"), sys.modules.get("multiprocessing.process")
+    if util is not None and client is not None and client.parent_process() is not None:
         util.Finalize(None, _end_child, exitpriority=CHILD_PRIORITY)
 
 
