@@ -50,7 +50,7 @@ def test_locks_are_in_the_database_of_the_settings(alias, connect, name):
         assert connect().mutex(name).locked()
 
 
-def test_a_closed_one_is_made_anew(alias, name):
+def test_closed_coordinator_is_recreated(alias, name):
     adapter.coordinator(alias).close()
     with adapter.coordinator(alias).mutex(name):
         pass
@@ -74,7 +74,7 @@ def test_inside_of_another_transaction_it_is_refused(alias, connect, name):
     assert not connect().mutex(name).locked()
 
 
-def test_what_was_written_after_a_loss_is_not_committed(alias, connect, name):
+def test_writes_after_a_loss_are_rolled_back(alias, connect, name):
     if connections[alias].vendor == "postgresql":
         with connections[alias].cursor() as cursor:
             cursor.execute("CREATE TABLE IF NOT EXISTS written (what text)")

@@ -59,7 +59,7 @@ def test_workers_share_a_limit(run, pytester, others):
     assert len({one.pid for one in past}) > 1, "one worker did it all"
 
 
-def test_who_waits_too_long_is_an_error(run, others):
+def test_wait_timeout_is_a_test_error(run, others):
     text = """
         import pytest
 
@@ -118,7 +118,7 @@ def test_readers_and_several_at_once(run, others):
 
 
 @pytest.mark.parametrize("marker", ["'gate', limt=2", "", "'gate', access='look'", "'gate', limit=0"])
-def test_what_cannot_be_is_said(run, marker):
+def test_invalid_marker_is_reported(run, marker):
     text = f"""
         import pytest
 

@@ -81,7 +81,7 @@ def test_acquire_waits_for_a_bare_row_not_committed_yet(database, two, name, end
     assert position > bare
 
 
-def test_neither_try_nor_a_timeout_passes_a_bare_row_not_committed_yet(database, two, name):
+def test_try_and_timeout_wait_for_uncommitted_bare_row(database, two, name):
     slow, quick = two
     bare = database.insert_bare(slow.cursor(), name, "bare", concurrency_limit=1)
     assert acquire(quick, name, 0) == (-1, None, None)
@@ -107,7 +107,7 @@ def test_a_bare_row_waits_for_a_bare_row_not_committed_yet(database, two, name):
         delete(database, quick, position)
 
 
-def test_a_bare_row_is_behind_whoever_holds_by_call_or_python(connect, database, two, name):
+def test_bare_row_waits_behind_routine_and_python_holders(connect, database, two, name):
     _, quick = two
     with database.raw() as caller:
         code, position, _ = acquire(caller, name, concurrency_limit=3)

@@ -91,7 +91,7 @@ def test_code_of_a_plain_user_is_not_kept(user, database, connect, name):
     coordinator.close()
 
 
-def test_what_is_another_logins_cannot_be_ended(login, connect, name):
+def test_part_of_another_login_cannot_be_ended(login, connect, name):
     """Not even by one that knows its member and the uid of its start."""
     coordinator = connect()
     running = batches.batch(name, ["a"], window=60, coordinator=coordinator).part("a").start()
@@ -157,7 +157,7 @@ def test_nulls_end_nothing(session, connect, name, call):
     assert entry.parts[0].status == "running"
 
 
-def test_a_plain_user_does_not_undo_what_an_operator_has_kept(user, connect, name):
+def test_user_does_not_undo_an_operators_hold(user, connect, name):
     coordinator = user.coordinator()
     for one in (connect(), coordinator):
         made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=one, on_success=sqlsem.Sql("SELECT 1"))

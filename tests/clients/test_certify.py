@@ -381,7 +381,7 @@ def test_overlap_is_seen_by_the_clock():
     assert overlap([*three, hold("limit", 5, 6, "d")]) is not None
 
 
-def test_installation_that_fails_is_told_in_the_words_of_the_server(bench, database, monkeypatch):
+def test_failed_installation_quotes_the_server(bench, database, monkeypatch):
     monkeypatch.setattr(engines.load(database.engine), "plan", lambda self, version: [(1, "CREATE TABEL x (a int);")])
     report = certify(bench(), [])
     (result,) = report.results

@@ -488,7 +488,7 @@ LEFT_TO_TABLES = {
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_no_argument_touches_what_is_another_logins(login, database, victims, name, role):
+def test_no_argument_changes_rows_of_another_login(login, database, victims, name, role):
     known = listed()
     wrong, count = [], 0
     with database.raw() as owner:
@@ -584,7 +584,7 @@ def test_comparisons_with_a_login_are_null_safe():
     assert wrong == []
 
 
-def test_a_login_returns_only_what_it_took_of_a_rate(login, database, name):
+def test_login_refunds_only_its_own_uses_of_a_rate(login, database, name):
     rate = f"{name}-shared"
     with database.raw() as owner:
         first, other = party(login, owner, name("a"), "u"), party(login, owner, name("b"), "u")

@@ -26,7 +26,7 @@ END $$
 """
 
 
-def test_a_failed_sql_task_keeps_what_the_database_said(database, name):
+def test_failed_sql_task_keeps_the_servers_message(database, name):
     for text in (FAILING, "SELECT * FROM nowhere_at_all"):
         assert call(database.url, "put", name, "--on-failure", "continue", "--sql", text).exit_code == 0
     worked = call(database.url, "work", name, "--idle-exit", "0")

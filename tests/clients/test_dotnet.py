@@ -160,7 +160,7 @@ def stays(events: list[dict[str, Any]], resource: str, limit: int, access: str, 
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("limit", 3), ("limit", 1), ("readwrite", 1)], ids=str)
-def test_one_queue_with_python(make_agent, python, name, kind, limit):
+def test_dotnet_and_python_share_a_queue(make_agent, python, name, kind, limit):
     agents = [make_agent() for _ in range(3)]
     children = [python() for _ in range(3)]
     rounds, seconds = 4, 0.05
@@ -234,7 +234,7 @@ def test_a_limit_of_the_servers(agent, make_agent, python, connect, name):
     operator.set_limit(name, None)
 
 
-def test_what_people_see(agent, connect, name):
+def test_dotnet_members_are_named_in_overview(agent, connect, name):
     granted = agent.do("acquire", "granted", name=name, limit=4, weight=2, note="by hand, ünd möre")
     (entry,) = connect().entries(name)
     assert (entry.state, entry.weight, entry.limit, entry.note) == ("holds", 2, 4, "by hand, ünd möre")
@@ -304,7 +304,7 @@ def test_killed_holder_is_recovered_from(agent, python, name):
     waiter.expect("released")
 
 
-def test_killed_waiter_holds_nobody_up(agent, make_agent, python, connect, name):
+def test_killed_dotnet_waiter_blocks_no_client(agent, make_agent, python, connect, name):
     holder = python()
     holder.send(do="acquire", lock={"kind": "mutex", "name": str(name)})
     holder.expect("granted")
@@ -418,7 +418,7 @@ def test_a_stopped_statement_does_not_end_the_wait(agent, database, connect, tak
 
 
 @pytest.mark.engines("postgresql")
-def test_what_cannot_be_cleaned_up_now_is_later(agent, database, connect, taken, name):
+def test_failed_cleanup_is_repeated_later(agent, database, connect, taken, name):
     agent.do("execute", "executed", text="SET lock_timeout = 200")
     agent.send(do="acquire", name=name, timeout=2)
     look = connect()

@@ -55,7 +55,7 @@ def test_every_statement_that_writes(connect, guarded, writer, refusal, name, st
         connection.rollback()
 
 
-def test_what_reaches_a_table_through_others(database, connect, guarded, writer, refusal, name):
+def test_guard_sees_writes_through_views_and_keys(database, connect, guarded, writer, refusal, name):
     """Views that can be written, and what a foreign key does."""
     database.rows(f"ALTER TABLE {guarded} ADD CONSTRAINT k{name} PRIMARY KEY (a)")
     owner, child = connect(), f"public.child{name}"
@@ -333,7 +333,7 @@ def test_the_seals_secret_is_the_owners(user, login):
                 connection.execute("SELECT sqlsem.pin_seal(1, 1)")
 
 
-def test_who_may_guard(database, user, login, name):
+def test_guarding_needs_owner_and_user_role(database, user, login, name):
     """Whose table it is, with the role of a user; and who writes into it needs no role to be refused."""
     stranger = login()
     schema = f"s{name}"
@@ -363,7 +363,7 @@ def name_of(login):
     return psycopg.conninfo.conninfo_to_dict(login.url)["user"]
 
 
-def test_what_the_trigger_runs_cannot_be_replaced_by_the_writer(database, connect, guarded, user, name):
+def test_guard_trigger_ignores_the_writers_search_path(database, connect, guarded, user, name):
     """Its names mean the system's, whatever the writer's search_path leads to."""
     schema = f"s{name}"
     with database.raw() as owner:
@@ -443,7 +443,7 @@ def test_the_other_way_in(database, connect, guarded, writer, name):
     connection.rollback()
 
 
-def test_a_seal_is_good_for_one_owner(database, guarded, user, login, name):
+def test_seal_is_valid_for_a_single_owner(database, guarded, user, login, name):
     """Who handed a lock over cannot write by an old note, not even while the row is nobody's that is known."""
     other = login("sqlsem_user")
     with database.raw() as owner:

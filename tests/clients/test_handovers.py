@@ -23,7 +23,7 @@ def three(user, login):
         yield giver, login("sqlsem_user"), login("sqlsem_user")
 
 
-def test_a_token_is_for_one_login(three, name):
+def test_token_is_valid_for_a_single_login(three, name):
     giver, meant, other = three
     with giver.mutex(name) as grant:
         token = grant.hand_over(to=name_of(meant))
@@ -54,7 +54,7 @@ def test_left_out_it_is_for_the_givers_own(three, name):
     giver.adopt(token).release()
 
 
-def test_a_role_may_be_named_whose_members_may(three, name):
+def test_token_for_a_role_is_valid_for_its_members(three, name):
     giver, meant, _ = three
     with giver.mutex(name) as grant:
         token = grant.hand_over(to="sqlsem_user")
@@ -62,7 +62,7 @@ def test_a_role_may_be_named_whose_members_may(three, name):
         taker.adopt(token).release()
 
 
-def test_who_reads_the_tables_cannot_adopt(three, login, name):
+def test_tables_do_not_reveal_tokens(three, login, name):
     """They show the hash of a token, and no token."""
     giver, _, other = three
     with giver.mutex(name) as grant:
@@ -81,7 +81,7 @@ def test_who_reads_the_tables_cannot_adopt(three, login, name):
         taker.adopt(token).release()
 
 
-def test_nobody_hands_over_what_is_anothers(three, name):
+def test_handover_of_another_logins_lock_is_refused(three, name):
     giver, _, other = three
     with giver.mutex(name) as grant, other.raw() as connection:
         (row,) = giver.entries(name)
@@ -146,7 +146,7 @@ def test_times_that_cannot_be(user, name, seconds):
         assert connection.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (0,)
 
 
-def test_a_mark_above_does_not_hide_what_is_adopted(user, name):
+def test_adopted_row_below_the_mark_is_seen(user, name):
     """The adopter has been given higher numbers, and marks stand above the one that comes to it."""
     with contextlib.closing(user.coordinator()) as giver, contextlib.closing(user.coordinator()) as taker:
         with giver.mutex(name) as grant:
@@ -162,7 +162,7 @@ def test_a_mark_above_does_not_hide_what_is_adopted(user, name):
             adopted.check()
 
 
-def test_what_is_in_transit_cannot_be_had_without_the_token(three, database, name):
+def test_row_in_transit_needs_its_token(three, database, name):
     """Not even by the login that it is for: it can neither take it, nor give it back, nor keep it alive."""
     giver, meant, _ = three
     with giver.mutex(name) as grant:

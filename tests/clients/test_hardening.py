@@ -46,7 +46,7 @@ def test_no_row_outlives_everybody(user, database, name):
     assert database.queue(name) == []
 
 
-def test_a_pin_is_for_those_whose_row_it_is(user, login, database, name):
+def test_pin_needs_ownership_of_the_row(user, login, database, name):
     other, operator = login("sqlsem_user"), login("sqlsem_operator")
     with user.raw() as mine, other.raw(autocommit=False) as theirs, database.raw() as owner:
         position = mine.execute("CALL sqlsem.acquire(%s, requesting_id => 'me')", (name,)).fetchone()[1]
@@ -70,7 +70,7 @@ def test_a_pin_is_for_those_whose_row_it_is(user, login, database, name):
 
 
 @pytest.mark.parametrize("outcome", ["reaped", "upgraded", "gold", "", None])
-def test_nobody_writes_what_it_likes_into_the_history(user, database, name, outcome):
+def test_history_is_not_writable_by_users(user, database, name, outcome):
     with user.raw() as connection:
         position, _ = register(connection, enrol(connection), name)
         with pytest.raises(errors.InvalidParameterValue, match="a request ends as"):
@@ -102,7 +102,7 @@ def test_control_characters_are_written_out_in_warnings(user, name):
     assert told[-1].endswith(r"has failed: a (\u001b]0;x\u0007\u000d\u000aWARNING: \u202e)")
 
 
-def test_what_is_done_after_a_release_is_durable(user, name):
+def test_writes_after_a_release_are_durable(user, name):
     with user.raw() as connection:
         position = connection.execute("CALL sqlsem.acquire(%s, requesting_id => 'me')", (name,)).fetchone()[1]
         with connection.transaction():
@@ -156,7 +156,7 @@ def test_another_logins_batch_is_not_ended_early(user, login, name):
 # -- locks that anybody can take ------------------------------------------------------------------------------------
 
 
-def test_who_waits_for_a_dead_ones_beacon_does_not_keep_it_alive(user, login, database, name):
+def test_waiter_on_a_dead_beacon_does_not_keep_it_alive(user, login, database, name):
     stranger = login()
     with contextlib.closing(stranger.raw()) as villain, user.raw() as victim, user.raw() as next_:
         member = enrol(victim)
@@ -183,7 +183,7 @@ def test_who_waits_for_a_dead_ones_beacon_does_not_keep_it_alive(user, login, da
 
 
 @pytest.mark.parametrize("way", ["try", "acquire"])
-def test_who_holds_a_dead_ones_entry_lock_does_not_hide_it(orphan, login, user, database, name, way):
+def test_foreign_wakeup_lock_does_not_hide_a_dead_member(orphan, login, user, database, name, way):
     _, position = orphan(grace=200)
     with login().raw() as villain, user.raw() as connection:
         key = database.rows("SELECT sqlsem.lock_class(2)")[0][0]
@@ -196,7 +196,7 @@ def test_who_holds_a_dead_ones_entry_lock_does_not_hide_it(orphan, login, user, 
         connection.execute("SELECT sqlsem.release(%s)", (name,))
 
 
-def test_numbers_whose_locks_are_taken_are_passed_over(user, login, database, name):
+def test_numbers_with_taken_locks_are_skipped(user, login, database, name):
     with login().raw() as villain, user.raw() as connection:
         member = enrol(connection)
         beacon = database.rows("SELECT beacon FROM sqlsem.member WHERE member_id = ?", member)[0][0]
@@ -238,7 +238,7 @@ def villain_of(database):
     return Database("postgresql", database.server.url(name, user=f"{name}_villain"), {}, database.server)
 
 
-def test_a_schema_of_somebody_elses_is_refused(empty):
+def test_schema_of_another_owner_is_refused(empty):
     villain_of(empty).rows("CREATE SCHEMA sqlsem")
     with pytest.raises(sqlsem.ConfigurationError, match=r"schema sqlsem belongs to \w+_villain.*ALTER SCHEMA"):
         empty.install()
@@ -250,7 +250,7 @@ def test_a_schema_of_somebody_elses_is_refused(empty):
 @pytest.mark.parametrize(
     "thing", ["FUNCTION sqlsem.plain(text) RETURNS text LANGUAGE sql AS 'SELECT $1'", "TABLE sqlsem.notes ()"]
 )
-def test_somebody_elses_things_in_the_schema_are_refused(empty, thing):
+def test_foreign_objects_in_the_schema_are_refused(empty, thing):
     villain = villain_of(empty)
     empty.rows("CREATE SCHEMA sqlsem")
     empty.rows(f"GRANT USAGE, CREATE ON SCHEMA sqlsem TO {name_of(villain)}")
@@ -262,7 +262,7 @@ def test_somebody_elses_things_in_the_schema_are_refused(empty, thing):
         empty.install()
 
 
-def test_what_init_says_to_who_may_not(empty, login):
+def test_init_without_rights_names_the_missing_right(empty, login):
     stranger = login()
     name = psycopg.conninfo.conninfo_to_dict(empty.url)["dbname"]
     theirs = Database("postgresql", empty.server.url(name, user=name_of(stranger)), {}, empty.server)
@@ -333,7 +333,7 @@ def state_of(login, name):
     return login.rows("SELECT state, missing_for IS NOT NULL, grace FROM sqlsem.entries(?)", name)[0]
 
 
-def test_who_only_looks_sees_the_dead_and_writes_nothing(orphan, login, database, name):
+def test_reader_sees_dead_members_without_writing(orphan, login, database, name):
     reader = login("sqlsem_reader")
     member, _ = orphan(grace=600_000)
     assert state_of(reader, name) == ("holds", True, 600.0)

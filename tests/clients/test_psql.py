@@ -112,7 +112,7 @@ def test_not_had_in_time(connect, start, name):
     assert f"'{name}' was not free within 0.3 s" in errors
 
 
-def test_an_answer_in_two_parts_is_one(start, tmp_path, name):
+def test_split_answer_is_read_whole(start, tmp_path, name):
     """A read that times out has taken the beginning of the line: "-", and then "1" is not a grant."""
     slow = tmp_path / "psql"
     slow.write_text("#!/bin/sh\nprintf -- -\nsleep 0.5\nprintf '1||\\n'\nexec cat > /dev/null\n")
@@ -130,7 +130,7 @@ def test_an_answer_in_two_parts_is_one(start, tmp_path, name):
         (["", "true"], "resource is empty"),
     ],
 )
-def test_what_the_database_refuses(start, name, arguments, words):
+def test_refusals_of_the_database_in_psql(start, name, arguments, words):
     code, _, errors = done(start(WITH_LOCK, *(name if argument == "NAME" else argument for argument in arguments)))
     assert code == 69
     assert words in errors
@@ -231,7 +231,7 @@ def test_the_sql_example(database, start, name):
     database.rows("DROP TABLE loaded")
 
 
-def test_the_sql_example_in_one_transaction_is_refused(database, start, name):
+def test_sql_example_in_a_single_transaction_is_refused(database, start, name):
     code, _, errors = psql(start, database, "-1", "-v", f"resource={name}", "-f", CLIENTS / "guarded-load.sql")
     assert code != 0
     assert "must not be called inside an open transaction" in errors

@@ -134,7 +134,7 @@ def name_of_session(connection):
     return connection.execute("SELECT session_user").fetchone()[0]
 
 
-def test_another_login_cannot_touch_a_row_though_it_knows_all_about_it(database, user, login, name):
+def test_row_of_another_login_is_protected(database, user, login, name):
     other = login("sqlsem_user")
     with user.raw() as mine, other.raw() as theirs:
         for lease in (None, 60.0):
@@ -312,7 +312,7 @@ def test_after_set_role_the_login_counts(database, login, name):
         assert owner.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position)).fetchone() == (0,)
 
 
-def test_a_worker_keeps_gives_back_and_hands_over_the_locks_of_its_tasks(database, login, connect, name):
+def test_worker_role_manages_the_locks_of_its_tasks(database, login, connect, name):
     worker, boss = login("sqlsem_worker"), connect()
     queue = boss.queue(name)
     with contextlib.closing(worker.coordinator(grace=3)) as theirs, worker.raw() as connection:

@@ -164,7 +164,7 @@ def test_by_position_of_the_parameters(session, name):
     assert connection.release(name, position, "me") == 0
 
 
-def test_what_psql_sends(session, name):
+def test_routines_accept_literals_of_psql(session, name):
     """Literals only, in the simple protocol; release with one, two and three of them is never ambiguous."""
     connection = session()
     for release in (
@@ -235,7 +235,7 @@ def test_release_without_a_position_gives_all_back(database, session, name):
     assert first.release(name) == -1
 
 
-def test_a_session_is_one_member(database, session, name):
+def test_session_is_a_single_member(database, session, name):
     connection = session()
     for suffix in "abc":
         connection.acquire(name(suffix))
@@ -398,7 +398,7 @@ def test_wrong_types(database, session, name, arguments):
     assert rows(database, name) == []
 
 
-def test_somebody_elses_position(database, session, name):
+def test_release_of_another_owners_position(database, session, name):
     first, two = session(), session()
     position = first.acquire(name, requesting_id="one")[1]
     assert two.release(name, position) == -1
@@ -435,7 +435,7 @@ def test_a_cancelled_call_leaves_no_row(database, session, name, how):
     two.granted()
 
 
-def test_a_waiting_row_that_nobody_attends_to_goes(database, session, name):
+def test_unattended_waiting_row_is_removed(database, session, name):
     """Whatever ended the call: its session lives, the member's beacon is held, and yet nobody is kept waiting."""
     connection, two, three = session(), session(), session()
     connection.acquire(name)
@@ -572,7 +572,7 @@ def test_a_wait_longer_than_the_lease(session, name):
     assert two.renew(name, position) == 0
 
 
-def test_what_renew_says_without_a_lease(session, kill, name):
+def test_renew_without_a_lease(session, kill, name):
     first, two = session(), session()
     position = first.acquire(name, requesting_id="one")[1]
     assert first.renew(name, position, "one") == 0

@@ -114,7 +114,7 @@ def test_several_upgrades_at_once(empty, later_version, threads):
     assert empty.rows("SELECT count(*) FROM sqlsem.added") == [(1,)], "the schema script ran once"
 
 
-def test_one_waits_for_another(empty, threads):
+def test_concurrent_installations_are_serialised(empty, threads):
     """The install lock is held to the end: the second finds the tables of the first."""
     empty.install()
     with empty.raw(autocommit=False) as first:
@@ -423,7 +423,7 @@ CATALOGUES = {
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-def test_upgrade_leaves_what_a_new_installation_has(current, engine_name, request, tmp_path, monkeypatch):
+def test_upgrade_equals_a_new_installation(current, engine_name, request, tmp_path, monkeypatch):
     upgrade(current)
     if engine_name == "postgresql":
         fresh = request.getfixturevalue("new_empty")()

@@ -108,7 +108,7 @@ def test_locks_that_cannot_be(database, name, locks, words):
         connection.execute("SELECT sqlsem.put(%s, 'SELECT 1', locks => %s)", (name, locks))
 
 
-def test_who_takes_no_locks_puts_no_tasks_that_do(login, connect, name):
+def test_putter_without_user_role_puts_no_locks(login, connect, name):
     putter, worker = login("sqlsem_putter"), login("sqlsem_worker")
     locks = f'[{{"resource": "{name}", "limit": 1}}]'
     with putter.raw() as connection, pytest.raises(errors.InsufficientPrivilege, match="may not take locks"):
@@ -342,7 +342,7 @@ def may_see(database):
 
 
 @pytest.mark.usefixtures("may_signal", "may_see")
-def test_what_a_session_does_after_its_call_is_left_alone(database, login, connect, name, threads):
+def test_session_is_left_alone_after_its_call(database, login, connect, name, threads):
     queue = connect().queue(name)
     queue.put(sqlsem.Sql("SELECT 1"), time_limit=0.01)
     told = threading.Event()
@@ -380,7 +380,7 @@ def test_time_is_counted_from_the_claim(database, connect, name, threads):
     assert queue.log(slow)[0].error == "It ran for longer than its time limit of 600 s, and was ended"
 
 
-def test_what_strikes_only_at_the_end_is_the_tasks_fault(database, connect, name):
+def test_deferred_error_fails_the_task(database, connect, name):
     table = f"made_by_{name}"
     database.rows(f"CREATE TABLE {table} (n integer UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     queue = connect().queue(name, on_failure="continue")
@@ -395,7 +395,7 @@ def test_what_strikes_only_at_the_end_is_the_tasks_fault(database, connect, name
     database.rows(f"DROP TABLE {table}")
 
 
-def test_what_a_session_does_that_was_given_up_is_undone(database, connect, name, threads):
+def test_work_of_an_expired_session_is_rolled_back(database, connect, name, threads):
     """Its text frees the session's locks, so that it looks dead."""
     table = f"made_by_{name}"
     database.rows(f"CREATE TABLE {table} (n integer)")
@@ -456,7 +456,7 @@ def test_bad_arguments(database, call, words):
     assert database.rows("SELECT count(*) FROM sqlsem.task WHERE queue_name IN ('q', '', ' q')") == [(0,)]
 
 
-def test_who_may_put_and_who_may_run(login, user, connect, name):
+def test_roles_for_putting_and_running(login, user, connect, name):
     """Putters have workers run code, workers run it; who takes locks, and who operates, does neither."""
     putter, worker, operator = login("sqlsem_putter"), login("sqlsem_worker"), login("sqlsem_operator")
     for other in (user, worker, operator, login("sqlsem_reader")):
@@ -487,7 +487,7 @@ def test_who_may_put_and_who_may_run(login, user, connect, name):
     assert failed.login == psycopg.conninfo.conninfo_to_dict(worker.url)["user"]
 
 
-def test_who_sees_what_a_task_is(login, user, connect, name):
+def test_roles_that_see_task_bodies(login, user, connect, name):
     """Bodies may hold secrets: who only puts sees its own tasks, and who takes locks none."""
     putter, other = login("sqlsem_putter"), login("sqlsem_putter")
     (number,) = putter.rows("SELECT sqlsem.put(?, 'SELECT 1')", name)[0]
@@ -538,7 +538,7 @@ def test_a_worker_ends_only_its_own_tasks(login, connect, name):
         "repeat('[', 5000) || repeat(']', 5000), 'json'",
     ],
 )
-def test_what_no_client_could_read_is_refused(database, name, arguments):
+def test_unreadable_values_are_refused(database, name, arguments):
     with pytest.raises(errors.InvalidParameterValue, match="sqlsem: "):
         database.rows(f"SELECT sqlsem.put('{name}', {arguments})")
     assert database.rows("SELECT count(*) FROM sqlsem.list_tasks(?)", name) == [(0,)]

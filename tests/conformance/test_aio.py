@@ -189,7 +189,7 @@ def test_decorated_coroutines(run, connect, database, name):
     run(main())  # in another loop
 
 
-def test_what_cannot_be_decorated(connect, name):
+def test_decorating_an_unsuitable_function_is_refused(connect, name):
     coordinator = connect()
 
     async def stream():
@@ -213,7 +213,7 @@ def test_what_cannot_be_decorated(connect, name):
         coordinator.mutex(name)(lambda: work())()
 
 
-def test_what_would_block_the_loop_is_refused(run, connect, database, name):
+def test_call_that_blocks_the_loop_is_refused(run, connect, database, name):
     lock = connect().mutex(name)
 
     @lock
@@ -435,7 +435,7 @@ def test_cancelled_twice(run, connect, database, name):
     run(main())
 
 
-def test_a_cancelled_task_lets_those_behind_go(run, connect, database, name):
+def test_cancelled_task_unblocks_the_next_waiter(run, connect, database, name):
     coordinator = connect()
 
     async def main():
@@ -588,7 +588,7 @@ class CancelledAt:
                 error = exc
 
 
-def test_a_task_that_is_cancelled_at_any_await_of_a_reentrant_block(run, connect, database, name):
+def test_reentrant_block_survives_cancel_at_any_await(run, connect, database, name):
     coordinator = connect(grace=GRACE)
 
     async def cancelled(number):
@@ -640,7 +640,7 @@ def test_an_error_inside_comes_before_a_loss_that_cancels(run, connect, database
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="before 3.11 nobody can tell two cancellations apart")
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_lost_and_cancelled_by_somebody_else_at_the_same_time(run, connect, name, ours_first):
+def test_lock_lost_while_its_task_is_cancelled(run, connect, name, ours_first):
     coordinator = connect()
 
     async def main():
@@ -718,7 +718,7 @@ def test_assert_held(run, connect, database, name):
 # -- loops that end, and things in the wrong place
 
 
-def test_a_loop_that_ends_gives_back_what_was_held_in_it(run, connect, database, name, caplog):
+def test_ended_loop_releases_its_grants(run, connect, database, name, caplog):
     coordinator = connect()
     lock = coordinator.aio.mutex(name)
     kept = []
@@ -745,7 +745,7 @@ def test_a_loop_that_ends_gives_back_what_was_held_in_it(run, connect, database,
     run(later())
 
 
-def test_a_loop_that_ends_gives_back_what_was_held_several_times_in_it(run, connect, database, name):
+def test_ended_loop_releases_reentrant_grants(run, connect, database, name):
     coordinator = connect()
     lock = coordinator.aio.mutex(name, reentrant=True)
 
@@ -867,7 +867,7 @@ def test_closing_tells_a_task_that_holds(run, connect, name, caplog):
     assert "event loop ended" not in caplog.text
 
 
-def test_taking_again_what_this_task_holds(run, connect, database, name):
+def test_acquire_again_in_the_same_task(run, connect, database, name):
     coordinator = connect()
 
     async def main():

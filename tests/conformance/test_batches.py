@@ -98,7 +98,7 @@ def check_many_batches(connect, name, threads, database, number):
         assert max(part.ended_at for part in entry.parts) == entry.ended_at
 
 
-def test_random_ends_give_one_start_each(connect, name, threads, database):
+def test_random_ends_start_a_single_callback(connect, name, threads, database):
     check_many_batches(connect, name, threads, database, 60)
 
 
@@ -197,7 +197,7 @@ def test_a_failed_part_keeps_the_next_from_starting(make):
     assert other.wait(PATIENCE).status == "succeeded"
 
 
-def test_the_last_to_end_may_be_the_one_that_fails(make):
+def test_last_part_may_be_the_failed_part(make):
     made = make("a", "b", on_success=lambda: pytest.fail("must not run"))
     run(made, "a")
     with pytest.raises(KeyboardInterrupt):
@@ -208,7 +208,7 @@ def test_the_last_to_end_may_be_the_one_that_fails(make):
     assert "KeyboardInterrupt" in {part.part: part.error for part in entry.parts}["b"]
 
 
-def test_what_the_hook_raises_hides_nothing(make, caplog):
+def test_error_in_hook_hides_no_other_error(make, caplog):
     def hook(failure):
         raise OSError("the pager is out of order")
 
@@ -338,7 +338,7 @@ def test_batch_is_abandoned_by_operator(make, connect, state, by_number):
     assert batches.abandon(operator, "nowhere") is None
 
 
-def test_batch_whose_callback_runs_is_not_abandoned(make, connect):
+def test_running_callback_keeps_batch_open(make, connect):
     operator, told = connect(), []
     made = make("a", on_success=lambda: told.append(batches.abandon(operator, made.name)))
     run(made, "a")
@@ -427,7 +427,7 @@ def test_a_success_older_than_the_window_does_not_count(make, database):
     assert ran == [1]
 
 
-def test_what_has_expired_is_told_once(database, name):
+def test_expired_batch_is_reported_once(database, name):
     session, last = database.session(), None
     try:
         member = session.register_member("here", 1, "test")
@@ -518,7 +518,7 @@ def test_old_batches_are_removed(make, database):
 # -- processes that die -----------------------------------------------------------------------------------------------
 
 
-def test_a_part_whose_process_dies_has_failed(make, spawn, name):
+def test_part_of_dead_process_counts_as_failed(make, spawn, name):
     made = make("a", "b", on_success=list)
     child = spawn(child_part, name=name, parts=["a", "b"], part="a")
     child.expect("started")
@@ -573,7 +573,7 @@ def test_a_paused_process_keeps_its_part(make, spawn, name, database):
     assert child.expect("ended")["is_last"]
 
 
-def test_a_callback_whose_process_dies_is_done_by_another(make, spawn, name, threads):
+def test_callback_of_dead_process_is_taken_over(make, spawn, name, threads):
     ran, resumed = [], []
     child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_callback=True)
     child.expect("started")
@@ -684,7 +684,7 @@ def leave_a_callback(database, name, kind, body, grace=0.0):
     return began.batch_id
 
 
-def test_what_is_kept_can_be_resumed_by_anybody(database, connect, name, ledger):
+def test_stored_callback_is_run_by_any_process(database, connect, name, ledger):
     coordinator = connect()
     number = leave_a_callback(database, name, "sql", ledger.insert)
     assert until(lambda: batches.resume(coordinator, name))
@@ -697,7 +697,7 @@ def test_what_is_kept_can_be_resumed_by_anybody(database, connect, name, ledger)
         batches.resume(coordinator, "nowhere")
 
 
-def test_what_is_not_kept_waits_for_who_declared_it(database, connect, make, name):
+def test_unstored_callback_waits_for_its_declarer(database, connect, make, name):
     ran = []
     number = leave_a_callback(database, name, "local", None)
     coordinator = connect()
@@ -714,7 +714,7 @@ def test_what_is_not_kept_waits_for_who_declared_it(database, connect, make, nam
     assert ran == [1]
 
 
-def test_a_part_that_declares_nothing_runs_what_the_others_declared(make, ledger):
+def test_part_without_callback_runs_the_declared_callback(make, ledger):
     run(make("a", "b", on_success=sqlsem.Sql(ledger.insert)), "a")
     assert run(make("a", "b"), "b").is_last
     assert ledger() == 1
@@ -1060,7 +1060,7 @@ def deaf(monkeypatch, made, after):
     monkeypatch.setattr(kind, "list_batches", look)
 
 
-def test_what_has_failed_is_told_though_the_rest_cannot_be_read(make, monkeypatch, database):
+def test_failures_are_reported_beside_unreadable_parts(make, monkeypatch, database):
     made = make("a", "b")
     with pytest.raises(ValueError):
         run(made, "a", fail=ValueError())
@@ -1146,7 +1146,7 @@ def test_a_connection_that_was_interrupted_is_replaced(connect, name):
 
 
 @needs_fork
-def test_a_forked_child_has_no_part_in_what_its_parent_runs(make, tmp_path):
+def test_forked_child_does_not_own_its_parents_part(make, tmp_path):
     told = []
 
     def leave(part):

@@ -104,7 +104,7 @@ def end_of(queue, number, outcome="cancelled"):
     return attempt.error
 
 
-def test_the_command_line_says_what_comes_of_it(database, queue):
+def test_cli_reports_the_outcome_of_cancel(database, queue):
     from click.testing import CliRunner
 
     from sqlsem import cli
@@ -142,7 +142,7 @@ def test_sql_is_ended(connect, queue, running):
 
 
 @posix
-def test_a_command_is_ended_with_what_it_has_started(connect, queue, running, tmp_path):
+def test_cancelled_command_ends_with_its_children(connect, queue, running, tmp_path):
     file = tmp_path / "pid"
     number = queue.put(sqlsem.Shell(f"(echo $$ > {file}.new; mv {file}.new {file}; sleep 600); true"))
     until(file.exists)
@@ -190,7 +190,7 @@ def test_a_function_in_a_call_to_the_system_runs_on(connect, queue, running):
     assert told == ["began"]
 
 
-def test_one_that_was_claimed_by_a_program_is_told(connect, queue):
+def test_claiming_program_is_notified_of_cancel(connect, queue):
     number = queue.put(Json("x"), max_attempts=5)
     task = queue.try_claim()
     cancel(connect, number)
@@ -204,7 +204,7 @@ def test_one_that_was_claimed_by_a_program_is_told(connect, queue):
 
 
 @pytest.mark.parametrize("outcome", ["failed", "returned", "finished"])
-def test_whoever_does_not_hear_of_it_ends_it_as_well(connect, queue, outcome):
+def test_cancel_ends_task_of_worker_that_never_polls(connect, queue, outcome):
     """A worker that does not ask; but a task that it has finished is finished."""
     number = queue.put(Json("x"), max_attempts=5)
     task = queue.try_claim()
@@ -230,7 +230,7 @@ def hold(channel, url, options, name):
     channel.ask()
 
 
-def test_one_whose_worker_dies_before_it_hears_of_it_is_not_run_again(spawn, connect, queue, name):
+def test_cancelled_task_of_dead_worker_is_not_rerun(spawn, connect, queue, name):
     number = queue.put(Json("x"))
     child = spawn(hold, name=str(name))
     child.expect("claimed")
@@ -250,7 +250,7 @@ def test_one_whose_worker_dies_before_it_hears_of_it_is_not_run_again(spawn, con
         assert not task.stop_event.is_set(), "what was asked of the last attempt is not asked of this one"
 
 
-def test_what_does_not_run_is_cancelled_at_once(connect, queue):
+def test_pending_task_is_cancelled_at_once(connect, queue):
     coordinator = connect()
     pending, failed = queue.put(1, order=1), queue.put(2)
     queue.try_claim().fail("no")
@@ -309,14 +309,14 @@ def test_a_program_is_told_that_its_time_is_up(queue):
     assert status(queue, task.id) == "finished"
 
 
-def test_what_is_no_limit(queue):
+def test_invalid_time_limit_is_refused(queue):
     for limit in (0, -1, "soon", float("nan"), 3e7):
         with pytest.raises(sqlsem.ConfigurationError, match="time_limit"):
             queue.put(1, time_limit=limit)
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-def test_looking_costs_one_statement_a_second_for_all(queue):
+def test_cancel_poll_costs_a_statement_per_second(queue):
     """And nothing where tasks are short, or nothing runs."""
     client = queue.claiming.client
     asked = []

@@ -203,7 +203,7 @@ def test_an_upgrade_waits_for_its_own_members_other_readers(member):
     assert waiting.get() is True
 
 
-def test_nobody_new_enters_beside_an_upgrader(member):
+def test_upgrade_keeps_new_readers_out(member):
     first, other = member(), member()
     mine, theirs = first.read(), other.read()
     waiting = first.upgrade(mine)
@@ -293,7 +293,7 @@ def test_a_try_changes_nothing(member):
     assert first.state(mine) == (WRITE, "holds")
 
 
-def test_a_try_when_somebody_may_just_be_entering(member):
+def test_upgrade_try_fails_while_a_reader_may_enter(member):
     first, other, third = member(), member(), member()
     mine = first.read()
     writer, late = third.ask(WRITE), other.ask(READ)
@@ -331,7 +331,7 @@ def test_every_call_may_be_repeated(member):
     assert first.outcomes(mine) == [(READ, "upgraded"), (WRITE, "downgraded"), (READ, "released")]
 
 
-def test_a_reader_who_may_enter_but_has_not_looked_is_let_in(member, database):
+def test_upgrade_waits_for_reader_that_may_enter(member, database):
     """It may just have seen that it may: so it counts as inside, and the upgrader waits for it."""
     first, other, third = member(), member(), member()
     mine = first.read()
@@ -373,7 +373,7 @@ def test_a_reader_asleep_is_woken_when_it_is_let_in(member):
 
 
 @pytest.mark.engines("postgresql")
-def test_one_that_is_let_in_and_never_looks(member, database):
+def test_granted_row_without_client_expires(member, database):
     """As the row of a session whose acquire was broken off: nobody attends to it, so it goes by itself."""
     first, other, third = member(), member(), member()
     mine = first.read()
@@ -502,7 +502,7 @@ def test_readers_behind_enter_when_the_writer_becomes_a_reader(member):
     promptly(woken_after, WOKEN, "they were not woken")
 
 
-def test_who_waits_behind_one_that_was_downgraded_is_woken_by_its_release(member):
+def test_release_after_downgrade_wakes_the_waiter(member):
     """The entry lock is there again."""
     first, other = member(), member()
 
@@ -597,7 +597,7 @@ def test_a_row_that_waits_is_not_converted(member):
     assert other.state(late) == (READ, "waits")
 
 
-def test_somebody_elses_row_is_not_converted(member):
+def test_convert_refuses_a_row_of_another_owner(member):
     first, other = member(), member()
     mine = first.read()
     stolen = Ticket(mine.resource, mine.position, "somebody else", True)
@@ -606,7 +606,7 @@ def test_somebody_elses_row_is_not_converted(member):
     assert first.state(mine) == (READ, "holds")
 
 
-def test_nobody_can_ask_for_the_label(member, database, name):
+def test_upgrade_label_cannot_be_requested(member, database, name):
     with pytest.raises(sqlsem.ConfigurationError, match="upgrade"):
         Request(name, "upgrade")
     if database.engine == "sqlite":
@@ -964,13 +964,13 @@ def test_a_knot_with_an_upgrade_in_it(connect, database, name):
 @pytest.mark.parametrize(
     "kind", [lambda c, n: c.mutex(n), lambda c, n: c.write(n), lambda c, n: c.limit(n, 3), lambda c, n: c.stage(n, 1)]
 )
-def test_what_is_no_reader_is_not_upgraded(connect, name, kind):
+def test_upgrade_of_a_non_reader_is_refused(connect, name, kind):
     with kind(connect(), name) as grant, pytest.raises(sqlsem.ConfigurationError, match="cannot be upgraded"):
         grant.upgrade()
 
 
 @pytest.mark.parametrize("kind", [lambda c, n: c.read(n), lambda c, n: c.limit(n, 3), lambda c, n: c.stage(n, 1)])
-def test_what_is_no_writer_is_not_downgraded(connect, name, kind):
+def test_downgrade_of_a_non_writer_is_refused(connect, name, kind):
     with kind(connect(), name) as grant, pytest.raises(sqlsem.ConfigurationError, match="cannot be downgraded"):
         grant.downgrade()
 
@@ -1010,7 +1010,7 @@ def test_a_reentrant_holder(connect, database, name):
         assert access(database, outer) == READ
 
 
-def test_only_one_thread_converts_a_grant_at_a_time(connect, database, name):
+def test_conversions_of_a_grant_are_serialised(connect, database, name):
     first, other = connect(), connect()
     reader = Attempt(other.read(name))
     reader.granted()
@@ -1023,7 +1023,7 @@ def test_only_one_thread_converts_a_grant_at_a_time(connect, database, name):
 
 
 @pytest.mark.leaves_rows
-def test_an_upgrade_whose_grant_is_taken_away(connect, database, name):
+def test_upgrade_of_a_revoked_grant_fails(connect, database, name):
     lost = []
     first, other = connect(grace=0.6), connect()
     with other.read(name):
@@ -1078,7 +1078,7 @@ def test_an_upgrade_that_cannot_be_put_back_at_once(connect, database, name, mon
         until(lambda: access(database, grant) == READ, "put back by the pulse")
 
 
-def test_what_is_put_back_late_does_not_undo_another_upgrade(connect, database, name, monkeypatch):
+def test_late_rollback_does_not_undo_a_later_upgrade(connect, database, name, monkeypatch):
     first, other = connect(), connect()
     reader = Attempt(other.read(name))
     reader.granted()

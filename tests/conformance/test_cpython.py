@@ -56,7 +56,7 @@ def test_acquire_and_release(make):
 
 
 @both
-def test_trying_what_another_holds(make, bunch):
+def test_try_of_a_lock_held_by_another_thread(make, bunch):
     lock = make()
     lock.acquire()
     results = []
@@ -145,7 +145,7 @@ def test_a_lock_can_be_referred_to_weakly(make):
 
 
 @both
-def test_what_is_free_cannot_be_released(make):
+def test_release_of_a_free_lock_is_refused(make):
     lock = make()
     with pytest.raises(RuntimeError):
         lock.release()
@@ -356,7 +356,7 @@ def test_a_plain_block_is_refused(connect, name):
     asyncio.run(main())
 
 
-def test_one_object_serves_several_loops(connect, name):
+def test_lock_object_serves_several_loops(connect, name):
     """(Those of asyncio belong to the first loop in which they had to wait.)"""
     lock = connect().mutex(name)
 

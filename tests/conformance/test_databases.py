@@ -108,7 +108,7 @@ class Other:
         (Other(), r"oracle\+oracledb cannot be used"),
     ],
 )
-def test_what_is_no_database(given, words):
+def test_invalid_database_url_is_refused(given, words):
     for use in (sqlsem.connect, *([sqlsem.configure] if given is not None else [])):
         with pytest.raises(sqlsem.ConfigurationError, match=words) as caught:
             use(given)

@@ -40,7 +40,7 @@ def test_the_living_are_shown_as_such(spawn, connect, database, name):
     child.expect("released")
 
 
-def test_ls_shows_the_dead_though_nobody_waits(spawn, connect, database, name):
+def test_ls_shows_dead_members_without_waiters(spawn, connect, database, name):
     coordinator = connect()
     child = hold(spawn, name)
     child.kill()
@@ -64,7 +64,7 @@ def test_a_try_gets_in_when_the_grace_of_the_dead_is_over(spawn, connect, name):
     lock.release()
 
 
-def test_history_tells_who_it_was_and_until_when_it_lived(spawn, connect, database, name):
+def test_history_names_dead_member_and_last_heartbeat(spawn, connect, database, name):
     coordinator = connect()
     asked_at = time.monotonic()
     child = hold(spawn, name, grace=4.0, note="load")  # (which a machine that stands still does not use up)
@@ -85,7 +85,7 @@ def test_history_tells_who_it_was_and_until_when_it_lived(spawn, connect, databa
     assert theirs.as_dict()["ended_by"] == theirs.ended_by
 
 
-def test_history_tells_who_took_it_away(connect, database, name):
+def test_history_names_the_revoking_operator(connect, database, name):
     coordinator, operator = connect(grace=0.5), connect()
     lock = coordinator.mutex(name)
     lock.acquire()

@@ -215,7 +215,7 @@ def test_the_dead_are_no_deadlock(ring, database, name):
     assert database.queue(name) == []
 
 
-def test_what_was_taken_away_is_no_deadlock(ring, database, name):
+def test_revoked_row_is_no_deadlock(ring, database, name):
     (one, first), (two, second) = ring(2)
     holds = min(row[0] for row in database.queue(name))
     assert one.revoke(holds, False) == 1
@@ -347,7 +347,7 @@ def test_a_timeout_comes_first(database, connect, name, threads):
     threads.join()
 
 
-def test_what_is_taken_at_once_can_meet_what_is_not(database, connect, name, threads):
+def test_all_of_deadlocks_with_sequential_acquires(database, connect, name, threads):
     """all_of, which has got one of its two, and somebody who takes them one after the other."""
     coordinator = connect()
     other = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b")))
@@ -461,7 +461,7 @@ def test_tasks_and_threads(database, connect, name, threads):
     threads.join()
 
 
-def test_nobody_looks_where_nobody_can_be_in_one(database, connect, name, threads):
+def test_no_search_without_possible_deadlock(database, connect, name, threads):
     """Who holds nothing else is never asked about, however long it waits."""
     coordinator = connect(grace=1)
     with coordinator.mutex(name("a")):
@@ -475,7 +475,7 @@ def test_nobody_looks_where_nobody_can_be_in_one(database, connect, name, thread
         threads.join()
 
 
-def test_looking_ends_when_nobody_waits(database, connect, name, threads):
+def test_search_ends_with_the_last_waiter(database, connect, name, threads):
     coordinator, other = connect(), connect()
     with other.mutex(name("b")):
         holder = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b")))
@@ -488,7 +488,7 @@ def test_looking_ends_when_nobody_waits(database, connect, name, threads):
     threads.join()
 
 
-def test_whoever_takes_locks_in_any_order_gets_through(database, connect, name, threads):
+def test_random_lock_order_completes_by_retry(database, connect, name, threads):
     """Nested at random, by threads of two coordinators; who is told gives back and tries again. Nobody is left."""
     coordinators = [connect(), connect()]
     rounds = 2
@@ -538,7 +538,7 @@ def test_whoever_takes_locks_in_any_order_gets_through(database, connect, name, 
     assert all(text.startswith("Deadlock: ") for text in told)
 
 
-def test_a_row_that_nobody_knows_any_more_is_no_deadlock(database, connect, name):
+def test_orphan_row_is_no_deadlock(database, connect, name):
     """A call of this very thread was broken off and has left it: a ping removes it, and who waits behind it goes on."""
     coordinator = connect(grace=1800)  # no ping comes by itself meanwhile
     with coordinator.mutex(name("before")):

@@ -44,7 +44,7 @@ def test_the_signature_and_the_rest_are_kept(connect, name):
     assert inspect.unwrap(guarded) is load
 
 
-def test_a_computed_name_makes_one_queue_for_each_value(connect, name):
+def test_computed_name_makes_a_queue_per_value(connect, name):
     coordinator = connect()
 
     @coordinator.mutex(lambda table: f"{name}:{table}")

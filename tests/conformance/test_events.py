@@ -66,7 +66,7 @@ def test_granted_and_released(connect, name, told, kind):
 
 @pytest.mark.parametrize("where", ["another member", "this member"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_wait_tells_whom_it_is_behind(connect, name, told, kind, where):
+def test_wait_event_names_the_holders(connect, name, told, kind, where):
     make, keeps_out, _ = KINDS[kind]
     coordinator = connect()
     other = connect() if where == "another member" else coordinator
@@ -87,7 +87,7 @@ def test_a_wait_tells_whom_it_is_behind(connect, name, told, kind, where):
     assert own[1].waited > 0
 
 
-def test_those_behind_one_of_ours_wait_behind_whom_it_waits(connect, name, told, monkeypatch):
+def test_wait_event_of_local_waiter_names_remote_holder(connect, name, told, monkeypatch):
     """... and the database is asked once."""
     one, other = connect(), connect()
     with one.mutex(name, note="the first") as first:
@@ -163,7 +163,7 @@ def test_a_deadlock(connect, name, told):
     assert names(told()) == ["granted", "deadlock", "released"]
 
 
-def test_what_is_lost(connect, name, told, caplog):
+def test_lost_event_is_published(connect, name, told, caplog):
     coordinator = connect()
     lock = coordinator.mutex(name)
     lock.acquire()
@@ -250,7 +250,7 @@ def test_a_callback_may_take_locks_which_are_not_told(connect, name):
     assert found == [name("outer")]
 
 
-def test_events_that_nobody_takes_are_dropped(connect, name, monkeypatch, caplog):
+def test_unread_events_are_dropped(connect, name, monkeypatch, caplog):
     monkeypatch.setattr(event_bus, "MOST_BEHIND", 10)
     coordinator = connect()
     gate, found = threading.Event(), []
@@ -326,7 +326,7 @@ def test_coroutine_functions_are_awaited_in_their_loop(connect, name):
     assert names(found) == ["granted", "released"] * 2
 
 
-def test_what_cannot_be_listened_to(connect):
+def test_subscription_to_unknown_event_is_refused(connect):
     coordinator = connect()
     with pytest.raises(sqlsem.ConfigurationError, match="no event 'grant'; there are 'waiting', 'granted'"):
         coordinator.on("grant", print)

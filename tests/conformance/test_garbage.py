@@ -147,7 +147,7 @@ LOCKS = [mutex, reentrant, limit, upgrade, group, lock_with_rate, priority, refu
 
 
 @pytest.mark.parametrize("primitive", LOCKS, ids=lambda value: value.__name__)
-def test_what_was_acquired_leaves_nothing(primitive, connect, name):
+def test_acquire_and_release_leave_no_objects(primitive, connect, name):
     assert left(primitive(connect(), connect(), name)) < 1
 
 
@@ -200,7 +200,7 @@ def add(one, other):
 
 @pytest.mark.faces("sync")
 @pytest.mark.parametrize("most", [1, 100], ids=["one by one", "in groups"])
-def test_what_a_worker_runs_leaves_nothing(most, connect, name):
+def test_worker_leaves_no_objects_per_task(most, connect, name):
     """A worker itself leaves something, once: so many tasks, and less than one object for each."""
     coordinator = connect()
     queue = coordinator.queue(name)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks]
 GRACE = 0.6
 
 
-def test_what_a_grant_tells(connect, database, name):
+def test_grant_attributes(connect, database, name):
     coordinator = connect()
     with coordinator.mutex(name, note="for the night") as grant:
         assert grant.resource == name
@@ -115,7 +115,7 @@ def test_on_lost_is_called_once_with_the_grant(connect, database, name):
     assert calls == [(grant, True, True)]
 
 
-def test_an_on_lost_that_fails_harms_nobody(connect, database, name):
+def test_failing_on_lost_callback_is_contained(connect, database, name):
     coordinator = connect(grace=GRACE)
 
     def on_lost(grant):
@@ -133,7 +133,7 @@ def test_an_on_lost_that_fails_harms_nobody(connect, database, name):
         pass
 
 
-def test_a_lost_lock_does_not_stand_in_the_way_of_a_new_one(connect, database, name):
+def test_lost_lock_can_be_acquired_again(connect, database, name):
     lock = connect().mutex(name)
     lock.acquire()
     grant = lock.grant
@@ -201,7 +201,7 @@ def test_assert_held_after_release(connect, name, transaction):
         grant.assert_held(transaction())
 
 
-def test_an_asserted_row_cannot_be_revoked_before_the_transaction_ends(connect, name, transaction, threads):
+def test_pinned_row_is_revoked_after_commit_only(connect, name, transaction, threads):
     coordinator, operator = connect(), connect(retry=60)
     lock = coordinator.mutex(name)
     lock.acquire()
@@ -285,7 +285,7 @@ def test_assert_held_with_a_dictionary_cursor(connect, database, name):
 
 
 @pytest.mark.engines("postgresql")
-def test_a_row_asserted_by_a_transaction_that_is_still_open_when_the_block_ends(connect, database, name, transaction):
+def test_pinned_row_outlives_its_block_until_commit(connect, database, name, transaction):
     """The block ends before the transaction: the row stays until then, and goes by itself."""
     coordinator = connect(grace=6)
     cursor = transaction()
@@ -363,7 +363,7 @@ def test_assert_held_with_sqlalchemy(connect, database, name):
         engine.dispose()
 
 
-def test_what_is_left_of_a_group_is_given_back_where_one_of_it_was_lost(connect, name):
+def test_all_of_releases_the_rest_when_a_row_is_lost(connect, name):
     """Its owner lives, so nobody else would ever remove the row."""
     owner, operator = connect(), connect()
     first, second = f"{name}-1", f"{name}-2"

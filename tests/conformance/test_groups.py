@@ -132,7 +132,7 @@ def test_short_tasks_are_done_in_few_calls_and_in_order(queue):
         assert attempt.started_at <= attempt.ended_at
 
 
-def test_long_tasks_are_claimed_one_by_one(queue):
+def test_long_tasks_are_claimed_singly(queue):
     queue.put_many([sqlsem.Call("time:sleep", 0.03)] * 10)
     calls = Calls(queue)
     Worker(queue, idle_exit=0).run()
@@ -190,7 +190,7 @@ def test_a_failure_holds_up_later_orders(queue, eager):
     assert queue.state().stuck
 
 
-def test_what_is_no_call_keeps_its_place(queue, eager, tmp_path):
+def test_task_that_is_no_call_keeps_its_order(queue, eager, tmp_path):
     file = tmp_path / "file"
     put(queue, 3)
     queue.put(sqlsem.Shell(f"touch {file}"))
@@ -229,7 +229,7 @@ def test_the_pace():
     assert sizer.next_size() == 1, "too long for a group, whatever it was"
 
 
-def test_the_pace_of_who_claims_ahead():
+def test_prefetch_shrinks_claims_of_long_tasks():
     """Two groups take no longer than one where nothing is claimed ahead; and of long tasks none is."""
     for seconds, most, ahead in ((0.0001, 50, True), (0.0009, 5, True), (0.002, 5, False)):
         sizer = claim_buffer.ClaimSizer(100, prefetch=True)
@@ -256,7 +256,7 @@ def sign(number):
     by.append(threading.get_ident())
 
 
-def test_short_tasks_are_run_by_one_thread(queue, unhurried, monkeypatch):
+def test_short_tasks_run_in_a_single_thread(queue, unhurried, monkeypatch):
     """Several would only wait for each other."""
     monkeypatch.setattr(worker_module, "CLAIMING_SECONDS", PATIENCE)
     monkeypatch.setattr(claim_buffer, "LONG_SECONDS", PATIENCE)
@@ -288,7 +288,7 @@ def test_the_next_thread_goes_on_with_the_group(queue, eager, unhurried):
     assert [outcomes(queue, number) for number in numbers] == [["finished"]] * 10
 
 
-def test_what_ends_while_others_rest_is_recorded_at_once(queue, monkeypatch):
+def test_result_is_recorded_while_other_threads_are_idle(queue, monkeypatch):
     """Who waits for a task ends it, and does not finish its rest first."""
     monkeypatch.setattr(worker_module, "MAINTENANCE_SECONDS", 4 * PATIENCE)
     monkeypatch.setattr(claiming, "RECOVER_SECONDS", (4 * PATIENCE, 4 * PATIENCE))
@@ -332,7 +332,7 @@ def test_a_slow_task_does_not_keep_its_neighbours(connect, queue, name, eager):
     ]
 
 
-def test_who_is_stopped_returns_what_has_not_begun(queue, eager):
+def test_stopped_worker_returns_unstarted_tasks(queue, eager):
     put(queue, 1, order=-1)
     numbers = with_a_slow_one(queue)
     worker = Worker(queue)
@@ -347,7 +347,7 @@ def test_who_is_stopped_returns_what_has_not_begun(queue, eager):
     assert [outcomes(queue, number) for number in numbers] == [["finished"]] * 3 + [["returned"]] * 7
 
 
-def test_who_is_aborted_returns_all_but_what_is_done(queue, eager):
+def test_aborted_worker_returns_all_unfinished_tasks(queue, eager):
     put(queue, 1, order=-1)
     numbers = with_a_slow_one(queue)
     worker = Worker(queue)
@@ -362,7 +362,7 @@ def test_who_is_aborted_returns_all_but_what_is_done(queue, eager):
     assert outcomes(queue, numbers[2]) == ["returned"], "and that it went on is nobody's business"
 
 
-def test_what_is_lost_does_not_begin(connect, queue, name, eager):
+def test_lost_task_does_not_start(connect, queue, name, eager):
     put(queue, 1, order=-1)
     numbers = with_a_slow_one(queue)
     worker = Worker(queue, idle_exit=0)
@@ -405,7 +405,7 @@ def see_claim(number):
 
 
 @postgresql
-def test_the_next_group_is_claimed_while_one_is_run(queue, watched, eager, unhurried, monkeypatch):
+def test_next_group_is_prefetched_during_a_run(queue, watched, eager, unhurried, monkeypatch):
     """By the leader's name, and with the ends of the group before."""
     monkeypatch.setattr(worker_module, "CLAIMING_SECONDS", PATIENCE)
     bodies = [sqlsem.Call(see_claim if number == 5 else note, number) for number in range(350)]
@@ -445,7 +445,7 @@ def test_nothing_is_kept_behind_a_slow_task(connect, queue, name, watched, eager
 
 
 @postgresql
-def test_what_comes_late_is_not_kept_behind_a_slow_task(queue, watched, eager):
+def test_late_claim_behind_slow_task_is_returned(queue, watched, eager):
     """It was claimed while nobody knew of that, and is given back as it arrives."""
     queue.put_many([sqlsem.Call(hold if number == 5 else note, number) for number in range(400)])
 
@@ -468,7 +468,7 @@ def test_what_comes_late_is_not_kept_behind_a_slow_task(queue, watched, eager):
 
 @postgresql
 @pytest.mark.parametrize("aborts", [False, True])
-def test_who_leaves_keeps_nothing_that_was_just_claimed(queue, watched, eager, unhurried, aborts):
+def test_leaving_thread_returns_its_new_claim(queue, watched, eager, unhurried, aborts):
     queue.put_many([sqlsem.Call(hold if number == 5 else note, number) for number in range(400)])
     worker = Worker(queue)
 
@@ -496,7 +496,7 @@ def test_who_leaves_keeps_nothing_that_was_just_claimed(queue, watched, eager, u
 
 
 @postgresql
-def test_what_is_claimed_alone_begins_when_all_before_is_recorded(queue, eager, unhurried):
+def test_exclusive_task_starts_after_earlier_results_are_stored(queue, eager, unhurried):
     """Else what kills its worker would have others run again."""
     put(queue, 101)
     queue.put(sqlsem.Shell("true"))
@@ -512,7 +512,7 @@ def test_what_is_claimed_alone_begins_when_all_before_is_recorded(queue, eager, 
 
 
 @postgresql
-def test_what_has_locks_is_not_claimed_ahead(queue, eager, unhurried):
+def test_task_with_locks_is_not_prefetched(queue, eager, unhurried):
     """It would keep others from these while what was claimed before is run."""
     looks = looks_for_parked(queue)
     put(queue, 201)  # the last claim ahead finds nothing, and looks for nothing else
@@ -522,7 +522,7 @@ def test_what_has_locks_is_not_claimed_ahead(queue, eager, unhurried):
 
 
 @postgresql
-def test_what_has_locks_is_looked_for_however_much_there_is_to_do(queue, unhurried, monkeypatch):
+def test_tasks_with_locks_are_claimed_beside_a_backlog(queue, unhurried, monkeypatch):
     monkeypatch.setattr(claiming, "BLOCKED_SECONDS", 0.01)
     monkeypatch.setattr(claiming, "BLOCKED_FACTOR", 0)
     looks = looks_for_parked(queue)
@@ -547,7 +547,7 @@ def looks_for_parked(queue):
 
 
 @postgresql
-def test_an_outage_of_who_claims_ahead(queue, watched, eager, unhurried):
+def test_prefetch_survives_an_outage(queue, watched, eager, unhurried):
     """What was claimed is run, what was done is recorded when the worker has ended, and another one goes on."""
     put(queue, 400)
 

@@ -33,7 +33,7 @@ def remove(database, position):
 
 
 @pytest.mark.parametrize("statement", ["INSERT INTO {} VALUES (1)", "UPDATE {} SET a = 2", "DELETE FROM {}"])
-def test_nobody_writes_without_the_lock(database, connect, guarded, writer, refusal, name, statement):
+def test_write_without_the_lock_is_refused(database, connect, guarded, writer, refusal, name, statement):
     for autocommit in (True, False):
         with refusal("which has asserted no", name):
             writer(autocommit=autocommit).cursor().execute(statement.format(guarded))
@@ -44,7 +44,7 @@ def test_nobody_writes_without_the_lock(database, connect, guarded, writer, refu
     assert values(database, guarded) == []
 
 
-def test_who_has_asserted_writes(database, connect, guarded, writer, name):
+def test_write_after_assert_is_allowed(database, connect, guarded, writer, name):
     connection = writer()
     with connect().mutex(name) as grant:
         for value in (1, 2):
@@ -84,7 +84,7 @@ def test_a_lock_that_was_lost(database, connect, guarded, writer, refusal, name)
         lock.release()
 
 
-def test_a_lock_that_is_taken_away_between_assert_and_write_waits(database, connect, guarded, writer, name, threads):
+def test_revoke_waits_for_the_asserting_transaction(database, connect, guarded, writer, name, threads):
     """The transaction keeps the row until its end: until then nobody else is let in, and it writes rightly."""
     coordinator, operator = connect(), connect(retry=60)
     lock = coordinator.mutex(name)
@@ -156,7 +156,7 @@ def test_a_reader_does_not_write(database, connect, guarded, writer, refusal, na
     assert values(database, guarded) == [1]
 
 
-def test_one_of_several_of_a_limit_writes(database, connect, guarded, writer, name):
+def test_holder_of_a_limit_may_write(database, connect, guarded, writer, name):
     coordinator = connect()
     with coordinator.limit(name, 3), coordinator.limit(name, 3, weight=2) as grant:
         connection = writer()
@@ -166,7 +166,7 @@ def test_one_of_several_of_a_limit_writes(database, connect, guarded, writer, na
     assert values(database, guarded) == [1]
 
 
-def test_one_who_waits_does_not_write(database, connect, guarded, writer, refusal, name):
+def test_waiter_may_not_write(database, connect, guarded, writer, refusal, name):
     from sqlsem.model import Request
 
     with connect().mutex(name), contextlib.closing(database.session()) as session:
@@ -179,7 +179,7 @@ def test_one_who_waits_does_not_write(database, connect, guarded, writer, refusa
         session.cancel(member, f"{name}-uid", "cancelled")
 
 
-def test_what_a_transaction_keeps_outlives_its_owner(database, connect, guarded, writer, name):
+def test_pinned_row_outlives_its_dead_member(database, connect, guarded, writer, name):
     """The member dies between two writes, and is removed: its row stands, and is kept by this transaction."""
     from sqlsem.model import Request
 
@@ -316,7 +316,7 @@ def test_bad_resources(connect, table, wrong):
         connect().guard_table(table(), wrong)
 
 
-def test_what_cannot_be_guarded(database, connect, table, name):
+def test_guard_of_unsuitable_table_is_refused(database, connect, table, name):
     coordinator, text = connect(), table()
     server = database.engine == "mssql"
     schema = "dbo" if server else "public"

@@ -71,21 +71,21 @@ def goes_in_after_both(waiter, first, last):
     assert answer() is True
 
 
-def test_the_next_one_goes_in(party, name):
+def test_release_grants_the_next_waiter(party, name):
     holder, waiter = party().ask(name), party().ask(name)
     answer = waiter.sleep(PATIENCE)
     holder.leave()
     assert answer() is True
 
 
-def test_who_stood_between_gives_up(party, name):
+def test_waiter_survives_a_middle_waiter_giving_up(party, name):
     """What it slept on is gone, and who holds is not."""
     holder, between, waiter = party().ask(name), party().ask(name), party().ask(name)
     goes_in_after_both(waiter, between, holder)
 
 
 @pytest.mark.parametrize("access", ["read", "stage:1"])
-def test_one_of_those_who_share_leaves(party, name, access):
+def test_reader_leaves_while_others_share(party, name, access):
     first, second, waiter = party().ask(name, access), party().ask(name, access), party().ask(name)
     goes_in_after_both(waiter, second, first)
 
@@ -115,7 +115,7 @@ def test_a_place_of_three_is_left(party, name, number):
     assert answer() is True
 
 
-def test_who_waits_for_a_place_is_behind_those_who_wait(party, name):
+def test_slot_waiter_stays_behind_earlier_waiters(party, name):
     """Also where these do not look just now."""
     holders = [party().ask(name, limit=2) for _ in range(2)]
     before, waiter = party().ask(name, limit=2), party().ask(name, limit=2)
@@ -153,7 +153,7 @@ def test_an_operator_takes_its_row_as_it_sleeps(party, name):
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql", "memory")
-def test_what_has_left_is_in_no_book_when_others_of_ours_are_told(connect, name, monkeypatch):
+def test_released_row_is_forgotten_before_local_notify(connect, name, monkeypatch):
     """They sleep as long as what they find there keeps them out, and nobody would wake them."""
     coordinator = connect()
     told, found, tell = [], [], DatabaseClient.returned

@@ -25,7 +25,7 @@ def adopt(coordinator, token, **options):
     return coordinator.adopt(token, **options)
 
 
-def test_a_lock_goes_from_one_to_the_other_with_its_position(database, pair, name):
+def test_handover_keeps_the_position(database, pair, name):
     giver, taker = pair
     with giver.mutex(name, note="the load") as grant:
         token = grant.hand_over()
@@ -48,7 +48,7 @@ def test_a_lock_goes_from_one_to_the_other_with_its_position(database, pair, nam
     assert database.queue(name) == []
 
 
-def test_nobody_gets_in_between(pair, connect, name, threads):
+def test_handover_lets_no_waiter_in_between(pair, connect, name, threads):
     """Somebody waits all the time: it is let in when the adopter leaves, and not before."""
     giver, taker = pair
     third = connect()
@@ -106,7 +106,7 @@ def test_a_token_can_be_used_once(pair, connect, name):
 
 
 @pytest.mark.parametrize("token", ["", "sqlsem-" + "0" * 48, "x" * 201, "tök", "a\nb", None, 7])
-def test_what_is_no_token(connect, name, token):
+def test_adopt_refuses_an_invalid_token(connect, name, token):
     with pytest.raises((NotHeld, ConfigurationError)) as raised:
         adopt(connect(), token)
     assert str(token) not in str(raised.value) or token == ""
@@ -127,7 +127,7 @@ def test_too_late(database, pair, connect, name):
     assert sorted(outcomes) == ["handed_over", "reaped", "released"]
 
 
-def test_too_late_though_nobody_has_looked(pair, name, database):
+def test_adopt_refuses_an_expired_unreaped_token(pair, name, database):
     giver, taker = pair
     with giver.mutex(name) as grant:
         token = grant.hand_over(ttl=1)
@@ -172,7 +172,7 @@ def test_a_reader_that_was_adopted_upgrades(pair, name):
     adopted.release()
 
 
-def test_what_is_held_twice_is_refused(connect, name):
+def test_handover_of_reentrant_hold_is_refused(connect, name):
     lock = connect().mutex(name, reentrant=True)
     with lock as grant:
         with lock, pytest.raises(ConfigurationError, match="held 2 times"):
@@ -219,7 +219,7 @@ def test_a_login_that_may_not(connect, name, engine_name):
 
 
 @pytest.mark.parametrize("first", ["refused", "done"])
-def test_what_is_refused_too_late(connect, name, monkeypatch, first):
+def test_handover_refused_after_expiry_loses_the_lock(connect, name, monkeypatch, first):
     """The time was up meanwhile: its holder is told that it is lost, and then the row must not stay. So too where it is
     in transit, as of an attempt before only the answer was lost.
     """
@@ -247,7 +247,7 @@ def test_what_is_refused_too_late(connect, name, monkeypatch, first):
         pass
 
 
-def test_what_is_refused_in_time_stays(connect, name, monkeypatch):
+def test_handover_refused_in_time_keeps_the_lock(connect, name, monkeypatch):
     giver, other = connect(retry=0), connect()
     with giver.mutex(name) as grant:
         session_class = type(giver.client.member.main.session)
@@ -263,7 +263,7 @@ def test_what_is_refused_in_time_stays(connect, name, monkeypatch):
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_what_is_late_finds_nothing(database, pair, name):
+def test_late_release_does_not_end_an_adopted_row(database, pair, name):
     """A release that was on its way, or is repeated, must not end what another one has adopted."""
     giver, taker = pair
     with giver.mutex(name) as grant:
@@ -372,7 +372,7 @@ def carrier(channel: Channel, url, options, resource, grace=5.0):
 
 @pytest.mark.faces("sync")
 @pytest.mark.parametrize("step", ["giver after", "giver before", "taker after"])
-def test_somebody_is_killed(spawn, connect, name, step, engine_name):
+def test_handover_survives_a_killed_process(spawn, connect, name, step, engine_name):
     """kill -9 of the giver when it has handed over: the lock is in transit, and goes on. Before, and of the adopter
     after: it is free within the grace. Nobody keeps it that is not there.
     """
@@ -401,7 +401,7 @@ def test_somebody_is_killed(spawn, connect, name, step, engine_name):
 
 
 @pytest.mark.faces("sync")
-def test_one_owner_at_any_moment(spawn, connect, database, name):
+def test_handover_history_has_a_single_owner(spawn, connect, database, name):
     """The recorded history of a lock that goes through many hands, some of which are killed, while others compete for
     it: whoever was inside was inside alone, and no fence was used by two at a time.
     """

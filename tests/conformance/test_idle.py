@@ -70,7 +70,7 @@ def idle(seldom, working, monkeypatch):
     return working
 
 
-def test_idle_workers_cost_one_statement_a_second(working):
+def test_idle_workers_cost_a_statement_per_second(working):
     """Whatever they ask for: that is not a list of what they were seen to ask for once."""
     time.sleep(5)  # its pauses have grown by then, which is no condition to wait for
     session, made, asked = working.claiming.client.member.main.session, Counter(), []
@@ -102,7 +102,7 @@ def test_idle_workers_cost_one_statement_a_second(working):
     assert 0 < sum(made.values()) <= 1 + time.monotonic() - began, made
 
 
-def test_what_others_put_is_taken_up_at_once(seldom, idle, connect, name):
+def test_task_of_another_process_starts_at_once(seldom, idle, connect, name):
     """By a coordinator of its own, which has as little to do with the worker as another process."""
     other = connect().queue(name)
     for number in range(20):
@@ -122,7 +122,7 @@ def test_the_next_order_is_taken_up_at_once(seldom, idle, connect, name):
     until(lambda: 1 in begun)
 
 
-def test_what_comes_due_just_after_a_look_is_begun_then(seldom, idle, connect, name):
+def test_task_due_just_after_a_poll_starts_in_time(seldom, idle, connect, name):
     """As the database says of it that its time has come, though the look before did not find it."""
     session, told = idle.claiming.client.member.main.session, []
     known = session.next_ready
@@ -137,7 +137,7 @@ def test_what_comes_due_just_after_a_look_is_begun_then(seldom, idle, connect, n
     assert told[0] == 0.0
 
 
-def test_what_waits_for_its_time_is_begun_then(seldom, idle, connect, name):
+def test_delayed_task_starts_when_due(seldom, idle, connect, name):
     other = connect().queue(name)
     began = time.monotonic()
     other.put(sqlsem.Call(note, 1), after=1.3)

@@ -18,7 +18,7 @@ def states(queue):
     return {entry.task_id: entry.status for entry in queue.tasks(most=1000)}
 
 
-def test_one_that_is_open_is_not_put_again(connect, queue, name):
+def test_open_task_with_key_is_not_put_again(connect, queue, name):
     number = queue.put(Json("report"), unique="report")
     assert queue.put(Json("report"), unique="report", order=-5) == number
     other = queue.put(Json("x"), unique="Report")
@@ -35,7 +35,7 @@ def test_one_that_is_open_is_not_put_again(connect, queue, name):
     assert queue.put(Json("without")) not in (number, again)
 
 
-def test_what_failed_and_holds_up_is_open(queue):
+def test_failed_task_that_blocks_its_key_is_open(queue):
     number = queue.put(1, unique="x")
     queue.try_claim().fail("no")
     assert queue.put(1, unique="x") == number
@@ -44,7 +44,7 @@ def test_what_failed_and_holds_up_is_open(queue):
     assert queue.put(1, unique="y") != ended
 
 
-def test_the_later_one_takes_its_place(queue):
+def test_later_task_replaces_the_earlier(queue):
     first = queue.put(Json("old"), replace="index", order=3)
     before = queue.put(Json("other"))
     second = queue.put(Json("new"), replace="index", note="again")
@@ -67,7 +67,7 @@ def test_the_later_one_takes_its_place(queue):
     assert queue.state().failed is None
 
 
-def test_a_retry_does_not_make_two_of_one_key(queue):
+def test_retry_does_not_duplicate_a_key(queue):
     number = queue.put(1, unique="x")
     operators = Operators(queue.claiming.client)
     operators.cancel_task(number)
@@ -117,7 +117,7 @@ def test_many_at_once(connect, name, threads, how):
         assert found[max(numbers)] == "pending"
 
 
-def test_what_is_no_key(queue):
+def test_invalid_key_is_refused(queue):
     for options, words in (
         ({"unique": ""}, r"The key \(unique\) is empty"),
         ({"replace": "a\nb"}, "control character"),

@@ -128,7 +128,7 @@ def test_timeout_on_a_paused_resource_says_so(connect, name):
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_timeout_of_a_rate_says_what_is_in_the_way(connect, name):
+def test_timeout_of_a_rate_names_the_cause(connect, name):
     coordinator = connect()
     with coordinator.rate(name, 1, per="1h"):
         pass

@@ -12,7 +12,7 @@ from sqlsem.errors import LockLost
 from sqlsem.model import Request, monotonic
 
 
-def test_a_ping_leaves_a_row_alone_whose_registration_is_under_way(connect, name, monkeypatch):
+def test_heartbeat_keeps_rows_of_pending_registrations(connect, name, monkeypatch):
     """The reply to a registration is lost, the pulse comes in between, and the second call finds that row."""
     coordinator = connect(retry=PATIENCE)
     with coordinator.mutex(name("before")):
@@ -50,7 +50,7 @@ def lose_the_first_answer(monkeypatch, session, call, meanwhile):
     return answers
 
 
-def test_of_several_one_is_taken_away_while_the_answer_is_lost(connect, name, monkeypatch):
+def test_all_of_fails_if_a_row_is_revoked_before_retry(connect, name, monkeypatch):
     """The second attempt finds only the other one: nobody has both by that."""
     coordinator, operator = connect(retry=PATIENCE), connect()
     with coordinator.mutex(name("before")):
@@ -70,7 +70,7 @@ def test_of_several_one_is_taken_away_while_the_answer_is_lost(connect, name, mo
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_what_was_taken_away_meanwhile_is_no_grant_when_it_is_asked_for_again(database, name, several):
+def test_revoked_row_is_not_granted_by_a_retry(database, name, several):
     """The answer to the first call was lost. Who believed the second one would hold on when the row is removed."""
     requests = [Request(name("a")), Request(name("b"))] if several else [Request(name("a"))]
     with contextlib.closing(database.session(grace=60)) as session, contextlib.closing(database.session()) as operator:
@@ -92,7 +92,7 @@ def test_what_was_taken_away_meanwhile_is_no_grant_when_it_is_asked_for_again(da
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 @pytest.mark.parametrize("patient", [False, True])
-def test_what_was_granted_by_priority_and_taken_away_is_not_found_again(connect, name, patient, monkeypatch):
+def test_revoked_priority_grant_is_not_found_by_retry(connect, name, patient, monkeypatch):
     """The answer was lost, and an operator came in between: whose it was is told so, or tries in vain."""
     operator, coordinator = connect(grace=60), connect(grace=60, retry=PATIENCE)
     operator.set_priorities(name, 60)
@@ -142,7 +142,7 @@ def test_a_ping_proves_the_instant_at_which_it_began(connect, name, monkeypatch)
     assert member._proved <= began[-1]
 
 
-def test_a_grant_whose_row_goes_on_its_way_is_not_given(connect, name, monkeypatch):
+def test_grant_of_a_row_removed_in_between_is_refused(connect, name, monkeypatch):
     """A wait is answered; before the caller has it the row is taken away, and a ping has told so."""
     holder, coordinator = connect(), connect(retry=PATIENCE)
     with coordinator.mutex(name("before")):

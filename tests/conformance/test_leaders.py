@@ -24,7 +24,7 @@ def pair(connect):
     return connect(), connect()
 
 
-def test_everybody_sees_who_leads(pair, name):
+def test_leader_is_visible_to_all(pair, name):
     first, other = pair
     watcher = other.leader(name)
     assert watcher.current() is None
@@ -42,7 +42,7 @@ def test_everybody_sees_who_leads(pair, name):
     assert term.ending.is_set()
 
 
-def test_only_who_has_the_mutex_leads(pair, name):
+def test_only_the_mutex_holder_leads(pair, name):
     first, other = pair
     watcher = other.leader(name)
     with first.limit(name, 3), first.limit(name, 3):
@@ -70,7 +70,7 @@ def test_callbacks_stand_around_the_term(pair, name):
     assert other.entries(name) == []
 
 
-def test_one_after_the_other(pair, name, threads):
+def test_leaders_follow_each_other(pair, name, threads):
     told = []
 
     def lead(coordinator, number):
@@ -87,7 +87,7 @@ def test_one_after_the_other(pair, name, threads):
     assert all(begun == ended for (begun, _), (ended, _) in zip(told[::2], told[1::2], strict=True))
 
 
-def test_stepping_down_lets_the_next_one_lead_while_the_block_goes_on(pair, name):
+def test_step_down_elects_the_next_during_the_block(pair, name):
     first, other = pair
     stopped = []
     with first.leader(name, on_stopped=stopped.append) as term:
@@ -134,7 +134,7 @@ def test_a_term_that_is_lost_is_stopped_once_and_at_once(pair, name):
 
 
 @revoking
-def test_leaving_waits_for_what_stops_after_a_loss(pair, name):
+def test_exit_waits_for_work_stopped_by_a_loss(pair, name):
     first, other = pair
     began, may_end, order = threading.Event(), threading.Event(), []
 
@@ -202,7 +202,7 @@ def test_run_takes_part_again_when_its_place_is_lost(pair, name, threads):
     assert had[0] > waiting.position
 
 
-def test_what_the_function_raises_goes_up(connect, name):
+def test_error_of_the_function_propagates(connect, name):
     coordinator = connect()
     stopped = []
     leader = coordinator.leader(name, on_stopped=stopped.append)
@@ -271,13 +271,13 @@ def test_the_timeout(pair, name):
         ({"name": "a", "timeout": "soon"}, "timeout"),
     ],
 )
-def test_what_cannot_be_is_told_when_it_is_made(connect, given, words):
+def test_invalid_options_are_refused_at_construction(connect, given, words):
     with pytest.raises(ConfigurationError, match=words):
         connect().leader(**given)
 
 
 @revoking
-def test_what_is_written_is_fenced(database, pair, name):
+def test_writes_of_a_leader_are_fenced(database, pair, name):
     first, other = pair
     connection = database.raw(autocommit=False)
     cursor = connection.cursor()

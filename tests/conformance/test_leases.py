@@ -205,7 +205,7 @@ def whole(member):
 
 @pytest.mark.parametrize("seconds", [LEASE / 2, LEASE + 60], ids=["half", "over"])
 @pytest.mark.parametrize("how", HANDED, ids=lambda how: how.__name__)
-def test_what_is_handed_out_stands_on_a_lease_that_runs(member, how, seconds):
+def test_grant_requires_an_unexpired_lease(member, how, seconds):
     act = how(member)
     member.age(seconds)
     assert act()
@@ -218,7 +218,7 @@ def test_what_is_handed_out_stands_on_a_lease_that_runs(member, how, seconds):
 
 
 @pytest.mark.parametrize("how", HANDED, ids=lambda how: how.__name__)
-def test_who_was_given_up_is_handed_nothing(member, how):
+def test_expired_member_is_granted_nothing(member, how):
     act = how(member)
     member.age(LEASE + 60)
     member.other.reap()
@@ -236,7 +236,7 @@ def test_who_was_given_up_is_handed_nothing(member, how):
 # -- members of every kind, over the whole client
 
 
-def test_whoever_has_rested_is_let_in_alone(connect, name, threads):
+def test_suspended_members_never_hold_together(connect, name, threads):
     """Members of every kind, which rest at the same time, and know nothing of each other."""
     life = 8.0  # which a machine that stands still must not outlive by itself
 

@@ -54,7 +54,7 @@ def following(one):
     return until_seen
 
 
-def test_it_sees_what_goes_on(connect, live, name):
+def test_poller_sees_changes(connect, live, name):
     coordinator = connect()
     until_seen = following(live())
 
@@ -69,7 +69,7 @@ def test_it_sees_what_goes_on(connect, live, name):
     until_seen(lambda seen: not of(seen))
 
 
-def test_each_look_asks_for_one_thing_on_one_session(connect, live, monkeypatch):
+def test_each_poll_runs_a_single_statement(connect, live, monkeypatch):
     coordinator = connect()
     asked, sessions = [], []
     original = coordinator.engine.connect
@@ -101,7 +101,7 @@ def test_it_looks_at_once_when_asked(live):
     until(lambda: len(looks) == 2, "another look")
 
 
-def test_what_operators_do(connect, live, name):
+def test_poller_sees_operators_actions(connect, live, name):
     coordinator, other = connect(), connect()
     watcher = live(coordinator)
     watcher.first_look()
@@ -141,7 +141,7 @@ def test_a_file_that_may_only_be_read(database, live):
 
 
 @pytest.mark.engines("sqlite")
-def test_what_waiting_does_not_mend_is_raised_at_once(tmp_path):
+def test_permanent_error_is_raised_at_once(tmp_path):
     with sqlsem.connect(f"sqlite:///{tmp_path / 'none.db'}?mode=ro") as coordinator:
         live = Live(coordinator, 1)
         with pytest.raises(sqlsem.SchemaError, match="is not there"):

@@ -59,6 +59,6 @@ def passing(connect, name, make, places):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_wait_ends_as_promptly_as_a_short_one(kind, connect, name):
+def test_long_wait_ends_as_promptly_as_a_short_wait(kind, connect, name):
     make, places = KINDS[kind]
     promptly(lambda: passing(connect, name, make, places), PROMPT, "most of those who have waited for long")

@@ -152,7 +152,7 @@ def test_tasks_that_are_put_back_below_a_mark_are_seen(party):
     assert work() == "a"
 
 
-def test_who_keeps_the_put_lock_stops_nobody_for_ever(party):
+def test_kept_put_lock_blocks_for_a_bounded_time(party):
     with party.database.raw() as keeper, party.database.raw(autocommit=False) as putter:
         keeper.execute("SELECT pg_advisory_lock(sqlsem.lock_class(6), hashtext('q'))")
         putter.execute("SET LOCAL lock_timeout = '100ms'")
@@ -164,7 +164,7 @@ def test_who_keeps_the_put_lock_stops_nobody_for_ever(party):
         assert putter.execute("SHOW lock_timeout").fetchone() == ("0",)
 
 
-def test_the_rows_of_a_member_have_one_index(party):
+def test_member_rows_have_a_single_index(party):
     """Else the planner may take the one that knows no positions, and walk past all that an old snapshot keeps."""
     found = party.database.rows(
         "SELECT split_part(indexdef, ' USING btree ', 2) FROM pg_indexes "
@@ -186,7 +186,7 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("before", BEFORE)
-def test_nobody_sleeps_with_the_gate(party, before):
+def test_gate_is_free_while_waiters_sleep(party, before):
     """Marks are written under it, also by those who are about to sleep."""
     holder, other = party(), party()
     database = party.database
@@ -219,7 +219,7 @@ def test_nobody_sleeps_with_the_gate(party, before):
     assert found == [BEFORE[before] is None]
 
 
-def test_a_row_that_is_adopted_while_another_one_waits_is_below_no_mark(party):
+def test_adopted_row_stays_above_the_mark(party):
     """Who waits writes marks as well, in another session than the one that adopts, and its commit may take its time."""
     holder, giver, me = (party(grace=60) for _ in range(3))
     token = "token" * 9

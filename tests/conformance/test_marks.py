@@ -94,7 +94,7 @@ def test_a_mark_follows_the_claims(bench):
     assert bench.marks() == [(0, numbers[39], [])]
 
 
-def test_what_is_put_in_a_long_transaction_is_not_passed_by(bench):
+def test_task_of_a_long_transaction_is_not_skipped(bench):
     first = bench.put(20)
     with transaction(bench) as connection:
         late = put_in(connection, bench)
@@ -139,7 +139,7 @@ def test_two_lower_orders_that_come_at_once(bench):
 
 
 @pytest.mark.parametrize("outcome", ["returned", "failed"])
-def test_what_comes_back_comes_first(bench, outcome):
+def test_returned_task_comes_first(bench, outcome):
     numbers = bench.put(60, most=2)
     held = bench.claim()
     assert bench.work(20) == numbers[1:21]
@@ -149,7 +149,7 @@ def test_what_comes_back_comes_first(bench, outcome):
     assert bench.work(2) == [numbers[0], numbers[41]]
 
 
-def test_survivors_hold_up_what_comes_later(bench):
+def test_survivor_blocks_later_tasks(bench):
     numbers, later = bench.put(30), bench.put(3, order=1)
     held = bench.claim()
     assert bench.work(29) == numbers[1:]
@@ -162,7 +162,7 @@ def test_survivors_hold_up_what_comes_later(bench):
     assert bench.work(1) == numbers[:1]
 
 
-def test_what_was_retried_is_a_survivor_as_well(bench):
+def test_retried_task_counts_as_survivor(bench):
     numbers = bench.put(60)
     assert bench.work(30) == numbers[:30]
     held = [bench.claim()]

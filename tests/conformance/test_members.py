@@ -33,7 +33,7 @@ def look(session, ticket):
 
 
 @pytest.mark.locks
-def test_what_was_left_to_do_is_done_once_and_in_its_order(connect, name):
+def test_deferred_calls_run_once_in_order(connect, name):
     """One that fails is not in the way of the others; one that cannot be done yet is tried again before them."""
     coordinator = connect()
     with coordinator.mutex(name):
@@ -111,7 +111,7 @@ def grouped(coordinator, name):
 
 @pytest.mark.engines("sqlite", "postgresql")
 @pytest.mark.parametrize("asks", [with_priority, handed_over, rated, worked, converted, grouped])
-def test_who_queues_for_the_main_session_is_not_in_limbo(connect, name, monkeypatch, asks):
+def test_queued_registration_is_not_yet_pending(connect, name, monkeypatch, asks):
     """As long as a registration is in limbo no ping removes what interrupted calls have left. So it begins when it is
     sent, and not before: of many threads there is always one that queues.
     """
@@ -132,7 +132,7 @@ def test_who_queues_for_the_main_session_is_not_in_limbo(connect, name, monkeypa
     assert [what for what, limbo in calls if limbo] == []
 
 
-def test_who_was_given_up_takes_locks_as_a_new_member(connect, database, name):
+def test_expired_member_acquires_as_a_new_member(connect, database, name):
     coordinator = connect(lease=30)
     with coordinator.mutex(name):
         pass
@@ -144,7 +144,7 @@ def test_who_was_given_up_takes_locks_as_a_new_member(connect, database, name):
         grant.check()
 
 
-def test_who_was_given_up_loses_what_it_held_at_the_next_request(connect, database, name):
+def test_expired_member_loses_grants_at_next_request(connect, database, name):
     coordinator = connect(lease=30)
     lost = []
     lock = coordinator.mutex(name("held"), on_lost=lost.append)
@@ -157,7 +157,7 @@ def test_who_was_given_up_loses_what_it_held_at_the_next_request(connect, databa
     assert connect().reap() >= 0  # the row that was left
 
 
-def test_who_was_given_up_learns_it_from_a_ping_and_goes_on(connect, database, name):
+def test_expired_member_recovers_at_a_heartbeat(connect, database, name):
     coordinator = connect(lease=30)
     lock = coordinator.mutex(name)
     lock.acquire()
@@ -256,7 +256,7 @@ def attend(database, ticket, seconds):
 
 @pytest.mark.engines("postgresql")
 @pytest.mark.parametrize("access", ["write", "limit", "read"])
-def test_a_waiting_row_that_nobody_attends_to_goes(database, member, connect, name, access):
+def test_unattended_waiting_row_is_removed(database, member, connect, name, access):
     session, number = member()  # lives on, and keeps the entry locks
     holder = connect().mutex(name)
     holder.acquire()
@@ -285,7 +285,7 @@ def test_a_row_goes_although_its_own_member_finds_it(database, member, name):
 
 
 @pytest.mark.engines("postgresql")
-def test_what_is_attended_to_or_granted_stays(database, member, name):
+def test_attended_or_granted_row_stays(database, member, name):
     session, number = member()
     (first,) = session.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
     (second,) = session.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
@@ -365,7 +365,7 @@ def test_values_come_back_as_they_were_given(connect, member, name):
 
 
 @pytest.mark.engines("sqlite")
-def test_who_is_far_back_looks_seldom_and_is_in_time(database, member, name):
+def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
     holder, number = member()
     tickets = [
         holder.register(number, "me", "thread", f"{name}.{place}", [Request(name)], False)[0] for place in range(30)
@@ -418,7 +418,7 @@ def test_a_ping_ends_being_missed(database, name):
 
 
 @pytest.mark.engines("postgresql", "mssql")
-def test_who_is_missing_is_left_alone_for_its_grace(database, name):
+def test_missing_member_keeps_its_rows_for_the_grace(database, name):
     """Its session has ended: nobody takes its place before the grace is over, and it comes back as who it was."""
     session, other = database.session(grace=600), database.session(grace=5)
     try:

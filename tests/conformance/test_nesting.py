@@ -89,13 +89,13 @@ def test_the_same_lock_is_refused_at_once(run, name, program):
     assert (code, "runs under" in said) == (9, False)
 
 
-def test_what_has_room_is_had(run, name, program):
+def test_nested_limit_with_room_is_granted(run, name, program):
     inner = run.words("--limit", f"{name}=3", "--", *run.words("--read", name("b"), "--", "echo", "inside"))
     assert ended(run("--limit", f"{name}=3", "--read", name("b"), "--", *inner)) == (0, "inside")
     assert ended(run("--mutex", name, "--", *program(name("b")))) == (0, "had")
 
 
-def test_a_limit_that_those_above_have_filled(run, name):
+def test_limit_filled_by_parent_locks_is_a_deadlock(run, name):
     """Found by the search: each of the three could be let in, if only the others were not above it."""
     third = run.words("--limit", f"{name}=2", "--", "true")
     code, said = ended(run("--limit", f"{name}=2", "--", *run.words("--limit", f"{name}=2", "--", *third)))
@@ -141,7 +141,7 @@ def test_a_thread_of_another_program_in_the_circle(run, connect, name, database,
     assert (code, "Deadlock: " in said) == (75, True)
 
 
-def test_what_outlives_the_command_may_take_it(run, name, environment, program, tmp_path):
+def test_process_that_outlives_its_parent_may_acquire(run, name, environment, program, tmp_path):
     """It still finds in its environment what was held above it; but nobody holds that any more."""
     kept = tmp_path / "environment"
     code, _ = ended(run("--mutex", name, "--", "sh", "-c", f'printf %s "${nesting.HELD}" > {kept}'))

@@ -61,7 +61,7 @@ def test_it_costs_the_same_beside_many(database, backlog):
     assert costs[1] < 2 * costs[0]
 
 
-def test_what_has_just_come_due_is_told(database, connect, name):
+def test_task_just_due_is_announced(database, connect, name):
     """And what has been due for long, and is not run for another reason, hides nothing."""
     queue = connect().queue(name)
     queue.set_limit(0)

@@ -70,7 +70,7 @@ def crowd(connect, threads, name, number=6, rounds=8):
     threads.join()
 
 
-def test_what_happened_under_load_is_in_order(connect, threads, name):
+def test_history_under_load_is_in_order(connect, threads, name):
     crowd(connect, threads, name)
     coordinator = connect()
     until(lambda: not [entry for entry in coordinator.entries() if entry.resource.startswith(name)], "all have left")
@@ -82,7 +82,7 @@ def test_what_happened_under_load_is_in_order(connect, threads, name):
         assert result.grants == len({one.position for one in past if one.granted_at is not None})
 
 
-def test_what_is_held_and_waited_for_counts(connect, threads, name):
+def test_open_holds_and_waits_are_counted(connect, threads, name):
     coordinator, other = connect(), connect()
     with coordinator.mutex(name, timeout=PATIENCE):
         threads.start(lambda: other.mutex(name, timeout=PATIENCE).__enter__())

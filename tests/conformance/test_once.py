@@ -40,7 +40,7 @@ def shift(database, name, seconds):
     database.rows(f"UPDATE {table} SET granted_at = {moved} {which}")
 
 
-def test_one_runs_and_the_others_find_it_done(pair, name):
+def test_concurrent_once_runs_a_single_time(pair, name):
     first, other = pair
     with first.once(name, LONG) as run:
         assert run.name == name
@@ -55,7 +55,7 @@ def test_one_runs_and_the_others_find_it_done(pair, name):
     assert other.entries(f"once:{name}") == []
 
 
-def test_however_many_ask_one_runs(pair, name, threads):
+def test_crowd_runs_once(pair, name, threads):
     done = []
 
     def work(coordinator, number):
@@ -69,7 +69,7 @@ def test_however_many_ask_one_runs(pair, name, threads):
     assert len(done) == 1
 
 
-def test_a_failed_one_is_tried_again_by_the_next(pair, name, threads):
+def test_failed_run_is_retried_by_the_next(pair, name, threads):
     first, other = pair
     ran = threading.Event()
 
@@ -112,7 +112,7 @@ def test_a_block_that_gives_up_is_not_done(pair, name):
     assert first.once(name, LONG).begin() is None
 
 
-def test_who_waits_too_long(pair, name):
+def test_wait_for_a_run_times_out(pair, name):
     first, other = pair
     with first.once(name, LONG) as run:
         assert run is not None
@@ -149,7 +149,7 @@ def test_the_next_period_runs_again(pair, name):
     assert (last.granted_at <= last.done_at <= last.taken_at, last.name) == (True, name)
 
 
-def test_what_was_done_last_and_forgetting_it(pair, name):
+def test_last_run_is_shown_and_forgotten(pair, name):
     first, other = pair
     assert first.once(name, LONG).last() is None
     assert not first.once(name, LONG).forget()
@@ -227,7 +227,7 @@ def test_the_decorator(connect, name):
 
 
 @tables
-def test_what_is_lost_is_not_done(pair, name):
+def test_lost_run_is_not_done(pair, name):
     first, other = pair
     with pytest.raises(LockLost), first.once(name, LONG) as run:
         other.revoke(run.grant.position, force=True)

@@ -51,7 +51,7 @@ def test_settings(operator, name):
     assert newest.as_dict()["action"] == "stale_after"
 
 
-def test_who_has_set_it(operator, name):
+def test_operation_names_its_login(operator, name):
     operator.pause(name)
     operator.set_limit(name, 2)
     (found,) = [resource for resource in operator.resources() if resource.resource == name]
@@ -112,7 +112,7 @@ def test_filters(operator, name):
     operator.resume(name)
 
 
-def test_who_of_the_history(operator, name):
+def test_history_names_the_login(operator, name):
     with operator.mutex(name):
         pass
     (past,) = operator.history(name)
@@ -122,7 +122,7 @@ def test_who_of_the_history(operator, name):
     assert operator.history(name, who=past.host, outcome="timeout") == []
 
 
-def test_what_is_past_keeping_goes(operator, database, name):
+def test_expired_operations_are_pruned(operator, database, name):
     session = database.session()
     settings = database.beside("setting")
     try:
@@ -156,7 +156,7 @@ def test_the_routines_for_sessions_write_it_down_too(database, operator, name):
 
 
 @pytest.mark.engines("postgresql")
-def test_what_is_undone_leaves_no_trace(database, operator, name):
+def test_rolled_back_operation_leaves_no_trace(database, operator, name):
     with database.raw(autocommit=False) as session:
         session.execute("SELECT sqlsem.pause(%s)", (name,))
         session.rollback()
@@ -164,7 +164,7 @@ def test_what_is_undone_leaves_no_trace(database, operator, name):
 
 
 @pytest.mark.engines("postgresql")
-def test_what_a_client_says_of_itself_is_plain(database, operator, name):
+def test_client_names_are_escaped(database, operator, name):
     with database.raw() as session:
         session.execute("SELECT set_config('sqlsem.client', E'h\\nnine\\n\\x1b[31mred', false)")
         session.execute("SELECT sqlsem.pause(%s)", (name,))

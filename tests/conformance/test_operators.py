@@ -60,7 +60,7 @@ def test_raising_the_cap_lets_waiters_in(connect, name, waiter):
     late[1].granted()
 
 
-def test_a_cap_does_not_raise_what_users_declare(connect, name, waiter):
+def test_cap_does_not_raise_declared_limits(connect, name, waiter):
     coordinator = connect()
     coordinator.set_limit(name, 10)
     waiter(coordinator.mutex(name)).granted()
@@ -102,7 +102,7 @@ def test_pause_and_resume(connect, name, waiter):
 
 
 @pytest.mark.parametrize("what", ["pause", "cap"])
-def test_who_waits_already_is_held_back_too(connect, name, waiter, what):
+def test_pause_holds_back_earlier_waiters(connect, name, waiter, what):
     """Asleep behind the holder when it is set, and woken when that leaves."""
     holder, coordinator, operator = connect(), connect(), connect()
     inside = waiter(holder.mutex(name))
@@ -130,7 +130,7 @@ def test_a_pause_does_not_keep_others_from_timing_out(connect, database, name):
         pass
 
 
-def test_pause_is_for_one_resource(connect, name):
+def test_pause_affects_a_single_resource(connect, name):
     coordinator = connect()
     coordinator.pause(name("a"))
     with coordinator.mutex(name("b"), timeout=0):
@@ -199,7 +199,7 @@ def test_force_does_not_wait(connect, name):
         lock.release()
 
 
-def test_revoke_what_is_not_there(connect):
+def test_revoke_of_unknown_position(connect):
     with pytest.raises(sqlsem.NotHeld, match="no row"):
         connect().revoke(2**40)
 

@@ -106,7 +106,7 @@ def test_a_span_of_the_program_is_the_parent_and_is_linked_to(connect, name, tra
     assert len(ended("sqlsem.lock")) == 1, "the other one's, which had none"
 
 
-def test_what_is_not_had(connect, name, traced):
+def test_span_of_a_failed_acquire(connect, name, traced):
     _, ended = traced
     first, other = connect(), connect()
     with first.mutex(name):
@@ -122,7 +122,7 @@ def test_what_is_not_had(connect, name, traced):
 
 
 @pytest.mark.quiet(False)
-def test_what_is_lost(connect, name, traced):
+def test_span_of_a_lost_lock(connect, name, traced):
     _, ended = traced
     coordinator = connect()
     lock = coordinator.mutex(name)
@@ -158,7 +158,7 @@ def test_a_reader_that_becomes_the_writer(connect, name, traced, waits):
     assert hold.attributes["sqlsem.outcome"] == "released"
 
 
-def test_several_at_once_are_one_span(connect, name, traced):
+def test_all_of_is_a_single_span(connect, name, traced):
     _, ended = traced
     coordinator = connect()
     with sqlsem.all_of(coordinator.mutex(name("a")), coordinator.read(name("b"))):
@@ -179,14 +179,14 @@ def test_a_wait_that_is_broken_off(connect, name, traced, waits):
     assert wait.attributes["sqlsem.outcome"] == "cancelled"
 
 
-def test_nothing_is_left_where_nobody_traces(connect, name):
+def test_no_spans_without_a_tracer(connect, name):
     coordinator = connect()
     with coordinator.mutex(name):
         (entry,) = coordinator.entries(name)
         assert "-" not in entry.requesting_id.rpartition(":")[2]
 
 
-def test_what_is_no_traceparent_is_no_link(connect, database, name, traced):
+def test_invalid_traceparent_is_no_link(connect, database, name, traced):
     """What others have put at the end of theirs."""
     _, ended = traced
     first, other = connect(), connect()

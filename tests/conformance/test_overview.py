@@ -21,7 +21,7 @@ def same(one, other):
 
 
 @TABLES
-def test_the_queue_and_what_is_set(connect, database, name):
+def test_overview_shows_queue_and_settings(connect, database, name):
     coordinator = connect()
     with coordinator.limit(name, 3, weight=2, note="a <b>"), coordinator.read(name("r")):
         late = Attempt(coordinator.limit(name, 3, weight=2))
@@ -80,7 +80,7 @@ def test_members(connect, database, name):
 
 @TABLES
 @pytest.mark.leaves_rows
-def test_one_that_is_missing(database, name, connect):
+def test_overview_shows_missing_member(database, name, connect):
     session = database.session(grace=60)
     member_id = session.register_member("host", 7, "program")
     watcher = connect()
@@ -204,7 +204,7 @@ def test_when_there_is_room_again(connect, name):
 
 @TABLES
 @pytest.mark.leaves_rows
-def test_of_many_rates_those_that_are_waited_for_or_were_used_last(connect, database, name):
+def test_overview_lists_waited_and_recent_rates_first(connect, database, name):
     coordinator = connect()
     taken = coordinator.rate(name("waited"), 1, per="1h").take()
     late = threading.Thread(target=coordinator.rate(name("waited"), 1, per="1h").take, kwargs={"timeout": PATIENCE})
@@ -238,7 +238,7 @@ def test_two_statements(connect, database, monkeypatch, name):
 
 
 @pytest.mark.engines("sqlite")
-def test_one_instant(database, name, connect):
+def test_overview_is_a_single_snapshot(database, name, connect):
     """What is written meanwhile is not seen in part."""
     coordinator = connect()
     session = database.session()

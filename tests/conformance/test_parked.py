@@ -54,7 +54,7 @@ def waits_for(database, connection):
     )
 
 
-def test_a_task_whose_locks_are_free_starts_at_once_holding_them(queue, other, name):
+def test_task_with_free_locks_starts_holding_them(queue, other, name):
     customers, pg = f"{name} customers", f"{name} pg"
     number = queue.put(Json("load"), locks=[sqlsem.write(customers), sqlsem.limit(pg, 4)])
     (entry,) = queue.tasks()
@@ -77,7 +77,7 @@ def test_a_task_whose_locks_are_free_starts_at_once_holding_them(queue, other, n
     assert queue.state().done
 
 
-def test_it_waits_in_the_line_without_anybody_and_starts_in_its_turn(queue, other, name):
+def test_blocked_task_queues_without_a_worker(queue, other, name):
     with other.mutex(name):
         number = queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
@@ -96,7 +96,7 @@ def test_it_waits_in_the_line_without_anybody_and_starts_in_its_turn(queue, othe
     assert not waiter.is_alive()
 
 
-def test_others_of_the_queue_go_past_one_that_waits(queue, other, name):
+def test_blocked_task_is_overtaken_in_its_queue(queue, other, name):
     with other.mutex(name):
         queue.put(Json("parked"), locks=[sqlsem.mutex(name)])
         queue.put_many([Json("a"), Json("b")])
@@ -109,7 +109,7 @@ def test_others_of_the_queue_go_past_one_that_waits(queue, other, name):
         assert task.body == "parked"
 
 
-def test_a_later_order_waits_for_one_that_is_parked(queue, other, name):
+def test_later_order_waits_for_a_blocked_task(queue, other, name):
     with other.mutex(name):
         queue.put(Json("parked"), locks=[sqlsem.mutex(name)])
         queue.put(Json("late"), order=1)
@@ -132,7 +132,7 @@ def test_a_later_order_does_not_stand_in_the_lines(queue, other, name):
         assert task.body == "parked"
 
 
-def test_who_may_not_start_in_its_turn_gives_way(queue, other, name):
+def test_blocked_task_yields_to_a_lower_order(queue, other, name):
     """A lower order is opened while it stands in the line: nobody waits for what waits for others."""
     held = other.mutex(name)
     assert held.acquire()
@@ -166,7 +166,7 @@ def test_a_retry_asks_again_and_holds_nothing_meanwhile(queue, other, name):
         assert task.attempt == 3
 
 
-def test_cancelling_one_that_waits_takes_it_out_of_the_lines(queue, other, name):
+def test_cancel_of_a_blocked_task_removes_its_rows(queue, other, name):
     with other.mutex(name):
         number = queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
@@ -178,7 +178,7 @@ def test_cancelling_one_that_waits_takes_it_out_of_the_lines(queue, other, name)
         assert task.id == number
 
 
-def test_replacing_one_that_waits_takes_it_out_of_the_lines(queue, other, name):
+def test_replacing_a_blocked_task_removes_its_rows(queue, other, name):
     with other.mutex(name):
         queue.put(Json("old"), replace="k", locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
@@ -190,7 +190,7 @@ def test_replacing_one_that_waits_takes_it_out_of_the_lines(queue, other, name):
     assert queue.try_claim() is None
 
 
-def test_an_operator_releases_a_row_of_one_that_waits(queue, other, name):
+def test_revoked_row_of_a_blocked_task_requeues_it(queue, other, name):
     """It asks for all of its locks again, at the end of the lines."""
     second = f"{name} 2"
     with other.mutex(name):
@@ -213,7 +213,7 @@ def test_a_paused_resource_keeps_it_waiting(queue, other, name):
         assert task.grant.resource == str(name)
 
 
-def test_what_is_paused_after_its_turn_had_come_keeps_it_waiting(queue, other, name):
+def test_pause_after_its_turn_keeps_task_blocked(queue, other, name):
     """It is the turn of one lock, and later of the other one: both are looked at again."""
     second = name("second")
     queue.put(Json("load"), locks=[sqlsem.mutex(name), sqlsem.mutex(second)])
@@ -264,7 +264,7 @@ def test_the_grant_may_be_handed_over_and_stays_after_the_end(queue, other, name
         assert grant.fence == fence
 
 
-def test_what_cannot_be_is_refused(queue, name, connect):
+def test_invalid_task_locks_are_refused(queue, name, connect):
     lock = sqlsem.mutex(name)
     for locks in (
         ["customers"],
@@ -303,7 +303,7 @@ def test_the_command_line_puts_shows_and_tells_why(queue, other, name, database)
         assert task.grant.positions.keys() == {str(name), f"{name} pg"}
 
 
-def test_workers_hold_what_their_tasks_were_put_with(patient, queue, other, name):
+def test_workers_hold_the_locks_of_their_tasks(patient, queue, other, name):
     """Three workers with two threads each: of one mutex, and a limit of two, by what the history says."""
     pg = f"{name} pg"
     for number in range(12):
@@ -335,7 +335,7 @@ def test_500_of_them_cost_no_connection_and_no_row_that_holds(queue, other, name
         assert time.monotonic() - began < PATIENCE
 
 
-def test_a_reader_that_upgrades_does_not_wait_for_one_that_is_parked(queue, other, patient, name):
+def test_upgrade_does_not_wait_for_a_blocked_task(queue, other, patient, name):
     """That one holds nothing, so it keeps waiting, behind the writer."""
     second = f"{name} 2"
     with other.read(name) as grant:
@@ -349,7 +349,7 @@ def test_a_reader_that_upgrades_does_not_wait_for_one_that_is_parked(queue, othe
         assert task.grant.positions.keys() == {name, second}
 
 
-def test_what_this_process_adopts_again_is_not_ended_with_the_task(queue, patient, other, name):
+def test_lock_adopted_back_outlives_the_task(queue, patient, other, name):
     worker = patient()
     queue.put(Json("load"), locks=[sqlsem.mutex(name)])
     with worker.queue(name).try_claim() as task:
@@ -388,7 +388,7 @@ def test_a_row_that_is_taken_away_during_the_claim(queue, other, name, database,
 
 
 @pytest.mark.engines("postgresql")
-def test_cancelling_one_whose_row_somebody_keeps(queue, other, name, database, threads):
+def test_cancel_of_a_task_with_a_pinned_row(queue, other, name, database, threads):
     with other.mutex(name):
         number = queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
@@ -402,7 +402,7 @@ def test_cancelling_one_whose_row_somebody_keeps(queue, other, name, database, t
         assert len(rows(other, name)) == 1
 
 
-def test_a_claim_that_has_not_begun_hides_no_forgotten_row_from_a_ping(queue, monkeypatch):
+def test_queued_claim_hides_no_orphan_row_from_heartbeat(queue, monkeypatch):
     """Workers that queue for the main session would hide them for as long as they are busy."""
     member = queue.claiming.client.member
     queue.try_claim()  # there is a main session
@@ -444,7 +444,7 @@ def test_other_claims_do_not_meet_the_parked(database, name):
 
 
 @pytest.mark.parametrize("due", [False, True])
-def test_a_claim_whose_reply_is_lost_finds_its_locks_again(patient, name, monkeypatch, due):
+def test_retried_claim_finds_its_locks_again(patient, name, monkeypatch, due):
     """Also where other tasks were asked for first."""
     queue = patient().queue(name)
     if not queue.claiming.client.engine.has(BlockedTaskSession):

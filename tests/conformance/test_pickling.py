@@ -123,7 +123,7 @@ def test_copies(default, protocol):
         assert LOCK.locked()
 
 
-def test_what_cannot_be_pickled(default, tmp_path):
+def test_unpicklable_objects_raise(default, tmp_path):
     with sqlsem.connect(f"sqlite:///{tmp_path}/secret.db") as coordinator:
         for lock in (coordinator.mutex("a"), coordinator.aio.mutex("a")):
             with pytest.raises(sqlsem.ConfigurationError, match="may hold a password"):

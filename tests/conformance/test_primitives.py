@@ -265,7 +265,7 @@ def test_a_timeout_leaves_no_row(connect, database, name):
     assert database.queue(name) == []
 
 
-def test_a_timeout_lets_those_behind_go(connect, name, attempt):
+def test_timeout_unblocks_the_next_waiter(connect, name, attempt):
     coordinator = connect()
     reader = attempt(coordinator.read(name))
     reader.granted()
@@ -316,7 +316,7 @@ def test_the_grant_of_an_acquired_lock(connect, name):
         _ = lock.grant
 
 
-def test_one_lock_object_in_many_threads(connect, name, threads):
+def test_lock_object_shared_by_many_threads(connect, name, threads):
     lock = connect().mutex(name)
     recorder = Recorder()
 
@@ -332,7 +332,7 @@ def test_one_lock_object_in_many_threads(connect, name, threads):
     assert overlap(recorder.stays) == 1
 
 
-def test_one_limit_object_in_many_threads(connect, name, threads):
+def test_limit_object_shared_by_many_threads(connect, name, threads):
     lock = connect().limit(name, 3)
     together = threading.Barrier(3)
     recorder = Recorder()
@@ -347,7 +347,7 @@ def test_one_limit_object_in_many_threads(connect, name, threads):
     check_history(recorder.stays)
 
 
-def test_what_is_not_held_is_not_released(connect, name):
+def test_release_of_an_unheld_lock_is_refused(connect, name):
     lock = connect().mutex(name)
     with pytest.raises(sqlsem.NotHeld, match=r"not held by this (thread|task)"):
         lock.release()
@@ -404,7 +404,7 @@ def test_block_released_early_ends_quietly(connect, database, name, kind, how):
 
 
 @pytest.mark.parametrize("how", RELEASES)
-def test_inner_block_released_early_leaves_the_outer_one(connect, database, name, how):
+def test_inner_block_released_early_keeps_the_outer_hold(connect, database, name, how):
     """Of a lock that is held several times, only the innermost hold ends."""
     coordinator = connect()
     for lock in (coordinator.mutex(name, reentrant=True), coordinator.limit(name, 3)):
@@ -460,7 +460,7 @@ def test_block_lost_and_released_early_still_tells(connect, database, name):
 
 
 @pytest.mark.parametrize("kind", ["mutex", "write", "limit"])
-def test_taking_again_what_this_thread_holds_is_a_deadlock(connect, name, kind):
+def test_acquire_again_in_the_same_thread_is_a_deadlock(connect, name, kind):
     """What excludes everybody excludes oneself: that is said at once, and not found out by waiting."""
     coordinator = connect()
     lock = coordinator.limit(name, 2, weight=2) if kind == "limit" else getattr(coordinator, kind)(name)
@@ -477,7 +477,7 @@ def test_taking_again_what_this_thread_holds_is_a_deadlock(connect, name, kind):
         pass
 
 
-def test_what_excludes_the_own_request_is_named(connect, name):
+def test_deadlock_names_the_own_excluding_lock(connect, name):
     coordinator = connect()
     with coordinator.read(name):
         with pytest.raises(sqlsem.Deadlock, match="upgrade"):
@@ -535,7 +535,7 @@ def test_an_error_inside_comes_out_and_the_lock_goes_back(connect, database, nam
     assert database.queue(name) == []
 
 
-def test_many_locks_of_one_process(connect, name):
+def test_many_locks_in_a_single_process(connect, name):
     coordinator = connect()
     grants = [coordinator.mutex(name(number)) for number in range(100)]
     for lock in grants:

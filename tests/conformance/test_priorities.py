@@ -52,7 +52,7 @@ def places(database, resource):
 
 @both
 @pytest.mark.parametrize("where", ["one process", "many"])
-def test_higher_ones_go_first_and_equal_ones_in_the_order_of_asking(connect, name, ranked, waiter, where):
+def test_higher_priority_goes_first_and_equals_are_fifo(connect, name, ranked, waiter, where):
     coordinator = connect()
     of = itertools.repeat(coordinator) if where == "one process" else itertools.cycle([connect(), connect()])
     holder = Attempt(coordinator.mutex(name, priority=0))
@@ -69,7 +69,7 @@ def test_higher_ones_go_first_and_equal_ones_in_the_order_of_asking(connect, nam
 
 
 @both
-def test_who_holds_is_not_overtaken(connect, name, ranked, waiter):
+def test_holder_is_not_overtaken(connect, name, ranked, waiter):
     holder = Attempt(connect().mutex(name, priority=0))
     holder.granted()
     urgent = waiter(connect().mutex(name, priority=99))
@@ -81,7 +81,7 @@ def test_who_holds_is_not_overtaken(connect, name, ranked, waiter):
 
 
 @both
-def test_nobody_starves(connect, name, ranked, waiter):
+def test_low_priority_does_not_starve(connect, name, ranked, waiter):
     """A step is worth so much time that a newcomer comes too late."""
     ranked("10ms")
     first, other = connect(), connect()
@@ -127,7 +127,7 @@ def high_place(coordinator, name):
 
 
 @both
-def test_a_limit_is_filled_by_the_highest_and_a_heavy_one_is_not_passed_by(connect, name, ranked, waiter):
+def test_limit_fills_by_priority_without_passing_heavy(connect, name, ranked, waiter):
     coordinator = connect()
     inside = [Attempt(coordinator.limit(name, 3, priority=0)) for _ in range(3)]
     for each in inside:
@@ -166,7 +166,7 @@ def test_readers_and_writers(connect, name, ranked, waiter):
 
 
 @both
-def test_a_try_takes_nothing_from_who_waits(connect, database, name, ranked, waiter):
+def test_try_does_not_overtake_waiters(connect, database, name, ranked, waiter):
     first, other = connect(), connect()
     with other.mutex(name, priority=0):
         assert not first.mutex(name, priority=99).acquire(timeout=0)
@@ -190,7 +190,7 @@ def test_a_timeout_leaves_nothing(connect, database, name, ranked):
 
 
 @both
-def test_one_without_a_priority_is_refused(connect, database, name, ranked):
+def test_request_without_priority_is_refused(connect, database, name, ranked):
     coordinator = connect()
     for lock in (
         coordinator.mutex(name),
@@ -221,7 +221,7 @@ def test_a_priority_is_refused_where_there_are_none(connect, name):
 
 
 @both
-def test_who_holds_something_may_only_try(connect, name, ranked):
+def test_holder_may_only_try_by_priority(connect, name, ranked):
     coordinator = connect()
     with coordinator.mutex(name("b")):
         with pytest.raises(sqlsem.ConfigurationError, match="must hold nothing"):
@@ -284,7 +284,7 @@ def test_requests_of_before_go_first(connect, database, name, waiter):
 
 
 @both
-def test_they_are_ended_while_somebody_waits(connect, database, name, ranked, waiter):
+def test_priorities_are_removed_while_waited_for(connect, database, name, ranked, waiter):
     operator, other = connect(), connect()
     with other.mutex(name, priority=0):
         waiting = waiter(operator.mutex(name, priority=1))
@@ -296,7 +296,7 @@ def test_they_are_ended_while_somebody_waits(connect, database, name, ranked, wa
 
 
 @both
-def test_a_pause_lets_nobody_in(connect, name, ranked, waiter):
+def test_pause_blocks_all_priorities(connect, name, ranked, waiter):
     operator = connect()
     operator.pause(name)
     try:
@@ -380,7 +380,7 @@ def test_it_is_seen(connect, name, ranked):
 
 @both
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_what_holders_do_goes_on(connect, name, ranked, waiter):
+def test_priority_holder_upgrades_hands_over_and_asserts(connect, name, ranked, waiter):
     """A holder is a row like any other: it is upgraded, handed over and asserted as ever."""
     first, other = connect(), connect()
     reader = first.read(name, priority=0)
@@ -484,7 +484,7 @@ def test_a_lost_answer_is_found_again(parts):
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_two_who_look_at_once_are_never_both_let_in(parts, threads, database, name):
+def test_concurrent_polls_grant_a_single_mutex(parts, threads, database, name):
     """The look without the gate says yes to both; the gate decides."""
     holder = parts()
     _, held = holder.ask(0)
@@ -511,7 +511,7 @@ def test_two_who_look_at_once_are_never_both_let_in(parts, threads, database, na
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_of_those_who_come_at_once_one_is_let_in(parts, threads, database):
+def test_concurrent_arrivals_grant_a_single_mutex(parts, threads, database):
     """With nobody in the line and nobody inside, all see it free; the gate lets one in."""
     rounds = 3 if database.engine == "mssql" else 25
     all_ = [parts() for _ in range(4)]

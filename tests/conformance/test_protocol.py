@@ -95,7 +95,7 @@ def test_releasing_again_is_harmless(database, member, name):
     one.deregister_member(number)
 
 
-def test_cancelling_removes_what_one_acquire_left(database, member, name):
+def test_cancel_removes_the_rows_of_an_acquire(database, member, name):
     one, number = member()
     uid = f"{name}.1"
     one.register(number, "me", "thread", uid, [Request(name("a")), Request(name("b"))], False)
@@ -134,7 +134,7 @@ def test_two_with_the_same_id_do_not_harm_each_other(database, member, name):
 
 
 @pytest.mark.parametrize("outcome", ["released", "revoked"])
-def test_what_is_kept_of_who_leaves_is_the_same_whether_or_not_others_are_there(member, name, session, outcome):
+def test_history_is_the_same_with_and_without_waiters(member, name, session, outcome):
     (one, first), (other, second) = member(), member()
 
     def leave(number, others):
@@ -428,7 +428,7 @@ def test_a_bare_participant_cannot_choose_its_number(connect, database, bare, na
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-def test_several_bare_rows_in_one_statement(database, bare, name):
+def test_several_bare_rows_in_a_single_statement(database, bare, name):
     bare.execute(
         database.sql("INSERT INTO {table} (resource_id, requesting_id) VALUES (?, 'a'), (?, 'b'), (?, 'c')"),
         (name, name, name),

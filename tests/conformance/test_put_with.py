@@ -83,7 +83,7 @@ def test_a_key_counts_there_too(connect, transaction, name):
     assert {task.task_id: task.status for task in queue.tasks()} == {second: "pending", first: "cancelled"}
 
 
-def test_with_what_was_written_beside_it(connect, database, transaction, name):
+def test_put_commits_with_the_callers_transaction(connect, database, transaction, name):
     """The outbox: an order and the task that ships it."""
     queue = connect().queue(name)
     table = database.beside(f"orders_{name}")
@@ -183,7 +183,7 @@ def test_a_cursor_that_is_awaited_is_refused(connect, database, name):
 
 
 @pytest.mark.engines("postgresql")
-def test_whatever_a_cursor_makes_of_rows(connect, database, name):
+def test_put_accepts_any_row_factory(connect, database, name):
     queue = connect().queue(name)
     for makes in (rows.tuple_row, rows.dict_row, rows.namedtuple_row, rows.scalar_row):
         with database.raw(autocommit=False) as connection:

@@ -48,7 +48,7 @@ def most_in(window, times):
     return max(sum(start <= other < start + length for other in times) for start in times)
 
 
-def test_a_key_whose_rate_is_used_up_blocks_no_other(queue):
+def test_exhausted_key_rate_blocks_no_other_key(queue):
     queue.set_key_rate(2, per="1h")
     queue.put_many([Json("a")] * 4, key="a")
     queue.put_many([Json("b")] * 3, key="b")
@@ -108,7 +108,7 @@ def test_a_worker_that_dies_does_not_give_its_start_back(spawn, queue, name):
     assert queue.counts().pending == 1
 
 
-def test_the_rate_is_never_passed_and_nobody_sleeps_too_long(connect, queue):
+def test_rate_is_never_exceeded_nor_starts_late(connect, queue):
     """By three workers with two threads each, which are idle between the windows."""
     queue.set_key_rate(4, per=3)
     queue.set_rate(7, per=3)
@@ -131,7 +131,7 @@ def test_the_rate_is_never_passed_and_nobody_sleeps_too_long(connect, queue):
         assert most_in(1.5, [task.claimed_at for task in tasks if task.key == key]) <= 4
 
 
-def test_who_waits_starts_when_there_is_room(queue):
+def test_task_starts_when_the_rate_allows(queue):
     queue.set_key_rate(1, per=1.5)
     queue.put(0, key="first")  # (The first claim of a session may be slow between its start and what it writes.)
     next(queue.claim(wait=PATIENCE)).finish()
@@ -177,7 +177,7 @@ def test_tasks_with_locks_obey(queue, name):
         assert task.body == resources[2]
 
 
-def test_what_cannot_be_is_refused(queue):
+def test_invalid_queue_rate_is_refused(queue):
     for change in (
         lambda: queue.set_rate(0, per=1),
         lambda: queue.set_rate(-1, per=1),
@@ -226,7 +226,7 @@ def test_it_is_shown(queue):
     assert told.keys() == {second}
 
 
-def test_what_was_set_is_an_operation(connect, queue):
+def test_setting_a_queue_rate_is_recorded(connect, queue):
     queue.set_key_rate(100, per="1m")
     queue.set_key_rate(100, per="1m")
     queue.set_rate(5, per="1s", key="a")
@@ -240,7 +240,7 @@ def test_what_was_set_is_an_operation(connect, queue):
 
 
 @pytest.mark.engines("sqlite", "postgresql")  # (elsewhere so many keys take too long)
-def test_keys_that_are_used_up_cost_a_claim_one_look_each(database, queue):
+def test_exhausted_keys_cost_a_claim_a_lookup_each(database, queue):
     """A claim that finds all of 200 keys used up costs little more than one that finds them all at their limit.
 
     (What looks at all of them for each costs 200 times as much.)
@@ -284,7 +284,7 @@ def test_keys_are_drawn_by_their_weights():
         *((None, "limit", 5, 1000), ("a", "key_rate", 5, 1000), ("a", "weight", 5, 1000), (None, None, 5, 1000)),
     ],
 )
-def test_the_routine_refuses_what_cannot_be(database, queue, key, what, value, per_ms):
+def test_routine_refuses_invalid_rates(database, queue, key, what, value, per_ms):
     session = database.session(grace=600)
     # (SQL Server has one number for whatever a routine refuses.)
     with pytest.raises((sqlsem.ConfigurationError, sqlsem.Unavailable), match="sqlsem: "):
@@ -294,7 +294,7 @@ def test_the_routine_refuses_what_cannot_be(database, queue, key, what, value, p
 
 
 @pytest.mark.engines("postgresql")
-def test_a_start_is_counted_while_what_is_over_is_forgotten(database, queue):
+def test_start_is_counted_while_expired_uses_are_pruned(database, queue):
     """Of a key that was not used for long, just as its last use is removed."""
     queue.set_key_rate(2, per="1h")
     queue.put_many([1, 2], key="a")

@@ -25,7 +25,7 @@ def die(channel, url, options, name):
     channel.ask()
 
 
-def test_counts_by_state_the_oldest_the_rate_and_what_holds_it_up(connect, name):
+def test_queue_summary_shows_counts_age_rate_and_blocker(connect, name):
     coordinator = connect()
     queue, other = coordinator.queue(name), coordinator.queue(name("other"))
     assert queue.counts() is None
@@ -75,7 +75,7 @@ def test_when_a_task_will_be_started(connect, name):
         assert found[waits].starts.likely <= found[behind].starts.likely
 
 
-def test_those_whose_worker_is_dead_are_counted(spawn, connect, name):
+def test_tasks_of_dead_workers_are_counted(spawn, connect, name):
     queue = connect().queue(name)
     queue.put_many([1, 2])
     task = queue.try_claim()

@@ -53,7 +53,7 @@ def test_a_window_slides(connect, name):
     assert all(third - first >= 300 for first, third in zip(taken, taken[2:], strict=False)), taken
 
 
-def test_what_is_taken_given_back_and_waited_for_is_counted(connect, name):
+def test_uses_refunds_and_waits_are_counted(connect, name):
     """By every window for as long as it is known; what is refused counts as nothing."""
     first, other = connect(), connect()
     told = []
@@ -87,7 +87,7 @@ def test_several_windows_at_once(connect, name):
     assert used(coordinator, name)[3600] == 3
 
 
-def test_a_cost_and_what_it_was_in_the_end(connect, name):
+def test_cost_is_adjusted_afterwards(connect, name):
     coordinator = connect()
     rate = coordinator.rate(name, 10, per=LONG, cost=7)
     with rate as grant:
@@ -109,7 +109,7 @@ def test_a_cost_and_what_it_was_in_the_end(connect, name):
             again.adjust(wrong)
 
 
-def test_a_burst_and_what_comes_back_evenly(connect, name):
+def test_burst_refills_evenly(connect, name):
     coordinator = connect()
     rate = coordinator.rate(name, 1000, per="10000s", burst=3)
     assert [rate.take(False) is not None for _ in range(4)] == [True, True, True, False]
@@ -120,7 +120,7 @@ def test_a_burst_and_what_comes_back_evenly(connect, name):
     assert time.monotonic() - began > 0.25  # three of them had to come back, one in 0.1 s
 
 
-def test_what_has_leaked_is_not_given_back(connect, name):
+def test_expired_tokens_are_not_refunded(connect, name):
     """A burst that is adjusted when it has come back already is no second one."""
     coordinator = connect()
     rate = coordinator.rate(name, 180, per="90s", burst=2, cost=2)  # which comes back in a second
@@ -142,7 +142,7 @@ def test_a_debt_that_is_never_paid(connect, name):
     assert coordinator.rate(name, 1, per="24d", burst=1).take(False) is None
 
 
-def test_what_others_declare_is_counted_too(connect, name):
+def test_limits_of_other_clients_count(connect, name):
     first, other = connect(), connect()
     assert first.rate(name, 5, per=LONG, cost=4).take(False) is not None
     assert other.rate(name, 3, per=1800).take(False) is None, "a new window began without what was used of late"
@@ -170,7 +170,7 @@ def test_limits_of_windows_of_different_length_hold_together(connect, name):
     assert strict.rate(name, 2, per=LONG).take(False) is None
 
 
-def test_a_declared_limit_counts_until_its_requests_are_out_of_the_window(connect, name):
+def test_declared_limit_counts_until_its_uses_expire(connect, name):
     strict, loose = connect(), connect()
     assert strict.rate(name, 1, per=1).take(False) is not None
     began = time.monotonic()
@@ -187,7 +187,7 @@ def test_the_lower_burst_of_two_programs_counts(connect, name):
     assert loose.rate(name, 10, per=LONG).take(False) is None
 
 
-def test_an_operators_limit_bounds_what_programs_declare(connect, name):
+def test_operators_limit_bounds_declared_limits(connect, name):
     coordinator = connect()
     with pytest.raises(ConfigurationError, match="o limit is set for"):
         coordinator.rate(name).take(False)
@@ -204,7 +204,7 @@ def test_an_operators_limit_bounds_what_programs_declare(connect, name):
     assert coordinator.rate(name).take(False) is None
 
 
-def test_a_reset_forgets_use_and_debts_and_keeps_operators_limits(connect, name):
+def test_reset_forgets_uses_and_keeps_operators_limits(connect, name):
     coordinator = connect()
     assert coordinator.reset_rate(name) is False
     coordinator.set_rate(name, 3, per=LONG)
@@ -310,7 +310,7 @@ def test_batches_never_pass_the_limit(connect, name):
 
 
 @pytest.mark.engines("postgresql")
-def test_one_call_serves_those_that_ask_at_one_moment(connect, name, monkeypatch):
+def test_concurrent_takes_share_a_call(connect, name, monkeypatch):
     coordinator = connect()
     rate = coordinator.rate(name, 100_000, per="1s")
     assert rate.take() is not None
@@ -332,7 +332,7 @@ def test_one_call_serves_those_that_ask_at_one_moment(connect, name, monkeypatch
 
 
 @pytest.mark.engines("postgresql")
-def test_who_has_what_it_wants_does_not_wait_for_others(looks_often, connect, name):
+def test_served_thread_does_not_wait_for_its_batch(looks_often, connect, name):
     """Threads that share a place in the line: the first one goes when it is served, and the place is the next one's."""
     coordinator = connect()
     main = coordinator.client.member.main
@@ -548,7 +548,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("given", "words"), WRONG, ids=[str(one) for one, _ in WRONG])
-def test_what_can_be_no_rate(given, words):
+def test_invalid_rate_is_refused(given, words):
     with pytest.raises(ConfigurationError, match=words):
         sqlsem.rate("api", **given)
 
@@ -576,7 +576,7 @@ def test_a_rate_can_be_pickled(database, name, monkeypatch):
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_who_is_killed_in_the_line_does_not_hold_it_up(connect, name, spawn):
+def test_killed_waiter_does_not_block_the_rate(connect, name, spawn):
     coordinator = connect()
     coordinator.rate(name, 1, per=0.5).take()
     child = spawn(wait_in_line, name=str(name))
@@ -593,7 +593,7 @@ def wait_in_line(channel, url, options, name):
         coordinator.rate(name, 1, per="1h").take()
 
 
-def test_what_is_given_back_is_given_back_once(connect, name, monkeypatch):
+def test_refund_is_applied_once(connect, name, monkeypatch):
     """Also where the answer to that was lost: then nobody knows, and more must not be given back than was taken."""
     coordinator = connect(retry=PATIENCE)
     rate = coordinator.rate(name, 10, per=LONG, cost=4)
@@ -617,7 +617,7 @@ def test_what_is_given_back_is_given_back_once(connect, name, monkeypatch):
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_who_died_in_the_line_keeps_no_try_out(connect, name, spawn):
+def test_dead_waiter_does_not_refuse_a_try(connect, name, spawn):
     """Where nobody waits, and so nobody else looks whether those that wait are alive."""
     coordinator = connect()
     coordinator.rate(name, 1, per=LONG).take().adjust(1)

@@ -133,7 +133,7 @@ def test_a_lock_that_is_held_twice_is_refused(connect, name, transaction):
             grant.release_on_commit(transaction())
 
 
-def test_what_is_had_once_more_stays_until_that_has_ended(connect, database, name, transaction):
+def test_reentrant_hold_outlives_the_commit(connect, database, name, transaction):
     """Then it goes by itself, though its block goes on."""
     coordinator, cursor = connect(), transaction()
     lock = coordinator.mutex(name, reentrant=True)
@@ -150,7 +150,7 @@ def test_what_is_had_once_more_stays_until_that_has_ended(connect, database, nam
         gone(database, name)
 
 
-def test_what_is_had_once_more_does_not_forget_the_transaction(connect, database, name, transaction):
+def test_inner_release_keeps_the_commit_pending(connect, database, name, transaction):
     """Releasing the inner one is not the end of it."""
     cursor, lock = transaction(), connect().mutex(name, reentrant=True)
     with lock as grant:
@@ -185,7 +185,7 @@ def test_a_transaction_that_is_open_when_the_block_ends(connect, database, name,
 
 
 @pytest.mark.parametrize("how", ["commit", "rollback"])
-def test_who_ends_the_block_before_the_poller_has_looked(connect, database, name, transaction, how):
+def test_block_ends_before_the_commit_is_polled(connect, database, name, transaction, how):
     """Again and again: whoever is first gives it back, and nobody is told of a loss."""
     coordinator, cursor = connect(), transaction()
     for _ in range(10):
@@ -333,7 +333,7 @@ def test_cursors_that_are_awaited(database, connect, name):
 
 @pytest.mark.engines("sqlite", "postgresql")
 @pytest.mark.faces("aio")
-def test_an_event_loop_goes_on_while_a_block_is_left_and_the_database_is_out_of_reach(database, name, monkeypatch):
+def test_event_loop_runs_on_while_commit_is_unknown(database, name, monkeypatch):
     """Whether the transaction has been committed is asked all the while, by a thread."""
     asked, answers, beating = threading.Event(), threading.Event(), threading.Event()
 

@@ -41,7 +41,7 @@ def test_the_newest_rows_are_kept(database, connect, name, setting):
     assert positions(database) == done[-10:]
 
 
-def test_what_is_little_and_new_is_kept(database, connect, name, setting):
+def test_short_recent_history_is_kept(database, connect, name, setting):
     lock = connect().mutex(name)
     for _ in range(5):
         with lock:
@@ -66,7 +66,7 @@ def test_old_rows_go_however_few_they_are(database, connect, name, setting):
     assert positions(database) == []
 
 
-def test_who_adds_much_prunes_as_much(database, connect, name, setting):
+def test_large_history_is_pruned_by_heartbeats(database, connect, name, setting):
     """Without a word of anybody: the pulse does it."""
     setting("history_rows", "100")
     lock = connect(grace=1.0).mutex(name)

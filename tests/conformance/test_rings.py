@@ -54,7 +54,7 @@ def asleep(queue, monkeypatch):
 
 
 @linux
-def test_who_is_let_in_is_rung(queue, asleep, monkeypatch):
+def test_granted_waiter_is_notified(queue, asleep, monkeypatch):
     first, waiting, held, _, thread, answers = queue
     seldom(monkeypatch)
     thread.start()
@@ -66,7 +66,7 @@ def test_who_is_let_in_is_rung(queue, asleep, monkeypatch):
 
 
 @linux
-def test_who_waits_on_in_another_session_is_rung_there(queue, asleep, database, monkeypatch):
+def test_waiter_in_another_session_is_notified_there(queue, asleep, database, monkeypatch):
     """Slices of one wait are waited for in whichever session is idle."""
     first, waiting, held, wanted, thread, answers = queue
     seldom(monkeypatch)
@@ -81,7 +81,7 @@ def test_who_waits_on_in_another_session_is_rung_there(queue, asleep, database, 
 
 
 @linux
-def test_a_ring_lets_nobody_in(queue, monkeypatch):
+def test_notification_alone_grants_nothing(queue, monkeypatch):
     first, _, held, wanted, thread, answers = queue
     seldom(monkeypatch)
     thread.start()
@@ -105,7 +105,7 @@ def test_a_waiter_that_is_not_rung_finds_out(queue, monkeypatch):
     assert not waiting.rings.trusted
 
 
-def test_who_gives_back_what_is_not_its_own_lets_nobody_in(queue):
+def test_foreign_release_grants_nothing(queue):
     first, waiting, held, wanted, _, _ = queue
     assert not first.release(held._replace(requesting_id="somebody else's"), "released")
     assert waiting.wait(wanted, 0, threading.Event()) is False
@@ -126,7 +126,7 @@ def test_a_lease_is_renewed_by_its_owner(database, name):
         leased.deregister_member(two)
 
 
-def test_what_an_operator_has_set_holds_for_who_is_let_in(queue):
+def test_notified_grant_respects_operators_settings(queue):
     first, waiting, held, wanted, _, _ = queue
     first.set_resource(held.resource, "paused", 1)
     assert first.release(held, "released")
@@ -136,7 +136,7 @@ def test_what_an_operator_has_set_holds_for_who_is_let_in(queue):
 
 
 @linux
-def test_those_who_wait_no_more_make_nobody_deaf(tmp_path):
+def test_unread_notifications_do_not_block_the_sender(tmp_path):
     """What they have not read counts against its sender, until there is no room for more."""
     file = tmp_path / "x.db"
     file.touch()

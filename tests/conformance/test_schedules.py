@@ -54,7 +54,7 @@ def watch(channel, url, options, name):
         task.finish()
 
 
-def test_what_is_due_is_put_once_by_one_of_many(database, connect, queue, name, threads):
+def test_due_task_is_put_once_by_many_processes(database, connect, queue, name, threads):
     made = queue.schedule("0 2 * * *", nothing, name=str(name), note="daily", max_attempts=3, time_limit=60, order=4)
     assert (made.name, made.cron, made.time_zone, made.last_due) == (name, "0 2 * * *", "UTC", None)
     assert made.next_due == next_due("0 2 * * *", "UTC", made.taken_at)
@@ -79,7 +79,7 @@ def test_what_is_due_is_put_once_by_one_of_many(database, connect, queue, name, 
 
 
 @pytest.mark.parametrize(("missed", "ago", "count"), [("one", 86400 * 3, 1), ("skip", 86400 * 3, 0), ("skip", 5, 1)])
-def test_what_was_missed(database, queue, name, missed, ago, count):
+def test_missed_runs_are_put_once_or_skipped(database, queue, name, missed, ago, count):
     """One task for all of it, or none; and what is only a little late is not missed."""
     queue.schedule("0 0 1 1 *", nothing, name=str(name), missed=missed)
     make_due(database, name, ago)
@@ -112,7 +112,7 @@ def test_paused_and_removed(database, connect, queue, name):
             call(name)
 
 
-def test_one_of_the_same_name_is_replaced(database, queue, name):
+def test_schedule_of_the_same_name_is_replaced(database, queue, name):
     queue.schedule("0 2 * * *", nothing, name=str(name))
     make_due(database, name)
     again = queue.schedule("0 2 * * *", nothing, name=str(name), note="new")
@@ -124,7 +124,7 @@ def test_one_of_the_same_name_is_replaced(database, queue, name):
     assert queue.schedule("0 4 * * *", nothing).name == unnamed.name, "of the same body"
 
 
-def test_one_that_cannot_be_put_stops_nobody(database, connect, queue, name, caplog):
+def test_broken_schedule_does_not_stop_others(database, connect, queue, name, caplog):
     """Whatever stands there: others of the queue are put, and its workers work on."""
     bad = name("a-bad-one")
     queue.schedule("0 2 * * *", nothing, name=bad)
@@ -184,7 +184,7 @@ def test_unique_tasks_do_not_pile_up(database, queue, name):
 
 
 @pytest.mark.timeout(300)
-def test_who_is_killed_in_between_has_done_all_of_it_or_nothing(spawn, database, queue, name):
+def test_killed_scheduler_puts_all_or_nothing(spawn, database, queue, name):
     """However often: each time that was due has one task."""
     queue.schedule("0 2 * * *", Json("x"), name=str(name))
     children = [spawn(watch, name=str(name)) for _ in range(2)]
@@ -206,12 +206,12 @@ def test_who_is_killed_in_between_has_done_all_of_it_or_nothing(spawn, database,
 
 
 @pytest.mark.parametrize("cron", ["", "x", "* * * *", "60 * * * *", "@never", "* * * * * *", "0 0 31 2 *", None, 5])
-def test_what_is_no_cron_expression(queue, cron):
+def test_invalid_cron_expression_is_refused(queue, cron):
     with pytest.raises(sqlsem.ConfigurationError, match=r"cron expression|never comes"):
         queue.schedule(cron, nothing)
 
 
-def test_what_else_cannot_be_scheduled(queue):
+def test_invalid_schedule_is_refused(queue):
     for options, words in (
         ({"time_zone": "Mars/Olympus"}, "no time zone"),
         ({"time_zone": "../etc/passwd"}, "no time zone"),

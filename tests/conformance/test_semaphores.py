@@ -29,7 +29,7 @@ def attempt(database, name):
             one.leave()
 
 
-def test_several_in_one_thread_while_there_is_room(connect, database, name):
+def test_semaphore_acquired_repeatedly_in_a_thread(connect, database, name):
     lock = connect().limit(name, 3)
     for held in (1, 2, 3):
         assert lock.acquire(timeout=PATIENCE) is True
@@ -70,7 +70,7 @@ def test_several_beside_others(connect, name, attempt):
 
 
 @pytest.mark.parametrize("kind", ["read", "stage"])
-def test_what_is_shared_may_be_had_twice(connect, name, kind):
+def test_shared_lock_is_acquired_twice(connect, name, kind):
     coordinator = connect()
     lock = coordinator.read(name) if kind == "read" else coordinator.stage(name, 100)
     with lock, lock, sqlsem.all_of(lock, coordinator.mutex(name("b"))):
@@ -142,7 +142,7 @@ def test_locked(connect, name, attempt):
         assert several.locked() is True
 
 
-def test_locked_says_what_a_try_would(connect, database, name):
+def test_locked_matches_the_result_of_a_try(connect, database, name):
     coordinator = connect()
     lock = coordinator.limit(name, 3)
     coordinator.set_limit(name, 1)
@@ -179,7 +179,7 @@ def in_another(function):
     return outcome[0]
 
 
-def test_what_was_acquired_may_be_released_by_others(connect, database, name):
+def test_semaphore_is_released_by_another_thread(connect, database, name):
     lock = connect().limit(name, 3)
     for _ in range(3):
         assert in_another(lock.acquire) is True  # by threads that end
@@ -198,7 +198,7 @@ def test_what_was_acquired_may_be_released_by_others(connect, database, name):
     assert database.queue(name) == []
 
 
-def test_whoever_acquired_it_finds_it_released(connect, name):
+def test_acquirer_sees_release_by_another_thread(connect, name):
     lock = connect().limit(name, 2)
     lock.acquire()
     lock.acquire()
@@ -213,7 +213,7 @@ def test_whoever_acquired_it_finds_it_released(connect, name):
         _ = lock.grant
 
 
-def test_what_a_block_holds_is_nobody_elses(connect, database, name):
+def test_block_hold_is_not_released_by_others(connect, database, name):
     lock = connect().limit(name, 2)
     with lock as grant:
         assert isinstance(in_another(lock.release), sqlsem.NotHeld)
@@ -237,7 +237,7 @@ def test_a_mutex_is_its_owners(connect, name, kind):
     lock.release()
 
 
-def test_many_who_release_what_others_acquired(connect, name, threads):
+def test_concurrent_foreign_releases_end_each_hold_once(connect, name, threads):
     """Each is given back once, whoever comes first."""
     lock = connect().limit(name, 4)
     failed = []

@@ -78,7 +78,7 @@ def test_it_is_raised_and_lowered_live(connect, name, set_limit, waiter):
     late[2].leave()
 
 
-def test_a_number_is_what_its_user_accepts_at_most(connect, name, set_limit, waiter):
+def test_declared_number_is_an_upper_bound(connect, name, set_limit, waiter):
     coordinator = connect()
     set_limit(name, 5)
     three = [waiter(coordinator.limit(name, 3)) for _ in range(3)]
@@ -104,7 +104,7 @@ def test_none_set_is_refused_by_an_error_that_names_the_command(connect, databas
         pass
 
 
-def test_a_limit_that_somebody_counts_on_can_be_changed_but_not_lifted(connect, name, set_limit, waiter):
+def test_limit_in_use_can_be_changed_but_not_removed(connect, name, set_limit, waiter):
     coordinator, operator = connect(), connect()
     set_limit(name, 1)
     inside, waiting = waiter(coordinator.limit(name)), None
@@ -123,7 +123,7 @@ def test_a_limit_that_somebody_counts_on_can_be_changed_but_not_lifted(connect, 
         coordinator.limit(name).acquire(blocking=False)
 
 
-def test_those_who_name_a_limit_do_not_keep_it(connect, name, set_limit, waiter):
+def test_declared_limits_do_not_keep_the_servers_limit(connect, name, set_limit, waiter):
     coordinator, operator = connect(), connect()
     set_limit(name, 1)
     inside = waiter(coordinator.limit(name, 2))
@@ -136,7 +136,7 @@ def test_those_who_name_a_limit_do_not_keep_it(connect, name, set_limit, waiter)
     late.leave()
 
 
-def test_the_longest_pattern_counts_and_a_limit_of_ones_own_before_all(connect, name, set_limit, waiter):
+def test_own_limit_wins_then_the_longest_pattern(connect, name, set_limit, waiter):
     coordinator = connect()
     set_limit(name("*"), 3)
     set_limit(name("a*"), 1)
@@ -155,7 +155,7 @@ def test_the_longest_pattern_counts_and_a_limit_of_ones_own_before_all(connect, 
             one.leave()
 
 
-def test_a_pattern_caps_those_who_name_a_limit_too(connect, name, set_limit, waiter):
+def test_pattern_caps_declared_limits(connect, name, set_limit, waiter):
     coordinator = connect()
     set_limit(name("*"), 1)
     inside = waiter(coordinator.limit(name("a"), 3), name("a"))
@@ -168,7 +168,7 @@ def test_a_pattern_caps_those_who_name_a_limit_too(connect, name, set_limit, wai
     late.leave()
 
 
-def test_a_pattern_that_somebody_counts_on_stays_until_another_stands_in(connect, name, set_limit, waiter):
+def test_pattern_in_use_stays_until_replaced(connect, name, set_limit, waiter):
     coordinator, operator = connect(), connect()
     operator.set_limit(name("a*"), 1)
     inside = waiter(coordinator.limit(name("ab")), name("ab"))

@@ -58,7 +58,7 @@ def locked(database):
     return locked
 
 
-def test_who_is_followed_by_one_of_the_same_member_is_spared(party, locked, name):
+def test_wakeup_lock_is_dropped_before_a_row_of_the_member(party, locked, name):
     first, other = party(), party()
     before = [first.ask(name) for _ in range(5)]
     between = other.ask(name)
@@ -87,7 +87,7 @@ def test_who_is_followed_by_one_of_the_same_member_is_spared(party, locked, name
         ({"access": "read"}, {"access": "read"}),
     ],
 )
-def test_who_is_followed_by_one_that_asks_for_something_else_is_not(party, locked, name, first, then):
+def test_wakeup_lock_is_kept_before_other_access(party, locked, name, first, then):
     """Somebody behind both may be kept out by the first one alone; and those who share are inside together."""
     participant = party()
     holder = participant.ask(name, "write", 2, weight=2)
@@ -96,7 +96,7 @@ def test_who_is_followed_by_one_that_asks_for_something_else_is_not(party, locke
     assert locked([holder, *two]) == [True] * 3
 
 
-def test_who_leaves_without_a_lock_says_nothing_wrong(party, locked, name):
+def test_release_without_wakeup_lock_logs_nothing(party, locked, name):
     """The server writes a line into its log for each lock that is freed and was not there."""
     participant = party()
     several = [participant.ask(name) for _ in range(4)]
@@ -123,7 +123,7 @@ def test_a_member_that_comes_back_spares_as_many(party, database, locked, name):
 
 
 @pytest.mark.parametrize("why", ["older routines", "older rights"])
-def test_where_that_cannot_be_asked_for_nobody_is_spared(party, locked, name, monkeypatch, why):
+def test_wakeup_locks_are_kept_by_older_routines(party, locked, name, monkeypatch, why):
     """The tables were upgraded by another installation, and not with the latest routines: locks work on."""
     participant = party()
     several = [participant.ask(name) for _ in range(4)]
@@ -142,7 +142,7 @@ def test_where_that_cannot_be_asked_for_nobody_is_spared(party, locked, name, mo
     assert participant.told == []
 
 
-def test_those_behind_are_woken_wherever_a_run_ends(party, name):
+def test_end_of_a_run_wakes_the_waiters_behind(party, name):
     """Also where those that were to come between have given up."""
     first, other = party(), party()
     several = [first.ask(name) for _ in range(6)]
@@ -164,7 +164,7 @@ def test_those_behind_are_woken_wherever_a_run_ends(party, name):
     assert found == [True]
 
 
-def test_who_waits_behind_a_row_without_a_lock_sleeps_nevertheless(party, database, name):
+def test_waiter_behind_row_without_wakeup_lock_sleeps(party, database, name):
     """It slept on the lock of the oldest one of those that may leave first, and that of a lease is free always."""
     leased, participant = party(lease=60), party()
     leased.ask(name, limit=3)
@@ -199,7 +199,7 @@ END $$
 """
 
 
-def test_who_waits_for_a_limit_sees_who_leaves_just_before_it_sleeps(make_database, postgres_server):
+def test_limit_waiter_sees_release_just_before_sleep(make_database, postgres_server):
     """After a long wait it sleeps for 0.1 s where nothing would wake it."""
     database, took = make_database(postgres_server), []
     with contextlib.ExitStack() as made:
@@ -221,7 +221,7 @@ def test_who_waits_for_a_limit_sees_who_leaves_just_before_it_sleeps(make_databa
     assert min(took) < 0.07, took
 
 
-def test_a_crowd_of_one_process_takes_few_locks(connect, database, name, locked):
+def test_crowd_of_a_process_takes_few_wakeup_locks(connect, database, name, locked):
     """In the order in which they asked, though most of them give up."""
     number, most = 1200, waiter_queues.MOST_KEPT + 16
     holder, coordinator = connect(grace=60), connect(grace=60)

@@ -205,7 +205,7 @@ def meets_what_it_cannot_test(channel, url, options):
 
 @posix
 @pytest.mark.engines("sqlite")
-def test_what_cannot_be_tested_is_believed_to_live(database, spawn):
+def test_untestable_beacon_counts_as_alive(database, spawn):
     folder_of(database).mkdir(exist_ok=True)
     theirs = folder_of(database) / ("3" * 32)
     theirs.touch(mode=0o000)
@@ -217,7 +217,7 @@ def test_what_cannot_be_tested_is_believed_to_live(database, spawn):
 
 
 @posix
-def test_a_file_that_takes_the_place_of_a_free_beacon_is_left_alone(tmp_path):
+def test_file_replacing_a_free_beacon_is_kept(tmp_path):
     beacons = Beacons(tmp_path / "locks.db")
     beacons.folder.mkdir()
     place = beacons.folder / ("4" * 32)
@@ -287,7 +287,7 @@ def test_beacons(tmp_path, by_path):
     lost.put_out()
 
 
-def test_reap_sweeps_up_the_beacons_of_nobody(file):
+def test_reap_removes_orphan_beacons(file):
     folder = folder_of(file)
     with file.coordinator() as coordinator, coordinator.mutex("a"):
         for name in ("6" * 32, "7" * 32, "8" * 32 + ".txt"):
@@ -314,7 +314,7 @@ def test_a_link_to_the_database_leads_to_the_same_beacons(file, tmp_path):
 @pytest.mark.parametrize(
     ("database", "folder", "beacon"), [(0o600, 0o700, 0o600), (0o664, 0o770, 0o660), (0o644, 0o700, 0o600)], ids=oct
 )
-def test_who_may_write_the_database_may_test_its_beacons(tmp_path, database, folder, beacon):
+def test_database_writers_may_test_beacons(tmp_path, database, folder, beacon):
     (tmp_path / "locks.db").touch()
     (tmp_path / "locks.db").chmod(database)
     before = os.umask(0o077)
@@ -330,7 +330,7 @@ def test_who_may_write_the_database_may_test_its_beacons(tmp_path, database, fol
 
 @posix
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
-def test_what_root_makes_beside_a_users_database_is_the_users(tmp_path):
+def test_root_creates_files_for_the_databases_owner(tmp_path):
     (tmp_path / "locks.db").touch()
     os.chown(tmp_path / "locks.db", 65534, 65534)
     beacons = Beacons(tmp_path / "locks.db")
@@ -409,7 +409,7 @@ def test_where_nothing_can_be_closed_it_is_told(tmp_path, monkeypatch, caplog):
 
 @posix
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to give a folder away")
-def test_a_default_folder_of_somebody_else_is_refused(tmp_path):
+def test_default_folder_of_another_user_is_refused(tmp_path):
     found, _ = run_default(tmp_path)
     os.chown(next(iter(found)), 65534, 65534)
     refused, _ = run_default(tmp_path)
@@ -419,7 +419,7 @@ def test_a_default_folder_of_somebody_else_is_refused(tmp_path):
 
 
 @posix
-def test_doctor_tells_who_else_may_write(file):
+def test_doctor_lists_other_writers(file):
     path = Path(file.url.removeprefix("sqlite:///"))
     path.parent.chmod(0o755)
 
@@ -443,7 +443,7 @@ def test_doctor_tells_who_else_may_write(file):
 # -- only to look
 
 
-def test_who_only_looks_creates_nothing(tmp_path):
+def test_read_only_command_creates_nothing(tmp_path):
     for url in (f"sqlite:///{tmp_path}/no/such.db?mode=ro", f"sqlite:///{tmp_path}/no/such.db?mode=rw"):
         with sqlsem.connect(url, retry=0.1) as coordinator:
             with pytest.raises(sqlsem.SchemaError, match="is not there; check the path"):
@@ -543,7 +543,7 @@ def test_bytes_that_are_no_text_hide_nothing_else(file):
         "host = x'ff', pid = 'abc', program = x'ff', login = x'ff', beacon = NULL",
     ],
 )
-def test_a_member_that_is_nonsense_stops_nobody(file, columns):
+def test_invalid_member_row_blocks_no_client(file, columns):
     plant(file, "9" * 32)
     file.rows(f"UPDATE sqlsem_member SET {columns} WHERE beacon = ?", "9" * 32)
     with file.coordinator() as coordinator:
@@ -553,7 +553,7 @@ def test_a_member_that_is_nonsense_stops_nobody(file, columns):
         coordinator.reap()
 
 
-def test_who_is_alone_comes_and_leaves_in_one_statement_each(file, monkeypatch):
+def test_uncontended_pair_is_two_statements(file, monkeypatch):
     """And tries neither where others are, until they have left."""
     with (
         contextlib.closing(file.session()) as session,
@@ -653,7 +653,7 @@ def test_threads_that_light_and_look_at_once(tmp_path):
         ((3, 53, 0), False),
     ],
 )
-def test_which_versions_lose_commits_where_two_write_the_log_back(version, loses):
+def test_versions_that_lose_commits_in_checkpoints(version, loses):
     assert wal.may_miss_a_reset(version) is loses
 
 
@@ -674,7 +674,7 @@ class Watched:
         self.connection.close()
 
 
-def test_nobody_commits_while_the_log_is_written_back(file, monkeypatch):
+def test_checkpoint_excludes_commits(file, monkeypatch):
     """Who begins the log anew in that instant would have its transactions lost, with the rows of those who hold."""
     monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
     with file.coordinator() as coordinator, contextlib.closing(file.raw()) as other:
@@ -701,7 +701,7 @@ def test_no_connection_writes_the_log_back_at_its_own_time(file, monkeypatch):
             assert connection.execute("PRAGMA wal_autocheckpoint").fetchone()[0] == 0
 
 
-def test_the_log_stays_short_whatever_is_written(file, monkeypatch):
+def test_log_stays_short_under_any_load(file, monkeypatch):
     """Also where nothing is held, so that nobody pings. (15 MB, if nobody wrote it back.)"""
     monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
     log = Path(file.url.removeprefix("sqlite:///") + "-wal")

@@ -91,7 +91,7 @@ def unharmed(victim):
     return victim.read_text() == "years of work" and os.listdir(victim.parent) == [victim.name]
 
 
-def test_the_tables_name_what_the_engine_knows():
+def test_side_file_tables_match_the_engine():
     assert set(files.BESIDE) | {"", "-members"} == set(NAMES)
 
 
@@ -133,7 +133,7 @@ def hot_journal(path, names):
     )
 
 
-def test_a_hot_journal_deletes_what_it_names(path, victim):
+def test_hot_journal_deletes_the_file_it_names(path, victim):
     """(SQLite alone: what follows tests nothing if this does not hold.)"""
     Path(f"{path}-journal").write_bytes(hot_journal(path, victim))
     with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -142,7 +142,7 @@ def test_a_hot_journal_deletes_what_it_names(path, victim):
 
 
 @root_only
-def test_a_journal_of_somebody_else_is_refused(path, victim):
+def test_journal_of_another_user_is_refused(path, victim):
     journal = Path(f"{path}-journal")
     journal.write_bytes(hot_journal(path, victim))
     os.chown(journal, SOMEBODY, SOMEBODY)
@@ -171,7 +171,7 @@ def test_a_journal_that_comes_after_the_look_is_left_alone(path, victim, monkeyp
         assert unharmed(victim)
 
 
-def test_a_database_of_somebody_elses_is_not_worked_for(path):
+def test_database_of_another_user_is_refused(path):
     """What stands in it is code."""
     path.chmod(0o666)
     for words in (["work", "q", "--idle-exit", "0.1s"], ["batches", "resume"]):
@@ -295,7 +295,7 @@ def test_nothing_else_is_opened(tmp_path):
 
 
 @root_only
-def test_doctor_names_a_stranger_who_owns_the_beacons(path):
+def test_doctor_names_foreign_owner_of_beacons(path):
     os.chown(f"{path}-members", SOMEBODY, SOMEBODY)
     found = run_cli("--url", f"sqlite:///{path}", "doctor", "--json")
     assert found.returncode == 1

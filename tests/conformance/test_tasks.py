@@ -131,7 +131,7 @@ def test_queues_have_nothing_to_do_with_each_other(connect, name):
         assert queue.try_claim() is None
 
 
-def test_a_claim_waits_for_what_is_put_elsewhere(connect, name):
+def test_claim_waits_for_a_put_of_another_process(connect, name):
     taker, giver = connect().queue(name), connect().queue(name)
     found = []
 
@@ -205,7 +205,7 @@ def move_clock(database, queue, seconds):
         raw.execute(f"UPDATE {table} SET {set_times} WHERE queue_name = '{queue.name}'")
 
 
-def test_what_is_put_in_bulk_is_put_in_portions(queue):
+def test_bulk_put_is_split_into_portions(queue):
     """A statement of hundreds of megabytes would keep the pings out, and end with the connection."""
     queue.state()
     session = queue.claiming.client.member.main.session
@@ -287,7 +287,7 @@ def test_tried_again_with_growing_pauses(queue):
     assert queue.try_claim() is None
 
 
-def test_a_claim_that_nobody_knows_is_given_back(connect, name):
+def test_interrupted_claim_is_returned(connect, name):
     """As when an interrupt strikes between the claim and its block."""
     queue = connect(grace=1).queue(name)
     queue.put(1)
@@ -504,7 +504,7 @@ def test_two_workers_and_ten_tasks(connect, name):
     assert len(members) == 2
 
 
-def test_what_workers_run(database, connect, queue, tmp_path):
+def test_worker_runs_every_kind_of_task(database, connect, queue, tmp_path):
     file = tmp_path / "made"
     queue.put(sqlsem.Shell(f"echo it is made; touch '{file}'"))
     queue.put(sqlsem.Call(note, "ünïcode"))
@@ -547,7 +547,7 @@ def test_sql_is_all_or_nothing(database, connect, queue, name):
             raw.execute(f"DROP TABLE {table}")
 
 
-def test_what_cannot_be_kept_does_not_end_the_worker(queue):
+def test_unstorable_result_does_not_end_the_worker(queue):
     queue.put(sqlsem.Call(odd, "result"))
     queue.put(sqlsem.Call(odd, "error"))
     queue.put(sqlsem.Call(odd, "coroutine"))
@@ -558,7 +558,7 @@ def test_what_cannot_be_kept_does_not_end_the_worker(queue):
     assert [status for _, status in states(queue)] == ["finished", "failed", "failed", "finished"]
 
 
-def test_a_claim_declared_lost_comes_back_though_its_member_lives(connect, name):
+def test_lost_claim_of_a_living_member_is_returned(connect, name):
     """The database was away for longer than we dared to believe, but nobody gave us up."""
     queue = connect(grace=2).queue(name)
     queue.put(1)
@@ -626,7 +626,7 @@ def stubborn(file):
 
 
 @posix
-def test_a_worker_that_is_aborted_ends_its_commands_and_gives_back(connect, queue, name, tmp_path):
+def test_aborted_worker_ends_commands_and_returns_tasks(connect, queue, name, tmp_path):
     files = [tmp_path / str(number) for number in range(6)]
     queue.put_many([sqlsem.Shell(stubborn(file)) for file in files])
     worker = Worker(queue, threads=len(files))
@@ -645,7 +645,7 @@ def test_a_worker_that_is_aborted_ends_its_commands_and_gives_back(connect, queu
 
 
 @posix
-def test_what_outlives_its_shell_is_ended_as_well(queue, tmp_path):
+def test_process_that_outlives_its_shell_is_ended(queue, tmp_path):
     file = tmp_path / "pid"
     within = stubborn(file).replace("$$", "\\$\\$")
     queue.put(sqlsem.Shell(f'sh -c "{within}"; true'))
@@ -668,7 +668,7 @@ def interrupted(channel, url, options, name):
 
 
 @posix
-def test_an_interrupt_of_run_ends_what_runs(spawn, queue, name, tmp_path):
+def test_interrupt_of_run_ends_the_running_task(spawn, queue, name, tmp_path):
     """It must not run on beside its next attempt, while this process ends or does something else."""
     pid = tmp_path / "pid"
     number = queue.put(sqlsem.Shell(f"echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 60; sleep 60"))
@@ -683,7 +683,7 @@ def test_an_interrupt_of_run_ends_what_runs(spawn, queue, name, tmp_path):
 
 
 @posix
-def test_what_a_command_leaves_behind_does_not_hold_it_up(queue, tmp_path):
+def test_background_child_does_not_delay_its_command(queue, tmp_path):
     """As a service does that it starts, and that has its output still open."""
     pid = tmp_path / "pid"
     queue.put(sqlsem.Shell(f"sleep 60 & echo $! > {pid}; echo started"))
@@ -744,7 +744,7 @@ def table(database, name):
         raw.execute(f"DROP TABLE {table}")
 
 
-def test_what_is_done_when_all_is_aborted_is_not_given_back(database, queue, table):
+def test_finished_task_is_not_returned_by_abort(database, queue, table):
     """Only who ran it knows."""
     work, begun, told = Work(queue.claiming.client), threading.Event(), threading.Event()
     connect = work.connect
@@ -769,7 +769,7 @@ def test_what_is_done_when_all_is_aborted_is_not_given_back(database, queue, tab
     assert database.rows(f"SELECT n FROM {table}") == [(1,)]
 
 
-def test_what_was_about_to_begin_does_not(database, queue, table):
+def test_task_about_to_start_does_not_start_after_abort(database, queue, table):
     work, begun = Work(queue.claiming.client), threading.Event()
     worker = Worker(queue)
 
@@ -788,7 +788,7 @@ def test_what_was_about_to_begin_does_not(database, queue, table):
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-def test_what_is_told_to_end_too_early_is_told_again(queue):
+def test_early_cancel_of_a_session_is_repeated(queue):
     """Between its session's start and its statement's."""
     endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     work, begun = Work(queue.claiming.client), threading.Event()

@@ -40,7 +40,7 @@ def drain(queue):
     return found
 
 
-def test_a_long_backlog_keeps_nobody_waiting(queue):
+def test_backlog_of_a_key_delays_no_other_key(queue):
     queue.put_many([Json("hot")] * 30, key="hot")
     queue.put_many([Json("cold")] * 3, key="cold")
     found = drain(queue)
@@ -107,7 +107,7 @@ def test_keys_are_compared_byte_by_byte(queue):
 
 
 @pytest.mark.engines("sqlite")  # (elsewhere the claims of a queue with limits follow each other)
-def test_a_claim_looks_at_one_instant(queue, connect, monkeypatch):
+def test_claim_reads_a_single_snapshot(queue, connect, monkeypatch):
     """Of two keys one is free all the time; while it is looked for, others take it, and let go of the other one."""
     others = connect().queue(queue.name)
     queue.set_key_limit(1)
@@ -156,7 +156,7 @@ def test_a_claim_costs_the_same_beside_many_keys(database, queue, connect, name)
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-def test_keys_without_room_cost_one_look_each(database, queue, connect, name):
+def test_keys_without_room_cost_a_lookup_each(database, queue, connect, name):
     """A claim passes by 1,600 of them at 16 times the cost of 100."""
     costs = []
     for one, count in ((queue, 100), (connect().queue(name("many")), 1600)):
@@ -224,7 +224,7 @@ def test_orders_come_before_keys_and_priorities(queue):
     assert drain(queue) == ["late"]
 
 
-def test_limits_of_all_of_each_key_and_of_one(queue):
+def test_limits_of_queue_of_keys_and_of_a_single_key(queue):
     queue.set_limit(4)
     queue.set_key_limit(1)
     queue.set_limit(2, key="b")
@@ -252,7 +252,7 @@ def test_limits_of_all_of_each_key_and_of_one(queue):
     }
 
 
-def test_what_cannot_be_is_refused(queue):
+def test_invalid_limits_are_refused(queue):
     for change in (
         lambda: queue.set_limit(-1),
         lambda: queue.set_limit(1.5),
@@ -358,7 +358,7 @@ def test_a_killed_worker_frees_its_place(spawn, queue, name):
         assert task.id == second
 
 
-def test_what_has_no_key_does_not_wait_behind_a_key_that_is_at_its_limit(queue):
+def test_task_without_key_passes_a_key_at_its_limit(queue):
     """It was put while nothing with a key was pending, so the queue had no turns then."""
     queue.put(Json("keyed"), key="a")
     with queue.try_claim() as task:
@@ -433,7 +433,7 @@ def test_a_limit_may_go_while_a_claim_waits_for_it(database, queue, name, claimi
 
 
 @pytest.mark.engines("postgresql")
-def test_nobody_goes_without_while_the_first_of_a_key_is_being_claimed(queue, claiming):
+def test_concurrent_claim_of_a_key_starves_no_worker(queue, claiming):
     first, second, third = (*queue.put_many([1, 2], key="a"), queue.put(3))
     raw, claim = claiming
     taken = {claim("one"), claim("two")}

@@ -123,7 +123,7 @@ def test_where_it_goes_on(database, session, connect, name, waiting):
         assert row[9] is None, "the head waits for nobody"
 
 
-def test_one_that_is_not_there(session):
+def test_why_of_an_unknown_position(session):
     assert told(session, 10**12)[2] == []
 
 
@@ -184,7 +184,7 @@ def test_when_it_will_go_in(database, session, connect, name, waiting):
         first.resume(name)
 
 
-def test_when_it_will_go_in_under_a_limit_with_readers_and_by_kinds(database, session, connect, name, waiting):
+def test_why_estimates_the_grant_time_by_kind(database, session, connect, name, waiting):
     first, other = connect(), connect()
     remember(database, name("l"), spread(60, 300, 1.8))
     remember(database, name("r"), spread(60, 100, 0.5))
@@ -209,7 +209,7 @@ def test_when_it_will_go_in_under_a_limit_with_readers_and_by_kinds(database, se
         compare_estimates(session, first, asked)
 
 
-def test_what_sql_does_not_know(database, session, connect, name, waiting):
+def test_why_in_sql_lacks_estimates(database, session, connect, name, waiting):
     first, other = connect(), connect()
     remember(database, name, [60.0] * 4)
     with first.limit(name, 3, weight=3):
@@ -226,7 +226,7 @@ def test_what_sql_does_not_know(database, session, connect, name, waiting):
 
 
 @pytest.mark.engines("postgresql")
-def test_how_long_one_is_held_on(database):
+def test_why_shows_expected_hold_time(database):
     """The same as in Python."""
     held = [10.0, 20.0, 20.0, 50.0]
     for already in (0.0, 15.0, 20.0, 50.0, 70.0):

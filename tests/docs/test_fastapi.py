@@ -29,7 +29,7 @@ def test_it_lets_in(client, connect):
     assert connect().entries("reports") == []
 
 
-def test_who_would_wait_is_sent_away(client, connect):
+def test_request_that_would_wait_gets_503(client, connect):
     others = connect()
     with others.limit("reports", 2), others.limit("reports", 2):
         answer = client.post("/reports/sales")

@@ -31,7 +31,7 @@ def test_the_picture_of_the_dashboard_is_fresh():
     assert "limit 3 full: db1:801 +2" in said
 
 
-def test_what_a_picture_says_is_found_in_it():
+def test_picture_contains_its_description():
     png = (ROOT / "docs" / "dashboard.png").read_bytes()
     assert png.startswith(b"\x89PNG")
     assert pictures.words_in(pictures.with_words(png, "other words")) == "other words"

@@ -42,7 +42,7 @@ def test_close_ends_waiters_and_holders(connect, database, name):
     coordinator.close()  # again is harmless
 
 
-def test_close_ends_who_waits_for_another_process(agents, connect, database, name, waiting):
+def test_close_ends_waits_for_another_process(agents, connect, database, name, waiting):
     (holder,) = agents(1)
     holder.hold("mutex", name)
     coordinator = connect(grace=60)

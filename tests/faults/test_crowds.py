@@ -13,7 +13,7 @@ FEW, MANY = 100, 2000
 
 @pytest.mark.engines("sqlite", "postgresql")
 @pytest.mark.timeout(600)
-def test_two_thousand_tasks_on_one_resource(connect, database, name, monkeypatch):
+def test_two_thousand_tasks_on_a_single_resource(connect, database, name, monkeypatch):
     holder, coordinator = connect(grace=60), connect(grace=60)
     coordinator.mutex(name("connects")).acquire()
     session, client = coordinator.client.member.main.session, coordinator.client

@@ -366,7 +366,7 @@ def test_an_end_while_the_database_never_answers(proxy, proxied, spawn, name):
     proxy.server_notices()
 
 
-def test_a_coordinator_that_is_dropped_gives_its_locks_back_at_the_end(spawn, database, name):
+def test_dropped_coordinator_releases_its_locks_at_exit(spawn, database, name):
     child = spawn(drop_everything, name=str(name))
     child.expect("dropped")
     assert child.process.wait(60) == 0

@@ -102,13 +102,13 @@ def test_no_overlap_over_a_synchronous_failover(start_pair, crowd, name, rounds,
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("grace", [30, 2])
-def test_whoever_was_not_forgotten_by_an_asynchronous_failover_overlaps_with_nobody(start_pair, crowd, name, grace):
+def test_async_failover_keeps_surviving_grants_exclusive(start_pair, crowd, name, grace):
     pair = start_pair(synchronous=False)
     check_rounds(pair, crowd(pair, grace, grace), name, 8, random.Random(grace), min(10.0, 2.0 * grace))
 
 
 @pytest.mark.parametrize("lease", [None, pytest.param(12, marks=pytest.mark.soak)])
-def test_what_the_standby_never_heard_of_is_told_lost_and_no_number_comes_twice(start_pair, agents, name, lease):
+def test_failover_loses_unreplicated_grants_without_reuse(start_pair, agents, name, lease):
     pair = start_pair(synchronous=False)
     database = pair.database
     known, forgetful = agents(2, on=database, grace=12, lease=lease, retry=30)
@@ -253,7 +253,7 @@ def test_a_commit_that_only_the_primary_has_is_no_grant(start_pair, agents, name
     assert database.queue(name) == []
 
 
-def test_the_end_of_a_task_that_the_standby_never_heard_of_is_told_again(start_pair, name):
+def test_unreplicated_task_end_is_reported_again(start_pair, name):
     pair = start_pair(synchronous=False)
     database = pair.database
     with database.coordinator(grace=12, retry=30) as coordinator:

@@ -56,7 +56,7 @@ def test_without_grace_a_killed_holder_is_gone_at_once(agents, database, name, w
     assert database.queue(name) == []
 
 
-def test_a_killed_waiter_does_not_hold_up_those_behind(agents, database, name, waiting):
+def test_killed_waiter_does_not_block_later_waiters(agents, database, name, waiting):
     holder, *waiters = agents(4, grace=GRACE)
     holder.hold("mutex", name)
     entries = []
@@ -130,7 +130,7 @@ def test_a_killed_reader_and_a_killed_writer(agents, database, name, waiting):
     assert database.queue(name) == []
 
 
-def test_whoever_comes_later_finds_the_dead(agents, database, name, waiting):
+def test_newcomer_finds_dead_members(agents, database, name, waiting):
     holder, later = agents(2, grace=0.5)
     holder.hold("mutex", name)
     holder.kill()

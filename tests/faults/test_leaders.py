@@ -139,7 +139,7 @@ def test_a_handler_of_the_programs_own_decides(spawn, database, name, face):
 
 
 @pytest.mark.engines("postgresql")
-def test_one_that_is_cut_off_stops_before_another_leads(spawn, database, proxied, proxy, name, waiting):
+def test_disconnected_leader_stops_before_the_next_leads(spawn, database, proxied, proxy, name, waiting):
     settings = {"grace": 3.0, "retry": 1.0}
     first = spawn(lead_again, name=name, settings=settings, url=proxied.url)
     first.expect("asks")

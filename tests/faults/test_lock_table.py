@@ -20,7 +20,7 @@ def small(start_postgres, make_database):
     return make_database(server)
 
 
-def test_a_crowd_of_one_process_leaves_room_for_others(small):
+def test_crowd_of_a_process_leaves_locks_for_others(small):
     """Without it, nobody can connect any more."""
     number = 3000
     with small.coordinator(grace=60) as holder, small.coordinator(grace=60) as coordinator:

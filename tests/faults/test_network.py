@@ -71,7 +71,7 @@ def test_a_cut_of_a_waiter_costs_nothing(agents, proxied, proxy, database, name,
     last.release()
 
 
-def test_a_cut_longer_than_the_grace_is_known_before_anybody_gets_in(pair, proxy, database, name):
+def test_cut_beyond_grace_is_noticed_before_the_next_grant(pair, proxy, database, name):
     holder, waiter, entry = pair(grace=2, retry=3)
     cut = time.monotonic()
     with Standstills() as still:
@@ -118,7 +118,7 @@ def test_cut_off_again_and_again_the_loser_knows_first(pair, proxy, database, na
     waiter.release()
 
 
-def test_a_black_hole_ends_trust_though_the_connection_looks_alive(pair, proxy, database, name):
+def test_black_hole_ends_trust_of_a_live_connection(pair, proxy, database, name):
     holder, waiter, entry = pair(grace=2, retry=3)
     fell = time.monotonic()
     proxy.hole()
@@ -369,7 +369,7 @@ def test_the_loss_is_told_in_every_way(proxied, proxy, name):
         proxy.forward()
 
 
-def test_what_went_wrong_inside_matters_more_than_the_loss(proxied, proxy, name):
+def test_error_in_the_block_precedes_the_loss(proxied, proxy, name):
     with proxied.coordinator(grace=1, retry=1) as coordinator:
         with pytest.raises(ZeroDivisionError):
             with coordinator.mutex(name) as grant:
@@ -379,7 +379,7 @@ def test_what_went_wrong_inside_matters_more_than_the_loss(proxied, proxy, name)
         proxy.forward()
 
 
-def test_a_callback_that_fails_does_not_keep_others_from_being_told(proxied, proxy, name):
+def test_failing_callback_does_not_stop_other_callbacks(proxied, proxy, name):
     told = []
 
     def fails(grant):

@@ -147,7 +147,7 @@ def rewrite(database):
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(6, marks=pytest.mark.soak)])
 @pytest.mark.timeout(600)
-def test_what_an_administrator_must_not_run_breaks_nothing(fresh, spawn, name, tmp_path, rounds):
+def test_blocking_administration_breaks_nothing(fresh, spawn, name, tmp_path, rounds):
     """LOCK TABLE, VACUUM FULL, REINDEX, `sqlsem init`: everybody stands still, nobody is let in too early."""
     crowd = Crowd(spawn, tmp_path / "journal", url=fresh.url, name=str(name))
     for kind in ({"grace": 5}, {"lease": 5}):

@@ -26,7 +26,7 @@ def hold(channel, url, options, name):
         channel.ask()
 
 
-def test_a_killed_worker_frees_its_locks_and_the_retry_asks_again(spawn, coordinator, name):
+def test_killed_workers_locks_are_freed_and_requeued(spawn, coordinator, name):
     queue, second = coordinator.queue(name), f"{name} 2"
     number = queue.put(Json("x"), locks=[sqlsem.mutex(name), sqlsem.limit(second, 1)])
     child = spawn(hold, name=str(name))
@@ -44,7 +44,7 @@ def test_a_killed_worker_frees_its_locks_and_the_retry_asks_again(spawn, coordin
     assert coordinator.entries(name) == coordinator.entries(second) == []
 
 
-def test_it_keeps_its_place_while_a_worker_that_waited_for_it_dies(spawn, coordinator, name):
+def test_blocked_task_keeps_its_position_as_a_worker_dies(spawn, coordinator, name):
     held = coordinator.mutex(name)
     assert held.acquire()
     queue = coordinator.queue(name)
@@ -61,7 +61,7 @@ def test_it_keeps_its_place_while_a_worker_that_waited_for_it_dies(spawn, coordi
 PAST = {"postgresql": "'2000-01-01'", "mssql": "'20000101'", "sqlite": "1"}
 
 
-def test_a_queue_without_workers_keeps_nobody_out(coordinator, database, name):
+def test_queue_without_workers_blocks_no_lock(coordinator, database, name):
     held = coordinator.mutex(name)
     assert held.acquire()
     queue = coordinator.queue(name)
@@ -82,7 +82,7 @@ def test_a_queue_without_workers_keeps_nobody_out(coordinator, database, name):
         assert (task.id, task.attempt) == (number, 1)
 
 
-def test_who_keeps_it_out_and_dies_is_found(spawn, coordinator, name):
+def test_dead_holder_before_a_blocked_task_is_found(spawn, coordinator, name):
     child = spawn(keep, name=str(name))
     child.expect("held")
     queue = coordinator.queue(name)

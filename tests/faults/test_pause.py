@@ -86,7 +86,7 @@ def test_a_lease_ends_while_its_holder_sleeps(agents, database, name, waiting):
     waiter.release()
 
 
-def test_a_stopped_holder_learns_what_an_operator_took_as_soon_as_it_asks(agents, database, name, waiting, connect):
+def test_stopped_holder_learns_of_revoke_at_once(agents, database, name, waiting, connect):
     """Where nothing else can be lost, too: others are let in after its grace, and nothing in its memory says so."""
     holder, waiter = agents(2, grace=GRACE)
     position = holder.hold("mutex", name)["position"]

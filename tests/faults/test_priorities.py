@@ -68,7 +68,7 @@ def test_a_killed_waiter_does_not_hold_up_a_try(agents, connect, database, name,
     in_line(0)
 
 
-def test_who_stands_still_in_the_line_keeps_its_place(agents, name, ranked, in_line):
+def test_suspended_priority_waiter_keeps_its_position(agents, name, ranked, in_line):
     """Its session lives, so it is not given up: it holds up those behind it, as the next one of any queue does."""
     holder, stopped, other = agents(3, grace=0.5)
     holder.hold("mutex", name, priority=0)

@@ -531,7 +531,7 @@ def test_no_descriptor_is_left_after_the_last_connection(tmp_path):
 
 
 @linux
-def test_no_descriptor_is_closed_under_a_connection_of_the_program(tmp_path):
+def test_descriptors_stay_open_under_program_connections(tmp_path):
     """To close one would drop the locks of the program's own connection, and another program would remove the log."""
     path = tmp_path / "a.db"
     with sqlsem.connect(f"sqlite:///{path}", **AMPLE) as coordinator, coordinator.mutex("a"):

@@ -72,9 +72,7 @@ def test_a_crash_that_undoes_a_release_is_mended(own_postgres_server, restarted,
     holder.release()
 
 
-def test_an_outage_longer_than_the_grace_is_known_before_anybody_gets_in(
-    own_postgres_server, restarted, agents, name, waiting
-):
+def test_outage_beyond_grace_is_noticed_before_next_grant(own_postgres_server, restarted, agents, name, waiting):
     holder, waiter = agents(1, on=restarted, grace=2, retry=2)[0], agents(1, on=restarted, grace=60, retry=60)[0]
     holder.hold("mutex", name)
     entry = waiter.ask("mutex", name)
@@ -100,7 +98,7 @@ def test_an_outage_longer_than_the_grace_is_known_before_anybody_gets_in(
     assert restarted.queue(name) == []
 
 
-def test_whoever_lost_its_lock_can_go_on(own_postgres_server, restarted, agents, name):
+def test_process_that_lost_its_lock_continues(own_postgres_server, restarted, agents, name):
     (holder,) = agents(1, on=restarted, grace=1, retry=1)
     holder.hold("mutex", name)
     own_postgres_server.stop("fast")
@@ -115,7 +113,7 @@ def test_whoever_lost_its_lock_can_go_on(own_postgres_server, restarted, agents,
     assert restarted.queue(name) == []
 
 
-def test_calls_during_an_outage_say_what_was_tried(own_postgres_server, restarted, agents, name, waiting):
+def test_calls_during_an_outage_name_the_attempt(own_postgres_server, restarted, agents, name, waiting):
     idle, holder, waiter = agents(3, on=restarted, grace=90, retry=1)
     holder.hold("mutex", name)
     entry = waiter.ask("mutex", name)
@@ -165,9 +163,7 @@ def test_an_attempt_says_how_often_and_how_long(own_postgres_server, restarted, 
 
 
 @pytest.mark.parametrize("call", ["release_on_commit", "put"])
-def test_a_cursor_whose_server_is_restarted_is_not_on_another_database(
-    own_postgres_server, restarted, name, monkeypatch, call
-):
+def test_cursor_of_a_restarted_server_is_the_same_database(own_postgres_server, restarted, name, monkeypatch, call):
     """What is said of a cursor is compared with what the database says; the restart comes in between."""
     with restarted.coordinator(grace=60, retry=60) as coordinator, coordinator.mutex(name) as grant:
         cursor = restarted.raw(autocommit=False).cursor()

@@ -23,7 +23,7 @@ def main_session(database, agent):
 
 
 @pytest.mark.engines("postgresql")
-def test_a_holder_whose_session_is_ended_comes_back(agents, database, name, waiting):
+def test_holder_with_ended_session_reconnects(agents, database, name, waiting):
     holder, waiter = agents(2, **AMPLE)
     position = holder.hold("mutex", name)["position"]
     entry = waiter.ask("mutex", name)
@@ -71,7 +71,7 @@ def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waitin
 
 
 @pytest.mark.engines("postgresql")
-def test_a_waiter_whose_main_session_is_ended_keeps_its_place(agents, database, name, waiting):
+def test_waiter_with_ended_session_keeps_its_position(agents, database, name, waiting):
     holder, waiter = agents(2, grace=20)
     holder.hold("mutex", name)
     entry = waiter.ask("mutex", name)

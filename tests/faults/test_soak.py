@@ -55,7 +55,7 @@ WELL = [
 
 
 @pytest.mark.parametrize("words", WELL)
-def test_what_is_well_is_found_to_be_well(words):
+def test_soak_checker_accepts_a_correct_history(words):
     assert judge(words) == []
 
 
@@ -108,7 +108,7 @@ def test_a_seeded_bug_is_found(seeded):
     assert any(expected in found for found in judge(words))
 
 
-def test_who_sleeps_may_lose_and_only_who_says_so():
+def test_soak_checker_accepts_declared_losses_only():
     happened = Happened(sleeps=[(1, 1.0, 9.0)])
     assert judge([stay(1, 0, 9, lost=True), stay(2, 2, 3, pid=2)], happened) == []
     assert judge([stay(1, 0, 9), stay(2, 2, 3, pid=2)], happened)  # it had it all the time
@@ -120,7 +120,7 @@ def test_who_sleeps_may_lose_and_only_who_says_so():
     assert judge([{**refused, "holders": [3]}], happened)
 
 
-def test_who_was_told_may_still_wait_for_the_database():
+def test_soak_checker_allows_late_answers():
     told = {"what": "told", "resource": "r", "position": 1, "at": 4.0, "pid": 1}
     refused = {"what": "refused", "resource": "r", "tried": 4.9, "at": 5.0, "holders": [1], "pid": 2}
     left = {"what": "releasing", "position": 1, "pid": 1, "at": 6.0}
@@ -167,7 +167,7 @@ def test_a_rate_that_was_passed():
     assert checks.rates(takes, NOTHING, 2, 2.0)
 
 
-def test_who_leaves_one_door_and_takes_another_is_counted_once(tmp_path, monkeypatch):
+def test_soak_doors_count_a_move_once(tmp_path, monkeypatch):
     """Two doors, and two who move through them: while one of them looks at the second one, the other is in no third."""
     book = Book(tmp_path / "book")
     one, other = Doors(tmp_path, book), Doors(tmp_path, book)
@@ -187,7 +187,7 @@ def test_who_leaves_one_door_and_takes_another_is_counted_once(tmp_path, monkeyp
             assert (tmp_path / "book").read_text() == ""
 
 
-def test_doors_tell_who_is_inside(tmp_path):
+def test_soak_doors_name_the_holders(tmp_path):
     book = Book(tmp_path / "book")
     doors = Doors(tmp_path, book)
     with doors.enter("r"):

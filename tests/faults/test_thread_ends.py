@@ -372,7 +372,7 @@ class Handler(logging.Handler):
 
 
 @pytest.mark.parametrize("raised", [None, *RAISED])
-def test_loss_is_told_whatever_a_log_handler_does(connect, database, name, raised):
+def test_loss_is_reported_despite_a_broken_log_handler(connect, database, name, raised):
     """A full pipe behind standard error, for one."""
     coordinator, handler = connect(grace=GRACE), Handler(raised)
     first = coordinator.mutex(name("first"))
@@ -604,7 +604,7 @@ def test_slow_database_is_not_taken_for_a_stuck_thread(connect, name, said):
 
 
 @pytest.mark.parametrize("raised", RAISED)
-def test_kept_thread_goes_on_after_what_its_job_raised(said, raised):
+def test_pooled_thread_survives_an_error_of_its_job(said, raised):
     done, closing = [], threading.Event()
 
     def job(goes_on):
@@ -640,7 +640,7 @@ def test_kept_thread_that_has_died_is_begun_again(said, monkeypatch):
     closing.set()
 
 
-def test_pool_answers_for_a_job_whose_thread_has_ended():
+def test_pool_reports_the_job_of_an_ended_thread():
     pool = ours.Pool("a-pool", 1)
     began, leave = threading.Event(), threading.Event()
 

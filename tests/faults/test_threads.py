@@ -27,7 +27,7 @@ def some_lock(coordinator, name, number):
     ][number % 6]()
 
 
-def test_fifty_threads_on_one_coordinator(connect, database, name, threads):
+def test_fifty_threads_share_a_coordinator(connect, database, name, threads):
     coordinator = connect(grace=30)
     recorder = Recorder()
 
@@ -84,7 +84,7 @@ def connections(database):
     )[0][0]
 
 
-def test_many_coordinators_in_one_process(connect, database, name, threads):
+def test_many_coordinators_in_a_process(connect, database, name, threads):
     """Each is a member of its own, and they exclude each other as processes do."""
     recorder = Recorder()
     before = threading.enumerate()

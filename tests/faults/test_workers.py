@@ -90,7 +90,7 @@ def asks(channel, url, options, name, lease):
         return
 
 
-def test_a_worker_that_was_stopped_learns_what_it_lost_as_soon_as_it_asks(spawn, connect, name):
+def test_stopped_worker_learns_of_lost_tasks_at_once(spawn, connect, name):
     """Others have its task by then, as its lease has run out; nothing in its memory says so when it wakes."""
     queue = connect().queue(name)
     queue.put(Json("x"))
@@ -243,7 +243,7 @@ def crew(channel, url, options, name, threads=1, grace=GRACE, idle=0.3, eager=Tr
     channel.tell("left")
 
 
-def test_what_a_killed_worker_had_in_a_group_comes_back(spawn, connect, name, tmp_path):
+def test_killed_workers_group_is_returned(spawn, connect, name, tmp_path):
     """All of it; what was done before is not done again."""
     queue, journal = connect(grace=0.5).queue(name), str(tmp_path / "journal")
     numbers = queue.put_many([sqlsem.Call(f"{__name__}:jot", journal, number) for number in range(120)])
@@ -327,7 +327,7 @@ def test_workers_of_groups_killed_at_random(spawn, connect, name, tmp_path):
 
 
 @pytest.mark.engines("postgresql")
-def test_what_is_left_to_do_is_done_as_soon_as_it_can_be(connect, name):
+def test_deferred_calls_run_before_the_next_heartbeat(connect, name):
     """And not at the next ping, which may be far off."""
     queue = connect(grace=90, retry=0.5).queue(name)
     number = queue.put(1)

@@ -153,7 +153,7 @@ def test_a_time_that_is_passed_over_is_due_then():
         assert found == datetime(2026, 10, 3, 15, 30, tzinfo=UTC), cron
 
 
-def test_nicknames_are_what_they_stand_for():
+def test_nicknames_equal_their_expressions():
     at = datetime(2026, 2, 3, 4, 5, tzinfo=UTC)
     for name, cron in NICKNAMES.items():
         assert next_due(name, "Asia/Tokyo", at) == next_due(cron, "Asia/Tokyo", at)

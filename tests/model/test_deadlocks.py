@@ -82,7 +82,7 @@ def test_giving_up_the_victims_frees_everybody(world, chance):
 
 @EXAMPLES
 @given(st.lists(st.lists(st.sampled_from(wait_graphs.RESOURCES), min_size=1, unique=True), max_size=12), st.data())
-def test_those_who_ask_for_all_at_once_never_deadlock(requests, data):
+def test_all_of_requests_never_deadlock(requests, data):
     """Nor when some of it has been granted to them already."""
     world = wait_graphs.World(data.draw(wait_graphs.caps))
     for who, names in enumerate(requests, 2):
@@ -110,7 +110,7 @@ def test_rings(size, kind):
     assert len(cycle.path()) == size
 
 
-def test_a_limit_is_a_deadlock_only_when_all_its_holders_are_in_it():
+def test_limit_deadlocks_only_with_all_its_holders():
     rows = [holds(1, "x", "A"), holds(2, "pool", "B", "write", 3), holds(3, "pool", "C", "write", 3)]
     free = holds(4, "pool", "D", "write", 3)
     waits = [row(5, "x", "B"), row(6, "x", "C"), row(7, "pool", "A", "write", 3)]
@@ -120,7 +120,7 @@ def test_a_limit_is_a_deadlock_only_when_all_its_holders_are_in_it():
     assert cycle.victim.position == 8
 
 
-def test_somebody_who_only_waits_can_be_part_of_it():
+def test_pure_waiter_can_be_part_of_a_cycle():
     """W holds nothing, but stands in B's way, and needs what A has."""
     rows = [
         holds(1, "x", "A", "write", 2),
@@ -137,7 +137,7 @@ def test_somebody_who_only_waits_can_be_part_of_it():
     )
 
 
-def test_whoever_stands_behind_a_knot_is_not_in_it():
+def test_waiter_behind_a_cycle_is_not_in_it():
     rows = [holds(1, "x", "A"), holds(2, "y", "B"), row(3, "y", "A"), row(4, "x", "B")]
     (cycle,) = find([*rows, holds(5, "z", "C"), row(6, "x", "C"), row(7, "z", "D")])
     assert names(cycle) == {"A", "B"}
@@ -159,7 +159,7 @@ def test_a_limit_that_an_operator_has_set():
     assert find([*rows[:3], row(4, "x", "B", "write", 5, 2)], {"x": 1}) == []
 
 
-def test_who_is_who():
+def test_owners_are_told_apart():
     """Threads of one member wait for each other; those whose owner is not told are nobody in particular."""
     ring = [holds(1, "x", "A"), holds(2, "y", "B"), row(3, "y", "A"), row(4, "x", "B")]
     assert len(find(ring)) == 1
@@ -216,7 +216,7 @@ def test_a_long_queue_takes_no_time():
     assert cycle.victim.position == 2002
 
 
-def test_one_that_is_too_heavy_for_a_cap_is_not_kept_out_by_one_that_waits_for_the_cap():
+def test_too_heavy_request_is_not_blocked_by_cap_waiter():
     rows = [holds(1, "x", "A", "write", 9, 2), row(2, "x", "B", "write", 9, 2), row(3, "x", "C", "write", 9, 4)]
     rows += [holds(4, "y", "C"), row(5, "y", "A")]
     assert find(rows, {"x": 3}) == []

@@ -45,14 +45,14 @@ queues = st.lists(requests, max_size=6)
 
 @settings(max_examples=2000, deadline=None)
 @given(queues, requests, queues, requests, st.one_of(st.none(), st.integers(1, 12)))
-def test_nobody_is_let_in_who_is_kept_out(ahead, earlier, between, later, cap):
+def test_excluded_request_is_never_granted(ahead, earlier, between, later, cap):
     if earlier.keeps_out(later):
         assert not overtakes(earlier, later, ahead, between, cap)
 
 
 @settings(max_examples=500, deadline=None)
 @given(queues, requests, st.integers(0, 5), st.integers(0, 5))
-def test_a_longer_queue_and_another_one_ahead_never_help(ahead, one, number, place):
+def test_longer_queue_never_helps_a_request(ahead, one, number, place):
     """What stops reading at the row that decides says what the sum over all would."""
     rows = [*ahead, *ahead[:number]]
     beside = [other for other in rows if not (one.shared and other.access == one.access)]

@@ -114,7 +114,7 @@ def calls_of(function):
     return count
 
 
-def test_a_row_of_a_long_list_costs_as_much_as_one_of_a_short_one():
+def test_row_costs_the_same_in_long_and_short_lists():
     moment = datetime.now(timezone.utc)
     waiting = [
         Entry("a", n, "waits", "write", 3, 1, "x", 1, "t", "host", 7, "p", None, moment, None, 1.0, None, 5.0)

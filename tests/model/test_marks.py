@@ -86,7 +86,7 @@ def any_request(resource, most=4):
 
 
 @pytest.mark.parametrize(("rows", "most"), [(12, 4), (260, 6), (30, 40)])
-def test_every_row_of_a_long_queue_is_judged_as_the_model_judges_it(marking, name, rows, most):
+def test_rows_of_a_long_queue_match_the_model(marking, name, rows, most):
     """Some stay long, and so survive many marks; some are bare; some leave from the middle; caps come and go."""
     random.seed(rows)
     operator, session = marking.session(grace=0), marking.session(grace=0)
@@ -178,7 +178,7 @@ def test_numbers_that_go_back_take_the_marks_with_them(marking, name, how):
     session.close()
 
 
-def test_a_registration_under_way_on_an_older_session_is_found_later(marking, name):
+def test_uncommitted_older_registration_is_found_later(marking, name):
     """Its number is below those of later registrations, and nobody sees its row before it is committed."""
     old, session = marking.raw(autocommit=False), marking.session(grace=0)
     member = session.register_member("host", 1, "two sessions")
@@ -199,7 +199,7 @@ def test_a_registration_under_way_on_an_older_session_is_found_later(marking, na
     session.close()
 
 
-def test_a_restore_finds_no_marks_of_what_it_replaced(postgres_server, make_database):
+def test_restore_leaves_no_old_marks(postgres_server, make_database):
     database = mark_always(make_database(postgres_server))
     if not postgres_server.mine:
         pytest.skip("needs pg_dump of the server")
@@ -261,7 +261,7 @@ def test_marks_are_true_after_crashes(own_postgres_server, make_database):
 
 
 @pytest.mark.timeout(120)
-def test_marks_are_true_whatever_runs_side_by_side(marking, name):
+def test_marks_hold_under_concurrent_operations(marking, name):
     """Registrations, grants, releases, upgrades and batch looks of several sessions on the same resources."""
     stopping, failures, inside = threading.Event(), [], {}
 
@@ -380,7 +380,7 @@ def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
         one.close()
 
 
-def test_what_a_look_reads_of_rates(postgres_server, make_database):
+def test_poll_does_not_read_uses_of_tasks(postgres_server, make_database):
     """Not what the starts of tasks have used, which stands in the same tables: there may be thousands of keys."""
     database = make_database(postgres_server)
     raw = database.raw()
@@ -433,7 +433,7 @@ def test_a_registration_reads_no_more_than_decides(postgres_server, make_databas
     raw.close()
 
 
-def test_who_died_among_those_inside_is_found(marking, name):
+def test_dead_holder_among_many_is_found(marking, name):
     """Not the oldest, for whom the next in line waits, nor the last."""
     sessions = [marking.session(grace=0.5) for _ in range(4)]
     members = [session.register_member("host", number, "inside") for number, session in enumerate(sessions)]

@@ -330,14 +330,14 @@ def run(kind, **options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nobody_believes_in_what_others_may_be_given(kind):
+def test_no_member_trusts_a_grant_past_its_expiry(kind):
     run(kind, max_examples=300, stateful_step_count=30)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nobody_believes_in_what_others_may_be_given_for_long(kind):
+def test_no_member_trusts_an_expired_grant_for_long(kind):
     run(kind, max_examples=20000, stateful_step_count=50)
 
 
@@ -380,7 +380,7 @@ class ProvenAtItsEnd(Membership):
 
 
 @pytest.mark.parametrize("wrong", [EveryCallProves, NothingIsFresh, EverySignProves, OnlyTheBooksCount, ProvenAtItsEnd])
-def test_the_model_finds_what_is_wrong(wrong, monkeypatch):
+def test_model_finds_seeded_faults(wrong, monkeypatch):
     monkeypatch.setattr(f"{__name__}.Membership", wrong)
     # With less of a margin than there is, as the margin hides some of it.
     real = wrong.__init__

@@ -30,7 +30,7 @@ def request(resource, words):
 
 @settings(max_examples=500, deadline=None)
 @given(words=st.lists(WORDS, max_size=12), cap=CAPS, asked=WORDS)
-def test_one_pass_says_of_each_row_what_the_rule_does(words, cap, asked):
+def test_single_scan_matches_the_rule_for_each_row(words, cap, asked):
     line, ahead = Pass(cap, False), []
     for one in [*words, asked]:
         wanted = request("x", one)
@@ -42,7 +42,7 @@ def test_one_pass_says_of_each_row_what_the_rule_does(words, cap, asked):
         ahead.append(wanted)
 
 
-def test_a_pass_ends_where_nobody_behind_can_be_let_in():
+def test_scan_ends_at_the_last_grantable_row():
     line = Pass(None, False)
     for _ in range(3):
         assert not line.closed
@@ -59,7 +59,7 @@ def test_a_pass_ends_where_nobody_behind_can_be_let_in():
 
 @pytest.mark.engines("sqlite")
 @pytest.mark.parametrize(("step", "let_in"), [(1, 0), (1, locks.LET_IN), (locks.FIRST_STEP, locks.LET_IN)])
-def test_who_is_let_in(database, monkeypatch, step, let_in):
+def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
     """By looking one at a time, and at all at once, from any part of the queue."""
     monkeypatch.setattr(locks, "FIRST_STEP", step)  # a pass that is read in many parts, too
     monkeypatch.setattr(locks, "LET_IN", let_in)  # and who leaves lets in nobody
@@ -147,7 +147,7 @@ def test_who_is_let_in(database, monkeypatch, step, let_in):
 
 
 @pytest.mark.engines("sqlite")
-def test_what_a_look_and_a_registration_read_does_not_grow(database):
+def test_reads_of_poll_and_registration_do_not_grow(database):
     """Counted in steps of SQLite's machine, not in milliseconds."""
     cost = {}
     with contextlib.closing(database.session()) as session, contextlib.closing(database.session()) as other:

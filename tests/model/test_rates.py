@@ -217,7 +217,7 @@ def test_the_clients_clock_does_not_count(database, name, monkeypatch):
 
 @pytest.mark.engines("postgresql")
 @pytest.mark.timeout(300)
-def test_promises_never_pass_a_limit_and_are_in_the_order_of_asking(database, name):
+def test_reservations_never_exceed_a_limit_and_are_fifo(database, name):
     """Some ask for several, some give back what they were promised, some have no time; the clock steps back."""
     names, promised = itertools.count(), []
     windows = windows_of({0.2: 20, 0.7: 45}, None)

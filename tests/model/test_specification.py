@@ -33,7 +33,7 @@ def test_the_quick_ones_are_among_them():
     assert set(QUICK) <= {one.name for one in check.CHECKS}
 
 
-def test_what_is_to_be_replaced_must_be_there():
+def test_replaced_text_must_exist():
     with pytest.raises(ValueError, match="has no constant Colour"):
         check.Check("MCLines", "Lines", constants={"Colour": "1"}).text()
 

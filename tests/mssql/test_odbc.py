@@ -159,7 +159,7 @@ def test_of_several_errors_the_first_counts(tds, reach):
     assert type(told(reach(tds(says(answer))))) is Busy
 
 
-def test_a_login_outside_the_role_of_the_locks_is_told_the_command(tds, reach):
+def test_login_without_role_is_told_the_command(tds, reach):
     text = "The database principal 'sqlsem_locks' does not exist, or user is not a member."
     session = reach(tds(says(failure(1202, text), 1202)))
     assert "ALTER ROLE sqlsem_locks ADD MEMBER [someone]" in str(told(session))
@@ -367,7 +367,7 @@ def test_a_server_that_falls_silent_just_after_login(tds, engine_of):
 
 
 @pytest.mark.parametrize("tls", [TLS_ON, TLS_OFF])
-def test_a_certificate_that_nobody_trusts(tds, url_of, tls):
+def test_untrusted_certificate_is_reported(tds, url_of, tls):
     server = tds(member(), tls=tls)
     began = time.monotonic()
     with (
@@ -504,7 +504,7 @@ def test_a_missing_value_costs_no_round_trip(tds, reach):
     assert [(one.rpc, one.text) for one in server.said] == [("sp_prepexec", "EXEC test @P1, NULL, @P2, NULL")]
 
 
-def test_texts_of_all_lengths_are_one_statement(tds, reach):
+def test_texts_of_all_lengths_share_a_statement(tds, reach):
     server = tds(says(result(("a",), (1,))))
     session = reach(server)
     for text in ("", "x", "abc" * 100, "ü" * 4000, "\N{GRINNING FACE}" * 2000):
@@ -512,7 +512,7 @@ def test_texts_of_all_lengths_are_one_statement(tds, reach):
     assert {one.types for one in server.said if one.types} == {"@P1 nvarchar(4000)"}
 
 
-def test_what_a_coordinator_sends(tds, url_of):
+def test_coordinator_repeats_no_needless_statement(tds, url_of):
     """Nothing is asked for again and again that the driver could know."""
     server = tds(member())
     with sqlsem.connect(url_of(server)) as coordinator:

@@ -63,7 +63,7 @@ def test_a_look(tds, url_of):
     assert slow.asked == 2
 
 
-def test_what_never_answers_is_given_up(tds, url_of, monkeypatch):
+def test_silent_server_is_given_up(tds, url_of, monkeypatch):
     monkeypatch.setattr(SqlServerEngine, "setup_timeout", 0.2)
     server = tds(member(warm_up=Compiling(1000, done)))
     began = time.monotonic()
@@ -76,7 +76,7 @@ def test_what_never_answers_is_given_up(tds, url_of, monkeypatch):
     assert time.monotonic() - began < PATIENCE
 
 
-def test_who_has_no_time_does_not_wait_for_that(tds, url_of, monkeypatch):
+def test_short_timeout_does_not_wait_for_a_silent_server(tds, url_of, monkeypatch):
     monkeypatch.setattr(SqlServerEngine, "setup_timeout", 0.2)
     slow = Compiling(1000, done)
     server = tds(member(warm_up=slow))

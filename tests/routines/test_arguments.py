@@ -155,7 +155,7 @@ def test_the_longest_names(session, database, name):
         "$(ESCAPE_NONE(JOBID))",
     ],
 )
-def test_what_looks_like_sql_is_text(session, connect, database, name, text):
+def test_sql_in_arguments_is_text(session, connect, database, name, text):
     first, other = session(), session()
     text = text.replace("{s}", database.schema)
     resource = f"{name} {text}"

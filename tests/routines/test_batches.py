@@ -69,7 +69,7 @@ def test_a_session_that_dies_in_its_part(session, name, connect, refused):
         ("batch_part_failed", ("b", "no file")),
     ],
 )
-def test_who_notices_that_a_session_died_is_told(session, name, connect, routine, more):
+def test_reaper_reports_a_dead_session(session, name, connect, routine, more):
     victim, connection = session(), session()
     number = start(victim, name, "a", "a, b, c")
     start(connection, name, "b", "a, b, c")
@@ -130,7 +130,7 @@ def test_of_two_callbacks_the_latest_is_ended_first(session, name):
     assert [connection.call("batch_callback_ended", name) for _ in range(2)] == numbers[::-1]
 
 
-def test_python_and_sessions_in_one_batch(session, connect, name):
+def test_python_and_sessions_share_a_batch(session, connect, name):
     ran = []
     made = batches.batch(name, ["a", "b"], window=60, coordinator=connect(), on_success=lambda: ran.append(1))
     connection = session()
@@ -254,7 +254,7 @@ def test_start_part_refuses_bad_argument(session, name, refused, database, conne
     assert batches.list_batches(connect(), name) == []
 
 
-def test_start_part_refuses_what_is_no_json(session, name, refused, database):
+def test_start_part_refuses_invalid_json(session, name, refused, database):
     if database.engine != "postgresql":
         pytest.skip("T-SQL takes lines")
     with refused("22023", 50000, "no JSON array of names"):

@@ -67,7 +67,7 @@ def test_a_cancel_at_any_instant_leaves_nothing(database, name, routine):
             until(lambda: coordinator.reap() is not None and database.queue(resource) == [], "no row is left")
 
 
-def test_who_is_first_in_the_line_of_a_rate_is_attended_to_and_no_longer(database, name):
+def test_cancelled_rate_waiter_is_unattended_afterwards(database, name):
     """Between its commits, where nothing could tidy up after a cancel: so what would be left there goes by itself."""
     resource = f"rate:{name}"
     with contextlib.ExitStack() as stack:

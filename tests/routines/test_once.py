@@ -12,7 +12,7 @@ def begin(session, name, per=LONG, **named):
     return session.acquire(name, "once_begin", per_seconds=per, **named)
 
 
-def test_one_runs_and_the_others_find_it_done(session, connect, name):
+def test_concurrent_once_runs_a_single_time(session, connect, name):
     first, other = session(), session()
     code, position, fence = begin(first, name)
     assert (code, fence) == (0, position)
@@ -26,7 +26,7 @@ def test_one_runs_and_the_others_find_it_done(session, connect, name):
     assert connect().entries(f"once:{name}") == []
 
 
-def test_a_failed_one_is_tried_again(session, name):
+def test_failed_run_is_retried(session, name):
     first, other = session(), session()
     _, position, _ = begin(first, name)
     assert first.call("release", f"once:{name}", position) == 0
@@ -36,7 +36,7 @@ def test_a_failed_one_is_tried_again(session, name):
     assert begin(first, name)[0] == 2
 
 
-def test_who_waited_finds_it_done(session, connect, name, threads):
+def test_waiter_finds_the_run_done(session, connect, name, threads):
     first, other = session(), session()
     _, position, _ = begin(first, name)
     found = []
@@ -48,7 +48,7 @@ def test_who_waited_finds_it_done(session, connect, name, threads):
     assert found == [(2, None, None)]
 
 
-def test_who_waited_runs_when_the_first_one_dies(session, connect, name, threads):
+def test_waiter_runs_when_the_runner_dies(session, connect, name, threads):
     first, other = session(), session()
     assert begin(first, name)[0] == 0
     found = []
@@ -61,7 +61,7 @@ def test_who_waited_runs_when_the_first_one_dies(session, connect, name, threads
     assert other.call("once_done", name, found[0][1]) == 0
 
 
-def test_what_is_not_held_is_not_done(session, name):
+def test_unheld_run_cannot_be_done(session, name):
     first, other = session(), session()
     _, position, _ = begin(first, name)
     assert other.call("once_done", name, position) == -1
@@ -89,7 +89,7 @@ def test_forgetting(session, name):
     assert connection.call("once_done", name, position) == 0
 
 
-def test_what_cannot_be_is_refused(session, refused, name):
+def test_invalid_period_is_refused(session, refused, name):
     connection = session()
     for per in (None, 0, 0.5, -1, 31622401, 1e300):
         with refused("22023", 50000, "per_seconds of"):

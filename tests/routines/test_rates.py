@@ -53,7 +53,7 @@ def test_the_limit_is_kept_with_programs_in_python(session, database, name):
     assert database.queue(f"rate:{name}") == []
 
 
-def test_a_cost_and_what_it_was(session, database, name):
+def test_cost_is_adjusted_afterwards(session, database, name):
     connection = session()
     code, taken_ms = take(connection, name, 10, cost=7)
     assert code == 0
@@ -107,7 +107,7 @@ def test_a_burst_and_further_windows(session, database, name):
         (5, 1000, {"timeout_ms": -2}, "timeout_ms must be 0 or more"),
     ],
 )
-def test_what_can_be_no_rate(session, refused, name, limit, per_ms, named, words):
+def test_invalid_rate_is_refused(session, refused, name, limit, per_ms, named, words):
     with refused("22023", 50000, words):
         take(session(), name, limit, per_ms, **named)
 
@@ -122,7 +122,7 @@ def test_not_in_a_transaction(session, refused, database, name):
 
 
 @pytest.mark.engines("postgresql")
-def test_what_is_over_is_not_forgotten_while_somebody_takes(database, name):
+def test_window_in_use_is_not_pruned(database, name):
     """Who takes has seen a window, and writes down there what it took."""
     with database.coordinator() as coordinator:
         coordinator.rate(name, 3, per="1m").take()
@@ -142,7 +142,7 @@ def test_what_is_over_is_not_forgotten_while_somebody_takes(database, name):
         until(lambda: other.prune(10) is not None and not is_kept(), "it is forgotten")
 
 
-def test_what_is_over_is_forgotten_wholly(database, name):
+def test_expired_rate_is_pruned_completely(database, name):
     """However little is removed at a time: what is left of a rate that is forgotten would stay for ever."""
     with contextlib.closing(database.coordinator()) as coordinator:
         for number in range(6):
@@ -167,7 +167,7 @@ def test_what_is_over_is_forgotten_wholly(database, name):
 
 
 @pytest.mark.parametrize("resource", ["tasks:cd54", "rate:", "once:a"])
-def test_only_what_is_a_rate_is_taken_from_and_settled(session, refused, database, resource):
+def test_starts_of_tasks_are_no_rate(session, refused, database, resource):
     """The starts of a queue's tasks are counted beside the rates, and are nobody's to give back."""
     connection, schema = session(), database.schema
     if connection.tsql:
@@ -181,7 +181,7 @@ def test_only_what_is_a_rate_is_taken_from_and_settled(session, refused, databas
 
 @pytest.mark.engines("postgresql")
 @pytest.mark.parametrize(("more", "burst"), [("{4}", None), ("{1,2}", 1), ("{0}", None), ("{1,NULL}", None)])
-def test_what_others_want_must_fit_too(session, refused, database, name, more, burst):
+def test_cost_must_fit_limits_of_other_clients(session, refused, database, name, more, burst):
     connection = session()
     with refused("22023", 50000, "what others want"):
         connection.rows(

@@ -43,7 +43,7 @@ def test_try(session, name):
     assert other.release(name) == 0
 
 
-def test_try_does_not_pass_those_who_wait(session, name):
+def test_try_does_not_overtake_waiters(session, name):
     first, other, third = session(), session(), session()
     assert first.acquire(name, 2, weight=1).code == 0
     waiting = other.waiting(name, 2, weight=2, timeout_ms=60000)
@@ -77,7 +77,7 @@ def test_an_operator_takes_the_waiting_row_away(session, connect, database, name
 
 
 @pytest.mark.parametrize("access", ["write", "read"])
-def test_what_is_taken_away_is_not_let_in(session, database, name, access):
+def test_revoked_row_is_not_granted(session, database, name, access):
     """Though the operator's session ended before the row was removed."""
     first, other = session(), session()
     first.acquire(name, access="write")
@@ -141,7 +141,7 @@ def test_limit_and_weight(session, name):
     third.release(name)
 
 
-def test_readers_share_and_a_waiting_writer_holds_later_readers_back(session, name):
+def test_waiting_writer_holds_later_readers_back(session, name):
     connection, other, writer, late = session(), session(), session(), session()
     assert connection.acquire(name, access="read").code == 0
     assert other.acquire(name, access="reader").code == 0
@@ -242,7 +242,7 @@ def test_a_bare_participant_is_waited_for(session, database, name):
     connection.close()
 
 
-def test_waiting_costs_the_server_little_where_it_must_look_again_and_again(session, connect, name):
+def test_polling_waiter_backs_off(session, connect, name):
     """A pause has no lock that one could wait for; the looks are 0.8 s apart in the end."""
     connection, operator = session(), connect()
     operator.pause(name)
@@ -310,7 +310,7 @@ def test_the_callers_settings_stay(session, name):
     connection.rows("SET LOCK_TIMEOUT -1")
 
 
-def test_somebody_keeps_the_gate(session, database, name):
+def test_acquire_waits_for_a_kept_gate(session, database, name):
     """A bare participant that does not commit: waiting for it is waiting too, and ends in time."""
     one, connection = session(), database.raw(autocommit=False)
     database.insert_bare(connection.cursor(), name, "bare", concurrency_limit=1)
@@ -372,7 +372,7 @@ def test_release_takes_only_the_requesters_own(session, database, name):
     assert other.release(name, None, "package B") == 0
 
 
-def test_what_is_released_is_in_the_history(session, connect, name):
+def test_release_is_recorded_in_history(session, connect, name):
     first, other = session(), session()
     position = first.acquire(name, note="nightly").position
     other.acquire(name, timeout_ms=0)
@@ -386,7 +386,7 @@ def test_what_is_released_is_in_the_history(session, connect, name):
 # -- renew, assert_holding
 
 
-def test_renew_of_what_lives_with_its_session(session, database, refused, name):
+def test_renew_of_a_session_lock(session, database, refused, name):
     first, other = session(), session()
     position = first.acquire(name).position
     members = f"{database.beside('member')} AS m JOIN {database.beside('entry')} AS t ON t.member_id = m.member_id"
@@ -424,7 +424,7 @@ def test_assert_holding(session, database, refused, name):
     first.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
 
 
-def test_who_waits_does_not_hold(session, database, refused, name):
+def test_waiter_does_not_hold(session, database, refused, name):
     first, other, third = session(), session(), session()
     first.acquire(name)
     waiting = other.waiting(name, timeout_ms=60000, requesting_id="me")
@@ -437,7 +437,7 @@ def test_who_waits_does_not_hold(session, database, refused, name):
     assert other.release(name, requesting_id="me") == 0
 
 
-def test_what_is_asserted_stays_until_the_transaction_ends(session, new_session, connect, name):
+def test_asserted_row_stays_until_commit(session, new_session, connect, name):
     holder, other = new_session(), session()
     position = holder.acquire(name).position
     second = session()
@@ -453,7 +453,7 @@ def test_what_is_asserted_stays_until_the_transaction_ends(session, new_session,
     other.release(name)
 
 
-def test_python_asserts_what_a_fence_tells(session, connect, name):
+def test_python_asserts_a_fence(session, connect, name):
     connection = session()
     first = connection.acquire(name)
     connection.release(name)

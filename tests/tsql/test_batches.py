@@ -42,7 +42,7 @@ def test_refused_in_a_transaction(session, name, refused):
         start(connection, name, "b")
 
 
-def test_what_was_taken_over_meanwhile_is_left_alone(session, new_session, database, name, connect, held_member):
+def test_recovery_leaves_a_reclaimed_callback(session, new_session, database, name, connect, held_member):
     """The recovery is kept waiting between its look at the batches and its decision."""
     victim, connection, live = new_session(), session(), session()
     start(victim, name, "a")
@@ -148,7 +148,7 @@ def plain(database):
         yield plain
 
 
-def test_a_plain_user_does_not_undo_what_an_operator_has_kept(plain, connect, name):
+def test_user_does_not_undo_an_operators_hold(plain, connect, name):
     made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect(), on_success=sqlsem.Sql("SELECT 1"))
     with made.part("a"):
         pass
@@ -215,7 +215,7 @@ class Clock:
         self.session.rows(f"DROP PROCEDURE {{s}}.{self.routine}; DROP TABLE {{s}}.{self.table}")
 
 
-def test_what_has_expired_is_told_once_however_slow_the_clock(new_session, name):
+def test_expired_batch_is_reported_once_per_clock_tick(new_session, name):
     """All that begins in one tick has the same time, as where it ticks in milliseconds."""
     with contextlib.closing(Clock(new_session(), name)) as clock:
         old, previous = clock.start("a", "1")

@@ -179,7 +179,7 @@ def test_three_of_ten(session, connect, database, work):
 
 
 @pytest.mark.leaves_rows
-def test_the_worker_step_does_what_there_is_and_fails_as_a_task_does(session, database, refused, work):
+def test_worker_step_runs_tasks_and_fails_with_them(session, database, refused, work):
     first, other = session(), session()
     work("TABLE", "dbo.loaded", "CREATE TABLE dbo.loaded (n int NOT NULL)")
     texts = [text.replace("= 30", "= 0") for text in batches(database, "worker-job-step.sql")]

@@ -76,7 +76,7 @@ def test_an_upgrade_that_gives_up_lets_sessions_in(session, connect, database, n
     reader.release(name, theirs.position)
 
 
-def test_one_that_is_let_in_is_waited_for(session, connect, database, name):
+def test_upgrade_waits_for_a_granted_session(session, connect, database, name):
     """A writer leaves while a session sleeps behind it, which may enter then: so the upgrade waits for it."""
     late, connection = session(), database.raw()
     with connect().read(name) as grant:
@@ -92,7 +92,7 @@ def test_one_that_is_let_in_is_waited_for(session, connect, database, name):
     connection.close()
 
 
-def test_one_that_nobody_attends_to_is_not_passed_over_but_removed(member, database, name):
+def test_unattended_row_is_removed_before_upgrade(member, database, name):
     """Where its session stood still when it had found its way free, it would enter later on."""
     first, other = member(), member()
     mine, _ = register(first, name, "read")
@@ -109,7 +109,7 @@ def test_one_that_nobody_attends_to_is_not_passed_over_but_removed(member, datab
     assert database.rows(outcome, late) == [("cancelled",)]
 
 
-def test_all_who_may_enter_are_let_in_whatever_the_session_has_set(member, database, name):
+def test_grants_are_independent_of_set_options(member, database, name):
     first, other = member(), member()
     mine, _ = register(first, name, "read")
     writer, _ = register(other, name, "write")
@@ -137,12 +137,12 @@ def test_a_try_leaves_no_upgrade_behind(member, database, name):
     assert access(database, mine) == "write"
 
 
-def test_nobody_asks_for_the_label(session, refused, name):
+def test_upgrade_label_cannot_be_requested(session, refused, name):
     with refused(50000, "upgrade"):
         session().acquire(name, access="upgrade")
 
 
-def test_what_is_called_in_a_transaction(session, refused, name):
+def test_conversion_in_a_transaction_is_refused(session, refused, name):
     connection = session()
     connection.rows("BEGIN TRANSACTION")
     for routine in ("begin_upgrade", "upgrade", "downgrade"):

@@ -56,7 +56,7 @@ def test_the_youngest_of_a_ring(session, database, name, size):
         assert sessions[number].release(name(number + 1)) == 0
 
 
-def test_whatever_the_session_has_set(session, database, name):
+def test_deadlock_search_is_independent_of_set_options(session, database, name):
     first, two = session(), session()
     two.rows("SET ROWCOUNT 1")
     for which, holder in (("a", first), ("b", two)):
@@ -71,7 +71,7 @@ def test_whatever_the_session_has_set(session, database, name):
     assert first.release(name("b")) == first.release(name("a")) == 0
 
 
-def test_a_limit_is_one_only_when_all_inside_are_in_it(session, database, name):
+def test_limit_deadlocks_only_with_all_its_holders(session, database, name):
     connection, two, three = session(), session(), session()
     assert connection.acquire(name("book"), access="read").code == 0
     assert two.acquire(name("pool"), 2).code == three.acquire(name("pool"), 2).code == 0

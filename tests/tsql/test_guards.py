@@ -59,7 +59,7 @@ def test_isolation(session, guarded, name, level):
     connection.release(name)
 
 
-def test_somebody_who_registers_is_not_waited_for(session, database, guarded, name):
+def test_guarded_write_does_not_wait_for_registrations(session, database, guarded, name):
     """A row that is not committed yet stands in the queue of the resource: whoever holds the lock writes past it."""
     connection, bare = session(), database.raw(autocommit=False)
     try:
@@ -116,7 +116,7 @@ def test_routines(session, table, name, refused):
     assert connection.call("unguard_table", text) == 0
 
 
-def test_what_it_cannot_see(session, guarded):
+def test_guard_does_not_see_truncate_and_bulk(session, guarded):
     connection = session()
     connection.rows(f"TRUNCATE TABLE {guarded}")
 

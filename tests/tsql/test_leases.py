@@ -84,7 +84,7 @@ def test_while_it_waits_acquire_renews(session, connect, name):
     assert other.release(name, requesting_id="run 10") == 0
 
 
-def test_who_gives_up_leaves_no_lease(session, database, name):
+def test_timeout_leaves_no_lease(session, database, name):
     before = count(database)
     first, other = session(), session()
     first.acquire(name)
@@ -95,7 +95,7 @@ def test_who_gives_up_leaves_no_lease(session, database, name):
     first.release(name)
 
 
-def test_two_leases_of_one_session_are_two_holders(session, database, name):
+def test_two_leases_of_a_session_are_two_holders(session, database, name):
     connection = session()
     assert connection.acquire(name, lease_seconds=60, requesting_id="A").code == 0
     assert connection.acquire(name, lease_seconds=60, requesting_id="B", timeout_ms=200).code == -1

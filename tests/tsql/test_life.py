@@ -61,7 +61,7 @@ def test_a_try_gets_in_where_the_dead_have_been(member, session, database, name)
     assert past(database, name)[0][5] is None
 
 
-def test_a_lock_that_is_free_lets_nobody_in(member, session, database, name):
+def test_free_session_lock_alone_grants_nothing(member, session, database, name):
     """Who slept on it looks who stands there: its owner may be within its grace."""
     connection, (holder, number) = session(), member(6000)
     holder.rows(REGISTER, number, name)
@@ -75,7 +75,7 @@ def test_a_lock_that_is_free_lets_nobody_in(member, session, database, name):
     connection.release(name)
 
 
-def test_who_waits_sleeps_on_the_lock_of_the_row_before_it(member, database, name):
+def test_waiter_sleeps_on_the_lock_of_the_row_ahead(member, database, name):
     """Also when that row is gone already: it is the lock that wakes."""
     (holder, first), (waiter, second) = member(60000), member(60000)
     ahead = holder.rows(REGISTER, first, name)[0][0]
@@ -90,7 +90,7 @@ def test_who_waits_sleeps_on_the_lock_of_the_row_before_it(member, database, nam
     waiter.rows("EXEC {s}.resign ?", second)
 
 
-def test_who_waits_tests_whose_lock_is_free(member, database, name):
+def test_waiter_tests_the_owner_of_a_free_lock(member, database, name):
     """At once, not when its call ends."""
     (holder, first), (waiter, second) = member(), member(60000)
     holder.rows(REGISTER, first, name)
@@ -101,7 +101,7 @@ def test_who_waits_tests_whose_lock_is_free(member, database, name):
     waiter.rows("EXEC {s}.resign ?", second)
 
 
-def test_who_waits_tests_the_head_of_the_queue(member, database, name):
+def test_waiter_tests_the_head_of_the_queue(member, database, name):
     """Also when it sleeps behind somebody else, who lives and does not look."""
     (holder, first), (between, second), (waiter, third) = member(), member(60000), member(60000)
     holder.rows(REGISTER, first, name)
@@ -115,7 +115,7 @@ def test_who_waits_tests_the_head_of_the_queue(member, database, name):
     waiter.rows("EXEC {s}.resign ?", third)
 
 
-def test_who_waits_tests_each_of_several_holders(member, database, name):
+def test_waiter_tests_each_of_several_holders(member, database, name):
     three = REGISTER.replace("@answer", "@limit = 3, @weight = ?, @answer")
     (one, first), (other, second), (waiter, third) = member(60000), member(), member(60000)
     one.rows(three, first, name, 1)
@@ -128,7 +128,7 @@ def test_who_waits_tests_each_of_several_holders(member, database, name):
         session.rows("EXEC {s}.resign ?", number)
 
 
-def test_who_is_next_in_line_has_a_lock_for_those_behind(session, database, name):
+def test_next_waiter_has_a_wakeup_lock(session, database, name):
     one, other, heavy, looker = (session() for _ in range(4))
     assert one.acquire(name, 3).code == other.acquire(name, 3).code == 0
     waiting = heavy.waiting(name, 3, weight=2, timeout_ms=60000)
@@ -142,7 +142,7 @@ def test_who_is_next_in_line_has_a_lock_for_those_behind(session, database, name
     heavy.release(name)
 
 
-def test_a_wait_for_what_was_taken_away(member, database, name):
+def test_wait_for_a_revoked_row(member, database, name):
     """Held or waited for, it is gone from then on."""
     one, number = member(60000)
     positions = [one.rows(REGISTER, number, name)[0][0] for _ in range(2)]
@@ -153,7 +153,7 @@ def test_a_wait_for_what_was_taken_away(member, database, name):
     assert database.queue(name) == []
 
 
-def test_who_stood_between_is_gone_and_the_first_is_not(session, connect, database, name):
+def test_middle_waiter_leaves_while_the_holder_stays(session, connect, database, name):
     connection, between, last = session(), session(), session()
     connection.acquire(name)
     gone, waiting = between.waiting(name, timeout_ms=60000), last.waiting(name, timeout_ms=60000)
@@ -194,7 +194,7 @@ def test_a_sign_of_life_that_comes_while_it_is_tested(member, session, database,
     holder.rows("EXEC {s}.resign ?", number)
 
 
-def test_what_hands_out_gives_a_sign_of_life(member, database, name):
+def test_granting_call_renews_the_heartbeat(member, database, name):
     one, number = member(0, 80000)
 
     def age(seconds):
@@ -235,7 +235,7 @@ def test_what_hands_out_gives_a_sign_of_life(member, database, name):
     one.rows("EXEC {s}.resign ?", number)
 
 
-def test_a_dead_worker_is_seen_by_who_lists_cancels_and_retries(member, session, database, name):
+def test_dead_worker_is_seen_by_list_cancel_and_retry(member, session, database, name):
     connection, (worker, number) = session(), member(1500)
     put = "DECLARE @t bigint; EXEC {s}.put ?, N'1', @task_id = @t OUTPUT; SELECT @t"
     first, second = (connection.rows(put, name)[0][0] for _ in range(2))
@@ -335,13 +335,13 @@ def test_a_session_that_has_set_rowcount(session, database, name):
 
 
 @pytest.mark.parametrize(("kind", "body"), [("json", "{"), ("json", " "), ("json", "1, 2"), ("call", "nothing")])
-def test_what_is_no_json_is_refused(session, refused, name, kind, body):
+def test_invalid_json_is_refused(session, refused, name, kind, body):
     with refused(50000, "is no JSON"):
         session().rows("EXEC {s}.put ?, ?, @kind = ?", name, body, kind)
 
 
 @pytest.mark.parametrize("body", ["1", '"a \\" b"', "null", "[1, 2]", '{"a": [true]}'])
-def test_what_is_json_is_taken(session, name, body):
+def test_valid_json_is_accepted(session, name, body):
     connection = session()
     connection.rows("EXEC {s}.put ?, ?, @kind = N'json'", name, body)
     assert [row[4] for row in connection.rows("EXEC {s}.list_tasks ?", name)] == [body]

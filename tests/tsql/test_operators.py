@@ -58,7 +58,7 @@ def test_reap_as_drivers_in_manual_commit_call_it(new_session, database, name, r
     assert operator.rows("SELECT @@TRANCOUNT") == [(0,)]
 
 
-def test_status_of_all_and_of_one(session, name):
+def test_status_of_all_and_of_a_single_resource(session, name):
     first, other = session(), session()
     first.acquire(name("a"))
     other.acquire(name("b"), access="read")

@@ -168,7 +168,7 @@ TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting",
         ("reader", {"settings", "overview"} | ASKED | LOOKS | TASKS, TABLES),
     ],
 )
-def test_what_the_roles_give(database, as_login, role, runs, reads):
+def test_roles_grant_the_documented_rights(database, as_login, role, runs, reads):
     connection, _ = as_login(role)
     assert may(connection, database, "EXECUTE", EVERY | INTERNAL) == runs
     assert may(connection, database, "SELECT", TABLES) == reads
@@ -264,7 +264,7 @@ def first_value(connection, text, *parameters):
     return cursor.fetchone()[0]
 
 
-def test_who_may_put_what(session, database, as_login, request, name):
+def test_roles_bound_the_kinds_of_tasks(session, database, as_login, request, name):
     """Code runs with the rights of whoever works: only putters put it, whatever else a login may do."""
     import pyodbc
 
@@ -284,7 +284,7 @@ def test_who_may_put_what(session, database, as_login, request, name):
     assert [row[3] for row in rows] == ["json", "sql", "shell", "call", "json"]
 
 
-def test_whose_a_schedule_is(database, as_login, request, name):
+def test_schedule_is_changed_by_its_owner_or_operators(database, as_login, request, name):
     """Who put it, or an operator, changes it; and it may do what who put it may put."""
     import pyodbc
 
@@ -316,7 +316,7 @@ def test_whose_a_schedule_is(database, as_login, request, name):
     assert first_value(one, change, name, "remove") == -1
 
 
-def test_tasks_run_with_the_rights_of_who_works(session, database, as_login, request, name):
+def test_tasks_run_with_the_workers_rights(session, database, as_login, request, name):
     import pyodbc
 
     worker, user = as_login("worker")

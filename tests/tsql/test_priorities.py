@@ -46,7 +46,7 @@ def test_higher_ones_go_first_also_among_pythons(session, connect, database, nam
     in_line(0)
 
 
-def test_what_is_refused(session, name, ranked):
+def test_invalid_priorities_are_refused(session, name, ranked):
     connection = session()
     for more, words in (
         ({}, "no priority is named"),
@@ -67,7 +67,7 @@ def test_what_is_refused(session, name, ranked):
         )
 
 
-def test_a_place_that_nobody_attends_to_goes(new_session, session, connect, database, name, ranked):
+def test_unattended_priority_entry_is_removed(new_session, session, connect, database, name, ranked):
     """Its caller was cut off; its session lives on."""
     holder, other = session(), session()
     assert holder.acquire(name, priority=0).code == 0

@@ -97,7 +97,7 @@ def test_the_rule_is_that_of_requests(database, name, fill, number):
                     assert blocker == conflicting[-1]  # who waits just ahead, as nobody is let in
 
 
-def test_what_is_waited_for(database, name, fill):
+def test_waiter_sleeps_on_the_deciding_row(database, name, fill):
     """The last one where all must leave, the last one's grant while it waits, else the oldest of those inside."""
     three = [Request(name, limit=3)] * 5
     positions = fill(name, three, granted=3)

@@ -12,7 +12,7 @@ def members(database, spid):
     return database.rows(f"SELECT member_id FROM {database.beside('member')} WHERE session_id = ?", spid)
 
 
-def test_a_session_is_one_member(session, database, connect, name):
+def test_session_is_a_single_member(session, database, connect, name):
     connection = session()
     connection.acquire(name("a"))
     connection.acquire(name("b"))
@@ -29,7 +29,7 @@ def test_a_session_is_one_member(session, database, connect, name):
     connection.release(name)
 
 
-def test_the_session_says_who_it_is(session, connect, name):
+def test_session_names_itself(session, connect, name):
     connection = session()
     connection.acquire(name, note="by hand")
     (entry,) = connect().entries(name)
@@ -42,7 +42,7 @@ def test_the_session_says_who_it_is(session, connect, name):
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
-def test_what_a_session_held_goes_with_it(session, new_session, database, name, how):
+def test_locks_end_with_their_session(session, new_session, database, name, how):
     holder, connection = new_session(), session()
     assert holder.acquire(name).code == 0
     waiting = connection.waiting(name, timeout_ms=60000)
@@ -57,7 +57,7 @@ def test_what_a_session_held_goes_with_it(session, new_session, database, name, 
     connection.release(name)
 
 
-def test_a_waiting_session_that_is_killed_holds_nobody_up(session, new_session, name):
+def test_killed_waiting_session_blocks_no_client(session, new_session, name):
     connection, victim, last = session(), new_session(), session()
     connection.acquire(name)
     doomed = victim.waiting(name, timeout_ms=60000)
@@ -96,7 +96,7 @@ def test_a_client_that_stops_waiting_leaves_no_row(session, new_session, databas
 
 
 @pytest.mark.parametrize("words", [{}, {"limit": 2}, {"access": "read"}])
-def test_a_row_whose_call_was_broken_off_goes_though_its_session_lives(session, database, name, words):
+def test_row_of_a_cancelled_call_is_removed(session, database, name, words):
     """What a command timeout leaves: the session, its beacon, and the lock of a row that nobody waits for any more."""
     holder, connection, broken_off = session(), session(), session()
     assert holder.acquire(name, **{**words, "access": "write"}, weight=words.get("limit", 1)).code == 0
@@ -114,7 +114,7 @@ def test_a_row_whose_call_was_broken_off_goes_though_its_session_lives(session, 
     broken_off.release(name("x"))
 
 
-def test_who_is_attended_to_keeps_its_place(session, database, name):
+def test_attended_waiter_keeps_its_position(session, database, name):
     holder, connection = session(), session()
     holder.acquire(name)
     waiting = connection.waiting(name, timeout_ms=60000)
@@ -129,7 +129,7 @@ def test_who_is_attended_to_keeps_its_place(session, database, name):
     connection.release(name)
 
 
-def test_who_was_dropped_while_it_stood_still_asks_again(session, database, connect, name):
+def test_dropped_waiter_registers_anew(session, database, connect, name):
     """As after a pause of the whole server process: the row is gone, and acquire takes a new number."""
     holder, connection = session(), session()
     holder.acquire(name)

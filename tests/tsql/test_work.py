@@ -141,9 +141,7 @@ def test_the_task_of_a_killed_session_runs_again_elsewhere(session, new_session,
     assert attempts(killer, task) == [("lost", "its worker died"), ("finished", None)]
 
 
-def test_what_another_recovered_and_a_third_claimed_meanwhile_is_left_alone(
-    session, new_session, database, put, name, held_member
-):
+def test_recovery_leaves_a_reclaimed_task(session, new_session, database, put, name, held_member):
     """The recovery is kept waiting between its look at the queue and its decision."""
     task = put("SELECT 1")
     victim, connection, live = new_session(), session(), session()
@@ -172,7 +170,7 @@ def members(database, member):
     return database.rows(f"SELECT member_id FROM {database.beside('member')} WHERE member_id = ?", member)
 
 
-def test_a_task_that_is_given_up_while_it_runs_is_not_counted_as_done(session, database, put, notes, name):
+def test_task_lost_while_running_is_not_counted_as_done(session, database, put, notes, name):
     task = put(
         f"IF NOT EXISTS (SELECT 1 FROM {notes}) DELETE FROM {database.beside('member')} WHERE session_id = @@SPID; "
         f"{note(notes, 1)}"
@@ -206,7 +204,7 @@ def test_the_task_of_a_closed_session_runs_again_elsewhere(session, new_session,
     assert attempts(connection, task) == [("lost", "its worker died"), ("finished", None)]
 
 
-def test_a_task_whose_workers_die_five_times_has_failed(session, database, put, name):
+def test_task_fails_after_five_dead_workers(session, database, put, name):
     task = put("SELECT 1")
     connection = session()
     for _ in range(5):
@@ -290,7 +288,7 @@ def test_attempts_end(session, put, name):
         "RETURN",
     ],
 )
-def test_what_a_task_sets_ends_with_it(session, database, put, notes, name, text):
+def test_set_options_of_a_task_end_with_it(session, database, put, notes, name, text):
     connection = session()
     look = "SELECT @@OPTIONS, @@LOCK_TIMEOUT, @@TRANCOUNT, DB_ID(), @@DATEFIRST"
     before = connection.rows(look)
@@ -363,7 +361,7 @@ def test_a_task_may_put_tasks_and_work(session, database, put, notes, name):
 
 
 @pytest.mark.parametrize("other", ["", "other"])
-def test_what_a_broken_off_call_left_is_ended_by_the_next(session, put, name, other):
+def test_next_call_ends_a_cancelled_calls_claim(session, put, name, other):
     """Also by a call for another queue."""
     connection, looker = session(), session()
     task = put("SELECT 1", max_attempts=2, backoff_seconds=0)
@@ -388,7 +386,7 @@ def test_what_a_broken_off_call_left_is_ended_by_the_next(session, put, name, ot
         "USE tempdb",
     ],
 )
-def test_a_worker_process_commits_whatever_a_text_leaves_set(connect, database, notes, left):
+def test_worker_commits_despite_set_options_of_the_text(connect, database, notes, left):
     connect().client.run_sql(f"{note(notes, 1)}; {left}", lambda session: None)
     assert written(database, notes) == [1]
 
@@ -557,7 +555,7 @@ def test_bad_arguments_of_work(session, refused, name):
         connection.call("set_task", 1, "stop")
 
 
-def test_kinds_and_words_are_kept_in_one_form(put, session, name):
+def test_kinds_and_words_are_normalised(put, session, name):
     put("[1]", kind="JSON", on_failure="Continue", note="by hand", order=7)
     ((*_, kind, body, words, _, on_failure),) = [row[:8] for row in session().rows("EXEC {s}.list_tasks ?", name)]
     assert (kind, body, words, on_failure) == ("json", "[1]", "by hand", "continue")

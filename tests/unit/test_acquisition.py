@@ -224,7 +224,7 @@ def test_a_call_that_runs_after_its_withdrawal_registers_nothing():
     assert table.rows == {}
 
 
-def test_what_is_abandoned_is_left_to_the_ping_with_its_last_block():
+def test_abandoned_grant_is_left_to_the_heartbeat():
     table = Table([True])
     with coordinator_of(table) as coordinator:
         lock, client = coordinator.mutex("r0", reentrant=True), coordinator.client
@@ -242,7 +242,7 @@ def test_what_is_abandoned_is_left_to_the_ping_with_its_last_block():
         assert grant.position not in client.member.tickets
 
 
-def test_what_was_had_and_is_withdrawn_is_nobodys():
+def test_rolled_back_acquire_holds_nothing():
     """As when it is interrupted between its last step and its caller."""
     table, kept = Table([True]), []
     with coordinator_of(table) as coordinator:
@@ -271,7 +271,7 @@ def asked_of(table):
         yield coordinator, Acquisition(client, terms, [Request("r0")], None, this_thread(), make, keep=[])
 
 
-def test_what_was_told_and_is_withdrawn_is_told_to_have_ended():
+def test_rolled_back_acquire_publishes_its_end():
     """Whoever draws a lock's time, or counts those inside, sees both or none."""
     with asked_of(Table([True])) as (coordinator, asked):
         told = []
@@ -284,7 +284,7 @@ def test_what_was_told_and_is_withdrawn_is_told_to_have_ended():
         assert [event.name for event in told] == ["granted", "released"]
 
 
-def test_what_was_withdrawn_is_not_cancelled_again():
+def test_rolled_back_acquire_is_not_cancelled_twice():
     table = Table([False] * 9, register=[False])
     with asked_of(table) as (coordinator, asked):
         running = asked.run()
@@ -360,7 +360,7 @@ def test_struck_once_no_row_is_left(requests, timeout, answers, register, place,
     assert not cancels or table.done[-1] is cancels[0]
 
 
-def test_drive_passes_on_what_perform_raises():
+def test_errors_of_effects_reach_the_generator():
     def verb():
         try:
             yield steps.Verify()

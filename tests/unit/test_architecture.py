@@ -24,7 +24,7 @@ def is_private(name):
     return name.startswith("_") and not name.endswith("__") and name not in FOREIGN
 
 
-def test_imports_go_one_way():
+def test_imports_follow_the_layers():
     """The layers stand in pyproject.toml; imports inside functions and for type checkers count."""
     # (In a process of its own: it sets up logging for the whole process.)
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
@@ -61,7 +61,7 @@ def test_no_private_name_is_used_from_another_module():
     assert [found for name, tree in trees() for found in foreign_private_names(name, tree)] == []
 
 
-def test_what_finds_private_names_finds_them():
+def test_search_for_private_names_finds_them():
     text = (
         "from sqlsem.locks import _default\nclass A:\n    def f(self, b): return self._mine, b._theirs\n    _mine = 1"
     )
@@ -133,7 +133,7 @@ def counted_before_try(function):
                     yield from ((after.lineno, name) for name in names)
 
 
-def test_no_interrupt_parts_what_was_done_from_what_undoes_it():
+def test_no_interrupt_separates_a_step_from_its_undo():
     """Who is counted has a token (core/permits.py), a lock is taken by 'with', or `runtime.had_within`."""
     found = {
         f"{name}:{line} {what}"
@@ -145,7 +145,7 @@ def test_no_interrupt_parts_what_was_done_from_what_undoes_it():
     assert found == set()
 
 
-def test_what_finds_such_gaps_finds_them():
+def test_search_for_interruptible_gaps_finds_them():
     text = (
         "def f(self):\n    with self.lock:\n        self.n += 1\n    try:\n        pass\n    finally:\n"
         "        with self.lock:\n            self.n -= 1\n"
@@ -156,7 +156,7 @@ def test_what_finds_such_gaps_finds_them():
     assert [what for one in ast.parse(text).body for _, what in counted_before_try(one)] == ["self.n", "lock"]
 
 
-def test_what_tests_ask_of_a_server_is_asked_of_their_own_part():
+def test_tests_query_only_their_own_part_of_a_server():
     """All workers share one PostgreSQL server: what waits in it, or has a connection, may be another test's."""
     everybodys = []
     for path in sorted((ROOT / "tests").rglob("*.py")):

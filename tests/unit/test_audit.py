@@ -28,7 +28,7 @@ def found(rows, entries=(), audit=module.audit):
 
 @settings(deadline=None, max_examples=80)
 @given(st.lists(nights.asks, max_size=14))
-def test_what_the_rule_made_is_in_order(some):
+def test_audit_accepts_a_history_of_the_rule(some):
     rows = nights.lived(some)
     result = module.audit(rows)
     assert result.ok, result.findings
@@ -37,7 +37,7 @@ def test_what_the_rule_made_is_in_order(some):
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(nights.asks, min_size=2, max_size=12), st.data())
-def test_what_is_broken_is_found(some, data):
+def test_audit_finds_broken_histories(some, data):
     """Any number of rows are let in or ended at other times, or are something else; a plain look at all pairs knows."""
     rows = nights.lived(some)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -317,12 +317,12 @@ def settings_of(cap=None, paused=False):
         ),
     ],
 )
-def test_what_operators_had_set(done, now, expected):
+def test_audit_respects_operators_settings(done, now, expected):
     found = module.rulings(reversed(done), [now] if now else [])
     assert sorted(found, key=lambda one: one.since) == expected
 
 
-def test_what_a_finding_says():
+def test_finding_is_described():
     rows = nights.newest_first([past("a", 1, 0, 0, 5), past("a", 2, 1, None, 6), past("a", 3, 1, 4, 6)])
     result = module.audit(rows)
     (one,) = result.findings
@@ -333,7 +333,7 @@ def test_what_a_finding_says():
     assert result.as_dict()["findings"][0]["rows"][1]["position"] == 1
 
 
-def test_what_ended_before_the_first_row_is_not_known():
+def test_ends_before_the_first_row_are_unknown():
     result = module.audit(nights.newest_first([past("a", 2, 0, 1, 9, limit=2), past("a", 3, 2, 3, 4, limit=2)]))
     assert (result.grants, result.partly) == (2, 2)
     result = module.audit(nights.newest_first([past("a", 1, 0, 0, 1), past("a", 3, 2, 3, 4)]))

@@ -47,7 +47,7 @@ def test_queues_stand_below_their_resources_in_order():
     assert (found.shown, found.total) == (9, 9)
 
 
-def test_what_is_said_of_a_row():
+def test_row_description():
     found = {row.position: row for row in listing(a_night()).rows if not row.heading}
     assert found[6].cells[-4] == "not found for 2.0s, 3.0s left"
     assert found[9].cells[-4] == "told to stop"
@@ -57,7 +57,7 @@ def test_what_is_said_of_a_row():
     assert found[4].details[1].startswith('Why: the limit of 3 is full: db1:801 (load.py, "orders"), ')
 
 
-def test_what_can_be_done_with_a_row():
+def test_row_actions():
     rows = {row.key: row for row in listing(a_night()).rows}
     assert rows["retl"].actions == ("pause", "cap")
     assert rows["rreport"].actions == ("resume", "cap")
@@ -79,7 +79,7 @@ def in_line(*positions, **others):
     return [entry(first, "holds", "rate:api", **values), *(entry(one, "waits", "rate:api", **values) for one in rest)]
 
 
-def test_the_line_of_a_rate_says_what_is_used():
+def test_rate_line_shows_its_use():
     found = listing(overview([entry(1, "holds"), *in_line(5, 6, 7)], rates=windows()))
     used = "3 of 10 used in 1.0s, 100 of 100 used in 1m00s, room in 12s"
     assert [row.cells[0] for row in found.rows if row.heading] == [
@@ -101,7 +101,7 @@ def test_the_line_of_a_rate_says_what_is_used():
     assert listing(overview(in_line(5, 6))).rows[0].cells[0] == "rate:api  1 in, 1 waiting", "nothing is known of it"
 
 
-def test_rates_and_who_waits_for_them():
+def test_rates_show_their_waiters():
     night = overview(in_line(5, 6), [resource("rate:mail", paused=True)], rates=[*windows(), *windows("mail", taken=7)])
     found = listing(night, "rates")
     assert cells(found, "rate", "window", "limit", "used", "left", "free", "waiting", "state") == [
@@ -138,7 +138,7 @@ def test_sorted_by_a_column_there_are_no_headings():
     assert [one for (one,) in cells(listing(a_night(), "queues", "position"), "position")] == list("123456789")
 
 
-def test_what_is_not_known_comes_last():
+def test_unknown_values_sort_last():
     assert cells(listing(a_night(), "members", "missing"), "missing") == [("2.0s",), ("",), ("",)]
     assert cells(listing(a_night(), "members", "left"), "left") == [("21s",), ("3.0s",), ("",)]
     assert cells(listing(a_night(), "tasks", "oldest"), "queue") == [("nightly",), ("mail",)]
@@ -159,7 +159,7 @@ def test_a_filter_finds_rows_with_all_of_its_words():
     assert (nothing.rows, nothing.shown, nothing.total) == ((), 0, 9)
 
 
-def test_what_is_unknown_is_taken_for_the_first():
+def test_unknown_choice_becomes_the_first():
     found = listing(a_night(), "no such view", "no such column")
     assert (found.view.key, found.sort) == ("queues", ORDER)
 
@@ -172,7 +172,7 @@ def test_all_of_it_in_a_line():
 
 
 @pytest.mark.parametrize("name", [MARKUP, ANSI, BIDI])
-def test_what_others_wrote_is_printable_everywhere(name):
+def test_foreign_text_is_printable_everywhere(name):
     night = a_night()
     entries = [
         *(entry(1, "holds", name, host=name, program=name, note=name, owner=name, limit=1),),

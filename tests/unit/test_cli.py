@@ -74,7 +74,7 @@ def test_help_teaches(command: str | None) -> None:
         assert "Exit codes" in text
 
 
-def test_a_command_imports_what_it_needs() -> None:
+def test_command_imports_only_its_needs() -> None:
     code = "import sys; from sqlsem.cli import main; main.commands['ls']; print(*sys.modules)"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -140,7 +140,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "5 m", "1h30", "m", "1y", "nan", "inf", "1e3", "999999999d"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
         options.duration(text)
 
@@ -337,7 +337,7 @@ def test_wrong_configuration(url: str, option: list[str]) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_name_that_nobody_uses(coordinator: sqlsem.Coordinator) -> None:
+def test_unused_name_is_reported(coordinator: sqlsem.Coordinator) -> None:
     with coordinator.mutex("nightly"):
         pass
     for words in (["pause", "nigtly"], ["resume", "nigtly"], ["set", "nigtly", "--limit", "2"]):
@@ -410,7 +410,7 @@ def test_looking_again(coordinator: sqlsem.Coordinator, monkeypatch: pytest.Monk
         assert drawn.stdout.count("x") >= 2
 
 
-def test_what_history_is_asked_for(coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_filters(coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     from sqlsem.engines.sqlite import SqliteSession
 
     asked: list[object] = []
@@ -426,7 +426,7 @@ def test_what_history_is_asked_for(coordinator: sqlsem.Coordinator, monkeypatch:
     assert call("history", "--outcome", "odd").exit_code == 64
 
 
-def test_history_knows_who_and_which_limit() -> None:
+def test_history_shows_owner_and_limit() -> None:
     past = Past(
         *("etl", 7, "write", 1, "an id", "t", None, NOW, None, NOW, 90.0, 3.0, "revoked"),
         **{"limit": 3, "host": "etl01", "pid": 4711, "program": "load.py", "ended_by": "ops"},
@@ -457,7 +457,7 @@ def test_a_long_name_does_not_wrap() -> None:
     assert len(line) <= 80
 
 
-def test_doctor_leaves_one_line_in_the_history(coordinator: sqlsem.Coordinator) -> None:
+def test_doctor_leaves_a_single_line_in_the_history(coordinator: sqlsem.Coordinator) -> None:
     done("doctor")
     assert len(coordinator.history()) == 1
 

@@ -61,7 +61,7 @@ def test_a_command_adopts(bench, coordinator):
 
 
 @pytest.mark.parametrize("arguments", [("--adopt",), ("--adopt", "--mutex", "x"), ("--join", "--mutex", "x")])
-def test_what_cannot_be(bench, arguments):
+def test_invalid_join_is_refused(bench, arguments):
     code, _, err = bench.run("run", *arguments, "--", "true")
     assert code == 64, err
 
@@ -72,7 +72,7 @@ def test_there_is_nothing_to_join(bench):
     assert "no lock to join" in err
 
 
-def test_who_has_joined_ends_before_the_lock_is_given_back(bench, coordinator):
+def test_joined_command_ends_before_the_release(bench, coordinator):
     """The command has ended, what it had put into the background has not: nobody else is let in beside that."""
     process = joined(bench, then="true")
     (pid,) = until(lambda: pids(bench.told), "the joined command runs")
@@ -81,7 +81,7 @@ def test_who_has_joined_ends_before_the_lock_is_given_back(bench, coordinator):
     assert process.wait(PATIENCE) == 0
 
 
-def test_one_that_does_not_want_to_end(bench, coordinator):
+def test_stubborn_joined_command_is_killed(bench, coordinator):
     joined(bench, STUBBORN, then="true")
     (pid,) = until(lambda: pids(bench.told), "the joined command runs")
     with coordinator.mutex("nightly", timeout=PATIENCE):
@@ -97,7 +97,7 @@ def test_an_operator_takes_the_lock_away(bench, coordinator):
         assert not alive(pid)
 
 
-def test_the_one_above_is_killed(bench, coordinator):
+def test_killed_parent_ends_its_joined_commands(bench, coordinator):
     process = joined(bench)
     (pid,) = until(lambda: pids(bench.told), "the joined command runs")
     process.kill()

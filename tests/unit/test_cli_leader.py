@@ -55,7 +55,7 @@ def waiting(coordinator, number):
     until(lambda: len(coordinator.entries("scheduler")) == number, f"{number} take part")
 
 
-def test_on_sigterm_the_next_one_leads(bench, coordinator):
+def test_sigterm_elects_the_next_leader(bench, coordinator):
     first = candidate(bench, "--note", "http://etl1:8080")
     led(bench, 1)
     assert coordinator.leader("scheduler").current().info == "http://etl1:8080"
@@ -71,7 +71,7 @@ def test_on_sigterm_the_next_one_leads(bench, coordinator):
     assert coordinator.entries("scheduler") == []
 
 
-def test_who_loses_ends_the_command_and_takes_part_again(bench, coordinator):
+def test_lost_leader_ends_command_and_campaigns_again(bench, coordinator):
     first = candidate(bench)
     led(bench, 1)
     second = candidate(bench)
@@ -130,7 +130,7 @@ def test_a_command_that_cannot_be_started(bench):
         (["--leader", ""], "is empty"),
     ],
 )
-def test_what_cannot_be_is_told(bench, arguments, words):
+def test_invalid_leader_options_are_refused(bench, arguments, words):
     code, _, err = bench.run("run", *arguments, "--", "true")
     assert code == 64
     assert words in err
@@ -171,7 +171,7 @@ def test_it_takes_part_again_after_any_loss(terms):
     assert terms((143, lost), away, away, lost, (143, lost), (3, None)) == 3
 
 
-def test_who_was_asked_to_end_does_not_take_part_again(terms):
+def test_stopped_leader_does_not_campaign_again(terms):
     assert terms((143, LockLost("at the same time")), asked=True) == 143
 
 

@@ -57,7 +57,7 @@ def test_an_empty_history(url: str) -> None:
     assert (result.exit_code, result.stdout) == (0, "Nobody has asked for anything in that time.\n")
 
 
-def test_what_is_in_order(url: str) -> None:
+def test_audit_of_an_orderly_history(url: str) -> None:
     with sqlsem.connect(url) as coordinator:
         for _ in range(3):
             with coordinator.limit("etl", 3):
@@ -71,7 +71,7 @@ def test_what_is_in_order(url: str) -> None:
     assert told["first_end"] <= told["last_end"] <= told["taken_at"]
 
 
-def test_what_is_not_in_order_is_shown(url: str) -> None:
+def test_audit_shows_violations(url: str) -> None:
     write(url, ("etl", 1, 100, 100, 50, 1, None), ("etl", 2, 90, 80, 40, 1, ODD), ("b", 3, 9, 9, 5, 1, None))
     result = call("audit", "--since", "1h")
     assert result.exit_code == 1
@@ -110,7 +110,7 @@ def test_a_night_again(url: str) -> None:
     assert not told["left_out"]
 
 
-def test_what_is_left_out_is_said(url: str) -> None:
+def test_audit_names_omissions(url: str) -> None:
     write(url, *(("etl", n, 1000, 1000 - 100 * (n - 1), 1000 - 100 * n, 1, None) for n in range(1, 5)))
     result = call("replay", "-n", "2")
     assert "More has ended before" in result.stdout
@@ -118,7 +118,7 @@ def test_what_is_left_out_is_said(url: str) -> None:
     assert "left out" not in call("replay", "-n", "4").stdout
 
 
-def test_a_name_that_nobody_asked_for(url: str) -> None:
+def test_audit_of_an_unused_name(url: str) -> None:
     result = call("replay", "--limit", "elt=2")
     assert result.exit_code == 78
     assert "Nobody has asked for 'elt'" in result.output

@@ -34,21 +34,21 @@ def test_it_runs_once(bench):
         assert coordinator.once("report", LONG).begin() is None
 
 
-def test_a_failed_one_may_be_tried_again(bench):
+def test_failed_once_may_be_retried(bench):
     assert once(bench, 3)[0] == 3
     assert once(bench)[0] == 0
     assert once(bench)[0] == 0
     assert lines(bench.told) == ["ran"] * 2
 
 
-def test_of_many_hosts_one_runs(bench):
+def test_many_hosts_run_once(bench):
     command = ["run", "--once-per", f"report={LONG}", "--", *RAN, str(bench.told), "0"]
     several = [bench.start(*command) for _ in range(5)]
     assert [process.wait(PATIENCE) for process in several] == [0] * 5
     assert lines(bench.told) == ["ran"]
 
 
-def test_the_next_one_runs_when_the_first_dies(bench):
+def test_next_host_runs_when_the_first_dies(bench):
     options = ["run", "--once-per", f"report={LONG}"]
     first = bench.listen(*options)
     second = bench.start(*options, "--", *RAN, bench.told, "0")
@@ -60,7 +60,7 @@ def test_the_next_one_runs_when_the_first_dies(bench):
     assert lines(bench.told).count("ran") == 1
 
 
-def test_who_does_not_wait_is_told(bench):
+def test_skipped_run_is_reported(bench):
     bench.listen("run", "--once-per", f"report={LONG}")
     code, _, err = once(bench, 0, "--timeout", "0")
     assert code == 75
@@ -90,7 +90,7 @@ def test_beside_a_lock_it_has_its_name(bench):
     assert bench.entries() == []
 
 
-def test_what_is_lost_is_not_done(bench):
+def test_lost_run_is_not_done(bench):
     process = bench.listen("run", "--once-per", f"report={LONG}")
     with sqlsem.connect(bench.url) as coordinator:
         coordinator.revoke(bench.entries()[0].position, force=True)
@@ -116,7 +116,7 @@ def test_what_is_lost_is_not_done(bench):
         (["--once-per", "a=1d", "--mutex", "once:a"], "choose another name"),
     ],
 )
-def test_what_cannot_be_is_told(bench, arguments, words):
+def test_invalid_once_options_are_refused(bench, arguments, words):
     code, _, err = bench.run("run", *arguments, "--", sys.executable, "-c", "")
     assert code == 64
     assert words in err

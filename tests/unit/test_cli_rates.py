@@ -104,7 +104,7 @@ def test_members_are_removed_by_number_and_by_login(tmp_path, monkeypatch):
         assert runner.invoke(cli.main, ["revoke", "1", "--login", login], prog_name="sqlsem").exit_code == 64
 
 
-def test_why_shows_a_rate_that_nobody_waits_for(tmp_path, monkeypatch):
+def test_why_shows_a_rate_without_waiters(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/locks.db"
     monkeypatch.setenv("SQLSEM_URL", url)
     with sqlsem.connect(url) as coordinator:

@@ -169,7 +169,7 @@ def test_verbose_run_tells_each_thing_once(bench: Bench) -> None:
     assert [one for one in found if one != "Still waiting for"] == ["Waiting for", "Granted", "Started"], err
 
 
-def test_what_cannot_be_started(bench: Bench) -> None:
+def test_unstartable_command_is_reported(bench: Bench) -> None:
     plain = bench.folder / "plain"
     plain.write_text("not a program")
     broken = bench.folder / "broken"
@@ -270,7 +270,7 @@ def test_a_signal_ends_the_wait(bench: Bench, name: str) -> None:
     assert not (bench.folder / "never").exists()
 
 
-def test_what_was_ignored_stays_ignored(bench: Bench) -> None:
+def test_ignored_signals_stay_ignored(bench: Bench) -> None:
     process = bench.start(
         *("run", "--mutex", "x", "--", "sh", "-c", f"echo pid $$ >> {bench.told}; read line; exit 3"),
         stdin=subprocess.PIPE,
@@ -354,7 +354,7 @@ def test_and_when_it_is_forced(bench: Bench) -> None:
     assert lines(bench.told)[1:] == ["SIGTERM"]
 
 
-def test_a_stubborn_command_is_killed_with_its_children_before_the_next_is_let_in(bench: Bench) -> None:
+def test_stubborn_command_tree_is_killed_before_next_grant(bench: Bench) -> None:
     script = bench.folder / "stubborn.py"
     script.write_text(STUBBORN)
     # A grace that does not run out before the command has ended.
@@ -397,7 +397,7 @@ def test_a_daemon_does_not_survive_the_lock(bench: Bench, how: str, environment:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent of orphans")
-def test_what_is_left_in_the_background_goes_on(bench: Bench) -> None:
+def test_background_children_go_on(bench: Bench) -> None:
     """And the orphans of a command that goes on are collected."""
     script = """
 import os, psutil, subprocess, sys, time
@@ -465,5 +465,5 @@ def test_rate_without_numbers_needs_an_operators_limit(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "value", ["api=5", "api=0/1m", "api=5/x", "api=5/1m:6", "api=5/0s", "=5/1m", "api=5/1m,6/60s", "api=5/1m:0"]
 )
-def test_what_can_be_no_rate(bench: Bench, value: str) -> None:
+def test_invalid_rate_option_is_refused(bench: Bench, value: str) -> None:
     assert bench.run("run", "--rate", value, "--", "true")[0] == 64

@@ -194,7 +194,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @posix
 @pytest.mark.parametrize("verbose", [(), ("-vv",)], ids=["plain", "verbose"])
 @pytest.mark.parametrize("streams", REDIRECTIONS)
-def test_run_holds_its_lock_whatever_the_streams(
+def test_run_holds_its_lock_with_any_streams(
     streams: str, verbose: tuple[str, ...], tmp_path: Path, environment: dict[str, str]
 ) -> None:
     words = [sys.executable, "-m", "sqlsem", *verbose, "run", "--mutex", "m", "--", "sh", "-c", COMMAND]

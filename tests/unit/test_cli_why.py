@@ -95,7 +95,7 @@ def test_the_column(waiting: int) -> None:
     assert [entry["why"] and entry["why"]["code"] for entry in queue["entries"]] == [None, "limit"]
 
 
-def test_what_is_not_there(coordinator: sqlsem.Coordinator) -> None:
+def test_why_of_an_unknown_position(coordinator: sqlsem.Coordinator) -> None:
     for arguments in (["why", "4711"], ["why", "nothing"], ["why", "--task", "1"]):
         result = call(*arguments)
         assert result.exit_code == 1
@@ -152,7 +152,7 @@ def test_a_chain(coordinator: sqlsem.Coordinator) -> None:
     late.leave()
 
 
-def test_what_operators_did(coordinator: sqlsem.Coordinator) -> None:
+def test_why_names_operators_actions(coordinator: sqlsem.Coordinator) -> None:
     assert done("history", "--operations") == "No operator has done anything yet.\n"
     coordinator.set_limit("etl", 3)
     coordinator.pause("etl")
@@ -191,7 +191,7 @@ def test_names_with_markup_do_no_harm(width: int) -> None:
         assert ("PROGRAM" in text.splitlines()[1]) == (width >= 100)
 
 
-def test_who_waits_for_a_rate_is_told_when_it_goes(coordinator: sqlsem.Coordinator) -> None:
+def test_why_estimates_a_rates_waiter(coordinator: sqlsem.Coordinator) -> None:
     grant = coordinator.rate("api", 2, per="1h", cost=2).take()
     assert grant is not None
     waiters = [threading.Thread(target=coordinator.rate("api", 2, per="1h").take) for _ in range(2)]

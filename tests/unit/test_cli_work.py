@@ -229,7 +229,7 @@ def test_put_with_everything(coordinator: sqlsem.Coordinator) -> None:
         (["--sql", "a", "--note", "x" * 1001], "note"),
     ],
 )
-def test_what_cannot_be_put(coordinator: sqlsem.Coordinator, arguments: list[str], words: str) -> None:
+def test_invalid_put_is_refused(coordinator: sqlsem.Coordinator, arguments: list[str], words: str) -> None:
     result = call("put", "q", *arguments)
     assert result.exit_code == 64
     assert words in result.stderr
@@ -237,7 +237,7 @@ def test_what_cannot_be_put(coordinator: sqlsem.Coordinator, arguments: list[str
 
 
 @pytest.mark.parametrize("command", [["put", "", "--sql", "a"], ["work", " x"], ["tasks", "x" * 256]])
-def test_what_is_no_queue(url: str, command: list[str]) -> None:
+def test_unknown_queue_is_reported(url: str, command: list[str]) -> None:
     result = call(*command)
     assert result.exit_code == 64
     assert "queue's name" in result.stderr
@@ -346,7 +346,7 @@ def test_worker_exits_with_1_on_failed_tasks(url: str, shell: str, attempts: int
     assert call("work", "q", "--idle-exit", "0").exit_code == 0
 
 
-def test_what_a_worker_logs(url: str) -> None:
+def test_worker_log_lines(url: str) -> None:
     good, bad = put("--shell", "echo"), put("--call", "jobs_of_ours:bad", "--note", "fails")
     lines = work().stderr.splitlines()
     for wanted in (
@@ -455,7 +455,7 @@ def test_a_worker_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_lets_what_runs_finish(
+def test_first_signal_finishes_running_tasks(
     bench: Bench, coordinator: sqlsem.Coordinator, number: signal.Signals
 ) -> None:
     first, second = (put("--call", "jobs_of_ours:gated", "--arg", f'"{name}"') for name in "ab")
@@ -825,7 +825,7 @@ def test_queues(coordinator: sqlsem.Coordinator) -> None:
     assert all(len(line) <= 80 for line in drawn(render_counts(found, 80), 80))
 
 
-def test_what_is_set_of_queues(coordinator: sqlsem.Coordinator) -> None:
+def test_queue_settings_are_shown(coordinator: sqlsem.Coordinator) -> None:
     told = done("queues", "set", "q", "--limit", "9", "--per-key", "2", "--rate", "1000/1m", "--rate-per-key", "1/1h")
     assert told.startswith(
         "'q': at most 9 running, at most 2 of each key, at most 1000/1m started, at most 1/1h started"
@@ -857,7 +857,7 @@ def test_what_is_set_of_queues(coordinator: sqlsem.Coordinator) -> None:
         assert call("queues", "set", "q", *wrong).exit_code == 64, wrong
 
 
-def test_who_holds_up_whom(coordinator: sqlsem.Coordinator) -> None:
+def test_queue_blockers_are_shown(coordinator: sqlsem.Coordinator) -> None:
     bad = put("--shell", "echo a long way " + "x" * 100 + "; echo the cause; exit 3", "--order", "1")
     others = [put("--shell", "true", "--order", str(order)) for order in (2, 3)]
     work()
@@ -988,11 +988,11 @@ def test_batch_files_are_refused_on_windows(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("text", ["[ -f x ] && y", "[1]", "[]", '["a", 1]', "[[[[", '{"a": 1}', ' ["a"]'])
-def test_what_is_for_the_shell(text: str) -> None:
+def test_shell_words_are_quoted(text: str) -> None:
     assert bodies.arguments(text) is None
 
 
-def test_what_a_worker_carries_out(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
+def test_worker_runs_allowed_kinds(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
     more = ["--on-failure", "continue"]
     sql, shell = put("--sql", "SELECT 1", *more), put("--shell", "touch done", *more)
     ours = put("--call", "jobs_of_ours:add", "--arg", "1", *more)
@@ -1078,7 +1078,7 @@ def test_tasks_get_no_password_unless_asked(url: str, monkeypatch: pytest.Monkey
     assert os.environ["SQLSEM_URL"].startswith("postgresql:")
 
 
-def test_errors_of_sql_keep_what_the_database_said(coordinator: sqlsem.Coordinator) -> None:
+def test_sql_errors_keep_the_servers_message(coordinator: sqlsem.Coordinator) -> None:
     number = put("--sql", "SELECT 1; SELECT * FROM nowhere_at_all")
     work()
     (task,) = coordinator.tasks("q")
@@ -1269,7 +1269,7 @@ def test_batch_is_abandoned_by_command(coordinator: sqlsem.Coordinator) -> None:
 
 
 @posix
-def test_a_callback_whose_process_died_is_resumed(bench: Bench) -> None:
+def test_callback_of_a_dead_process_is_resumed(bench: Bench) -> None:
     script = """
 import sqlsem
 r = sqlsem.batch("nightly", ["a"], window="1h", on_success=sqlsem.Call("jobs_of_ours:gated", "x"))

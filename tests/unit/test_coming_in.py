@@ -33,7 +33,7 @@ def interrupted(number, places, do):
     return striking.interrupted(trace, do)
 
 
-def test_who_is_interrupted_while_coming_in_is_looked_after(tmp_path):
+def test_interrupted_entry_is_polled_for(tmp_path):
     ours = ("sqlsem-pulse", "sqlsem-watch")
 
     before = threading.enumerate()
@@ -51,7 +51,7 @@ def test_who_is_interrupted_while_coming_in_is_looked_after(tmp_path):
     assert number > 8
 
 
-def test_somebody_searches_after_an_interrupt(tmp_path):
+def test_deadlock_search_runs_after_an_interrupt(tmp_path):
     class Searching(Monitor):
         name, every, what = "sqlsem-test", 0.001, "nothing"
 

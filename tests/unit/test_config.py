@@ -19,7 +19,7 @@ from sqlsem import chosen, config
 # -- what comes first -------------------------------------------------------------------------------------------------
 
 
-def test_embedded_file_is_told_in_one_line(home: Path) -> None:
+def test_embedded_file_is_named_in_a_single_line(home: Path) -> None:
     found = config.resolve()
     assert found.embedded
     assert found.url == f"sqlite:///{home / 'state' / 'sqlsem.db'}" == sqlsem.default_url()
@@ -153,7 +153,7 @@ def test_profiles_in_python(home: Path, caplog: pytest.LogCaptureFixture, monkey
     assert "No database was named" in caplog.text
 
 
-def test_one_file_by_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_file_by_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user(home, 'url = "sqlite:///user.db"')
     project(home, 'profile = "of nobody"')
     other = write(home / "other.toml", 'url = "sqlite:///other.db"', 0o666)
@@ -228,7 +228,7 @@ def test_a_server_is_required_by_a_file(home: Path) -> None:
         (f'url = ["postgresql://u:{SECRET}@db/x"]', "must be a str, not a list"),
     ],
 )
-def test_what_cannot_be_is_told(home: Path, text: str, words: str) -> None:
+def test_invalid_settings_are_reported(home: Path, text: str, words: str) -> None:
     user(home, text)
     with pytest.raises(sqlsem.ConfigurationError) as caught:
         config.resolve()

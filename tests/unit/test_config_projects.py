@@ -211,14 +211,14 @@ def test_allowing_a_pyproject_is_of_its_own_table(home: Path) -> None:
     assert "has changed" in refused()
 
 
-def test_allowing_is_of_one_path(home: Path) -> None:
+def test_allow_covers_a_single_path(home: Path) -> None:
     allow(project(home, HARMFUL["url"]))
     other = write(home / "project" / "below" / "sqlsem.toml", HARMFUL["url"], 0o644)
     assert str(other) in refused()
 
 
 @posix
-def test_record_of_what_is_allowed_is_the_users_alone(home: Path) -> None:
+def test_record_of_allowed_files_belongs_to_the_user(home: Path) -> None:
     mask = os.umask(0)
     try:
         allow(project(home, HARMFUL["url"]))
@@ -255,7 +255,7 @@ def test_record_that_is_a_link_is_not_believed(home: Path) -> None:
     assert "is a link" in refused()
 
 
-def test_config_shows_what_is_used_without_secrets(home: Path) -> None:
+def test_config_shows_settings_without_secrets(home: Path) -> None:
     own = user(home, f'[profiles.prod]\nurl = "postgresql://etl:{SECRET}@db/dwh"\n')
     path = project(home, 'profile = "prod"\nretry = "1m"')
     shown = " ".join(call("config").stdout.split())
@@ -284,7 +284,7 @@ def test_config_shows_what_is_used_without_secrets(home: Path) -> None:
         (lambda path: path.mkdir(), "is a directory"),
     ],
 )
-def test_allow_refuses_what_would_not_be_followed(home: Path, make: Callable[[Path], object], words: str) -> None:
+def test_allow_refuses_files_that_would_be_ignored(home: Path, make: Callable[[Path], object], words: str) -> None:
     path = home / "project" / "sqlsem.toml"
     make(path)
     result = call("config", "allow", str(path))
@@ -523,7 +523,7 @@ def test_trust_is_in_the_file_that_was_read(home: Path, monkeypatch: pytest.Monk
 
 @posix
 @pytest.mark.parametrize("when", ["judged", "above"])
-def test_folder_is_the_one_that_was_judged(home: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_folder_is_the_checked_folder(home: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """Between the look at a folder and the look into it another one takes its name; or before the way up to it."""
     user(home, PROFILES)
     project(home, 'profile = "prod"')
@@ -629,7 +629,7 @@ def test_every_command_that_runs_code_says_so() -> None:
     assert all(commands.values()), commands
 
 
-def test_allowed_states_are_what_config_shows(home: Path) -> None:
+def test_allowed_states_match_config_show(home: Path) -> None:
     path = project(home, HARMFUL["schema"])
     for state, change in (
         (allowing.NOT_ALLOWED, lambda: None),

@@ -18,14 +18,14 @@ def told(found: Overview, kind: str, **others: object) -> list[str]:
     return [asked.question, *asked.lines]
 
 
-def test_resuming_lets_in_as_many_as_fit_and_says_who_comes_next():
+def test_resume_grants_as_many_as_fit_and_names_the_next():
     entries = [entry(3, "holds"), *(entry(position) for position in (4, 5, 6))]
     found = overview(entries, [resource(paused=True)])
     assert told(found, "resume", resource="etl") == ["Resume 'etl'?", "Lets in 4 (db1:804) and 5 (db1:805), then 6."]
     assert consequence(found, Action("resume", resource="etl")).admitted == (4, 5)
 
 
-def test_raising_a_cap_lets_in_those_whom_it_kept_out():
+def test_raised_cap_grants_held_back_waiters():
     entries = [entry(3, "holds", limit=9), *(entry(position, limit=9) for position in (4, 5, 6, 7))]
     found = overview(entries, [resource(cap=1)])
     assert told(found, "cap", resource="etl", cap=3) == [
@@ -38,7 +38,7 @@ def test_raising_a_cap_lets_in_those_whom_it_kept_out():
     ]
 
 
-def test_a_cap_below_what_is_inside_and_below_a_weight():
+def test_cap_below_holders_and_below_a_weight():
     entries = [*(entry(position, "holds", limit=9) for position in (1, 2, 3)), entry(4, limit=9, weight=2), entry(5)]
     found = overview(entries)
     lines = told(found, "cap", resource="etl", cap=1)
@@ -49,12 +49,12 @@ def test_a_cap_below_what_is_inside_and_below_a_weight():
     assert lines[4] == "Lets in nobody at once; next is 4 (db1:804)."
 
 
-def test_a_cap_on_what_is_paused_lets_in_nobody():
+def test_cap_on_a_paused_resource_grants_nothing():
     found = overview([entry(4)], [resource(paused=True, cap=1)])
     assert told(found, "uncap", resource="etl")[1:] == ["It is paused: nobody goes in until it is resumed."]
 
 
-def test_pausing_keeps_out_who_would_go_in():
+def test_pause_holds_back_the_next_waiter():
     found = overview([entry(1, "holds"), entry(2), entry(3, limit=1)])
     assert told(found, "pause", resource="etl") == [
         "Pause 'etl'?",
@@ -85,11 +85,11 @@ def test_releasing_a_holder_tells_it_and_lets_in_the_next():
         ("holds", {"grace": None}, "Its holder is told, and has its grace to stop"),
     ],
 )
-def test_what_becomes_of_a_row_that_is_released(state, others, words):
+def test_consequences_of_a_revoke(state, others, words):
     assert told(overview([entry(3, state, **others)]), "revoke", position=3)[2].startswith(words)
 
 
-def test_a_waiting_writer_that_is_released_lets_in_the_readers_behind_it():
+def test_revoked_waiting_writer_grants_readers_behind():
     entries = [
         entry(1, "holds", access="read", limit=None),
         entry(2, limit=1),
@@ -100,7 +100,7 @@ def test_a_waiting_writer_that_is_released_lets_in_the_readers_behind_it():
     )
 
 
-def test_who_is_released_from_what_is_paused_lets_in_nobody():
+def test_revoke_on_a_paused_resource_grants_nothing():
     found = overview([entry(1, "holds", limit=1), entry(2, limit=1)], [resource(paused=True)])
     assert told(found, "revoke", position=1)[-1] == "The resource is paused: nobody goes in by this."
 
@@ -126,7 +126,7 @@ def test_retrying_the_task_that_holds_up_its_queue():
         (Action("revoke", position=99), "Position 99 is gone already"),
     ],
 )
-def test_what_cannot_be_done_as_things_are(action, why):
+def test_impossible_actions_are_reported(action, why):
     found = overview([entry(4)], [resource("p", paused=True, cap=2)])
     asked = consequence(found, action)
     assert (asked.possible, asked.question) == (False, why)
@@ -156,7 +156,7 @@ requests = st.tuples(
 
 
 @given(st.lists(requests, max_size=12), st.sampled_from([None, 1, 2, 4]))
-def test_who_goes_in_is_whom_the_rule_lets_in(rows, cap):
+def test_predicted_grants_match_the_rule(rows, cap):
     """One row after the other, by the model's rule."""
     numbers = itertools.count(1)
     queue = [

@@ -149,7 +149,7 @@ def test_a_row_that_is_gone(begins, waits, timeout):
         upgrade(World(begins, waits), timeout)
 
 
-def test_another_one_upgrades():
+def test_upgrade_beside_another_upgrade():
     world = World(troubles={0: (False, sqlsem.Deadlock("already"))})
     with pytest.raises(sqlsem.Deadlock):
         upgrade(world)
@@ -167,7 +167,7 @@ def test_another_one_upgrades():
         [KeyboardInterrupt(), Disconnected("gone"), Busy("locked"), sqlsem.Deadlock("knot"), GeneratorExit()]
     ),
 )
-def test_whatever_happens_in_between(begins, waits, timeout, number, after, error):
+def test_upgrade_survives_any_event_in_between(begins, waits, timeout, number, after, error):
     world = World(begins, waits, {number: (after, error)})
     done = False
     with contextlib.suppress(type(error)):

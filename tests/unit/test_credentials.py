@@ -176,7 +176,7 @@ def test_secret_in_a_file_is_warned_of_and_never_printed(home: Path, keyword: st
         config.resolve()
 
 
-def test_secret_keywords_stand_in_one_table() -> None:
+def test_secret_keywords_stand_in_a_single_table() -> None:
     """A place that knows keywords of its own would not know the next one."""
     words = re.compile(r"(?i)^(pwd|passwd|password|sslpassword|access_?token|client_?secret|oauth_client_secret)$")
     allowed = {("engines/mssql/odbc.py", "PWD")}  # makes the word of a URL's password

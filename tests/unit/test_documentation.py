@@ -62,7 +62,7 @@ def test_faults_are_found(find, text, words):
         "`sqlsem tasks nightly --status failed`, `sqlsem ls [NAME]`, `sqlsem run --limit etl=3 …`",
     ],
 )
-def test_what_is_right_is_left_alone(text):
+def test_check_accepts_correct_pages(text):
     assert list(check.commands(text)) == []
 
 
@@ -109,7 +109,7 @@ def test_examples_in_docstrings(module):
     assert doctest.testmod(found, extraglobs={"sqlsem": sqlsem}).failed == 0
 
 
-def test_environment_variables_are_in_one_table():
+def test_environment_variables_are_in_a_single_table():
     """Every variable that the source knows is in the table of docs/cli.md, and no other."""
     sources = (ROOT / "sqlsem").rglob("*")
     texts = [path.read_text(encoding="utf-8", errors="ignore") for path in sources if path.suffix in SOURCES]

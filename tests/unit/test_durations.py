@@ -75,7 +75,7 @@ def test_times_that_are_over(coordinator, value):
 
 
 @pytest.mark.parametrize("value", ["", "x", "5 s", "-5", "5s5", "s", "1e3", b"5", None, True, -1, float("nan"), 1e100])
-def test_what_is_no_duration(coordinator, value):
+def test_invalid_duration_is_refused(coordinator, value):
     with pytest.raises(sqlsem.ConfigurationError, match="It"):
         check_duration("It", value)
     if value is not None:

@@ -64,7 +64,7 @@ def test_two_servers_send_the_same_statements():
     assert statements("postgresql") ^ statements("mssql") == set(DIFFERENT)
 
 
-def test_statements_of_sqlite_are_called_so_where_they_do_the_same():
+def test_equal_statements_have_equal_names():
     servers = statements("postgresql") | statements("mssql")
     assert statements("sqlite") & servers == {
         *("version", "settings", "set_version", "enrol", "resume_member", "resign", "pin", "prune"),
@@ -135,7 +135,7 @@ def test_session_has_every_capability():
         (lambda locks: locks.set_stale_after("x", 1), "needs history, and what operators do"),
     ],
 )
-def test_what_is_lacking_is_refused_at_once(ask, match):
+def test_missing_capability_is_refused_at_once(ask, match):
     with sqlsem.testing.memory() as locks, pytest.raises(sqlsem.ConfigurationError, match=match) as caught:
         ask(locks)
     assert "the memory of this process does not offer; name another database" in str(caught.value)
@@ -151,7 +151,7 @@ def test_an_upgrade_is_refused_and_the_reader_reads_on():
         grant.check()
 
 
-def test_engines_are_named_in_one_place():
+def test_engines_are_named_in_a_single_place():
     """Elsewhere they stand in texts alone: in docstrings, help and advice. (Adapters use the words of others.)"""
     names = re.compile(r'(?<![\w/])"(sqlite|postgresql|postgres|mssql|sqlserver)"')
     found = [
@@ -166,14 +166,14 @@ def test_engines_are_named_in_one_place():
     assert found == []
 
 
-def test_a_word_of_the_file_stands_for_what_it_says():
+def test_macro_expands_to_its_text():
     for name in engines.ENGINES:
         assert "-- where" not in sql.script(name, "client")
         assert "{" not in re.sub(r"--.*|'[^']*'", "", sql.script(name, "client"))
     assert sql.queries("sqlite")["clock"] == "SELECT (julianday('now') - 2440587.5) * 86400.0 AS now"
 
 
-def test_stores_of_one_name_are_one():
+def test_stores_of_a_name_are_shared():
     with sqlsem.testing.memory("a") as one, sqlsem.testing.memory("a") as other, sqlsem.testing.memory() as third:
         with one.mutex("x"):
             assert not other.mutex("x").acquire(timeout=0)
@@ -232,7 +232,7 @@ def test_a_child_has_a_memory_of_its_own():
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORKING], timeout=60, check=False).returncode == 0
 
 
-def test_a_default_coordinator_may_be_one(monkeypatch):
+def test_default_coordinator_may_be_in_memory(monkeypatch):
     monkeypatch.setenv("SQLSEM_URL", "memory://")
     sqlsem.configure()
     try:

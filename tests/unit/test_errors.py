@@ -33,7 +33,7 @@ def test_pickling(kind, protocol):
     assert (str(back), back.args, back.resource) == (str(error), error.args, "etl")
 
 
-def test_what_some_carry_besides():
+def test_attributes_of_errors():
     task = pickle.loads(pickle.dumps(sqlsem.TaskFailed("x", resource="q", task_id=7)))
     assert (task.resource, task.task_id) == ("q", 7)
     of_batch = pickle.loads(pickle.dumps(sqlsem.BatchFailed("x", resource="r", batch_id=3, failed={"a": "why"})))
@@ -48,7 +48,7 @@ def test_copying(kind):
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-def test_all_are_caught_as_one(kind):
+def test_all_errors_share_a_base(kind):
     assert issubclass(kind, sqlsem.SqlsemError)
     assert str(kind()) == ""
 
@@ -65,5 +65,5 @@ def test_all_are_caught_as_one(kind):
         (sqlsem.Unavailable, ConnectionError),
     ],
 )
-def test_they_are_also_what_python_calls_them(kind, also):
+def test_errors_derive_from_pythons_errors(kind, also):
     assert issubclass(kind, also)

@@ -55,7 +55,7 @@ def outside_of_testing() -> Iterator[tuple[str, ast.AST]]:
             yield name, ast.parse(path.read_text(encoding="utf-8"))
 
 
-def test_files_are_read_in_one_place() -> None:
+def test_files_are_read_in_a_single_place() -> None:
     found = [place for name, tree in outside_of_testing() for place in readers(name, tree) if name not in THEMSELVES]
     assert found == []
 
@@ -71,7 +71,7 @@ def test_reader_is_found_wherever_it_hides() -> None:
     assert list(readers("x", ast.parse("self.engine.open()\nfiles.read(p)\nfolder.read('a')"))) == []
 
 
-def test_settings_are_judged_by_what_was_read() -> None:
+def test_settings_are_checked_by_open_descriptor() -> None:
     """No path of a file is judged in the modules of settings: by then it may lead elsewhere."""
     judging = {"stat", "lstat", "exists", "is_file", "is_symlink", "access", "samefile", "resolve", "realpath"}
     found = {}

@@ -10,7 +10,7 @@ def stays(*rows, **common):
     ]
 
 
-def test_what_is_right():
+def test_checker_accepts_correct_histories():
     assert check_history(stays((0, 1), (1, 2), (2, None))) == 3
     assert check_history(stays((0, 9), (1, 2), (3, 4), limit=2)) == 3
     assert check_history(stays((0, 9), (1, 9), access="read")) == 2
@@ -33,7 +33,7 @@ def test_what_is_right():
         [Stay("a", 1, 0, 1), Stay("a", 1, 2, 3)],
     ],
 )
-def test_what_is_wrong(wrong):
+def test_checker_finds_wrong_histories(wrong):
     with pytest.raises(AssertionError):
         check_history(wrong)
 

@@ -30,7 +30,7 @@ def holdings(locks):
 # -- a holding
 
 
-def test_who_has_just_acquired_it_has_nothing_else_of_it(locks):
+def test_new_owner_has_no_earlier_hold(locks):
     with locks.mutex("a") as grant:
         holding = grant.holding
         assert (holding.depth, holding.conversions, holding.departure, holding.why_lost) == (1, 0, None, None)
@@ -39,7 +39,7 @@ def test_who_has_just_acquired_it_has_nothing_else_of_it(locks):
         assert grant.rates == {}
 
 
-def test_its_owner_is_told_of_a_loss_and_nobody_yet_that_it_was_granted(locks, holdings):
+def test_loss_before_the_grant_event_reaches_the_owner_only(locks, holdings):
     lost = []
     holding = Holding(holdings, [Request("a")], [ticket("a", 1)], this_thread(), lost.append, 0.0)
     assert holding.on_lost == lost.append
@@ -52,7 +52,7 @@ def test_its_owner_is_told_of_a_loss_and_nobody_yet_that_it_was_granted(locks, h
         tell.assert_called_once()
 
 
-def test_nobody_ends_what_has_ended(locks):
+def test_ended_hold_is_not_ended_twice(locks):
     """However many exits there are; and what has ended is not entered again."""
     with locks.mutex("a") as grant:
         holding = grant.holding
@@ -127,7 +127,7 @@ def test_whether_there_are_any(locks, holdings):
     assert not holdings
 
 
-def test_once_more_is_asked_of_what_may_have_left(locks, holdings):
+def test_reentry_checks_a_grant_that_may_have_ended(locks, holdings):
     """By the hold that is to be ended later."""
     with locks.mutex("a") as grant:
         hold = Hold(grant)
@@ -143,7 +143,7 @@ def test_once_more_is_asked_of_what_may_have_left(locks, holdings):
         grant.release()
 
 
-def test_what_has_left_by_itself_is_not_given_back(locks, holdings):
+def test_grant_ended_by_commit_is_not_released_again(locks, holdings):
     """But what was had once more ends, whatever becomes of the rest."""
     with locks.mutex("a", reentrant=True) as grant:
         grant.holding.departure = departure = mock.Mock()
@@ -166,7 +166,7 @@ def refusing(holdings, *asked, reentrant=False, timeout=None):
     return holdings.refuse(asked, this_thread(), reentrant, timeout)
 
 
-def test_what_it_would_wait_for_by_itself_is_said(locks, holdings):
+def test_self_wait_is_described(locks, holdings):
     with locks.mutex("a"):
         assert not refusing(holdings, Request("b"))
         assert refusing(holdings, Request("a"), timeout=0)
@@ -203,7 +203,7 @@ def ticket(resource, position):
     return Ticket(resource, position, "me", False)
 
 
-def test_what_of_ours_stands_before_a_request(locks, holdings):
+def test_own_rows_ahead_of_a_request(locks, holdings):
     with locks.limit("a", 9, weight=2) as first, locks.limit("b", 9), locks.limit("a", 9, weight=3) as second:
 
         def weights(position):
@@ -217,7 +217,7 @@ def test_what_of_ours_stands_before_a_request(locks, holdings):
         assert [one.resource for one in holdings.ahead_of(ticket("a", both.positions["a"] + 9))] == ["a"]
 
 
-def test_whom_a_request_of_ours_waits_behind(locks, holdings):
+def test_own_rows_blocking_an_own_request(locks, holdings):
     with locks.all_of(locks.mutex("a"), locks.mutex("b")) as grant:
         behind = holdings.behind(Request("b"), grant.positions["b"] + 1)
         assert (behind.position, behind.state) == (grant.positions["b"], "holds")
@@ -249,7 +249,7 @@ def test_of_much_only_a_part_is_looked_at(locks, holdings):
 # -- giving back
 
 
-def test_nothing_of_what_is_given_back_is_kept(locks, holdings):
+def test_released_grants_leave_no_state(locks, holdings):
     """Of whoever had it: a process lives for years."""
 
     def held():
@@ -283,7 +283,7 @@ def test_it_is_another_threads_from_now_on(locks, holdings):
     assert holdings._by_caller == {}
 
 
-def test_a_child_does_not_give_back_what_its_parent_has(locks):
+def test_child_does_not_release_its_parents_grants(locks):
     with locks.mutex("a") as grant:
         with mock.patch.object(os, "getpid", return_value=os.getpid() + 1), pytest.raises(sqlsem.NotHeld, match="fork"):
             grant.release()
@@ -297,7 +297,7 @@ def told_of(locks, kind):
     return told
 
 
-def test_what_is_gone_as_it_is_given_back_was_lost(locks, holdings):
+def test_row_missing_at_release_was_lost(locks, holdings):
     lock, lost = locks.mutex("a"), told_of(locks, "lost")
     assert lock.acquire()
     grant = lock.grant
@@ -313,7 +313,7 @@ def test_what_is_gone_as_it_is_given_back_was_lost(locks, holdings):
     assert not holdings
 
 
-def test_what_cannot_be_given_back_in_time_is_left_to_the_ping(locks, holdings):
+def test_failed_release_is_left_to_the_heartbeat(locks, holdings):
     lock, member = locks.mutex("a"), locks.client.member
     assert lock.acquire()
     grant = lock.grant
@@ -342,7 +342,7 @@ def test_it_is_given_back_for_as_long_as_it_is_ours():
         assert 0 < budget <= member.trust
 
 
-def test_the_rest_of_a_group_of_which_one_was_lost_is_given_back(locks):
+def test_rest_of_a_partly_lost_group_is_released(locks):
     member = locks.client.member
     with pytest.raises(sqlsem.LockLost), locks.all_of(locks.mutex("a"), locks.mutex("b")) as grant:
         grant.holding.lose("somebody took b")
@@ -350,7 +350,7 @@ def test_the_rest_of_a_group_of_which_one_was_lost_is_given_back(locks):
     until(lambda: locks.entries("a") == locks.entries("b") == [], "the next ping removes them")
 
 
-def test_what_is_left_to_the_ping_is_told_to_have_ended(locks, holdings):
+def test_deferred_release_publishes_its_end(locks, holdings):
     released = told_of(locks, "released")
     lock = locks.mutex("a")
     assert lock.acquire()
@@ -369,7 +369,7 @@ def answer(result):
 # -- telling
 
 
-def test_a_grant_is_told_with_what_it_has_waited_behind(locks, holdings):
+def test_grant_event_names_the_rows_waited_for(locks, holdings):
     granted = told_of(locks, "granted")
     with locks.all_of(locks.mutex("a"), locks.mutex("b")) as grant:
         until(lambda: len(granted) == 2, "both are told")
@@ -402,7 +402,7 @@ def test_an_end_is_told_once_with_how_long_it_was_held(locks, holdings):
     assert all(0 <= event.held < 60 for event in told)
 
 
-def test_only_what_was_lost_is_lost(locks, holdings):
+def test_lost_marks_only_lost_grants(locks, holdings):
     with locks.mutex("a") as grant, pytest.raises(sqlsem.LockLost), locks.mutex("b") as other:
         assert holdings.lose([other.position, 999], "somebody took it") == [other]
         assert other.holding.why_lost == "somebody took it"

@@ -49,14 +49,14 @@ def traced_to_its_end() -> int:
     return lines
 
 
-def test_who_is_not_struck_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uninterrupted_thread_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[object] = []
     monkeypatch.setattr(running, "_raise_in", lambda *what: raised.append(what) or True)
     assert call("work", lambda strike: None, 10) == "10"
     assert raised == []
 
 
-def test_who_is_struck_ends() -> None:
+def test_interrupted_thread_ends() -> None:
     def started(strike: running.Stop) -> None:
         threading.Timer(0.05, strike).start()
 
@@ -65,7 +65,7 @@ def test_who_is_struck_ends() -> None:
     assert traced_to_its_end() > 3
 
 
-def test_at_any_moment_it_is_one_or_the_other() -> None:
+def test_interrupt_yields_result_or_exception() -> None:
     """It has a result, or it was struck; and what runs next is not struck."""
     ended = {"result": 0, "struck": 0}
     for number in range(300):

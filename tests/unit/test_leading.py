@@ -49,7 +49,7 @@ def test_leaders_inside_of_each_other(coordinator):
     assert stopped == ["b", "a"]
 
 
-def test_what_strikes_on_the_way_out_waits_for_its_end(coordinator):
+def test_signal_during_exit_waits_for_its_end(coordinator):
     told = []
 
     def stop(term):
@@ -64,7 +64,7 @@ def test_what_strikes_on_the_way_out_waits_for_its_end(coordinator):
     assert coordinator.entries("a") == []
 
 
-def test_a_second_one_changes_nothing(coordinator):
+def test_second_signal_changes_nothing(coordinator):
     told = []
 
     def stop(term):
@@ -104,7 +104,7 @@ def test_a_handler_that_comes_inside_the_block_stays(coordinator):
 
 
 @pytest.mark.parametrize("how", [signal.SIG_IGN, None])
-def test_what_is_left_alone(coordinator, how):
+def test_foreign_signal_handlers_are_kept(coordinator, how):
     if how is not None:
         signal.signal(signal.SIGTERM, how)
     before = signal.getsignal(signal.SIGTERM)
@@ -113,7 +113,7 @@ def test_what_is_left_alone(coordinator, how):
     assert signal.signal(signal.SIGTERM, signal.SIG_DFL) is before
 
 
-def test_one_that_never_leads_puts_the_handler_back(coordinator):
+def test_candidate_that_never_leads_restores_the_handler(coordinator):
     with coordinator.mutex("a"), pytest.raises(sqlsem.Deadlock), coordinator.leader("a"):
         pytest.fail("it leads")
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

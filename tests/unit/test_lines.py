@@ -71,7 +71,7 @@ def crowd(locks):
 
 
 @pytest.mark.parametrize(("holder", "kind"), [("mutex", "mutex"), ("write", "read"), ("read", "write")])
-def test_who_is_behind_another_one_of_ours_sleeps(pair, looks, monkeypatch, holder, kind):
+def test_waiter_behind_a_local_waiter_sleeps(pair, looks, monkeypatch, holder, kind):
     """Thousands may wait behind the first one; each look would be a statement."""
     monkeypatch.setattr(acquire, "KEPT_OUT_SECONDS", 0.05)  # each comes round again and again
     first, other = pair
@@ -104,7 +104,7 @@ def test_readers_are_let_in_together(pair, looks):
 
 
 @pytest.mark.parametrize("resources", [30, 300])
-def test_those_without_a_session_are_looked_for_together(pair, looks, monkeypatch, resources):
+def test_waiters_without_connection_are_polled_together(pair, looks, monkeypatch, resources):
     first, other = pair
     without_sessions(other, monkeypatch)
     few, together = 40, resources * 0.8
@@ -141,7 +141,7 @@ def test_those_without_a_session_are_looked_for_together(pair, looks, monkeypatc
     assert first.entries() == []
 
 
-def test_ten_thousand_tasks_on_one_resource(pair, looks):
+def test_ten_thousand_tasks_on_a_resource(pair, looks):
     """As fast as few, and nobody looks."""
     first, other = pair
     rates = {}
@@ -239,7 +239,7 @@ def test_each_gets_its_own_answer(room):
     ]
 
 
-def test_one_looks_for_all_and_no_more_often_than_needed(room):
+def test_poll_leader_polls_for_all_at_the_needed_rate(room):
     several = [room.waiter(number, f"r{number}") for number in range(50)]
     sleeps = {waiter: room.now + room.lines.stand(waiter) for waiter in several}
     looks, until_then = 0, room.now + 300
@@ -258,7 +258,7 @@ def test_one_looks_for_all_and_no_more_often_than_needed(room):
     assert looks - before <= 100 / waiter_queues.LONGEST_SECONDS * 2.1, "one statement a slice, or little more"
 
 
-def test_when_the_one_that_leads_leaves_another_one_does(room):
+def test_poll_leader_is_replaced_when_it_leaves(room):
     several = [room.waiter(number, f"r{number}") for number in range(3)]
     for waiter in several:
         room.lines.stand(waiter)
@@ -272,7 +272,7 @@ def test_when_the_one_that_leads_leaves_another_one_does(room):
     assert sorted(room.looks_for(next_one)) == [waiter.position for waiter in rest]
 
 
-def test_when_the_one_that_leads_is_lost_another_one_does(room):
+def test_poll_leader_is_replaced_when_it_is_lost(room):
     """Its loop stands still, say; or it began to look, and was struck before it had asked."""
     several = [room.waiter(number, f"r{number}") for number in range(3)]
     for waiter in several:
@@ -315,7 +315,7 @@ class Locks:
         self.kept |= {ticket.position for ticket in tickets}
 
 
-def test_of_many_in_a_line_those_in_the_middle_are_spared(room):
+def test_middle_waiters_drop_their_wakeup_locks(room):
     few, session = waiter_queues.MOST_KEPT, Locks()
     for number in range(few):
         room.lines.spare("a", session, 1)
@@ -332,7 +332,7 @@ def test_of_many_in_a_line_those_in_the_middle_are_spared(room):
 
 
 @pytest.mark.parametrize("kind", [{"limit": 2}, {"access": "read"}])
-def test_nobody_is_spared_in_front_of_one_of_another_kind(room, kind):
+def test_wakeup_lock_is_kept_before_another_access(room, kind):
     """And it is not asked again and again whether somebody can be."""
     session, number = Locks(), 40 * waiter_queues.MOST_KEPT
     for position in range(number):
@@ -342,7 +342,7 @@ def test_nobody_is_spared_in_front_of_one_of_another_kind(room, kind):
     assert session.calls < 10
 
 
-def test_who_shares_is_not_spared(room):
+def test_readers_keep_their_wakeup_locks(room):
     session = Locks()
     for position in range(2 * waiter_queues.MOST_KEPT):
         room.waiter(position, access="read")
@@ -350,7 +350,7 @@ def test_who_shares_is_not_spared(room):
     assert session.spared == set()
 
 
-def test_whose_turn_is_near_is_kept_again(room):
+def test_wakeup_lock_is_restored_near_the_head(room):
     number, session = 2 * waiter_queues.MOST_KEPT, Locks()
     several = [room.waiter(position) for position in range(number)]
     room.lines.spare("a", session, 1)
@@ -366,7 +366,7 @@ def test_whose_turn_is_near_is_kept_again(room):
 
 
 @pytest.mark.parametrize("what", ["drop_wakeup_locks", "restore_wakeup_locks"])
-def test_what_the_database_refuses_only_costs_time(room, what):
+def test_refused_wakeup_lock_change_is_retried(room, what):
     """The row that was just made, or given back, is so."""
     session = Locks()
 
@@ -381,7 +381,7 @@ def test_what_the_database_refuses_only_costs_time(room, what):
         room.lines.hand_over("a", session, 1)
 
 
-def test_who_withdraws_meanwhile_gets_no_answer_and_those_behind_come_forward(room):
+def test_withdrawn_waiter_lets_the_next_come_forward(room):
     first, second, third = (room.waiter(number) for number in (1, 2, 3))
     room.lines.stand(first)
     room.now += 1
@@ -410,7 +410,7 @@ def test_a_nudge_asks_for_a_look_now(room):
     assert room.looks_for(several[1]) == [1], "and for nobody else"
 
 
-def test_the_last_look_of_one_whose_time_is_up(room):
+def test_last_poll_at_the_timeout(room):
     waiter = room.waiter(1)
     room.lines.stand(waiter)
     room.now += 50
@@ -421,7 +421,7 @@ def test_the_last_look_of_one_whose_time_is_up(room):
     assert waiter.answer is True
 
 
-def test_a_thousand_in_one_statement_and_the_others_in_the_next(room):
+def test_poll_covers_a_thousand_rows_per_statement(room):
     several = [room.waiter(number, f"r{number}") for number in range(2500)]
     for waiter in several:
         room.lines.stand(waiter)
@@ -434,7 +434,7 @@ def test_a_thousand_in_one_statement_and_the_others_in_the_next(room):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_exposed_are_those_that_no_earlier_one_keeps_out(room, seed):
+def test_candidates_are_blocked_by_no_earlier_waiter(room, seed):
     chance = random.Random(seed)
     kinds = [
         {"access": access, "limit": limit, "weight": weight}
@@ -463,7 +463,7 @@ def test_exposed_are_those_that_no_earlier_one_keeps_out(room, seed):
     assert room.lines._lines == {}
 
 
-def test_who_waits_for_us_is_let_in_by_who_gives_back(room):
+def test_release_grants_local_waiters(room):
     """In the same call; and where somebody else came first, the next ones wait in the database."""
     held = Request("a")
     first, second = room.waiter(1), room.waiter(2)
@@ -486,13 +486,13 @@ def test_who_waits_for_us_is_let_in_by_who_gives_back(room):
     assert stays
 
 
-def test_nobody_waits_at_home_for_two_slices(room):
+def test_local_wait_lasts_a_single_slice(room):
     """What is believed to be ours may be nobody's."""
     waiter = room.waiter(1)
     assert [room.lines.stay(waiter, [Request("a")]) for _ in range(4)] == [True, False, True, False]
 
 
-def test_nobody_waits_at_home_who_might_be_let_in(room):
+def test_possibly_granted_waiter_does_not_wait_locally(room):
     three = room.waiter(5, limit=3)
     assert not room.lines.stay(three, [])
     assert not room.lines.stay(three, [Request("a", limit=3)] * 2)
@@ -502,7 +502,7 @@ def test_nobody_waits_at_home_who_might_be_let_in(room):
     assert room.lines.stay(other, [Request("b", "read"), Request("b", "write")])
 
 
-def test_a_hand_over_that_fails_harms_nobody(room):
+def test_failed_local_hand_off_is_harmless(room):
     waiter = room.waiter(1)
     assert room.lines.stay(waiter, [Request("a")])
     session = mock.Mock()
@@ -513,13 +513,13 @@ def test_a_hand_over_that_fails_harms_nobody(room):
     assert not room.lines.stay(waiter, [Request("a")])
 
 
-def test_who_has_its_answer_waits_nowhere_though_others_do(room):
+def test_answered_waiter_waits_nowhere(room):
     first, second = room.waiter(1), room.waiter(2)
     room.lines.settle(first, True)
     assert [room.lines.place(one) for one in (first, second)] == [WaiterState.ANSWERED, WaiterState.FIRST]
 
 
-def test_looks_are_made_the_less_often_the_longer_one_stands(room):
+def test_poll_interval_grows_with_the_wait(room):
     waiter, began = room.waiter(1), room.now
     room.lines.stand(waiter)
     for stood in (0.05, 1.0, 20.0, 70.0, 1000.0):
@@ -529,7 +529,7 @@ def test_looks_are_made_the_less_often_the_longer_one_stands(room):
         assert room.lines.stand(waiter) == pytest.approx(expected)
 
 
-def test_those_that_share_with_one_let_in_are_looked_for_without_the_one_ahead_of_them(room):
+def test_readers_beside_a_granted_reader_are_polled(room):
     """A heavy writer without a limit of its own waits first; readers behind it may pass, and do so together."""
     writer = room.waiter(1, limit=None, weight=2)
     readers = [room.waiter(number, access="read", limit=None) for number in (2, 3, 4)]
@@ -539,13 +539,13 @@ def test_those_that_share_with_one_let_in_are_looked_for_without_the_one_ahead_o
     assert room.looks_for(readers[1]) == [3, 4]
 
 
-def test_who_stands_first_is_not_only_exposed(room):
+def test_head_waiter_is_more_than_a_candidate(room):
     room.waiter(1, limit=None)
     reader = room.waiter(2, access="read", limit=None)
     assert room.lines.place(reader) is WaiterState.EXPOSED
 
 
-def test_who_has_its_answer_neither_stays_at_home_nor_sleeps(room):
+def test_answered_waiter_neither_waits_locally_nor_sleeps(room):
     first, second = room.waiter(1), room.waiter(2)
     room.lines.settle(first, True)
     assert not room.lines.stay(first, [Request("a")])
@@ -553,7 +553,7 @@ def test_who_has_its_answer_neither_stays_at_home_nor_sleeps(room):
     assert room.lines.waiters() == [second]
 
 
-def test_what_happened_to_a_row_wakes_who_waits_with_it(room):
+def test_row_event_wakes_its_waiter(room):
     several = [room.waiter(number, f"r{number}") for number in (1, 2, 3)]
     room.lines.wake([2, 9])
     assert woken(*several) == [2]
@@ -563,7 +563,7 @@ def test_what_happened_to_a_row_wakes_who_waits_with_it(room):
     assert woken(*several) == [1, 2, 3]
 
 
-def test_the_pulse_wakes_the_first_ones_that_nobody_looks_for(room):
+def test_heartbeat_wakes_unpolled_heads(room):
     """And those that stand when whoever leads has not looked for long after it should have."""
     in_session, standing, at_home = (room.waiter(number, f"r{number}") for number in (1, 2, 3))
     behind = room.waiter(4, "r1")
@@ -579,7 +579,7 @@ def test_the_pulse_wakes_the_first_ones_that_nobody_looks_for(room):
     assert 2 in woken(in_session, standing, at_home, behind)
 
 
-def test_when_the_one_that_leads_waits_in_a_session_another_one_leads(room):
+def test_poll_leader_is_replaced_when_it_waits_in_session(room):
     first, second = (room.waiter(number, f"r{number}") for number in (1, 2))
     for waiter in (first, second):
         room.lines.stand(waiter)
@@ -590,7 +590,7 @@ def test_when_the_one_that_leads_waits_in_a_session_another_one_leads(room):
     assert room.looks_for(second) == [2]
 
 
-def test_after_others_came_first_the_next_ones_wait_in_the_database(room):
+def test_next_waiters_use_the_database_after_others(room):
     waiter = room.waiter(1)
     room.lines.hand_over("a", room, 1)
     assert room.asked == [], "nobody waits at home"
@@ -601,7 +601,7 @@ def test_after_others_came_first_the_next_ones_wait_in_the_database(room):
     assert stays == [False] * waiter_queues.NOT_AT_HOME + [True]
 
 
-def test_behind_whom_one_waits_that_another_one_of_ours_keeps_out(room):
+def test_blockers_of_a_locally_blocked_waiter(room):
     first = room.waiter(1)
     room.now += 5
     second, other = room.waiter(2), room.waiter(3, "b")
@@ -618,7 +618,7 @@ def test_behind_whom_one_waits_that_another_one_of_ours_keeps_out(room):
 
 @pytest.mark.parametrize("limit", [1, 3], ids=["of a kind that is there", "of a new kind"])
 @pytest.mark.parametrize("strike", [1, 2])
-def test_one_that_was_struck_while_it_entered_leaves_without_a_trace(room, monkeypatch, strike, limit):
+def test_interrupted_entry_leaves_no_trace(room, monkeypatch, strike, limit):
     """Wherever it is not in line yet, those behind it are not kept waiting."""
     late = [room.waiter(2, limit=3), room.waiter(3, limit=3)]
     struck = room.waiter(1, limit=limit, enter=False)
@@ -639,7 +639,7 @@ def test_one_that_was_struck_while_it_entered_leaves_without_a_trace(room, monke
     assert [room.lines.place(one) for one in late] == [WaiterState.FIRST, WaiterState.KEPT_OUT]
 
 
-def test_an_interrupt_at_any_line_of_leaving_harms_nobody(room):
+def test_interrupt_at_any_line_of_removal_is_harmless(room):
     """Others stand in the same line, and each asks for something else."""
     struck = [0]
 
@@ -682,7 +682,7 @@ def test_an_interrupt_at_any_line_of_leaving_harms_nobody(room):
     assert room.lines._lines == {}
 
 
-def test_what_an_interrupt_left_in_line_does_not_keep_others_out(room):
+def test_interrupted_entry_blocks_no_waiter(room):
     first, second = room.waiter(1), room.waiter(2)
     first.answer = True  # and then it was struck
     room.lines.tend()
@@ -690,7 +690,7 @@ def test_what_an_interrupt_left_in_line_does_not_keep_others_out(room):
     assert room.lines.place(second) is WaiterState.FIRST
 
 
-def test_one_of_two_that_was_granted_keeps_nobody_out_while_it_waits_for_the_other(pair):
+def test_half_granted_request_blocks_no_waiter(pair):
     """All or nothing: it has the first and waits for the second, while there is room on the first one."""
     one, other = pair
     first = one.limit("a", 2, weight=2)
@@ -718,7 +718,7 @@ def test_one_of_two_that_was_granted_keeps_nobody_out_while_it_waits_for_the_oth
         assert slow.result(PATIENCE)
 
 
-def test_a_row_that_is_gone_is_told_to_who_sleeps_behind_another_one(pair, monkeypatch):
+def test_removed_row_wakes_its_locally_blocked_waiter(pair, monkeypatch):
     """Nobody looks for it: the ping of its process finds out."""
     one, other = pair
     assert one.mutex("a").acquire()

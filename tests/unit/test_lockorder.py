@@ -70,19 +70,19 @@ def test_longer_circles(orders, size):
     assert told(orders, names[-1], "a") == []
 
 
-def test_one_order_is_no_fault(orders):
+def test_consistent_order_is_no_fault(orders):
     assert told(orders, "a", "b") == told(orders, "ab", "c") == told(orders, "b", "c") == told(orders, "a", "c") == []
     assert told(orders, "", "a") == []
     assert told(orders, "a", "a") == []
 
 
-def test_what_is_taken_at_once_has_no_order(orders):
+def test_locks_of_all_of_have_no_order(orders):
     assert told(orders, "", "a", "b") == told(orders, "", "b", "a") == []
     assert told(orders, "x", "a", "b") == told(orders, "x", "b", "a") == []
     assert len(told(orders, "ab", "x")) == 2
 
 
-def test_under_one_exclusive_lock_they_cannot_meet(orders):
+def test_common_exclusive_lock_prevents_a_deadlock(orders):
     assert told(orders, "ga", "b") == told(orders, "gb", "a") == []
     # One of the places, once without it.
     assert len(told(orders, "a", "b")) == 1
@@ -193,7 +193,7 @@ def test_tasks(debugging):
     assert "in fetch" in str(warning.message)
 
 
-def test_what_is_no_fault(debugging):
+def test_harmless_orders_are_accepted(debugging):
     a, b = debugging.mutex("a"), debugging.mutex("b")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -26,9 +26,7 @@ def coordinator(tmp_path: Path) -> Iterator[sqlsem.Coordinator]:
         yield coordinator
 
 
-def test_waiting_is_told_with_whom_it_is_behind(
-    coordinator: sqlsem.Coordinator, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_wait_log_line_names_the_holders(coordinator: sqlsem.Coordinator, caplog: pytest.LogCaptureFixture) -> None:
     def wait() -> None:
         with coordinator.limit("etl", 1):
             pass

@@ -93,7 +93,7 @@ def collector():
     made.close()
 
 
-def test_what_this_process_does_is_counted(collector):
+def test_actions_of_this_process_are_counted(collector):
     with sqlsem.testing.memory() as locks:
         with locks.mutex("load:7", note=ODD):
             held, closed = threading.Event(), threading.Event()
@@ -142,7 +142,7 @@ def test_many_resources_have_few_labels(collector):
     assert of(found, "sqlsem_client_other_events_total") == 46
 
 
-def test_of_one_coordinator_alone_and_no_more_once_closed():
+def test_metrics_cover_a_coordinator_until_closed():
     with sqlsem.testing.memory() as one, sqlsem.testing.memory() as other:
         registry = prometheus_client.CollectorRegistry()
         collector = register(registry, coordinator=one)
@@ -164,7 +164,7 @@ def url(tmp_path):
     return f"sqlite:///{tmp_path}/locks.db"
 
 
-def test_who_waits_is_blamed_on_who_holds(url):
+def test_waiting_is_attributed_to_holders(url):
     with sqlsem.connect(url) as locks:
         exporter = Exporter(locks)
         locks.queue("q").put({"a": 1})
@@ -211,7 +211,7 @@ def test_who_waits_is_blamed_on_who_holds(url):
     assert {one["holder_note"] for one in blamed.values()} == {labels.label(ODD)}
 
 
-def test_one_look_for_each_scrape(url):
+def test_single_query_for_each_scrape(url):
     calls = []
     with sqlsem.connect(url) as locks:
         exporter = Exporter(locks)
@@ -287,7 +287,7 @@ def test_a_hundred_thousand_resources(url):
     assert of(found, "sqlsem_paused", resource="other") == 100_001 - 100
 
 
-def test_what_has_ended_as_it_should_not(url):
+def test_abnormal_ends_are_exported(url):
     with sqlsem.connect(url) as locks:
         lock = locks.mutex("load:7")
         lock.acquire()
@@ -301,7 +301,7 @@ def test_what_has_ended_as_it_should_not(url):
     assert not [name for name, _ in found if name.startswith("sqlsem_blamed")]
 
 
-def test_what_ends_as_it_should_not_is_counted(url):
+def test_abnormal_ends_are_counted(url):
     def revoke(locks, name):
         lock = locks.mutex(name)
         lock.acquire()
@@ -333,7 +333,7 @@ def test_what_ends_as_it_should_not_is_counted(url):
     assert not [name for name, _ in found if name == "sqlsem_ended_last_hour"]
 
 
-def test_what_is_taken_from_rates_is_counted(url):
+def test_uses_of_rates_are_counted(url):
     """Of those that share a pattern together, and it never goes down: not with a window that is forgotten."""
 
     def look():
@@ -463,7 +463,7 @@ def waits(locks):
 
 
 @pytest.mark.parametrize("file", ["--dashboard", "--alerts"])
-def test_what_they_name_exists(told, file):
+def test_alerts_name_existing_metrics(told, file):
     done = CliRunner().invoke(main, ["metrics", file])
     assert done.exit_code == 0
     named = names_in(done.output)
@@ -471,7 +471,7 @@ def test_what_they_name_exists(told, file):
     assert named <= told
 
 
-def test_the_dashboard_is_one():
+def test_dashboard_is_a_single_document():
     dashboard = json.loads(CliRunner().invoke(main, ["metrics", "--dashboard"]).output)
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     assert len(panels) > 15

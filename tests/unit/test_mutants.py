@@ -30,7 +30,7 @@ def test_a_patch_applies_and_leaves_a_program(mutant):
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda value: value.name)
-def test_a_patch_says_what_finds_it(mutant):
+def test_patch_names_the_test_that_finds_it(mutant):
     assert mutant.bug
     assert mutant.seen
     assert mutant.needs in ("", "mssql")

@@ -102,7 +102,7 @@ def test_clean_json_is_the_same_value(value: object) -> None:
 
 @QUICK
 @given(st.text(st.characters(), max_size=30), st.sampled_from(["%s", "%r", "%(a)s", "no argument: "]))
-def test_a_record_is_one_line_in_any_handler(text: str, how: str) -> None:
+def test_record_is_a_single_line_in_any_handler(text: str, how: str) -> None:
     stream = io.StringIO()
     logger = logging.Logger("other")
     logger.addFilter(CleanFilter())
@@ -141,14 +141,14 @@ def test_errors_are_clean(kind: type[sqlsem.SqlsemError]) -> None:
     assert str(kind("a\x1b[2J\r\n\tb\u202e")) == "a\\x1b[2J\\r\n\tb\\u202e"
 
 
-def test_what_is_kept_of_a_task_is_clean() -> None:
+def test_stored_task_texts_are_clean() -> None:
     assert bodies.format_error("two\r\nlines\x1b[2J\0") == "two\nlines\\x1b[2J\\x00"
     assert bodies.format_error(ValueError("a\x9b\x7f")).startswith("ValueError: a\\x9b\\x7f")
     assert json.loads(bodies.as_json(["\x9b\u202e"])) == ["\x9b\u202e"]
     check(bodies.as_json(["\x9b\u202e"]))
 
 
-def test_everything_is_printed_in_one_place() -> None:
+def test_everything_is_printed_in_a_single_place() -> None:
     """No print, no click.echo, no stream of its own elsewhere."""
     root = Path(sqlsem.__file__).parent
     # A child process tells its parent in JSON, or in words that it makes itself.

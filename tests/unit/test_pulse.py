@@ -94,14 +94,14 @@ def test_it_does_not_rest_as_long_as_there_is(locks, pings, held):
     rests(pings)
 
 
-def test_who_rests_wakes_for_what_is_acquired(locks, pings):
+def test_idle_heartbeat_wakes_for_a_new_grant(locks, pings):
     for _ in range(2):
         with locks.mutex("a"):
             goes_on(pings)
         rests(pings)
 
 
-def test_who_rests_wakes_for_what_is_left_to_do(locks, pings):
+def test_idle_heartbeat_wakes_for_deferred_calls(locks, pings):
     with locks.mutex("a"):
         pass
     rests(pings)
@@ -121,7 +121,7 @@ def test_pulse_pings_at_once_in_a_new_thread(pings):
         until(lambda: len(pings) > before, "it pings")
 
 
-def test_who_lives_by_a_lease_does_not_rest(pings):
+def test_heartbeat_with_a_lease_never_idles(pings):
     """Nobody else renews it."""
     with sqlsem.testing.memory(lease=LEASE) as locks:
         with locks.mutex("before"):  # enrolled
@@ -158,13 +158,13 @@ def test_a_lease_is_trusted_for_a_margin_less(lease, trust):
         assert locks.client.member.seconds_left() <= trust
 
 
-def test_what_cannot_be_lost_is_trusted_for_ever(locks):
+def test_grant_without_expiry_is_trusted_for_ever(locks):
     with locks.mutex("a"):
         assert locks.client.member.seconds_left() is None
 
 
 @pytest.mark.parametrize("taken", ["removed", "revoked"])
-def test_who_asks_after_a_pause_is_answered_when_all_is_known(tmp_path, monkeypatch, taken):
+def test_check_after_a_pause_waits_for_verification(tmp_path, monkeypatch, taken):
     """Not as soon as it is known that the database has been heard."""
     holder, answered = threading.current_thread(), threading.Event()
     url = f"sqlite:///{tmp_path / 'locks.db'}"
@@ -188,7 +188,7 @@ def test_who_asks_after_a_pause_is_answered_when_all_is_known(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(("late", "least", "most"), [(0.3, 0.3, 0.35), (0.9, 0.0, 0.05), (5.0, 1.0, 1.0)])
-def test_who_looks_late_asks_no_longer_than_nobody_else_can_be_inside(monkeypatch, late, least, most):
+def test_late_check_is_bounded_by_the_lease(monkeypatch, late, least, most):
     """A busy machine is no pause: the lease of 10 s, which is trusted for 9, is not over yet."""
     with sqlsem.testing.memory(lease=10.0, retry=1.0) as locks:
         assert locks.mutex("a").acquire()
@@ -201,7 +201,7 @@ def test_who_looks_late_asks_no_longer_than_nobody_else_can_be_inside(monkeypatc
         assert least <= asked[0] <= most
 
 
-def test_what_was_taken_away_is_forgotten_though_it_cannot_be_given_back(tmp_path, monkeypatch):
+def test_revoked_row_is_dropped_despite_failed_release(tmp_path, monkeypatch):
     """An acquisition that is about to have it looks whether its row is known here."""
     url = f"sqlite:///{tmp_path / 'locks.db'}"
     with sqlsem.connect(url) as locks, sqlsem.connect(url) as operator:

@@ -154,7 +154,7 @@ def test_a_holder_in_trouble(more, words):
     assert words in why([replace(entry(1, "holds"), **more), entry(2)]).words
 
 
-def test_only_one():
+def test_reason_with_a_single_holder():
     rows = [entry(1, "holds"), entry(2), entry(3)]
     assert set(reasons(overview(rows), only=3)) == {3}
     assert reasons(overview(rows), only=3)[3] == reasons(overview(rows))[3]
@@ -237,7 +237,7 @@ def test_every_waiter_has_the_reason_that_the_rule_gives(made):
 
 @settings(deadline=None)
 @given(queues())
-def test_chains_end_at_who_waits_for_nobody(made):
+def test_chains_end_at_a_root_blocker(made):
     rows, set_ = made
     waits = Waits(overview(rows, *set_))
     parties = {(row.member_id, row.owner) for row in rows if row.state == "waits"}
@@ -288,7 +288,7 @@ def test_a_circle_has_no_head():
     assert set(reasons(overview(rows))) == {3, 4}
 
 
-def test_of_several_that_may_leave_the_one_that_can_is_waited_for():
+def test_reason_names_the_holder_that_can_leave():
     rows = [
         entry(1, "holds", limit=2, member=1),
         entry(2, "holds", limit=2, member=2),
@@ -299,7 +299,7 @@ def test_of_several_that_may_leave_the_one_that_can_is_waited_for():
     assert reasons(overview(rows))[3].head == rows[1]
 
 
-def test_what_somebody_wrote_by_hand_hides_nobody_else():
+def test_bare_row_hides_no_other_holder():
     rows = [entry(1, "holds"), entry(2, limit="three", weight="two"), entry(3)]
     assert set(reasons(overview(rows))) == {2, 3}
 
@@ -315,7 +315,7 @@ def test_many():
 # -- estimates
 
 
-def test_a_mutex_whose_holds_are_alike():
+def test_estimate_of_a_regular_mutex():
     found = estimates(overview([entry(1, "holds", seconds=40.0), entry(2), entry(3)], holds={"r": [100.0] * 50}))
     assert 50 < found[2].low <= found[2].likely <= found[2].high < 70
     assert 150 < found[3].likely < 170
@@ -335,7 +335,7 @@ def test_a_reader_does_not_wait_for_readers():
     assert round(found[4].likely, -1) == 110
 
 
-def test_what_is_not_known():
+def test_unknown_estimates():
     rows = [entry(1, "holds"), entry(2)]
     assert estimates(overview(rows)) == {}
     assert estimates(overview(rows, holds={"r": [1.0] * 4})) == {}, "too few"
@@ -344,13 +344,13 @@ def test_what_is_not_known():
     assert estimates(overview(heavy, setting(cap=2), holds={"r": [1.0] * 50})) == {}
 
 
-def test_one_that_has_held_for_longer_than_ever():
+def test_estimate_of_an_overlong_hold():
     found = estimates(overview([entry(1, "holds", seconds=1000.0), entry(2)], holds={"r": [100.0] * 50}))
     assert 0 < found[2].low < found[2].likely < found[2].high
     assert 100 < found[2].likely < 1000
 
 
-def test_one_that_is_missing_is_gone_with_its_grace():
+def test_missing_holder_is_gone_after_its_grace():
     rows = [replace(entry(1, "holds", seconds=1.0), missing_for=3.0), entry(2)]
     assert estimates(overview(rows, holds={"r": [100.0] * 50}))[2].high == pytest.approx(2.0)
     rows[0] = replace(rows[0], state="dead")
@@ -461,7 +461,7 @@ def starts(*tasks):
     return {number: round(estimate.likely, -1) for number, estimate in task_estimates(tasks, NOW).items()}
 
 
-def test_tasks_behind_those_that_run():
+def test_tasks_behind_running_tasks():
     assert starts(*night(), runs(1, 40.0), task(2), task(3)) == {2: 60, 3: 160}
     assert starts(*night(), runs(1, 40.0), runs(2, 10.0, "other"), task(3), task(4), task(5)) == {3: 60, 4: 90, 5: 160}
 
@@ -479,7 +479,7 @@ def test_a_task_that_is_due_later():
     assert (one.low, one.likely, one.high) == (300, 300, 300)
 
 
-def test_what_is_not_known_of_tasks():
+def test_unknown_estimates_of_tasks():
     assert starts(*night(4), runs(1, 40.0), task(2)) == {}, "too few"
     assert starts(*night(), task(2)) == {}, "nobody works on it"
     assert starts(*night(), ended(99, 10.0, -30.0), task(2, ready_at=at(-10))) == {}, "who was there has left"
@@ -490,7 +490,7 @@ def test_what_is_not_known_of_tasks():
     assert set(starts(*night(), *held_up)) == {2, 3}
 
 
-def test_a_task_whose_worker_died_comes_first():
+def test_task_of_a_dead_worker_comes_first():
     assert starts(*night(), runs(2, 40.0), task(1, status="lost"), task(3)) == {3: 160}
 
 
@@ -551,7 +551,7 @@ lasting = st.integers(1, 9)
     st.lists(st.tuples(st.integers(0, 2), st.integers(-9, 9), lasting), min_size=1, max_size=9),
     st.lists(st.tuples(st.integers(0, 2), lasting), min_size=1, max_size=3),
 )
-def test_a_play_is_what_workers_do(pending, running):
+def test_simulated_queue_matches_workers(pending, running):
     """Beside a play that goes through every second."""
     rows = [runs(100 + n, 5.0, f"w{n}", order=order) for n, (order, _) in enumerate(running)]
     rows += [task(n, order, ready_at=at(due)) for n, (order, due, _) in enumerate(pending)]

@@ -33,7 +33,7 @@ def none_left(place):
     until(lambda: rows(place) == [], "what was left to the next ping is gone")
 
 
-def test_who_is_interrupted_while_acquiring_has_nothing(coordinator, place):
+def test_interrupted_acquire_holds_nothing(coordinator, place):
     locks = []
 
     def prepare(number):
@@ -47,7 +47,7 @@ def test_who_is_interrupted_while_acquiring_has_nothing(coordinator, place):
     none_left(place)
 
 
-def test_who_is_interrupted_while_acquiring_once_more_has_it_as_before(coordinator, place):
+def test_interrupted_reentry_keeps_the_first_hold(coordinator, place):
     lock = coordinator.mutex("a", reentrant=True)
     lock.acquire()
     grant = lock.grant
@@ -60,7 +60,7 @@ def test_who_is_interrupted_while_acquiring_once_more_has_it_as_before(coordinat
 
 
 @pytest.mark.parametrize("how", ["its lock's block", "its own block", "a call"])
-def test_an_end_that_is_interrupted_ends_one_hold(coordinator, place, how):
+def test_interrupted_release_ends_a_single_hold(coordinator, place, how):
     lock = coordinator.mutex("a", reentrant=True)
     lock.acquire()
     grant = lock.grant
@@ -94,7 +94,7 @@ def test_the_last_end_that_is_interrupted_gives_it_back(coordinator, place):
     none_left(place)
 
 
-def test_a_release_that_is_struck_at_its_end_is_not_the_outer_ones(coordinator, place):
+def test_interrupted_inner_release_keeps_the_outer_hold(coordinator, place):
     locks = []
 
     def prepare(number):
@@ -115,7 +115,7 @@ def test_a_release_that_is_struck_at_its_end_is_not_the_outer_ones(coordinator, 
     none_left(place)
 
 
-def test_of_a_semaphore_a_release_that_is_interrupted_loses_nothing(coordinator, place):
+def test_interrupted_semaphore_release_loses_nothing(coordinator, place):
     locks = []
 
     def prepare(number):
@@ -129,7 +129,7 @@ def test_of_a_semaphore_a_release_that_is_interrupted_loses_nothing(coordinator,
     none_left(place)
 
 
-def test_a_grant_is_released_as_often_as_it_was_acquired_whoever_does(coordinator, place):
+def test_grant_is_released_as_often_as_acquired(coordinator, place):
     lock, other = coordinator.mutex("a", reentrant=True), coordinator.mutex("a", reentrant=True)
     with lock as grant:
         assert lock.acquire()
@@ -145,7 +145,7 @@ def test_a_grant_is_released_as_often_as_it_was_acquired_whoever_does(coordinato
         grant.release()
 
 
-def test_what_is_being_given_back_is_not_had_once_more(coordinator):
+def test_grant_being_released_is_not_reentered(coordinator):
     """Another thread releases the grant the moment that its owner asks for it again."""
     lock = coordinator.mutex("a", reentrant=True)
     lock.acquire()

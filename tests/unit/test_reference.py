@@ -44,7 +44,7 @@ def public_classes():
 
 
 @pytest.mark.parametrize("kind", list(public_classes()))
-def test_every_public_member_says_what_it_does(kind):
+def test_public_members_have_docstrings(kind):
     """(Sphinx leaves out what has no docstring, without a word.)"""
     silent = [
         name
@@ -57,5 +57,5 @@ def test_every_public_member_says_what_it_does(kind):
 
 
 @pytest.mark.parametrize("name", [one for one in sqlsem.__all__ if callable(getattr(sqlsem, one))])
-def test_every_public_name_says_what_it_does(name):
+def test_public_names_have_docstrings(name):
     assert inspect.getdoc(getattr(sqlsem, name))

@@ -57,7 +57,7 @@ def three_after_one_another():
     ]
 
 
-def test_what_is_said_of_a_night():
+def test_replay_report():
     result = replay(three_after_one_another())
     was = result.resources["a"].was
     assert (was.requests, was.let_in, was.gave_up, was.end) == (3, 3, 0, nights.at(31))
@@ -113,7 +113,7 @@ def test_a_weight_that_never_fits_is_refused():
     assert replay(rows, terms=Terms(limits={"a": 3}, weights={"a": 1})).everything.would.let_in == 1
 
 
-def test_who_gave_up_gets_in_in_time_for_as_long_as_is_usual():
+def test_replay_grants_timed_out_requests():
     rows = [
         past("a", 1, 0, 0, 10),
         past("a", 2, 1, None, 5, outcome="timeout"),
@@ -166,7 +166,7 @@ def test_a_lock_inside_another_is_asked_for_when_that_is_had():
     assert result.resources["outer"].would.end == nights.at(25)
 
 
-def test_those_who_would_wait_for_each_other_for_ever_are_told():
+def test_replay_reports_deadlocks():
     x, y = {"requesting_id": "x"}, {"requesting_id": "y"}
     rows = [
         past("gate", 1, 0, 0, 10),
@@ -210,7 +210,7 @@ def test_a_second_upgrade_at_the_same_time_is_refused():
     assert (result.refused, result.stuck) == (1, 0)
 
 
-def test_what_is_there_counts_until_now():
+def test_replay_counts_open_rows_until_now():
     entries = [entry("a", 1, 0, 0, 10), entry("a", 2, 4, None, 10), entry("a", 3, 5, None, 10, access="read")]
     result = replay([], entries)
     assert result.unfinished == 3
@@ -224,7 +224,7 @@ def test_nothing_at_all():
     assert (result.everything.would.requests, result.everything.would.end) == (0, None)
 
 
-def test_the_time_grows_with_the_requests_and_not_with_their_square():
+def test_replay_time_grows_linearly():
     def night(number):
         rng = random.Random(4)
         rows = []

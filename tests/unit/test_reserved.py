@@ -49,7 +49,7 @@ def found_in_source():
                 yield prefix, path.relative_to(ROOT).as_posix()
 
 
-def test_reserved_names_are_those_of_the_source():
+def test_reserved_names_match_the_source():
     """A prefix that is neither reserved nor named above was forgotten in one of the two."""
     found = {}
     for prefix, where in found_in_source():

@@ -20,7 +20,7 @@ def run(script, *arguments):
     )
 
 
-def test_what_has_happened_is_told_at_the_end_of_the_program():
+def test_events_are_delivered_at_exit():
     done = run(
         """
 import sqlsem, sqlsem.testing
@@ -74,7 +74,7 @@ with sqlsem.connect(sys.argv[1]) as locks:
     assert sorted(done.stdout.splitlines()) == ["False after", "True before"]
 
 
-def test_nobody_is_asked_whom_one_waits_behind_unless_somebody_wants_to_know(tmp_path, monkeypatch, caplog):
+def test_holders_are_not_queried_without_a_listener(tmp_path, monkeypatch, caplog):
     with (
         sqlsem.connect(f"sqlite:///{tmp_path}/locks.db") as coordinator,
         sqlsem.connect(f"sqlite:///{tmp_path}/locks.db") as two,
@@ -112,7 +112,7 @@ def test_a_tap_that_fails_harms_no_lock(caplog):
     assert [record.levelname for record in caplog.records if "Telling of 'etl'" in record.getMessage()] == ["ERROR"]
 
 
-def test_a_subscription_that_nobody_listens_to():
+def test_unread_subscription_is_bounded():
     subscription = sqlsem.on("lost")
     assert repr(subscription) == "<Subscription 'lost', to nobody>"
     subscription(print)
@@ -120,7 +120,7 @@ def test_a_subscription_that_nobody_listens_to():
     subscription.undo()
 
 
-def test_order_is_kept_whoever_puts():
+def test_order_is_kept_across_threads():
     """One thread calls back, also where several begin at once."""
     found = []
     with sqlsem.testing.memory() as locks, locks.on("granted", lambda event: found.append(event.position)):

@@ -55,7 +55,7 @@ def test_a_lock_that_is_had_within_a_time_is_given_back():
         assert lock.locked()
 
 
-def test_who_is_struck_while_leaving_keeps_nobody_from_the_main_session(tmp_path):
+def test_interrupted_exit_frees_the_main_session(tmp_path):
     for number in itertools.count(1):
         with sqlsem.connect(tmp_path / f"{number}.db") as coordinator:
             with coordinator.mutex("a"):
@@ -69,7 +69,7 @@ def test_who_is_struck_while_leaving_keeps_nobody_from_the_main_session(tmp_path
 
 
 @pytest.mark.parametrize("hook", range(4))
-def test_a_fork_that_is_interrupted_holds_nobody_up(hook):
+def test_interrupted_fork_blocks_no_thread(hook):
     """The hooks go on, whatever one of them raises: the fork takes place."""
     hooks = [fork._before, fork._before, fork._after_in_parent, fork._after_in_parent]
 

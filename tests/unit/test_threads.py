@@ -99,7 +99,7 @@ def dropped(tree):
     ]
 
 
-def test_threads_begin_in_one_module():
+def test_threads_begin_in_a_single_module():
     assert {one for name, tree in trees() for one in begun(name, tree)} == set(MAY_BEGIN)
 
 
@@ -118,7 +118,7 @@ def test_no_class_is_a_thread():
     assert not [base for base in bases if base.split(".")[-1] in ("Thread", "Timer") and "Protocol" not in base]
 
 
-def test_callbacks_are_called_by_one_function():
+def test_callbacks_are_called_by_a_single_function():
     found = {call for name, tree in trees() for call in callback_calls(name, tree)}
     assert found == set(MAY_CALL)
 
@@ -156,7 +156,7 @@ def test_core_logs_by_the_voice():
     assert found == {"threads"}
 
 
-def test_scan_finds_what_it_looks_for():
+def test_scan_finds_seeded_faults():
     text = (
         "import threading\nclass A:\n    def f(self, on_done):\n        threading.Thread(target=on_done).start()\n"
         "        self._on_done(1)\n        Kept('a', f).begin()\n"

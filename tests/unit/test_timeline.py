@@ -44,7 +44,7 @@ def drawn(rows, entries=(), until=1000, **more):
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(asks, min_size=1, max_size=12))
-def test_the_use_is_what_was_inside(some):
+def test_use_equals_the_weight_inside(some):
     rows = nights.lived(some)
     (panel,) = drawn(rows).panels
     use = {nights.seconds(moment): weight for moment, weight in panel.use}
@@ -100,7 +100,7 @@ def test_a_night_with_everything_in_it():
     assert [nights.seconds(bar.ended) for bar in etl.bars if bar.source.position in (7, 8)] == [1000, 1000]
 
 
-def test_what_was_before_is_cut_off():
+def test_earlier_rows_are_cut_off():
     (panel,) = timeline([past("a", 1, 0, 10, 50)], [], at(20), at(60)).panels
     (bar,) = panel.bars
     assert (bar.asked, bar.ended) == (at(20), at(50))
@@ -116,7 +116,7 @@ def test_a_converted_request_waits_once():
     assert [(nights.seconds(bar.asked), nights.seconds(bar.ended)) for bar in panel.bars] == [(0, 60), (60, 1000)]
 
 
-def test_what_is_left_out_is_said():
+def test_omissions_are_named():
     rows = [past("a", n, n, n, n + n, limit=500) for n in range(1, 101)]
     found = drawn([*rows, past("b", 200, 0, 0, 1)], most=10, most_panels=1)
     (panel,) = found.panels
@@ -319,7 +319,7 @@ def test_without_the_library(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'sqlsem[timeline]'" in result.output
 
 
-def test_the_picture_in_the_documentation_is_what_its_script_draws(tmp_path: Path) -> None:
+def test_documented_picture_matches_its_script(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert", reason="to draw a timeline vl-convert-python is needed")
     script = Path(__file__).resolve().parents[2] / "docs" / "night.py"
     kept = script.with_suffix(".svg").read_text(encoding="utf-8")

@@ -108,7 +108,7 @@ def test_every_error_is_there():
 
 
 @pytest.mark.parametrize("words", ["The request for", "is not held by this task", "its owner could do"])
-def test_one_that_is_not_there_is_found(words):
+def test_missing_error_is_found(words):
     assert list(lacking(PAGE.replace(words, "")))
 
 
@@ -152,7 +152,7 @@ def test_every_error_of_a_routine_is_there():
 
 
 @pytest.mark.parametrize("words", ["busy: …", "… was cancelled", "this token …"])
-def test_one_of_a_routine_that_is_not_there_is_found(words):
+def test_missing_error_of_a_routine_is_found(words):
     assert list(sql_lacking(PAGE.replace(words, "")))
 
 

@@ -241,7 +241,7 @@ def test_index_of_a_hot_table_has_no_new_statistics() -> None:
         assert (len(keys), "".join(made).count("STATISTICS_NORECOMPUTE = ON")) == (number, number)
 
 
-def test_a_walk_sees_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walk_sees_an_added_statement(monkeypatch: pytest.MonkeyPatch) -> None:
     def pair() -> Counter[str]:
         return counted("release", release=RELEASE)
 

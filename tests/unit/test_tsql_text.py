@@ -105,7 +105,7 @@ def test_messages_made_of_names_are_no_formats():
     assert not [literal for literal in literals if "%" in literal]
 
 
-def test_whoever_comes_in_meets_no_rowcount():
+def test_public_procedures_reset_rowcount():
     called = {name for name in granted() if name in PROCEDURES}
     assert len(called) > 50
     without = {name for name in called if "SET ROWCOUNT 0;" not in PROCEDURES[name]}
@@ -120,7 +120,7 @@ def test_rows_of_a_member_are_found_by_the_index_of_members():
                 assert "INDEX (entry_member)" in match[1], name
 
 
-def test_application_locks_belong_to_one_principal():
+def test_application_locks_belong_to_a_single_principal():
     for name, text in PROCEDURES.items():
         for call in re.findall(r"@DbPrincipal = ([^,;\s)]+)|\b(?:APPLOCK_MODE|APPLOCK_TEST)\(([^,]+),", text):
             assert "".join(call) in ("@principal", "sqlsem.lock_principal()"), name
@@ -147,7 +147,7 @@ def test_a_row_is_taken_by_the_key_that_others_take_it_by():
             assert re.search("WHERE resource_id = @(resource|line) AND queue_position = @", text), name
 
 
-def test_nobody_is_suspected_under_the_gate():
+def test_liveness_is_not_tested_under_the_gate():
     for name in ("register", "register_all", "take_turn"):
         text = PROCEDURES[name]
         inside = re.findall(r"BEGIN TRANSACTION;(.*?)(?:COMMIT|ROLLBACK) TRANSACTION;", text, re.DOTALL)
@@ -155,7 +155,7 @@ def test_nobody_is_suspected_under_the_gate():
     assert "suspect_all" in PROCEDURES["register"]
 
 
-def test_what_people_look_at_waits_for_nobody():
+def test_display_routines_wait_for_no_lock():
     settings = text_of("routines").partition("CREATE FUNCTION sqlsem.all_settings()")[2].partition("\nGO\n")[0]
     for name, body in (("entries", PROCEDURES["entries"]), ("all_settings", settings)):
         tables = re.findall(r"(?:FROM|JOIN) sqlsem\.(\w+) AS \w+( WITH \(NOLOCK\))?", body)
@@ -241,7 +241,7 @@ def table_variables(text: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_what_is_looked_up_in_a_table_variable_has_a_key(name):
+def test_table_variables_have_keys_for_lookups(name):
     """Else each look reads all of it, and as many looks as it has rows that many times as much."""
     for part in re.split(r"(?m)^GO$", text_of(name)):
         for variable, columns in table_variables(part):

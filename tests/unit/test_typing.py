@@ -25,7 +25,7 @@ def test_the_typed_example():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_it_has_what_must_be_refused():
+def test_typing_cases_contain_refusals():
     assert (ROOT / "tests/typing/api.py").read_text().count("# type: ignore[") > 15
 
 
@@ -71,7 +71,7 @@ def test_a_worker_is_at_hand():
     assert sqlsem.Worker is tasks.Worker
 
 
-def test_importing_loads_only_what_is_needed():
+def test_import_loads_only_needed_modules():
     """Each `sqlsem` on the command line, and each small job, pays for what is imported."""
     text = "import sys, sqlsem; print({'wrapt', 'rich', 'click', 'sqlsem.aio', 'psycopg', 'pyodbc'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)

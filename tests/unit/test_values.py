@@ -87,7 +87,7 @@ def test_a_request_that_is_refused(fields):
         Request(**{"resource": "a", **fields})
 
 
-def test_those_of_one_label_never_exclude_each_other():
+def test_rows_of_a_label_never_exclude_each_other():
     reader, heavy = Request("a", "read", limit=3), Request("a", "read", limit=3, weight=3)
     assert not heavy.excludes(reader)
     assert heavy.excludes(Request("a", "stage:1", limit=3))
@@ -143,7 +143,7 @@ def test_describe(request_, words):
     assert request_.shared == (request_.access != "write")
 
 
-def test_access_is_turned_into_words_in_one_place():
+def test_access_is_worded_in_a_single_place():
     """Else a list calls a row by another word than a message does."""
     own = re.compile(
         r"""replace\("stage:|["']mutex["'] if|["'](mutex|no limit)["'] (if|else)|f["']limit \{(\w+\.)*limit\}["']"""

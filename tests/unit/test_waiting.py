@@ -33,7 +33,7 @@ def test_few_are_kept(client):
     assert len(room.sessions()) == wait_pool.MOST_IDLE_SESSIONS
 
 
-def test_one_that_failed_is_closed(client):
+def test_failed_connection_is_closed(client):
     room = client.wait_pool
     with pytest.raises(ZeroDivisionError), room.session(1.0) as session:
         raise ZeroDivisionError

@@ -71,7 +71,7 @@ def downloads(job):
     return {step["with"]["name"] for step in job["steps"] if "download-artifact" in step.get("uses", "")}
 
 
-def test_published_files_come_from_jobs_that_run_pinned_tools_only():
+def test_published_files_come_from_pinned_tools_only():
     release = jobs("release")
     published = downloads(release["publish"])
     sources = {name: job for name, job in release.items() if uploads(job) & published}
@@ -88,7 +88,7 @@ def test_published_files_come_from_jobs_that_run_pinned_tools_only():
                 assert (WORKFLOWS.parents[1] / pinned[1]).is_file()
 
 
-def test_wheels_are_published_after_tests_that_cannot_change_them():
+def test_wheels_are_published_after_read_only_tests():
     release = jobs("release")
     assert set(release["publish"]["needs"]) == set(release) - {"publish", "keep"}
     (testing,) = [job for job in release.values() if "pytest" in commands(job)]
