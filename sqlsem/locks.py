@@ -19,6 +19,7 @@ from sqlsem.core.blocking import require_no_event_loop
 from sqlsem.core.callers import this_thread
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated
+from sqlsem.core.effects import run_generator, run_operation
 from sqlsem.core.grants import Grant, give_back
 from sqlsem.core.handover import Adoption
 from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
@@ -27,7 +28,6 @@ from sqlsem.core.options import GroupOptions, ModuleLockOptions
 from sqlsem.core.permits import Permit
 from sqlsem.core.ranked import kind_of
 from sqlsem.core.rating import GroupTaking, Taking, split
-from sqlsem.core.steps import carry_out, drive
 from sqlsem.core.terms import Ask, Name, Terms
 from sqlsem.core.threads import voice as log
 from sqlsem.errors import ConfigurationError, NotHeld
@@ -101,7 +101,7 @@ class Lock:
         """
         require_no_event_loop(self, "use await sqlsem.aio.mutex(…).locked()")
         client = self.terms.client
-        return drive(locked(client, split(self.terms.requests)[0]), client.execute_effect)
+        return run_generator(locked(client, split(self.terms.requests)[0]), client.execute_effect)
 
     def release(self, n: int = 1) -> None:
         """Give back what this thread acquired last with this lock. Of a `limit`, as of a semaphore, a thread that has
@@ -187,18 +187,18 @@ class Lock:
         grant, caller, (locks, rates) = functools.partial(Grant, client), this_thread(), split(requests)
         acquisition = kind_of(locks)(client, terms, locks, timeout, caller, grant, stack)
         if not rates:
-            return carry_out(acquisition, client.execute_effect)
+            return run_operation(acquisition, client.execute_effect)
 
         def taking(rate: RateRequest, left: float | None) -> Taking[RateGrant]:
             return Taking(client, rate, left, caller, RateGrant.made_by(client))
 
-        return carry_out(GroupTaking(acquisition, taking, rates, timeout), client.execute_effect)
+        return run_operation(GroupTaking(acquisition, taking, rates, timeout), client.execute_effect)
 
     def _enter(self, requests: Sequence[Ask], stack: Holds[Grant]) -> Grant:
         depth = len(stack)
         grant = self._acquire(requests, self.terms.timeout, stack)
         if grant is None:
-            raise drive(self.terms.too_late(requests, this_thread()), self.terms.client.execute_effect)
+            raise run_generator(self.terms.too_late(requests, this_thread()), self.terms.client.execute_effect)
         stack.enter_block(depth)
         return grant
 
@@ -410,4 +410,4 @@ def adopt_in(client: DatabaseClient, token: str, on_lost: LostCallback | None) -
     def grant(holding: Holding, waited: float) -> Grant:
         return Grant(client, holding, waited)
 
-    return carry_out(Adoption(client, token, on_lost, this_thread(), grant), client.execute_effect)
+    return run_operation(Adoption(client, token, on_lost, this_thread(), grant), client.execute_effect)

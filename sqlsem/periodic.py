@@ -11,10 +11,10 @@ from sqlsem.core.blocking import require_no_event_loop
 from sqlsem.core.callers import this_thread
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated
+from sqlsem.core.effects import run_generator
 from sqlsem.core.grants import Grant
 from sqlsem.core.holdings import LostCallback
 from sqlsem.core.periodic import Period, Periodic, let_go
-from sqlsem.core.steps import drive
 from sqlsem.engines.periodic import OnceEntry
 from sqlsem.locks import Lock
 from sqlsem.model import Duration
@@ -61,7 +61,7 @@ class Run:
         self.grant.release()
 
     def _mark(self) -> None:
-        drive(self._period.mark(self._client, self.grant), self._client.execute_effect)
+        run_generator(self._period.mark(self._client, self.grant), self._client.execute_effect)
 
     def _leave(self, exc: BaseException | None) -> None:
         if self.grant.holding.released:
@@ -104,14 +104,14 @@ class Once:
         """The run; and whether it was late."""
         require_no_event_loop("once()", "use 'async with', or sqlsem.aio.once(…)")
         client, period = self._periodic.client, self._periodic.period
-        if not drive(period.due(client, None), client.execute_effect):
+        if not run_generator(period.due(client, None), client.execute_effect):
             return None, False
         lock = Lock(self._periodic.terms)
         try:
             if not lock.acquire(timeout=timeout):
                 return None, True
             grant = lock.grant
-            if drive(period.due(client, grant), client.execute_effect):
+            if run_generator(period.due(client, grant), client.execute_effect):
                 return Run(client, period, lock, grant), False
             lock.release()
         except BaseException:
@@ -136,7 +136,7 @@ class Once:
         run, late = self._begin(self._periodic.terms.timeout)
         if late:
             terms = self._periodic.terms
-            raise drive(terms.too_late(terms.requests, this_thread()), self._periodic.client.execute_effect)
+            raise run_generator(terms.too_late(terms.requests, this_thread()), self._periodic.client.execute_effect)
         self._mine.__dict__.setdefault("stack", []).append(run)
         return run
 

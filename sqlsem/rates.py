@@ -11,10 +11,10 @@ from sqlsem.core import terms
 from sqlsem.core.blocking import require_no_event_loop
 from sqlsem.core.callers import this_thread
 from sqlsem.core.client import DatabaseClient
+from sqlsem.core.effects import run_generator, run_operation
 from sqlsem.core.options import ModuleRateOptions
 from sqlsem.core.rate_grants import BaseRateGrant, adjusting
 from sqlsem.core.rating import Taking, split
-from sqlsem.core.steps import carry_out, drive
 from sqlsem.core.terms import Ask, Name, Terms
 from sqlsem.model import Duration
 from sqlsem.model_rates import RateRequest, Windows
@@ -57,7 +57,7 @@ class RateGrant(BaseRateGrant):
         ...     answer = model.complete(prompt, max_tokens=4_000)
         ...     grant.adjust(answer.usage.total_tokens)
         """
-        drive(adjusting(self, actual), self.client.execute_effect)
+        run_generator(adjusting(self, actual), self.client.execute_effect)
 
 
 class Rate:
@@ -92,12 +92,12 @@ class Rate:
         client = self.terms.client
         _, (request,) = split(asked)
         taking = Taking(client, request, timeout, this_thread(), RateGrant.made_by(client))
-        return carry_out(taking, client.execute_effect)
+        return run_operation(taking, client.execute_effect)
 
     def _enter(self, asked: Sequence[Ask]) -> RateGrant:
         grant = self._take(asked, self.terms.timeout)
         if grant is None:
-            raise drive(self.terms.too_late(asked, this_thread()), self.terms.client.execute_effect)
+            raise run_generator(self.terms.too_late(asked, this_thread()), self.terms.client.execute_effect)
         return grant
 
     def __enter__(self) -> RateGrant:

@@ -14,7 +14,7 @@ import pytest
 import sqlsem
 from sqlsem import config
 from sqlsem.core.callers import this_thread
-from sqlsem.core.steps import drive
+from sqlsem.core.effects import run_generator
 from sqlsem.model import check_duration
 
 MARKER = (
@@ -79,7 +79,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
         if not lock.acquire(timeout=min(patience, default=None)):
             seconds = check_duration("timeout", min(patience))
             late = lock.terms.too_late(lock.terms.requests, this_thread(), seconds)
-            raise drive(late, lock.terms.client.execute_effect)
+            raise run_generator(late, lock.terms.client.execute_effect)
         item.stash[_held] = lock
     return (yield)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.aio.driver import Driver, Signal, drive, elsewhere, this_caller, this_task
+from sqlsem.aio.driver import Driver, Signal, elsewhere, run_generator, this_caller, this_task
 from sqlsem.aio.grants import Grant, give_back
 from sqlsem.aio.leading import Leader, Term, Told
 from sqlsem.aio.periodic import Once, Run
@@ -23,6 +23,7 @@ from sqlsem.core import defaults, terms
 from sqlsem.core.acquire import locked
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated
+from sqlsem.core.effects import Operation
 from sqlsem.core.handover import Adoption
 from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
 from sqlsem.core.leading import Candidacy
@@ -32,7 +33,6 @@ from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.permits import Permit
 from sqlsem.core.ranked import kind_of
 from sqlsem.core.rating import GroupTaking, Taking, split
-from sqlsem.core.steps import Verb
 from sqlsem.core.terms import Ask, HasTerms, Name, Terms
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.model import Duration
@@ -108,7 +108,7 @@ class Lock:
     async def locked(self) -> bool:
         """See `sqlsem.Lock.locked`."""
         driver = Driver.of(self.terms.client)
-        return await drive(locked(driver.client, split(self.terms.requests)[0]), driver.perform)
+        return await run_generator(locked(driver.client, split(self.terms.requests)[0]), driver.execute_effect)
 
     async def release(self, n: int = 1) -> None:
         """Give back what this task acquired last with this lock. Of a `limit`, a task that has nothing of it gives back
@@ -188,8 +188,8 @@ class Lock:
             return Taking(client, rate, left, caller, RateGrant.made_by(driver), signal)
 
         acquisition = kind_of(locks)(client, terms, locks, timeout, caller, grant, keep, signal)
-        verb: Verb[Grant | None] = GroupTaking(acquisition, taking, rates, timeout) if rates else acquisition
-        had = await driver.carry_out(verb)
+        operation: Operation[Grant | None] = GroupTaking(acquisition, taking, rates, timeout) if rates else acquisition
+        had = await driver.run_operation(operation)
         if had is not None:
             had.arm()
         return had
@@ -200,7 +200,7 @@ class Lock:
         grant = await self._acquire(requests, self.terms.timeout)
         if grant is None:
             driver = Driver.of(self.terms.client)
-            raise await drive(self.terms.too_late(requests, this_caller()), driver.perform)
+            raise await run_generator(self.terms.too_late(requests, this_caller()), driver.execute_effect)
         stack.enter_block(depth)
         return grant
 
@@ -265,7 +265,7 @@ async def _adopt(client: DatabaseClient, token: str, on_lost: LostCallback | Non
     def grant(holding: Holding, waited: float) -> Grant:
         return Grant(driver, holding, waited, cancel_on_lost)
 
-    had = await driver.carry_out(Adoption(client, token, on_lost, this_caller(), grant))
+    had = await driver.run_operation(Adoption(client, token, on_lost, this_caller(), grant))
     had.arm()
     return had
 

@@ -27,17 +27,17 @@ import tenacity
 
 from sqlsem.core.callers import Caller, new_number
 from sqlsem.core.client import DatabaseClient
+from sqlsem.core.effects import NO_CONNECTION, Call, Effect, Operation, Sleep, WaitFor
 from sqlsem.core.holdings import BaseGrant
 from sqlsem.core.main_connection import unavailable
 from sqlsem.core.permits import Permit
-from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, Verb, WaitFor
 from sqlsem.core.threads import voice
 from sqlsem.core.wait_pool import MOST_IDLE_SESSIONS
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import monotonic
 
-__all__ = ["Driver", "Signal", "awaited", "drive", "elsewhere", "this_caller", "this_task"]
+__all__ = ["Driver", "Signal", "awaited", "elsewhere", "run_generator", "this_caller", "this_task"]
 
 log = voice
 S = TypeVar("S")
@@ -68,22 +68,22 @@ def this_caller() -> Caller:
     return Caller("task", number, task.get_name(), weakref.ref(task))
 
 
-async def drive(steps: Generator[S, Any, T], perform: Callable[[S], Awaitable[Any]]) -> T:
-    """As `sqlsem.core.steps.drive`, awaiting: errors and cancellations of any kind reach the generator."""
+async def run_generator(effects: Generator[S, Any, T], execute: Callable[[S], Awaitable[Any]]) -> T:
+    """As `sqlsem.core.effects.run_generator`, awaiting: errors and cancellations of any kind reach the generator."""
     outcome: Any = None
     failure: BaseException | None = None
     while True:
         try:
-            operation = steps.throw(failure) if failure is not None else steps.send(outcome)
+            effect = effects.throw(failure) if failure is not None else effects.send(outcome)
         except StopIteration as done:
             result: T = done.value
             return result
         finally:
             outcome = failure = None  # an exception that its own frame refers to would live on, with all it holds
         try:
-            outcome = await perform(operation)
+            outcome = await execute(effect)
         except GeneratorExit:
-            steps.close()
+            effects.close()
             raise  # this coroutine was dropped: its loop is gone, and there is nothing to await with
         except BaseException as exc:
             failure = exc
@@ -160,7 +160,7 @@ class Driver:
         self.client = client
         self.loop = loop
         self.grants: weakref.WeakSet[BaseGrant] = weakref.WeakSet()
-        self._verbs: set[Verb[Any]] = set()
+        self._operations: set[Operation[Any]] = set()
         self.idle: list[AsyncSession] = []
         # (Kept here, too: after a fork what the child finds of its parent's loop must not touch the child's own.)
         self._places = client.event_loops.places
@@ -212,52 +212,52 @@ class Driver:
             self._keeper = self._keep()
             await self._keeper.__anext__()
 
-    async def carry_out(self, verb: Verb[T]) -> T:
-        """As `sqlsem.core.steps.carry_out`, awaiting."""
-        self._verbs.add(verb)
+    async def run_operation(self, operation: Operation[T]) -> T:
+        """As `sqlsem.core.effects.run_operation`, awaiting."""
+        self._operations.add(operation)
         try:
-            return await drive(verb.run(), self.perform)
+            return await run_generator(operation.run(), self.execute_effect)
         except GeneratorExit:
-            verb.drop()  # as the coroutine itself was dropped: nobody awaits any more
+            operation.rollback_local()  # as the coroutine itself was dropped: nobody awaits any more
             raise
         except BaseException:
-            await drive(verb.withdraw(), self.perform)
+            await run_generator(operation.rollback(), self.execute_effect)
             raise
         finally:
-            self._verbs.discard(verb)
-            verb.done()
+            self._operations.discard(operation)
+            operation.close()
 
-    # -- operations ---------------------------------------------------------------------------------------------
+    # -- effects ------------------------------------------------------------------------------------------------
 
-    async def perform(self, operation: Operation) -> Any:
-        """Carry out an operation, awaiting."""
-        if isinstance(operation, Call):
-            return await self._call(operation)
-        if isinstance(operation, WaitFor):
+    async def execute_effect(self, effect: Effect) -> Any:
+        """Carry out an effect, awaiting."""
+        if isinstance(effect, Call):
+            return await self._call(effect)
+        if isinstance(effect, WaitFor):
             if self.client.engine.awaits:
-                return await self._wait(operation)
-            return await self._wait_in_thread(operation)
-        if isinstance(operation, Sleep):
-            return await operation.waiter.event.sleep(operation.timeout)
+                return await self._wait(effect)
+            return await self._wait_in_thread(effect)
+        if isinstance(effect, Sleep):
+            return await effect.waiter.event.sleep(effect.timeout)
         return await self._in_thread(self.client.member.verify)
 
-    async def _call(self, operation: Call) -> Any:
+    async def _call(self, effect: Call) -> Any:
         main = self.client.member.main
         main.require_open()
         await self._turnstile.enter()
         try:
-            return await self._once(operation)
+            return await self._once(effect)
         except (Disconnected, Busy) as exc:
-            log.info("%s has to be tried again: %s", operation.what, exc)
-        retrying = tenacity.AsyncRetrying(sleep=asyncio.sleep, **main.policy(operation.what, operation.budget))
+            log.info("%s has to be tried again: %s", effect.what, exc)
+        retrying = tenacity.AsyncRetrying(sleep=asyncio.sleep, **main.policy(effect.what, effect.retry_timeout))
         try:
-            return await retrying(self._once, operation)
+            return await retrying(self._once, effect)
         except Disconnected as exc:
-            raise unavailable(operation.what, exc, retrying.statistics) from exc
+            raise unavailable(effect.what, exc, retrying.statistics) from exc
 
-    async def _once(self, operation: Call) -> Any:
-        once = functools.partial(self.client.member.main.once, sign=operation.sign)
-        return await self._in_thread(once, operation.call, monotonic())
+    async def _once(self, effect: Call) -> Any:
+        once = functools.partial(self.client.member.main.once, sign=effect.sign)
+        return await self._in_thread(once, effect.call, monotonic())
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
         """Await a call in the thread of calls. A cancellation takes it out of the line, or, when it is under way, waits
@@ -288,36 +288,36 @@ class Driver:
             if timer is not None:
                 timer.cancel()
 
-    async def _wait_in_thread(self, operation: WaitFor) -> Any:
+    async def _wait_in_thread(self, effect: WaitFor) -> Any:
         place = Permit()  # which the job keeps, until it ends or is dropped
         if not self._places.take(place):
-            return NO_ROOM
+            return NO_CONNECTION
 
-        def perform(operation: WaitFor, place: Permit = place) -> Any:
-            return self.client.execute_effect(operation)
+        def wait(effect: WaitFor, place: Permit = place) -> Any:
+            return self.client.execute_effect(effect)
 
-        job = self.client.event_loops.submit("waits", perform, operation)
+        job = self.client.event_loops.submit("waits", wait, effect)
         try:
             job.add_done_callback(lambda _: self._places.give_back(place))
             await self._end_of(job)
         except BaseException:
             job.cancel()
-            operation.waiter.event.set()  # the row is gone in an instant, which the wait shall see
+            effect.waiter.event.set()  # the row is gone in an instant, which the wait shall see
             raise
         return job.result()
 
-    async def _wait(self, operation: WaitFor) -> Any:
+    async def _wait(self, effect: WaitFor) -> Any:
         client = self.client
         place, session = Permit(), None
         try:
             if not self._places.take(place):
-                return NO_ROOM
+                return NO_CONNECTION
             session = self.idle.pop() if self.idle else None
             if session is None:
                 session = await client.engine.connect_async("wait")
-            with client.wait_pool.awaiting(session, operation.timeout):
-                wait = session.upgrade if operation.upgrade else session.wait
-                return await wait(operation.ticket, operation.timeout)
+            with client.wait_pool.awaiting(session, effect.timeout):
+                wait = session.upgrade if effect.upgrade else session.wait
+                return await wait(effect.ticket, effect.timeout)
         finally:
             self._places.give_back(place)
             if session is not None:
@@ -342,9 +342,9 @@ class Driver:
         idle, self.idle = self.idle, []
         for session in idle:
             session.close()
-        for verb in list(self._verbs) if self.loop.is_closed() else ():
-            verb.drop()
-            verb.done()
+        for operation in list(self._operations) if self.loop.is_closed() else ():
+            operation.rollback_local()
+            operation.close()
         for grant in list(self.grants):
             if not grant.holding.released and grant.holding.why_lost is None:
                 log.info("%r was still held when its event loop ended, and is released", grant)

@@ -7,15 +7,15 @@ import functools
 import sys
 from typing import Any, TypeVar
 
-from sqlsem.aio.driver import Driver, Signal, awaited, drive, this_caller
+from sqlsem.aio.driver import Driver, Signal, awaited, run_generator, this_caller
 from sqlsem.core.convert import Upgrade, downgrade
+from sqlsem.core.effects import Effects
 from sqlsem.core.grants import asserting, checking
 from sqlsem.core.handover import TTL_SECONDS, handing_over
 from sqlsem.core.holdings import BaseGrant, Exit, Holding, abandon
 from sqlsem.core.leaving import leaving
 from sqlsem.core.permits import Permit
 from sqlsem.core.rate_grants import adjusting, rate_of
-from sqlsem.core.steps import Operations
 from sqlsem.model import Duration
 
 __all__ = ["Grant", "give_back"]
@@ -71,35 +71,35 @@ class Grant(BaseGrant):
     async def check(self) -> None:
         """Ask the database, now, whether the lock is still held; raises `LockLost` or `NotHeld` when not."""
         self.driver.require_here(self)
-        await self._drive(checking(self.driver.client, self.holding))
+        await self._run(checking(self.driver.client, self.holding))
 
     async def assert_held(self, cursor: Any) -> None:
         """As `sqlsem.Grant.assert_held`. The cursor may be one whose methods are awaited (of psycopg's
         ``AsyncConnection``, of aiosqlite …) or a plain one, which blocks the loop for as long as its database does.
         """
         self.driver.require_here(self)
-        await drive(asserting(self.driver.client, self.holding, cursor), awaited)
+        await run_generator(asserting(self.driver.client, self.holding, cursor), awaited)
 
     async def release_on_commit(self, cursor: Any) -> None:
         """As `sqlsem.Grant.release_on_commit`, with a cursor as for `assert_held`."""
         self.driver.require_here(self)
-        await drive(leaving(self.driver.client, self, cursor), awaited)
+        await run_generator(leaving(self.driver.client, self, cursor), awaited)
 
     async def upgrade(self, timeout: Duration | None = None) -> None:
         """As `sqlsem.Grant.upgrade`. A task that is cancelled meanwhile is a reader as before."""
         self.driver.require_here(self)
         driver = self.driver
-        await driver.carry_out(Upgrade(driver.client, self.holding, timeout, Signal(driver)))
+        await driver.run_operation(Upgrade(driver.client, self.holding, timeout, Signal(driver)))
 
     async def downgrade(self) -> None:
         """As `sqlsem.Grant.downgrade`."""
         self.driver.require_here(self)
-        await self._drive(downgrade(self.driver.client, self.holding))
+        await self._run(downgrade(self.driver.client, self.holding))
 
     async def hand_over(self, *, ttl: Duration = TTL_SECONDS, to: str | None = None) -> str:
         """As `sqlsem.Grant.hand_over`."""
         self.driver.require_here(self)
-        token = await self._drive(handing_over(self.driver.client, self, ttl, to))
+        token = await self._run(handing_over(self.driver.client, self, ttl, to))
         self.disarm(None)
         return token
 
@@ -121,14 +121,14 @@ class Grant(BaseGrant):
     async def adjust(self, actual: int, *, rate: str | None = None) -> None:
         """As `sqlsem.Grant.adjust`."""
         self.driver.require_here(self)
-        await self._drive(adjusting(rate_of(self.rates, rate, self), actual))
+        await self._run(adjusting(rate_of(self.rates, rate, self), actual))
 
     async def release(self) -> None:
         """Release the lock, from any task of its loop; see `sqlsem.Grant.release`."""
         await give_back(self, self.holding.exit_of(this_caller()))
 
-    async def _drive(self, steps: Operations[T]) -> T:
-        return await drive(steps, self.driver.perform)
+    async def _run(self, effects: Effects[T]) -> T:
+        return await run_generator(effects, self.driver.execute_effect)
 
     def arm(self) -> None:
         """The task has what it wanted: from here on, a loss cancels it."""
@@ -169,7 +169,7 @@ async def give_back(grant: Grant, by: Permit) -> None:
     driver = grant.driver
     driver.require_here(grant)
     grant.disarm(None)
-    await drive(driver.client.holdings.give_back(grant, by), driver.perform)
+    await run_generator(driver.client.holdings.give_back(grant, by), driver.execute_effect)
 
 
 def _cancelling(task: asyncio.Task[Any]) -> int:

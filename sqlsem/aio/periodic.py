@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.aio.driver import Driver, drive, elsewhere, this_caller, this_task
+from sqlsem.aio.driver import Driver, elsewhere, run_generator, this_caller, this_task
 from sqlsem.core.periodic import Period, Periodic, let_go
 from sqlsem.core.terms import Terms
 from sqlsem.engines.periodic import OnceEntry
@@ -55,7 +55,7 @@ class Run:
 
     async def _mark(self) -> None:
         self._driver.require_here(self.grant)
-        await drive(self._period.mark(self._driver.client, self.grant), self._driver.perform)
+        await run_generator(self._period.mark(self._driver.client, self.grant), self._driver.execute_effect)
 
     async def _leave(self, exc: BaseException | None) -> None:
         if self.grant.holding.released:
@@ -89,14 +89,14 @@ class Once:
         client, period = self._periodic.client, self._periodic.period
         driver = Driver.of(client)
         await driver.enter()
-        if not await drive(period.due(client, None), driver.perform):
+        if not await run_generator(period.due(client, None), driver.execute_effect):
             return None, False
         lock = self._make_lock(self._periodic.terms)
         try:
             if not await lock.acquire(timeout=timeout):
                 return None, True
             grant = lock.grant
-            if await drive(period.due(client, grant), driver.perform):
+            if await run_generator(period.due(client, grant), driver.execute_effect):
                 return Run(driver, period, lock, grant), False
             await lock.release()
         except BaseException:
@@ -116,7 +116,7 @@ class Once:
         run, late = await self._begin(self._periodic.terms.timeout)
         if late:
             terms, driver = self._periodic.terms, Driver.of(self._periodic.client)
-            raise await drive(terms.too_late(terms.requests, this_caller()), driver.perform)
+            raise await run_generator(terms.too_late(terms.requests, this_caller()), driver.execute_effect)
         self._runs.setdefault(this_task(), []).append(run)
         return run
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from sqlsem.aio.driver import Driver, Signal, drive, this_caller
+from sqlsem.aio.driver import Driver, Signal, run_generator, this_caller
 from sqlsem.core.rate_grants import BaseRateGrant, adjusting
 from sqlsem.core.rating import Taking, split
 from sqlsem.core.terms import Ask, Terms
@@ -33,7 +33,7 @@ class RateGrant(BaseRateGrant):
 
     async def adjust(self, actual: int) -> None:
         """As `sqlsem.RateGrant.adjust`."""
-        await drive(adjusting(self, actual), self._driver.perform)
+        await run_generator(adjusting(self, actual), self._driver.execute_effect)
 
 
 class Rate:
@@ -57,14 +57,16 @@ class Rate:
         driver = Driver.of(self.terms.client)
         await driver.enter()
         _, (request,) = split(asked)
-        return await driver.carry_out(
+        return await driver.run_operation(
             Taking(driver.client, request, timeout, this_caller(), RateGrant.made_by(driver), lambda: Signal(driver))
         )
 
     async def _enter(self, asked: Sequence[Ask]) -> RateGrant:
         grant = await self._take(asked, self.terms.timeout)
         if grant is None:
-            raise await drive(self.terms.too_late(asked, this_caller()), Driver.of(self.terms.client).perform)
+            raise await run_generator(
+                self.terms.too_late(asked, this_caller()), Driver.of(self.terms.client).execute_effect
+            )
         return grant
 
     async def __aenter__(self) -> RateGrant:

@@ -10,8 +10,8 @@ from functools import partial
 import click
 
 import sqlsem
+from sqlsem.core.effects import run_generator
 from sqlsem.core.periodic import Period
-from sqlsem.core.steps import drive
 from sqlsem.errors import LockLost
 from sqlsem.model import Duration
 from sqlsem.model_rates import RateRequest
@@ -80,7 +80,7 @@ class OncePerPeriod:
         return False
 
     def _due(self, grant: sqlsem.Grant | None) -> bool:
-        self.done = not drive(self._period.due(self._client, grant), self._client.execute_effect)
+        self.done = not run_generator(self._period.due(self._client, grant), self._client.execute_effect)
         return not self.done
 
     @property
@@ -95,7 +95,7 @@ class OncePerPeriod:
             log.info("%r may run again in this period, as the command failed: %d", self._period.name, status)
             return
         try:
-            drive(self._period.mark(self._client, grant), self._client.execute_effect)
+            run_generator(self._period.mark(self._client, grant), self._client.execute_effect)
         except LockLost as exc:
             log.info("%r is not done: %s", self._period.name, exc)  # (the release reports the loss)
 

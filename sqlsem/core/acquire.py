@@ -1,4 +1,8 @@
-"""How a lock is had: a number is taken for each request, all at once, and waited for."""
+"""Acquire locks: register all requests in one transaction, then wait until each of them is granted.
+
+An acquisition that fails, is interrupted or is cancelled leaves no row behind: `rollback` removes the rows at once, or
+the next heartbeat does. It relies on the unique id (``uid``) that the database stores with each row of a request.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,12 @@ from sqlsem import deadlocks, runtime
 from sqlsem.core import lockorder, nesting
 from sqlsem.core.callers import Caller
 from sqlsem.core.client import DatabaseClient
+from sqlsem.core.effects import NO_CONNECTION, Call, Effects, Sleep, VerifyGrants
 from sqlsem.core.event_bus import TraceContext
 from sqlsem.core.holdings import BaseGrant, Hold, Holding, abandon
-from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep, Verify
+from sqlsem.core.operations import SUSPECT_SLICE_SECONDS, WaitingOperation
 from sqlsem.core.terms import Terms
 from sqlsem.core.threads import voice
-from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.core.waiter_queues import Waiter, WaiterState
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.priorities import is_place, line_of
@@ -29,22 +33,22 @@ __all__ = ["Acquisition", "locked"]
 log = voice
 G = TypeVar("G", bound=BaseGrant)
 
-#: The sleep of those behind others of ours. They are told when it is their turn, and when their row is gone.
+#: The sleep of a waiter behind another one of this process. It is notified of its turn, and of the loss of its row.
 KEPT_OUT_SECONDS = 30.0
 
 
-class Acquisition(WaitingVerb, Generic[G]):
-    """One acquisition; a `Verb`.
+class Acquisition(WaitingOperation, Generic[G]):
+    """The acquisition of one lock, which may be of several resources; an `Operation`.
 
     Args:
-        process: Where.
-        terms: How.
-        requests: What.
-        timeout: For how long, in seconds (None: for ever; 0: only if nobody is in the way).
-        caller: Who asks.
-        make_grant: Makes the face's grant of what is held, after so many seconds.
-        keep: The hold is appended to it before anything can interrupt.
-        new_event: Makes what wakes a waiter.
+        client: The database.
+        terms: The lock's options.
+        requests: The resources to acquire.
+        timeout: Seconds to wait (None: for ever; 0: only try).
+        caller: The thread or task that acquires.
+        make_grant: Makes the grant of the API in use, from its state and the seconds waited.
+        keep: The caller's list of acquisitions; a successful one is appended before an interrupt can lose it.
+        new_event: Makes the event that wakes a waiter.
     """
 
     def __init__(
@@ -69,16 +73,16 @@ class Acquisition(WaitingVerb, Generic[G]):
         self._hold: Hold[G] | None = None
         self.new_event = new_event
         self.tickets: list[Ticket] = []
-        self.sent = False  # may have rows in the database
-        self.withdrawn = False  # a call that is still under way in another thread must leave none behind
+        self.sent = False  # True: the database may have rows of this acquisition
+        self.rolled_back = False  # True: a call still running in another thread must leave no row behind
         self.waiters: dict[int, Waiter] = {}
         self.trace: TraceContext | None = None
-        self._suspected: bool | None = None  # whether others may wait for its owner, while it waits
+        self._suspected: bool | None = None  # True: it may be part of a deadlock; None: not known yet
 
-    def run(self) -> Operations[G | None]:
-        """Have all requests, or None when the time is up.
+    def run(self) -> Effects[G | None]:
+        """Return the grant, or None when the time is up.
 
-        Raises `LockLost` when a row was taken out of the queue while it waited, and `Deadlock`.
+        Raises `LockLost` if a row was removed from the queue while it waited, and `Deadlock`.
         """
         holdings = self.client.holdings
         for held in holdings.enough(self.requests, self.caller) if self._terms.reentrant else ():
@@ -91,15 +95,15 @@ class Acquisition(WaitingVerb, Generic[G]):
         if signals.tracer is not None:
             self.trace = signals.follow(self.requests, self.caller)
         try:
-            had = not holdings.refuse(self.requests, self.caller, self._terms.reentrant, self.timeout)
-            if had and lockorder.current is not None:
+            possible = not holdings.refuse(self.requests, self.caller, self._terms.reentrant, self.timeout)
+            if possible and lockorder.current is not None:
                 self._watch_order(lockorder.current)
-            if had and self.client.parent_locks.held != ():
-                had = not (yield from self._is_refused_by_those_above())
-            if not had or not (yield from self._take_numbers()):
+            if possible and self.client.parent_locks.held != ():
+                possible = not (yield from self._is_refused_by_those_above())
+            if not possible or not (yield from self._register_all()):
                 self._tell(TimedOut, timeout=self.timeout)
                 return None
-            # (Made before it waits, as the lock is nobody's for as long as anything takes afterwards.)
+            # (Made before the wait: from grant to return, every instruction delays the holder.)
             holding = Holding(holdings, self.requests, self.tickets, self.caller, self._terms.on_lost, 0.0, self.trace)
             if not (yield from self._wait_for_all()):
                 self._tell(TimedOut, timeout=self.timeout)
@@ -118,8 +122,8 @@ class Acquisition(WaitingVerb, Generic[G]):
             holdings.tell_granted(holding, grant.waited, self.waiters)
         return grant
 
-    def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
-        """Remove what this acquisition left; where that cannot be done now, the next good ping does it. Repeatable."""
+    def rollback(self, outcome: str = "cancelled") -> Effects[None]:
+        """Remove the rows of this acquisition, or let the next heartbeat remove them. Idempotent."""
         uid, tickets = self.uid, self.tickets
 
         def cancel(session: Session, member_id: int) -> None:
@@ -129,27 +133,27 @@ class Acquisition(WaitingVerb, Generic[G]):
         self._disown()
         try:
             if self.sent:
-                yield Call("cancel", cancel, min(1.0, self.budget))
+                yield Call("cancel", cancel, min(1.0, self.retry_timeout))
                 self.sent = False
         except SqlsemError as exc:
             if not self.client.closed:
-                log.warning("Could not withdraw a request at once: %s", exc)
+                log.warning("Could not cancel a request at once; the next heartbeat does: %s", exc)
         finally:
             self.forget_rows()
         for ticket in self.tickets:
             self.client.notify_waiters(ticket.resource)
 
-    def drop(self) -> None:
-        """As `withdraw`, where nothing can be carried out any more: the next good ping does it all."""
+    def rollback_local(self) -> None:
+        """Discard the local state; the next heartbeat removes the rows."""
         self._disown()
         self.forget_rows()
 
     def _disown(self) -> None:
-        self.withdrawn = True
+        self.rolled_back = True
         hold, holdings = self._hold, self.client.holdings
         if hold is None:
             return
-        if not self.tickets:  # had once more
+        if not self.tickets:  # a reentrant acquisition
             abandon(hold.grant, hold.token)
         elif hold.grant.holding.end(hold.token):
             holdings.forget(hold.grant)
@@ -163,70 +167,71 @@ class Acquisition(WaitingVerb, Generic[G]):
         if self.sent:
             self.member.disown()
 
-    def done(self) -> None:
-        """Leave the local queues, and let the next of ours come forward. Repeatable."""
+    def close(self) -> None:
+        """Leave the local queues, so that the next waiter of this process becomes the first. Idempotent."""
         self.member.settled(self.uid)
         if self.trace is not None:
             self.client.event_bus.asked(self.trace)
         if not self.waiters:  # never waited
             return
-        if self._suspected is not False:  # (not known yet where an interrupt came in between)
+        if self._suspected is not False:  # (None if an interrupt came before the answer)
             self.client.deadlock_monitor.remove(self.tickets)
         self.client.waiter_queues.leave(self.waiters.values())
 
-    def tell(self, found: deadlocks.Found) -> None:
-        """This request has to be given up; from another thread."""
-        super().tell(found)
+    def choose_as_victim(self, deadlock: deadlocks.Found) -> None:
+        """Have this request raise `Deadlock`. Called by another thread."""
+        super().choose_as_victim(deadlock)
         for waiter in list(self.waiters.values()):
             waiter.event.set()
 
-    # -- before anything is asked -------------------------------------------------------------------------------
+    # -- local checks, before the first call --------------------------------------------------------------------
 
     def _watch_order(self, orders: lockorder.LockOrder) -> None:
         if self.timeout != 0:
-            held = [(one.resource, one.exclusive) for one in self.client.holdings.requests_of(self.caller.number)]
+            held = [
+                (request.resource, request.exclusive)
+                for request in self.client.holdings.requests_of(self.caller.number)
+            ]
             orders.entering(self.client.engine.where, held, [request.resource for request in self.requests])
 
-    def _is_refused_by_those_above(self) -> Operations[bool]:
-        """Whether those under whom this process runs hold what it wants, until it ends."""
+    def _is_refused_by_those_above(self) -> Effects[bool]:
+        """True if a parent `sqlsem run` holds a conflicting lock until this process ends."""
         above = yield from self.client.parent_locks.find()
         if above:
             self.owner += f" under {above[-1].position}"
             return (yield from nesting.refuse(above, self.requests, self.timeout))
         return False
 
-    # -- taking numbers -----------------------------------------------------------------------------------------
+    # -- registering --------------------------------------------------------------------------------------------
 
-    def _take_numbers(self) -> Operations[bool]:
-        """Take a number for every request in one go. Whether there are: not where one that is only wanted if it is free
-        was not, and not when the time is up.
-        """
+    def _register_all(self) -> Effects[bool]:
+        """Register all requests in one transaction. Return False if the time is up, or if only tried and not free."""
         while True:
             try:
                 return (yield from self._register())
             except Busy:
-                # Somebody keeps the gate in an open transaction. That is waiting too, and has been logged.
-                if self.seconds_left() <= 0:
-                    yield from self.withdraw("timeout")
+                # Another transaction holds the gate open. That counts as waiting, and the driver has logged it.
+                if self.remaining() <= 0:
+                    yield from self.rollback("timeout")
                     return False
 
     def requesting_id(self) -> str:
-        """Who asks, with the mark of a trace."""
+        """Return the requester's name for the row, with the mark of a trace if it fits."""
         requesting_id = self.client.requesting_id(self.caller)
         if self.trace is not None and len(requesting_id) + len(self.trace.mark) <= MAX_NAME:
             requesting_id += self.trace.mark
         return requesting_id
 
-    def _register(self) -> Operations[bool]:
+    def _register(self) -> Effects[bool]:
         member, requesting_id = self.member, self.requesting_id()
 
         def register(session: Session, member_id: int) -> bool:
-            # Another thread may withdraw meanwhile. Each sets its own flag first and reads the other's then:
-            #     here      sent = True        read withdrawn   register   read withdrawn
-            #     withdraw  withdrawn = True   read sent        cancel
-            # So either nothing is registered, or one of the two removes the rows, or the next ping does.
+            # Another thread may roll back meanwhile. Each side sets its own flag first, and then reads the other's:
+            #     here      sent = True          read rolled_back   register   read rolled_back
+            #     rollback  rolled_back = True   read sent          cancel
+            # So either nothing is registered, or one side removes the rows, or the next heartbeat does.
             self.sent = True
-            if self.withdrawn:
+            if self.rolled_back:
                 return False
             # (Not before: while others of ours queue for the main session, a ping must find the strangers.)
             member.registering(self.uid)
@@ -235,34 +240,34 @@ class Acquisition(WaitingVerb, Generic[G]):
             member.add(self.tickets)
             for ticket in self.tickets:
                 self.client.waiter_queues.spare(ticket.resource, session, member_id)
-            if self.withdrawn:
+            if self.rolled_back:
                 self.forget_rows()
             return tickets is not None
 
         try:
-            there: bool = yield Call("acquire", register, self.budget, sign=True)
+            registered: bool = yield Call("acquire", register, self.retry_timeout, sign=True)
         finally:
             member.settled(self.uid)
-        if there and len(self.tickets) < len(self.requests):
-            # Found by a second attempt, as the answer to the first was lost.
+        if registered and len(self.tickets) < len(self.requests):
+            # The answer to the first attempt was lost, and a row disappeared before the second one.
             numbered = {ticket.resource for ticket in self.tickets}
-            gone = next(request.resource for request in self.requests if request.resource not in numbered)
+            missing = next(request.resource for request in self.requests if request.resource not in numbered)
             raise LockLost(
-                f"The request for {gone!r} was taken out of the queue before its number was known here (by an "
+                f"The request for {missing!r} was taken out of the queue before its number was known here (by an "
                 f"operator, or because the database was out of reach for too long); ask again",
-                resource=gone,
+                resource=missing,
             )
-        return there
+        return registered
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _wait_for_all(self) -> Operations[bool]:
-        """Whether all were granted in time. A grant, once due, stays due, so one is waited for after the other."""
+    def _wait_for_all(self) -> Effects[bool]:
+        """Return True if all requests were granted in time. A granted one stays granted."""
         for ticket in self.tickets:
             granted: bool | None = ticket.granted
             while not granted:
-                if self.seconds_left() <= 0:
-                    yield from self.withdraw("timeout")
+                if self.remaining() <= 0:
+                    yield from self.rollback("timeout")
                     return False
                 granted = yield from self._wait_for(ticket)
                 if granted is None:
@@ -275,12 +280,12 @@ class Acquisition(WaitingVerb, Generic[G]):
                     )
         return True
 
-    def _wait_for(self, ticket: Ticket) -> Operations[bool | None]:
-        """Wait for a slice: True when it is granted, False when not yet, None when the row is gone."""
+    def _wait_for(self, ticket: Ticket) -> Effects[bool | None]:
+        """Wait for at most one slice: True (granted), False (not yet), None (the row is gone)."""
         self.client.require_open()
         lines, waiter = self.client.waiter_queues, self.waiters.get(ticket.position)
         if waiter is None:
-            (request,) = (one for one in self.requests if one.resource == ticket.resource)
+            (request,) = (request for request in self.requests if request.resource == ticket.resource)
             waiter = self.waiters[ticket.position] = Waiter(ticket, request, self.new_event())
             lines.enter(waiter)
             self.client.contention_monitor.came(ticket.resource, ticket.position)
@@ -294,57 +299,57 @@ class Acquisition(WaitingVerb, Generic[G]):
         if place is WaiterState.ANSWERED:
             self.checked(waiter.answer)
         elif self.deadlock is not None:
-            lines.settle(waiter, (yield from self.look_or_give_up(waiter)))
+            lines.settle(waiter, (yield from self.poll_or_give_up(waiter)))
         elif place is WaiterState.KEPT_OUT:
-            yield Sleep(waiter, self.seconds_left(KEPT_OUT_SECONDS))
+            yield Sleep(waiter, self.remaining(KEPT_OUT_SECONDS))
         elif place is WaiterState.FIRST and lines.stay(waiter, self.client.holdings.ahead_of(ticket)):
-            yield Sleep(waiter, self.seconds_left())
+            yield Sleep(waiter, self.remaining())
         elif place is not WaiterState.FIRST or lines.leads(waiter) or not (yield from self._wait_in_session(waiter)):
             yield from self._stand(waiter, place)
         return waiter.answer
 
-    def _wait_in_session(self, waiter: Waiter) -> Operations[bool]:
-        """Whether there was one to wait in."""
+    def _wait_in_session(self, waiter: Waiter) -> Effects[bool]:
+        """Wait on a connection of the pool. Return False if none was free."""
         lines = self.client.waiter_queues
         lines.sit(waiter)
-        timeout = self.seconds_left()
+        timeout = self.remaining()
         answer = yield from self.wait(waiter, min(timeout, SUSPECT_SLICE_SECONDS) if self._suspected else timeout)
-        if answer is NO_ROOM:
+        if answer is NO_CONNECTION:
             return False
         if answer is not False:
             lines.settle(waiter, answer)
         return True
 
-    def _stand(self, waiter: Waiter, place: WaiterState) -> Operations[None]:
-        """Sleep until somebody has to look, and look for all who are due, unless another one did."""
+    def _stand(self, waiter: Waiter, place: WaiterState) -> Effects[None]:
+        """Sleep until the next poll is due, then poll for all due waiters unless another thread has done so."""
         lines, last = self.client.waiter_queues, False
         if place is not WaiterState.LET_IN_TOO:
             pause = lines.stand(waiter)
-            left = self.seconds_left(pause)
+            left = self.remaining(pause)
             last = left < pause
             if left > 0:
                 yield Sleep(waiter, left)
         chosen = lines.begin_look(waiter, last)
         if chosen:
             try:
-                yield Call("wait", lines.looking(chosen), self.budget)
+                yield Call("wait", lines.looking(chosen), self.retry_timeout)
             finally:
                 lines.end_look()
 
-    def _require_rows(self, holding: Holding) -> Operations[None]:
-        """While we waited, the main session may have been lost, and our rows with it."""
+    def _require_rows(self, holding: Holding) -> Effects[None]:
+        """Check that the rows still exist: the main connection may have been lost during the wait."""
         if self.member.unheard():
-            yield Verify()
+            yield VerifyGrants()
         for ticket in self.tickets:
             if not self.member.knows(ticket):
-                missing = [one.position for one in self.tickets if not self.member.knows(one)]
+                missing = [other.position for other in self.tickets if not self.member.knows(other)]
                 self.client.mark_lost_and_log(missing, "its row was removed before it could be used")
                 holding.require()
 
-    # -- telling ------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------
 
     def _tell(self, event: type[TimedOut | Deadlocked], **more: Any) -> None:
-        """What has become of it: not had."""
+        """Publish that the requests were not granted."""
         signals, tickets = self.client.event_bus, {ticket.resource: ticket.position for ticket in self.tickets}
         if signals.wants(event.name, event.level):
             waited = self.waited()
@@ -356,13 +361,15 @@ class Acquisition(WaitingVerb, Generic[G]):
                 signals.tell(event(**about, waited=waited, **more), self.trace)
 
     def tell_place_lost(self, ticket: Ticket) -> None:
-        (request,) = (one for one in self.requests if one.resource == ticket.resource)
+        (request,) = (request for request in self.requests if request.resource == ticket.resource)
         about = self.client.event_bus.about(request, ticket.position, self.caller)
         lost = Lost(**about, held=None, why="its row was taken out of the queue while it waited")
         self.client.event_bus.tell(lost, self.trace)
 
-    def _tell_waiting(self, waiter: Waiter) -> Operations[None]:
-        """That it waits, and behind whom. Only for one that nobody of ours stands before is the database asked that."""
+    def _tell_waiting(self, waiter: Waiter) -> Effects[None]:
+        """Publish the `waiting` event with its blocker. Ask the database only if no waiter or holder of this process is
+        ahead.
+        """
         client, ticket = self.client, waiter.ticket
         behind = client.waiter_queues.behind(waiter) or client.holdings.behind(waiter.request, ticket.position)
         if behind is None:
@@ -376,8 +383,8 @@ class Acquisition(WaitingVerb, Generic[G]):
         client.event_bus.tell(Waiting(**about, behind=behind), self.trace)
 
 
-def locked(client: DatabaseClient, requests: Sequence[Request]) -> Operations[bool]:
-    """Whether somebody else would now ask for these in vain."""
+def locked(client: DatabaseClient, requests: Sequence[Request]) -> Effects[bool]:
+    """Return True if another caller could not acquire these resources now."""
     client.require_open()
 
     def look(session: Session, _: int) -> tuple[list[list[Entry]], dict[str, Resource]]:
@@ -392,8 +399,8 @@ def locked(client: DatabaseClient, requests: Sequence[Request]) -> Operations[bo
         setting = settings.get(request.resource)
         if setting is not None and setting.paused:
             return True
-        # (Whose owner is known to be dead is removed by the next who tries.)
-        there = [entry for entry in ahead if entry.state != "dead"]
-        if not request.fits(there, None if setting is None else setting.cap):
+        # (The next acquisition removes a row whose owner is dead.)
+        alive = [entry for entry in ahead if entry.state != "dead"]
+        if not request.fits(alive, None if setting is None else setting.cap):
             return True
     return False

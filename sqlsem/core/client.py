@@ -30,13 +30,13 @@ from sqlsem.core.change_counter import ChangeCounter
 from sqlsem.core.claims import Claim, Claims
 from sqlsem.core.contention import ContentionMonitor
 from sqlsem.core.deadlock_monitor import DeadlockMonitor
+from sqlsem.core.effects import NO_CONNECTION, Call, Effect, Sleep, WaitFor
 from sqlsem.core.event_bus import EventBus, drain, global_bus
 from sqlsem.core.event_loops import EventLoops
 from sqlsem.core.holdings import BaseGrant, Holdings
 from sqlsem.core.membership import Membership
 from sqlsem.core.notifications import NotificationListener
 from sqlsem.core.priority_waiters import PriorityWaiters
-from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
 from sqlsem.core.threads import Pool, call_out, hush, spawn, spawn_in_handler, voice, when_all
 from sqlsem.core.wait_pool import WaitConnectionPool
 from sqlsem.core.waiter_queues import WaiterQueues
@@ -141,24 +141,24 @@ class DatabaseClient:
         """An id for one request alone."""
         return f"{self._uid}{next(self._uids)}"
 
-    # -- operations ---------------------------------------------------------------------------------------------
+    # -- effects ------------------------------------------------------------------------------------------------
 
-    def execute_effect(self, operation: Operation) -> Any:
-        """Carry out an operation, blocking."""
+    def execute_effect(self, effect: Effect) -> Any:
+        """Carry out an effect, blocking."""
         member = self.member
         if member.closing.is_set():
             shutdown.stay_asleep()
-        if isinstance(operation, Call):
-            return member.main.call(operation.what, operation.call, operation.budget, sign=operation.sign)
-        if isinstance(operation, WaitFor):
-            with self.wait_pool.session(operation.timeout) as session:
+        if isinstance(effect, Call):
+            return member.main.call(effect.what, effect.call, effect.retry_timeout, sign=effect.sign)
+        if isinstance(effect, WaitFor):
+            with self.wait_pool.session(effect.timeout) as session:
                 if session is None:
-                    return NO_ROOM
-                wait = session.upgrade if operation.upgrade else session.wait
-                return wait(operation.ticket, operation.timeout, operation.waiter.event)
-        if isinstance(operation, Sleep):
-            woken = operation.waiter.event.wait(operation.timeout)
-            operation.waiter.event.clear()
+                    return NO_CONNECTION
+                wait = session.upgrade if effect.upgrade else session.wait
+                return wait(effect.ticket, effect.timeout, effect.waiter.event)
+        if isinstance(effect, Sleep):
+            woken = effect.waiter.event.wait(effect.timeout)
+            effect.waiter.event.clear()
             return woken
         return member.verify()
 

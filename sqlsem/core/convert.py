@@ -1,4 +1,8 @@
-"""A grant that becomes another: a reader the writer, and the writer a reader."""
+"""Upgrade a reader to the writer, and downgrade the writer to a reader, without releasing the lock in between.
+
+A failed or interrupted upgrade leaves a reader: `rollback` downgrades it at once, or the next heartbeat does. It relies
+on the holder's row, which stays in the queue and only changes its access.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from typing import Any
 from sqlsem import deadlocks
 from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.client import DatabaseClient
+from sqlsem.core.effects import NO_CONNECTION, Call, Effects, Sleep
 from sqlsem.core.holdings import Holding
-from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep
+from sqlsem.core.operations import SUSPECT_SLICE_SECONDS, WaitingOperation
 from sqlsem.core.threads import voice
 from sqlsem.core.timeout_details import blockers
-from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.core.waiter_queues import Waiter
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.protocol import ConversionSession
@@ -29,10 +33,10 @@ __all__ = ["Upgrade", "downgrade"]
 log = voice
 
 
-class Upgrade(WaitingVerb):
-    """Has a reader become the writer without letting go; a `Verb`. ``event`` is the face's own, and wakes it.
+class Upgrade(WaitingOperation):
+    """The upgrade of a reader to the writer; an `Operation`. Unless `run` returns, the grant is a reader afterwards.
 
-    Whatever happens in between, it is a reader afterwards, unless `run` has ended well.
+    ``event`` wakes the waiter; threads and tasks have events of their own kinds.
     """
 
     upgrade = True
@@ -48,12 +52,12 @@ class Upgrade(WaitingVerb):
         self._waiter = Waiter(self._ticket, holding.requests[0], event)
         self._pauses = backoff_delays()  # between looks, where it has no session to wait in
         self._alone = contextlib.ExitStack()
-        self._begun = False  # may be no reader any more
+        self._begun = False  # True: the row may no longer be that of a reader
         self._has_waited = False
 
-    def run(self) -> Operations[None]:
-        """Begin, and wait until all other readers have left. Raises `Timeout` when that takes too long, `LockLost` when
-        its row is gone, and `Deadlock`.
+    def run(self) -> Effects[None]:
+        """Upgrade, and wait until all other readers have released. Raises `Timeout`, `Deadlock`, and `LockLost` if its
+        row is gone.
         """
         _require_convertible(self._holding, READ, "upgraded")
         try:
@@ -66,21 +70,21 @@ class Upgrade(WaitingVerb):
             raise
         self._tell(Granted, waited=self.waited(), at_once=not self._has_waited)
 
-    def _become_writer(self) -> Operations[None]:
+    def _become_writer(self) -> Effects[None]:
         self._alone.enter_context(_alone(self.client, self._holding))
         self.client.deadlock_monitor.add(self, (self._ticket,), self.caller.number)
         self._begun = True
         while True:
             begun = yield from self._begin()
             writes: bool | None = begun is Upgrading.DONE
-            left = self.seconds_left()
+            left = self.remaining()
             if not writes and left <= 0 and begun is not Upgrading.GONE:
                 raise (yield from self._too_late())
             if begun in (Upgrading.BEGUN, Upgrading.NOT_YET) and not self._has_waited:
                 self._has_waited = True
                 self.client.contention_monitor.came(self._ticket.resource, self._ticket.position, upgrades=True)
                 yield from self._tell_waiting()
-            if begun is Upgrading.BEGUN:  # (after each slice again, which changes nothing as long as that stands)
+            if begun is Upgrading.BEGUN:  # (called again after each slice; idempotent)
                 writes = yield from self._wait(left)
             if writes is None or begun is Upgrading.GONE:
                 _lose(self.client, self._holding)
@@ -90,42 +94,42 @@ class Upgrade(WaitingVerb):
                 self._holding.require()
                 return
 
-    def _too_late(self) -> Operations[Timeout]:
+    def _too_late(self) -> Effects[Timeout]:
         found = yield from blockers(self.client, self._holding.requests, self.caller, self._ticket)
         words = in_words(found)
         return Timeout(
             f"The reader of {self._ticket.resource!r} at position {self._ticket.position} did not become the writer "
             f"within {self.timeout:g} s, and reads on{f': {words}' if words else ''}; see the queue with: sqlsem ls",
             resource=self._ticket.resource,
-            holders=[holder for one in found for holder in one.holders],
+            holders=[holder for blocker in found for holder in blocker.holders],
         )
 
-    def withdraw(self) -> Operations[None]:
-        """Make it a reader again, at the latest when the database can be reached."""
+    def rollback(self) -> Effects[None]:
+        """Downgrade to a reader again, at once or with the next heartbeat."""
         if not self._begun:
             return
         self._holding.set_access(READ)
         try:
-            yield Call("downgrade", _to_reader(self._holding), min(1.0, self.budget))
+            yield Call("downgrade", _to_reader(self._holding), min(1.0, self.retry_timeout))
         except SqlsemError as exc:
             if not self.client.closed:
-                log.warning("Could not withdraw the upgrade of %r at once: %s", self._holding, exc)
-                self.drop()
+                log.warning("Could not rollback the upgrade of %r at once: %s", self._holding, exc)
+                self.rollback_local()
         self.client.notify_waiters(self._ticket.resource)
 
-    def drop(self) -> None:
-        """As `withdraw`, where nothing can be carried out any more."""
+    def rollback_local(self) -> None:
+        """Let the next heartbeat downgrade to a reader."""
         if self._begun:
             _read_later(self.client, self._holding)
 
-    def done(self) -> None:
-        """It waits no more."""
+    def close(self) -> None:
+        """Stop waiting, and permit other conversions of this grant."""
         self.client.deadlock_monitor.remove((self._ticket,))
         self._alone.close()
 
-    def tell(self, found: deadlocks.Found) -> None:
-        """This upgrade has to be given up; from another thread."""
-        super().tell(found)
+    def choose_as_victim(self, deadlock: deadlocks.Found) -> None:
+        """Have this request raise `Deadlock`. Called by another thread."""
+        super().choose_as_victim(deadlock)
         self._waiter.event.set()
 
     def _tell(self, event: type[Event], **more: Any) -> None:
@@ -134,18 +138,18 @@ class Upgrade(WaitingVerb):
             about = signals.about(self._holding.requests[0], self._ticket.position, self.caller)
             signals.tell(event(**{**about, "access": UPGRADE, **more}), self._holding.trace)
 
-    def _tell_waiting(self) -> Operations[None]:
+    def _tell_waiting(self) -> Effects[None]:
         if self.client.event_bus.wants(Waiting.name, logging.INFO):
             behind = None
             try:
                 entries = yield Call("look", lambda session, _: session.entries(self._ticket.resource), 0.0)
                 behind = Behind.inside(entries, self._ticket.position)
             except SqlsemError as exc:
-                log.debug("Cannot see who else is inside: %s", exc)
+                log.debug("Cannot read which readers remain: %s", exc)
             self._tell(Waiting, behind=behind)
 
-    def _begin(self) -> Operations[Upgrading]:
-        """Begin, or only try where no time is given: what has come of it."""
+    def _begin(self) -> Effects[Upgrading]:
+        """Begin the upgrade, or only try it with timeout 0. Return its state."""
         only_if_free = self.timeout == 0
         self.client.require_open()
 
@@ -154,34 +158,34 @@ class Upgrade(WaitingVerb):
             return session.begin_upgrade(self._ticket, only_if_free)
 
         try:
-            begun: Upgrading = yield Call("upgrade", begin, self.budget)
+            begun: Upgrading = yield Call("upgrade", begin, self.retry_timeout)
         except Busy:
-            # Somebody keeps the gate in an open transaction: that is waiting too.
+            # Another transaction holds the gate open; that counts as waiting.
             return Upgrading.NOT_YET
         if only_if_free and begun is not Upgrading.DONE:
             self._begun = False  # nothing was changed
         if begun is Upgrading.BEGUN:
-            self.client.notify_waiters(self._ticket.resource)  # it may have let in one of ours
+            self.client.notify_waiters(self._ticket.resource)  # may have granted another waiter
         elif begun is Upgrading.NOT_YET and not only_if_free:
             yield Sleep(self._waiter, next(self._pauses))
         return begun
 
-    def _wait(self, timeout: float) -> Operations[bool | None]:
+    def _wait(self, timeout: float) -> Effects[bool | None]:
         self.client.require_open()
         if not self.member.knows(self._ticket):
             return None  # lost while we waited
         if self.deadlock is not None:
-            return (yield from self.look_or_give_up(self._waiter))
+            return (yield from self.poll_or_give_up(self._waiter))
         answer = yield from self.wait(self._waiter, min(timeout, SUSPECT_SLICE_SECONDS))
-        if answer is NO_ROOM:
+        if answer is NO_CONNECTION:
             yield Sleep(self._waiter, min(timeout, next(self._pauses)))
-            answer = yield from self.look(self._waiter)
-        there: bool | None = answer
-        return there
+            answer = yield from self.poll_once(self._waiter)
+        granted: bool | None = answer
+        return granted
 
 
-def downgrade(client: DatabaseClient, holding: Holding) -> Operations[None]:
-    """Have the writer become a reader. What cannot be done at once is done by the pulse as soon as it can."""
+def downgrade(client: DatabaseClient, holding: Holding) -> Effects[None]:
+    """Downgrade the writer to a reader; if that fails, the next heartbeat does it."""
     holding.require()
     client.engine.require(ConversionSession, "This")
     _require_convertible(holding, WRITE, "downgraded")
@@ -192,9 +196,9 @@ def downgrade(client: DatabaseClient, holding: Holding) -> Operations[None]:
             resource=holding.resource,
         )
     with _alone(client, holding):
-        holding.set_access(READ)  # from now on, whatever becomes of it
+        holding.set_access(READ)  # it counts as a reader from now on, even if the call fails
         try:
-            there = yield Call("downgrade", _to_reader(holding))
+            exists = yield Call("downgrade", _to_reader(holding))
         except Busy as exc:
             log.warning("%r is downgraded when the transaction that asserted it ends (%s)", holding, exc)
             _read_later(client, holding)
@@ -202,7 +206,7 @@ def downgrade(client: DatabaseClient, holding: Holding) -> Operations[None]:
         except BaseException:
             _read_later(client, holding)
             raise
-        if not there:
+        if not exists:
             _lose(client, holding)
         client.notify_waiters(holding.resource)
 
@@ -216,12 +220,12 @@ def _to_reader(holding: Holding) -> Callable[[Session, int], bool]:
 
 
 def _read_later(client: DatabaseClient, holding: Holding) -> None:
-    """Have the pulse make it a reader."""
+    """Defer the downgrade to the next heartbeat."""
     holding.set_access(READ)
     conversions = holding.conversions
 
     def put_back(session: Session, _: int) -> None:
-        # Unless it has been released, or upgraded again since (which is done on the main session, as this is).
+        # Skip it if the grant was released or converted since. Conversions use the main connection, as this call does.
         if holding.conversions == conversions and not holding.released and holding.why_lost is None:
             session.downgrade(holding.tickets[0])
 
@@ -245,7 +249,7 @@ def _require_convertible(holding: Holding, access: str, what: str) -> None:
 
 @contextlib.contextmanager
 def _alone(client: DatabaseClient, holding: Holding) -> Iterator[None]:
-    """One at a time: another thread may have the grant as well."""
+    """Refuse a second conversion at the same time: several threads may use the grant."""
     with client.state_lock:
         if holding.converting:
             raise ConfigurationError(
@@ -260,5 +264,5 @@ def _alone(client: DatabaseClient, holding: Holding) -> Iterator[None]:
 
 
 def _lose(client: DatabaseClient, holding: Holding) -> None:
-    client.mark_lost_and_log([holding.tickets[0].position], "its row was removed or taken away")
+    client.mark_lost_and_log([holding.tickets[0].position], "its row was removed, perhaps by an operator")
     holding.require()

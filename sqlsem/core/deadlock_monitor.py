@@ -24,8 +24,8 @@ SETTLE_SECONDS = 0.5
 class DeadlockCandidate(Protocol):
     """Somebody of ours who waits while others may wait for it."""
 
-    def tell(self, found: Found) -> None:
-        """Its request has to be given up."""
+    def choose_as_victim(self, deadlock: Found) -> None:
+        """Have its request raise `Deadlock`."""
 
 
 class DeadlockMonitor(Monitor):
@@ -85,7 +85,7 @@ class DeadlockMonitor(Monitor):
             # There may be another one, which is found when this one has been withdrawn.
             if found.victim not in told:
                 told.add(found.victim)
-                suspect.tell(found)
+                suspect.choose_as_victim(found)
             if member.closing.wait(0.02):
                 return
 

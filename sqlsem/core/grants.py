@@ -12,13 +12,13 @@ from sqlsem.core.callers import this_thread
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.convert import Upgrade, downgrade
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
+from sqlsem.core.effects import Effects, run_generator, run_operation
 from sqlsem.core.handover import TTL_SECONDS, handing_over
 from sqlsem.core.holdings import BaseGrant, Exit, Holding, abandon
 from sqlsem.core.leaving import leaving, placed
 from sqlsem.core.permits import Permit
 from sqlsem.core.rate_grants import adjusting, rate_of
 from sqlsem.core.standing import beginning, connection_of, ending_session
-from sqlsem.core.steps import Operations, carry_out, drive
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Replaced
 from sqlsem.errors import Unavailable
@@ -29,7 +29,7 @@ __all__ = ["Grant", "asserting", "checking", "give_back"]
 log = voice
 
 
-def checking(client: DatabaseClient, holding: Holding) -> Operations[None]:
+def checking(client: DatabaseClient, holding: Holding) -> Effects[None]:
     """Ask the database whether it is still held; raises `LockLost` or `NotHeld` when not."""
     holding.require()
     try:
@@ -130,7 +130,7 @@ class Grant(BaseGrant):
         ...         grant.check()
         ...         load(part)
         """
-        drive(checking(self._client, self.holding), self._client.execute_effect)
+        run_generator(checking(self._client, self.holding), self._client.execute_effect)
 
     def assert_held(self, cursor: Any) -> None:
         """Check inside the caller's own transaction that the lock is held, and keep it held until that ends.
@@ -141,7 +141,7 @@ class Grant(BaseGrant):
 
         Raises `LockLost`, and `ConfigurationError` for a cursor in autocommit mode, where it would protect nothing.
         """
-        drive(asserting(self._client, self.holding, cursor), lambda answer: answer)
+        run_generator(asserting(self._client, self.holding, cursor), lambda answer: answer)
 
     def release_on_commit(self, cursor: Any) -> None:
         """Release the lock when the transaction of ``cursor`` commits; keep it when that rolls back (also to a
@@ -160,7 +160,7 @@ class Grant(BaseGrant):
         ...     cursor.execute("UPDATE ledger SET …")
         ...     grant.release_on_commit(cursor)
         """
-        drive(leaving(self._client, self, cursor), lambda answer: answer)
+        run_generator(leaving(self._client, self, cursor), lambda answer: answer)
 
     @contextlib.contextmanager
     def session(self, connection: Any) -> Iterator[None]:
@@ -179,17 +179,17 @@ class Grant(BaseGrant):
         ...     book(connection)
         """
         client, line = self._client, connection_of(connection)
-        noted = drive(beginning(client, self.holding, line), lambda answer: answer)
+        noted = run_generator(beginning(client, self.holding, line), lambda answer: answer)
         try:
             yield
         except BaseException:
             # What the body raised is what its caller has to hear of; the lock ends soon, and the note with it.
             try:
-                drive(ending_session(client, line, noted), lambda answer: answer)
+                run_generator(ending_session(client, line, noted), lambda answer: answer)
             except Exception as exc:
                 log.info("The note of %r in a connection's session could not be taken back: %s", self, exc)
             raise
-        drive(ending_session(client, line, noted), lambda answer: answer)
+        run_generator(ending_session(client, line, noted), lambda answer: answer)
 
     def upgrade(self, timeout: Duration | None = None) -> None:
         """Become the writer, without letting go: wait until all other readers have left, while nobody new is let in.
@@ -208,7 +208,7 @@ class Grant(BaseGrant):
         ...         grant.upgrade(timeout=60)
         ...         reload()
         """
-        carry_out(Upgrade(self._client, self.holding, timeout, runtime.event()), self._client.execute_effect)
+        run_operation(Upgrade(self._client, self.holding, timeout, runtime.event()), self._client.execute_effect)
 
     def downgrade(self) -> None:
         """Become a reader, without letting go: readers that wait right behind are let in, writers are not.
@@ -216,7 +216,7 @@ class Grant(BaseGrant):
         Raises `ConfigurationError` when this is no writer (or one of several resources, or held several times), and
         `LockLost`.
         """
-        drive(downgrade(self._client, self.holding), self._client.execute_effect)
+        run_generator(downgrade(self._client, self.holding), self._client.execute_effect)
 
     def hand_over(self, *, ttl: Duration = TTL_SECONDS, to: str | None = None) -> str:
         """Give the lock to whoever shows the token that is returned, to `sqlsem.adopt` or ``EXEC sqlsem.adopt``: in
@@ -242,7 +242,7 @@ class Grant(BaseGrant):
         >>> with sqlsem.mutex("nightly") as grant:  # doctest: +SKIP
         ...     start_job(token=grant.hand_over(ttl="5m"))
         """
-        return drive(handing_over(self._client, self, ttl, to), self._client.execute_effect)
+        return run_generator(handing_over(self._client, self, ttl, to), self._client.execute_effect)
 
     def __enter__(self) -> Grant:
         return self
@@ -262,7 +262,7 @@ class Grant(BaseGrant):
         """Say what was used of a rate that was taken with the lock (`sqlsem.all_of`); see `RateGrant.adjust`.
         ``rate``: its name, where there are several. Raises `ConfigurationError` where there is none of that name.
         """
-        drive(adjusting(rate_of(self.rates, rate, self), actual), self._client.execute_effect)
+        run_generator(adjusting(rate_of(self.rates, rate, self), actual), self._client.execute_effect)
 
     def release(self) -> None:
         """Release the lock, from any thread. The end of its block has then nothing to do.
@@ -274,4 +274,4 @@ class Grant(BaseGrant):
 
 def give_back(grant: Grant, by: Permit) -> None:
     """End this hold of a grant, or one by this exit; errors as of `Grant.release`."""
-    drive(grant._client.holdings.give_back(grant, by), grant._client.execute_effect)
+    run_generator(grant._client.holdings.give_back(grant, by), grant._client.execute_effect)

@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 from sqlsem import runtime
 from sqlsem.core.callers import Caller
 from sqlsem.core.client import DatabaseClient
+from sqlsem.core.effects import Call, Effects
 from sqlsem.core.holdings import BaseGrant, Holding, LostCallback
-from sqlsem.core.steps import Call, Operations
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.transfers import TransferSession
@@ -49,7 +49,7 @@ def check_token(token: object) -> str:
     return token
 
 
-def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: str | None) -> Operations[str]:
+def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: str | None) -> Effects[str]:
     """Hand a grant over; the token by which it can be adopted. See `Grant.hand_over`."""
     holding = grant.holding
     client.engine.require(TransferSession, "hand_over()")
@@ -136,7 +136,7 @@ def _check_ttl(ttl: Duration) -> float:
     return seconds
 
 
-def _refused(client: DatabaseClient, holding: Holding) -> Operations[None]:
+def _refused(client: DatabaseClient, holding: Holding) -> Effects[None]:
     """The server would not. But an attempt before may have been carried out, without an answer: a ping tells."""
     client.member.add(holding.tickets)
     try:
@@ -154,7 +154,7 @@ def _lose(client: DatabaseClient, holding: Holding, why: str) -> None:
 
 
 class Adoption(Generic[G]):
-    """One adoption; a `Verb`. Arguments as of `Acquisition`."""
+    """One adoption; an `Operation`. Arguments as of `Acquisition`."""
 
     def __init__(
         self,
@@ -176,9 +176,9 @@ class Adoption(Generic[G]):
         self._tickets: list[Ticket] = []
         self._grant: G | None = None
         self._sent = False
-        self._withdrawn = False  # as in `Acquisition`: a call that is under way in another thread leaves nothing behind
+        self._rolled_back = False  # as in `Acquisition`
 
-    def run(self) -> Operations[G]:
+    def run(self) -> Effects[G]:
         """Have what was handed over under the token. Raises `NotHeld`, `ConfigurationError`, `LockLost`."""
         began = monotonic()
         found: list[tuple[Request, Ticket]] = yield Call("adopt", self._adopt, sign=True)
@@ -199,18 +199,18 @@ class Adoption(Generic[G]):
 
     def _adopt(self, session: Session, member_id: int) -> list[tuple[Request, Ticket]]:
         self._sent = True
-        if self._withdrawn:
+        if self._rolled_back:
             return []
         self._member.registering(self._uid)
         caller, requesting_id = self._caller, self._client.requesting_id(self._caller)
         found = session.adopt(member_id, requesting_id, caller.owner, self._uid, self._token)
         self._tickets = [ticket for _, ticket in found]
         self._member.add(self._tickets)
-        if self._withdrawn:
+        if self._rolled_back:
             self._forget()
         return found
 
-    def withdraw(self) -> Operations[None]:
+    def rollback(self) -> Effects[None]:
         """Give back what this has left; where that cannot be done now, the next good ping does it. Repeatable."""
         uid = self._uid
         self._disown()
@@ -224,13 +224,13 @@ class Adoption(Generic[G]):
         finally:
             self._forget()
 
-    def drop(self) -> None:
-        """As `withdraw`, where nothing can be carried out any more."""
+    def rollback_local(self) -> None:
+        """As `rollback`, where nothing can be carried out any more."""
         self._disown()
         self._forget()
 
     def _disown(self) -> None:
-        self._withdrawn = True
+        self._rolled_back = True
         if self._grant is not None and not self._grant.holding.released:
             self._client.holdings.forget(self._grant)
             self._client.holdings.tell_released(self._grant.holding)
@@ -240,6 +240,6 @@ class Adoption(Generic[G]):
         if self._sent:
             self._member.disown()
 
-    def done(self) -> None:
+    def close(self) -> None:
         """Its outcome is known. Repeatable."""
         self._member.settled(self._uid)

@@ -11,10 +11,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from sqlsem.core import shutdown
 from sqlsem.core.callers import Caller, ours
+from sqlsem.core.effects import Effects
 from sqlsem.core.event_bus import EventBus, TraceContext
 from sqlsem.core.membership import Membership
 from sqlsem.core.permits import Permit
-from sqlsem.core.steps import Operations
 from sqlsem.core.threads import call_out, voice
 from sqlsem.core.waiter_queues import Waiter
 from sqlsem.errors import Deadlock, LockLost, NotHeld, Unavailable
@@ -374,7 +374,7 @@ class Holdings:
 
     # -- releasing ----------------------------------------------------------------------------------------------
 
-    def give_back(self, grant: BaseGrant, by: Permit) -> Operations[None]:
+    def give_back(self, grant: BaseGrant, by: Permit) -> Effects[None]:
         """End this hold of a grant, or one by this exit, and with the last one the grant. Raises `LockLost` when that
         was lost, before or just now. What has left by itself has ended.
         """
@@ -383,7 +383,7 @@ class Holdings:
         if holding.departure is None or holding.depth > 1 or not holding.departure.settle():
             yield from self.leave(grant, by)
 
-    def leave(self, grant: BaseGrant, by: Permit, parted: Callable[[], None] | None = None) -> Operations[None]:
+    def leave(self, grant: BaseGrant, by: Permit, parted: Callable[[], None] | None = None) -> Effects[None]:
         """`give_back`, by whoever else gives it back; calls ``parted`` as soon as nobody here has it any more."""
         holding = grant.holding
         if holding.pid != os.getpid() or (holding.released and holding.why_lost is None):
@@ -412,7 +412,7 @@ class Holdings:
             shutdown.stay_asleep()
             holding.require()
 
-    def _return(self, ticket: Ticket, holding: Holding) -> Operations[None]:
+    def _return(self, ticket: Ticket, holding: Holding) -> Effects[None]:
         """Give one number back. What cannot be given back in time is lost."""
         why = None
         try:

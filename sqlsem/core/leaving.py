@@ -17,9 +17,9 @@ from sqlsem import runtime
 from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
+from sqlsem.core.effects import Call, run_generator
 from sqlsem.core.holdings import BaseGrant, Exit
 from sqlsem.core.permits import Permit
-from sqlsem.core.steps import Call, drive
 from sqlsem.core.threads import ShouldContinue, SupervisedThread, voice
 from sqlsem.engines.base import Session
 from sqlsem.engines.commit_release import CommitReleaseSession
@@ -139,7 +139,9 @@ class Departure:
                 return self._settled
             self._left = True
         try:
-            drive(self._client.holdings.leave(self._grant, Exit(), self._parted.set), self._client.execute_effect)
+            run_generator(
+                self._client.holdings.leave(self._grant, Exit(), self._parted.set), self._client.execute_effect
+            )
         finally:
             self._parted.set()
         return True

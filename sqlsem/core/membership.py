@@ -36,10 +36,10 @@ from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from sqlsem import runtime
+from sqlsem.core.effects import Call, Effects
 from sqlsem.core.main_connection import MainConnection
 from sqlsem.core.permits import Permit, PermitPool
 from sqlsem.core.retention import RetentionCleaner
-from sqlsem.core.steps import Call, Operations
 from sqlsem.core.threads import ShouldContinue, SupervisedThread, tend, voice, when_all
 from sqlsem.engines.base import Busy, Disconnected, Engine, Session
 from sqlsem.errors import SqlsemError
@@ -246,7 +246,7 @@ class Membership:
         """Whether, as far as we know, the row is there."""
         return ticket.position in self.tickets
 
-    def give_back(self, ticket: Ticket, outcome: str, budget: float | None = None) -> Operations[bool]:
+    def give_back(self, ticket: Ticket, outcome: str, budget: float | None = None) -> Effects[bool]:
         """Release one row; False when it was gone already. What its owner's own open transaction still holds on to
         (assert_held) is given back later, by the pulse.
         """
@@ -354,7 +354,7 @@ class Membership:
         """Prove life, and compare what we believe with what is there."""
         self.call("ping", self._compare, self._ping_budget)
 
-    def pinging(self) -> Operations[None]:
+    def pinging(self) -> Effects[None]:
         """`ping`, as a verb."""
         yield Call("ping", self._compare, self._ping_budget)
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlsem import deadlocks
+from sqlsem.core.effects import Call, Effects
 from sqlsem.core.holdings import Holding
-from sqlsem.core.steps import Call, Operations
 from sqlsem.core.threads import voice
 from sqlsem.deadlocks import Edge, Found, Row, Step
 from sqlsem.engines.base import Session
@@ -80,7 +80,7 @@ class Above:
     def __init__(self) -> None:
         self.held: tuple[Held, ...] | None = None  # None: not looked up yet; (): nothing, as nearly always
 
-    def find(self) -> Operations[tuple[Held, ...]]:
+    def find(self) -> Effects[tuple[Held, ...]]:
         """Look it up."""
         if self.held is None:
             try:
@@ -93,7 +93,7 @@ class Above:
         return self.held
 
 
-def _still_held(held: Sequence[Held]) -> Operations[tuple[Held, ...]]:
+def _still_held(held: Sequence[Held]) -> Effects[tuple[Held, ...]]:
     def look(session: Session, _: int) -> tuple[Held, ...]:
         rows = {
             (row.position, row.requesting_id)
@@ -108,7 +108,7 @@ def _still_held(held: Sequence[Held]) -> Operations[tuple[Held, ...]]:
     return found
 
 
-def refuse(held: Sequence[Held], requests: Iterable[Request], timeout: float | None) -> Operations[bool]:
+def refuse(held: Sequence[Held], requests: Iterable[Request], timeout: float | None) -> Effects[bool]:
     """Whether a request cannot be had before this process has ended. Raises `Deadlock` rather than have it wait."""
     for request in requests:
         blocking = [one for one in held if one.resource == request.resource and one.request.excludes(request)]

@@ -7,8 +7,8 @@ from typing import Protocol
 from sqlsem.core import terms
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated, client_of
+from sqlsem.core.effects import Call, Effects
 from sqlsem.core.holdings import BaseGrant, Exit, LostCallback, abandon
-from sqlsem.core.steps import Call, Operations
 from sqlsem.core.terms import Terms
 from sqlsem.engines.base import Session
 from sqlsem.engines.periodic import OnceEntry, PeriodicSession
@@ -44,7 +44,7 @@ class Period:
         """Of the mutex that a run holds."""
         return f"{ONCE_PREFIX}{self.name}"
 
-    def due(self, client: DatabaseClient, grant: BaseGrant | None) -> Operations[bool]:
+    def due(self, client: DatabaseClient, grant: BaseGrant | None) -> Effects[bool]:
         """Whether it may run: now, or for a run that holds the mutex. Raises `LockLost` when that is held no more."""
         ticket = None if grant is None else self._ticket(grant)
 
@@ -56,7 +56,7 @@ class Period:
             _lose(client, grant)
         return bool(due)
 
-    def mark(self, client: DatabaseClient, grant: BaseGrant) -> Operations[None]:
+    def mark(self, client: DatabaseClient, grant: BaseGrant) -> Effects[None]:
         """It is done for this period. Raises `LockLost` when the mutex was lost; then it is not."""
         grant.holding.require()
         ticket = self._ticket(grant)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlsem.core.acquire import Acquisition, G
-from sqlsem.core.steps import Call, Operations, Sleep
+from sqlsem.core.effects import Call, Effects, Sleep
 from sqlsem.core.threads import voice
 from sqlsem.core.waiter_queues import Waiter
 from sqlsem.engines.base import Busy, Session
@@ -33,22 +33,22 @@ BEHIND_SECONDS = 30.0
 
 
 class RankedAcquisition(Acquisition[G]):
-    """One acquisition by a request with a priority; a `Verb`."""
+    """One acquisition by a request with a priority; an `Operation`."""
 
     _waiter: Waiter | None = None
 
-    def run(self) -> Operations[G | None]:
+    def run(self) -> Effects[G | None]:
         """As of any lock. Raises `ConfigurationError` for who holds something, and could be in a deadlock."""
         self.client.engine.require(PrioritySession, "A priority")
         return (yield from super().run())
 
-    def done(self) -> None:
+    def close(self) -> None:
         """As of any lock."""
-        super().done()
+        super().close()
         if self._waiter is not None:
             self.client.priority_waiters.leave(self._waiter)
 
-    def _take_numbers(self) -> Operations[bool]:
+    def _register_all(self) -> Effects[bool]:
         if self.timeout != 0:
             yield from self._require_nothing_held()
         turn = yield from self._ask(None)
@@ -70,19 +70,19 @@ class RankedAcquisition(Acquisition[G]):
         yield from self._tell_waiting(self._waiter)
         return (yield from self._wait_in_line(self._waiter, place, turn))
 
-    def _wait_for_all(self) -> Operations[bool]:
+    def _wait_for_all(self) -> Effects[bool]:
         yield from ()
         return True  # that was done
 
-    def _wait_in_line(self, waiter: Waiter, place: Ticket, turn: Turn) -> Operations[bool]:
+    def _wait_in_line(self, waiter: Waiter, place: Ticket, turn: Turn) -> Effects[bool]:
         """Whether it was granted in time."""
         while not turn.granted:
             self.client.require_open()
-            if self.seconds_left() <= 0:
-                yield from self.withdraw("timeout")
+            if self.remaining() <= 0:
+                yield from self.rollback("timeout")
                 return False
             told = self.client.priority_waiters.stands_behind(waiter, turn.before)
-            yield Sleep(waiter, max(0.0, self.seconds_left(BEHIND_SECONDS if told else self._pause(turn.ahead))))
+            yield Sleep(waiter, max(0.0, self.remaining(BEHIND_SECONDS if told else self._pause(turn.ahead))))
             found = (yield from self._ask(place)) if self.member.knows(place) else Turn(None, False)
             if found is None:
                 return False
@@ -103,14 +103,14 @@ class RankedAcquisition(Acquisition[G]):
         pause = min(max(SHORTEST, self.waited() * SHARE), LONGEST)
         return pause * min(ahead + 1, FAR) * random.uniform(0.8, 1.2)
 
-    def _ask(self, place: Ticket | None) -> Operations[Turn | None]:
+    def _ask(self, place: Ticket | None) -> Effects[Turn | None]:
         """Ask whether it is its turn; None where somebody keeps the gate for longer than there is time."""
         member, request = self.member, self.requests[0]
         requesting_id = self.requesting_id()
 
         def take_turn(session: Session, member_id: int) -> Turn:
             self.sent = True  # (see _register)
-            if self.withdrawn:
+            if self.rolled_back:
                 return Turn(None, False)
             member.registering(self.uid)
             turn = session.acquire_by_priority(
@@ -122,22 +122,22 @@ class RankedAcquisition(Acquisition[G]):
                 member.add(self.tickets)
             if place is not None and (turn.granted or turn.ticket is None):
                 member.forget([place])
-            if self.withdrawn:
+            if self.rolled_back:
                 self.forget_rows()
             return turn
 
         while True:
             try:
-                turn: Turn = yield Call("acquire", take_turn, self.budget)
+                turn: Turn = yield Call("acquire", take_turn, self.retry_timeout)
                 return turn
             except Busy:
-                if self.seconds_left() <= 0:
-                    yield from self.withdraw("timeout")
+                if self.remaining() <= 0:
+                    yield from self.rollback("timeout")
                     return None
             finally:
                 member.settled(self.uid)
 
-    def _require_nothing_held(self) -> Operations[None]:
+    def _require_nothing_held(self) -> Effects[None]:
         """Nobody waits for who waits in a line: so such a one is in no deadlock, and need not be searched for there."""
         held = self.client.holdings.requests_of(self.caller.number)
         above = yield from self.client.parent_locks.find()
@@ -151,7 +151,7 @@ class RankedAcquisition(Acquisition[G]):
                 resource=resource,
             )
 
-    def _tell_waiting(self, waiter: Waiter) -> Operations[None]:
+    def _tell_waiting(self, waiter: Waiter) -> Effects[None]:
         signals, resource = self.client.event_bus, waiter.ticket.resource
         if not signals.wants(Waiting.name, logging.INFO):
             return

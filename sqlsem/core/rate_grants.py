@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from sqlsem import runtime
 from sqlsem.core.client import DatabaseClient
-from sqlsem.core.steps import Call, Operations
+from sqlsem.core.effects import Call, Effects
 from sqlsem.engines.base import Busy, Session
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import check_count, check_some
@@ -34,7 +34,7 @@ class BaseRateGrant:
         return f"<RateGrant {self.cost} of {self.name!r}>"
 
 
-def adjusting(grant: BaseRateGrant, actual: int) -> Operations[None]:
+def adjusting(grant: BaseRateGrant, actual: int) -> Effects[None]:
     """`RateGrant.adjust`."""
     check_count(f"The cost adjusted for rate {grant.name!r}", actual, least=0)
     resource, taken_ms = grant.resource, grant.taken_ms

@@ -14,9 +14,9 @@ from sqlsem.core import terms
 from sqlsem.core.acquire import Acquisition
 from sqlsem.core.callers import Caller
 from sqlsem.core.client import DatabaseClient
+from sqlsem.core.effects import Call, Effects, Sleep
 from sqlsem.core.holdings import BaseGrant, Exit, Hold, Holding
 from sqlsem.core.rate_grants import BaseRateGrant, giving_back
-from sqlsem.core.steps import Call, Operations, Sleep
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Disconnected, Session
 from sqlsem.engines.rates import RateSession
@@ -106,7 +106,7 @@ def _cars_of(client: DatabaseClient) -> _Cars:
 
 
 class Taking(Generic[R]):
-    """Something is taken from one rate; a `Verb`.
+    """Something is taken from one rate; an `Operation`.
 
     Those of a process that ask at one time ride together: while the first one's call stands in line for the main
     session others join it, and it takes for all. Each is promised its share for a moment soon, and sleeps until then.
@@ -138,7 +138,7 @@ class Taking(Generic[R]):
         self._client = client
         self._request = request
         self._timeout = timeout
-        self._budget = client.retry if timeout is None else min(client.retry, max(timeout, 1.0))
+        self._retry_timeout = client.retry if timeout is None else min(client.retry, max(timeout, 1.0))
         self._caller = caller
         self._make_grant = make_grant
         self._new_event = new_event
@@ -157,7 +157,7 @@ class Taking(Generic[R]):
         self._put_down = False  # whoever drove has left
         self._out = False  # it wants nothing any more
 
-    def run(self) -> Operations[R | None]:
+    def run(self) -> Effects[R | None]:
         """Take it, or None when the time is up. Raises `LockLost` when its place in the line was lost."""
         taken = False
         if self._timeout == 0:
@@ -169,9 +169,9 @@ class Taking(Generic[R]):
                 # (Who was put down drives: it shall not lose its place by others a second time.)
                 self._car = car = self._cars.enter(self, self._request, _batches(self._client), drives=again)
                 again = True
-                taken = yield from (self._drive(car) if car.driver is self else self._ride(car))
+                taken = yield from (self._lead(car) if car.driver is self else self._ride(car))
                 self._get_off()
-                rides = not taken and self._seconds_left() > 0
+                rides = not taken and self._remaining() > 0
         if not taken:
             self._tell_late()
             return None
@@ -188,12 +188,12 @@ class Taking(Generic[R]):
             about = signals.about(self._request.in_line(), None, self._caller)
             signals.tell(TimedOut(**about, waited=monotonic() - self._began, timeout=self._timeout))
 
-    def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
+    def rollback(self, outcome: str = "cancelled") -> Effects[None]:
         """Leave the line, and give back what was taken. Repeatable. What cannot be given back now counts as used."""
         taken_ms = self._leave()
         resource, cost = self._request.resource, self._request.cost
         if self._line is not None:
-            yield from self._line.withdraw(outcome)
+            yield from self._line.rollback(outcome)
         if taken_ms is not None:
             try:
                 yield Call("adjust", giving_back(resource, taken_ms, cost), 1.0)
@@ -201,16 +201,16 @@ class Taking(Generic[R]):
                 if not self._client.closed:
                     log.warning("What was taken of %r, and not used, counts as used: %s", resource, exc)
 
-    def drop(self) -> None:
-        """As `withdraw`, where nothing can be carried out any more."""
+    def rollback_local(self) -> None:
+        """As `rollback`, where nothing can be carried out any more."""
         self._leave()
         if self._line is not None:
-            self._line.drop()
+            self._line.rollback_local()
 
-    def done(self) -> None:
+    def close(self) -> None:
         """It is over. Repeatable."""
         if self._line is not None:
-            self._line.done()
+            self._line.close()
         self._get_off()
         self._car = None  # which refers to us: so both are freed now, without the garbage collector
 
@@ -221,15 +221,15 @@ class Taking(Generic[R]):
         with self._cars.lock:
             self._out = True
             taken_ms, self._taken_ms = self._taken_ms, None
-        self._get_off()  # (nobody has it drive on any more)
+        self._get_off()  # (nobody has it run_generator on any more)
         return taken_ms
 
-    def _seconds_left(self) -> float:
+    def _remaining(self) -> float:
         return LOOK_SECONDS if self._timeout is None else self._timeout - (monotonic() - self._began)
 
     # -- riding, and driving ------------------------------------------------------------------------------------
 
-    def _ride(self, car: _Car) -> Operations[bool]:
+    def _ride(self, car: _Car) -> Effects[bool]:
         """Whether who drives has taken it for us, or we have, driving on. Where not, enter anew, or it is over."""
         while True:
             self._client.require_open()
@@ -238,7 +238,7 @@ class Taking(Generic[R]):
                     return True
                 if car.driver is self:
                     break
-                left = self._seconds_left()
+                left = self._remaining()
                 if self._put_down or left <= 0:
                     self._out = left <= 0
                     self._put_down = False
@@ -248,7 +248,7 @@ class Taking(Generic[R]):
         yield from self._take_first(car, self._place)
         return self._taken_ms is not None
 
-    def _drive(self, car: _Car) -> Operations[bool]:
+    def _lead(self, car: _Car) -> Effects[bool]:
         """Whether we have it, at our turn, in time. Who of the others has not by then enters anew."""
         yield from self._take(car, None)
         if self._taken_ms is None:
@@ -261,7 +261,7 @@ class Taking(Generic[R]):
         return self._taken_ms is not None
 
     def _pass_on(self, car: _Car, grant: BaseGrant) -> bool:
-        """Have the next one that has nothing yet drive on, with our row. False where there is none."""
+        """Have the next one that has nothing yet run_generator on, with our row. False where there is none."""
         holding = grant.holding
         with self._cars.lock:
             following = next((rider for rider in car.riders if rider._taken_ms is None and not rider._out), None)
@@ -292,9 +292,9 @@ class Taking(Generic[R]):
         for one in left:
             one._sleeper.event.set()
 
-    def _take(self, car: _Car, place: BaseGrant | None) -> Operations[RateAnswer]:
+    def _take(self, car: _Car, place: BaseGrant | None) -> Effects[RateAnswer]:
         try:
-            answer: RateAnswer = yield Call("rate", partial(self._take_for, car, place), self._budget)
+            answer: RateAnswer = yield Call("rate", partial(self._take_for, car, place), self._retry_timeout)
         except Busy:  # somebody keeps the gate in an open transaction
             answer = RateAnswer(RateTurn.OTHERS_FIRST)
         return answer
@@ -349,17 +349,17 @@ class Taking(Generic[R]):
 
     def _wish(self) -> Wish:
         """What it wants, and for how long it would sleep for that: not beyond its time."""
-        ahead = 0.0 if self._timeout == 0 else min(AHEAD_MS / 1000, self._seconds_left())
+        ahead = 0.0 if self._timeout == 0 else min(AHEAD_MS / 1000, self._remaining())
         return Wish(self._request.cost, max(0, int(ahead * 1000)))
 
     def _all_served(self, car: _Car) -> bool:
         with self._cars.lock:
             return all(rider._taken_ms is not None or rider._out for rider in car.riders)
 
-    def _wait_in_line(self) -> Operations[BaseGrant | None]:
+    def _wait_in_line(self) -> Effects[BaseGrant | None]:
         """Wait for the car's turn; None when our time is up."""
         request, client = self._request.in_line(), self._client
-        timeout = None if self._timeout is None else max(0.001, self._seconds_left())
+        timeout = None if self._timeout is None else max(0.001, self._remaining())
         keep: list[Hold[BaseGrant]] = []
         self._line = line = Acquisition(
             client,
@@ -374,16 +374,16 @@ class Taking(Generic[R]):
         grant = yield from line.run()
         self._told = grant is None
         if grant is not None:
-            line.done()
+            line.close()
             grant.holding.when_lost.append(self._sleeper.event.set)
         return grant
 
-    def _take_first(self, car: _Car, grant: BaseGrant) -> Operations[None]:
+    def _take_first(self, car: _Car, grant: BaseGrant) -> Effects[None]:
         """Being first in the line, take until we have what we want or our time is up."""
         client, holding = self._client, grant.holding
         while True:
             holding.require()
-            left = self._seconds_left()
+            left = self._remaining()
             answer = yield from self._take(car, grant)
             if self._gone is not None:
                 client.holdings.tell_released(holding)
@@ -401,7 +401,7 @@ class Taking(Generic[R]):
                     resource=self._request.resource,
                 )
             if left <= 0 and self._line is not None:
-                yield from self._line.withdraw("timeout")
+                yield from self._line.rollback("timeout")
                 return
             pause = answer.seconds if answer.turn is not RateTurn.OTHERS_FIRST else PAUSED_SECONDS
             yield Sleep(self._sleeper, min(max(pause, LEAST_SECONDS), left, LOOK_SECONDS))
@@ -414,8 +414,8 @@ def _batches(client: DatabaseClient) -> bool:
 
 
 class GroupTaking(Generic[G, R]):
-    """Locks, and then, while they are held, rates; a `Verb`. All or nothing: what was had is given back when the time
-    is up before all is. (A request that is first in a rate's queue never waits for a lock, so no deadlock arises.)
+    """Locks, and then, while they are held, rates; an `Operation`. All or nothing: what was had is given back when the
+    time is up before all is. (A request that is first in a rate's queue never waits for a lock, so no deadlock arises.)
     """
 
     def __init__(
@@ -432,12 +432,12 @@ class GroupTaking(Generic[G, R]):
         self._began = monotonic()
         self._takings: list[Taking[R]] = []
 
-    def run(self) -> Operations[G | None]:
+    def run(self) -> Effects[G | None]:
         """Have it all, or None when the time is up."""
         grant = yield from self._acquisition.run()
         if grant is None:
             return None
-        self._acquisition.done()  # whoever else of ours waits for these locks comes forward
+        self._acquisition.close()  # whoever else of ours waits for these locks comes forward
         taken: dict[str, Any] = {}
         for rate in self._rates:
             left = self._timeout
@@ -447,30 +447,30 @@ class GroupTaking(Generic[G, R]):
             self._takings.append(taking)
             had = yield from taking.run()
             if had is None:
-                yield from self.withdraw("timeout")
+                yield from self.rollback("timeout")
                 return None
             grant.holding.require()
             taken[rate.name] = had
         grant.rates = taken
         return grant
 
-    def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
+    def rollback(self, outcome: str = "cancelled") -> Effects[None]:
         """Undo what was done. Repeatable."""
         for taking in self._takings:
-            yield from taking.withdraw(outcome)
-        yield from self._acquisition.withdraw(outcome)
+            yield from taking.rollback(outcome)
+        yield from self._acquisition.rollback(outcome)
 
-    def drop(self) -> None:
-        """As `withdraw`, where nothing can be carried out any more."""
+    def rollback_local(self) -> None:
+        """As `rollback`, where nothing can be carried out any more."""
         for taking in self._takings:
-            taking.drop()
-        self._acquisition.drop()
+            taking.rollback_local()
+        self._acquisition.rollback_local()
 
-    def done(self) -> None:
+    def close(self) -> None:
         """It is over. Repeatable."""
         for taking in self._takings:
-            taking.done()
-        self._acquisition.done()
+            taking.close()
+        self._acquisition.close()
 
 
 def split(asked: Sequence[Request | RateRequest]) -> tuple[list[Request], list[RateRequest]]:

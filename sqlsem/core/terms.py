@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from sqlsem.core.callers import Caller
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import client_of
+from sqlsem.core.effects import Effects
 from sqlsem.core.holdings import LostCallback
 from sqlsem.core.options import (
     GroupOptions,
@@ -18,7 +19,6 @@ from sqlsem.core.options import (
     RateOptions,
     check_options,
 )
-from sqlsem.core.steps import Operations
 from sqlsem.core.timeout_details import blockers
 from sqlsem.errors import ConfigurationError, Timeout
 from sqlsem.insight.blockers import in_words
@@ -150,7 +150,7 @@ class Terms:
             )
         return check_count("The number to release", n)
 
-    def too_late(self, requests: Sequence[Ask], caller: Caller, timeout: float | None = None) -> Operations[Timeout]:
+    def too_late(self, requests: Sequence[Ask], caller: Caller, timeout: float | None = None) -> Effects[Timeout]:
         """Return the error for requests that were not granted in time; it names the holders. The caller raises it."""
         seconds = self.timeout if timeout is None else timeout
         names = ", ".join(request.describe() for request in requests)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sqlsem.core.callers import Caller
 from sqlsem.core.client import DatabaseClient
-from sqlsem.core.steps import Call, Operations
+from sqlsem.core.effects import Call, Effects
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Session
 from sqlsem.engines.kept_locks import KeptLockSession
@@ -40,7 +40,7 @@ def look_for_blockers(session: Session, wanted: Sequence[Request | RateRequest])
 
 def blockers(
     client: DatabaseClient, wanted: Sequence[Request | RateRequest], caller: Caller, upgrades: Ticket | None = None
-) -> Operations[list[Blockers]]:
+) -> Effects[list[Blockers]]:
     """As `look_for_blockers`, as far as can be seen without delay; nothing is raised. ``upgrades``: the row of a reader
     that wants to write: whoever else holds is in its way.
     """
@@ -62,7 +62,7 @@ def blockers(
     return found
 
 
-def running_tasks(client: DatabaseClient, queue: str) -> Operations[list[TaskEntry]]:
+def running_tasks(client: DatabaseClient, queue: str) -> Effects[list[TaskEntry]]:
     """The tasks of a queue that run, for one who waits for its end in vain; as `blockers`, nothing is raised."""
     if client.closed or client.member.main.session is None:
         return []

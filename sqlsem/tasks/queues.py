@@ -15,10 +15,10 @@ from sqlsem.bodies import encode
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.cursors import cursor_of, refuse_autocommit
 from sqlsem.core.defaults import Coordinated
+from sqlsem.core.effects import run_generator
 from sqlsem.core.leaving import here
 from sqlsem.core.operators import Operators
 from sqlsem.core.options import AnyLock, PutOptions, check_options
-from sqlsem.core.steps import drive
 from sqlsem.core.terms import Terms
 from sqlsem.core.timeout_details import running_tasks
 from sqlsem.engines.base import Session
@@ -274,7 +274,7 @@ class Queue:
         seconds = None if timeout is None else check_duration("timeout", timeout, most=LONGEST_SECONDS)
         if not self.wait(seconds):
             client = self.claiming.client
-            running = drive(running_tasks(client, self.name), client.execute_effect)
+            running = run_generator(running_tasks(client, self.name), client.execute_effect)
             words = f": {tasks_in_words(running)}" if running else ""
             raise Timeout(
                 f"Queue {self.name!r} still has work after {seconds:g} s{words}; see: sqlsem tasks {self.name}",

@@ -12,7 +12,7 @@ import pytest
 from support import PATIENCE, Attempt, promptly, slack, until
 
 import sqlsem
-from sqlsem.core import steps
+from sqlsem.core import effects
 from sqlsem.engines.base import Disconnected
 from sqlsem.model import Request, Ticket, Upgrading
 
@@ -1149,7 +1149,7 @@ def test_an_exception_in_the_middle_leaves_a_reader(connect, database, name, mon
         perform = first.client.execute_effect
 
         def interrupted(operation):
-            if isinstance(operation, steps.WaitFor):
+            if isinstance(operation, effects.WaitFor):
                 raise KeyboardInterrupt
             return perform(operation)
 

@@ -12,7 +12,7 @@ from support import Attempt, until
 
 import sqlsem
 from sqlsem.core.callers import this_thread
-from sqlsem.core.steps import drive
+from sqlsem.core.effects import run_generator
 
 pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks]
 HERE = f"{socket.gethostname()}:{os.getpid()}"
@@ -209,7 +209,7 @@ def test_timeout_makes_no_connection_to_look(connect, name, monkeypatch):
         try:
             monkeypatch.setattr(other.client.engine, "connect", lambda purpose: pytest.fail("connected"))
             asked = getattr(lock, "inner", lock).terms
-            error = drive(asked.too_late(asked.requests, this_thread()), other.client.execute_effect)
+            error = run_generator(asked.too_late(asked.requests, this_thread()), other.client.execute_effect)
         finally:
             other.client.member.main.session = session
     assert error.holders == ()

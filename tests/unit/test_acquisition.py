@@ -1,4 +1,4 @@
-"""Acquisitions as both faces drive them, struck at every operation, against a small model.
+"""Acquisitions as both faces run_generator them, struck at every operation, against a small model.
 
 The model is a table in memory: registering adds rows, cancelling and releasing remove them; waiting moves a clock.
 Whatever strikes, either the grant is had, with all its rows; or nothing is had, and no row is left but such as the next
@@ -19,12 +19,12 @@ from support import until
 import sqlsem
 from sqlsem.aio.driver import Driver
 from sqlsem.coordinator import Coordinator
-from sqlsem.core import acquire, steps, verbs
+from sqlsem.core import acquire, effects, operations
 from sqlsem.core.acquire import Acquisition
 from sqlsem.core.callers import this_thread
 from sqlsem.core.grants import Grant
 from sqlsem.core.holdings import abandon
-from sqlsem.core.verbs import SLICE_SECONDS
+from sqlsem.core.operations import SLICE_SECONDS
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.wakeup_locks import WakeupLocks
 from sqlsem.model import Request, Ticket
@@ -114,23 +114,23 @@ class Table(WakeupLocks):
         return result
 
     def effect(self, operation):
-        if isinstance(operation, steps.Call):
+        if isinstance(operation, effects.Call):
             answer = operation.call(self, 1)
             return False if answer == "no room" else answer
-        if isinstance(operation, steps.WaitFor):
+        if isinstance(operation, effects.WaitFor):
             assert 0 < operation.timeout <= SLICE_SECONDS
             answer = self.wait(operation.ticket, operation.timeout)
             if answer == "no room":
-                return steps.NO_ROOM
+                return effects.NO_CONNECTION
             self.clock += operation.timeout
             return answer
-        if isinstance(operation, steps.Sleep):
+        if isinstance(operation, effects.Sleep):
             assert 0 < operation.timeout <= SLICE_SECONDS
             self.clock += operation.timeout
         return False
 
     def calls(self, what):
-        return [one for one in self.done if isinstance(one, steps.Call) and one.what == what]
+        return [one for one in self.done if isinstance(one, effects.Call) and one.what == what]
 
 
 @contextlib.contextmanager
@@ -139,7 +139,7 @@ def coordinator_of(table):
     coordinator = Coordinator("sqlite:////nowhere/at/all.db", retry=0.5)
     coordinator.client.execute_effect = table.perform
     with (
-        mock.patch.object(verbs, "monotonic", table.now),
+        mock.patch.object(operations, "monotonic", table.now),
         mock.patch.object(acquire, "monotonic", table.now),
     ):
         yield coordinator
@@ -170,7 +170,7 @@ def test_granted_after_waiting():
     table = Table([False, False, True], register=[False])
     grant = had(table)
     assert list(table.rows) == [grant.position]
-    assert [type(operation) for operation in table.done] == [steps.Call, *[steps.WaitFor] * 3]
+    assert [type(operation) for operation in table.done] == [effects.Call, *[effects.WaitFor] * 3]
     assert {operation.timeout for operation in table.done[1:]} == {SLICE_SECONDS}
 
 
@@ -251,10 +251,10 @@ def test_rolled_back_acquire_holds_nothing():
         asked = Acquisition(
             client, coordinator.mutex("r0").terms, [Request("r0")], None, this_thread(), make, keep=kept
         )
-        grant = steps.drive(asked.run(), table.perform)
+        grant = effects.run_generator(asked.run(), table.perform)
         assert [hold.grant for hold in kept] == client.holdings.grants() == [grant]
         with mock.patch.object(client, "notify_waiters") as nudge:
-            steps.drive(asked.withdraw(), table.perform)
+            effects.run_generator(asked.rollback(), table.perform)
         assert kept == client.holdings.grants() == []
         assert table.rows == {}
         assert grant.position not in client.member.tickets
@@ -277,9 +277,9 @@ def test_rolled_back_acquire_publishes_its_end():
         told = []
         for kind in ("granted", "released"):
             coordinator.on(kind, told.append)
-        steps.drive(asked.run(), coordinator.client.execute_effect)
+        effects.run_generator(asked.run(), coordinator.client.execute_effect)
         for _ in range(2):
-            steps.drive(asked.withdraw(), coordinator.client.execute_effect)
+            effects.run_generator(asked.rollback(), coordinator.client.execute_effect)
         until(lambda: len(told) >= 2, "both are told")
         assert [event.name for event in told] == ["granted", "released"]
 
@@ -289,10 +289,10 @@ def test_rolled_back_acquire_is_not_cancelled_twice():
     with asked_of(table) as (coordinator, asked):
         running = asked.run()
         operation = next(running)
-        while not isinstance(operation, steps.WaitFor):
+        while not isinstance(operation, effects.WaitFor):
             operation = running.send(coordinator.client.execute_effect(operation))
         for _ in range(2):
-            steps.drive(asked.withdraw(), table.perform)
+            effects.run_generator(asked.rollback(), table.perform)
         assert not coordinator.client.member._disowned, "nothing is left for the ping to remove"
     assert table.outcomes == ["cancelled"]
 
@@ -302,22 +302,22 @@ def test_a_withdrawal_is_not_waited_for_long(retry, budget):
     """Who leaves because of an error must not stand still for a database that has gone: a ping does the rest."""
     table = Table([True])
     with asked_of(table) as (_, asked):
-        steps.drive(asked.run(), table.perform)
-        asked.budget = retry
-        steps.drive(asked.withdraw(), table.perform)
-    assert [call.budget for call in table.calls("cancel")] == [budget]
+        effects.run_generator(asked.run(), table.perform)
+        asked.retry_timeout = retry
+        effects.run_generator(asked.rollback(), table.perform)
+    assert [call.retry_timeout for call in table.calls("cancel")] == [budget]
 
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_withdrawal_that_fails_is_said_and_left_to_the_ping(closed, caplog):
     table = Table([True], troubles={1: (False, Disconnected("the cable"))})
     with asked_of(table) as (coordinator, asked):
-        steps.drive(asked.run(), table.perform)
+        effects.run_generator(asked.run(), table.perform)
         with mock.patch.object(type(coordinator.client), "closed", closed):
-            steps.drive(asked.withdraw(), table.perform)
+            effects.run_generator(asked.rollback(), table.perform)
         assert coordinator.client.member._disowned
         coordinator.client.member._disowned = False
-    said = ["Could not withdraw a request at once: the cable"]
+    said = ["Could not cancel a request at once; the next heartbeat does: the cable"]
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == (
         [] if closed else said
     )
@@ -361,16 +361,16 @@ def test_struck_once_no_row_is_left(requests, timeout, answers, register, place,
 
 
 def test_errors_of_effects_reach_the_generator():
-    def verb():
+    def operation():
         try:
-            yield steps.Verify()
+            yield effects.VerifyGrants()
         except ZeroDivisionError:
             return "mended"
 
     def perform(step):
         raise ZeroDivisionError
 
-    assert steps.drive(verb(), perform) == "mended"
+    assert effects.run_generator(operation(), perform) == "mended"
 
 
 # -- both faces, struck several times ---------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ def tasks_face(coordinator, table, requests, timeout):
 
     async def acquire():
         driver = Driver.of(coordinator.client)
-        driver.perform = perform
+        driver.execute_effect = perform
         lock = lock_of(coordinator.aio, requests)
         try:
             await lock.acquire(timeout=timeout)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import sqlsem
 from sqlsem.coordinator import Coordinator
-from sqlsem.core import steps, verbs
+from sqlsem.core import effects, operations
 from sqlsem.core.callers import this_thread
 from sqlsem.core.convert import Upgrade
 from sqlsem.core.holdings import BaseGrant, Holding
-from sqlsem.core.verbs import SLICE_SECONDS
+from sqlsem.core.operations import SLICE_SECONDS
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.model import READ, WRITE, Request, Ticket, Upgrading
 
@@ -76,10 +76,10 @@ class World:
         return result
 
     def effect(self, operation):
-        if isinstance(operation, steps.Call):
+        if isinstance(operation, effects.Call):
             return operation.call(self, 1)
         assert 0 < operation.timeout <= SLICE_SECONDS
-        if isinstance(operation, steps.WaitFor):
+        if isinstance(operation, effects.WaitFor):
             assert operation.upgrade
             return self.upgrade(operation.ticket, operation.timeout, None)
         self.clock += operation.timeout
@@ -94,8 +94,8 @@ def upgrade(world, timeout=None):
     holding = Holding(client.holdings, [Request("prices", READ)], [TICKET], this_thread(), None, 0.0)
     client.holdings.add(BaseGrant(holding, 0.0))
     try:
-        with mock.patch.object(verbs, "monotonic", world.now):
-            steps.carry_out(Upgrade(client, holding, timeout, threading.Event()), world.perform)
+        with mock.patch.object(operations, "monotonic", world.now):
+            effects.run_operation(Upgrade(client, holding, timeout, threading.Event()), world.perform)
     except sqlsem.Timeout:
         return False
     else:
@@ -116,7 +116,7 @@ def test_after_a_wait():
     world = World([Upgrading.NOT_YET, Upgrading.BEGUN], [False, False, True])
     assert upgrade(world, 60) is True
     kinds = [type(operation) for operation in world.done]
-    assert kinds == [steps.Call, steps.Sleep, *[steps.Call, steps.WaitFor] * 3]
+    assert kinds == [effects.Call, effects.Sleep, *[effects.Call, effects.WaitFor] * 3]
 
 
 def test_the_time_is_up():

@@ -15,7 +15,7 @@ from support import PATIENCE, until
 
 import sqlsem
 import sqlsem.testing
-from sqlsem.core import acquire, steps, waiter_queues
+from sqlsem.core import acquire, effects, waiter_queues
 from sqlsem.core.waiter_queues import Waiter, WaiterQueues, WaiterState
 from sqlsem.engines.memory import MemorySession
 from sqlsem.model import Request, Ticket
@@ -753,7 +753,7 @@ def test_struck_while_it_looks_the_others_go_on(pair, monkeypatch):
     perform = client.execute_effect
 
     def strike(operation):
-        if isinstance(operation, steps.Call) and operation.what == "wait" and len(struck) < 2:
+        if isinstance(operation, effects.Call) and operation.what == "wait" and len(struck) < 2:
             struck.append(threading.current_thread())
             raise Struck
         return perform(operation)

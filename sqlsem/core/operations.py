@@ -1,0 +1,97 @@
+"""The part that acquisitions and upgrades share: waiting in the database until other holders have released.
+
+A waiter gets True (granted), False (not yet) or None (its row is gone), as `Session.wait` returns them. The deadlock
+monitor may choose a waiting operation as the victim; it then raises `Deadlock` at its next poll.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlsem import deadlocks
+from sqlsem.core.callers import Caller
+from sqlsem.core.client import DatabaseClient
+from sqlsem.core.effects import NO_CONNECTION, Call, Effects, WaitFor
+from sqlsem.core.threads import voice
+from sqlsem.core.waiter_queues import Waiter
+from sqlsem.engines.base import Busy, Disconnected, Session
+from sqlsem.errors import Deadlock
+from sqlsem.model import monotonic
+
+__all__ = ["SLICE_SECONDS", "SUSPECT_SLICE_SECONDS", "WaitingOperation"]
+
+log = voice
+
+#: The longest single wait in the database. With 4 s, a waiter costs less than one statement a second, heartbeats
+#: included. A longer wait would delay the effect of an operator's new limit, which no notification announces.
+SLICE_SECONDS = 4.0
+#: The longest single wait of an operation that may be in a deadlock: a victim cannot be interrupted while it waits.
+SUSPECT_SLICE_SECONDS = 0.5
+
+
+class WaitingOperation:
+    """An operation that may wait, and that the deadlock monitor may choose as a victim."""
+
+    #: True if it waits until it is the only reader, False if it waits for its turn.
+    upgrade = False
+
+    def __init__(self, client: DatabaseClient, caller: Caller, timeout: float | None) -> None:
+        self.client = client
+        self.member = client.member
+        self.caller = caller
+        self.timeout = timeout
+        self.retry_timeout = client.retry if timeout is None else min(client.retry, max(timeout, 1.0))
+        self.began = monotonic()
+        self.deadlock: deadlocks.Found | None = None
+
+    def remaining(self, limit: float = SLICE_SECONDS) -> float:
+        """Return the seconds until the timeout, at most ``limit``; 0 or less when the time is up."""
+        return limit if self.timeout is None else min(limit, self.timeout - (monotonic() - self.began))
+
+    def waited(self) -> float:
+        """Return the seconds since the operation began."""
+        return monotonic() - self.began
+
+    def choose_as_victim(self, deadlock: deadlocks.Found) -> None:
+        """Have this request raise `Deadlock` at its next poll. Called by another thread."""
+        self.deadlock = deadlock
+
+    def wait(self, waiter: Waiter, timeout: float) -> Effects[Any]:
+        """Wait in the database for at most ``timeout`` seconds. Return True (granted), False (not yet) or None (the row
+        is gone); `NO_CONNECTION` if no connection is free to wait on, or if it failed.
+        """
+        try:
+            answer = yield WaitFor(waiter.ticket, timeout, waiter, self.upgrade)
+        except (Disconnected, Busy) as exc:
+            self.client.require_open()
+            kind = "upgrade of" if self.upgrade else "wait for"
+            log.warning("The %s %r was interrupted, and is polled now: %s", kind, waiter.ticket.resource, exc)
+            return NO_CONNECTION
+        return self.checked(answer) if answer is None else answer
+
+    def poll_once(self, waiter: Waiter) -> Effects[bool | None]:
+        """Ask the database, without waiting, whether the request is granted."""
+        upgrade, ticket, event = self.upgrade, waiter.ticket, waiter.event
+        name = "upgrade" if upgrade else "wait"
+
+        def poll(session: Session, _: int) -> bool | None:
+            answer: bool | None = (session.upgrade if upgrade else session.wait)(ticket, 0.0, event)
+            return answer
+
+        answer: bool | None = yield Call(name, poll, self.retry_timeout)
+        self.checked(answer)
+        return answer
+
+    def poll_or_give_up(self, waiter: Waiter) -> Effects[bool | None]:
+        """Poll once more; raise `Deadlock` if this victim is still not granted."""
+        assert self.deadlock is not None
+        answer = yield from self.poll_once(waiter)
+        if answer is False:
+            raise Deadlock(deadlocks.message(self.deadlock), resource=waiter.ticket.resource)
+        return answer
+
+    def checked(self, answer: Any) -> Any:
+        """Return ``answer``. Raises `ConfigurationError` if the row is gone because the coordinator was closed."""
+        if answer is None:
+            self.client.require_open()
+        return answer
