@@ -120,7 +120,7 @@ def _connect(url: Database | None, profile: str | None, options: ConnectOptions)
     if settings.embedded:
         _warn_of_embedded(coordinator, settings)
     else:
-        log.info("Locks are kept in %s, from %s", coordinator.engine.where, settings.source)
+        log.info("Locks are kept in %s, from %s", coordinator.engine.label, settings.source)
     return coordinator
 
 
@@ -132,7 +132,7 @@ def _warn_of_embedded(coordinator: Coordinator, settings: config.Settings) -> No
         "No database was named, so locks are kept in %s, which only processes of this user on this host share%s. "
         "To share them with others set $SQLSEM_URL or write a sqlsem.toml; if this file is meant, say so: "
         "sqlsem.configure(%r)",
-        coordinator.engine.where,
+        coordinator.engine.label,
         f" ({settings.note})" if settings.note else "",
         settings.url,
     )

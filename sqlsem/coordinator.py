@@ -70,7 +70,7 @@ class Coordinator(Operators):
             if lease < 1:
                 raise ConfigurationError(f"A lease must be at least 1 second, not {given!r}")
         # A gate that is stuck must not keep the pings out.
-        patience = min(1.0, max(0.1, (grace or 4.0) / 4))
+        gate_timeout = min(1.0, max(0.1, (grace or 4.0) / 4))
         # Nor must an address that never answers keep us from trying again within the grace.
         life = grace if lease is None else lease
         options = Options(
@@ -78,7 +78,7 @@ class Coordinator(Operators):
             lease=lease,
             schema=schema,
             table=table,
-            patience=patience,
+            gate_timeout=gate_timeout,
             connect_timeout=max(1.0, min(10.0, retry, life / 2 if life else 10.0)),
         )
         place, own = engines.locate(url)

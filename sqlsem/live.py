@@ -16,7 +16,7 @@ from functools import partial
 
 from sqlsem.coordinator import Coordinator
 from sqlsem.core.threads import ShouldContinue, SupervisedThread
-from sqlsem.engines.base import AdaptiveTimeout, Session, bounded
+from sqlsem.engines.base import AdaptiveTimeout, Session, time_limited
 from sqlsem.engines.protocol import AdminSession
 from sqlsem.errors import ConfigurationError, SchemaError, SqlsemError
 from sqlsem.insight.consequences import Action
@@ -79,7 +79,7 @@ class Live:
     @property
     def where(self) -> str:
         """The database in words."""
-        return self._engine.where
+        return self._engine.label
 
     def first_look(self) -> None:
         """Look once, here and now. Raises `ConfigurationError` and `SchemaError` for what waiting does not mend; a
@@ -127,10 +127,10 @@ class Live:
             rights = self.seen.rights
             if self._session is None:
                 self._session = self._engine.connect("look")
-                with bounded(self._session, self._engine.setup):
+                with time_limited(self._session, self._engine.setup):
                     self._session.check_schema()
                     rights = self._session.rights()
-            with bounded(self._session, self._allowance):
+            with time_limited(self._session, self._allowance):
                 overview = self._session.overview()
         except Exception as exc:
             self._drop()
@@ -151,7 +151,7 @@ class Live:
         rights = self.seen.rights
         if rights is None or action.right in rights:
             return None
-        return self._engine.looks_only
+        return self._engine.read_only_hint
 
     def perform(self, action: Action) -> str:
         """Do what an operator has confirmed, and say what has come of it. Blocks.

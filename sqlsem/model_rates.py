@@ -23,11 +23,11 @@ from sqlsem.names import RATE_PREFIX
 __all__ = [
     "AHEAD_MS",
     "RateAnswer",
+    "RateDemand",
     "RateEntry",
     "RateRequest",
-    "RateTurn",
+    "RateStatus",
     "Window",
-    "Wish",
     "windows_of",
 ]
 
@@ -138,7 +138,7 @@ class RateRequest:
                     f"A cost of {self.cost} can never fit into the burst of {self.burst} of rate {self.name!r}",
                     resource=self.resource,
                 )
-        self.in_line()  # what cannot be a note is told at once
+        self.queue_request()  # what cannot be a note is told at once
 
     @property
     def resource(self) -> str:
@@ -151,7 +151,7 @@ class RateRequest:
         at_once = min((window.limit * BATCH_MS // window.ms for window in self.windows), default=0)
         return at_once if self.burst is None else min(at_once, self.burst)
 
-    def in_line(self) -> Request:
+    def queue_request(self) -> Request:
         """The request of one who waits: a mutex, as one after the other takes."""
         return Request(self.resource, note=self.note)
 
@@ -163,7 +163,7 @@ class RateRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RateDemand:
     """What one wants that asks together with others: so much, and for how many ms it would rather sleep than wait in
     the line.
     """
@@ -172,7 +172,7 @@ class Wish:
     ahead_ms: int = 0
 
 
-class RateTurn(enum.Enum):
+class RateStatus(enum.Enum):
     """What has come of taking from a rate."""
 
     TAKEN = 0
@@ -188,7 +188,7 @@ class RateAnswer:
     of those that want it together and have it: what `adjust_rate` wants to know.
     """
 
-    turn: RateTurn
+    status: RateStatus
     seconds: float = 0.0
     times: tuple[int, ...] = ()
 
@@ -204,7 +204,7 @@ class RateAnswer:
     @classmethod
     def of_row(cls, code: int, wait_ms: int | None, times: Sequence[int]) -> RateAnswer:
         """As the routine `take_rate` says it."""
-        return cls(RateTurn(code), (wait_ms or 0) / 1000, tuple(times))
+        return cls(RateStatus(code), (wait_ms or 0) / 1000, tuple(times))
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,7 @@ class Driver:
         if isinstance(effect, Call):
             return await self._call(effect)
         if isinstance(effect, WaitFor):
-            if self.client.engine.awaits:
+            if self.client.engine.supports_async:
                 return await self._wait(effect)
             return await self._wait_in_thread(effect)
         if isinstance(effect, Sleep):

@@ -31,7 +31,7 @@ class Session:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.texts = sql.queries(engine.name, engine.options.schema, engine.options.table, "certify")
-        self.wire: Any = engine.reach("look")
+        self.wire: Any = engine.open_session("look")
         self.closed = False
         self._running: Any = None
 

@@ -127,7 +127,7 @@ def certify(
     bench.say = output.say
 
     def began(report: certifying.Report) -> None:
-        output.echo(f"{bench.named.where}, {bench.engine.place}", *report.head())
+        output.echo(f"{bench.named.label}, {bench.engine.schema_label}", *report.head())
 
     def done(result: certifying.Result) -> None:
         output.echo(result.line)

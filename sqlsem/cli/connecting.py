@@ -108,7 +108,7 @@ class Connecting:
                 coordinator.engine.require(SchemaSession, "The command line")
             if looks and not self.settings.embedded:
                 coordinator.engine.creates = False
-            where, source = coordinator.engine.where, self.settings.source
+            where, source = coordinator.engine.label, self.settings.source
             if runs is not None and not self.quiet:
                 output.say(f"{runs} come from {where}{NOT_NAMED if self.settings.embedded else f', named by {source}'}")
             elif self.settings.embedded and not told and not self.quiet and _first_in_terminal():

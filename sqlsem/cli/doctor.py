@@ -83,7 +83,7 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
         session = engine.connect("look")
     except SqlsemError as exc:
         mend = "Is the server up and to be reached from here, and are the address, name and password right?"
-        return engine.where, [*checks, _failed("connect", exc, mend)]
+        return engine.label, [*checks, _failed("connect", exc, mend)]
     try:
         checks.append(Check("connect", True, f"in {(time.perf_counter() - began) * 1000:.1f} ms"))
         if engine.has(SchemaSession):
@@ -100,7 +100,7 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
             checks.append(_round_trip(options))
         except SqlsemError as exc:
             checks.append(_failed("round trip", exc, AGAIN))
-    return engine.where, checks
+    return engine.label, checks
 
 
 def _failed(name: str, exc: Exception, mend: str) -> Check:

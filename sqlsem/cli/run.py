@@ -181,7 +181,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
     with options.coordinator() as coordinator, supervisor.Signals(events):
         if not (options.settings.embedded or options.verbose or options.quiet) and sys.stderr.isatty():
             names = [chosen.leader] if chosen.leader else wanted.resources
-            output.say(f"locking {', '.join(map(repr, names))} in {coordinator.engine.where}")
+            output.say(f"locking {', '.join(map(repr, names))} in {coordinator.engine.label}")
         waiting = _Waiting(coordinator, command[0])
         if options.verbose:
             spawn(waiting.tell, "sqlsem-tell")
@@ -254,7 +254,7 @@ def _hold(
 def _tell_not_had(
     coordinator: sqlsem.Coordinator, wanted: _Wanted, timeout: float | None, conflict_exit_code: int
 ) -> int:
-    words = f"not granted within {timeout:g} s in {coordinator.engine.where}: {_in_the_way(coordinator, wanted)}"
+    words = f"not granted within {timeout:g} s in {coordinator.engine.label}: {_in_the_way(coordinator, wanted)}"
     (output.say if conflict_exit_code else log.info)(words)  # who is content without it needs no mail about it
     return conflict_exit_code
 

@@ -13,7 +13,7 @@ import click
 from sqlsem import engines, sql
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.engines.base import Engine, Session
-from sqlsem.engines.installed import Wish, needed
+from sqlsem.engines.installed import FeatureSelection, needed
 from sqlsem.engines.protocol import SchemaSession
 from sqlsem.engines.settings import setting_number
 from sqlsem.errors import ConfigurationError, Unavailable
@@ -82,13 +82,13 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
     engine = options.engine()
     engine.require(SchemaSession, "sqlsem init")
     if (only or add) and not sql.has_features(engine.name):
-        raise ConfigurationError(_NO_CHOICE.format(where=engine.where))
-    wish = Wish(only or (), add or ())
+        raise ConfigurationError(_NO_CHOICE.format(where=engine.label))
+    wish = FeatureSelection(only or (), add or ())
     with _rights_to_install(engine):
         settings = engine.read_settings()
-    output.echo(f"{engine.where}, {engine.place}, table {options.table}")
+    output.echo(f"{engine.label}, {engine.schema_label}, table {options.table}")
     # Refuses to downgrade, and to remove.
-    plan = engine.plan(settings or {}, Wish() if settings is None else wish)
+    plan = engine.plan(settings or {}, FeatureSelection() if settings is None else wish)
     version = setting_number(settings, "schema_version") if settings else 0
     features = wish.features(settings or {}) if settings is not None else sql.ALL
     scripts = [f"schema-{number}.sql" for number, _ in plan if number is not None]
@@ -139,11 +139,11 @@ def _rights_to_install(engine: Engine) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as exc:
-        if not engine.denied(exc):
+        if not engine.is_permission_error(exc):
             raise
         words = " ".join(str(exc.__cause__).split())
         raise ConfigurationError(
-            f"{engine.where}: {words}; init needs a login that may create a schema in this database or, when the "
+            f"{engine.label}: {words}; init needs a login that may create a schema in this database or, when the "
             f"tables are there, the one that owns them. For a DBA: sqlsem sql {engine.name}"
         ) from exc
 

@@ -23,7 +23,7 @@ from sqlsem.core.terms import Terms
 from sqlsem.core.threads import voice
 from sqlsem.core.waiter_queues import Waiter, WaiterState
 from sqlsem.engines.base import Busy, Session
-from sqlsem.engines.priorities import is_place, line_of
+from sqlsem.engines.priorities import is_priority_entry, priority_queue
 from sqlsem.errors import Deadlock, LockLost, SqlsemError
 from sqlsem.events import Behind, Deadlocked, Lost, TimedOut, Waiting
 from sqlsem.model import MAX_NAME, Entry, Request, Resource, Ticket, monotonic
@@ -192,7 +192,7 @@ class Acquisition(WaitingOperation, Generic[G]):
                 (request.resource, request.exclusive)
                 for request in self.client.holdings.requests_of(self.caller.number)
             ]
-            orders.entering(self.client.engine.where, held, [request.resource for request in self.requests])
+            orders.entering(self.client.engine.label, held, [request.resource for request in self.requests])
 
     def _is_refused_by_those_above(self) -> Effects[bool]:
         """True if a parent `sqlsem run` holds a conflicting lock until this process ends."""
@@ -391,7 +391,7 @@ def locked(client: DatabaseClient, requests: Sequence[Request]) -> Effects[bool]
         entries = [session.entries(request.resource) for request in requests]
         for request, ahead in zip(requests, entries, strict=True):
             if request.priority is not None:
-                ahead.extend(filter(is_place, session.entries(line_of(request.resource))))
+                ahead.extend(filter(is_priority_entry, session.entries(priority_queue(request.resource))))
         return entries, {resource.resource: resource for resource in session.resources()}
 
     entries, settings = yield Call("look", look)

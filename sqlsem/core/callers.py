@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlsem import runtime
-from sqlsem.engines.base import this_program
+from sqlsem.engines.base import program_name
 from sqlsem.events import Behind
 from sqlsem.model import Request, Ticket
 
@@ -65,5 +65,5 @@ def this_thread() -> Caller:
 
 def ours(request: Request, ticket: Ticket, state: str, seconds: float, caller: Caller | None = None) -> Behind:
     """A row of this process, in whose way it is."""
-    who = (None if caller is None else caller.owner, socket.gethostname(), os.getpid(), this_program())
+    who = (None if caller is None else caller.owner, socket.gethostname(), os.getpid(), program_name())
     return Behind(ticket.position, state, seconds, ticket.requesting_id, *who, request.note, None)

@@ -40,7 +40,7 @@ from sqlsem.core.priority_waiters import PriorityWaiters
 from sqlsem.core.threads import Pool, call_out, hush, spawn, spawn_in_handler, voice, when_all
 from sqlsem.core.wait_pool import WaitConnectionPool
 from sqlsem.core.waiter_queues import WaiterQueues
-from sqlsem.engines.base import AdaptiveTimeout, Engine, EngineConnection, Session, bounded
+from sqlsem.engines.base import AdaptiveTimeout, Engine, EngineConnection, Session, time_limited
 from sqlsem.engines.protocol import LockSession
 from sqlsem.model import End, Entry, Ticket, monotonic
 
@@ -90,7 +90,7 @@ class DatabaseClient:
     def __init__(self, engine: Engine, retry: float) -> None:
         self.engine = engine
         self.retry = retry
-        self.event_bus = EventBus(engine.where, global_bus)
+        self.event_bus = EventBus(engine.label, global_bus)
         self._finalizer: weakref.finalize[Any, DatabaseClient] | None = None
         self._reset()
         _processes.add(self)
@@ -172,7 +172,7 @@ class DatabaseClient:
         ):
             with attempt:
                 session = self.engine.connect("look")
-                with bounded(session, self._look_limit):
+                with time_limited(session, self._look_limit):
                     try:
                         session.check_schema()
                         found = call(session)
@@ -346,7 +346,7 @@ class DatabaseClient:
         return sessions
 
     def __repr__(self) -> str:
-        return f"<Coordinator {self.engine.where}{', closed' if self.closed else ''}>"
+        return f"<Coordinator {self.engine.label}{', closed' if self.closed else ''}>"
 
 
 def _dropped(
@@ -364,7 +364,7 @@ def _dropped(
     if member.main.session is None and not member.pulse.needed:
         return
     warnings.warn(
-        f"unclosed coordinator of {member.engine.where}; use it in a with block, or close() it",
+        f"unclosed coordinator of {member.engine.label}; use it in a with block, or close() it",
         ResourceWarning,
         stacklevel=2,
     )

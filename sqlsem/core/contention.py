@@ -10,7 +10,7 @@ from sqlsem.core.membership import Membership
 from sqlsem.core.monitor import Monitor
 from sqlsem.core.wait_pool import WaitConnectionPool
 from sqlsem.engines.base import Session
-from sqlsem.engines.priorities import is_place, line_of
+from sqlsem.engines.priorities import is_priority_entry, priority_queue
 from sqlsem.model import UPGRADE, Entry, Request
 
 __all__ = ["ContentionMonitor"]
@@ -96,7 +96,7 @@ class ContentionMonitor(Monitor):
             request.resource for each in watched for request in each.holding.requests if request.priority is not None
         }
         for resource in ranked:
-            for place in filter(is_place, session.entries(line_of(resource))):
+            for place in filter(is_priority_entry, session.entries(priority_queue(resource))):
                 for one in watched:
                     if one.yields_to(resource, place.weight - 1):
                         one.set()

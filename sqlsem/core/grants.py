@@ -47,7 +47,7 @@ def asserting(client: DatabaseClient, holding: Holding, given: Any) -> Generator
     refuse_autocommit(cursor)
     for ticket in holding.tickets:
         try:
-            there = yield from client.engine.pinning(cursor, ticket)
+            there = yield from client.engine.pin_steps(cursor, ticket)
         except Replaced as exc:
             client.member.lose_all(str(exc))
             holding.require()

@@ -54,7 +54,7 @@ def placed(client: DatabaseClient, cursor: Any, what: str) -> Generator[Any, Any
 
 def _refusal(client: DatabaseClient, what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{what} was given a cursor on another database than {client.engine.where}, where the lock or queue is: their "
+        f"{what} was given a cursor on another database than {client.engine.label}, where the lock or queue is: their "
         f"transactions have nothing to do with each other. Give it a cursor of that database, or connect sqlsem to "
         f"the cursor's"
     )
@@ -174,7 +174,7 @@ def leaving(client: DatabaseClient, grant: BaseGrant, given: Any) -> Generator[A
     yield from placed(client, cursor, "release_on_commit")
     for ticket in holding.tickets:
         try:
-            there = yield from engine.pinning(cursor, ticket)
+            there = yield from engine.pin_steps(cursor, ticket)
         except Exception as exc:
             refusal = refused(exc, "release_on_commit")
             if refusal is None:

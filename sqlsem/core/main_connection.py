@@ -30,8 +30,8 @@ from sqlsem.engines.base import (
     Replaced,
     Session,
     Unanswered,
-    bounded,
-    this_program,
+    program_name,
+    time_limited,
 )
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
@@ -216,18 +216,18 @@ class MainConnection:
         session = self._engine.connect("main")
         try:
             # Not under the eyes of the watch yet, and the server may fall silent here too.
-            with bounded(session, self._engine.setup):
+            with time_limited(session, self._engine.setup):
                 session.check_schema()
                 began = monotonic()
                 member_id = self.member_id
                 if member_id is not None and not session.reattach_member(member_id):
-                    log.warning("%s gave this process up while it was out of reach", self._engine.where)
+                    log.warning("%s gave this process up while it was out of reach", self._engine.label)
                     self._member.lose_all(
                         "the database was out of reach for longer than the grace, and this process was given up"
                     )
                     member_id = None
                 if member_id is None:
-                    member_id = session.register_member(socket.gethostname(), os.getpid(), this_program())
+                    member_id = session.register_member(socket.gethostname(), os.getpid(), program_name())
         except BaseException:
             session.close()
             raise
@@ -244,14 +244,14 @@ class MainConnection:
     def given_up(self) -> Disconnected:
         """The database knows this member no more: what the call that found it out raises, to come back as a new one."""
         self.member_id = None
-        return Disconnected(f"{self._engine.where} has given this process up")
+        return Disconnected(f"{self._engine.label} has given this process up")
 
     def interrupt_overdue(self) -> None:
         """A thread may sit in a call that will never be answered: end that call."""
         session, since = self.session, self._calling
         overdue = self._overdue.seconds
         if session is not None and since is not None and self._watched and monotonic() - since > overdue:
-            log.warning("%s has not answered for %.1f s; dropping the connection", self._engine.where, overdue)
+            log.warning("%s has not answered for %.1f s; dropping the connection", self._engine.label, overdue)
             self._unanswered = session
             session.interrupt()
 
@@ -281,7 +281,7 @@ class MainConnection:
                     return True
             if session is not None and attempt == 0:
                 session.interrupt()
-        log.error("A call on %s does not end; its connection is left behind", self._engine.where)
+        log.error("A call on %s does not end; its connection is left behind", self._engine.label)
         return False
 
     def _resign(self, session: Session, member_id: int, waiting: Iterable[Ticket], seconds: float) -> None:
@@ -292,13 +292,13 @@ class MainConnection:
             reraise=True,
         )
         try:
-            with bounded(session, seconds):
+            with time_limited(session, seconds):
                 for ticket in waiting:
                     with contextlib.suppress(Busy):  # it goes with the others
                         session.release(ticket, "cancelled")
                 retrying(session.deregister_member, member_id)
         except SqlsemError as exc:
-            log.warning("Could not leave %s in order, others will notice: %s", self._engine.where, exc)
+            log.warning("Could not leave %s in order, others will notice: %s", self._engine.label, exc)
 
 
 #: What runs only while the session is held.

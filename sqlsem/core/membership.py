@@ -152,7 +152,7 @@ class Membership:
         # A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this
         # often. (Not so with a lease, which nobody renews meanwhile.)
         self._leased = options.lease is not None
-        self._rest = self._ping_every if self._leased else engine.rest_seconds
+        self._rest = self._ping_every if self._leased else engine.idle_heartbeat_seconds
 
         self.state_lock = threading.Lock()
         self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
@@ -342,12 +342,12 @@ class Membership:
                 self._retention.after_ping(self._activity)
             except SqlsemError as exc:
                 if not self.closing.is_set():
-                    log.warning("The ping of %s failed: %s", self.engine.where, exc)
+                    log.warning("The ping of %s failed: %s", self.engine.label, exc)
                 self.closing.wait(min(0.25, self._ping_every))
                 if self.leftovers:
                     self.urge()
             except Exception:
-                log.exception("The ping of %s failed unexpectedly", self.engine.where)
+                log.exception("The ping of %s failed unexpectedly", self.engine.label)
                 self.closing.wait(min(0.25, self._ping_every))
 
     def ping(self) -> None:
@@ -492,7 +492,7 @@ class Membership:
             self._give_up("the thread that asks for it does not go on" if believe else "")
 
     def _give_up(self, why: str = "") -> None:
-        self.lose_all(why or f"nothing was heard of {self.engine.where} for {self.trust:.1f} s")
+        self.lose_all(why or f"nothing was heard of {self.engine.label} for {self.trust:.1f} s")
         self.main.interrupt_overdue()
 
     def lose_all(self, why: str, *, for_good: bool = False) -> bool:

@@ -11,7 +11,7 @@ from sqlsem.core.client import DatabaseClient
 from sqlsem.engines.base import Session
 from sqlsem.engines.guarded_tables import GuardedTableSession
 from sqlsem.engines.kept_locks import KeptLockSession
-from sqlsem.engines.priorities import LINE, PrioritySession, never_ranked
+from sqlsem.engines.priorities import PRIORITY_QUEUE_PREFIX, PrioritySession, why_no_priorities
 from sqlsem.engines.protocol import AdminSession, TaskSession
 from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.engines.rates import RateSession
@@ -225,10 +225,10 @@ class Operators(Views):
         """
         name, value = check_name("The resource name", resource), None
         if ageing is not None:
-            check_name("The name of a resource with priorities", name, MAX_NAME - len(LINE))
+            check_name("The name of a resource with priorities", name, MAX_NAME - len(PRIORITY_QUEUE_PREFIX))
             if is_pattern(name):
                 raise ConfigurationError(f"Priorities are set for one resource, not for a pattern: {name!r}")
-            if (wrong := never_ranked(name)) is not None:
+            if (wrong := why_no_priorities(name)) is not None:
                 raise ConfigurationError(wrong, resource=name)
             value = max(1, int(check_duration("ageing", ageing, zero=False) * 1000))
         self.client.engine.require(PrioritySession, "A priority")
@@ -307,7 +307,7 @@ class Operators(Views):
         engine = self.client.engine
         if not engine.has(GuardedTableSession):
             raise ConfigurationError(
-                f"{engine.where} cannot guard tables: it has no triggers that run once for a statement; there "
+                f"{engine.label} cannot guard tables: it has no triggers that run once for a statement; there "
                 f"grant.assert_held(cursor) in each transaction says whether the lock is held"
             )
         return self.client.with_connection(call, GuardedTableSession)

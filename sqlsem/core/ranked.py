@@ -12,7 +12,7 @@ from sqlsem.core.effects import Call, Effects, Sleep
 from sqlsem.core.threads import voice
 from sqlsem.core.waiter_queues import Waiter
 from sqlsem.engines.base import Busy, Session
-from sqlsem.engines.priorities import PrioritySession, Turn
+from sqlsem.engines.priorities import PriorityAnswer, PrioritySession
 from sqlsem.errors import ConfigurationError, LockLost, SqlsemError
 from sqlsem.events import Behind, Waiting
 from sqlsem.model import Request, Ticket
@@ -74,7 +74,7 @@ class RankedAcquisition(Acquisition[G]):
         yield from ()
         return True  # that was done
 
-    def _wait_in_line(self, waiter: Waiter, place: Ticket, turn: Turn) -> Effects[bool]:
+    def _wait_in_line(self, waiter: Waiter, place: Ticket, turn: PriorityAnswer) -> Effects[bool]:
         """Whether it was granted in time."""
         while not turn.granted:
             self.client.require_open()
@@ -83,7 +83,7 @@ class RankedAcquisition(Acquisition[G]):
                 return False
             told = self.client.priority_waiters.stands_behind(waiter, turn.before)
             yield Sleep(waiter, max(0.0, self.remaining(BEHIND_SECONDS if told else self._pause(turn.ahead))))
-            found = (yield from self._ask(place)) if self.member.knows(place) else Turn(None, False)
+            found = (yield from self._ask(place)) if self.member.knows(place) else PriorityAnswer(None, False)
             if found is None:
                 return False
             if found.ticket is None:
@@ -103,15 +103,15 @@ class RankedAcquisition(Acquisition[G]):
         pause = min(max(SHORTEST, self.waited() * SHARE), LONGEST)
         return pause * min(ahead + 1, FAR) * random.uniform(0.8, 1.2)
 
-    def _ask(self, place: Ticket | None) -> Effects[Turn | None]:
+    def _ask(self, place: Ticket | None) -> Effects[PriorityAnswer | None]:
         """Ask whether it is its turn; None where somebody keeps the gate for longer than there is time."""
         member, request = self.member, self.requests[0]
         requesting_id = self.requesting_id()
 
-        def take_turn(session: Session, member_id: int) -> Turn:
+        def take_turn(session: Session, member_id: int) -> PriorityAnswer:
             self.sent = True  # (see _register)
             if self.rolled_back:
-                return Turn(None, False)
+                return PriorityAnswer(None, False)
             member.registering(self.uid)
             turn = session.acquire_by_priority(
                 member_id, requesting_id, self.owner, self.uid, request, self.timeout == 0, place
@@ -128,7 +128,7 @@ class RankedAcquisition(Acquisition[G]):
 
         while True:
             try:
-                turn: Turn = yield Call("acquire", take_turn, self.retry_timeout)
+                turn: PriorityAnswer = yield Call("acquire", take_turn, self.retry_timeout)
                 return turn
             except Busy:
                 if self.remaining() <= 0:

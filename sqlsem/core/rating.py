@@ -23,7 +23,7 @@ from sqlsem.engines.rates import RateSession
 from sqlsem.errors import LockLost, SqlsemError
 from sqlsem.events import TimedOut
 from sqlsem.model import Request, monotonic
-from sqlsem.model_rates import AHEAD_MS, RateAnswer, RateRequest, RateTurn, Wish
+from sqlsem.model_rates import AHEAD_MS, RateAnswer, RateDemand, RateRequest, RateStatus
 
 __all__ = ["GroupTaking", "Taking", "split"]
 
@@ -185,7 +185,7 @@ class Taking(Generic[R]):
         """That it was not had in time; once, as its place in the line may have told it."""
         signals = self._client.event_bus
         if self._timeout is not None and not self._told and signals.wants(TimedOut.name, TimedOut.level):
-            about = signals.about(self._request.in_line(), None, self._caller)
+            about = signals.about(self._request.queue_request(), None, self._caller)
             signals.tell(TimedOut(**about, waited=monotonic() - self._began, timeout=self._timeout))
 
     def rollback(self, outcome: str = "cancelled") -> Effects[None]:
@@ -296,7 +296,7 @@ class Taking(Generic[R]):
         try:
             answer: RateAnswer = yield Call("rate", partial(self._take_for, car, place), self._retry_timeout)
         except Busy:  # somebody keeps the gate in an open transaction
-            answer = RateAnswer(RateTurn.OTHERS_FIRST)
+            answer = RateAnswer(RateStatus.OTHERS_FIRST)
         return answer
 
     def _take_for(self, car: _Car, place: BaseGrant | None, session: Session, member_id: int) -> RateAnswer:
@@ -304,10 +304,10 @@ class Taking(Generic[R]):
         self._cars.close(car)
         with self._cars.lock:
             if self._out:  # in another thread, while this call stood in its line
-                return RateAnswer(RateTurn.GONE)
+                return RateAnswer(RateStatus.GONE)
             waiting = [rider for rider in car.riders if rider._taken_ms is None and not rider._out]
         if not waiting:
-            return RateAnswer(RateTurn.OTHERS_FIRST)
+            return RateAnswer(RateStatus.OTHERS_FIRST)
         ticket = None if place is None else place.holding.tickets[0]
         first, *others = (one._wish() for one in waiting)
         request = replace(self._request, cost=first.cost)
@@ -317,10 +317,10 @@ class Taking(Generic[R]):
             self._unsure = True
             raise
         unsure, self._unsure = self._unsure, False
-        if answer.turn is RateTurn.GONE and unsure and place is not None and ticket is not None:
+        if answer.status is RateStatus.GONE and unsure and place is not None and ticket is not None:
             self._row_went(place)  # by the call before: what that took counts as used
             self._client.notify_waiters(ticket.resource)
-        if answer.turn is RateTurn.TAKEN:
+        if answer.status is RateStatus.TAKEN:
             now, late = monotonic(), []
             with self._cars.lock:
                 served = waiting[: len(answer.times)]
@@ -347,10 +347,10 @@ class Taking(Generic[R]):
         self._client.holdings.forget(place)
         self._client.member.forget(place.holding.tickets)
 
-    def _wish(self) -> Wish:
+    def _wish(self) -> RateDemand:
         """What it wants, and for how long it would sleep for that: not beyond its time."""
         ahead = 0.0 if self._timeout == 0 else min(AHEAD_MS / 1000, self._remaining())
-        return Wish(self._request.cost, max(0, int(ahead * 1000)))
+        return RateDemand(self._request.cost, max(0, int(ahead * 1000)))
 
     def _all_served(self, car: _Car) -> bool:
         with self._cars.lock:
@@ -358,7 +358,7 @@ class Taking(Generic[R]):
 
     def _wait_in_line(self) -> Effects[BaseGrant | None]:
         """Wait for the car's turn; None when our time is up."""
-        request, client = self._request.in_line(), self._client
+        request, client = self._request.queue_request(), self._client
         timeout = None if self._timeout is None else max(0.001, self._remaining())
         keep: list[Hold[BaseGrant]] = []
         self._line = line = Acquisition(
@@ -393,7 +393,7 @@ class Taking(Generic[R]):
                 return
             if self._taken_ms is not None and self._pass_on(car, grant):
                 return
-            if answer.turn is RateTurn.GONE:
+            if answer.status is RateStatus.GONE:
                 client.mark_lost_and_log([grant.position], "its row was removed while it waited")
                 raise LockLost(
                     f"The place in the line of rate {self._request.name!r} was lost (by an operator, or because the "
@@ -403,7 +403,7 @@ class Taking(Generic[R]):
             if left <= 0 and self._line is not None:
                 yield from self._line.rollback("timeout")
                 return
-            pause = answer.seconds if answer.turn is not RateTurn.OTHERS_FIRST else PAUSED_SECONDS
+            pause = answer.seconds if answer.status is not RateStatus.OTHERS_FIRST else PAUSED_SECONDS
             yield Sleep(self._sleeper, min(max(pause, LEAST_SECONDS), left, LOOK_SECONDS))
 
 

@@ -56,7 +56,7 @@ def beginning(client: DatabaseClient, holding: Holding, connection: Any) -> Gene
         raise _in_transaction()
     cursor = connection.cursor()
     number, known = yield from engine.session_notes(cursor)
-    if not engine.has_session_alone(connection, number):
+    if not engine.owns_session(connection, number):
         raise ConfigurationError(
             f"grant.session was given a connection whose session may not be its own: a pooler stands between, or the "
             f"driver does not tell; what is noted there would serve others as well. Connect past the pooler, or "

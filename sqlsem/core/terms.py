@@ -109,7 +109,7 @@ class Terms:
             "cancel_on_lost": self.cancel_on_lost,
             "semaphore": self.semaphore,
         }
-        return _unpickled, (self.asked, options, self.client.engine.where)
+        return _unpickled, (self.asked, options, self.client.engine.label)
 
     @property
     def client(self) -> DatabaseClient:
@@ -176,7 +176,7 @@ class HasTerms(Protocol):
 
 
 def _unpickled(asked: Sequence[Asked], options: dict[str, Any], where: str) -> Terms:
-    here = client_of(None).engine.where
+    here = client_of(None).engine.label
     if here != where:
         raise ConfigurationError(
             f"A lock was pickled where the default database was {where}, and here it is {here}: that would be another "

@@ -35,7 +35,7 @@ MOST_LOOKS = 64
 
 def look_for_blockers(session: Session, wanted: Sequence[Request | RateRequest]) -> list[Blockers]:
     """Look who is in the way of each of these requests."""
-    return [_blockers(session, one.in_line() if isinstance(one, RateRequest) else one) for one in wanted]
+    return [_blockers(session, one.queue_request() if isinstance(one, RateRequest) else one) for one in wanted]
 
 
 def blockers(
@@ -48,7 +48,9 @@ def blockers(
 
     def look(session: Session, _: int) -> list[Blockers]:
         return [
-            _blockers(_Looks(client, session), one.in_line() if isinstance(one, RateRequest) else one, own, upgrades)
+            _blockers(
+                _Looks(client, session), one.queue_request() if isinstance(one, RateRequest) else one, own, upgrades
+            )
             for one in wanted
         ]
 

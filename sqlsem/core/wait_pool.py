@@ -124,7 +124,7 @@ class WaitConnectionPool:
         with self._state_lock:
             overdue = [session for session, due in self._due.items() if due < now]
         for session in overdue:
-            log.warning("%s does not answer a wait; dropping the connection", self._engine.where)
+            log.warning("%s does not answer a wait; dropping the connection", self._engine.label)
             session.interrupt()
 
     # -- the end ------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, cast
 
 from sqlsem import runtime, sql
 from sqlsem.engines import borrowed
-from sqlsem.engines.installed import Installed, Statements, Wish
+from sqlsem.engines.installed import FeatureSelection, Installed, Statements
 from sqlsem.engines.protocol import (
     CAPABILITIES,
     AsyncSession,
@@ -48,10 +48,10 @@ __all__ = [
     "Replaced",
     "Session",
     "Unanswered",
-    "bounded",
     "here",
+    "program_name",
     "setting_number",
-    "this_program",
+    "time_limited",
 ]
 
 #: What ``creator=`` is: returns a new DB-API connection.
@@ -81,7 +81,7 @@ class Unanswered(Disconnected):
     def of(cls, exc: Disconnected, allowance: AdaptiveTimeout) -> Unanswered:
         """What is to be raised in place of ``exc``, which came of giving a statement up."""
         told = cls(f"{exc} (no answer came within {allowance.seconds:.1f} s)")
-        told.patient = allowance.exceeded()
+        told.patient = allowance.grow()
         return told
 
 
@@ -97,9 +97,9 @@ class AdaptiveTimeout:
     """
 
     #: How often it is doubled at the most.
-    DOUBLED = 3
+    MAX_DOUBLINGS = 3
     #: When nothing was cut short for so many seconds, it is as at first.
-    FORGOTTEN = 300.0
+    RESET_SECONDS = 300.0
 
     def __init__(self, base: float) -> None:
         self.base = base
@@ -108,14 +108,14 @@ class AdaptiveTimeout:
     @property
     def seconds(self) -> float:
         """What an answer may take now."""
-        if monotonic() - self._since > self.FORGOTTEN:
+        if monotonic() - self._since > self.RESET_SECONDS:
             self._times = 0
         return self.base * float(2**self._times)
 
-    def exceeded(self) -> bool:
+    def grow(self) -> bool:
         """That was too short. Whether the next attempt is given more."""
-        patient = self._times < self.DOUBLED
-        self._times, self._since = min(self._times + 1, self.DOUBLED), monotonic()
+        patient = self._times < self.MAX_DOUBLINGS
+        self._times, self._since = min(self._times + 1, self.MAX_DOUBLINGS), monotonic()
         return patient
 
 
@@ -127,33 +127,33 @@ class Options:
     lease: float | None = None
     schema: str = "sqlsem"
     table: str = "ProcessControl"
-    #: How long one statement of the main session may wait for a gate before it lets the pings through.
-    patience: float = 1.0
+    #: Seconds that one statement of the main session may wait for a gate, so that heartbeats get through.
+    gate_timeout: float = 1.0
     #: Seconds to reach a server that does not answer.
     connect_timeout: float = 10.0
 
 
 #: What `sqlsem init` does unless it is told otherwise.
-EVERYTHING_THERE = Wish()
+KEEP_FEATURES = FeatureSelection()
 
 
 class Engine(abc.ABC):
     """A database that can be reached: knows its URL (and keeps the password to itself)."""
 
     name: ClassVar[str]
-    #: What `reach` gives: from what it derives from follows what this engine offers.
+    #: What `open_session` gives: from what it derives from follows what this engine offers.
     session_class: ClassVar[type[LockSession]]
     #: Whether a living member's beacon can be lost, as one that hangs on a connection can.
     beacon_may_fail: ClassVar[bool] = True
     #: Whether a worker claims short tasks while it runs others: a server does that work meanwhile.
-    claims_ahead: ClassVar[bool] = False
+    prefetches: ClassVar[bool] = False
     #: Sessions in which the tasks of one event loop may wait at the same time. With the main session that makes four.
     async_sessions: ClassVar[int] = 3
     #: Seconds for the statements that make a new connection ready: the server may fall silent there too. None: a file
     #: does not.
     setup_timeout: ClassVar[float | None] = 5.0
     #: Seconds between two pings of a member that holds nothing and waits for nothing.
-    rest_seconds: ClassVar[float] = 60.0
+    idle_heartbeat_seconds: ClassVar[float] = 60.0
     #: What else an operator has to know about a table that is guarded from now on.
     guard_hint: ClassVar[str] = ""
     #: Whether a database that is not there is created (SQLite). Set to False by who only looks.
@@ -169,17 +169,17 @@ class Engine(abc.ABC):
         #: What the statements that make a connection ready may take, altogether.
         self.setup = None if self.setup_timeout is None else AdaptiveTimeout(self.setup_timeout)
         #: The features that the database is known to have.
-        self.installed = Installed(lambda: self.where, self.read_settings)
+        self.installed = Installed(lambda: self.label, self.read_settings)
         if self.has(SchemaSession):
             self.queries()  # now: later, a fork in the middle of it would leave the import system locked in the child
 
     @property
     @abc.abstractmethod
-    def where(self) -> str:
+    def label(self) -> str:
         """The database in words, for messages: never with a password."""
 
     @property
-    def place(self) -> str:
+    def schema_label(self) -> str:
         """Where in the database the tables are, in words."""
         return f"schema {self.options.schema}"
 
@@ -204,7 +204,7 @@ class Engine(abc.ABC):
         """Raise `ConfigurationError` if this engine lacks a capability that ``caller`` (in words) needs."""
         if not self.has(capability):
             raise ConfigurationError(
-                f"{caller} needs {capability.offers}, which {self.where} does not offer; name another database, such "
+                f"{caller} needs {capability.offers}, which {self.label} does not offer; name another database, such "
                 f"as sqlite:///file.db (in $SQLSEM_URL, --url or sqlsem.connect(…))"
             )
 
@@ -217,9 +217,9 @@ class Engine(abc.ABC):
         Raises `Disconnected` when the database is out of reach (worth another try), `ConfigurationError` when it
         never will be (missing driver, wrong password).
         """
-        session = self.reach(purpose)
+        session = self.open_session(purpose)
         try:
-            with bounded(session, self.setup):
+            with time_limited(session, self.setup):
                 session.prepare(purpose)
         except BaseException:
             session.close()
@@ -227,12 +227,12 @@ class Engine(abc.ABC):
         return cast("Session", session)
 
     @abc.abstractmethod
-    def reach(self, purpose: str) -> LockSession:
+    def open_session(self, purpose: str) -> LockSession:
         """The connection of `connect`, before the first statement."""
 
     def pin(self, cursor: Any, ticket: Ticket) -> bool:
         """Inside the transaction of the caller's ``cursor``: is the row there, and kept there until that ends?"""
-        asked = self.pinning(cursor, ticket)
+        asked = self.pin_steps(cursor, ticket)
         answer = None
         while True:
             try:
@@ -241,19 +241,19 @@ class Engine(abc.ABC):
                 there: bool = done.value
                 return there
 
-    def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
+    def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         """`pin`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
-        raise ConfigurationError(f"{self.where} has no rows that a transaction could keep: ask check() instead")
+        raise ConfigurationError(f"{self.label} has no rows that a transaction could keep: ask check() instead")
 
     def identity_steps(self, cursor: Any) -> Generator[Any, Any, str]:
-        """What `CommitReleaseSession.database_identity` says, of the caller's ``cursor``. Yields as `pinning` does."""
+        """As `CommitReleaseSession.database_identity`, for the caller's ``cursor``; yields as `pin_steps` does."""
         yield cursor.execute(self.queries()["whereabouts"])
         row = yield cursor.fetchone()
         return str(borrowed.values(row)[0])
 
     def release_on_commit(self, cursor: Any, word: str) -> Generator[Any, Any, None]:
         """Write a commit marker in the transaction of the caller's ``cursor`` (`CommitReleaseSession`); yields as
-        `pinning` does.
+        `pin_steps` does.
         """
         yield cursor.execute(self.queries()["release_on_commit"], (word,))
 
@@ -263,35 +263,35 @@ class Engine(abc.ABC):
 
     def session_notes(self, cursor: Any) -> Generator[Any, Any, tuple[int, str]]:
         """Which of the server's sessions that is, by its number, and the grants that it counts on in guarded tables, as
-        `session_entry` tells them, with blanks between. Yields as `pinning` does.
+        `session_entry` tells them, with blanks between. Yields as `pin_steps` does.
         """
         raise ConfigurationError(
-            f"{self.where} has no guarded tables, for which a connection could count on a grant: call "
+            f"{self.label} has no guarded tables, for which a connection could count on a grant: call "
             f"assert_held(cursor) in each transaction"
         )
 
-    def has_session_alone(self, connection: Any, number: int) -> bool:
+    def owns_session(self, connection: Any, number: int) -> bool:
         """Whether the server's session of that number is this connection's own, as far as can be told."""
         return True
 
     def session_entry(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, str]:
-        """A grant as a session notes it; empty when it is gone. Yields as `pinning` does."""
+        """A grant as a session notes it; empty when it is gone. Yields as `pin_steps` does."""
         yield cursor.execute(self.queries()["session_entry"], (ticket.resource, ticket.position, ticket.requesting_id))
         row = yield cursor.fetchone()
         return str(borrowed.values(row)[0]) if row else ""
 
     def note_session(self, cursor: Any, entries: str) -> Generator[Any, Any, None]:
-        """Have the session of ``cursor`` count on those grants; yields as `pinning` does."""
+        """Have the session of ``cursor`` count on those grants; yields as `pin_steps` does."""
         yield cursor.execute(self.queries()["note_session"], (entries,))
 
     def session_on(self, cursor: Any) -> Session:
         """A session that runs its statements by the caller's ``cursor``, inside the caller's own transaction, and says
         what goes wrong in the driver's own words. To put tasks with.
         """
-        raise ConfigurationError(f"{self.where} does not offer what is to be done in a transaction of the caller's")
+        raise ConfigurationError(f"{self.label} does not offer what is to be done in a transaction of the caller's")
 
     @property
-    def awaits(self) -> bool:
+    def supports_async(self) -> bool:
         """Whether `connect_async` can be used here: the driver has connections for asyncio."""
         return False
 
@@ -300,7 +300,7 @@ class Engine(abc.ABC):
         raise NotImplementedError
 
     @property
-    def looks_only(self) -> str:
+    def read_only_hint(self) -> str:
         """What to tell somebody who may look, and no more."""
         return (
             f"This login may look, and no more; an administrator can add it to the role {self.options.schema}_operator "
@@ -319,7 +319,7 @@ class Engine(abc.ABC):
         finally:
             session.close()
 
-    def denied(self, exc: BaseException) -> bool:
+    def is_permission_error(self, exc: BaseException) -> bool:
         """Whether an error of ours says that the database's login lacks a right."""
         return False
 
@@ -329,7 +329,7 @@ class Engine(abc.ABC):
         feature_of = sql.query_features(self.name)
         return texts if set(feature_of.values()) <= {CORE} else Statements(texts, feature_of, self.installed)
 
-    def plan(self, settings: Mapping[str, str], wish: Wish = EVERYTHING_THERE) -> list[tuple[int | None, str]]:
+    def plan(self, settings: Mapping[str, str], wish: FeatureSelection = KEEP_FEATURES) -> list[tuple[int | None, str]]:
         """The scripts that bring tables with these settings (empty: there are none) up to date, and add the features
         wished for. Raises `SchemaError` rather than downgrade.
         """
@@ -351,21 +351,21 @@ class Engine(abc.ABC):
         return scripts
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.where}>"
+        return f"<{type(self).__name__} {self.label}>"
 
 
-def this_program() -> str:
+def program_name() -> str:
     """What this process is called where people see it."""
     return os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
 
 
 def here() -> str:
     """Where something is done, for what is written down of it: host, process and program, in lines."""
-    return f"{socket.gethostname()}\n{os.getpid()}\n{this_program()}"
+    return f"{socket.gethostname()}\n{os.getpid()}\n{program_name()}"
 
 
 @contextlib.contextmanager
-def bounded(session: EngineConnection, limit: AdaptiveTimeout | float | None) -> Iterator[None]:
+def time_limited(session: EngineConnection, limit: AdaptiveTimeout | float | None) -> Iterator[None]:
     """Interrupt what goes on with a session after so many seconds: the other side may never answer."""
     if limit is None:
         yield

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqlsem.errors import ConfigurationError, SchemaError
 from sqlsem.sql.features import CORE, EVERYTHING, FEATURES, chosen, from_setting, listed
 
-__all__ = ["Installed", "Statements", "Wish"]
+__all__ = ["FeatureSelection", "Installed", "Statements"]
 
 #: Table ``setting``; None where there are no tables, or where they cannot be read.
 Settings = Mapping[str, str]
@@ -71,7 +71,7 @@ class Statements(Mapping[str, str]):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class FeatureSelection:
     """The features that ``sqlsem init`` is asked for; without any all of a new database, and of others those there."""
 
     only: tuple[str, ...] = ()

@@ -20,7 +20,15 @@ from datetime import datetime, timedelta, timezone
 from sqlsem import deadlocks
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options
 from sqlsem.engines.periodic import OnceEntry, PeriodicSession
-from sqlsem.engines.priorities import PrioritySession, Turn, is_place, line_of, no_priorities, place_of, unranked
+from sqlsem.engines.priorities import (
+    PriorityAnswer,
+    PrioritySession,
+    is_priority_entry,
+    priorities_not_set,
+    priority_entry,
+    priority_missing,
+    priority_queue,
+)
 from sqlsem.engines.protocol import DeadlockSession
 from sqlsem.engines.rate_windows import RateState
 from sqlsem.engines.rates import RateSession
@@ -28,7 +36,7 @@ from sqlsem.engines.settings import SettingSession
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import Patterns, counted_on, no_limit_set, with_settings
 from sqlsem.model import Entry, Heartbeat, Request, Resource, Ticket, monotonic
-from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, RateTurn, Wish
+from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest, RateStatus
 
 
 class Store:
@@ -153,22 +161,22 @@ class MemoryRates(RateSession):
             yield self._store
 
     def take_rate(
-        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()
     ) -> RateAnswer:
         with self._open() as store:
             row = None if ticket is None else store.row(ticket)
             if ticket is not None and row is None:
-                return RateAnswer(RateTurn.GONE)
+                return RateAnswer(RateStatus.GONE)
             first = next(iter(store.queues.get(request.resource, ())), None)
             if first != (None if row is None else row.position) or store.paused.get(request.resource):
-                return RateAnswer(RateTurn.OTHERS_FIRST)
+                return RateAnswer(RateStatus.OTHERS_FIRST)
             now_us = int(monotonic() * 1_000_000)
             wait_ms = store.rates[request.resource].take(request, now_us, waited=row is not None)
             if wait_ms:
-                return RateAnswer(RateTurn.TOO_EARLY, seconds=wait_ms / 1000)
+                return RateAnswer(RateStatus.TOO_EARLY, seconds=wait_ms / 1000)
             if row is not None:
                 store.remove(row)
-            return RateAnswer(RateTurn.TAKEN, times=(now_us // 1000,))
+            return RateAnswer(RateStatus.TAKEN, times=(now_us // 1000,))
 
     def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
         with self._open() as store:
@@ -244,7 +252,7 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
                 if request.limit is None and store.cap(request.resource) is None:
                     raise ConfigurationError(no_limit_set(request.resource), resource=request.resource)
                 if request.resource in store.ageing:
-                    raise unranked(request.resource)
+                    raise priority_missing(request.resource)
             free = [store.may_enter(request) for request in requests]
             if only_if_free and not all(free):
                 return None
@@ -287,22 +295,24 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
         request: Request,
         only_if_free: bool,
         place: Ticket | None,
-    ) -> Turn:
+    ) -> PriorityAnswer:
         with self._open() as store:
             if member_id not in store.members:
                 raise Disconnected("This member is not known here")
             ageing = store.ageing.get(request.resource)
             if ageing is None:
-                raise no_priorities(request.resource)
+                raise priorities_not_set(request.resource)
             if request.limit is None and store.cap(request.resource) is None:
                 raise ConfigurationError(no_limit_set(request.resource), resource=request.resource)
             mine = {ticket.resource: ticket for ticket in store.uids.get((member_id, uid), ())}
             if request.resource in mine:
-                return Turn(mine[request.resource], True)
-            line = [row for row in store.queues.get(line_of(request.resource), {}).values() if is_place(row)]
+                return PriorityAnswer(mine[request.resource], True)
+            line = [
+                row for row in store.queues.get(priority_queue(request.resource), {}).values() if is_priority_entry(row)
+            ]
             own = next((row for row in line if store.calls[row.position] == (member_id, uid)), None)
             if own is None and place is not None:
-                return Turn(None, False)
+                return PriorityAnswer(None, False)
             asked_at = store.now() if own is None else own.requested_at
             assert request.priority is not None
             rank = asked_at.timestamp() - request.priority * ageing, math.inf if own is None else own.position
@@ -317,14 +327,14 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
                 ticket = self._add(store, request, True, *who)
                 if own is not None:
                     store.remove(own)
-                return Turn(ticket, True)
+                return PriorityAnswer(ticket, True)
             if only_if_free:
-                return Turn(None, False)
+                return PriorityAnswer(None, False)
             if own is None:
-                there = self._add(store, place_of(request), True, *who)
+                there = self._add(store, priority_entry(request), True, *who)
             else:
                 there = Ticket(own.resource, own.position, requesting_id, True)
-            return Turn(there, False, ahead[-1][1] if ahead else None, len(ahead))
+            return PriorityAnswer(there, False, ahead[-1][1] if ahead else None, len(ahead))
 
     def priorities(self) -> dict[str, float]:
         with self._open() as store:
@@ -346,22 +356,22 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
                     store.remove(row)
             return len(tickets)
 
-    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+    def wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         deadline = monotonic() + timeout
-        self._store.waiting.add(nudge)
+        self._store.waiting.add(wakeup)
         try:
             while True:
-                nudge.clear()  # before looking: what changes afterwards is seen
+                wakeup.clear()  # before looking: what changes afterwards is seen
                 with self._open() as store:
                     row = store.row(ticket)
                     if row is None:
                         return None
                     if store.grant(row):
                         return True
-                if not nudge.wait(max(0.0, deadline - monotonic())) and monotonic() >= deadline:
+                if not wakeup.wait(max(0.0, deadline - monotonic())) and monotonic() >= deadline:
                     return False
         finally:
-            self._store.waiting.discard(nudge)
+            self._store.waiting.discard(wakeup)
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         answers: dict[int, bool | None] = {}
@@ -477,10 +487,10 @@ class MemoryEngine(Engine):
             self._store = _stores.setdefault((url.partition("://")[2], options.schema, options.table), Store())
 
     @property
-    def where(self) -> str:
+    def label(self) -> str:
         return "the memory of this process"
 
-    def reach(self, purpose: str) -> MemorySession:
+    def open_session(self, purpose: str) -> MemorySession:
         return MemorySession(self._store, self.options)
 
 

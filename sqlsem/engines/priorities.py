@@ -1,12 +1,13 @@
 """Requests that wait by priority, as a capability of a session (see `sqlsem.engines.protocol`).
 
-The *line* of a resource with priorities is a resource of its own (`line_of`), where each who waits has a place: a row
-that shares with all others there, and lets nobody in. Who is first of the line may try for the resource itself, as does
-any request that is only wanted if it is free; its place goes in the same transaction. What is granted is a row like any
-other, with a number above all before it: who holds what follows from the rule alone, whatever the line's order is.
+Each waiter with a priority has an entry in the *priority queue* of the resource. That queue is a resource of its own
+(`priority_queue`); its entries all share and grant nothing. The head of the queue may try for the resource itself, as
+any request does that is made only if the resource is free. The transaction that grants the request also removes the
+entry. The granted row is like any other and has a higher number than all before it, so the rule of `Request.fits`
+protects holders whatever the order of the priority queue is.
 
-That order is fixed when a request enters: the time of asking, less the resource's ageing for each step of priority. So
-it is overtaken only by those that come less than (difference in priority) times ageing after it: nobody starves.
+The order is fixed when a request enters: the time of the request, less the resource's ageing for each step of priority.
+So only requests that arrive less than (difference in priority) times ageing later can overtake it: none starves.
 """
 
 from __future__ import annotations
@@ -21,64 +22,67 @@ from sqlsem.model import READ, Entry, Request, Ticket
 from sqlsem.names import PRIORITY_PREFIX, RESERVED
 
 __all__ = [
-    "LINE",
-    "PLACES",
+    "PRIORITY_LEVELS",
+    "PRIORITY_QUEUE_PREFIX",
+    "PriorityAnswer",
     "PrioritySession",
-    "Turn",
-    "is_place",
-    "line_of",
-    "never_ranked",
-    "no_priorities",
-    "place_of",
-    "unranked",
+    "is_priority_entry",
+    "priorities_not_set",
+    "priority_entry",
+    "priority_missing",
+    "priority_queue",
+    "why_no_priorities",
 ]
 
-#: What the name of a line begins with.
-LINE = PRIORITY_PREFIX
-#: Priorities are below it. It is the limit of places, whose weights are 1 more than the priority.
-PLACES = 100
+#: The prefix of the name of a priority queue.
+PRIORITY_QUEUE_PREFIX = PRIORITY_PREFIX
+#: Priorities are below this number. It is also the limit of priority entries, whose weight is the priority plus 1.
+PRIORITY_LEVELS = 100
 
 
-def line_of(resource: str) -> str:
-    """The resource where those wait who ask for this one with a priority."""
-    return LINE + resource
+def priority_queue(resource: str) -> str:
+    """Return the resource in which requests for ``resource`` wait by priority."""
+    return PRIORITY_QUEUE_PREFIX + resource
 
 
-def place_of(request: Request) -> Request:
-    """What a request has in the line."""
+def priority_entry(request: Request) -> Request:
+    """Return the request that a waiter registers in the priority queue."""
     assert request.priority is not None
-    return Request(line_of(request.resource), READ, PLACES, request.priority + 1, request.note)
+    return Request(priority_queue(request.resource), READ, PRIORITY_LEVELS, request.priority + 1, request.note)
 
 
-def never_ranked(resource: str) -> str | None:
-    """What is wrong with priorities for this resource, if anything is.
+def why_no_priorities(resource: str) -> str | None:
+    """Return why priorities cannot be set for this resource, or None if they can.
 
-    >>> never_ranked("rate:api")
+    >>> why_no_priorities("rate:api")
     "'rate:api' is the queue of a rate, which is always first come, first served; priorities cannot be set there"
     """
-    for prefix, (what, _) in RESERVED.items():
+    for prefix, (description, _) in RESERVED.items():
         if resource.startswith(prefix):
-            return f"{resource!r} is {what}, which is always first come, first served; priorities cannot be set there"
+            return (
+                f"{resource!r} is {description}, which is always first come, first served; "
+                f"priorities cannot be set there"
+            )
     return None
 
 
-def is_place(entry: Entry) -> bool:
-    """Whether a row of a line is a place there that counts."""
-    shape = entry.access == READ and entry.limit == PLACES and entry.member_id is not None
+def is_priority_entry(entry: Entry) -> bool:
+    """Return True if a row of a priority queue is an entry of a waiter that has not been revoked."""
+    shape = entry.access == READ and entry.limit == PRIORITY_LEVELS and entry.member_id is not None
     return shape and entry.state in ("holds", "waits")
 
 
-def unranked(resource: str) -> ConfigurationError:
-    """What is wrong with a request without a priority, where there are priorities."""
+def priority_missing(resource: str) -> ConfigurationError:
+    """Return the error for a request without a priority on a resource that has priorities."""
     return ConfigurationError(
-        f"No priority is named for {resource!r}, which is granted by priority; name one (priority=0 to {PLACES - 1}), "
-        f"or have an operator end that: sqlsem set {shlex.quote(resource)} --no-priorities",
+        f"No priority is named for {resource!r}, which is granted by priority; name one (priority=0 to "
+        f"{PRIORITY_LEVELS - 1}), or have an operator end that: sqlsem set {shlex.quote(resource)} --no-priorities",
         resource=resource,
     )
 
 
-def no_priorities(resource: str) -> ConfigurationError:
-    """What is wrong with a request that has a priority, where there are none."""
+def priorities_not_set(resource: str) -> ConfigurationError:
+    """Return the error for a request with a priority on a resource that has none."""
     return ConfigurationError(
         f"No priorities are set for {resource!r}, and the request names one; an operator sets them with: "
         f"sqlsem set {shlex.quote(resource)} --priorities --allow-new",
@@ -87,12 +91,14 @@ def no_priorities(resource: str) -> ConfigurationError:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What came of asking: ``ticket`` is what was granted, or the place in the line; None: nothing is there."""
+class PriorityAnswer:
+    """The answer to a request with a priority. ``ticket`` is the granted row or the entry in the priority queue; None
+    if there is neither.
+    """
 
     ticket: Ticket | None
     granted: bool
-    #: Who waits right before it, if anybody does, and how many do.
+    #: The position of the waiter right ahead, if any, and the number of waiters ahead.
     before: int | None = None
     ahead: int = 0
 
@@ -105,16 +111,16 @@ class Turn:
         granted: bool,
         before: int | None,
         ahead: int | None,
-    ) -> Turn:
-        """From what a routine has answered: the number of the row, or of the place."""
+    ) -> PriorityAnswer:
+        """Return the answer of a server's routine; ``position`` is that of the granted row or of the entry."""
         if position is None:
             return cls(None, False)
-        resource = request.resource if granted else line_of(request.resource)
+        resource = request.resource if granted else priority_queue(request.resource)
         return cls(Ticket(resource, int(position), requesting_id, bool(granted)), bool(granted), before, ahead or 0)
 
 
 class PrioritySession(abc.ABC):
-    """Requests with a priority: on the main session."""
+    """Requests with a priority; called on the main session."""
 
     offers: ClassVar[str] = "priorities"
 
@@ -128,18 +134,18 @@ class PrioritySession(abc.ABC):
         request: Request,
         only_if_free: bool,
         place: Ticket | None,
-    ) -> Turn:
-        """Have what a request with a priority asks for if it is its turn, with a sign of life; else, unless
-        ``only_if_free``, a place in the line. To be called again with that ``place`` until it is granted.
+    ) -> PriorityAnswer:
+        """Grant a request with a priority if it is the first that can be granted, and renew the lease. Otherwise enter
+        it in the priority queue, unless ``only_if_free``. Call again with that entry as ``place`` until it is granted.
 
-        All in one transaction, under the gate of the resource, unless it is seen before that its turn has not come. Who
-        is first of those ahead is tested, and removed when it is dead. Repeated with the same ``uid`` it finds what was
-        done before, and nothing where that was taken away meanwhile; `LockSession.cancel` with it gives back the place
-        and what was granted.
+        All in one transaction, under the gate of the resource, unless a read without the gate shows that others are
+        first. Checks the waiter ahead, and removes it if it is dead. Idempotent by ``uid``: a repeated call finds the
+        row of the first one, or nothing if that was taken away. `LockSession.cancel` with the ``uid`` removes the
+        entry and the granted row.
 
-        Raises `ConfigurationError` where the resource has no priorities (any more). May raise `Busy`.
+        Raises `ConfigurationError` if the resource has no priorities (any more). May raise `Busy`.
         """
 
     @abc.abstractmethod
     def priorities(self) -> dict[str, float]:
-        """The resources with priorities, and the seconds of waiting that a step of priority is worth."""
+        """Return the ageing of each resource with priorities: the seconds of waiting that equal a step of priority."""

@@ -169,9 +169,9 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
     # -- waiting (any session) ----------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+    def wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         """Wait up to ``timeout`` seconds for the turn of ``ticket``: True when granted, False when not yet,
-        None when its row is gone. Setting ``nudge`` from another thread says that looking now may pay.
+        None when its row is gone. Setting ``wakeup`` from another thread says that looking now may pay.
         """
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
@@ -216,7 +216,7 @@ class ConversionSession(LockSession):
         """
 
     @abc.abstractmethod
-    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+    def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         """Wait up to ``timeout`` seconds until the reader of ``ticket``, which has begun to upgrade, is alone and the
         writer: True when it is, False when not yet (or `downgrade` was called), None when its row is gone.
         """

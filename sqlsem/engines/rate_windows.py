@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from sqlsem.errors import ConfigurationError
 from sqlsem.model_rates import MOST_KNOWN_WINDOWS, RateEntry, RateRequest, Window
 
-__all__ = ["Known", "RateState", "Slot"]
+__all__ = ["RateState", "Slot", "WindowState"]
 
 #: The bucket of a burst has room again after so many windows, however large a debt is.
 DEBT_WINDOWS = 10
@@ -29,7 +29,7 @@ class Slot:
 
 
 @dataclass
-class Known:
+class WindowState:
     """What is known of one window. Times are of the database's clock, since 1970."""
 
     limit: int  # as it counted at the last take, like the burst
@@ -42,12 +42,12 @@ class Known:
     cap: int | None = None  # an operator's limit
     slots: dict[int, Slot] = field(default_factory=dict)
 
-    def copy(self) -> Known:
+    def copy(self) -> WindowState:
         return replace(self, slots=dict(self.slots))
 
 
 @dataclass(frozen=True)
-class _Force:
+class _EffectiveWindow:
     """A window that counts for a request: the slots that count, the limit that does not lapse, and what counts now."""
 
     ms: int
@@ -72,7 +72,7 @@ def _slot_ms(window_ms: int) -> int:
 class RateState:
     """All windows of one rate, by their lengths in ms."""
 
-    def __init__(self, windows: dict[int, Known] | None = None) -> None:
+    def __init__(self, windows: dict[int, WindowState] | None = None) -> None:
         self.windows = windows or {}
 
     def counted(self, window_ms: int, now_ms: int) -> dict[int, Slot]:
@@ -115,7 +115,7 @@ class RateState:
             self.use(request.cost, now_us, 0, request if declares else None)
         return wait_ms
 
-    def _in_force(self, windows: Sequence[Window], burst: int | None, now_ms: int) -> list[_Force]:
+    def _in_force(self, windows: Sequence[Window], burst: int | None, now_ms: int) -> list[_EffectiveWindow]:
         """The windows that count: those that a request declares, those that others have declared and taken from within
         the window, and those for which an operator has set a limit.
         """
@@ -126,10 +126,12 @@ class RateState:
             limit = _least(fixed, *(slot.limit for slot in slots.values()))
             if limit is not None:
                 own = burst if ms in declared else None
-                forces.append(_Force(ms, slots, fixed, limit, _least(own, *(slot.burst for slot in slots.values()))))
+                forces.append(
+                    _EffectiveWindow(ms, slots, fixed, limit, _least(own, *(slot.burst for slot in slots.values())))
+                )
         return forces
 
-    def _wait_ms(self, force: _Force, cost: int, now_us: int) -> int:
+    def _wait_ms(self, force: _EffectiveWindow, cost: int, now_us: int) -> int:
         """In how many ms so much may be taken of a window: the slots leave one after the other, and their limits."""
         now_ms, numbers = now_us // 1000, list(force.slots)
         used, lowest = cost, force.fixed
@@ -190,7 +192,7 @@ class RateState:
         for window in windows:
             if window.ms not in self.windows:
                 self._make_room([one.ms for one in windows], now_ms)
-                new = Known(window.limit, now_ms)
+                new = WindowState(window.limit, now_ms)
                 if self.windows:  # the shortest of those that are longer, or else the longest
                     other = min(self.windows, key=lambda ms: (ms < window.ms, abs(ms - window.ms)))
                     for number, slot in self.windows[other].slots.items():

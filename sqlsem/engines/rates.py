@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sqlsem.model import Ticket
-from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, Wish
+from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest
 
 __all__ = ["RateSession"]
 
@@ -22,7 +22,7 @@ class RateSession(abc.ABC):
 
     @abc.abstractmethod
     def take_rate(
-        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()
     ) -> RateAnswer:
         """Take from a rate what is asked, if it is there: the limit of no window is ever passed. Without ``ticket``
         only where nobody waits in its line; with the ticket of a row there only when that is the first one, and what is

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from sqlsem.coordinator import Coordinator
-from sqlsem.engines.base import AdaptiveTimeout, Session, bounded
+from sqlsem.engines.base import AdaptiveTimeout, Session, time_limited
 from sqlsem.engines.priorities import PrioritySession
 from sqlsem.engines.protocol import AdminSession
 from sqlsem.engines.rates import RateSession
@@ -156,13 +156,13 @@ class Exporter:
         """On a session that is kept; a lost one is made anew at once."""
         if self._session is not None:
             try:
-                with bounded(self._session, self._allowance):
+                with time_limited(self._session, self._allowance):
                     return call(self._session)
             except SqlsemError:
                 self._drop()
         try:
             self._session = self._coordinator.engine.connect("look")
-            with bounded(self._session, self._allowance):
+            with time_limited(self._session, self._allowance):
                 self._session.check_schema()
                 return call(self._session)
         except BaseException:

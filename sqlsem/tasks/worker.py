@@ -140,7 +140,7 @@ class Worker:
 
     def _run(self) -> None:
         self._last_active = monotonic()
-        self._sizer = ClaimSizer(self._max_size, prefetch=self._claiming.client.engine.claims_ahead)
+        self._sizer = ClaimSizer(self._max_size, prefetch=self._claiming.client.engine.prefetches)
         name = self.queue.name[:200]
         runners = [SupervisedThread(f"{name}-{i + 1}", partial(self._run_tasks, set())) for i in range(self.threads)]
         helper = SupervisedThread(f"{name}-helper", self._return_unstarted, self._ended)

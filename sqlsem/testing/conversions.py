@@ -84,15 +84,15 @@ class Conversions(ConversionSession):
             if one.position != row.position and (one.position < row.position or one.granted_at is not None)
         ]
 
-    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+    def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         server = self._server
         deadline = server.fibers.now + timeout
         what = f"upgrade {ticket.position}"
         self.ask(what)
-        server.waiting.add(nudge)
+        server.waiting.add(wakeup)
         try:
             while True:
-                nudge.clear()  # before looking: what changes afterwards is seen
+                wakeup.clear()  # before looking: what changes afterwards is seen
                 self.require_connection()
                 came = self._become_writer(ticket)
                 row = server.row(ticket)
@@ -103,9 +103,9 @@ class Conversions(ConversionSession):
                 left = deadline - server.fibers.now
                 if left <= 0:
                     break
-                nudge.wait(min(left, server.next_test(ticket.resource)))
+                wakeup.wait(min(left, server.next_test(ticket.resource)))
         finally:
-            server.waiting.discard(nudge)
+            server.waiting.discard(wakeup)
         self.answer(f"{what}: {'gone' if came is None else 'writes' if came else 'not yet'}")
         return came
 

@@ -81,12 +81,12 @@ class FileSession(Calling, SqliteSession):
 
     def _require(self) -> None:
         if (self.cut or self.interrupted) and not self._fibers.ended:
-            raise Disconnected(f"The connection to {self.engine.where} is broken")
+            raise Disconnected(f"The connection to {self.engine.label} is broken")
 
     def _try_again(self, failure: Exception, statement: str, parameters: Any, fetch: bool) -> Any:
         if not is_busy(failure):
             return super()._try_again(failure, statement, parameters, fetch)
-        deadline = self._fibers.now + self.options.patience
+        deadline = self._fibers.now + self.options.gate_timeout
         while True:
             self._server.wait_for(BUSY_SECONDS)
             try:
@@ -95,10 +95,10 @@ class FileSession(Calling, SqliteSession):
                 if not is_busy(exc):
                     raise self.translate(exc) from exc
                 if self._fibers.now > deadline:
-                    raise Busy(f"{self.engine.where} has been locked for {self.options.patience:g} s") from exc
+                    raise Busy(f"{self.engine.label} has been locked for {self.options.gate_timeout:g} s") from exc
 
-    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
-        return super().upgrade(ticket, timeout, cast("threading.Event", _Nudge(self._server, nudge)))
+    def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
+        return super().upgrade(ticket, timeout, cast("threading.Event", _Nudge(self._server, wakeup)))
 
     def register_member(self, host: str, pid: int, program: str) -> int:
         return super().register_member(self.owner, pid, program)
@@ -168,9 +168,9 @@ class CallersSession(FileSession):
 class _Nudge:
     """An event that also comes with anything that is written, and is waited for in long turns."""
 
-    def __init__(self, server: FileServer, nudge: threading.Event) -> None:
-        self._server, self._nudge = server, nudge
-        self.is_set, self.clear = nudge.is_set, nudge.clear
+    def __init__(self, server: FileServer, wakeup: threading.Event) -> None:
+        self._server, self._nudge = server, wakeup
+        self.is_set, self.clear = wakeup.is_set, wakeup.clear
 
     def wait(self, seconds: float) -> None:
         self._server.wait_for(max(seconds, LOOK_SECONDS), self._nudge)
@@ -191,9 +191,9 @@ class VirtualRings(UnixSocketNotifier):
     def stop(self) -> None:
         self._position = None
 
-    def wait(self, seconds: float, nudge: threading.Event) -> bool:
-        if not nudge.is_set():
-            self._server.wait_for(max(seconds, LOOK_SECONDS), nudge)
+    def wait(self, seconds: float, wakeup: threading.Event) -> bool:
+        if not wakeup.is_set():
+            self._server.wait_for(max(seconds, LOOK_SECONDS), wakeup)
         if self._position in self._server.rung:
             self._server.rung.discard(self._position)
             return True
@@ -222,7 +222,7 @@ class FileEngine(SqliteEngine):
         connection.execute("PRAGMA synchronous = OFF")  # nothing has to outlive this process
         return connection
 
-    def reach(self, purpose: str) -> FileSession:
+    def open_session(self, purpose: str) -> FileSession:
         self.server.fibers.step(f"connect to {purpose}")
         return FileSession(self)
 
@@ -277,9 +277,9 @@ class FileServer(RealServer):
     def rows(self) -> list[Row]:
         return [Row(*row[:4], *map(bool, row[4:])) for row in self._look.execute(ROWS)]
 
-    def wait_for(self, seconds: float, nudge: threading.Event | None = None) -> None:
+    def wait_for(self, seconds: float, wakeup: threading.Event | None = None) -> None:
         """Wait until something is written, or so long."""
-        changed = self.fibers.event() if nudge is None else nudge
+        changed = self.fibers.event() if wakeup is None else wakeup
         key = id(changed)
         self._waiting[key] = changed
         try:

@@ -271,7 +271,7 @@ class SimulatedEngine(PostgresEngine):
         super().__init__(server.url, options)
         self.server, self.owner = server, owner
 
-    def reach(self, purpose: str) -> SimulatedSession:
+    def open_session(self, purpose: str) -> SimulatedSession:
         self.server.fibers.step(f"connect to {purpose}")
         lots = self.server.lots()
         try:
@@ -353,7 +353,7 @@ class PostgresServer(RealServer):
     @contextlib.contextmanager
     def transaction(self, engine: Engine) -> Iterator[Cursor]:
         assert isinstance(engine, SimulatedEngine)
-        session = engine.reach("transaction")
+        session = engine.open_session("transaction")
         try:
             cursor = Cursor(session)
             cursor.execute("BEGIN")

@@ -13,7 +13,7 @@ from sqlsem.engines.base import Disconnected, Engine, Options
 from sqlsem.engines.memory import MemorySession
 from sqlsem.insight.audit import Finding, audit
 from sqlsem.model import Heartbeat, Request, Ticket
-from sqlsem.model_rates import RateAnswer, RateRequest, Wish
+from sqlsem.model_rates import RateAnswer, RateDemand, RateRequest
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.conversions import Conversions
 from sqlsem.testing.faults import Trouble
@@ -223,12 +223,12 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
     # -- rates ------------------------------------------------------------------------------------------------------
 
     def take_rate(
-        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()
     ) -> RateAnswer:
         what = f"take_rate {request.name}"
         self.ask(what)
         answer = super().take_rate(request, ticket, ahead_ms, more)
-        self.answer(f"{what}: {answer.turn.value}")
+        self.answer(f"{what}: {answer.status.value}")
         return answer
 
     def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
@@ -252,14 +252,14 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
             return None
         return server.grant(row)
 
-    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+    def wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         fibers, server = self._fibers, self._server
         deadline = fibers.now + timeout
         self.ask(f"wait {ticket.position}")
-        server.waiting.add(nudge)
+        server.waiting.add(wakeup)
         try:
             while True:
-                nudge.clear()  # before looking: what changes afterwards is seen
+                wakeup.clear()  # before looking: what changes afterwards is seen
                 self.require_connection()
                 there = self._look(ticket)
                 if there is False:
@@ -269,11 +269,11 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
                         continue
                     left = deadline - fibers.now
                     if left > 0:
-                        nudge.wait(min(left, server.next_test(ticket.resource)))
+                        wakeup.wait(min(left, server.next_test(ticket.resource)))
                         continue
                 break
         finally:
-            server.waiting.discard(nudge)
+            server.waiting.discard(wakeup)
         self.answer(f"wait {ticket.position}: {_words(there)}")
         return there
 
@@ -301,10 +301,10 @@ class ServerEngine(Engine):
         self._owner = owner
 
     @property
-    def where(self) -> str:
+    def label(self) -> str:
         return "the simulated database"
 
-    def reach(self, purpose: str) -> ServerSession:
+    def open_session(self, purpose: str) -> ServerSession:
         server = self._server
         server.fibers.step(f"connect to {purpose}")
         if server.fibers.now < server.down_until:

@@ -8,7 +8,7 @@ import contextlib
 from typing import Any
 
 from sqlsem.core.grants import Grant
-from sqlsem.engines.priorities import LINE
+from sqlsem.engines.priorities import PRIORITY_QUEUE_PREFIX
 from sqlsem.errors import LockLost, NotHeld
 from sqlsem.leading import Term
 from sqlsem.tasks.queues import Queue
@@ -84,7 +84,7 @@ def ranked(me: Actor) -> None:
 
 
 def _rows(me: Actor) -> list[Row]:
-    rows = [row for name in (LINE + "p", "p") for row in me.world.server.rows_on(name)]
+    rows = [row for name in (PRIORITY_QUEUE_PREFIX + "p", "p") for row in me.world.server.rows_on(name)]
     return [row for row in rows if isinstance(row, Row)]
 
 

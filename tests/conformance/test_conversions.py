@@ -718,7 +718,7 @@ def test_members_with_a_lease(member):
 
 def test_a_pin_holds_a_writer_back(member, database):
     """What asserts that it writes, in a transaction still open, must be done first."""
-    one = member(patience=0.2)
+    one = member(gate_timeout=0.2)
     mine = one.ask(WRITE)
     connection = database.raw(autocommit=False)
     cursor = connection.cursor()

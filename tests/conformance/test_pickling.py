@@ -55,7 +55,7 @@ def hold(lock):
 
 
 def where(lock):
-    return repr(lock), sqlsem.default().engine.where
+    return repr(lock), sqlsem.default().engine.label
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from support import PATIENCE, Attempt, remains, until
 
 import sqlsem
-from sqlsem.engines.priorities import line_of
+from sqlsem.engines.priorities import priority_queue
 from sqlsem.model import Request
 
 pytestmark = [pytest.mark.locks]
@@ -47,7 +47,7 @@ def waiter(database, name):
 
 
 def places(database, resource):
-    return database.queue(line_of(resource))
+    return database.queue(priority_queue(resource))
 
 
 @both
@@ -123,7 +123,7 @@ def test_the_order_may_change_while_they_wait(connect, name, ranked, waiter):
 
 
 def high_place(coordinator, name):
-    return max(entry.position for entry in coordinator.entries(line_of(name)))
+    return max(entry.position for entry in coordinator.entries(priority_queue(name)))
 
 
 @both
@@ -360,7 +360,7 @@ def test_an_operator_takes_a_place_away(connect, database, name, ranked, waiter)
     operator, other = connect(), connect()
     with other.mutex(name, priority=0):
         waiting = waiter(connect().mutex(name, priority=1))
-        (place,) = operator.entries(line_of(name))
+        (place,) = operator.entries(priority_queue(name))
         assert (place.state, place.weight, place.limit) == ("holds", 2, 100)
         operator.revoke(place.position, force=True)
         assert isinstance(waiting.failed(), sqlsem.LockLost)

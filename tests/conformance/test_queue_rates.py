@@ -12,7 +12,7 @@ import pytest
 from support import PATIENCE, cost_of_turns, until
 
 import sqlsem
-from sqlsem.engines.sqlite.fair_queueing import by_lot
+from sqlsem.engines.sqlite.fair_queueing import weighted_order
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.model import NewTask
 from sqlsem.tasks import Json, Worker
@@ -271,7 +271,7 @@ def test_keys_are_drawn_by_their_weights():
         {"task_key": "full", "weight": 1000, "most": 0},
     ]
     parts = dict.fromkeys(("a", "b", "c", "full"), 1.0)
-    drawn = Counter(by_lot(settings, parts, {"c": 1})[0] for _ in range(4000))
+    drawn = Counter(weighted_order(settings, parts, {"c": 1})[0] for _ in range(4000))
     assert drawn.keys() == {"a", "b"}
     assert 800 < drawn["a"] < 1200
 

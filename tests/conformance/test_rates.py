@@ -15,7 +15,7 @@ from sqlsem.core import rating
 from sqlsem.engines.base import Disconnected
 from sqlsem.engines.postgresql.rates import PostgresRates
 from sqlsem.errors import ConfigurationError, LockLost, Timeout
-from sqlsem.model_rates import RateTurn
+from sqlsem.model_rates import RateStatus
 
 pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
 #: Longer than any test takes.
@@ -378,7 +378,7 @@ def test_an_answer_that_is_lost_costs_the_place_and_no_more(looks_often, connect
 
     def lose_the_first_answer(session, request, ticket, *more):
         answer = take_rate(session, request, ticket, *more)
-        if ticket is not None and answer.turn is RateTurn.TAKEN and not lost:
+        if ticket is not None and answer.status is RateStatus.TAKEN and not lost:
             lost.append(answer)
             raise Disconnected("the answer is lost")
         return answer

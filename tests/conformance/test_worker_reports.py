@@ -161,7 +161,7 @@ def test_worker_warns_of_ends_that_are_not_recorded(queue, monkeypatch, caplog):
     number = queue.put(finish)
 
     def cut(call):
-        queue.claiming.client.engine.reach = lambda purpose: (_ for _ in ()).throw(
+        queue.claiming.client.engine.open_session = lambda purpose: (_ for _ in ()).throw(
             sqlsem.engines.base.Disconnected("cut")
         )
         for session in [queue.claiming.client.member.main.session]:

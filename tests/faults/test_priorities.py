@@ -9,7 +9,7 @@ from agent import RemoteError
 from support import until
 
 import sqlsem
-from sqlsem.engines.priorities import line_of
+from sqlsem.engines.priorities import priority_queue
 
 GRACE = 1.5
 #: As in test_kill.py.
@@ -29,7 +29,7 @@ def in_line(database, name):
     """``in_line(number)`` waits until so many stand in the line."""
 
     def wait(number):
-        until(lambda: len(database.queue(line_of(name))) == number, f"{number} in the line")
+        until(lambda: len(database.queue(priority_queue(name))) == number, f"{number} in the line")
 
     return wait
 
@@ -143,4 +143,4 @@ def test_processes_are_killed_at_any_point(spawn, connect, database, name, ranke
         assert left.get(fence, at) <= at, "two are inside"
     enter(priority=0)
     assert database.queue(name) == []
-    assert database.queue(line_of(name)) == []
+    assert database.queue(priority_queue(name)) == []

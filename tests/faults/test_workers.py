@@ -129,7 +129,7 @@ def test_a_worker_cut_off_knows_first(agents, spawn, connect, database, name):
     try:
         task = mine.queue(name).try_claim()
         # No connection succeeds any more.
-        mine.engine.reach = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
+        mine.engine.open_session = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
         mine.client.member.main.session.interrupt()
         assert task.lost_event.wait(PATIENCE)
         lost = time.monotonic()
@@ -141,7 +141,7 @@ def test_a_worker_cut_off_knows_first(agents, spawn, connect, database, name):
         with pytest.raises(sqlsem.LockLost, match=f"task {task.id}"):
             task.finish()
     finally:
-        del mine.engine.reach
+        del mine.engine.open_session
         mine.close()
 
 
@@ -342,14 +342,14 @@ def test_deferred_calls_run_before_the_next_heartbeat(connect, name):
             failed.set()
             raise
 
-    engine.reach = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
+    engine.open_session = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
     member.main.session.interrupt()
     member.ping = watched
     end = End(number, task.attempt, "finished")
     member.later(lambda session, me: session.end_task(me, end))
     task.settle()
     assert failed.wait(PATIENCE)
-    del engine.reach
+    del engine.open_session
     until(lambda: not member.leftovers, timeout=25)  # a ping is due every 30 s
     assert [run.outcome for run in queue.log(number)] == ["finished"]
 

@@ -13,7 +13,7 @@ from support.interleavings import Actor, Seen, against_the_rule, cutter, explore
 import sqlsem
 from sqlsem.engines.base import Disconnected
 from sqlsem.model import End, NewTask, Request, Upgrading
-from sqlsem.model_rates import RateRequest, RateTurn, windows_of
+from sqlsem.model_rates import RateRequest, RateStatus, windows_of
 
 LEASE = 30.0
 
@@ -26,7 +26,7 @@ class World:
         self._numbers = itertools.count()
         self._sessions = {}
         self._members = {}
-        self.operator = database.session(grace=0, patience=60)
+        self.operator = database.session(grace=0, gate_timeout=60)
         self._look = database.raw()
         self.bare = Bare(database)
         self.resource = str(name)
@@ -43,7 +43,7 @@ class World:
         """That one's session, with a member of its own for each schedule where ``lease`` is given."""
         key = (who, lease)
         if key not in self._sessions:
-            self._sessions[key] = self.database.session(grace=0 if lease is None else 5, lease=lease, patience=60)
+            self._sessions[key] = self.database.session(grace=0 if lease is None else 5, lease=lease, gate_timeout=60)
         session = self._sessions[key]
         if lease is not None or key not in self._members:
             self._members[key] = session.register_member("host", 1, who)
@@ -667,7 +667,7 @@ def a_rate_with_a_line(world):
             return session.take_rate(rate, actor.ticket)
 
         def told(word, answer):
-            if answer.turn is RateTurn.TAKEN:
+            if answer.status is RateStatus.TAKEN:
                 taken.append(actor.name)
 
         actor.calls, actor.done = [("take", take)], told
@@ -678,7 +678,7 @@ def a_rate_with_a_line(world):
     def end():
         assert taken[0] == "a"
         assert taken == sorted(taken), "somebody was passed"
-        assert second.answers["take"].turn in (RateTurn.TAKEN, RateTurn.OTHERS_FIRST)
+        assert second.answers["take"].status in (RateStatus.TAKEN, RateStatus.OTHERS_FIRST)
         assert "c" not in taken or "b" in taken, "taken past the line"
 
     return [first, second, third], end

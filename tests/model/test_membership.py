@@ -172,7 +172,7 @@ class Machine(RuleBasedStateMachine):
         engine = SimpleNamespace(
             options=Options(grace=self.life, lease=self.life if self.leased else None),
             beacon_may_fail=True,
-            rest_seconds=60.0,
+            idle_heartbeat_seconds=60.0,
             has=lambda role: False,
             setup=None,
             where="the model",

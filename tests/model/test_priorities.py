@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sqlsem.engines.priorities import line_of
+from sqlsem.engines.priorities import priority_queue
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Request, Ticket
 
@@ -82,7 +82,7 @@ class Machine(RuleBasedStateMachine):
             for session, member in zip(self.sessions, self.members, strict=True):
                 session.deregister_member(member)
             assert self.sessions[0].entries(self.resource) == []
-            assert self.sessions[0].entries(line_of(self.resource)) == []
+            assert self.sessions[0].entries(priority_queue(self.resource)) == []
             for what in ("ageing", "cap"):
                 self.sessions[0].set_resource(self.resource, what, None)
             self.sessions[0].set_resource(self.resource, "paused", 0)
@@ -118,7 +118,7 @@ class Machine(RuleBasedStateMachine):
         if turn.granted:
             self.let_in(one, turn)
         else:
-            assert turn.ticket.resource == line_of(self.resource)
+            assert turn.ticket.resource == priority_queue(self.resource)
             one.place = turn.ticket
             self.model.line.append(one)
             self.check_before(one, turn)
@@ -206,7 +206,7 @@ class Machine(RuleBasedStateMachine):
         entries = self.sessions[0].entries(self.resource)
         assert [entry.position for entry in entries] == [one.held.position for one in self.model.inside]
         assert all(entry.granted_at is not None for entry in entries), "a row on the resource is a holder's"
-        places = self.sessions[0].entries(line_of(self.resource))
+        places = self.sessions[0].entries(priority_queue(self.resource))
         assert {place.position for place in places} == {one.place.position for one in self.model.line}
 
 

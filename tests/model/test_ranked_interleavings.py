@@ -8,7 +8,7 @@ import pytest
 from model.test_interleavings import NoForks, World
 from support.interleavings import Actor, cutter, explore
 
-from sqlsem.engines.priorities import line_of
+from sqlsem.engines.priorities import priority_queue
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Request
 
@@ -34,7 +34,7 @@ class RankedWorld(World):
             turn = waiting[uid].ask()
             assert turn.granted, f"{waiting[uid].name} is first, and is not let in"
             assert waiting[uid].session.release(turn.ticket, "released")
-        for name in (self.resource, line_of(self.resource)):
+        for name in (self.resource, priority_queue(self.resource)):
             assert self.rows("SELECT queue_position FROM {table} WHERE resource_id = ?", name) == []
         self.operator.set_resource(self.resource, "ageing", None)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from sqlsem.engines.rate_windows import RateState
-from sqlsem.model_rates import AHEAD_MS, RateRequest, RateTurn, Wish, windows_of
+from sqlsem.model_rates import AHEAD_MS, RateDemand, RateRequest, RateStatus, windows_of
 
 #: The limits of windows whose slots are 50 and 200 s long: what a test takes is nothing beside them.
 WINDOWS = {5_000: 7, 20_000: 12}
@@ -146,8 +146,8 @@ class InDatabase(Machine):
 
     def take_now(self, request):
         answer = self.session.take_rate(request, None)
-        assert answer.turn in (RateTurn.TAKEN, RateTurn.TOO_EARLY)
-        return None if answer.turn is RateTurn.TAKEN else answer.seconds
+        assert answer.status in (RateStatus.TAKEN, RateStatus.TOO_EARLY)
+        return None if answer.status is RateStatus.TAKEN else answer.seconds
 
     def shift(self, seconds):
         resource = f"rate:{self.name}"
@@ -197,11 +197,11 @@ def test_a_slot_counts_until_all_of_it_is_out_of_the_window(database, name):
     def back(slots):
         database.rows(f"UPDATE {slot} SET slot = slot - {slots} WHERE resource_id = ?", request.resource)
 
-    assert session.take_rate(request, None).turn is RateTurn.TAKEN
+    assert session.take_rate(request, None).status is RateStatus.TAKEN
     back(100)
-    assert session.take_rate(request, None).turn is RateTurn.TOO_EARLY
+    assert session.take_rate(request, None).status is RateStatus.TOO_EARLY
     back(1)
-    assert session.take_rate(request, None).turn is RateTurn.TAKEN
+    assert session.take_rate(request, None).status is RateStatus.TAKEN
     session.close()
 
 
@@ -237,12 +237,13 @@ def test_reservations_never_exceed_a_limit_and_are_fifo(database, name):
         counted, last = [], 0
         for _ in range(60):
             wishes = [
-                Wish(rng.randint(1, 5), rng.choice([0, 100, AHEAD_MS, 5000])) for _ in range(rng.choice([1, 1, 2, 9]))
+                RateDemand(rng.randint(1, 5), rng.choice([0, 100, AHEAD_MS, 5000]))
+                for _ in range(rng.choice([1, 1, 2, 9]))
             ]
             first, *more = wishes
             asked = RateRequest(request.name, declared, first.cost, burst)
             answer = session.take_rate(asked, None, first.ahead_ms, more)
-            if answer.turn is RateTurn.TOO_EARLY:
+            if answer.status is RateStatus.TOO_EARLY:
                 assert answer.seconds * 1000 > min(first.ahead_ms, AHEAD_MS)
                 time.sleep(rng.choice([0, 0.02, answer.seconds / 2]))
                 continue

@@ -79,7 +79,7 @@ def reach(engine_of: Callable[..., SqlServerEngine]) -> Iterator[Callable[..., S
     with contextlib.ExitStack() as stack:
 
         def reach(server: tdsserver.TdsServer, **words: str) -> SqlServerSession:
-            session = engine_of(server, **words).reach("main")
+            session = engine_of(server, **words).open_session("main")
             stack.callback(session.close)
             return session
 

@@ -170,7 +170,7 @@ def test_login_without_role_is_told_the_command(tds, reach):
 def test_a_changed_session_is_resumed_once(tds, engine_of, monkeypatch, seconds, meaning):
     """A driver that reconnects in silence does so now and then, a pool all the time."""
     engine = engine_of(tds(says(failure(*CHANGED), 50003)))
-    first, second = engine.reach("main"), engine.reach("main")
+    first, second = engine.open_session("main"), engine.open_session("main")
     assert type(told(first)) is Disconnected
     assert not first.usable
     engine._session_changed -= seconds
@@ -318,7 +318,7 @@ LOGINS = {
 def test_logins(tds, engine_of, number):
     answer, meaning = LOGINS[number]
     with pytest.raises(sqlsem.SqlsemError) as caught:
-        engine_of(tds(login=lambda: answer)).reach("main")
+        engine_of(tds(login=lambda: answer)).open_session("main")
     assert type(caught.value) is meaning, caught.value
     assert str(number) in str(caught.value)
     assert "secret99" not in str(caught.value)
@@ -329,9 +329,9 @@ def test_logins_once_let_in(tds, engine_of, number):
     """What was right before is not wrong now: the server is not ready yet. But an account can be disabled."""
     answers = [logged_in(), LOGINS[number][0]]
     engine = engine_of(tds(login=lambda: answers.pop(0)))
-    engine.reach("main").close()
+    engine.open_session("main").close()
     with pytest.raises(sqlsem.SqlsemError) as caught:
-        engine.reach("main")
+        engine.open_session("main")
     expected = Disconnected if number == 18456 else LOGINS[number][1]
     assert type(caught.value) is expected, caught.value
 
@@ -345,13 +345,13 @@ def test_a_database_that_recovers_is_waited_for(tds, url_of):
 
 def test_a_cut_line_at_login(tds, engine_of):
     with pytest.raises(Disconnected):
-        engine_of(tds(login=lambda: CUT)).reach("main")
+        engine_of(tds(login=lambda: CUT)).open_session("main")
 
 
 def test_a_server_that_falls_silent_at_login(tds, engine_of):
     began = time.monotonic()
     with pytest.raises(Disconnected):
-        engine_of(tds(login=lambda: SILENT), options={"connect_timeout": 1.0}).reach("main")
+        engine_of(tds(login=lambda: SILENT), options={"connect_timeout": 1.0}).open_session("main")
     assert time.monotonic() - began < PATIENCE / 2
 
 
@@ -359,7 +359,7 @@ def test_a_server_that_falls_silent_just_after_login(tds, engine_of):
     """pyodbc asks something itself then, once for each connection string, and goes without the answer; but waits for it
     without an end."""
     server = tds(drivers=SILENT)
-    session = engine_of(server, options={"connect_timeout": 1.0}).reach("main")
+    session = engine_of(server, options={"connect_timeout": 1.0}).open_session("main")
     assert type(told(session)) is Disconnected
 
 
@@ -386,8 +386,8 @@ def test_untrusted_certificate_is_reported(tds, url_of, tls):
 def test_a_server_without_tls(tds, engine_of):
     server = tds(tls=NO_TLS)
     with pytest.raises(ConfigurationError, match="Encrypt=no"):
-        engine_of(server, Encrypt="yes").reach("main")
-    engine_of(server, Encrypt="no").reach("main").close()
+        engine_of(server, Encrypt="yes").open_session("main")
+    engine_of(server, Encrypt="no").open_session("main").close()
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_the_doctor_tells_of_it(tds, engine_of, monkeypatch, words, answer, told
     tls = TLS_ON if words["Encrypt"] == "yes" else NO_TLS
     server = tds(says(denied if answer is None else result(("",), (answer,))), tls=tls)
     engine = engine_of(server, **words)
-    session = engine.reach("look")
+    session = engine.open_session("look")
     check = SqlServerDoctor(session).encryption()
     assert told in check.detail
     assert check.ok
@@ -587,7 +587,7 @@ def test_the_doctor_sees_a_session_that_outlives_its_connection(tds, reach, code
 )
 def test_doctor_asks_for_a_grace_that_outlasts_a_failover(tds, engine_of, enabled, options, detail, noted):
     server = tds(says(result(("",), (enabled,))))
-    session = engine_of(server, options=options).reach("look")
+    session = engine_of(server, options=options).open_session("look")
     check = SqlServerDoctor(session).failover()
     assert (check.detail.partition("; ")[2] if check else None) == detail
     assert bool(check and check.mend) is noted
@@ -601,7 +601,7 @@ def test_a_data_source_does_not_reconnect_in_silence(tds, driver, tmp_path):
         import sys, time
         from sqlsem.engines.base import Disconnected, Options
         from sqlsem.engines.mssql import SqlServerEngine
-        session = SqlServerEngine(sys.argv[1], Options()).reach("main")
+        session = SqlServerEngine(sys.argv[1], Options()).open_session("main")
         print(session.settings(), flush=True)
         input()
         try:

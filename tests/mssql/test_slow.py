@@ -95,7 +95,7 @@ def test_allowance(monkeypatch):
     allowance = AdaptiveTimeout(4.0)
     seen = []
     for _ in range(5):
-        seen.append((allowance.seconds, allowance.exceeded()))
+        seen.append((allowance.seconds, allowance.grow()))
     assert seen == [(4.0, True), (8.0, True), (16.0, True), (32.0, False), (32.0, False)]
     now[0] += AdaptiveTimeout.FORGOTTEN + 1
     assert allowance.seconds == 4.0

@@ -5,7 +5,7 @@ from support.searches import FOUND, found
 
 from sqlsem.core.membership import Membership
 from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.locks import LAST, SqliteLocks, Turn
+from sqlsem.engines.sqlite.locks import LAST, Admission, SqliteLocks
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.model import Ticket
 from sqlsem.testing import simulate as simulation
@@ -80,9 +80,9 @@ def no_gate(patch):
     real = SqliteLocks.register
 
     def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
-        turns = {request.resource: self.turn_of(request, LAST).come for request in requests}
+        turns = {request.resource: self.admission(request, LAST).come for request in requests}
         with pytest.MonkeyPatch.context() as here:
-            here.setattr(self, "turn_of", lambda one, position: Turn(turns[one.resource], False, None))
+            here.setattr(self, "admission", lambda one, position: Admission(turns[one.resource], False, None))
             return real(self, member_id, requesting_id, owner, uid, requests, only_if_free)
 
     patch.setattr(SqliteLocks, "register", register)
@@ -109,18 +109,18 @@ def no_gate(patch):
 @bug(seed=240)
 def barging(patch):
     """Those who wait are passed where nobody is inside."""
-    real = SqliteLocks.turn_of
+    real = SqliteLocks.admission
 
-    def turn_of(self, request, position):
+    def admission(self, request, position):
         turn = real(self, request, position)
         if turn.come or position != LAST:
             return turn
         inside = self.rows_of_text(
             "SELECT 1 FROM ProcessControl WHERE resource_id = ? AND granted_at IS NOT NULL", (request.resource,)
         )
-        return turn if inside else Turn(True, False, None)
+        return turn if inside else Admission(True, False, None)
 
-    patch.setattr(SqliteLocks, "turn_of", turn_of)
+    patch.setattr(SqliteLocks, "admission", admission)
 
 
 @bug(program=converting)
@@ -138,11 +138,11 @@ def not_alone(patch):
 def dead_without_a_look(patch):
     """Who stands ahead of us is taken for dead."""
 
-    def suspect(self, resource, position, member_id):
+    def check_owner(self, resource, position, member_id):
         with fork.held_off, self.writing():
             return self.remove(resource, position, None, "reaped")
 
-    patch.setattr(SqliteMembers, "suspect", suspect)
+    patch.setattr(SqliteMembers, "check_owner", check_owner)
 
 
 @bug(lease=2.0, seed=145)

@@ -82,7 +82,7 @@ def overtakes_who_holds(patch):
     def acquire_by_priority(self, *arguments):
         come = type("Come", (), {"come": True, "until": None, "blocker": None})()
         with pytest.MonkeyPatch.context() as here:
-            here.setattr(self, "turn_of", lambda request, position: come)
+            here.setattr(self, "admission", lambda request, position: come)
             return real(self, *arguments)
 
     patch.setattr(SqlitePriorities, "acquire_by_priority", acquire_by_priority)

@@ -13,7 +13,7 @@ from typing import Any
 import sqlsem
 from sqlsem.engines import of_url
 from sqlsem.engines.base import Engine, Options, Session
-from sqlsem.engines.installed import Wish
+from sqlsem.engines.installed import FeatureSelection
 from support.patience import PATIENCE, STEADY
 from support.postgres import PostgresServer
 
@@ -51,7 +51,9 @@ class Database:
         engine = self.make_engine()
         session = engine.connect("main")
         try:
-            session.install(lambda there: engine.plan(there, Wish(only or (() if there or add else wanted), add)))
+            session.install(
+                lambda there: engine.plan(there, FeatureSelection(only or (() if there or add else wanted), add))
+            )
         finally:
             session.close()
 

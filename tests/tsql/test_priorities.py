@@ -3,7 +3,7 @@
 import pytest
 from support import Attempt, until
 
-from sqlsem.engines.priorities import line_of
+from sqlsem.engines.priorities import priority_queue
 
 pytestmark = pytest.mark.engines("mssql")
 
@@ -19,7 +19,7 @@ def ranked(connect, name):
 
 def test_higher_ones_go_first_also_among_pythons(session, connect, database, name, ranked):
     def in_line(number):
-        until(lambda: len(database.queue(line_of(name))) == number, f"{number} in the line")
+        until(lambda: len(database.queue(priority_queue(name))) == number, f"{number} in the line")
 
     connection, low, high = session(), session(), session()
     first = connection.acquire(name, priority=0)
@@ -78,9 +78,9 @@ def test_unattended_priority_entry_is_removed(new_session, session, connect, dat
         str(name),
     )
     assert member
-    assert len(database.queue(line_of(name))) == 1
+    assert len(database.queue(priority_queue(name))) == 1
     assert holder.release(name) == 0
     waiting = Attempt(connect().mutex(name, priority=0))
     waiting.granted()
     waiting.leave()
-    assert database.queue(line_of(name)) == []
+    assert database.queue(priority_queue(name)) == []

@@ -144,10 +144,10 @@ def test_profiles_in_python(home: Path, caplog: pytest.LogCaptureFixture, monkey
     user(home, f'[profiles.prod]\nurl = "sqlite:///{home}/prod.db"\ngrace = "12s"\n')
     with caplog.at_level(logging.INFO, "sqlsem"):
         sqlsem.configure(profile="prod")
-        assert sqlsem.default().engine.where.endswith("prod.db")
+        assert sqlsem.default().engine.label.endswith("prod.db")
         assert sqlsem.default().engine.options.grace == 12
         sqlsem.configure()
-        assert sqlsem.default().engine.where.endswith("sqlsem.db")
+        assert sqlsem.default().engine.label.endswith("sqlsem.db")
     sqlsem.default().close()
     assert "profile 'prod'" in caplog.text
     assert "No database was named" in caplog.text

@@ -255,9 +255,9 @@ class Roleless(Engine):
 
     name = "roleless"
     session_class = protocol.LockSession
-    where = "nowhere"
+    label = "nowhere"
 
-    def reach(self, purpose):
+    def open_session(self, purpose):
         raise NotImplementedError
 
 

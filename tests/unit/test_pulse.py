@@ -19,7 +19,7 @@ GRACE, LEASE = 0.6, 1.0
 @pytest.fixture
 def pings(monkeypatch):
     """One for each ping. Who rests does so for longer than any test takes."""
-    monkeypatch.setattr(MemoryEngine, "rest_seconds", 1e6)
+    monkeypatch.setattr(MemoryEngine, "idle_heartbeat_seconds", 1e6)
     made, ping = [], MemorySession.heartbeat
 
     def counted(self, member_id):
@@ -132,9 +132,9 @@ def test_heartbeat_with_a_lease_never_idles(pings):
 @pytest.mark.parametrize(
     ("options", "every", "rest"),
     [
-        ({"grace": 6.0}, 2.0, MemoryEngine.rest_seconds),
-        ({"grace": 0.3}, 0.2, MemoryEngine.rest_seconds),
-        ({"grace": 0.0}, 0.5, MemoryEngine.rest_seconds),
+        ({"grace": 6.0}, 2.0, MemoryEngine.idle_heartbeat_seconds),
+        ({"grace": 0.3}, 0.2, MemoryEngine.idle_heartbeat_seconds),
+        ({"grace": 0.0}, 0.5, MemoryEngine.idle_heartbeat_seconds),
         ({"grace": 6.0, "lease": 30.0}, 10.0, 10.0),
         ({"lease": 3.0}, 1.0, 1.0),
     ],

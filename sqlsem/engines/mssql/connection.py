@@ -65,12 +65,12 @@ class SqlServerConnection(LockSession):
         self.stopped: Any = None  # what was cancelled
         self.cancelling = threading.Lock()  # a driver is in a cancel: what it works on must not be freed
         with contextlib.suppress(Exception):  # not every driver has it
-            longest = LONGEST_WAIT_SECONDS + max(self.options.patience, self.options.grace)
+            longest = LONGEST_WAIT_SECONDS + max(self.options.gate_timeout, self.options.grace)
             connection.timeout = int(longest) + MARGIN_SECONDS
 
     def prepare(self, purpose: str) -> None:
         # The SQL of tasks waits for locks, and runs, as long as its author let it.
-        patience = -1 if purpose == "work" else int(self.options.patience * 1000)
+        patience = -1 if purpose == "work" else int(self.options.gate_timeout * 1000)
         if purpose == "work":
             with contextlib.suppress(Exception):  # as above
                 self.connection.timeout = 0
@@ -124,13 +124,13 @@ class SqlServerConnection(LockSession):
         """The first value of its first row."""
         rows = self.rows(name, *parameters)
         if not rows:
-            raise Unavailable(f"{self.engine.where}: {name} gave no answer")
+            raise Unavailable(f"{self.engine.label}: {name} gave no answer")
         return rows[0][0]
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
         if self.lost:
-            raise Disconnected(f"Lost the connection to {self.engine.where}")
+            raise Disconnected(f"Lost the connection to {self.engine.label}")
         try:
             yield
         except (ConfigurationError, Unavailable, SchemaError, Deadlock):
@@ -143,7 +143,7 @@ class SqlServerConnection(LockSession):
 
     def meaning(self, state: str, number: int, text: str) -> Exception:
         """What an error means to us."""
-        where, schema = self.engine.where, self.options.schema
+        where, schema = self.engine.label, self.options.schema
         text = self.engine.clean(text)
         low = text.lower()
         if number in VAGUE:

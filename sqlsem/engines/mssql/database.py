@@ -48,7 +48,7 @@ class SqlServerDatabase(Engine):
         self._session_changed: float | None = None
 
     @property
-    def where(self) -> str:
+    def label(self) -> str:
         if self.creator is not None:
             return "the SQL Server database of creator="
         server = self.word("server", "address", "addr", "servername") or self.word("dsn") or "localhost"
@@ -119,29 +119,29 @@ class SqlServerDatabase(Engine):
         numbers = {number, *numbers_of(exc)}  # Windows tells all there are; the login has always "failed", too
         if "ssl provider" in low and any(words in low for words in TLS_WORDS):
             return ConfigurationError(
-                f"No encrypted connection to {self.where}: {text}; give this computer the certificate of who signed "
+                f"No encrypted connection to {self.label}: {text}; give this computer the certificate of who signed "
                 f"the server's, or, on a network that you trust, write TrustServerCertificate=yes"
             )
         if "encryption not supported on" in low:
             return ConfigurationError(
-                f"{self.where} offers no encryption, and the driver wants it: {text}; give the server a certificate, "
+                f"{self.label} offers no encryption, and the driver wants it: {text}; give the server a certificate, "
                 f"or, on a network that you trust, write Encrypt=no"
             )
         if numbers & LOST_NUMBERS or (numbers <= VAGUE and any(words in low for words in STARTING_WORDS)):
-            return Disconnected(f"Cannot reach {self.where}: {text}")
+            return Disconnected(f"Cannot reach {self.label}: {text}")
         if numbers & BARRED_NUMBERS:
-            return ConfigurationError(f"{self.where} does not let this computer in: {text}")
+            return ConfigurationError(f"{self.label} does not let this computer in: {text}")
         if numbers & LOGIN_NUMBERS or state == "28000" or (numbers <= VAGUE and "login failed" in low):
             if self._let_in and not numbers & (LOGIN_NUMBERS - {18456}):
                 # The same login was good before. This is what a server says that starts, or is just failed over to.
-                return Disconnected(f"{self.where} refuses a login that it took before: {text}")
-            return ConfigurationError(f"{self.where} refuses this login: {text}; check user and password in the URL")
+                return Disconnected(f"{self.label} refuses a login that it took before: {text}")
+            return ConfigurationError(f"{self.label} refuses this login: {text}; check user and password in the URL")
         if state in ("IM002", "01000"):
             return ConfigurationError(
                 f"The ODBC driver cannot be loaded: {text}; install Microsoft's ODBC Driver 18 for SQL Server, or "
                 f"FreeTDS, or: pip install mssql-python (and driver=mssql-python in the URL)"
             )
-        return Disconnected(f"Cannot reach {self.where}: {text}")
+        return Disconnected(f"Cannot reach {self.label}: {text}")
 
     def clean(self, text: str) -> str:
         """A driver's text, without secrets."""
@@ -164,7 +164,7 @@ class SqlServerDatabase(Engine):
             encrypt in ("yes", "true", "mandatory", "strict") or (not encrypt and newest)
         )
 
-    def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
+    def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         while cursor.description is None:
             if not (yield cursor.nextset()):

@@ -92,7 +92,7 @@ class SqlServerEngine(SqlServerDatabase):
         "EF Core: HasTrigger, UseSqlOutputClause(false); SQLAlchemy: implicit_returning=False."
     )
 
-    def reach(self, purpose: str) -> SqlServerSession:
+    def open_session(self, purpose: str) -> SqlServerSession:
         if self.creator is not None:
             session = SqlServerSession(self, self._created(), None)
             self._let_in = True

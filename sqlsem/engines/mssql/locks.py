@@ -13,7 +13,7 @@ from typing import Any
 from sqlsem.deadlocks import Found
 from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
 from sqlsem.engines.mssql.connection import LONGEST_WAIT_SECONDS, SqlServerConnection, aware
-from sqlsem.engines.priorities import PrioritySession, Turn
+from sqlsem.engines.priorities import PriorityAnswer, PrioritySession
 from sqlsem.engines.protocol import AdminSession, ConversionSession, DeadlockSession
 from sqlsem.engines.transfers import TransferSession
 from sqlsem.insight.overview import MemberEntry, Overview
@@ -71,7 +71,7 @@ class SqlServerLocks(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
     ) -> list[Ticket] | None:
         common = (member_id, requesting_id, owner, uid, int(only_if_free))
-        patience = int(self.options.patience * 1000)
+        patience = int(self.options.gate_timeout * 1000)
         if len(requests) == 1:
             request = requests[0]
             position, granted = self.rows(
@@ -95,14 +95,14 @@ class SqlServerLocks(
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
         return int(self.value("cancel", member_id, uid, outcome))
 
-    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
-        return self._wait("wait", (ticket.resource, ticket.position), timeout, nudge)
+    def wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
+        return self._wait("wait", (ticket.resource, ticket.position), timeout, wakeup)
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         rows = self.rows("look_all", member_id, json.dumps([ticket.position for ticket in tickets])) if tickets else []
         return {int(position): True if granted else None for position, granted in rows}
 
-    def _wait(self, name: str, key: tuple[Any, ...], timeout: float, nudge: threading.Event) -> bool | None:
+    def _wait(self, name: str, key: tuple[Any, ...], timeout: float, wakeup: threading.Event) -> bool | None:
         deadline = time.monotonic() + min(timeout, LONGEST_WAIT_SECONDS)
         pause, elsewhere = FIRST_PAUSE_SECONDS, FIRST_ELSEWHERE_SECONDS
         while True:
@@ -116,12 +116,12 @@ class SqlServerLocks(
             if left <= 0:
                 return False
             if code == 2:  # as many sessions wait on the server as may: this one waits here
-                if nudge.wait(min(left, random.uniform(0.8, 1.2) * elsewhere)):
-                    nudge.clear()
+                if wakeup.wait(min(left, random.uniform(0.8, 1.2) * elsewhere)):
+                    wakeup.clear()
                 elsewhere = min(elsewhere * 1.5, LONGEST_ELSEWHERE_SECONDS)
             elif code in (-1, -3):  # nothing there to wait for, or not by this session
-                if nudge.wait(min(pause, left)):
-                    nudge.clear()
+                if wakeup.wait(min(pause, left)):
+                    wakeup.clear()
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     def find_deadlock(self, member_id: int) -> Found | None:
@@ -131,13 +131,13 @@ class SqlServerLocks(
 
     def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
         key = (ticket.resource, ticket.position, ticket.requesting_id)
-        code = self.rows("begin_upgrade", *key, int(only_if_free), int(self.options.patience * 1000))[0][0]
+        code = self.rows("begin_upgrade", *key, int(only_if_free), int(self.options.gate_timeout * 1000))[0][0]
         if code == -3:
             raise already_upgrading(self.entries(ticket.resource), ticket)
         return {0: Upgrading.DONE, 1: Upgrading.BEGUN, -1: Upgrading.NOT_YET, -2: Upgrading.GONE}[code]
 
-    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
-        return self._wait("upgrade", (ticket.resource, ticket.position, ticket.requesting_id), timeout, nudge)
+    def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
+        return self._wait("upgrade", (ticket.resource, ticket.position, ticket.requesting_id), timeout, wakeup)
 
     def downgrade(self, ticket: Ticket) -> bool:
         return bool(self.value("downgrade", ticket.resource, ticket.position, ticket.requesting_id) == 0)
@@ -152,7 +152,7 @@ class SqlServerLocks(
         self, member_id: int, requesting_id: str, owner: str, uid: str, token: str
     ) -> list[tuple[Request, Ticket]]:
         rows = self.rows("adopt", member_id, requesting_id, owner, uid, token)
-        return adopted(rows, requesting_id, self.engine.where)
+        return adopted(rows, requesting_id, self.engine.label)
 
     # -- priorities ---------------------------------------------------------------------------------------------
 
@@ -165,12 +165,12 @@ class SqlServerLocks(
         request: Request,
         only_if_free: bool,
         place: Ticket | None,
-    ) -> Turn:
+    ) -> PriorityAnswer:
         asked = (request.resource, request.access, request.limit, request.weight, request.note, request.priority)
         common = (member_id, requesting_id, owner, uid, int(only_if_free))
-        patience = int(self.options.patience * 1000)
+        patience = int(self.options.gate_timeout * 1000)
         row = self.rows("take_turn", *common, *asked, place and place.position, patience)[0]
-        return Turn.of(request, requesting_id, *row)
+        return PriorityAnswer.of(request, requesting_id, *row)
 
     def priorities(self) -> dict[str, float]:
         return {name: float(ageing) for name, ageing in self.rows("priorities")}

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from sqlsem.engines.mssql.connection import SqlServerConnection
 from sqlsem.engines.rates import RateSession
 from sqlsem.model import Ticket
-from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, Wish
+from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest
 
 
 class SqlServerRates(SqlServerConnection, RateSession):
     """So much in so long."""
 
     def take_rate(
-        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()
     ) -> RateAnswer:
         windows = json.dumps([{"limit": window.limit, "ms": window.ms} for window in request.windows])
         row = (None, None) if ticket is None else (ticket.position, ticket.requesting_id)

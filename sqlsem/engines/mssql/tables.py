@@ -49,7 +49,7 @@ class SqlServerTables(SqlServerConnection, SchemaSession, RemovalSession):
                 blockers = self._blockers()
                 if runtime.monotonic() + pause >= until:
                     raise Unavailable(
-                        f"{self.engine.where}: others kept the sqlsem tables for {INSTALL_SECONDS:g} s; nothing was "
+                        f"{self.engine.label}: others kept the sqlsem tables for {INSTALL_SECONDS:g} s; nothing was "
                         f"changed: {blockers}; try again when that has ended, or end it (KILL)"
                     ) from exc
             never.wait(pause)

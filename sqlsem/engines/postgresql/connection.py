@@ -44,7 +44,7 @@ class PostgresConnection(PsycopgConnection, LockSession):
         """Refuse a beacon where connections share sessions: lent by the transaction or the statement, an idle session
         goes to anyone who asks next.
         """
-        other = self.engine.reach("look")
+        other = self.engine.open_session("look")
         assert isinstance(other, PostgresConnection)
         try:
             lent = other.backend() == pid or self.backend() != pid
@@ -52,7 +52,7 @@ class PostgresConnection(PsycopgConnection, LockSession):
             other.close()
         if lent:
             raise ConfigurationError(
-                f"{self.engine.where}: a pooler lends sessions out by the transaction, and a beacon needs one of its "
+                f"{self.engine.label}: a pooler lends sessions out by the transaction, and a beacon needs one of its "
                 f"own; connect with lease=30 (--lease 30), past the pooler, or have it pool sessions"
             )
 

@@ -29,7 +29,7 @@ class PostgresDatabase(Engine):
     """A PostgreSQL database, version 13 or later."""
 
     name = "postgresql"
-    claims_ahead = True
+    prefetches = True
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
@@ -42,7 +42,7 @@ class PostgresDatabase(Engine):
             ) from None
 
     @property
-    def where(self) -> str:
+    def label(self) -> str:
         if self.creator is not None:
             return "the PostgreSQL database of creator="
         hosts = str(self._parameters.get("host") or self._parameters.get("hostaddr") or "localhost").split(",")
@@ -51,7 +51,7 @@ class PostgresDatabase(Engine):
         places = ", ".join(f"{host or 'localhost'}:{port or '5432'}" for host, port in zip(hosts, ports, strict=False))
         return f"PostgreSQL database {self._parameters.get('dbname') or '(default)'!s} on {places}"
 
-    def denied(self, exc: BaseException) -> bool:
+    def is_permission_error(self, exc: BaseException) -> bool:
         return isinstance(exc.__cause__, errors.InsufficientPrivilege)
 
     @property
@@ -68,13 +68,13 @@ class PostgresDatabase(Engine):
         if isinstance(exc, refused) or (
             isinstance(exc, psycopg.OperationalError) and any(word in text for word in words)
         ):
-            return ConfigurationError(f"{self.where} refuses us: {first_line(text)}; check the URL")
+            return ConfigurationError(f"{self.label} refuses us: {first_line(text)}; check the URL")
         if LOCKS_SETTING in text:
-            return Refused(f"Cannot reach {self.where}: {first_line(text)}; {LOCKS_FULL}")
+            return Refused(f"Cannot reach {self.label}: {first_line(text)}; {LOCKS_FULL}")
         if "FATAL:" in text:  # the server's own word, where it speaks English
-            return Refused(f"Cannot reach {self.where}: {first_line(text)}")
+            return Refused(f"Cannot reach {self.label}: {first_line(text)}")
         if isinstance(exc, psycopg.OperationalError):
-            return Disconnected(f"Cannot reach {self.where}: {first_line(text)}")
+            return Disconnected(f"Cannot reach {self.label}: {first_line(text)}")
         return exc
 
     def connect_parameters(self, purpose: str) -> dict[str, Any]:
@@ -93,12 +93,12 @@ class PostgresDatabase(Engine):
             "autocommit": True,
         }
 
-    def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
+    def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         row = yield cursor.fetchone()
         return bool(row and borrowed.values(row)[0])
 
-    def has_session_alone(self, connection: Any, number: int) -> bool:
+    def owns_session(self, connection: Any, number: int) -> bool:
         # A pooler that lends its sessions out by the transaction gives numbers of its own.
         return getattr(getattr(connection, "info", None), "backend_pid", None) == number
 

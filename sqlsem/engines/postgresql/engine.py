@@ -57,7 +57,7 @@ class PostgresEngine(PostgresDatabase):
 
     session_class = PostgresSession
 
-    def reach(self, purpose: str) -> PostgresSession:
+    def open_session(self, purpose: str) -> PostgresSession:
         try:
             if self.creator is not None:
                 connection = self.creator()
@@ -72,7 +72,7 @@ class PostgresEngine(PostgresDatabase):
         return cast("Session", BorrowedPostgresSession(self, cursor))
 
     @property
-    def awaits(self) -> bool:
+    def supports_async(self) -> bool:
         # psycopg cannot wait in the event loop that is Windows's default.
         return self.creator is None and not isinstance(asyncio.get_running_loop(), _loops_without_sockets)
 

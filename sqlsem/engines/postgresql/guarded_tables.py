@@ -35,7 +35,7 @@ class PostgresGuardedTables(PostgresConnection, GuardedTableSession):
             # Of PostgreSQL's own: who may not, a name that is none, another database's.
             if ours or (exc.sqlstate or "")[:2] in ("42", "0A"):
                 told = "; ".join(filter(None, (text, exc.diag.message_hint)))
-                raise ConfigurationError(f"{self.engine.where}: table {table!r}: {told}") from exc
+                raise ConfigurationError(f"{self.engine.label}: table {table!r}: {told}") from exc
             raise self.translate(exc) from exc
         assert row is not None
         return int(row[0] or 0)

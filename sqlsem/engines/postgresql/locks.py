@@ -15,7 +15,7 @@ from sqlsem.deadlocks import Found
 from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
 from sqlsem.engines.base import Busy, here
 from sqlsem.engines.postgresql.wakeup_locks import PostgresWakeupLocks
-from sqlsem.engines.priorities import PrioritySession, Turn
+from sqlsem.engines.priorities import PriorityAnswer, PrioritySession
 from sqlsem.engines.protocol import AdminSession, ConversionSession, DeadlockSession
 from sqlsem.engines.transfers import TransferSession
 from sqlsem.insight.overview import MemberEntry, Overview
@@ -86,7 +86,7 @@ class PostgresLocks(
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
         return self.number("cancel", member_id, uid, outcome)
 
-    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+    def wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         return self._wait("wait", (ticket.resource, ticket.position), timeout)
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
@@ -111,7 +111,7 @@ class PostgresLocks(
             raise already_upgrading(self.entries(ticket.resource), ticket)
         return {0: Upgrading.DONE, 1: Upgrading.BEGUN, -1: Upgrading.NOT_YET, -2: Upgrading.GONE}[code]
 
-    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+    def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         return self._wait("upgrade", (ticket.resource, ticket.position, ticket.requesting_id), timeout)
 
     def downgrade(self, ticket: Ticket) -> bool:
@@ -137,7 +137,7 @@ class PostgresLocks(
         self, member_id: int, requesting_id: str, owner: str, uid: str, token: str
     ) -> list[tuple[Request, Ticket]]:
         rows = self.rows("adopt", (member_id, requesting_id, owner, uid, token))
-        return adopted(rows, requesting_id, self.engine.where)
+        return adopted(rows, requesting_id, self.engine.label)
 
     def find_deadlock(self, member_id: int) -> Found | None:
         # (The routine `find_deadlock`, for sessions, searches as well: in PL/pgSQL, which is slow among thousands.)
@@ -161,11 +161,11 @@ class PostgresLocks(
         request: Request,
         only_if_free: bool,
         place: Ticket | None,
-    ) -> Turn:
+    ) -> PriorityAnswer:
         asked = (request.resource, request.access, request.limit, request.weight, request.note, request.priority)
         common = (member_id, requesting_id, owner, uid, only_if_free)
         position, granted, before, ahead = self.row("take_turn", *common, *asked, place and place.position)
-        return Turn.of(request, requesting_id, position, granted, before, ahead)
+        return PriorityAnswer.of(request, requesting_id, position, granted, before, ahead)
 
     def priorities(self) -> dict[str, float]:
         return dict(self.rows("priorities"))

@@ -53,13 +53,13 @@ class PsycopgConnection(EngineConnection):
         """Somebody cancelled a commit that waited for a standby: it stands on this server only. To be repeated."""
         if self._unsure:
             text, self._unsure = self._unsure, ""
-            raise Busy(f"{self.engine.where}: {text}")
+            raise Busy(f"{self.engine.label}: {text}")
 
     def setup(self, purpose: str) -> dict[str, str]:
         """The parameters of the statement that makes a new connection ready."""
         alive = max(1, math.ceil(self.options.grace))
         # The SQL of tasks waits for locks as long as its author let it.
-        patience = 0 if purpose == "work" else int(self.options.patience * 1000)
+        patience = 0 if purpose == "work" else int(self.options.gate_timeout * 1000)
         # Nothing of ours needs a search_path; but what is set cannot be tampered with. The SQL of tasks has the login's
         # own, and behind a pooler that lends its connections out (a lease) it would be other people's, too.
         own = purpose != "work" and self.options.lease is None
@@ -67,7 +67,7 @@ class PsycopgConnection(EngineConnection):
 
     def translate(self, exc: psycopg.Error) -> Exception:
         """What an error means to us."""
-        where, text = self.engine.where, first_line(exc)
+        where, text = self.engine.label, first_line(exc)
         if isinstance(exc, errors.QueryCanceled):  # by an administrator, or a statement_timeout that is not ours to set
             return Busy(f"{where}: {text}")
         if isinstance(exc, errors.LockNotAvailable):

@@ -8,7 +8,7 @@ from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.rates import RateSession
 from sqlsem.model import Ticket
-from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, Wish
+from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest
 
 
 class PostgresRates(PostgresConnection, RateSession):
@@ -17,7 +17,7 @@ class PostgresRates(PostgresConnection, RateSession):
     batches = True
 
     def take_rate(
-        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()
     ) -> RateAnswer:
         limits, windows = [window.limit for window in request.windows], [window.ms for window in request.windows]
         row = (None, None) if ticket is None else (ticket.position, ticket.requesting_id)

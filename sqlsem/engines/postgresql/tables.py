@@ -83,7 +83,7 @@ class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
                 self.cursor.execute(self.queries["install_lock"])
         except errors.LockNotAvailable as exc:
             raise Unavailable(
-                f"{self.engine.where}: another installer has been at it for {INSTALLER_PATIENCE_SECONDS} s: "
+                f"{self.engine.label}: another installer has been at it for {INSTALLER_PATIENCE_SECONDS} s: "
                 f"{self._installers()}; nothing was changed, try again when that has ended, or end it"
             ) from exc
         self.cursor.execute(self.queries["install_begin"])
@@ -119,7 +119,7 @@ class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
                     f"sqlsem init creates schema {self.options.schema}, or changes it: the first time it needs CREATE "
                     "on the database (GRANT CREATE ON DATABASE … TO …), later it is for the owner of that schema"
                 )
-            raise ConfigurationError(f"{self.engine.where}: {'; '.join(filter(None, (text, hint)))}") from exc
+            raise ConfigurationError(f"{self.engine.label}: {'; '.join(filter(None, (text, hint)))}") from exc
         except errors.LockNotAvailable as exc:
             told = first_line(exc)
             hint = exc.diag.message_hint or (
@@ -129,7 +129,7 @@ class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
             with contextlib.suppress(psycopg.Error):  # (they are told when they can be)
                 blockers = self.cursor.execute(self.queries["blockers"]).fetchall()
                 hint += f" They were kept by {name_sessions(blockers)}."
-            raise Unavailable(f"{self.engine.where}: {told}; {hint}") from exc
+            raise Unavailable(f"{self.engine.label}: {told}; {hint}") from exc
         except psycopg.Error as exc:
             raise self.translate(exc) from exc
 

@@ -123,7 +123,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         for resource, position in before:
             row = self.row("row", {"resource": resource, "position": position})
             if row is not None:
-                self.suspect(resource, position, row["member_id"])
+                self.check_owner(resource, position, row["member_id"])
         self.recover_batches(None, None)
         for member in self.rows("idle_members"):
             with self.engine.beacons.look(member["beacon"]) as look:
@@ -203,7 +203,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         if held:
             number = f"{len(held)} process{'es' if len(held) > 1 else ''}"
             raise Disconnected(
-                f"{self.engine.where} is empty, but {number} still use the file that was here before; it was deleted, "
+                f"{self.engine.label} is empty, but {number} still use the file that was here before; it was deleted, "
                 f"moved or truncated under them. They notice at their next ping; end those that do not, as paused ones "
                 f"(fuser -v {self.engine.beacons.folder}/*)"
             )

@@ -19,7 +19,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
     def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
         members = [one for (one,) in self.rows("batch_members", {"name": name}) if one != mine]
         for member_id in members:
-            self.test_member(member_id)
+            self.check_member(member_id)
         if all(self.row("member", (member_id,)) for member_id in members):
             return []
         with fork.held_off, self.writing():
@@ -42,7 +42,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
         callback: tuple[str | None, str | None],
     ) -> PartStart:
         with fork.held_off, self.writing():
-            self.give_sign(member_id)
+            self.renew_lease(member_id)
             now, asked = self.row("clock")["now"], window
             latest = self.row("latest_batch", (name,))
             batch_id, opened = (0, now) if latest is None else (latest["batch_id"], latest["opened_at"])
@@ -128,7 +128,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
             there = part_member == member_id and self.row("member", (member_id,)) is not None
             if not there or (part_status == "failed" and part_error == "its process died"):
                 return PartEnd("lost", batch_id, False, status, None)
-            self.give_sign(member_id, known=True)  # the callback may come with it
+            self.renew_lease(member_id, known=True)  # the callback may come with it
             key = {"batch": batch_id, "part": part}
             mine = {"batch": batch_id, "member": member_id, "uid": uid}
             if part_status == "running":
@@ -159,7 +159,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
         self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
     ) -> Callback | None:
         with fork.held_off, self.writing():
-            self.give_sign(member_id)
+            self.renew_lease(member_id)
             found = self._claimed_callback(member_id, uid)
             if found is None:
                 mine = {"member": member_id, "uid": uid, "owner": owner, "own": own, "login": user_name()}

@@ -37,7 +37,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
             self._test_lines(queue)
             return None
         with fork.held_off, self.writing():
-            self.give_sign(member_id, known=True)
+            self.renew_lease(member_id, known=True)
             values = {"queue": queue, "member": member_id, "uid": uid}
             found = self.row("claimed_before", values) if again else None
             if found is not None:
@@ -104,7 +104,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
 
     def _may_enter(self, row: Any) -> bool:
         request = Request(row["resource"], row["access"], row["limit"], row["weight"])
-        return self.turn_of(request, row["position"]).come
+        return self.admission(request, row["position"]).come
 
     def _in_turn(self, queue: str, parking: int) -> int | None:
         order = self.row("lowest_order", {"queue": queue})["task_order"]
@@ -200,6 +200,6 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         rows = self.rows("waiting_locks", {"queue": queue})
         for resource, several in groupby(rows, lambda row: row["resource"]):
             first = next(several)
-            self.test_ahead(
+            self.check_blockers(
                 Request(resource, first["access"], first["limit"], first["weight"]), first["position"], None
             )

@@ -58,7 +58,7 @@ class SqliteConnection(LockSession):
         with fork.held_off:
             if self.connection is None:
                 if self.interrupted:
-                    raise Disconnected(f"The connection to {self.engine.where} was closed")
+                    raise Disconnected(f"The connection to {self.engine.label} was closed")
                 if self._displaced is not None:
                     raise Replaced(self._displaced)
                 try:
@@ -93,7 +93,7 @@ class SqliteConnection(LockSession):
         if self.is_second:
             known = known or self.engine.files
         if known is not None and known.database != self.files.database:
-            raise Replaced(f"{self.engine.where} is another file than before")
+            raise Replaced(f"{self.engine.label} is another file than before")
         self.keeps_log = files.keep(self.files, self)
         self.engine.follow_link()
 
@@ -138,7 +138,7 @@ class SqliteConnection(LockSession):
             raise self.translate(failure) from failure
         # SQLite's own handler waits at least a millisecond, which is an age here, and never jitters.
         # (What we write takes some 0.1 ms, so the first pauses are shorter than that.)
-        deadline = time.monotonic() + self.options.patience
+        deadline = time.monotonic() + self.options.gate_timeout
         pause = 0.00004
         while True:
             time.sleep(random.uniform(0.5, 1) * pause)
@@ -150,7 +150,7 @@ class SqliteConnection(LockSession):
                     raise self.translate(exc) from exc
                 if time.monotonic() > deadline:
                     raise Busy(
-                        f"{self.engine.where} has been locked by another program for {self.options.patience:g} s; "
+                        f"{self.engine.label} has been locked by another program for {self.options.gate_timeout:g} s; "
                         f"find the one with a long transaction"
                     ) from exc
 
@@ -262,7 +262,7 @@ class SqliteConnection(LockSession):
                 self.connection.execute("ROLLBACK")
 
     def translate(self, exc: Exception) -> Exception:
-        text, where = str(exc), self.engine.where
+        text, where = str(exc), self.engine.label
         try:
             self.compare_files()
         except Replaced as replaced:

@@ -28,7 +28,7 @@ class SqliteConversions(SqliteLocks, ConversionSession):
             row = self.row("granted_row", mine)
             if row is None:
                 return Upgrading.GONE
-            self.give_sign(row["member_id"], known=True)
+            self.renew_lease(row["member_id"], known=True)
             self._require_convertible(ticket, row["access"], row["limit"])
             if row["access"] != READ:
                 return Upgrading.DONE if row["access"] == WRITE else Upgrading.BEGUN
@@ -49,7 +49,7 @@ class SqliteConversions(SqliteLocks, ConversionSession):
             self.run("set_access", {**key, "access": UPGRADE})
         return Upgrading.BEGUN
 
-    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+    def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         deadline = monotonic() + timeout
         key = {"resource": ticket.resource, "position": ticket.position}
         mine = {**key, "requesting_id": ticket.requesting_id}
@@ -57,8 +57,8 @@ class SqliteConversions(SqliteLocks, ConversionSession):
         while True:
             version = self.version()
             now = monotonic()
-            if version != seen or nudge.is_set():
-                nudge.clear()
+            if version != seen or wakeup.is_set():
+                wakeup.clear()
                 seen, changed = version, now
                 row = self.row("granted_row", mine)
                 if row is None:
@@ -69,7 +69,7 @@ class SqliteConversions(SqliteLocks, ConversionSession):
                     with fork.held_off, self.writing():
                         row = self.row("granted_row", mine)
                         if row is not None and row["access"] == UPGRADE:
-                            self.give_sign(row["member_id"], known=True)
+                            self.renew_lease(row["member_id"], known=True)
                             self._convert(key, WRITE, "upgraded")
                     if row is not None and row["access"] == UPGRADE:
                         self.require_in_place()
@@ -85,7 +85,7 @@ class SqliteConversions(SqliteLocks, ConversionSession):
                     seen = None
                     continue
             pause = min(max(SHORTEST, (now - changed) * SHARE), LONGEST)
-            nudge.wait(min(pause * random.uniform(0.8, 1.2), deadline - now))
+            wakeup.wait(min(pause * random.uniform(0.8, 1.2), deadline - now))
 
     def _test_inside(self, ticket: Ticket, mine: int) -> bool:
         """Test whether the others inside still live; True when somebody was removed."""
@@ -93,7 +93,7 @@ class SqliteConversions(SqliteLocks, ConversionSession):
         removed = False
         for row in self.rows("others_inside", key):
             if row["member_id"] != mine:
-                removed = self.suspect(ticket.resource, row["queue_position"], row["member_id"]) or removed
+                removed = self.check_owner(ticket.resource, row["queue_position"], row["member_id"]) or removed
         return removed
 
     def _convert(self, key: dict[str, Any], access: str, outcome: str) -> None:

@@ -31,7 +31,7 @@ class SqliteDatabase(Engine):
     name = "sqlite"
     beacon_may_fail = False
     setup_timeout = None
-    rest_seconds = 5.0  # (a deleted file is noticed no later, see SqliteAdministration.install)
+    idle_heartbeat_seconds = 5.0  # (a deleted file is noticed no later, see SqliteAdministration.install)
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
@@ -58,7 +58,7 @@ class SqliteDatabase(Engine):
         self.beacons = Beacons(self.path, private=self.private)
 
     @property
-    def where(self) -> str:
+    def label(self) -> str:
         return f"SQLite file {self.path}"
 
     @property
@@ -66,7 +66,7 @@ class SqliteDatabase(Engine):
         return self.path
 
     @property
-    def place(self) -> str:
+    def schema_label(self) -> str:
         return f"prefix {self.options.schema}_"
 
     @property
@@ -75,15 +75,15 @@ class SqliteDatabase(Engine):
         return self._mode != "ro" and os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)
 
     @property
-    def looks_only(self) -> str:
-        return f"{self.where} can only be read from here; to change anything, open it so that it may be written"
+    def read_only_hint(self) -> str:
+        return f"{self.label} can only be read from here; to change anything, open it so that it may be written"
 
     def open(self) -> sqlite3.Connection:
         """A connection that waits for nothing by itself."""
         identify(self.path)
         try:
             if not (self.creates or self.path.exists()):
-                raise SchemaError(f"{self.where} is not there; check the path, or create it with: sqlsem init")
+                raise SchemaError(f"{self.label} is not there; check the path, or create it with: sqlsem init")
             if self.private and self._private_since != os.getpid():
                 self._make_private()
                 self._private_since = os.getpid()
@@ -99,7 +99,7 @@ class SqliteDatabase(Engine):
             if wal.MUST_BE_ALONE:
                 connection.execute("PRAGMA wal_autocheckpoint = 0")
         except (OSError, sqlite3.Error) as exc:
-            raise Unavailable(f"Cannot open {self.where}: {exc}; check the path and its permissions") from exc
+            raise Unavailable(f"Cannot open {self.label}: {exc}; check the path and its permissions") from exc
         connection.row_factory = sqlite3.Row
         return connection
 
@@ -154,9 +154,9 @@ class SqliteDatabase(Engine):
                     return {}
                 return dict(connection.execute(queries["settings"]).fetchall())
         except sqlite3.Error as exc:
-            raise Unavailable(f"Cannot read {self.where}: {exc}; check the path and its permissions") from exc
+            raise Unavailable(f"Cannot read {self.label}: {exc}; check the path and its permissions") from exc
 
-    def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
+    def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         try:
             yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
             return bool(cursor.rowcount == 1)

@@ -61,7 +61,7 @@ class SqliteEngine(SqliteDatabase):
 
     session_class = SqliteSession
 
-    def reach(self, purpose: str) -> SqliteSession:
+    def open_session(self, purpose: str) -> SqliteSession:
         session = SqliteSession(self)
         session.is_second = purpose in ("wait", "work")
         return session

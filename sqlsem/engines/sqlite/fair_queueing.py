@@ -27,19 +27,21 @@ _COLUMNS: dict[str, tuple[str, str | None]] = {
 
 
 #: Of the hash in front of a key, and how many places that makes.
-DIGITS = 8
-PLACES = 10**DIGITS
+HASH_DIGITS = 8
+HASH_RANGE = 10**HASH_DIGITS
 #: How many keys are looked for at a time, and among how many a lot is drawn at least.
-MANY, FEW = 64, 32
+KEYS_READ, KEYS_DRAWN = 64, 32
 
 
-def turn_of(key: str) -> str:
+def key_hash(key: str) -> str:
     """What a key is sorted by: in no order that anyone chose, and each at its own place."""
-    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % PLACES
-    return f"{place:0{DIGITS}}{key}"
+    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % HASH_RANGE
+    return f"{place:0{HASH_DIGITS}}{key}"
 
 
-def by_lot(settings: Iterable[Mapping[str, Any]], parts: Mapping[str, float], running: Mapping[str, int]) -> list[str]:
+def weighted_order(
+    settings: Iterable[Mapping[str, Any]], parts: Mapping[str, float], running: Mapping[str, int]
+) -> list[str]:
     """Those of these keys that may have one more running: the fewest by weight first, the same share by lot.
 
     ``parts``: which part of all keys like it each one was taken from, as it stands for the others.
@@ -61,7 +63,7 @@ def by_lot(settings: Iterable[Mapping[str, Any]], parts: Mapping[str, float], ru
 class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
     """Which task comes next."""
 
-    def in_turns(self, queue: str) -> bool:
+    def uses_fair_queueing(self, queue: str) -> bool:
         """Whether the queue has limits, or tasks with keys."""
         return bool(self.row("in_turns", {"queue": queue})["turns"])
 
@@ -69,7 +71,7 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
         """The task that may be claimed next, if there is one. ``start``: it is claimed in the transaction that is under
         way, and counts as started.
         """
-        if not self.in_turns(queue):
+        if not self.uses_fair_queueing(queue):
             found = self.row("next_pending", {"queue": queue})
             return None if found is None else int(found["task_id"])
         if self.row("key_waits", {"queue": queue, "key": ""}) is not None:
@@ -78,49 +80,49 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
         running = {row["task_key"]: row["many"] for row in self.rows("running_keys", {"queue": queue})}
         if order is None or (limit is not None and sum(running.values()) >= limit):
             return None
-        for key in self._keys_in_turn(queue, order, running):
-            first = self.rows("first_of_key", {"queue": queue, "order": order, "turn": turn_of(key)})
+        for key in self._keys_in_order(queue, order, running):
+            first = self.rows("first_of_key", {"queue": queue, "order": order, "turn": key_hash(key)})
             if not key:
                 first += self.rows("first_without_key", {"queue": queue, "order": order})
             if first and (not start or self.may_start(queue, key, start=True)):
                 return int(min((-task["task_priority"], task["task_id"]) for task in first)[1])
         return None
 
-    def _keys_in_turn(self, queue: str, order: int, running: dict[str, int]) -> Iterator[str]:
+    def _keys_in_order(self, queue: str, order: int, running: dict[str, int]) -> Iterator[str]:
         """The keys that may have one more running, in turn. Of those of which nothing runs some at a time:
         who finds a task among the first ones has not looked at the others. How, stands in PostgreSQL's tasks.sql.
         """
-        start = random.randrange(PLACES)
+        start = random.randrange(HASH_RANGE)
         drawn = [""] if "" not in running else []
         first = True
         for turns, place in self._walk(queue, order, start):
-            drawn += [turn[DIGITS:] for turn in turns if turn[DIGITS:] and turn[DIGITS:] not in running]
-            part = min(1.0, max(1, place - start) / PLACES)  # that these are of all
-            if len(drawn) >= FEW or part == 1:
+            drawn += [turn[HASH_DIGITS:] for turn in turns if turn[HASH_DIGITS:] and turn[HASH_DIGITS:] not in running]
+            part = min(1.0, max(1, place - start) / HASH_RANGE)  # that these are of all
+            if len(drawn) >= KEYS_DRAWN or part == 1:
                 parts = {key: part if key else 1.0 for key in drawn}
                 if first and part < 1:
-                    heavy = self.rows("heavy_keys", {"queue": queue, "most": MANY})
+                    heavy = self.rows("heavy_keys", {"queue": queue, "most": KEYS_READ})
                     parts |= {row["task_key"]: 1.0 for row in heavy if row["task_key"] not in running}
-                yield from self._by_lot(queue, parts, running)
+                yield from self._weighted_order(queue, parts, running)
                 drawn, first = [], False
-        yield from self._by_lot(queue, dict.fromkeys(running, 1.0), running)
+        yield from self._weighted_order(queue, dict.fromkeys(running, 1.0), running)
 
     def _walk(self, queue: str, order: int, start: int) -> Iterator[tuple[list[str], int]]:
         """The turns of the keys that have something pending, some at a time, once around from a place on; how far
         it has come.
         """
-        begin = f"{start:0{DIGITS}}"
+        begin = f"{start:0{HASH_DIGITS}}"
         for lap, (beyond, until) in enumerate(((begin, ":"), ("", begin))):  # (The colon comes after all digits.)
-            there = {"queue": queue, "order": order, "until": until, "most": MANY}
-            turns = [beyond] * MANY
-            while len(turns) == MANY:
+            there = {"queue": queue, "order": order, "until": until, "most": KEYS_READ}
+            turns = [beyond] * KEYS_READ
+            while len(turns) == KEYS_READ:
                 turns = [row["task_turn"] for row in self.rows("next_turns", {**there, "beyond": turns[-1]})]
-                end = PLACES if lap == 0 else start
-                yield turns, lap * PLACES + (int(turns[-1][:DIGITS]) if len(turns) == MANY else end)
+                end = HASH_RANGE if lap == 0 else start
+                yield turns, lap * HASH_RANGE + (int(turns[-1][:HASH_DIGITS]) if len(turns) == KEYS_READ else end)
 
-    def _by_lot(self, queue: str, parts: dict[str, float], running: dict[str, int]) -> list[str]:
+    def _weighted_order(self, queue: str, parts: dict[str, float], running: dict[str, int]) -> list[str]:
         settings = self.rows("keys_in_turn", {"queue": queue, "keys": json.dumps(list(parts))})
-        return by_lot(settings, parts, running)
+        return weighted_order(settings, parts, running)
 
     def may_start(self, queue: str, key: str, *, after: int = 0, after_of_key: int = 0, start: bool = False) -> bool:
         """Whether the rates of a queue, and of this key, let one more task be started, after so many others (of all; of

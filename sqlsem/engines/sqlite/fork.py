@@ -40,7 +40,7 @@ def begin_executing(session: Forked) -> None:
     """The SQL of a task is about to run in this thread; waits for the forks that are under way."""
     with calm:
         while _forks:
-            calm.wait(1.0)  # (bounded: an interrupted fork may not tell)
+            calm.wait(1.0)  # (time_limited: an interrupted fork may not tell)
         session.executing_in = threading.get_ident()
         executing.add(session)
 

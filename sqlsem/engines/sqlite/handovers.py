@@ -22,7 +22,7 @@ class SqliteHandovers(SqliteConversions, TransferSession):
             known = self.row("handover", (digest,))
             if known is not None:
                 return bool(known["given_by"] == me)
-            self.give_sign(member_id)
+            self.renew_lease(member_id)
             for ticket in tickets:
                 key = {"resource": ticket.resource, "position": ticket.position}
                 row = self.row("granted_row", {**key, "requesting_id": ticket.requesting_id})
@@ -57,17 +57,17 @@ class SqliteHandovers(SqliteConversions, TransferSession):
         with fork.held_off, self.writing():
             given = self.row("handover", (digest,))
             if given is None:
-                raise not_adopted(UNKNOWN, self.engine.where, None, None, None, None)
+                raise not_adopted(UNKNOWN, self.engine.label, None, None, None, None)
 
             def refusal(code: int, who: str | None = None) -> SqlsemError:
-                where, resource, position = self.engine.where, given["resource_id"], given["queue_position"]
+                where, resource, position = self.engine.label, given["resource_id"], given["queue_position"]
                 return not_adopted(code, where, who, given["seconds"], resource, position)
 
             if me not in (given["given_to"], given["given_by"]):
                 raise refusal(OTHER_LOGIN, given["given_to"])
             if given["adopted"] and (given["adopted_by"], given["adopted_uid"]) != (member_id, uid):
                 raise refusal(USED, given["adopter"])
-            self.give_sign(member_id)
+            self.renew_lease(member_id)
             if not given["adopted"]:
                 transit = self.row("member", (given["member_id"],))
                 rows = self.rows("rows_in_transit", (given["member_id"],))

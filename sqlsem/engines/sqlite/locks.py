@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from sqlsem import deadlocks
-from sqlsem.engines.priorities import unranked
+from sqlsem.engines.priorities import priority_missing
 from sqlsem.engines.protocol import DeadlockSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
@@ -48,7 +48,7 @@ LAST = 2**63 - 1
 _WAITING = [field.name for field in dataclasses.fields(deadlocks.Row)]
 
 
-class Turn(NamedTuple):
+class Admission(NamedTuple):
     """Whether a request may enter, and is in already; the last one of those ahead that alone keep it out, if any."""
 
     come: bool
@@ -56,7 +56,7 @@ class Turn(NamedTuple):
     edge: int | None
 
 
-class Place:
+class QueueDistance:
     """About how many must leave before a waiter may enter; counted again when half of them have left."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Place:
         return min(max(shortest, quiet * SHARE), LONGEST * self.distance, SLOWEST)
 
 
-class Tests:
+class LivenessChecks:
     """When the owners of those ahead were tested last, by resource."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         super().__init__(engine)
         # How the last wait ended: position, the file's version then, quiet since when.
         self._left: tuple[int, Any, float] | None = None
-        self._tests = Tests()
+        self._tests = LivenessChecks()
         # Whether the last one that came, and that left, by this session was alone on its resource: what is done in one
         # statement then is not tried where others are.
         self._came_alone = self._left_alone = True
@@ -114,7 +114,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
     ) -> list[Ticket] | None:
         who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
         if self._came_alone and len(requests) == 1 and self.options.lease is None:
-            self.give_sign(member_id, known=True)
+            self.renew_lease(member_id, known=True)
             with fork.held_off:
                 self.roll_back()
                 done = self.run("insert_first", {**who, **columns(requests[0]), "uid": uid})
@@ -123,10 +123,10 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         if only_if_free:
             # The dead must not stand in the way of a try.
             for request in requests:
-                if not self.turn_of(request, LAST).come:
-                    self.test_ahead(request, LAST, member_id)
+                if not self.admission(request, LAST).come:
+                    self.check_blockers(request, LAST, member_id)
         with fork.held_off, self.writing():
-            self.give_sign(member_id, known=True)
+            self.renew_lease(member_id, known=True)
             state = [self.row("anybody", {"resource": one.resource, "member": member_id}) for one in requests]
             if not state[0]["known"]:
                 raise self.given_up_error()
@@ -140,11 +140,11 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
                 ]
             for request, there in zip(requests, state, strict=True):
                 if there["ageing"] is not None:
-                    raise unranked(request.resource)
+                    raise priority_missing(request.resource)
                 if request.limit is None and there["cap"] is None:
                     raise ConfigurationError(no_limit_set(request.resource), resource=request.resource)
             granted = [
-                not there or self.turn_of(request, LAST).come for there, request in zip(busy, requests, strict=True)
+                not there or self.admission(request, LAST).come for there, request in zip(busy, requests, strict=True)
             ]
             if only_if_free and not all(granted):
                 return None
@@ -156,13 +156,13 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
                 tickets.append(Ticket(request.resource, position, requesting_id, free))
         return tickets
 
-    def turn_of(self, request: Request, position: int) -> Turn:
+    def admission(self, request: Request, position: int) -> Admission:
         """Whether a request at that position may enter now."""
         values = {"resource": request.resource, "position": position, "access": request.access}
         places = request.limit or self.row("places", values)["places"]
         found = self.row("fits", {**values, "weight": request.weight, "places": places})
         there = bool(found["let_in"])
-        return Turn(there or bool(found["fits"] and not found["paused"]), there, found["edge"])
+        return Admission(there or bool(found["fits"] and not found["paused"]), there, found["edge"])
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
         with fork.held_off:
@@ -204,10 +204,10 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
                 self.remove(row["resource_id"], row["queue_position"], row["requesting_id"], outcome)
         return len(rows)
 
-    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+    def wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         if timeout > 0:
             self.rings.listen(ticket.position)
-        answer = self._wait(ticket, timeout, nudge)
+        answer = self._wait(ticket, timeout, wakeup)
         self.require_in_place()
         if timeout > 0 and not answer:
             # The next slice may be waited for in another session, which cannot hear what this one does. (Who is let in
@@ -215,7 +215,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
             self.rings.stop()
         return answer
 
-    def _wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+    def _wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         deadline = monotonic() + timeout
         key = {"resource": ticket.resource, "position": ticket.position}
         row = self.row("row", key)
@@ -227,25 +227,25 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         seen, known, quiet_since = None, None, monotonic()
         if self._left is not None and self._left[0] == ticket.position:
             _, known, quiet_since = self._left  # one long wait comes in slices
-        place, rung, compared = Place(), False, quiet_since
+        place, rung, compared = QueueDistance(), False, quiet_since
         while True:
             if rung and self._is_let_in(key):
                 self.rings.trusted = True
                 return True
             version = self.version()
             now = monotonic()
-            if version != seen or rung or nudge.is_set():
-                nudge.clear()
+            if version != seen or rung or wakeup.is_set():
+                wakeup.clear()
                 seen = version
                 if version != known:
                     known, quiet_since = version, now
-                turn = self.turn_of(request, ticket.position)
+                turn = self.admission(request, ticket.position)
                 if turn.come:
                     self.rings.trusted = rung
                     if turn.let_in and self.options.lease is None:
                         return True
                     with fork.held_off, self.writing():
-                        self.give_sign(member_id, known=True)
+                        self.renew_lease(member_id, known=True)
                         return True if self.run("grant", key).rowcount == 1 else None
                 if place.has_changed(turn.edge):
                     place.count(self._conflicting(request, turn.edge or 0, ticket.position, FAR))
@@ -258,11 +258,11 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
             if self._tests.due(ticket.resource, now):
                 if self.row("row", key) is None:
                     return None
-                if self.test_ahead(request, ticket.position, member_id):
+                if self.check_blockers(request, ticket.position, member_id):
                     seen = None
                     continue
             pause = place.pause(now - quiet_since, self.rings.trusted)
-            rung = self.rings.wait(min(pause * random.uniform(0.8, 1.2), deadline - now), nudge)
+            rung = self.rings.wait(min(pause * random.uniform(0.8, 1.2), deadline - now), wakeup)
 
     def _is_let_in(self, key: dict[str, Any]) -> bool:
         """Whether who has rung lets this row in, which it may be just about to write."""
@@ -310,7 +310,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         ]
         if come:
             with fork.held_off, self.writing():
-                self.give_sign(member_id, known=True)
+                self.renew_lease(member_id, known=True)
                 for resource, position in come:
                     there = self.run("grant", {"resource": resource, "position": position}).rowcount == 1
                     found[position] = True if there else None
@@ -318,7 +318,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         for resource, positions in waiting.items():
             if self._tests.due(resource, now):
                 everybody = Request(resource, limit=max(positions.values()))
-                self.test_ahead(everybody, max(positions), member_id)
+                self.check_blockers(everybody, max(positions), member_id)
         return found
 
     def _come(
@@ -358,7 +358,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         values = {"resource": request.resource, "first": first, "position": position, "access": request.access}
         return self.rows("rows_between", {**values, "most": most})
 
-    def test_ahead(self, request: Request, position: int, mine: int | None) -> bool:
+    def check_blockers(self, request: Request, position: int, mine: int | None) -> bool:
         """Test whether the first of those ahead still live, as many as there may be inside; True when somebody was
         removed. Who died further back keeps nobody out before it is among the first.
         """
@@ -370,7 +370,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         removed = False
         for row in owners.values():
             if mine is None or row["member_id"] != mine:
-                removed = self.suspect(request.resource, row["queue_position"], row["member_id"]) or removed
+                removed = self.check_owner(request.resource, row["queue_position"], row["member_id"]) or removed
         return removed
 
     def find_deadlock(self, member_id: int) -> deadlocks.Found | None:

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Any
 
-from sqlsem.engines.base import Disconnected, this_program
+from sqlsem.engines.base import Disconnected, program_name
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.connection import SqliteConnection
 from sqlsem.engines.sqlite.values import user_name
@@ -78,7 +78,7 @@ class SqliteMembers(SqliteConnection):
 
     def deregister_member(self, member_id: int) -> None:
         with fork.held_off, self.writing():
-            self.bury(member_id, "released")
+            self.end_all_rows(member_id, "released")
             self.run("resign", (member_id,))
         self.put_out()
 
@@ -91,9 +91,9 @@ class SqliteMembers(SqliteConnection):
         """What is to be raised by the one who finds that this member is not there any more."""
         # A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
         self.given_up = True  # anyone who keeps this session comes back as a new member
-        return Disconnected(f"{self.engine.where} has given this process up while it was out of reach")
+        return Disconnected(f"{self.engine.label} has given this process up while it was out of reach")
 
-    def give_sign(self, member_id: int, *, known: bool = False) -> None:
+    def renew_lease(self, member_id: int, *, known: bool = False) -> None:
         """In the transaction that grants, claims or starts something: see `LockSession`. Raises `Disconnected` when the
         member has been given up. (Beacons are files, and tell without a sign; ``known``: what follows finds out by
         itself whether the member is there.)
@@ -109,7 +109,7 @@ class SqliteMembers(SqliteConnection):
 
     def note_operation(self, action: str, **what: Any) -> None:
         """Write down what an operator is just doing, in the same transaction."""
-        known = {"login": user_name(), "host": socket.gethostname(), "pid": os.getpid(), "program": this_program()}
+        known = {"login": user_name(), "host": socket.gethostname(), "pid": os.getpid(), "program": program_name()}
         nothing = dict.fromkeys(("resource", "position", "queue", "task", "old", "new"))
         self.run("note_operation", {**known, **nothing, "action": action, **what})
 
@@ -120,12 +120,12 @@ class SqliteMembers(SqliteConnection):
         self.run("keep_one", {**values, "outcome": outcome, "login": login})
         return self.run("delete_one", values).rowcount == 1
 
-    def bury(self, member_id: int, outcome: str, seen: float | None = None) -> int:
+    def end_all_rows(self, member_id: int, outcome: str, seen: float | None = None) -> int:
         """End all rows of a member, which is still there to tell who it was."""
         self.run("keep_all", {"member": member_id, "outcome": outcome, "login": user_name(), "seen": seen})
         return self.run("delete_all", {"member": member_id}).rowcount
 
-    def suspect(self, resource: str, position: int, member_id: int | None) -> bool:
+    def check_owner(self, resource: str, position: int, member_id: int | None) -> bool:
         """Test the owner of one row and act on it; True when rows were removed."""
         key = {"resource": resource, "position": position}
         if member_id is None:
@@ -137,15 +137,15 @@ class SqliteMembers(SqliteConnection):
         member = self.row("member", (member_id,))
         if member is None:
             with fork.held_off, self.writing():
-                return self.bury(member_id, "reaped") > 0
+                return self.end_all_rows(member_id, "reaped") > 0
         row = self.row("row", key)
         revoked_at = None if row is None else row["revoked_at"]
         if revoked_at is not None and revoked_at + member["grace_ms"] / 1000 <= member["now"]:
             with fork.held_off, self.writing():
                 return self.remove(resource, position, None, "revoked")
-        return self.test_member(member_id)
+        return self.check_member(member_id)
 
-    def test_member(self, member_id: int) -> bool:
+    def check_member(self, member_id: int) -> bool:
         """Test whether a member still lives and act on it; True when it was removed, with its rows."""
         member = self.row("member", (member_id,))
         if member is None:
@@ -165,7 +165,7 @@ class SqliteMembers(SqliteConnection):
             with fork.held_off, self.writing():
                 if self.row("given_up", {**key, "dead": dead}) is None:
                     return False
-                self.bury(member_id, "reaped", min(member["now"], max(member["seen_at"], look.seen or 0.0)))
+                self.end_all_rows(member_id, "reaped", min(member["now"], max(member["seen_at"], look.seen or 0.0)))
                 self.run("resign", (member_id,))
             look.remove()
         return True
@@ -191,7 +191,7 @@ class SqliteMembers(SqliteConnection):
 
     def lives(self, member_id: int) -> bool:
         """Whether a member is alive; one that is dead is removed."""
-        self.test_member(member_id)
+        self.check_member(member_id)
         member = self.row("member", (member_id,))
         if member is None or member["missing_since"] is not None:
             return False

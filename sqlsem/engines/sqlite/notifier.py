@@ -21,7 +21,7 @@ __all__ = ["UnixSocketNotifier"]
 
 #: For how long who was rung looks again and again, as the other one may be about to write what it rang for.
 PATIENCE_SECONDS = 0.0005
-#: How often a listener looks for a nudge of its own process.
+#: How often a listener looks for a wakeup of its own process.
 NUDGE_SECONDS = 0.1
 
 
@@ -62,13 +62,13 @@ class UnixSocketNotifier:
         if ear is not None:
             ear.close()
 
-    def wait(self, seconds: float, nudge: threading.Event) -> bool:
-        """Sleep for so long, or until there is a nudge or a ring; True when it was a ring."""
+    def wait(self, seconds: float, wakeup: threading.Event) -> bool:
+        """Sleep for so long, or until there is a wakeup or a ring; True when it was a ring."""
         if self._ear is None:
-            nudge.wait(seconds)
+            wakeup.wait(seconds)
             return False
         end = time.monotonic() + seconds
-        while seconds > 0 and not nudge.is_set():
+        while seconds > 0 and not wakeup.is_set():
             try:
                 self._ear.settimeout(min(seconds, NUDGE_SECONDS))
                 self._ear.recv(1)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlsem.engines.priorities import PLACES, PrioritySession, Turn, line_of, no_priorities, place_of
+from sqlsem.engines.priorities import (
+    PRIORITY_LEVELS,
+    PriorityAnswer,
+    PrioritySession,
+    priorities_not_set,
+    priority_entry,
+    priority_queue,
+)
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LAST, SqliteLocks, columns
 from sqlsem.errors import ConfigurationError
@@ -24,67 +31,69 @@ class SqlitePriorities(SqliteLocks, PrioritySession):
         request: Request,
         only_if_free: bool,
         place: Ticket | None,
-    ) -> Turn:
+    ) -> PriorityAnswer:
         # First without the gate. Who is dead is removed in a transaction of its own.
         own = self._own_place(request, member_id, uid)
         before = self._before(request, own)
         others = before is not None and before["member_id"] != member_id
-        if others and self.suspect(line_of(request.resource), before["queue_position"], before["member_id"]):
+        if others and self.check_owner(priority_queue(request.resource), before["queue_position"], before["member_id"]):
             before = self._before(request, own)
-        come = before is None and self.turn_of(request, LAST).come
+        come = before is None and self.admission(request, LAST).come
         if before is None and not come:
-            come = self.test_ahead(request, LAST, member_id)
+            come = self.check_blockers(request, LAST, member_id)
         if place is not None and own is not None and not come:
             return self._stands(own["queue_position"], requesting_id, request, before)
         who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
         with fork.held_off, self.writing():
-            self.give_sign(member_id)
+            self.renew_lease(member_id)
             found = self.rows("find", {"member": member_id, "uid": uid})
             for row in found:
                 if row["resource_id"] == request.resource:
                     if not row["granted"]:  # taken away since
-                        return Turn(None, False)
-                    return Turn(Ticket(request.resource, row["queue_position"], row["requesting_id"], True), True)
+                        return PriorityAnswer(None, False)
+                    return PriorityAnswer(
+                        Ticket(request.resource, row["queue_position"], row["requesting_id"], True), True
+                    )
             own = self._own_place(request, member_id, uid)
             if own is None and place is not None:
-                return Turn(None, False)
+                return PriorityAnswer(None, False)
             state = self.row("anybody", {"resource": request.resource, "member": member_id})
             if state["ageing"] is None:
-                raise no_priorities(request.resource)
+                raise priorities_not_set(request.resource)
             if request.limit is None and state["cap"] is None:
                 raise ConfigurationError(no_limit_set(request.resource), resource=request.resource)
             before = self._before(request, own)
-            if before is None and self.turn_of(request, LAST).come:
+            if before is None and self.admission(request, LAST).come:
                 position = self.run("insert", {**who, **columns(request), "uid": uid, "granted": True}).lastrowid
                 assert position is not None
                 if own is not None:
-                    self.remove(line_of(request.resource), own["queue_position"], requesting_id, "released")
-                return Turn(Ticket(request.resource, position, requesting_id, True), True)
+                    self.remove(priority_queue(request.resource), own["queue_position"], requesting_id, "released")
+                return PriorityAnswer(Ticket(request.resource, position, requesting_id, True), True)
             if only_if_free:
-                return Turn(None, False)
+                return PriorityAnswer(None, False)
             if own is not None:
                 return self._stands(own["queue_position"], requesting_id, request, before)
-            its = {**who, **columns(place_of(request)), "uid": f"{uid}.1", "granted": True}
+            its = {**who, **columns(priority_entry(request)), "uid": f"{uid}.1", "granted": True}
             there = self.run("insert", its).lastrowid
             assert there is not None
             return self._stands(there, requesting_id, request, before)
 
     @staticmethod
-    def _stands(position: int, requesting_id: str, request: Request, before: Any) -> Turn:
-        ticket = Ticket(line_of(request.resource), position, requesting_id, True)
-        return Turn(ticket, False, before and before["queue_position"], before["ahead"] if before else 0)
+    def _stands(position: int, requesting_id: str, request: Request, before: Any) -> PriorityAnswer:
+        ticket = Ticket(priority_queue(request.resource), position, requesting_id, True)
+        return PriorityAnswer(ticket, False, before and before["queue_position"], before["ahead"] if before else 0)
 
     def _own_place(self, request: Request, member_id: int, uid: str) -> Any:
-        return self.row("own_place", {"line": line_of(request.resource), "member": member_id, "uid": uid})
+        return self.row("own_place", {"line": priority_queue(request.resource), "member": member_id, "uid": uid})
 
     def _before(self, request: Request, own: Any) -> Any:
         """Who waits right before it, if anybody does. Raises `ConfigurationError` where there are no priorities."""
         ageing = self.row("ageing", (request.resource,))
         if ageing is None:
-            raise no_priorities(request.resource)
+            raise priorities_not_set(request.resource)
         values = {
-            "line": line_of(request.resource),
-            "places": PLACES,
+            "line": priority_queue(request.resource),
+            "places": PRIORITY_LEVELS,
             "ageing": ageing["ageing"],
             "priority": request.priority,
             "position": own and own["queue_position"],

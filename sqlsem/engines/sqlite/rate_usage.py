@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sqlsem.engines.rate_windows import Known, RateState, Slot
+from sqlsem.engines.rate_windows import RateState, Slot, WindowState
 from sqlsem.engines.sqlite.task_sql import SqliteTaskSql
 from sqlsem.engines.sqlite.values import user_name
 from sqlsem.model_rates import RateEntry
@@ -22,7 +22,7 @@ class SqliteRateUsage(SqliteTaskSql):
     def rate_state(self, resource: str) -> RateState:
         """What is known of it."""
         windows = {
-            int(row["window_ms"]): Known(
+            int(row["window_ms"]): WindowState(
                 *(int(row["rate_limit"]), int(row["seen_ms"]), row["full_us"]),
                 *(row["taken"], row["returned"], row["waits"], row["burst"], row["cap"]),
             )
@@ -37,14 +37,14 @@ class SqliteRateUsage(SqliteTaskSql):
         """Their windows, as people see them."""
         return [entry for name in resources for entry in self.rate_state(name).entries(name, now_ms)]
 
-    def write_rate(self, resource: str, before: dict[int, Known], state: RateState) -> None:
+    def write_rate(self, resource: str, before: dict[int, WindowState], state: RateState) -> None:
         """What is other than before, in the transaction in which that was read."""
         for ms in before.keys() - state.windows.keys():
             for slot in before[ms].slots:
                 self.run("drop_rate_slot", {"resource": resource, "window": ms, "slot": slot})
             self.run("drop_rate_window", {"resource": resource, "window": ms})
         for ms, known in state.windows.items():
-            old = before.get(ms, Known(0, 0))
+            old = before.get(ms, WindowState(0, 0))
             key = {"resource": resource, "window": ms}
             if replace(old, slots={}) != replace(known, slots={}):
                 values = {"limit": known.limit, "seen": known.seen_ms, "full": known.full_us}

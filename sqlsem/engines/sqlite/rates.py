@@ -9,22 +9,22 @@ from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LAST, SqliteLocks
 from sqlsem.engines.sqlite.rate_usage import SqliteRateUsage
 from sqlsem.model import Ticket
-from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, RateTurn, Wish
+from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest, RateStatus
 
 
 class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
     """So much in so long: read, reckoned and written in one transaction that writes."""
 
     def take_rate(
-        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()
     ) -> RateAnswer:
         line = {"resource": request.resource, "position": LAST}
         if ticket is None and self.rows("first_in_line", line):  # the dead are in nobody's way
-            self.test_ahead(request.in_line(), LAST, self.member_id)
+            self.check_blockers(request.queue_request(), LAST, self.member_id)
         with fork.held_off:
             with self.writing():
                 answer = self._take(request, ticket)
-                done = answer.turn is RateTurn.TAKEN and ticket is not None
+                done = answer.status is RateStatus.TAKEN and ticket is not None
                 come = self.leave(ticket, "released")[1] if done and ticket is not None else []
             if come:
                 self.rings.ring(come)
@@ -33,16 +33,16 @@ class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
     def _take(self, request: RateRequest, ticket: Ticket | None) -> RateAnswer:
         key = {"resource": request.resource, "position": LAST if ticket is None else ticket.position}
         if ticket is not None and not self.rows("in_line", {**key, "requesting_id": ticket.requesting_id}):
-            return RateAnswer(RateTurn.GONE)
+            return RateAnswer(RateStatus.GONE)
         if self.rows("first_in_line", key):
-            return RateAnswer(RateTurn.OTHERS_FIRST)
+            return RateAnswer(RateStatus.OTHERS_FIRST)
         state, now_us = self.rate_state(request.resource), self.now_us()
         before = {ms: known.copy() for ms, known in state.windows.items()}
         wait_ms = state.take(request, now_us, waited=ticket is not None)
         self.write_rate(request.resource, before, state)
         if wait_ms:
-            return RateAnswer(RateTurn.TOO_EARLY, seconds=wait_ms / 1000)
-        return RateAnswer(RateTurn.TAKEN, times=(now_us // 1000,))
+            return RateAnswer(RateStatus.TOO_EARLY, seconds=wait_ms / 1000)
+        return RateAnswer(RateStatus.TAKEN, times=(now_us // 1000,))
 
     def reset_rate(self, resource: str) -> bool:
         with fork.held_off, self.writing():

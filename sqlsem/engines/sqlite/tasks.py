@@ -12,7 +12,7 @@ from typing import Any
 from sqlsem.engines.protocol import TaskSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
-from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing, turn_of
+from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing, key_hash
 from sqlsem.engines.sqlite.values import shown, user_name
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import no_limit_set
@@ -41,7 +41,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         for lock in {lock for task in tasks for lock in task.locks if lock.limit is None}:
             if self.row("cap", {"resource": lock.resource})["cap"] is None:
                 raise ConfigurationError(no_limit_set(lock.resource), resource=lock.resource)
-        turns = self.in_turns(queue) or any(task.key for task in tasks)
+        turns = self.uses_fair_queueing(queue) or any(task.key for task in tasks)
         keys = [task.key if task.key or not (turns or task.priority) else "" for task in tasks]
         uids = [f"{uid}.{number}" for number in range(1, len(tasks) + 1)]
         values = [
@@ -60,7 +60,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
                 "time_limit": None if task.time_limit is None else max(1, round(task.time_limit * 1000)),
                 "unique": task.unique or task.replace,
                 "key": key,
-                "turn": None if key is None else turn_of(key),
+                "turn": None if key is None else key_hash(key),
                 "priority": task.priority,
                 "locks": len(task.locks) or None,
             }
@@ -114,7 +114,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
 
     def _claim(self, values: dict[str, Any], again: bool) -> Claimed | None:
         key = {name: values[name] for name in ("queue", "member", "uid")}
-        self.give_sign(values["member"], known=True)
+        self.renew_lease(values["member"], known=True)
         found = self.row("claimed_before", key) if again else None
         if found is None:
             task_id = self.next_pending(values["queue"], start=True)
@@ -159,10 +159,10 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
 
     def _claim_group(self, member_id: int, queue: str, owner: str, uid: str, again: bool, most: int) -> list[Claimed]:
         key = {"queue": queue, "member": member_id, "uid": uid}
-        self.give_sign(member_id)
+        self.renew_lease(member_id)
         if again and (found := self.rows("claimed_before", key)):
             return [self._claimed(row["task_id"]) for row in found]
-        if self.in_turns(queue):  # each turn is drawn by itself
+        if self.uses_fair_queueing(queue):  # each turn is drawn by itself
             one = self._claim({**key, "owner": owner}, False)
             return [] if one is None else [one]
         group: list[Claimed] = []
@@ -188,7 +188,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
     def recover_tasks(self, queue: str | None, mine: int | None) -> int:
         members = [one for (one,) in self.rows("task_members", {"queue": queue}) if one != mine]
         for member_id in members:
-            self.test_member(member_id)
+            self.check_member(member_id)
         if all(self.row("member", (member_id,)) for member_id in members):
             return 0
         with fork.held_off, self.writing():
@@ -249,7 +249,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         recovered = False
         if runner is not None:
             queue, member_id = runner
-            self.test_member(member_id)
+            self.check_member(member_id)
             recovered = self.row("member", (member_id,)) is None and self.recover_tasks(queue, None) > 0
         with fork.held_off, self.writing():
             found = self.row("task_status", (task_id,))
