@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.printed import console, judged, table
 from sqlsem.insight.estimates import estimates as estimate
 from sqlsem.insight.overview import Hold, HoldTimes, Overview
-from sqlsem.insight.task_estimates import MOST_ENDED, task_estimates
+from sqlsem.insight.task_estimates import MAX_ENDED, task_estimates
 from sqlsem.model import Entry, Request, TaskEntry
 
 __all__ = ["estimates"]
@@ -253,7 +253,7 @@ def listed(jobs: list[Job], now: float) -> list[TaskEntry]:
 
     seen = [entry(job) for job in jobs if job.put <= now]
     done = sorted((one for one in seen if one.status == "finished"), key=lambda one: str(one.ended_at))
-    return [one for one in seen if one.status != "finished"] + done[-MOST_ENDED:]
+    return [one for one in seen if one.status != "finished"] + done[-MAX_ENDED:]
 
 
 def _told_of_tasks(jobs: list[Job], moments: int, chance: random.Random) -> Iterator[Found]:

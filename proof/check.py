@@ -140,7 +140,7 @@ CHECKS = (
         "NeverMore",
         "what is in the future is dropped",
     ),
-    _mutant("MCRates", "Rates", "barging", "InTurn", "who is not first in the line takes, too"),
+    _mutant("MCRates", "Rates", "barging", "InTurn", "who is not first in the queue takes, too"),
     # Who is dead, and who knows what it has lost, in time.
     Check("MCQueue", "Queue", words="two processes, one mutex, one fault; registrations taken apart"),
     Check(

@@ -24,7 +24,7 @@ from sqlsem.model import Entry, Resource
 from sqlsem.printable import clean
 from sqlsem.terminal import output
 from sqlsem.terminal.queues import as_dict, by_resource, render_history, render_operations, render_queues
-from sqlsem.terminal.tables import seconds_in_words, who_is
+from sqlsem.terminal.tables import process_name, seconds_in_words
 
 __all__ = ["history", "ls", "pause", "reap", "resume", "revoke", "set_"]
 
@@ -330,7 +330,7 @@ def revoke(options: Connecting, position: int | None, member: int | None, login:
         entry, gone = take_away(coordinator, position, force=force)
     what = f"Position {position}"
     if entry is not None:
-        who = who_is(entry.host, entry.pid, entry.requesting_id)
+        who = process_name(entry.host, entry.pid, entry.requesting_id)
         what += f" of {clean(entry.resource)} ({clean(who)})"
     if gone:
         output.echo(f"{what} is gone.")

@@ -18,7 +18,7 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.insight.audit import Ruling, rulings
 from sqlsem.insight.audit import audit as check
 from sqlsem.insight.patterns import is_pattern
-from sqlsem.insight.replay import ORDERS, Terms
+from sqlsem.insight.replay import ORDERS, ReplaySettings
 from sqlsem.insight.replay import replay as run_again
 from sqlsem.insight.timeline import timeline as lay_out
 from sqlsem.model import MAX_INT, Entry, Operation, Past, monotonic
@@ -263,12 +263,12 @@ def replay(
         past = list(itertools.islice(night.past(), most + 1))
     left_out = len(past) > most
     del past[most:]
-    terms = Terms(dict(limits), dict(weights), order, night.caps)
+    settings = ReplaySettings(dict(limits), dict(weights), order, night.caps)
     known = {one.resource for one in past} | {entry.resource for entry in night.entries}
-    for name in (*terms.limits, *terms.weights):
+    for name in (*settings.limits, *settings.weights):
         if name not in known:
             raise ConfigurationError(f"Nobody has asked for {name!r} in that time; see: sqlsem history")
-    result = run_again(past, night.entries, terms)
+    result = run_again(past, night.entries, settings)
     first = past[-1].ended_at if past else None
     if as_json:
         beginning = None if first is None else first.isoformat()

@@ -19,11 +19,11 @@ from sqlsem.cli.known import unknown_queue
 from sqlsem.cli.options import a_lock, duration, json_option, most_option, name_of, whole_number
 from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed
 from sqlsem.insight.reasons import TaskReason, task_reasons
-from sqlsem.insight.task_estimates import MOST_ENDED, MOST_OPEN
+from sqlsem.insight.task_estimates import MAX_ENDED, MAX_OPEN
 from sqlsem.model import Attempt, TaskEntry
 from sqlsem.printable import clean
 from sqlsem.terminal import output
-from sqlsem.terminal.tables import seconds_in_words, who_is
+from sqlsem.terminal.tables import process_name, seconds_in_words
 from sqlsem.terminal.tasks import STATES, counted, render_schedules, render_tasks
 
 __all__ = ["put", "schedules", "tasks_"]
@@ -315,8 +315,8 @@ def _why(
     known = {one.task_id: one for one in found}
     wanted: list[tuple[str | None, int]] = []
     if not whole:
-        wanted += [(None, MOST_OPEN), ("failed", MOST_FAILED), ("running", MOST_RUNNING)]
-    wanted += [] if whole and ended else [("finished", MOST_ENDED)]
+        wanted += [(None, MAX_OPEN), ("failed", MOST_FAILED), ("running", MOST_RUNNING)]
+    wanted += [] if whole and ended else [("finished", MAX_ENDED)]
     queues = dict.fromkeys(one.queue for one in found if one.status == "pending")
     for queue in queues:
         for status, most in wanted:
@@ -439,7 +439,7 @@ def _show_attempt(one: Attempt) -> None:
     if one.started_at is not None:
         words.append(f"started {one.started_at.astimezone():%Y-%m-%d %H:%M:%S}")
     if one.host is not None:
-        words.append(f"by {who_is(one.host, one.pid)}")
+        words.append(f"by {process_name(one.host, one.pid)}")
     if one.owner:
         words.append(f"({one.owner}{'' if one.session_id is None else f', session {one.session_id}'})")
     output.echo(clean(" ".join(words)))

@@ -12,11 +12,11 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.kept import kept_lines
 from sqlsem.cli.options import json_option, most_option
 from sqlsem.errors import ConfigurationError
-from sqlsem.insight.chains import Waits
+from sqlsem.insight.chains import WaitGraph
 from sqlsem.insight.overview import Overview
-from sqlsem.insight.rates import goes_in, rate_words, used_words
+from sqlsem.insight.rates import rate_words, seconds_until_granted, used_words
 from sqlsem.insight.reasons import reasons, task_reasons
-from sqlsem.insight.task_estimates import MOST_ENDED
+from sqlsem.insight.task_estimates import MAX_ENDED
 from sqlsem.model import TaskEntry
 from sqlsem.names import RATE_PREFIX
 from sqlsem.printable import clean
@@ -94,7 +94,7 @@ def _requests(
     entries = [entry for entry in found.entries if entry.position == position]
     if not entries:
         entries = [entry for entry in found.entries if entry.resource == what]
-    waits = Waits(found)
+    waits = WaitGraph(found)
     told = reasons(found, only=position if len(entries) == 1 else None, waits=waits)
     lines: list[str] = []
     plain: list[dict[str, Any]] = []
@@ -110,7 +110,7 @@ def _requests(
             lines.append(f"  {rate_words(before, rates[entry.resource])}")
             plain[-1]["rate"] = {
                 "windows": [window.as_dict() for window in rates[entry.resource]],
-                "goes_in": goes_in(before, rates[entry.resource]),
+                "goes_in": seconds_until_granted(before, rates[entry.resource]),
             }
     if len(entries) > most:
         lines.append(f"There are {len(entries) - most} more; see them with --max.")
@@ -136,7 +136,7 @@ def _tasks(
             some = coordinator.tasks(queue, most=MOST_TASKS)
             opened += some
             if len(some) == MOST_TASKS:  # what has ended comes behind them
-                opened += coordinator.tasks(queue, "finished", most=MOST_ENDED)
+                opened += coordinator.tasks(queue, "finished", most=MAX_ENDED)
         except ConfigurationError:  # this login may not look at tasks
             return [], []
     asked = [one for one in opened if one.task_id == number] if number is not None else []

@@ -31,7 +31,7 @@ log = voice
 G = TypeVar("G", bound=BaseGrant)
 R = TypeVar("R", bound=BaseRateGrant)
 
-#: Who is first in the line looks again after so many seconds at the latest: somebody may have given something back.
+#: Who is first in the queue looks again after so many seconds at the latest: somebody may have given something back.
 LOOK_SECONDS = 4.0
 #: The same while the rate is paused, or its clock has not reached the next millisecond.
 PAUSED_SECONDS, LEAST_SECONDS = 0.5, 0.001
@@ -145,7 +145,7 @@ class Taking(Generic[R]):
         self._began = monotonic()
         self._car: _Car | None = None
         self._line: Acquisition[BaseGrant] | None = None
-        self._place: BaseGrant | None = None  # first in the line
+        self._place: BaseGrant | None = None  # first in the queue
         self._unsure = False  # whether it was taken with that: the answer was lost
         self._gone: Holding | None = None  # that place, when its row has gone
         self._told = False  # that it was not had in time
@@ -379,7 +379,7 @@ class Taking(Generic[R]):
         return grant
 
     def _take_first(self, car: _Car, grant: BaseGrant) -> Effects[None]:
-        """Being first in the line, take until we have what we want or our time is up."""
+        """As the first in the queue, take until we have what we asked for or our time is up."""
         client, holding = self._client, grant.holding
         while True:
             holding.require()

@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from sqlsem.insight.board import ORDER, VIEWS, Listing, Row, listing, offered, summary
+from sqlsem.insight.board import ORDER, VIEWS, Listing, Row, listing, offered_views, summary
 from sqlsem.insight.consequences import Action, Kind
 from sqlsem.live import Seen
 from sqlsem.printable import clean
@@ -83,7 +83,7 @@ class Pages:
             "seen": seen,
             "asked": asked,
             "found": found,
-            "offered": offered(seen.overview, asked.view),
+            "offered": offered_views(seen.overview, asked.view),
             "rows": () if found is None else found.rows[:MOST_ROWS],
             "left": 0 if found is None else max(0, len(found.rows) - MOST_ROWS),
             "summary": "" if seen.overview is None else summary(seen.overview),

@@ -1,4 +1,4 @@
-"""Who is in the way of a request that was not granted, in words: for `Timeout`, and for ``sqlsem run``."""
+"""Say in words which rows block a request that was not granted: for `Timeout`, and for ``sqlsem run``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlsem.insight.kept import KeptLock
-from sqlsem.insight.reasons import introduced
-from sqlsem.insight.words import seconds_in_words, who_is
+from sqlsem.insight.reasons import described
+from sqlsem.insight.words import process_name, seconds_in_words
 from sqlsem.model import Entry, Resource, TaskEntry
 from sqlsem.names import RATE_PREFIX
 
@@ -16,8 +16,8 @@ __all__ = ["Blockers", "in_words", "tasks_in_words"]
 
 @dataclass(frozen=True, slots=True)
 class Blockers:
-    """Those in the way of one request: who holds, who waits before it, the resource where that is paused, and the
-    sessions that keep its gate where no row is in its way.
+    """The rows that block one request: its holders, the waiters ahead of it, the resource if that is paused, and the
+    sessions that keep its gate if no row blocks it.
     """
 
     resource: str
@@ -27,22 +27,22 @@ class Blockers:
     kept: tuple[KeptLock, ...] = ()
 
     def __str__(self) -> str:
-        """In a few words; empty when nobody is in the way any more.
+        """Return a short text; empty when nothing blocks the request any more.
 
         >>> str(blockers)  # doctest: +SKIP
         "'etl' is held by etl1:4711 (load.py) since 2026-11-25 02:58:11 (for 1m40s), and by 2 more"
         """
         if self.kept:
-            return "; ".join(f"{one.words}; end it with: {one.remedy}" for one in self.kept)
+            return "; ".join(f"{lock.words}; end it with: {lock.remedy}" for lock in self.kept)
         if self.resource.startswith(RATE_PREFIX):
             return self._of_a_rate()
         if self.holders:
             first, others = self.holders[0], len(self.holders) - 1
             since = "" if first.granted_at is None else f" since {first.granted_at.astimezone():%Y-%m-%d %H:%M:%S}"
             more = f", and by {others} more" if others else ""
-            told = " and was told to stop" if first.state == "revoked" else ""
+            revoked = " and was told to stop" if first.state == "revoked" else ""
             held = f" (for {seconds_in_words(first.seconds)})"
-            return f"{self.resource!r} is held by {introduced(first)}{since}{held}{told}{more}"
+            return f"{self.resource!r} is held by {described(first)}{since}{held}{revoked}{more}"
         if self.paused is not None:
             by = f" by {self.paused.paused_by}" if self.paused.paused_by else ""
             at = self.paused.paused_at
@@ -52,7 +52,7 @@ class Blockers:
             first, others = self.waiters[0], len(self.waiters) - 1
             more = f", and {others} more" if others else ""
             waits = f"has waited for it for {seconds_in_words(first.seconds)}"
-            return f"nobody holds {self.resource!r}, but {introduced(first)} {waits}{more}"
+            return f"nobody holds {self.resource!r}, but {described(first)} {waits}{more}"
         return ""
 
     def _of_a_rate(self) -> str:
@@ -61,21 +61,23 @@ class Blockers:
         if not ahead:
             return f"all of rate {name!r} was used"
         more = f", and {len(ahead) - 1} more" if len(ahead) > 1 else ""
-        return f"{introduced(ahead[0])} waits for rate {name!r} for {seconds_in_words(ahead[0].seconds)}{more}"
+        return f"{described(ahead[0])} waits for rate {name!r} for {seconds_in_words(ahead[0].seconds)}{more}"
 
 
 def in_words(blockers: Sequence[Blockers]) -> str:
-    """All of them in one line; empty when nothing is known."""
+    """Return all of them in one line; empty when nothing is known."""
     if not blockers:
         return ""
-    return "; ".join(filter(None, map(str, blockers))) or "the last one in the way has just left"
+    return "; ".join(filter(None, map(str, blockers))) or "the last row in the way has just left"
 
 
 def tasks_in_words(running: Sequence[TaskEntry]) -> str:
-    """The first of these tasks, and who runs it."""
+    """Name the first of these tasks and its worker."""
     first, others = running[0], len(running) - 1
     note = f' "{first.note}"' if first.note else ""
     since = "" if first.claimed_at is None else f" since {first.claimed_at.astimezone():%Y-%m-%d %H:%M:%S}"
     more = f", and {others} more" if others else ""
     ran = "" if first.seconds is None else f" (for {seconds_in_words(first.seconds)})"
-    return f"task {first.task_id}{note} runs on {who_is(first.host, first.pid, first.owner or '')}{since}{ran}{more}"
+    return (
+        f"task {first.task_id}{note} runs on {process_name(first.host, first.pid, first.owner or '')}{since}{ran}{more}"
+    )

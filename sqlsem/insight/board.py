@@ -1,4 +1,4 @@
-"""The tables that `sqlsem top` and `sqlsem dashboard` show, as text: rows, columns, words, sorting, filtering."""
+"""Lay out the tables of `sqlsem top` and `sqlsem dashboard` as text: rows, columns, sorting, filtering. No I/O."""
 
 from __future__ import annotations
 
@@ -7,58 +7,38 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlsem.insight.chains import leaders
+from sqlsem.insight.chains import root_blockers
+from sqlsem.insight.columns import BATCHES, LEADERS, MEMBERS, QUEUES, RATES, TASKS, TIMES, Column
 from sqlsem.insight.consequences import INSIDE, Kind
 from sqlsem.insight.overview import MemberEntry, Overview, Percentiles
-from sqlsem.insight.rates import goes_in, rate_words, used_words
+from sqlsem.insight.rates import rate_words, seconds_until_granted, used_words
 from sqlsem.insight.reasons import Reason
-from sqlsem.insight.words import clock, seconds_in_words, who_is
+from sqlsem.insight.words import clock, process_name, seconds_in_words
 from sqlsem.model import BatchEntry, Entry, QueueCounts, Resource
 from sqlsem.model_rates import RateEntry
 from sqlsem.names import access_in_words
 from sqlsem.printable import clean
 
-__all__ = ["ORDER", "VIEWS", "Column", "Listing", "Row", "View", "listing", "offered", "summary"]
+__all__ = ["ORDER", "VIEWS", "Column", "Listing", "Row", "View", "listing", "offered_views", "summary"]
 
-#: The order of a view that has not been sorted by anything: of the queues, that in which they stand.
+#: The order of a view that is not sorted by a column. For requests it is the order of their queues.
 ORDER = "order"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column: its head, and what it does where there is little room.
-
-    Attributes:
-        key: What it is called where one sorts by it.
-        head: What stands above it.
-        right: Its cells stand at the right.
-        elastic: It gives way first.
-        extra: It is left out of what is narrow.
-        falling: Sorted by, the largest comes first.
-    """
-
-    key: str
-    head: str
-    right: bool = False
-    elastic: bool = False
-    extra: bool = False
-    falling: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
-    """A row; clean, so that it can be printed anywhere.
+    """A row. Its texts have no control characters, so they can be printed anywhere.
 
     Attributes:
-        key: Names it from one look to the next.
-        cells: A text for each column. A heading has one, which goes across.
-        state: What gives it its colour, and stands in one of its cells.
+        key: Identifies the row from one refresh to the next.
+        cells: A text for each column. A heading has one, across all columns.
+        state: Chooses the colour; also the text of one of the cells.
         details: All that is known, in sentences.
-        heading: Whether it is the line of a resource above its queue.
-        resource: What it is about; what can be done with it follows from these.
-        position: A request's.
-        task_id: The failed task's that holds its queue up.
-        actions: What can be done with it.
+        heading: True for the line of a resource above its queue.
+        resource: The resource of the row, which its actions apply to.
+        position: The position of the request.
+        task_id: The failed task that blocks its queue.
+        actions: The actions that an operator can take on it.
     """
 
     key: str
@@ -74,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A view as it is shown: ``shown`` of ``total`` rows (headings are not counted), sorted by ``sort``."""
+    """A view with its rows: ``shown`` of ``total`` (without headings), sorted by ``sort``."""
 
     view: View
     columns: tuple[Column, ...]
@@ -85,8 +65,8 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class _WaiterQueue:
-    """A row that is not sorted yet: with what it is sorted by, and with what it is found by beside its cells."""
+class _SortableRow:
+    """A row with its sort keys, and with the words that a filter finds beside those in its cells."""
 
     row: Row
     by: dict[str, Any]
@@ -95,56 +75,56 @@ class _WaiterQueue:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One of the tables: what it is called, its columns, what it says when there is nothing in it."""
+    """One of the tables: its title, its columns, and the text for an empty table."""
 
     key: str
     title: str
     columns: tuple[Column, ...]
-    lines: Callable[[Overview, Mapping[int, Reason]], Iterable[_WaiterQueue]]
-    nothing: str
-    headings: bool = False  # in their own order, rows stand below lines of their resources
-    filled: Callable[[Overview], bool] | None = None  # where it tells that nothing is in it, it is not offered
+    lines: Callable[[Overview, Mapping[int, Reason]], Iterable[_SortableRow]]
+    empty_text: str
+    headings: bool = False  # in ORDER, each resource's rows are below a heading
+    filled: Callable[[Overview], bool] | None = None  # False hides the view
 
     @property
     def sorts(self) -> tuple[str, ...]:
-        """What it can be sorted by."""
+        """The names that it can be sorted by."""
         return (ORDER, *(column.key for column in self.columns))
 
 
 def listing(
-    overview: Overview, why: Mapping[int, Reason], view: str = "queues", sort: str = ORDER, wanted: str = ""
+    overview: Overview, why: Mapping[int, Reason], view: str = "queues", sort: str = ORDER, filter_text: str = ""
 ) -> Listing:
-    """A view of what was found.
+    """Lay out one view of an overview.
 
     Args:
-        overview: What was found.
-        why: Why those wait who wait: `reasons` of the same overview. (That takes a second where thousands wait.)
-        view: One of `VIEWS`; another word is taken for the first one.
-        sort: One of the view's ``sorts``; another word is taken for `ORDER`.
-        wanted: Only rows in which each of these words stands somewhere, in letters of any case.
+        overview: The overview to show.
+        why: The `reasons` of the same overview. (They take a second where thousands wait.)
+        view: One of `VIEWS`; any other word means the first view.
+        sort: One of the view's ``sorts``; any other word means `ORDER`.
+        filter_text: Show only rows that contain each of these words, in letters of any case.
     """
-    one = VIEWS.get(view, VIEWS["queues"])
-    sort = sort if sort in one.sorts else ORDER
-    lines = list(one.lines(overview, why))
-    words = wanted.casefold().split()
+    shown_view = VIEWS.get(view, VIEWS["queues"])
+    sort = sort if sort in shown_view.sorts else ORDER
+    lines = list(shown_view.lines(overview, why))
+    words = filter_text.casefold().split()
     total = len(lines)
     if words:
         lines = [line for line in lines if all(word in _text(line) for word in words)]
-    column = next((column for column in one.columns if column.key == sort), None)
+    column = next((column for column in shown_view.columns if column.key == sort), None)
     if column is not None:
         lines.sort(key=lambda line: _sortable(line.by.get(column.key), column.falling), reverse=column.falling)
     rows = tuple(line.row for line in lines)
-    columns = one.columns
-    if one.headings and sort == ORDER:
+    columns = shown_view.columns
+    if shown_view.headings and sort == ORDER:
         rows = tuple(_with_headings(overview, rows, words))
         at = next(number for number, column in enumerate(columns) if column.key == "resource")
         columns = columns[:at] + columns[at + 1 :]
         rows = tuple(row if row.heading else _without(row, at) for row in rows)
-    return Listing(one, columns, rows, sort, len(lines), total)
+    return Listing(shown_view, columns, rows, sort, len(lines), total)
 
 
-def offered(overview: Overview | None, here: str) -> list[View]:
-    """The views to choose from, of which ``here`` is shown."""
+def offered_views(overview: Overview | None, here: str) -> list[View]:
+    """Return the views to choose from; ``here`` is the one on the screen."""
     return [
         view
         for view in VIEWS.values()
@@ -157,22 +137,22 @@ def _without(row: Row, at: int) -> Row:
     return Row(row.key, cells, row.state, row.details, False, row.resource, row.position, row.task_id, row.actions)
 
 
-def _text(line: _WaiterQueue) -> str:
+def _text(line: _SortableRow) -> str:
     return " ".join((*line.row.cells, line.words)).casefold()
 
 
 def _sortable(value: Any, falling: bool) -> tuple[bool, Any]:
-    """What is not known comes last."""
+    """Return a sort key; unknown values come last."""
     return ((value is None) != falling, 0 if value is None else value.casefold() if isinstance(value, str) else value)
 
 
 def _by_column(columns: Iterable[Column], cells: Iterable[Any], **values: Any) -> dict[str, Any]:
-    """What a row is sorted by: its cells, but for those that are numbers."""
+    """Return the sort keys of a row: its cells, with numbers in place of their texts."""
     return {**dict(zip((column.key for column in columns), cells, strict=True)), **values}
 
 
 def summary(overview: Overview) -> str:
-    """All of it in a line."""
+    """Return the totals of an overview in one line."""
     states = [entry.state for entry in overview.entries]
     holding = sum(state in INSIDE for state in states)
     parts = [
@@ -188,12 +168,12 @@ def summary(overview: Overview) -> str:
         "running": sum(queue.running for queue in overview.queues),
         "failed": sum(queue.failed for queue in overview.queues),
     }
-    parts += [f"{number} {what}" for what, number in counted.items() if number]
+    parts += [f"{number} {label}" for label, number in counted.items() if number]
     return ", ".join(parts)
 
 
-def _several(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _several(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 # -- queues ---------------------------------------------------------------------------------------------------------
@@ -215,13 +195,13 @@ def _missing(missing_for: float | None, grace: float | None) -> str:
     return f"not found for {seconds_in_words(missing_for)}{left}"
 
 
-def _why(entry: Entry, told: str) -> str:
-    """Of one that waits, why; of each, what is wrong with it."""
-    told = "told to stop" if entry.state == "revoked" else told
-    return "; ".join(filter(None, (told, _missing(entry.missing_for, entry.grace))))
+def _why(entry: Entry, reason: str) -> str:
+    """Return why a waiter waits, and what is wrong with the row."""
+    reason = "told to stop" if entry.state == "revoked" else reason
+    return "; ".join(filter(None, (reason, _missing(entry.missing_for, entry.grace))))
 
 
-def _queues(overview: Overview, why: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
+def _queues(overview: Overview, why: Mapping[int, Reason]) -> Iterator[_SortableRow]:
     paused = {resource.resource: resource.paused for resource in overview.resources}
     rates = _by_resource(overview.rates)
     before: Counter[str] = Counter()
@@ -234,32 +214,34 @@ def _queues(overview: Overview, why: Mapping[int, Reason]) -> Iterator[_WaiterQu
 
 
 def _by_resource(rates: Iterable[RateEntry]) -> dict[str, list[RateEntry]]:
-    found: dict[str, list[RateEntry]] = {}
+    by_resource: dict[str, list[RateEntry]] = {}
     for rate in rates:
-        found.setdefault(rate.resource, []).append(rate)
-    return found
+        by_resource.setdefault(rate.resource, []).append(rate)
+    return by_resource
 
 
 def _request(
     entry: Entry, reason: Reason | None, paused: bool, windows: Sequence[RateEntry], before: int
-) -> _WaiterQueue:
-    """``windows``: of a rate, in whose line it has so many before it; nobody holds it, so the first one waits, too."""
-    who = who_is(entry.host, entry.pid, entry.requesting_id)
+) -> _SortableRow:
+    """Lay out one request. ``windows``: of a rate, with ``before`` requests ahead in its queue. A rate has no holders,
+    so its first request waits too.
+    """
+    process = process_name(entry.host, entry.pid, entry.requesting_id)
     enters = None if reason is None or reason.enters is None else reason.enters.likely
     short, words = ("", "") if reason is None else (reason.short, reason.words)
     if windows and not paused:
-        enters = goes_in(before, windows)
+        enters = seconds_until_granted(before, windows)
         short, words = short or used_words(windows), rate_words(before, windows)
     cells = (
-        *(entry.resource, str(entry.position), entry.state, seconds_in_words(entry.seconds), _access(entry), who),
+        *(entry.resource, str(entry.position), entry.state, seconds_in_words(entry.seconds), _access(entry), process),
         *(_why(entry, short), "" if enters is None else clock(enters)),
         *(_owner(entry), entry.note or ""),
     )
-    told = _why(entry, words)
+    why = _why(entry, words)
     details = [
-        f"{entry.position} {entry.state} {entry.resource} for {cells[3]}: {_access(entry)}, {who}"
+        f"{entry.position} {entry.state} {entry.resource} for {cells[3]}: {_access(entry)}, {process}"
         + "".join(f", {one}" for one in (_owner(entry),) if one),
-        *([f"Why: {told}"] if told else []),
+        *([f"Why: {why}"] if why else []),
         *([f"Note: {entry.note}"] if entry.note else []),
     ]
     by = _by_column(QUEUES, cells, position=entry.position, seconds=entry.seconds, enters=enters)
@@ -269,7 +251,7 @@ def _request(
         position=entry.position,
         actions=("revoke", "revoke_now", *_of_resource(paused)),
     )
-    return _WaiterQueue(row, by, f"{entry.requesting_id} {told}")
+    return _SortableRow(row, by, f"{entry.requesting_id} {why}")
 
 
 def _of_resource(paused: bool) -> tuple[Kind, ...]:
@@ -277,7 +259,9 @@ def _of_resource(paused: bool) -> tuple[Kind, ...]:
 
 
 def _with_headings(overview: Overview, rows: Sequence[Row], words: Sequence[str]) -> Iterator[Row]:
-    """The rows, each resource's below a line that says what is set for it; those without rows, where something is."""
+    """Yield the rows below a heading for each resource; also the headings of resources without rows that have
+    settings.
+    """
     grouped: dict[str, list[Row]] = {}
     for row in rows:
         grouped.setdefault(str(row.resource), []).append(row)
@@ -289,32 +273,32 @@ def _with_headings(overview: Overview, rows: Sequence[Row], words: Sequence[str]
     rates = _by_resource(overview.rates)
     for name in sorted({*grouped, *known}):
         one = known.get(name) or Resource(name, None, False, None, 0, 0)
-        told = _heading(one, counts.get(name, {}), rates.get(name, ()))
+        heading = _heading(one, counts.get(name, {}), rates.get(name, ()))
         is_set = one.paused or one.cap is not None or one.stale_after is not None
-        if name in grouped or (is_set and all(word in told.casefold() for word in words)):
+        if name in grouped or (is_set and all(word in heading.casefold() for word in words)):
             state = "paused" if one.paused else ""
             actions = _of_resource(one.paused)
-            yield Row(f"r{name}", (told,), state, (told,), heading=True, resource=name, actions=actions)
+            yield Row(f"r{name}", (heading,), state, (heading,), heading=True, resource=name, actions=actions)
             yield from grouped.get(name, ())
 
 
-def _heading(one: Resource, states: dict[str, int], windows: Sequence[RateEntry]) -> str:
+def _heading(resource: Resource, states: dict[str, int], windows: Sequence[RateEntry]) -> str:
     parts = [f"{sum(states.get(state, 0) for state in INSIDE)} in, {states.get('waits', 0)} waiting"]
     if windows:
         parts = [f"{_in_line(states)} in line", used_words(windows)]
     if states.get("dead"):
         parts[0] += f", {states['dead']} dead"
-    if one.paused:
-        parts.append(f"PAUSED{_by(one.paused_by)}")
-    if one.cap is not None:
-        parts.append(f"capped at {one.cap}{one.whose_cap}")
-    if one.stale_after is not None:
-        parts.append(f"stale after {seconds_in_words(one.stale_after)}")
-    return clean(f"{one.resource}  {'  '.join(parts)}")
+    if resource.paused:
+        parts.append(f"PAUSED{_by(resource.paused_by)}")
+    if resource.cap is not None:
+        parts.append(f"capped at {resource.cap}{resource.whose_cap}")
+    if resource.stale_after is not None:
+        parts.append(f"stale after {seconds_in_words(resource.stale_after)}")
+    return clean(f"{resource.resource}  {'  '.join(parts)}")
 
 
 def _in_line(states: Mapping[str, int]) -> int:
-    """How many wait for a rate: the first of its line waits, too, though it has the turn."""
+    """Return the number of waiters for a rate, including the first of its queue."""
     return sum(number for state, number in states.items() if state != "dead")
 
 
@@ -322,25 +306,25 @@ def _by(login: str | None) -> str:
     return "" if login is None else f" by {login}"
 
 
-def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
-    paused = {one.resource: one.paused for one in overview.resources}
-    for leader in leaders(overview):
-        entry = leader.entry
-        who = who_is(entry.host, entry.pid, entry.requesting_id)
+def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
+    paused = {resource.resource: resource.paused for resource in overview.resources}
+    for blocker in root_blockers(overview):
+        entry = blocker.entry
+        process = process_name(entry.host, entry.pid, entry.requesting_id)
         cells = (
-            *(str(entry.position), entry.resource, str(leader.waiters), seconds_in_words(leader.waiting_seconds)),
-            *(seconds_in_words(entry.seconds), who, _missing(entry.missing_for, entry.grace)),
+            *(str(entry.position), entry.resource, str(blocker.waiters), seconds_in_words(blocker.waiting_seconds)),
+            *(seconds_in_words(entry.seconds), process, _missing(entry.missing_for, entry.grace)),
             *(_owner(entry), entry.note or ""),
         )
         by = _by_column(
             *(LEADERS, cells),
-            waiters=leader.waiters,
-            waiting=leader.waiting_seconds,
+            waiters=blocker.waiters,
+            waiting=blocker.waiting_seconds,
             seconds=entry.seconds,
             position=entry.position,
         )
         details = (
-            f"{_several(leader.waiters, 'request')} waiting for {who}, together for {cells[3]}; "
+            f"{_several(blocker.waiters, 'request')} waiting for {process}, together for {cells[3]}; "
             f"it {'holds' if entry.state in INSIDE else 'waits for'} {entry.resource}, at {entry.position}",
             *([f"Note: {entry.note}"] if entry.note else []),
         )
@@ -350,42 +334,57 @@ def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQue
             position=entry.position,
             actions=("revoke", "revoke_now", *_of_resource(paused.get(entry.resource, False))),
         )
-        yield _WaiterQueue(row, by, entry.requesting_id)
+        yield _SortableRow(row, by, entry.requesting_id)
 
 
 # -- members, work queues, batches, times ----------------------------------------------------------------------------
 
 
-def _members(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
-    for one in overview.members:
-        state = _member_state(one)
+def _members(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
+    for member in overview.members:
+        state = _member_state(member)
         cells = (
-            *(str(one.member_id), who_is(one.host, one.pid), state, one.kind, _seconds(one.missing_for)),
-            *(_seconds(one.grace_left), str(one.holding), str(one.waiting), one.program or "", one.login or ""),
+            *(
+                str(member.member_id),
+                process_name(member.host, member.pid),
+                state,
+                member.kind,
+                _seconds(member.missing_for),
+            ),
+            *(
+                _seconds(member.grace_left),
+                str(member.holding),
+                str(member.waiting),
+                member.program or "",
+                member.login or "",
+            ),
         )
-        times = {"missing": one.missing_for, "left": one.grace_left}
-        by = _by_column(MEMBERS, cells, member=one.member_id, holding=one.holding, waiting=one.waiting, **times)
-        joined = seconds_in_words(max(0.0, (overview.taken_at - one.joined_at).total_seconds()))
-        grace = "" if one.grace is None else f", grace {seconds_in_words(one.grace)}"
+        times = {"missing": member.missing_for, "left": member.grace_left}
+        by = _by_column(
+            MEMBERS, cells, member=member.member_id, holding=member.holding, waiting=member.waiting, **times
+        )
+        joined = seconds_in_words(max(0.0, (overview.taken_at - member.joined_at).total_seconds()))
+        grace = "" if member.grace is None else f", grace {seconds_in_words(member.grace)}"
+        process = process_name(member.host, member.pid)
         details = [
-            f"Member {one.member_id}, {who_is(one.host, one.pid)}, for {joined}: has a {one.kind}{grace}; "
-            f"holds {one.holding}, waits for {one.waiting}",
-            *([_missing(one.missing_for, one.grace)] if one.missing_for is not None else []),
+            f"Member {member.member_id}, {process}, for {joined}: has a {member.kind}{grace}; "
+            f"holds {member.holding}, waits for {member.waiting}",
+            *([_missing(member.missing_for, member.grace)] if member.missing_for is not None else []),
         ]
-        yield _WaiterQueue(Row(f"m{one.member_id}", _clean(cells), state, _clean(details)), by)
+        yield _SortableRow(Row(f"m{member.member_id}", _clean(cells), state, _clean(details)), by)
 
 
-def _member_state(one: MemberEntry) -> str:
-    if one.missing_for is None:
+def _member_state(member: MemberEntry) -> str:
+    if member.missing_for is None:
         return "lives"
-    return "dead" if one.grace_left is not None and one.grace_left <= 0 else "missing"
+    return "dead" if member.grace_left is not None and member.grace_left <= 0 else "missing"
 
 
 def _seconds(value: float | None) -> str:
     return "" if value is None else seconds_in_words(value)
 
 
-def _tasks(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
+def _tasks(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
     for queue in overview.queues:
         blocked = queue.blocked_by is not None
         state = "failed" if blocked else "lost" if queue.lost else "running" if queue.running else ""
@@ -399,55 +398,57 @@ def _tasks(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue
             task_id=queue.blocked_by,
             actions=("retry",) if blocked else (),
         )
-        yield _WaiterQueue(row, by)
+        yield _SortableRow(row, by)
 
 
-def _queue_details(one: QueueCounts) -> Iterator[str]:
-    oldest = "" if one.oldest is None else f"; the oldest has waited for {seconds_in_words(one.oldest)}"
-    yield f"{one.queue}: {one.pending} pending, {one.running} running{oldest}; {one.rate:.1f} ended a minute lately"
-    if one.blocked_by is not None:
-        yield f"Task {one.blocked_by}, which has failed, holds up later orders; see: sqlsem tasks log {one.blocked_by}"
+def _queue_details(queue: QueueCounts) -> Iterator[str]:
+    oldest = "" if queue.oldest is None else f"; the oldest has waited for {seconds_in_words(queue.oldest)}"
+    counts = f"{queue.pending} pending, {queue.running} running"
+    yield f"{queue.queue}: {counts}{oldest}; {queue.rate:.1f} ended a minute lately"
+    if queue.blocked_by is not None:
+        task = queue.blocked_by
+        yield f"Task {task}, which has failed, blocks later orders; see: sqlsem tasks log {task}"
 
 
-def _batches(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
-    for one in overview.batches:
-        done = sum(part.status == "succeeded" for part in one.parts)
-        left = max(0.0, one.window - one.seconds)
-        lacking = [f"{part.part} {part.status}" for part in one.parts if part.status != "succeeded"]
-        state = "overdue" if one.overdue else one.status
+def _batches(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
+    for batch in overview.batches:
+        done = sum(part.status == "succeeded" for part in batch.parts)
+        left = max(0.0, batch.window - batch.seconds)
+        lacking = [f"{part.part} {part.status}" for part in batch.parts if part.status != "succeeded"]
+        state = "overdue" if batch.overdue else batch.status
         cells = (
-            *(str(one.batch_id), one.name, state, seconds_in_words(one.seconds), seconds_in_words(left)),
-            *(f"{done}/{len(one.parts)}", _lacking(one, lacking)),
+            *(str(batch.batch_id), batch.name, state, seconds_in_words(batch.seconds), seconds_in_words(left)),
+            *(f"{done}/{len(batch.parts)}", _lacking(batch, lacking)),
         )
-        by = _by_column(BATCHES, cells, batch=one.batch_id, seconds=one.seconds, left=left, parts=done)
+        by = _by_column(BATCHES, cells, batch=batch.batch_id, seconds=batch.seconds, left=left, parts=done)
         details = [
-            f"Batch {one.batch_id} of {one.name}: {state}, {done} of {_several(len(one.parts), 'part')} succeeded"
+            f"Batch {batch.batch_id} of {batch.name}: {state}, {done} of {_several(len(batch.parts), 'part')} succeeded"
         ]
-        details += [f"{part.part}: {part.error}" for part in one.parts if part.error][:2]
-        yield _WaiterQueue(Row(f"o{one.batch_id}", _clean(cells), state, _clean(details)), by)
+        details += [f"{part.part}: {part.error}" for part in batch.parts if part.error][:2]
+        yield _SortableRow(Row(f"o{batch.batch_id}", _clean(cells), state, _clean(details)), by)
 
 
-def _lacking(one: BatchEntry, lacking: Sequence[str]) -> str:
+def _lacking(batch: BatchEntry, lacking: Sequence[str]) -> str:
     if lacking:
         return ", ".join(lacking)
-    return "" if one.callback_status == "none" else f"callback: {one.callback_status}"
+    return "" if batch.callback_status == "none" else f"callback: {batch.callback_status}"
 
 
-def _times(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
-    for name, one in sorted(overview.holds.items()):
-        values = [value for times in (one.held, one.waited) for value in _percentiles(times)]
-        count = one.held.count
+def _times(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
+    for name, times in sorted(overview.holds.items()):
+        values = [value for percentiles in (times.held, times.waited) for value in _percentiles(percentiles)]
+        count = times.held.count
         cells = (name, str(count), *map(_seconds, values))
         by = _by_column(TIMES, (name, count, *values))
         details = (
-            f"{name}, its newest {_several(count, 'hold')}: half of them lasted up to {_seconds(one.held.p50)}, "
-            f"nine of ten up to {_seconds(one.held.p90)}; half waited up to {_seconds(one.waited.p50)}",
+            f"{name}, its newest {_several(count, 'hold')}: half of them lasted up to {_seconds(times.held.p50)}, "
+            f"nine of ten up to {_seconds(times.held.p90)}; half waited up to {_seconds(times.waited.p50)}",
         )
-        yield _WaiterQueue(Row(f"t{name}", _clean(cells), "", _clean(details), resource=name), by)
+        yield _SortableRow(Row(f"t{name}", _clean(cells), "", _clean(details), resource=name), by)
 
 
-def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue]:
-    paused = {one.resource: one.paused for one in overview.resources}
+def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
+    paused = {resource.resource: resource.paused for resource in overview.resources}
     in_line = Counter(entry.resource for entry in overview.entries if entry.state != "dead")
     for rate in overview.rates:
         stopped, waiting = paused.get(rate.resource, False), in_line[rate.resource]
@@ -471,7 +472,7 @@ def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_WaiterQueue
             resource=rate.resource,
             actions=("resume" if stopped else "pause",),
         )
-        yield _WaiterQueue(row, _by_column(RATES, values), rate.resource)
+        yield _SortableRow(row, _by_column(RATES, values), rate.resource)
 
 
 def _percentiles(times: Percentiles) -> tuple[float, ...]:
@@ -482,64 +483,12 @@ def _clean(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(clean, texts))
 
 
-_NAME = Column("resource", "RESOURCE", elastic=True)
-_POSITION = Column("position", "POS", right=True)
-_WHO = Column("who", "WHO", elastic=True)
-_EXTRA = (Column("program", "PROGRAM", elastic=True, extra=True), Column("note", "NOTE", elastic=True, extra=True))
-
-
-def _number(key: str, head: str, *, extra: bool = False) -> Column:
-    return Column(key, head, right=True, extra=extra, falling=True)
-
-
-QUEUES = (
-    *(_NAME, _POSITION, Column("state", "STATE"), _number("seconds", "FOR"), Column("access", "ACCESS", elastic=True)),
-    *(_WHO, Column("why", "WHY", elastic=True), Column("enters", "IN ABOUT", right=True), *_EXTRA),
-)
-LEADERS = (
-    *(_POSITION, _NAME, _number("waiters", "WAITERS"), _number("waiting", "WAITING"), _number("seconds", "FOR"), _WHO),
-    *(Column("why", "MISSING", elastic=True), *_EXTRA),
-)
-MEMBERS = (
-    *(Column("member", "MEMBER", right=True), _WHO, Column("state", "STATE"), Column("kind", "BY")),
-    *(_number("missing", "MISSING"), _number("left", "LEFT"), _number("holding", "HOLDS"), _number("waiting", "WAITS")),
-    *(Column("program", "PROGRAM", elastic=True), Column("login", "LOGIN", elastic=True, extra=True)),
-)
-TASKS = (
-    *(Column("queue", "QUEUE", elastic=True), _number("pending", "PENDING"), _number("running", "RUNNING")),
-    *(_number("lost", "LOST"), _number("failed", "FAILED"), _number("finished", "DONE")),
-    *(_number("cancelled", "CANCELLED", extra=True), _number("oldest", "OLDEST"), _number("rate", "RATE")),
-    Column("held", "HELD UP BY", elastic=True),
-)
-BATCHES = (
-    *(Column("batch", "BATCH", right=True), Column("name", "NAME", elastic=True), Column("state", "STATE")),
-    *(_number("seconds", "FOR"), Column("left", "LEFT", right=True), Column("parts", "PARTS", right=True)),
-    Column("lacking", "LACKS", elastic=True),
-)
-TIMES = (
-    *(_NAME, _number("count", "COUNT")),
-    *(_number("held10", "HELD 10%"), _number("held50", "50%"), _number("held90", "90%"), _number("held99", "99%")),
-    *(
-        _number("waited10", "WAITED 10%"),
-        _number("waited50", "50%"),
-        _number("waited90", "90%"),
-        _number("waited99", "99%"),
-    ),
-)
-RATES = (
-    *(Column("rate", "RATE", elastic=True), _number("window", "WINDOW"), _number("limit", "LIMIT")),
-    *(_number("used", "USED"), _number("left", "LEFT"), _number("free", "ROOM IN"), _number("waiting", "WAITING")),
-    *(Column("state", "STATE"), Column("idle", "LAST", right=True)),
-    *(_number("taken", "TAKEN", extra=True), _number("returned", "RETURNED", extra=True)),
-    _number("waits", "WAITS", extra=True),
-)
-
-#: All of them, by key, in the order of their numbers.
+#: All views, by key, in the order of their numbers.
 VIEWS: dict[str, View] = {
     view.key: view
     for view in (
-        View("queues", "Queues", QUEUES, _queues, "Nobody holds or waits.", headings=True),
-        View("leaders", "Leaders", LEADERS, _leaders, "Nobody waits for anybody."),
+        View("queues", "Queues", QUEUES, _queues, "No request holds or waits.", headings=True),
+        View("leaders", "Leaders", LEADERS, _leaders, "No request waits for another."),
         View("members", "Members", MEMBERS, _members, "No process takes part."),
         View("tasks", "Tasks", TASKS, _tasks, "There are no work queues."),
         View("batches", "Batches", BATCHES, _batches, "No batch is open, and none has failed."),

@@ -1,4 +1,4 @@
-"""Who waits for whom, across resources, up to the one at the head."""
+"""Follow the chain of waiters across resources, up to the row that waits for none. Pure functions over an overview."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from itertools import groupby
 from typing import Any
 
 from sqlsem.insight.overview import Overview
-from sqlsem.insight.passing import Pass, number
+from sqlsem.insight.totals import QueueTotals, number
 from sqlsem.model import UPGRADE, WRITE, Entry, Resource
 from sqlsem.model_tasks import plain
 
-__all__ = ["Chain", "Leader", "Line", "Waits", "is_upgrading", "is_waiting", "leaders"]
+__all__ = ["Chain", "QueueWalk", "RootBlocker", "WaitGraph", "is_upgrading", "is_waiting", "root_blockers"]
 
-#: A line of execution: a member and one of its threads, tasks or sessions.
-Party = tuple[Any, ...]
+#: A node of the wait-for graph: a member and one of its threads, tasks or sessions.
+Node = tuple[Any, ...]
 
 
 def is_waiting(entry: Entry) -> bool:
-    """Whether its owner waits to be let in."""
+    """Return True if its owner waits for the lock."""
     return entry.state == "waits"
 
 
 def is_upgrading(entry: Entry) -> bool:
-    """Whether it is a reader that waits until it is alone."""
+    """Return True if it is a reader that waits until it is alone."""
     return entry.access.startswith(UPGRADE) and entry.state == "holds"
 
 
-def party_of(entry: Entry) -> Party:
-    """The line of execution that it is of. Who does not tell it has each row taken for somebody's of its own."""
+def node_of(entry: Entry) -> Node:
+    """Return the node that the row belongs to. If the owner is unknown, each row is a node of its own."""
     if entry.member_id is None or entry.owner is None:
         return (entry.position,)
     return entry.member_id, entry.owner
@@ -37,204 +37,211 @@ def party_of(entry: Entry) -> Party:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A request that waits, and what holds it back."""
+    """A waiting request, and the rows that block it."""
 
     entry: Entry
     setting: Resource
-    behind: tuple[Entry, ...]  # the first of those ahead that together leave it no room
-    waiters: int  # of those ahead that it does not share with, how many wait themselves
+    behind: tuple[Entry, ...]  # the first rows ahead that together leave it no room
+    waiters: int  # waiters among the rows ahead that it conflicts with
     fits: bool  # the rows ahead leave it room, under the cap
-    fits_uncapped: bool  # they would without the cap
-    own: tuple[Entry, ...]  # those of its own party that keep it out, whoever else there is
+    fits_uncapped: bool  # they would leave it room without the cap
+    own: tuple[Entry, ...]  # rows of its own node that block it, whatever other rows there are
 
 
-class Line:
-    """The queue of one resource, from its head on: what is ahead of each row."""
+class QueueWalk:
+    """The queue of one resource, walked from its head on: each step knows the rows ahead."""
 
     def __init__(self, setting: Resource) -> None:
         self.setting = setting
-        self._capped, self._uncapped = Pass(setting.cap, False), Pass(None, False)
+        self._capped, self._uncapped = QueueTotals(setting.cap, False), QueueTotals(None, False)
         self._rows: list[Entry] = []
-        self._by_party: dict[Party, list[Entry]] = {}
-        #: For each kind of request that does not fit: what is in its way. More rows ahead change nothing about that.
+        self._by_node: dict[Node, list[Entry]] = {}
+        #: For each kind of request that does not fit, the rows that block it. More rows ahead do not change them.
         self._found: dict[tuple[str, int | None, int], tuple[Entry, ...]] = {}
         self._waiting: dict[str, int] = {}
         self._waiters = 0
 
     def behind(self, entry: Entry) -> Blocked:
-        """What holds a request back that would come now."""
-        asked = entry.access, entry.limit, entry.weight
-        fits, uncapped = self._capped.fits(*asked), self._uncapped.fits(*asked)
+        """Return the rows that block a request at this point of the queue."""
+        kind = entry.access, entry.limit, entry.weight
+        fits, uncapped = self._capped.fits(*kind), self._uncapped.fits(*kind)
         cap = self._cap_for(entry)
-        found: tuple[Entry, ...] = ()
+        blocking: tuple[Entry, ...] = ()
         if not (uncapped if cap is None else fits):
-            if asked not in self._found:
-                self._found[asked] = _first(self._rows, *asked, cap)
-            found = self._found[asked]
-        own = _first(self._by_party.get(party_of(entry), ()), *asked, cap)
+            if kind not in self._found:
+                self._found[kind] = _first(self._rows, *kind, cap)
+            blocking = self._found[kind]
+        own = _first(self._by_node.get(node_of(entry), ()), *kind, cap)
         waiters = self._waiters - (0 if entry.access == WRITE else self._waiting.get(entry.access, 0))
-        return Blocked(entry, self.setting, found, waiters, fits, uncapped, own)
+        return Blocked(entry, self.setting, blocking, waiters, fits, uncapped, own)
 
     def _cap_for(self, entry: Entry) -> int | None:
-        """The operator's cap, where it leaves room for such a request at all."""
+        """Return the operator's cap, unless the request alone exceeds it."""
         cap = self.setting.cap
         return None if cap is None or (number(entry.weight) or 0) > cap else cap
 
-    def pass_by(self, entry: Entry) -> None:
-        """Leave one row behind."""
-        self._capped.go_by(entry.access, entry.limit, entry.weight)
-        self._uncapped.go_by(entry.access, entry.limit, entry.weight)
+    def add(self, entry: Entry) -> None:
+        """Move past one row."""
+        self._capped.add(entry.access, entry.limit, entry.weight)
+        self._uncapped.add(entry.access, entry.limit, entry.weight)
         self._rows.append(entry)
-        self._by_party.setdefault(party_of(entry), []).append(entry)
+        self._by_node.setdefault(node_of(entry), []).append(entry)
         if is_waiting(entry):
             self._waiters += 1
             self._waiting[entry.access] = self._waiting.get(entry.access, 0) + 1
 
 
 def _first(rows: Iterable[Entry], access: str, limit: int | None, weight: int, cap: int | None) -> tuple[Entry, ...]:
-    """Of rows ahead, the first ones with which a request does not fit; none where it fits with all (`Request.fits`)."""
+    """Return the first of the rows ahead that together block a request; none if it fits with all (`Request.fits`)."""
     limits = [one for one in (number(limit), cap) if one is not None]
-    room, load, found = min(limits, default=None), number(weight) or 0, []
+    room, load, blocking = min(limits, default=None), number(weight) or 0, []
     if room is not None and load > room:
-        return ()  # it would not fit if it were alone
+        return ()  # it would not fit even alone
     for row in rows:
         if access != WRITE and row.access == access:
             continue
         load += number(row.weight) or 0
-        found.append(row)
+        blocking.append(row)
         if (declared := number(row.limit)) is not None:
             room = declared if room is None else min(room, declared)
         if room is not None and load > room:
-            return tuple(found)
+            return tuple(blocking)
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Who waits for whom: each link is a request that waits, and the row that it waits for."""
+    """A chain of waits. Each link is a waiting request and the row that it waits for."""
 
     links: tuple[tuple[Entry, Entry], ...]
-    head: Entry | None  # the last row, if it waits for nobody
-    deadlock: bool = False  # it comes back to itself
+    head: Entry | None  # the last row, if it waits for no other
+    deadlock: bool = False  # the chain comes back to itself
 
 
 @dataclass(frozen=True, slots=True)
-class Leader:
-    """A row that others wait for, and that waits for nobody."""
+class RootBlocker:
+    """A row that blocks others and waits for none."""
 
     entry: Entry
     waiters: int  # directly, or behind others
-    waiting_seconds: float  # that these have waited together
+    waiting_seconds: float  # the sum over these waiters
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the same as JSON-ready values."""
         return {**plain(self), "entry": self.entry.as_dict()}
 
 
-class Waits:
-    """Everybody who waits, with what holds each of them back; built in one pass along all queues."""
+class WaitGraph:
+    """All waiting requests with the rows that block them; built in one pass along all queues."""
 
     def __init__(self, overview: Overview) -> None:
         #: By position.
         self.blocked: dict[int, Blocked] = {}
-        self._waiting_of: dict[Party, list[Entry]] = {}
+        self._waiting_of: dict[Node, list[Entry]] = {}
         self._heads: dict[int, Entry | None] = {}
         settings = {one.resource: one for one in overview.resources}
         for resource, rows in groupby(overview.entries, key=lambda entry: entry.resource):
-            line = Line(settings.get(resource) or Resource(resource, None, False, None, 0, 0))
-            for one in self._along(line, list(rows)):
+            walk = QueueWalk(settings.get(resource) or Resource(resource, None, False, None, 0, 0))
+            for one in self._along(walk, list(rows)):
                 self.blocked[one.entry.position] = one
-                self._waiting_of.setdefault(party_of(one.entry), []).append(one.entry)
+                self._waiting_of.setdefault(node_of(one.entry), []).append(one.entry)
 
     @staticmethod
-    def _along(line: Line, rows: list[Entry]) -> Iterator[Blocked]:
+    def _along(walk: QueueWalk, rows: list[Entry]) -> Iterator[Blocked]:
         upgrading = [row for row in rows if is_upgrading(row)]
         for row in rows:
             if is_waiting(row):
-                yield line.behind(row)
-            line.pass_by(row)
-        for one in upgrading:  # there is one at the most
-            others = tuple(other for other in rows if other is not one and other.granted_at is not None)
-            yield Blocked(one, line.setting, others, 0, not others, not others, ())
+                yield walk.behind(row)
+            walk.add(row)
+        for upgrader in upgrading:  # at most one
+            others = tuple(other for other in rows if other is not upgrader and other.granted_at is not None)
+            yield Blocked(upgrader, walk.setting, others, 0, not others, not others, ())
 
-    def next(self, one: Blocked) -> tuple[Entry, Entry | None] | None:
-        """The row that a request waits for, and the request that the owner of that waits with, if it does.
+    def next(self, blocked: Blocked) -> tuple[Entry, Entry | None] | None:
+        """Return the row that a request waits for, and the request on which that row's owner waits, if it does.
 
-        Where any one of several has to leave, that is one who waits for nobody; where one of them has to in any case,
-        it is that one.
+        If one of several rows has to leave, prefer a row whose owner does not wait. If some of them have to leave in
+        any case, prefer one of those whose owner waits.
         """
-        if not one.behind or one.setting.paused:
+        if not blocked.behind or blocked.setting.paused:
             return None
-        needed = [row for row in one.behind if _excludes(row, one.entry)]
-        waits = [(row, self._waits_with(row)) for row in needed or one.behind]
+        needed = [row for row in blocked.behind if _excludes(row, blocked.entry)]
+        waits = [(row, self._waits_with(row)) for row in needed or blocked.behind]
         if needed:
-            return max(waits, key=lambda found: (found[1] is not None, found[0].seconds))
-        return min(waits, key=lambda found: found[1] is not None)
+            return max(waits, key=lambda pair: (pair[1] is not None, pair[0].seconds))
+        return min(waits, key=lambda pair: pair[1] is not None)
 
     def _waits_with(self, row: Entry) -> Entry | None:
-        """The request with which the owner of a row waits."""
+        """Return the request on which the owner of a row waits."""
         if row.position in self.blocked:
             return row
-        found = self._waiting_of.get(party_of(row))
-        return found[0] if found else None
+        waiting = self._waiting_of.get(node_of(row))
+        return waiting[0] if waiting else None
 
     def chain(self, position: int) -> Chain:
-        """From who waits at a position up to the one at the head."""
+        """Return the chain from the waiter at a position up to the row at its head."""
         links: list[tuple[Entry, Entry]] = []
         seen: set[int] = set()
-        one = self.blocked.get(position)
-        while one is not None:
-            if one.entry.position in seen:
+        blocked = self.blocked.get(position)
+        while blocked is not None:
+            if blocked.entry.position in seen:
                 return Chain(tuple(links), None, deadlock=True)
-            seen.add(one.entry.position)
-            found = self.next(one)
-            if found is None:
+            seen.add(blocked.entry.position)
+            step = self.next(blocked)
+            if step is None:
                 break
-            row, waits = found
-            links.append((one.entry, row))
+            row, waits = step
+            links.append((blocked.entry, row))
             if waits is None:
                 return Chain(tuple(links), row)
-            one = self.blocked[waits.position]
+            blocked = self.blocked[waits.position]
         return Chain(tuple(links), None)
 
     def head(self, position: int) -> Entry | None:
-        """The row at the head of that chain; None where there is none, as in a deadlock or behind a pause."""
+        """Return the row at the head of that chain; None for a deadlock, or behind a pause."""
         way: list[int] = []
         head: Entry | None = None
-        one = self.blocked.get(position)
-        while one is not None:
-            here = one.entry.position
-            if here in self._heads:
-                head = self._heads[here]
+        blocked = self.blocked.get(position)
+        while blocked is not None:
+            position = blocked.entry.position
+            if position in self._heads:
+                head = self._heads[position]
                 break
-            self._heads[here] = None  # until it is known: who comes by here again is in a circle
-            way.append(here)
-            found = self.next(one)
-            if found is None:
+            self._heads[position] = None  # until it is known: a walk that comes here again is in a cycle
+            way.append(position)
+            step = self.next(blocked)
+            if step is None:
                 break
-            if found[1] is None:
-                head = found[0]
+            if step[1] is None:
+                head = step[0]
                 break
-            one = self.blocked[found[1].position]
+            blocked = self.blocked[step[1].position]
         self._heads.update(dict.fromkeys(way, head))
         return head
 
 
 def _excludes(row: Entry, entry: Entry) -> bool:
-    """Whether a request can never be inside beside that row."""
+    """Return True if the request can never be granted beside that row."""
     if entry.access.startswith(UPGRADE):
         return True
     limits = [one for one in (number(row.limit), number(entry.limit)) if one is not None]
     return bool(limits) and (number(row.weight) or 0) + (number(entry.weight) or 0) > min(limits)
 
 
-def leaders(overview: Overview, waits: Waits | None = None) -> list[Leader]:
-    """The rows that others wait for and that wait for nobody; that whose waiters have waited longest comes first."""
-    waits = waits or Waits(overview)
-    found: dict[int, tuple[Entry, int, float]] = {}
-    for position, one in waits.blocked.items():
+def root_blockers(overview: Overview, waits: WaitGraph | None = None) -> list[RootBlocker]:
+    """Return the rows that block others and wait for none, the one with the longest total waiting time first."""
+    waits = waits or WaitGraph(overview)
+    totals: dict[int, tuple[Entry, int, float]] = {}
+    for position, blocked in waits.blocked.items():
         head = waits.head(position)
         if head is not None:
-            _, number, seconds = found.get(head.position, (head, 0, 0.0))
-            found[head.position] = head, number + 1, seconds + (one.entry.seconds if is_waiting(one.entry) else 0.0)
-    return sorted((Leader(*one) for one in found.values()), key=lambda one: (-one.waiting_seconds, one.entry.position))
+            _, count, seconds = totals.get(head.position, (head, 0, 0.0))
+            totals[head.position] = (
+                head,
+                count + 1,
+                seconds + (blocked.entry.seconds if is_waiting(blocked.entry) else 0.0),
+            )
+    return sorted(
+        (RootBlocker(*blocked) for blocked in totals.values()),
+        key=lambda blocked: (-blocked.waiting_seconds, blocked.entry.position),
+    )

@@ -1,4 +1,4 @@
-"""What an operator's action would bring about, in words, before it is done: who goes in by it, and who waits on."""
+"""Say in words what an operator's action would do, before it is done: which requests it grants, and which wait on."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sqlsem.insight.overview import Overview
-from sqlsem.insight.passing import Pass
-from sqlsem.insight.words import seconds_in_words, who_is
+from sqlsem.insight.totals import QueueTotals
+from sqlsem.insight.words import process_name, seconds_in_words
 from sqlsem.model import Entry, Resource
 from sqlsem.printable import clean
 
-__all__ = ["OPERATE", "RETRY", "Action", "Consequence", "consequence", "entering"]
+__all__ = ["OPERATE", "RETRY", "Action", "Consequence", "consequence", "grantable"]
 
 #: The rights that actions need, as sessions name them (`AdminSession.rights`).
 OPERATE, RETRY = "operate", "retry"
-#: So many of those that go in are named.
+#: Name at most this many granted requests.
 NAMED = 3
-#: What is inside, whatever an operator does to its resource.
+#: The states of a holder; no action on its resource ends them.
 INSIDE = ("holds", "revoked")
 
 Kind = Literal["pause", "resume", "cap", "uncap", "revoke", "revoke_now", "retry"]
@@ -57,14 +57,14 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Consequence:
-    """What comes of an action.
+    """The outcome of an action.
 
     Attributes:
-        action: The one.
-        question: What is asked before it is done; where it is not possible, why not.
-        lines: What comes of it, a sentence each.
-        possible: Whether it can be done, as things are.
-        admitted: The positions that go in at once by it.
+        action: The action.
+        question: The question before it is done; if it is not possible, why not.
+        lines: What would happen, one sentence each.
+        possible: True if it can be done now.
+        admitted: The positions that it would grant at once.
     """
 
     action: Action
@@ -74,29 +74,29 @@ class Consequence:
     admitted: tuple[int, ...] = ()
 
 
-def entering(entries: Iterable[Entry], cap: int | None, paused: bool) -> list[Entry]:
-    """Those of one resource's queue, in order, that wait and may go in as it is: by the rule, `Request.fits`.
+def grantable(entries: Iterable[Entry], cap: int | None, paused: bool) -> list[Entry]:
+    """Return the waiters of one resource's queue, in order, that the rule (`Request.fits`) grants at once.
 
-    The dead ahead count no more: who waits behind them looks for them, and removes them.
+    Dead rows ahead do not count: the waiter behind them checks and removes them.
     """
-    ahead = Pass(cap, paused)
-    found = []
+    ahead = QueueTotals(cap, paused)
+    granted = []
     for entry in entries:
         if entry.state == "dead":
             continue
-        asked = entry.access, entry.limit, entry.weight
-        if entry.state == "waits" and ahead.fits(*asked):
-            found.append(entry)
-        ahead.go_by(*asked)
-    return found
+        kind = entry.access, entry.limit, entry.weight
+        if entry.state == "waits" and ahead.fits(*kind):
+            granted.append(entry)
+        ahead.add(*kind)
+    return granted
 
 
 def consequence(overview: Overview, action: Action) -> Consequence:
-    """What ``action`` would bring about, as things are in ``overview``.
+    """Return what ``action`` would do, given ``overview``.
 
-    >>> told = consequence(overview, Action("resume", resource="etl"))  # doctest: +SKIP
-    >>> told.question, told.lines  # doctest: +SKIP
-    ("Resume 'etl'?", ('Lets in 4 (db1:811) and 5 (db2:77), then 6.',))
+    >>> result = consequence(overview, Action("resume", resource="etl"))  # doctest: +SKIP
+    >>> result.question, result.lines  # doctest: +SKIP
+    ("Resume 'etl'?", ('Grants 4 (db1:811) and 5 (db2:77), then 6.',))
     """
     if action.kind == "retry":
         return _retry(overview, action)
@@ -104,27 +104,27 @@ def consequence(overview: Overview, action: Action) -> Consequence:
         return _revoke(overview, action)
     name = str(action.resource)
     queue = [entry for entry in overview.entries if entry.resource == name]
-    resource = next((one for one in overview.resources if one.resource == name), None)
+    resource = next((candidate for candidate in overview.resources if candidate.resource == name), None)
     if resource is None:
         return Consequence(action, f"{clean(name)!r} is not there any more", possible=False)
-    told = {"pause": _pause, "resume": _resume, "cap": _cap, "uncap": _cap}[action.kind](action, resource, queue)
-    return replace(told, question=clean(told.question))
+    result = {"pause": _pause, "resume": _resume, "cap": _cap, "uncap": _cap}[action.kind](action, resource, queue)
+    return replace(result, question=clean(result.question))
 
 
 def _pause(action: Action, resource: Resource, queue: Sequence[Entry]) -> Consequence:
     if resource.paused:
         return Consequence(action, f"{resource.resource!r} is paused already", possible=False)
-    lines = [_inside_stay(queue), f"Nobody else goes in until it is resumed; {_waiting(queue)}."]
-    kept = entering(queue, resource.cap, False)
+    lines = [_inside_stay(queue), f"No request is granted until it is resumed; {_waiting(queue)}."]
+    kept = grantable(queue, resource.cap, False)
     if kept:
-        lines.append(f"Keeps out {_names(kept)}.")
+        lines.append(f"Blocks {_names(kept)}.")
     return Consequence(action, f"Pause {resource.resource!r}?", tuple(filter(None, lines)))
 
 
 def _resume(action: Action, resource: Resource, queue: Sequence[Entry]) -> Consequence:
     if not resource.paused:
         return Consequence(action, f"{resource.resource!r} is not paused", possible=False)
-    admitted = entering(queue, resource.cap, False)
+    admitted = grantable(queue, resource.cap, False)
     lines = (_lets_in(admitted, queue),)
     return Consequence(action, f"Resume {resource.resource!r}?", lines, admitted=_positions(admitted))
 
@@ -132,86 +132,86 @@ def _resume(action: Action, resource: Resource, queue: Sequence[Entry]) -> Conse
 def _cap(action: Action, resource: Resource, queue: Sequence[Entry]) -> Consequence:
     name, cap = resource.resource, action.cap if action.kind == "cap" else None
     if cap == resource.cap:
-        told = "has no cap" if cap is None else f"is capped at {cap} already"
-        return Consequence(action, f"{name!r} {told}", possible=False)
+        reason = "has no cap" if cap is None else f"is capped at {cap} already"
+        return Consequence(action, f"{name!r} {reason}", possible=False)
     if cap is None and resource.pattern is not None:
-        told = f"{name!r} has no cap of its own, but that of {resource.pattern!r}: change that one, or cap this one"
-        return Consequence(action, told, possible=False)
+        reason = f"{name!r} has no cap of its own, but that of {resource.pattern!r}: change that one, or cap this one"
+        return Consequence(action, reason, possible=False)
     was = "" if resource.cap is None else f" (now {resource.cap})"
     question = f"Lift the cap of {name!r}{was}?" if cap is None else f"Cap {name!r} at {cap}{was}?"
-    before = _positions(entering(queue, resource.cap, resource.paused))
-    after = entering(queue, cap, resource.paused)
+    before = _positions(grantable(queue, resource.cap, resource.paused))
+    after = grantable(queue, cap, resource.paused)
     lines = []
     load = sum(entry.weight for entry in queue if entry.state in INSIDE)
     if cap is not None and load > cap:
-        lines.append(f"{_inside_stay(queue)} Nobody else goes in until a weight of {load - cap} and more has left.")
+        lines.append(f"{_inside_stay(queue)} No request is granted until a weight of {load - cap} and more has left.")
     if cap is None and any(entry.limit is None and entry.member_id is not None for entry in queue):
         lines.append("Requests there name no limit and count on it: it can be changed, not lifted.")
     if cap is not None:
         lines += [
-            f"{entry.position} asks for a weight of {entry.weight}: under this cap it can never go in, and those "
-            f"behind it that conflict with it wait as well."
+            f"{entry.position} asks for a weight of {entry.weight}: under this cap it can never be granted, and "
+            f"conflicting requests behind it wait as well."
             for entry in queue
             if entry.state == "waits" and entry.weight > cap
         ][:1]
     if resource.paused:
-        lines.append("It is paused: nobody goes in until it is resumed.")
+        lines.append("It is paused: nothing is granted until it is resumed.")
     else:
-        kept = [entry for entry in entering(queue, resource.cap, False) if entry.position not in _positions(after)]
+        kept = [entry for entry in grantable(queue, resource.cap, False) if entry.position not in _positions(after)]
         if kept:
-            lines.append(f"Keeps out {_names(kept)}.")
+            lines.append(f"Blocks {_names(kept)}.")
         lines.append(_lets_in([entry for entry in after if entry.position not in before], queue))
     return Consequence(action, question, tuple(lines), admitted=_positions(after))
 
 
 def _revoke(overview: Overview, action: Action) -> Consequence:
-    entry = next((one for one in overview.entries if one.position == action.position), None)
+    entry = next((row for row in overview.entries if row.position == action.position), None)
     if entry is None:
         return Consequence(action, f"Position {action.position} is gone already", possible=False)
-    resource = next((one for one in overview.resources if one.resource == entry.resource), None)
+    resource = next((row for row in overview.resources if row.resource == entry.resource), None)
     cap, paused = (resource.cap, resource.paused) if resource else (None, False)
-    queue = [one for one in overview.entries if one.resource == entry.resource]
-    left = [one for one in queue if one.position != entry.position]
-    before = _positions(entering(queue, cap, paused))
-    after = [one for one in entering(left, cap, paused) if one.position not in before]
-    who = clean(who_is(entry.host, entry.pid, entry.requesting_id))
+    queue = [row for row in overview.entries if row.resource == entry.resource]
+    left = [row for row in queue if row.position != entry.position]
+    before = _positions(grantable(queue, cap, paused))
+    after = [row for row in grantable(left, cap, paused) if row.position not in before]
+    process = clean(process_name(entry.host, entry.pid, entry.requesting_id))
     verb = "Revoke at once" if action.kind == "revoke_now" else "Revoke"
-    question = f"{verb} {entry.position} of {clean(entry.resource)!r} ({who})?"
+    question = f"{verb} {entry.position} of {clean(entry.resource)!r} ({process})?"
     lines = [*_what_becomes_of(entry, force=action.kind == "revoke_now")]
     if paused:
-        lines.append("The resource is paused: nobody goes in by this.")
+        lines.append("The resource is paused: this grants nothing.")
     else:
         lines.append(_lets_in(after, left))
     return Consequence(action, question, tuple(lines), admitted=_positions(after))
 
 
 def _what_becomes_of(entry: Entry, *, force: bool) -> Iterable[str]:
-    told = f"It {'has held' if entry.state in INSIDE else 'has waited'} for {seconds_in_words(entry.seconds)}"
+    duration = f"It {'has held' if entry.state in INSIDE else 'has waited'} for {seconds_in_words(entry.seconds)}"
     note = f", for {clean(entry.note)!r}." if entry.note else "."
-    yield told + note
+    yield duration + note
     if entry.state == "dead":
         yield "Its process is dead: the row is removed."
     elif entry.state == "waits":
-        yield "It loses its place; its program is told that it was taken away."
+        yield "It leaves the queue; its program is told that it was revoked."
     elif force:
-        yield "It is not waited for: others may be let in before its program knows, and run beside it."
+        yield "Others may be granted before its program knows, and run beside it."
     elif entry.state == "revoked":
         yield "Its holder has been told already, and is removed when its grace is over."
     elif entry.member_id is None:
-        yield "There is no living process behind the row: it is removed at once, and nobody is told."
+        yield "No living process owns the row: it is removed at once."
     else:
         grace = "its grace" if entry.grace is None else f"its grace ({seconds_in_words(entry.grace)})"
         yield f"Its holder is told, and has {grace} to stop; then it is removed."
 
 
 def _retry(overview: Overview, action: Action) -> Consequence:
-    queue = next((one for one in overview.queues if one.blocked_by == action.task_id), None)
+    queue = next((candidate for candidate in overview.queues if candidate.blocked_by == action.task_id), None)
     question = f"Retry task {action.task_id}?"
     lines = ["It is pending again, and the next free worker takes it."]
     if queue is not None:
         waits = f"{queue.pending} pending task{'' if queue.pending == 1 else 's'}"
-        lines.append(f"It has failed, and holds up later orders of {clean(queue.queue)!r} ({waits} there).")
-        lines.append("When it succeeds they go on; when it fails again they stay where they are.")
+        lines.append(f"It has failed, and blocks later orders of {clean(queue.queue)!r} ({waits} there).")
+        lines.append("If it succeeds, they start; if it fails again, they stay blocked.")
     return Consequence(action, question, tuple(lines))
 
 
@@ -223,11 +223,11 @@ def _positions(entries: Iterable[Entry]) -> tuple[int, ...]:
 
 
 def _name(entry: Entry) -> str:
-    return clean(f"{entry.position} ({who_is(entry.host, entry.pid, entry.requesting_id)})")
+    return clean(f"{entry.position} ({process_name(entry.host, entry.pid, entry.requesting_id)})")
 
 
 def _names(entries: Sequence[Entry]) -> str:
-    """``4 (db1:811), 5 (db2:77) and 12 more``."""
+    """Return a list as ``4 (db1:811), 5 (db2:77) and 12 more``."""
     shown = [_name(entry) for entry in entries[:NAMED]]
     if len(entries) > NAMED:
         shown.append(f"{len(entries) - NAMED} more")
@@ -235,27 +235,27 @@ def _names(entries: Sequence[Entry]) -> str:
 
 
 def _lets_in(admitted: Sequence[Entry], queue: Iterable[Entry]) -> str:
-    """Who goes in at once, and who comes next."""
+    """Say which requests are granted at once, and which comes next."""
     waiting = [entry for entry in queue if entry.state == "waits"]
     after = _after(waiting, {entry.position for entry in admitted})
     if not admitted:
-        return f"Lets in nobody at once; next is {_name(after)}." if after else "Nobody waits."
-    then = f", then {after.position}" if after else "; nobody waits behind"
-    return f"Lets in {_names(admitted)}{then}."
+        return f"Grants nothing at once; next is {_name(after)}." if after else "No request waits."
+    then = f", then {after.position}" if after else "; no request waits behind"
+    return f"Grants {_names(admitted)}{then}."
 
 
 def _after(waiting: Iterable[Entry], admitted: Collection[int]) -> Entry | None:
-    """The first that waits on."""
+    """Return the first request that still waits."""
     return next((entry for entry in waiting if entry.position not in admitted), None)
 
 
 def _inside_stay(queue: Iterable[Entry]) -> str:
     inside = sum(entry.state in INSIDE for entry in queue)
     if not inside:
-        return "Nobody is inside."
-    return "The one inside stays." if inside == 1 else f"The {inside} inside stay."
+        return "Nothing is held."
+    return "The holder stays." if inside == 1 else f"The {inside} holders stay."
 
 
 def _waiting(queue: Iterable[Entry]) -> str:
     waiting = sum(entry.state == "waits" for entry in queue)
-    return "nobody waits" if not waiting else "one waits" if waiting == 1 else f"{waiting} wait"
+    return "no request waits" if not waiting else "one waits" if waiting == 1 else f"{waiting} wait"

@@ -1,4 +1,4 @@
-"""Locks inside the database that a session keeps for longer than a call of sqlsem's needs them."""
+"""Describe locks inside the database that a session keeps for longer than a call of sqlsem needs them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["KeptLock"]
 #: What such a lock is, and what waits for it.
 KINDS = {
     "gate": ("the gate of {name}", "new requests for it wait"),
-    "beacon": ("a beacon's lock", "no member gets that beacon, and nobody waits"),
-    "entry": ("an entry lock{of_name}", "a waiter that it was to wake looks again after 4 s at most"),
-    "waiting": ("a waiting request's lock", "a waiter that it was to wake looks again after 4 s at most"),
+    "beacon": ("a beacon's lock", "no member gets that beacon, and no request waits for it"),
+    "entry": ("an entry lock{of_name}", "a waiter that it was to wake polls again after 4 s at most"),
+    "waiting": ("a waiting request's lock", "a waiter that it was to wake polls again after 4 s at most"),
     "batch": ("a batch's lock", "its parts cannot start or end"),
-    "news": ("the lock of those who listen for tasks", "workers look for tasks from time to time"),
+    "news": ("the lock of workers that listen for tasks", "workers poll for tasks from time to time"),
     "put": ("a work queue's put lock", "tasks cannot be put into it"),
     "number": ("a member's lock", "its requests wait"),
     "install": ("the installer's lock", "waits return without a grant until it ends"),
@@ -30,8 +30,8 @@ KINDS = {
 class KeptLock:
     """A lock inside the database that the session ``pid`` keeps.
 
-    ``is_stranger``: its login has no role of sqlsem's. ``seconds``: since its transaction began, or its session where
-    it has none; None where that cannot be seen.
+    ``is_stranger``: its login has no role of sqlsem's. ``seconds``: since its transaction began, or its session if it
+    has no transaction; None if that cannot be seen.
     """
 
     kind: str
@@ -44,12 +44,12 @@ class KeptLock:
 
     @property
     def holds_up(self) -> bool:
-        """Whether it is in the way of more than those whose rows it keeps."""
+        """True if it blocks more than the owners of the rows that it locks."""
         return self.kind != "pin"
 
     @property
     def keeps_out(self) -> bool:
-        """Whether a request waits for it before it has a row."""
+        """True if a request waits for it before it has a row."""
         return self.kind in ("gate", "number", "limits", "install")
 
     @property
@@ -59,15 +59,15 @@ class KeptLock:
 
     @property
     def words(self) -> str:
-        """Who keeps what, and what that holds up."""
-        what, effect = KINDS.get(self.kind, (f"a lock ({self.kind})", "others wait"))
+        """Say which session keeps which lock, and what that blocks."""
+        lock, effect = KINDS.get(self.kind, (f"a lock ({self.kind})", "others wait"))
         name = "a resource" if self.resource is None else repr(self.resource)
-        what = what.format(name=name, of_name="" if self.resource is None else f" of {name}")
+        lock = lock.format(name=name, of_name="" if self.resource is None else f" of {name}")
         about = f", {self.program}" if self.program else ""
         role = ", which has no role of sqlsem's," if self.is_stranger else ""
         since = "" if self.seconds is None else f" (of a transaction or session {seconds_in_words(self.seconds)} old)"
-        return f"session {self.pid} of login {self.login}{about}{role} keeps {what}{since}: {effect}"
+        return f"session {self.pid} of login {self.login}{about}{role} keeps {lock}{since}: {effect}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the same as JSON-ready values."""
         return {**dataclasses.asdict(self), "words": self.words, "remedy": self.remedy}

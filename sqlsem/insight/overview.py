@@ -1,4 +1,4 @@
-"""All that is there at one instant, as one look at the database has it."""
+"""The rows of all tables at one instant, as one read of the database returns them."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ class MemberEntry:
     program: str | None
     login: str | None
     joined_at: datetime
-    kind: str  # 'beacon' or 'lease': how it is told alive from dead
-    missing_for: float | None  # since its beacon was missed, or its last sign of life; None: it lives
-    grace: float | None  # for which it is believed to live while it is missing; of a lease, its length
-    grace_left: float | None  # until it is dead: of one that is missing, and of every lease
+    kind: str  # 'beacon' or 'lease': how sqlsem checks that it lives
+    missing_for: float | None  # since its beacon was missed, or its last heartbeat; None: it lives
+    grace: float | None  # how long a missing member counts as alive; for a lease, its length
+    grace_left: float | None  # until it counts as dead: of a missing member, and of every lease
     holding: int
     waiting: int
 
     @property
     def is_missed(self) -> bool:
-        """Return True while the member cannot be found and has rows, or is within its grace. A process that was killed
-        and held nothing is of no concern to anybody.
+        """True while the member cannot be found and has rows, or is within its grace. A dead process that held nothing
+        does not matter.
         """
         dead = self.grace_left is not None and self.grace_left <= 0
         return self.missing_for is not None and (not dead or self.holding + self.waiting > 0)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the same as JSON-ready values."""
         return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A lock that was had and given back, of the recent history."""
+    """A finished hold of the recent history."""
 
     held: float
     waited: float
@@ -61,7 +61,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of so many durations, in seconds."""
+    """Percentiles of ``count`` durations, in seconds."""
 
     p10: float
     p50: float
@@ -71,14 +71,14 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Percentiles:
-        """Of at least one value."""
+        """Return the percentiles of these values, at least one."""
         ordered = sorted(values)
         p10, p50, p90, p99 = (percentile(ordered, share) for share in (0.1, 0.5, 0.9, 0.99))
         return cls(p10, p50, p90, p99, len(ordered))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value that this share of them does not pass: values in order, with a straight line between two of them.
+    """Return the value that this share of the ordered values does not exceed, interpolated linearly.
 
     >>> percentile([1.0, 2.0, 3.0], 0.5)
     2.0
@@ -90,22 +90,22 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class HoldTimes:
-    """How long a resource has been held and waited for of late: its newest holds that were released."""
+    """How long a resource was held and waited for of late: its newest holds that were released."""
 
     holds: tuple[Hold, ...]  # at least one, the newest first
 
     @cached_property
     def held(self) -> Percentiles:
-        """For how long it was held."""
+        """How long it was held."""
         return Percentiles.of(hold.held for hold in self.holds)
 
     @cached_property
     def waited(self) -> Percentiles:
-        """For how long it was waited for, by those who got it."""
+        """How long the granted requests waited for it."""
         return Percentiles.of(hold.waited for hold in self.holds)
 
     def as_dict(self) -> dict[str, Any]:
-        """The percentiles as JSON-ready values."""
+        """Return the percentiles as JSON-ready values."""
         return {"held": plain(self.held), "waited": plain(self.waited)}
 
 
@@ -113,8 +113,8 @@ class HoldTimes:
 class Overview:
     """All queues, members, work queues, open batches and rates at one instant (`sqlsem.Coordinator.overview`).
 
-    ``holds`` has those resources for which somebody holds or waits, the most wanted ones if they are many; ``rates``
-    the windows of rates: of those for which most wait, or that were used last, if they are many.
+    ``holds`` has the resources that are held or waited for, the most contended ones if they are many. ``rates`` has the
+    windows of rates: if they are many, those with the most waiters, or used last.
     """
 
     taken_at: datetime  # by the database's clock
@@ -138,15 +138,15 @@ class Overview:
         holds: Iterable[Sequence[Any]],
         rates: list[RateEntry],
     ) -> Overview:
-        """From what an engine has read; settings and holds as rows.
+        """Build an overview from an engine's rows; settings and holds as plain rows.
 
         Args:
             taken_at: The database's clock.
             entries: The queue.
             settings: Resource, cap, paused_at, stale_after, paused_by, cap_by.
-            members: All of them.
+            members: All members.
             queues: The work queues.
-            batches: Those that have not ended well.
+            batches: The batches that have not ended well.
             holds: Resource, held, waited, note, program; the newest of each resource first.
             rates: Windows.
         """
@@ -160,26 +160,26 @@ class Overview:
             members,
             queues,
             batches,
-            {resource: HoldTimes(tuple(found)) for resource, found in samples.items()},
+            {resource: HoldTimes(tuple(sample)) for resource, sample in samples.items()},
             rates,
         )
 
     def only(self, resource: str) -> Overview:
-        """What of it concerns one resource; members, work queues and batches stay."""
+        """Return the overview of one resource; members, work queues and batches stay."""
         return dataclasses.replace(
             self,
-            resources=[one for one in self.resources if one.resource == resource],
+            resources=[entry for entry in self.resources if entry.resource == resource],
             entries=[entry for entry in self.entries if entry.resource == resource],
             holds={name: times for name, times in self.holds.items() if name == resource},
             rates=[rate for rate in self.rates if rate.resource == resource],
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the same as JSON-ready values."""
         return {
             "taken_at": self.taken_at.isoformat(),
             **{
-                name: [one.as_dict() for one in getattr(self, name)]
+                name: [value.as_dict() for value in getattr(self, name)]
                 for name in ("resources", "entries", "members", "queues", "batches", "rates")
             },
             "holds": {resource: times.as_dict() for resource, times in self.holds.items()},
@@ -187,12 +187,14 @@ class Overview:
 
 
 def _resources(entries: Iterable[Entry], settings: Iterable[Sequence[Any]]) -> list[Resource]:
-    """All that have rows or settings. (A dead waiter counts as one who waits.)"""
+    """Return all resources that have rows or settings. (A dead waiter counts as a waiter.)"""
     holding: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
     for entry in entries:
         waits = entry.state == "waits" or (entry.state == "dead" and entry.granted_at is None)
         (waiting if waits else holding)[entry.resource] += 1
-    found = {row[0]: row for row in settings}
-    names = sorted({*holding, *waiting, *found}, key=str)
-    return with_settings((Resource(name, None, False, None, holding[name], waiting[name]) for name in names), found, {})
+    by_name = {row[0]: row for row in settings}
+    names = sorted({*holding, *waiting, *by_name}, key=str)
+    return with_settings(
+        (Resource(name, None, False, None, holding[name], waiting[name]) for name in names), by_name, {}
+    )

@@ -1,6 +1,7 @@
-"""Limits that the server owns: a pattern gives one to all resources whose names begin alike.
+"""Resolve limits that the server sets: a pattern sets one for all resources whose names begin alike.
 
-A pattern is a name that ends with ``*``; of several the longest counts, and a resource's own limit before all of them.
+A pattern is a name that ends with ``*``. The longest pattern that matches counts, and a resource's own limit comes
+before all patterns.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Pattern(NamedTuple):
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name stands for all that begin like it.
+    """Return True if a name stands for all names that begin like it.
 
     >>> is_pattern("tenant:*"), is_pattern("tenant:7")
     (True, False)
@@ -33,7 +34,7 @@ def is_pattern(name: str) -> bool:
 
 
 class Patterns:
-    """Those that are set, to be found by the names that they match.
+    """The patterns that are set, found by the names that they match.
 
     >>> patterns = Patterns([("*", 9, "anna"), ("tenant:*", 4, "bert"), ("etl", 2, "anna")])
     >>> patterns.of("tenant:7")
@@ -41,7 +42,7 @@ class Patterns:
     """
 
     def __init__(self, settings: Iterable[tuple[str, int | None, str | None]]) -> None:
-        """From all resources' names and caps, and who set them."""
+        """Take all resources' names and caps, with the logins that set them."""
         self._found = {
             name[:-1]: Pattern(name, cap, by)
             for name, cap, by in settings
@@ -50,23 +51,23 @@ class Patterns:
         self._lengths = sorted({len(prefix) for prefix in self._found}, reverse=True)
 
     def of(self, resource: str) -> Pattern | None:
-        """The longest that a name matches."""
-        if not isinstance(resource, str):  # written by hand, into a table that takes anything
+        """Return the longest pattern that a name matches."""
+        if not isinstance(resource, str):  # written by hand into a table that takes anything
             return None
         for length in self._lengths:
-            found = self._found.get(resource[:length])
-            if found is not None and length <= len(resource):
-                return found
+            pattern = self._found.get(resource[:length])
+            if pattern is not None and length <= len(resource):
+                return pattern
         return None
 
     def cap_of(self, resource: str) -> int | None:
-        """Its limit."""
-        found = self.of(resource)
-        return None if found is None else found.cap
+        """Return the limit that a pattern sets for the resource."""
+        pattern = self.of(resource)
+        return None if pattern is None else pattern.cap
 
 
 def no_limit_set(resource: str) -> str:
-    """What is wrong with a request that leaves its limit to a server which has none."""
+    """Return the error text for a request that leaves its limit to a server which has none."""
     return (
         f"No limit is set for {resource!r}, and the request names none; an operator sets one with: "
         f"sqlsem set {shlex.quote(resource)} --limit N --allow-new"
@@ -74,7 +75,7 @@ def no_limit_set(resource: str) -> str:
 
 
 def counted_on(number: int, resource: str) -> str:
-    """Why a limit cannot be lifted."""
+    """Return the error text for a limit that cannot be lifted."""
     return (
         f"{number} requests (on {resource!r} first) name no limit and count on this one: it can be changed, not "
         f"lifted, until they have ended; see who they are: sqlsem ls"
@@ -82,21 +83,21 @@ def counted_on(number: int, resource: str) -> str:
 
 
 def with_settings(
-    found: Iterable[Resource], settings: Mapping[str, Sequence[Any]], ageing: Mapping[str, float]
+    resources: Iterable[Resource], settings: Mapping[str, Sequence[Any]], ageing: Mapping[str, float]
 ) -> list[Resource]:
-    """Resources with what is set for them, by whom; ``settings`` by name: resource, cap, paused_at, stale_after,
-    paused_by, cap_by; patterns among them. ``ageing`` of those with priorities.
+    """Return resources with their settings. ``settings`` by name: resource, cap, paused_at, stale_after, paused_by,
+    cap_by; patterns among them. ``ageing``: of resources with priorities.
     """
     patterns = Patterns((row[0], row[1], row[5]) for row in settings.values())
-    settled = []
-    for one in found:
-        own = settings.get(one.resource, (one.resource, None, None, None, None, None))
+    results = []
+    for resource in resources:
+        own = settings.get(resource.resource, (resource.resource, None, None, None, None, None))
         cap, by, name = own[1], own[5], None
-        if cap is None and (pattern := patterns.of(one.resource)) is not None:
+        if cap is None and (pattern := patterns.of(resource.resource)) is not None:
             name, cap, by = pattern
-        settled.append(
+        results.append(
             dataclasses.replace(
-                one,
+                resource,
                 cap=cap,
                 cap_by=by,
                 pattern=name,
@@ -104,7 +105,7 @@ def with_settings(
                 paused_at=own[2],
                 stale_after=own[3],
                 paused_by=own[4],
-                ageing=ageing.get(one.resource),
+                ageing=ageing.get(resource.resource),
             )
         )
-    return settled
+    return results

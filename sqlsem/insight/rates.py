@@ -1,4 +1,4 @@
-"""When one goes that waits for a rate."""
+"""Estimate when a request for a rate is granted."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from sqlsem.insight.words import clock, seconds_in_words
 from sqlsem.model_rates import RateEntry
 
-__all__ = ["goes_in", "rate_words", "used_words"]
+__all__ = ["rate_words", "seconds_until_granted", "used_words"]
 
 
-def goes_in(before: int, windows: Sequence[RateEntry]) -> float:
-    """In about how many seconds one goes that has so many before it in the line: where each of them wants 1, and what
-    is used leaves the windows evenly; but not before there is room.
+def seconds_until_granted(before: int, windows: Sequence[RateEntry]) -> float:
+    """Return the seconds until a request with ``before`` others ahead in a rate's queue is granted. Assumes that each
+    asks for 1 and that the use leaves the windows evenly. Not before there is room.
 
-    >>> goes_in(4, [RateEntry("api", 60.0, 100, 100, 0.0)])
+    >>> seconds_until_granted(4, [RateEntry("api", 60.0, 100, 100, 0.0)])
     3.0
     """
     evenly = (max(0, window.used + before + 1 - window.limit) / window.limit * window.window for window in windows)
@@ -22,14 +22,14 @@ def goes_in(before: int, windows: Sequence[RateEntry]) -> float:
 
 
 def rate_words(before: int, windows: Sequence[RateEntry]) -> str:
-    """The same in words, with how much is used."""
-    line = f"{before} before it in the line" if before else "first in the line"
-    told = f"{line}, so it goes in about {clock(goes_in(before, windows))}"
-    return f"rate {windows[0].name!r}: {used_words(windows)}; {told}"
+    """Return the same in words, with the use of each window."""
+    line = f"{before} ahead of it in the queue" if before else "first in the queue"
+    entry = f"{line}, so it is granted in about {clock(seconds_until_granted(before, windows))}"
+    return f"rate {windows[0].name!r}: {used_words(windows)}; {entry}"
 
 
 def used_words(windows: Sequence[RateEntry]) -> str:
-    """How much is used of each window, and when there is room again in all of them.
+    """Return the use of each window, and when there is room again in all of them.
 
     >>> used_words([RateEntry("api", 60.0, 100, 100, 0.0, free_in=12.0)])
     '100 of 100 used in 1m00s, room in 12s'

@@ -1,9 +1,9 @@
-"""What a night would have been: the rule, run forward over the requests of a history under other terms.
+"""Run a history again with other settings: the rule, run forward over its requests.
 
-Each request is asked again when it was asked, and held for as long as it was held. What a thread or task did while it
-held something is one *program*: a lock that it took inside another is asked for as long after the first was had, and
-the first is kept for as long after the second. Locks that were taken all together are asked for together. Between
-programs nothing is shifted: the night's requests come when they came.
+Each request is made again when it was made, and held for as long as it was held. The nested locks of one thread or task
+form a *program*: an inner lock is requested as long after the outer one was granted as it was then, and the outer lock
+is held as long after the inner one. Locks that were acquired together are requested together. Programs are not shifted
+against each other: requests come when they came.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.insight.rule import Kind, Queue
 from sqlsem.model import READ, UPGRADE, WRITE, Entry, Past
 
-__all__ = ["ORDERS", "Compared", "Night", "Replay", "Terms", "replay"]
+__all__ = ["ORDERS", "Comparison", "Night", "Replay", "ReplaySettings", "replay"]
 
-#: Numbers taken in one transaction lie no further apart than this, seconds.
+#: Positions of one transaction are no further apart than this, seconds.
 TOGETHER_SECONDS = 0.02
 CONVERTED = ("upgraded", "downgraded")
-#: Who goes first of those that wait.
+#: Which waiter is granted first.
 ORDERS = ("asked", "shortest", "longest", "lightest", "heaviest")
-#: What happens at one time, in this order.
+#: The events of one time, in this order.
 LEAVES, ASKS, GIVES_UP = 0, 1, 2
-#: One that the rule never lets anybody beside: what a reader is while it waits to be the writer.
+#: The kind of a reader that waits to be the writer: it conflicts with every other kind.
 UPGRADING: Kind = (UPGRADE, 1, 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MOMENT = timedelta(milliseconds=1)
@@ -39,27 +39,27 @@ READING: Kind = (READ, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What is otherwise than it was: limits and weights by resource (of those who ask for a limit or a mutex; readers
-    and stages keep theirs), and the order, one of `ORDERS`. How long a request will hold nobody knows beforehand, so
-    'shortest' and 'longest' say what knowing it would be worth.
+class ReplaySettings:
+    """The changed settings: limits and weights by resource (of limits and mutexes; readers and stages keep theirs), and
+    the order, one of `ORDERS`. How long a request will hold is not known beforehand, so 'shortest' and 'longest' say
+    what knowing it would be worth.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=dict)
     order: str = "asked"
-    #: The server's limits, as they are now: those who named none had these.
+    #: The server's limits now: requests that named no limit had these.
     caps: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """What one night was, of one resource or of all. Durations in seconds."""
+    """The totals of a history, of one resource or of all. Durations in seconds."""
 
     requests: int
     let_in: int
     gave_up: int
-    end: datetime | None  # the last one left
+    end: datetime | None  # when the last holder left
     wait_p50: float
     wait_p99: float
     wait_total: float
@@ -67,36 +67,36 @@ class Night:
     use: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the same as JSON-ready values."""
         names = ("requests", "let_in", "gave_up", "wait_p50", "wait_p99", "wait_total", "use")
         return {name: getattr(self, name) for name in names} | {"end": self.end and self.end.isoformat()}
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """What it was, and what it would have been."""
+class Comparison:
+    """The history as it was, and as it would have been."""
 
     was: Night
     would: Night
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the same as JSON-ready values."""
         return {"was": self.was.as_dict(), "would": self.would.as_dict()}
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of it."""
+    """The result of a replay."""
 
-    everything: Compared
-    resources: dict[str, Compared]
-    unfinished: int  # held or waited for when the history was read: taken to have ended then
-    guessed: int  # gave up then, and would have got in: taken to hold as long as is usual on their resource
-    stuck: int  # would wait for ever for each other: sqlsem would tell the youngest `Deadlock`
-    refused: int  # upgrades that another upgrade would have been in the way of
+    everything: Comparison
+    resources: dict[str, Comparison]
+    unfinished: int  # held or waiting when the history was read: counted as ended then
+    guessed: int  # gave up then, but would be granted: held as long as is usual for their resource
+    stuck: int  # would wait for each other for ever: sqlsem would raise `Deadlock` in the youngest
+    refused: int  # upgrades that another upgrade would have blocked
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the same as JSON-ready values."""
         return {
             "everything": self.everything.as_dict(),
             "resources": {name: resource.as_dict() for name, resource in self.resources.items()},
@@ -107,27 +107,27 @@ class Replay:
         }
 
 
-def replay(past: Iterable[Past], entries: Iterable[Entry] = (), terms: Terms | None = None) -> Replay:
-    """Run a night again.
+def replay(past: Iterable[Past], entries: Iterable[Entry] = (), settings: ReplaySettings | None = None) -> Replay:
+    """Run a history again.
 
     Args:
         past: Finished requests, in any order.
-        entries: What holds and waits now.
-        terms: What is otherwise; left out, nothing, which gives nearly the night that was: it knows nothing of the time
-            that it takes to wake the next one, of caps and pauses, and of who waited without a number.
+        entries: The rows that hold and wait now.
+        settings: The changed settings. Without any, the result is nearly the history itself: the replay ignores wakeup
+        times, caps, pauses, and waiters without a position.
 
     Raises `ConfigurationError` when a request weighs more than a new limit.
     """
-    terms = terms or Terms()
+    settings = settings or ReplaySettings()
     unfinished = _as_past(entries)
     rows: dict[tuple[str, int], list[Past]] = defaultdict(list)
-    for one in itertools.chain(past, unfinished):
-        rows[one.resource, one.position].append(one)
-    asks = [_Ask.of(sorted(parts, key=lambda part: part.ended_at), terms) for parts in rows.values()]
+    for row in itertools.chain(past, unfinished):
+        rows[row.resource, row.position].append(row)
+    asks = [_Request.of(sorted(parts, key=lambda part: part.ended_at), settings) for parts in rows.values()]
     asks.sort(key=lambda ask: (ask.asked, ask.position))
-    run = _Run(asks, terms)
+    run = _Simulation(asks, settings)
     run.to_the_end()
-    by_resource: dict[str, list[_Ask]] = defaultdict(list)
+    by_resource: dict[str, list[_Request]] = defaultdict(list)
     for ask in asks:
         by_resource[ask.resource].append(ask)
     return Replay(
@@ -141,13 +141,13 @@ def replay(past: Iterable[Past], entries: Iterable[Entry] = (), terms: Terms | N
 
 
 def _as_past(entries: Iterable[Entry]) -> list[Past]:
-    """What is there, as if it had ended when we looked; those who wait a moment before those who hold."""
-    found = []
+    """Return the present rows as if they had ended when they were read; waiters a moment before holders."""
+    rows = []
     now = _EPOCH
     for entry in entries:
         since = entry.requested_at if entry.granted_at is None else entry.granted_at
         now = max(now, since + timedelta(seconds=entry.seconds))
-        found.append((entry, since))
+        rows.append((entry, since))
     return [
         Past(
             resource=entry.resource,
@@ -165,12 +165,12 @@ def _as_past(entries: Iterable[Entry]) -> list[Past]:
             outcome="holds" if entry.granted_at is not None else "waits",
             limit=entry.limit,
         )
-        for entry, since in found
+        for entry, since in rows
     ]
 
 
 @dataclass(slots=True, eq=False)
-class _Ask:
+class _Request:
     """One request, as it was and as it would be. Times in seconds since 1970."""
 
     resource: str
@@ -181,8 +181,8 @@ class _Ask:
     asked: float
     granted: float | None
     ended: float
-    #: What it became, and when: upgrades and downgrades.
-    turns: list[tuple[float, Kind]]
+    #: Its upgrades and downgrades, with their times.
+    conversions: list[tuple[float, Kind]]
     rank: float = 0.0
     place: tuple[float, int] = (0.0, 0)
     would_ask: float = 0.0
@@ -190,19 +190,19 @@ class _Ask:
     would_end: float | None = None
 
     @classmethod
-    def of(cls, parts: Sequence[Past], terms: Terms) -> _Ask:
+    def of(cls, parts: Sequence[Past], settings: ReplaySettings) -> _Request:
         first, last = parts[0], parts[-1]
-        turns = []
+        conversions = []
         for part in parts:
             if part.outcome in CONVERTED:
-                turns.append((part.ended_at.timestamp(), WRITING if part.outcome == "upgraded" else READING))
+                conversions.append((part.ended_at.timestamp(), WRITING if part.outcome == "upgraded" else READING))
         declared = first.limit
-        if declared is None and first.resource in terms.caps:
-            declared = max(terms.caps[first.resource], first.weight)
-        was: Kind = (first.access, 1 if turns else declared, first.weight)
+        if declared is None and first.resource in settings.caps:
+            declared = max(settings.caps[first.resource], first.weight)
+        was: Kind = (first.access, 1 if conversions else declared, first.weight)
         kind = was
-        if first.access == WRITE and not turns:
-            limit, weight = terms.limits.get(first.resource, was[1]), terms.weights.get(first.resource, was[2])
+        if first.access == WRITE and not conversions:
+            limit, weight = settings.limits.get(first.resource, was[1]), settings.weights.get(first.resource, was[2])
             if limit is not None and weight > limit:
                 raise ConfigurationError(
                     f"The request at position {first.position} of {first.resource!r} weighs {weight}, which never fits "
@@ -221,7 +221,7 @@ class _Ask:
             asked=asked,
             granted=granted,
             ended=max(last.ended_at.timestamp(), asked if granted is None else granted),
-            turns=turns,
+            conversions=conversions,
         )
         ask.rank = {
             "asked": 0.0,
@@ -229,84 +229,87 @@ class _Ask:
             "longest": -ask.held,
             "lightest": float(kind[2]),
             "heaviest": -float(kind[2]),
-        }[terms.order]
+        }[settings.order]
         return ask
 
     @property
     def held(self) -> float:
-        """For how long, seconds; 0 when it gave up."""
+        """How long it was held, seconds; 0 when it gave up."""
         return 0.0 if self.granted is None else self.ended - self.granted
 
 
-#: What a program does: so long after what it did before, something with these.
+#: A step of a program, this long after the step before it.
 @dataclass(slots=True)
 class _Step:
     after: float
-    what: str  # 'ask', 'turn' or 'leave'
-    asks: list[_Ask]
+    action: str  # 'ask', 'convert' or 'leave'
+    asks: list[_Request]
     kind: Kind | None = None
-    patience: float | None = None  # of those who gave up
+    gave_up_after: float | None = None  # of requests that gave up
 
 
 @dataclass(slots=True, eq=False)
 class _Program:
-    """What one thread or task does from its first request until it has given everything back."""
+    """The requests of one thread or task, from its first request until it has released everything."""
 
     start: float
     steps: list[_Step]
     at: int = 0
-    missing: int = 0  # of what it asks for now
+    missing: int = 0  # requests of the present step that are not granted
 
 
-def _programs(asks: Sequence[_Ask]) -> list[_Program]:
-    """Those of a night, from its requests in order."""
-    of_one: dict[str, list[_Ask]] = defaultdict(list)
+def _programs(asks: Sequence[_Request]) -> list[_Program]:
+    """Return the programs of a history, from its requests in order."""
+    of_one: dict[str, list[_Request]] = defaultdict(list)
     for ask in asks:
         of_one[ask.requester].append(ask)
-    found = []
+    programs = []
     for own in of_one.values():
-        together: list[list[_Ask]] = []
+        together: list[list[_Request]] = []
         for ask in own:
             last = together[-1] if together else None
             if (
                 last is not None
                 and ask.asked - last[0].asked <= TOGETHER_SECONDS
-                and all(one.resource != ask.resource and one.ended > ask.asked for one in last)
+                and all(inner.resource != ask.resource and inner.ended > ask.asked for inner in last)
             ):
                 last.append(ask)
             else:
                 together.append([ask])
-        nested: list[list[list[_Ask]]] = []
+        nested: list[list[list[_Request]]] = []
         for group in together:
             begun = group[0].asked
-            before = [one for other in nested[-1] for one in other] if nested else []
+            before = [inner for other in nested[-1] for inner in other] if nested else []
             if (
                 before
-                and all(one.granted is not None and one.granted <= begun for one in before)
-                and any(one.ended > begun for one in before)
+                and all(inner.granted is not None and inner.granted <= begun for inner in before)
+                and any(inner.ended > begun for inner in before)
             ):
                 nested[-1].append(group)
             else:
                 nested.append([group])
-        found += [_program(groups) for groups in nested]
-    found.sort(key=lambda program: (program.start, program.steps[0].asks[0].position))
-    return found
+        programs += [_program(groups) for groups in nested]
+    programs.sort(key=lambda program: (program.start, program.steps[0].asks[0].position))
+    return programs
 
 
-def _program(groups: Sequence[list[_Ask]]) -> _Program:
-    """From what it asked for, and when it had and left that."""
-    done: list[tuple[float, float, _Step]] = []  # begun, done
+def _program(groups: Sequence[list[_Request]]) -> _Program:
+    """Return a program from its groups of requests and their times."""
+    done: list[tuple[float, float, _Step]] = []  # begin, end
     for group in groups:
         begun = group[0].asked
         if any(ask.granted is None for ask in group):
             end = max(ask.ended for ask in group)
-            done.append((begun, end, _Step(0.0, "ask", group, patience=end - begun)))
+            done.append((begun, end, _Step(0.0, "ask", group, gave_up_after=end - begun)))
             continue
         done.append((begun, max(ask.granted or begun for ask in group), _Step(0.0, "ask", group)))
         for ask in group:
-            done += [(turn, turn, _Step(0.0, "turn", [ask], kind)) for turn, kind in ask.turns]
+            done += [
+                (converted_at, converted_at, _Step(0.0, "convert", [ask], kind))
+                for converted_at, kind in ask.conversions
+            ]
             done.append((ask.ended, ask.ended, _Step(0.0, "leave", [ask])))
-    done.sort(key=lambda one: one[:2])
+    done.sort(key=lambda item: item[:2])
     time = done[0][0]
     for begun, end, step in done:
         step.after = max(0.0, begun - time)
@@ -314,37 +317,38 @@ def _program(groups: Sequence[list[_Ask]]) -> _Program:
     return _Program(done[0][0], [step for _, _, step in done])
 
 
-class _WaiterQueue:
-    """One resource, as it would be."""
+class _Queue:
+    """One resource in the replay."""
 
     def __init__(self, resource: str) -> None:
         self.queue: Queue[tuple[float, int]] = Queue(resource)
-        self.waiting: dict[Kind, list[tuple[tuple[float, int], _Ask]]] = {}  # heaps; who gave up is still in them
-        self.inside: set[_Ask] = set()
-        self.upgrading: tuple[_Ask, _Program] | None = None
+        # heaps; cancelled requests are still in them
+        self.waiting: dict[Kind, list[tuple[tuple[float, int], _Request]]] = {}
+        self.inside: set[_Request] = set()
+        self.upgrading: tuple[_Request, _Program] | None = None
 
 
-class _Run:
-    """One night, from event to event."""
+class _Simulation:
+    """A replay, driven by events."""
 
-    def __init__(self, asks: Sequence[_Ask], terms: Terms) -> None:
+    def __init__(self, asks: Sequence[_Request], settings: ReplaySettings) -> None:
         self.guessed = self.refused = 0
-        self._fifo = terms.order == "asked"
+        self._fifo = settings.order == "asked"
         self._numbers = itertools.count(1)
-        self._lines: dict[str, _WaiterQueue] = {}
-        self._of: dict[_Ask, _Program] = {}
+        self._lines: dict[str, _Queue] = {}
+        self._of: dict[_Request, _Program] = {}
         self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
         holds: dict[str, list[float]] = defaultdict(list)
         for ask in asks:
-            self._lines.setdefault(ask.resource, _WaiterQueue(ask.resource))
+            self._lines.setdefault(ask.resource, _Queue(ask.resource))
             if ask.granted is not None:
                 holds[ask.resource].append(ask.held)
-        self._usual = {name: _share(sorted(some), 0.5) for name, some in holds.items()}
+        self._usual = {name: _share(sorted(durations), 0.5) for name, durations in holds.items()}
         for program in _programs(asks):
             self._next(program, program.start)
 
     def to_the_end(self) -> None:
-        """Until nothing happens any more."""
+        """Run until no event is left."""
         while self._events:
             now, _, _, happen = heapq.heappop(self._events)
             happen(now)
@@ -357,129 +361,129 @@ class _Run:
             return
         step = program.steps[program.at]
         program.at += 1
-        happen = {"ask": self._ask, "turn": self._turn, "leave": self._leave}[step.what]
-        self._at(now + step.after, ASKS if step.what == "ask" else LEAVES, lambda time: happen(program, step, time))
+        happen = {"ask": self._ask, "convert": self._convert, "leave": self._leave}[step.action]
+        self._at(now + step.after, ASKS if step.action == "ask" else LEAVES, lambda time: happen(program, step, time))
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def _ask(self, program: _Program, step: _Step, now: float) -> None:
         program.missing = len(step.asks)
         for ask in step.asks:
-            line = self._lines[ask.resource]
+            queue = self._lines[ask.resource]
             ask.would_ask, ask.place = now, (ask.rank, next(self._numbers))
             self._of[ask] = program
-            line.queue.add(ask.kind, ask.place)
-            heapq.heappush(line.waiting.setdefault(ask.kind, []), (ask.place, ask))
-        if step.patience is not None:
-            self._at(now + step.patience, GIVES_UP, lambda time: self._give_up(program, step, time))
+            queue.queue.add(ask.kind, ask.place)
+            heapq.heappush(queue.waiting.setdefault(ask.kind, []), (ask.place, ask))
+        if step.gave_up_after is not None:
+            self._at(now + step.gave_up_after, GIVES_UP, lambda time: self._give_up(program, step, time))
         for ask in step.asks:
-            self._settle(ask.resource, now, ask.kind)  # nobody else can go in because somebody came
+            self._grant_ready(ask.resource, now, ask.kind)  # a new request can make only its own kind grantable
 
     def _give_up(self, program: _Program, step: _Step, now: float) -> None:
-        if not program.missing:  # it got in
+        if not program.missing:  # it was granted
             return
         for ask in step.asks:
             self._remove(ask, now)
             ask.would_enter = None
         for ask in step.asks:
-            self._settle(ask.resource, now)
+            self._grant_ready(ask.resource, now)
         self._next(program, now)
 
     def _leave(self, program: _Program, step: _Step, now: float) -> None:
         for ask in step.asks:
             self._remove(ask, now)
-            self._settle(ask.resource, now)
+            self._grant_ready(ask.resource, now)
         self._next(program, now)
 
-    def _remove(self, ask: _Ask, now: float) -> None:
-        line = self._lines[ask.resource]
-        line.queue.remove(ask.kind, ask.place)
-        line.inside.discard(ask)
+    def _remove(self, ask: _Request, now: float) -> None:
+        queue = self._lines[ask.resource]
+        queue.queue.remove(ask.kind, ask.place)
+        queue.inside.discard(ask)
         ask.would_end = now
 
-    def _turn(self, program: _Program, step: _Step, now: float) -> None:
+    def _convert(self, program: _Program, step: _Step, now: float) -> None:
         (ask,) = step.asks
         assert step.kind is not None
-        line = self._lines[ask.resource]
+        queue = self._lines[ask.resource]
         if step.kind == READING:
             if ask.kind == WRITING:
                 self._become(ask, READING)
-            self._settle(ask.resource, now)
-        elif line.upgrading is not None:  # each would wait for the other
+            self._grant_ready(ask.resource, now)
+        elif queue.upgrading is not None:  # each would wait for the other
             self.refused += 1
         else:
             self._become(ask, UPGRADING)
-            line.upgrading = ask, program
-            self._finish_upgrade(line, now)
+            queue.upgrading = ask, program
+            self._try_upgrade(queue, now)
             return
         self._next(program, now)
 
-    def _become(self, ask: _Ask, kind: Kind) -> None:
+    def _become(self, ask: _Request, kind: Kind) -> None:
         queue = self._lines[ask.resource].queue
         queue.remove(ask.kind, ask.place)
         queue.add(kind, ask.place)
         ask.kind = kind
 
-    def _finish_upgrade(self, line: _WaiterQueue, now: float) -> None:
-        if line.upgrading is None:
+    def _try_upgrade(self, queue: _Queue, now: float) -> None:
+        if queue.upgrading is None:
             return
-        ask, program = line.upgrading
-        if line.inside <= {ask} and line.queue.fits(WRITING, ask.place):
-            line.upgrading = None
+        ask, program = queue.upgrading
+        if queue.inside <= {ask} and queue.queue.fits(WRITING, ask.place):
+            queue.upgrading = None
             self._become(ask, WRITING)
             self._next(program, now)
 
     # -- the rule -------------------------------------------------------------------------------------------------
 
-    def _settle(self, resource: str, now: float, only: Kind | None = None) -> None:
-        """Let in whoever may go in. Of one kind nobody can who has another one ahead that cannot."""
-        line = self._lines[resource]
-        heads = [(waiting[0][0], kind) for kind, waiting in line.waiting.items() if only is None or kind == only]
+    def _grant_ready(self, resource: str, now: float, only: Kind | None = None) -> None:
+        """Grant all requests that fit. A request waits if an earlier one of its kind does not fit."""
+        queue = self._lines[resource]
+        heads = [(waiting[0][0], kind) for kind, waiting in queue.waiting.items() if only is None or kind == only]
         heapq.heapify(heads)
         while heads:
             _, kind = heapq.heappop(heads)
-            waiting = line.waiting[kind]
+            waiting = queue.waiting[kind]
             place, ask = waiting[0]
             gone = ask.would_end is not None
-            if not gone and not line.queue.fits(kind, place):
+            if not gone and not queue.queue.fits(kind, place):
                 continue
             heapq.heappop(waiting)
             if waiting:
                 heapq.heappush(heads, (waiting[0][0], kind))
             else:
-                del line.waiting[kind]
+                del queue.waiting[kind]
             if not gone:
-                self._let_in(line, ask, now)
-        self._finish_upgrade(line, now)
+                self._grant(queue, ask, now)
+        self._try_upgrade(queue, now)
 
-    def _let_in(self, line: _WaiterQueue, ask: _Ask, now: float) -> None:
-        if not self._fifo:  # whoever is inside stands ahead of all who wait
-            line.queue.remove(ask.kind, ask.place)
+    def _grant(self, queue: _Queue, ask: _Request, now: float) -> None:
+        if not self._fifo:  # holders go ahead of all waiters
+            queue.queue.remove(ask.kind, ask.place)
             ask.place = (float("-inf"), next(self._numbers))
-            line.queue.add(ask.kind, ask.place)
+            queue.queue.add(ask.kind, ask.place)
         ask.would_enter = now
-        line.inside.add(ask)
+        queue.inside.add(ask)
         program = self._of[ask]
         program.missing -= 1
         if program.missing:
             return
         step = program.steps[program.at - 1]
-        if step.patience is not None:
+        if step.gave_up_after is not None:
             self.guessed += 1
-            for one in step.asks:
-                usual = _Step(self._usual.get(one.resource, 0.0), "leave", [one])
+            for released in step.asks:
+                usual = _Step(self._usual.get(released.resource, 0.0), "leave", [released])
                 self._next(_Program(now, [usual]), now)
         self._next(program, now)
 
 
-def _compare(asks: Sequence[_Ask], *, per_limit: bool) -> Compared:
+def _compare(asks: Sequence[_Request], *, per_limit: bool) -> Comparison:
     was = [(ask.asked, ask.granted, ask.ended, ask.was_kind) for ask in asks]
     would = [
         (ask.would_ask, ask.would_enter, ask.would_end, (ask.was_kind[0], *ask.kind[1:]))
         for ask in asks
         if ask.would_end is not None
     ]
-    return Compared(_night(was, per_limit), _night(would, per_limit))
+    return Comparison(_night(was, per_limit), _night(would, per_limit))
 
 
 def _night(stays: Iterable[tuple[float, float | None, float | None, Kind]], per_limit: bool) -> Night:
@@ -507,5 +511,5 @@ def _night(stays: Iterable[tuple[float, float | None, float | None, Kind]], per_
 
 
 def _share(ordered: Sequence[float], share: float) -> float:
-    """The least of these that so many of them do not pass."""
+    """Return the smallest value that this share of them does not exceed."""
     return ordered[math.ceil(share * len(ordered)) - 1] if ordered else 0.0

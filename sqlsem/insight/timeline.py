@@ -1,7 +1,7 @@
-"""What happened when, by resource, ready to be drawn: who waited and held, and how much of the limit was in use.
+"""Lay out a history by resource, ready to be drawn: waits, holds, and how much of the limit was in use.
 
-The history is read once, the newest end first, and nothing of it is kept but what is drawn: of the requests the
-longest, and of the use, which counts all of them, the most in each of so many stretches of time.
+The history is read once, newest end first. Only what is drawn is kept: the longest requests, and for each of STRETCHES
+intervals the largest use, which counts all requests.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from sqlsem.model import READ, UPGRADE, WRITE, Entry, Past
 
 __all__ = ["Bar", "Panel", "Timeline", "timeline"]
 
-#: The stretches of time in which the use is told.
+#: The number of intervals in which the use is recorded.
 STRETCHES = 1000
-#: Of a resource at most so many different limits are drawn.
-MOST_LIMITS = 4
+#: Draw at most this many different limits of a resource.
+MAX_LIMITS = 4
 CONVERTED = ("upgraded", "downgraded", "handed_over")
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One request, or what one was until it was converted."""
+    """One request, or its part up to a conversion."""
 
     source: Past | Entry
-    asked: datetime  # when it begins: of what goes on after a conversion, then
+    asked: datetime  # when it begins: after a conversion, the time of the conversion
     granted: datetime | None
     ended: datetime
     lane: int = 0
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Its length."""
         return (self.ended - self.asked).total_seconds()
 
 
@@ -44,21 +44,21 @@ class Panel:
     """One resource."""
 
     resource: str
-    bars: tuple[Bar, ...]  # in the order of asking; no two of one lane overlap
+    bars: tuple[Bar, ...]  # in the order of requests; no two of one lane overlap
     lanes: int
     limits: tuple[int, ...]  # that were declared, the lowest first
-    use: tuple[tuple[datetime, int], ...]  # the weight inside from then on, the most in each stretch
-    requests: int  # that there were, drawn or not
+    use: tuple[tuple[datetime, int], ...]  # the weight held from then on, the largest in each interval
+    requests: int  # all, drawn or not
 
     @property
     def most_use(self) -> int:
-        """The most that was inside at one time."""
+        """The largest weight held at one time."""
         return max((weight for _, weight in self.use), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A night, of which everything is between ``begin`` and ``end``."""
+    """A history between ``begin`` and ``end``."""
 
     begin: datetime
     end: datetime
@@ -69,7 +69,7 @@ class Timeline:
     resources_left_out: int
 
     def left_out(self) -> str:
-        """What is not drawn, in words; empty when all is."""
+        """Say what is not drawn; empty when all is."""
         words = []
         if self.longest_left_out is not None:
             words.append(
@@ -77,7 +77,7 @@ class Timeline:
                 f"{self.longest_left_out:.3g} s or less each, and count in the use"
             )
         if self.resources_left_out:
-            words.append(f"of the resources the least used are left out: {self.resources_left_out:,}")
+            words.append(f"least used resources left out: {self.resources_left_out:,}")
         return "; ".join(words)
 
 
@@ -90,35 +90,35 @@ def timeline(
     most: int = 10_000,
     most_panels: int = 40,
 ) -> Timeline:
-    """What is to be drawn.
+    """Lay out a history.
 
     Args:
-        past: Finished requests, the newest end first, as they are read: they are not kept.
-        entries: What holds and waits at ``end``.
-        begin: What was before is cut off.
+        past: Finished requests, the newest end first; read once and not kept.
+        entries: The rows that hold and wait at ``end``.
+        begin: Everything before it is cut off.
         end: The time at which ``entries`` was read.
-        most: So many requests are drawn at the most, the longest.
-        most_panels: So many resources at the most, those that were held and waited for longest.
+        most: Draw at most this many requests, the longest.
+        most_panels: Draw at most this many resources, those held and waited for longest.
     """
-    lines: dict[str, _WaiterQueue] = {}
+    builders: dict[str, _PanelBuilder] = {}
     kept: list[tuple[float, int, Bar]] = []
     numbers = itertools.count()
-    #: What goes on after a conversion is read before what it was: it begins then, and not when it was asked for.
+    #: The part after a conversion is read first: it begins at the conversion, not at the request.
     goes_on: dict[tuple[str, int], datetime] = {}
     longest_left_out: float | None = None
     requests = 0
-    one: Past | Entry
-    for one in itertools.chain[Past | Entry](entries, past):
-        ended = one.ended_at if isinstance(one, Past) else end
-        if one.requested_at > end:
+    row: Past | Entry
+    for row in itertools.chain[Past | Entry](entries, past):
+        ended = row.ended_at if isinstance(row, Past) else end
+        if row.requested_at > end:
             continue
-        if isinstance(one, Past) and one.outcome in CONVERTED:
-            goes_on[one.resource, one.position] = ended
+        if isinstance(row, Past) and row.outcome in CONVERTED:
+            goes_on[row.resource, row.position] = ended
         else:
             requests += 1
-        line = lines.setdefault(one.resource, _WaiterQueue(begin, end))
-        line.read(one, min(ended, end))
-        bar = Bar(one, max(begin, one.requested_at), one.granted_at, max(begin, min(ended, end)))
+        builder = builders.setdefault(row.resource, _PanelBuilder(begin, end))
+        builder.read(row, min(ended, end))
+        bar = Bar(row, max(begin, row.requested_at), row.granted_at, max(begin, min(ended, end)))
         item = (bar.seconds, next(numbers), bar)
         if len(kept) < most:
             heapq.heappush(kept, item)
@@ -127,13 +127,13 @@ def timeline(
         longest_left_out = max(seconds, longest_left_out or 0.0)
     bars: dict[str, list[Bar]] = {}
     for _, _, bar in kept:
-        one = bar.source
-        begun = goes_on.get((one.resource, one.position))
-        if begun is not None and bar.ended > begun and not (isinstance(one, Past) and one.ended_at == begun):
+        row = bar.source
+        begun = goes_on.get((row.resource, row.position))
+        if begun is not None and bar.ended > begun and not (isinstance(row, Past) and row.ended_at == begun):
             bar = replace(bar, asked=max(bar.asked, min(begun, bar.ended)))  # noqa: PLW2901 - the same bar, cut
-        bars.setdefault(one.resource, []).append(bar)
-    names = sorted(lines, key=lambda name: (-lines[name].seconds, name))[:most_panels]
-    panels = tuple(lines[name].panel(name, bars.get(name, [])) for name in sorted(names))
+        bars.setdefault(row.resource, []).append(bar)
+    names = sorted(builders, key=lambda name: (-builders[name].seconds, name))[:most_panels]
+    panels = tuple(builders[name].panel(name, bars.get(name, [])) for name in sorted(names))
     return Timeline(
         begin=begin,
         end=end,
@@ -141,45 +141,43 @@ def timeline(
         requests=requests,
         drawn=len({(bar.source.resource, bar.source.position) for panel in panels for bar in panel.bars}),
         longest_left_out=longest_left_out,
-        resources_left_out=len(lines) - len(panels),
+        resources_left_out=len(builders) - len(panels),
     )
 
 
 @dataclass(slots=True)
-class _WaiterQueue:
+class _PanelBuilder:
     """One resource, while its rows are read back in time."""
 
     begin: datetime
     end: datetime
-    seconds: float = 0.0  # that were held and waited for, all together
+    seconds: float = 0.0  # held and waited for, all together
     requests: int = 0
     limits: set[int] = field(default_factory=set)
-    _most: dict[int, int] = field(default_factory=dict)  # of each stretch in which somebody was inside
-    _entered: list[tuple[float, str, int]] = field(
-        default_factory=list
-    )  # of those inside: they go out there, going back
-    _weights: dict[str, list[int]] = field(default_factory=dict)  # of those inside, by label
+    _most: dict[int, int] = field(default_factory=dict)  # the largest weight in each interval with holders
+    _entered: list[tuple[float, str, int]] = field(default_factory=list)  # of holders, removed at their grant time
+    _weights: dict[str, list[int]] = field(default_factory=dict)  # of holders, by label
     _load: int = 0
-    _at: float | None = None  # where we are, seconds since the beginning
+    _at: float | None = None  # the time reached, seconds since the beginning
 
-    def read(self, one: Past | Entry, ended: datetime) -> None:
-        """A row, none of which ends later than those before."""
-        if not (isinstance(one, Past) and one.outcome in CONVERTED):
+    def read(self, row: Past | Entry, ended: datetime) -> None:
+        """Add a row; it must not end later than the rows before it."""
+        if not (isinstance(row, Past) and row.outcome in CONVERTED):
             self.requests += 1
-        begun = max(one.requested_at, self.begin)
+        begun = max(row.requested_at, self.begin)
         self.seconds += max(0.0, (ended - begun).total_seconds())
-        if one.limit is not None and len(self.limits) < MOST_LIMITS:
-            self.limits.add(one.limit)
-        if one.granted_at is None:
+        if row.limit is not None and len(self.limits) < MAX_LIMITS:
+            self.limits.add(row.limit)
+        if row.granted_at is None:
             return
         left = (ended - self.begin).total_seconds()
         self._go_back_to(left)
-        label = READ if one.access.startswith(UPGRADE) else one.access
-        self._change(label, one.weight, 1)
-        heapq.heappush(self._entered, (-(one.granted_at - self.begin).total_seconds(), label, one.weight))
+        label = READ if row.access.startswith(UPGRADE) else row.access
+        self._change_load(label, row.weight, 1)
+        heapq.heappush(self._entered, (-(row.granted_at - self.begin).total_seconds(), label, row.weight))
 
     def panel(self, resource: str, bars: list[Bar]) -> Panel:
-        """What is to be drawn of it."""
+        """Return the panel of this resource."""
         self._go_back_to(0.0)
         stretch = (self.end - self.begin) / STRETCHES
         use = []
@@ -197,12 +195,12 @@ class _WaiterQueue:
     def _go_back_to(self, time: float) -> None:
         while self._entered and -self._entered[0][0] >= time:
             entered, label, weight = heapq.heappop(self._entered)
-            self._told(-entered)
-            self._change(label, weight, -1)
-        self._told(time)
+            self._record_load(-entered)
+            self._change_load(label, weight, -1)
+        self._record_load(time)
 
-    def _told(self, time: float) -> None:
-        """The load was what it is, from then until where we were."""
+    def _record_load(self, time: float) -> None:
+        """Record the present load for the time from ``time`` to the time reached before."""
         until, self._at = self._at, time
         if until is None or not self._load:
             return
@@ -210,8 +208,8 @@ class _WaiterQueue:
         for number in range(max(0, int(time * per_second)), min(STRETCHES - 1, int(until * per_second)) + 1):
             self._most[number] = max(self._most.get(number, 0), self._load)
 
-    def _change(self, label: str, weight: int, by: int) -> None:
-        """Those of one label share: the heaviest counts."""
+    def _change_load(self, label: str, weight: int, by: int) -> None:
+        """Change the load. Holders of one label share: the heaviest counts."""
         if label == WRITE:
             self._load += by * weight
             return
@@ -225,7 +223,7 @@ class _WaiterQueue:
 
 
 def _in_lanes(bars: Iterable[Bar]) -> Iterable[Bar]:
-    """Each in the first lane that is free."""
+    """Put each bar into the first free lane."""
     busy: list[tuple[datetime, int]] = []
     free: list[int] = []
     for bar in bars:

@@ -1,4 +1,4 @@
-"""Metrics of a whole database, for ``sqlsem metrics``: one overview, and what is used of rates, for each scrape."""
+"""Metrics of a whole database, for ``sqlsem metrics``: one overview and the use of rates for each scrape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlsem.engines.priorities import PrioritySession
 from sqlsem.engines.protocol import AdminSession
 from sqlsem.engines.rates import RateSession
 from sqlsem.errors import SqlsemError
-from sqlsem.insight.chains import Leader, is_waiting, leaders
+from sqlsem.insight.chains import RootBlocker, is_waiting, root_blockers
 from sqlsem.insight.overview import Overview, Percentiles
 from sqlsem.metrics.labels import MOST_LABELS, OTHER, Few, Patterns, label
 from sqlsem.model import Entry, Past, QueueCounts, monotonic
@@ -28,42 +28,42 @@ __all__ = ["Exporter"]
 
 T = TypeVar("T")
 
-#: A scrape that follows so soon on another one gets the same answer: nobody can burden the database by asking often.
+#: Seconds for which scrapes get the same answer, so that frequent scrapes do not load the database.
 FRESH_SECONDS = 1.0
-#: That an answer may take, at first. (Prometheus itself waits for 10 s.)
+#: Seconds that the first answer may take. (Prometheus itself waits for 10 s.)
 PATIENCE_SECONDS = 8.0
-#: What lies further back than this was not seen by us, and is nobody's fault that we know of.
+#: A wait that began longer ago than this before a look was not seen, so no holder is blamed for it.
 LONGEST_GAP_SECONDS = 300.0
 
-#: Outcomes that are nobody's wish: the owner was found dead; an operator took it away; it was lost.
+#: Outcomes that no owner wanted: the owner was dead; an operator revoked the row; the lock was lost.
 ENDS = ("reaped", "revoked", "lost")
-#: Of rates: that somebody gave up waiting.
+#: Outcomes of waits for rates: the waiter gave up.
 TIMEOUT = "timeout"
-#: So many of each are counted.
+#: Count at most this many of each.
 MOST_ENDS = 1000
 
-#: What the database counts of each window of a rate: the metric's name, what it is, and where it stands.
+#: The database's counters of each window of a rate: the metric's name, its help text, and its attribute.
 RATE_COUNTERS: tuple[tuple[str, str, Callable[[RateEntry], int]], ...] = (
     ("rate_taken", "What was taken from rates, also by adjusting more.", lambda one: one.taken),
     ("rate_returned", "What was given back of that, by adjusting less.", lambda one: one.returned),
     ("rate_waits", "How often it was not there at once, and was had after waiting.", lambda one: one.waits),
 )
 
-#: A metric's name, what it is, its labels, and its values by these.
+#: A metric's name, its help text, its labels, and its values by these.
 _Rows = tuple[str, str, tuple[str, ...], Mapping[tuple[str, ...], float]]
 
 
 class Exporter:
-    """A collector for prometheus_client of what goes on in a database, whoever takes part.
+    """A collector for prometheus_client with the metrics of a whole database, of all members.
 
-    While the database is out of reach, ``sqlsem_up`` is 0, and there is nothing else.
+    While the database is out of reach, ``sqlsem_up`` is 0, and there are no other metrics.
 
     Args:
-        coordinator: The database. No member of it is made: this only looks.
-        patterns: Which resources (and queues) share a label; see `Patterns`.
-        most: So many patterns have a label of their own, as have queues, and those who are blamed; the rest is
-            ``other``, and ``sqlsem_other`` says how many that are.
-        once: It is asked once only; then there is nothing that adds up from scrape to scrape.
+        coordinator: The database. The exporter only reads; it does not become a member.
+        patterns: Resources (and queues) that share a label; see `Patterns`.
+        most: At most this many patterns, queues and blamed holders have a label of their own. The rest is ``other``,
+        and ``sqlsem_other`` says how many names that are.
+        once: Collect only once; then there are no counters, which add up from scrape to scrape.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Exporter:
         self._coordinator = coordinator
         self._session: Session | None = None
         self._allowance = AdaptiveTimeout(PATIENCE_SECONDS)
-        self._asking = threading.Lock()  # one scrape at a time; guards all that follows
+        self._asking = threading.Lock()  # one scrape at a time; guards all fields below
         self._answer: tuple[float, list[Metric]] | None = None
         self._once = once
         self._most = most
@@ -87,12 +87,12 @@ class Exporter:
         self._rates: Sequence[RateEntry] = ()
         self._ageing: Mapping[str, float] = {}
         self._blamed: dict[tuple[str, ...], float] = {}
-        self._before: float | None = None  # the last overview, by this host's clock
+        self._before: float | None = None  # time of the last overview, by this host's clock
         self._ends: Counter[tuple[str, str]] | None = None  # within the last hour
         self._known_ends: set[tuple[str, int, str]] | None = (
-            None  # those of them that were counted, or were there before
+            None  # the ends that are counted, or were there at the start
         )
-        #: What the database says of each window, at the last look.
+        #: The database's counters of each window, at the last look.
         self._known_rates: Mapping[tuple[str, float], RateEntry] | None = None
         # By metric and labels, since this exporter began.
         self._counted: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
@@ -106,11 +106,11 @@ class Exporter:
             self._drop()
 
     def describe(self) -> Sequence[Metric]:
-        """Nothing to be told beforehand; registries ask, and else would collect at once."""
+        """Return no metrics in advance; without this method, a registry would collect at once."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All that is there now."""
+        """Yield all current values."""
         with self._asking:
             now = monotonic()
             if self._answer is None or now - self._answer[0] >= FRESH_SECONDS:
@@ -118,8 +118,8 @@ class Exporter:
             return iter(self._answer[1])
 
     def count_ends(self) -> None:
-        """Count what has ended as it should not within the last hour, for the scrapes that follow: four statements.
-        Whoever serves does this once a minute. Where it fails, the numbers are left out.
+        """Count the bad ends of the last hour, for the next scrapes: four statements. The server calls this once a
+        minute. If it fails, the next scrapes leave these metrics out.
         """
         with self._asking:
             found: dict[tuple[str, int, str], tuple[str, str]] = {}
@@ -141,7 +141,7 @@ class Exporter:
                         self._count("ended", pattern, 1, outcome)
             self._known_ends = set(found)
 
-    # -- looking ------------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------------------------
 
     def _look(self) -> Overview | None:
         self.trouble = None
@@ -153,7 +153,7 @@ class Exporter:
             return None
 
     def _ask(self, call: Callable[[Session], T]) -> T:
-        """On a session that is kept; a lost one is made anew at once."""
+        """Read on a session that is kept; reconnect at once if it was lost."""
         if self._session is not None:
             try:
                 with time_limited(self._session, self._allowance):
@@ -174,7 +174,7 @@ class Exporter:
         if session is not None:
             session.close()
 
-    # -- telling ------------------------------------------------------------------------------------------------
+    # -- metrics ----------------------------------------------------------------------------------------------------
 
     def _metrics(self, overview: Overview | None, began: float) -> list[Metric]:
         found = [_gauge("up", "Whether the database could be looked at.", (), {(): float(overview is not None)})]
@@ -182,7 +182,7 @@ class Exporter:
             for name, what, labels, values in self._rows(overview):
                 found.append(_gauge(name, what, labels, values))
             if not self._once:
-                self._add_blame(leaders(overview), began)
+                self._add_blame(root_blockers(overview), began)
                 self._add_rates()
                 found += [self._told_blame(), *self._told_counted()]
         found.append(_gauge("scrape_seconds", "Seconds that this look took.", (), {(): monotonic() - began}))
@@ -206,7 +206,7 @@ class Exporter:
         )
         yield from _times(overview, labels)
         yield from self._told_ends()
-        yield from self._leaders(leaders(overview))
+        yield from self._root_blockers(root_blockers(overview))
         yield from _members(overview)
         queue_few = self._few["queue"].all_of(
             {(label(queue.queue),): queue.pending + queue.running + queue.failed for queue in overview.queues}
@@ -244,8 +244,8 @@ class Exporter:
     def _holder(self, entry: Entry) -> tuple[str, ...]:
         return self._pattern(entry.resource), label(entry.program), label(entry.note)
 
-    def _leaders(self, found: Iterable[Leader]) -> Iterator[_Rows]:
-        """Who has others wait, and for how long these have waited."""
+    def _root_blockers(self, found: Iterable[RootBlocker]) -> Iterator[_Rows]:
+        """Yield the holders that others wait for, and how long these have waited."""
         waiters: Counter[tuple[str, ...]] = Counter()
         seconds: Counter[tuple[str, ...]] = Counter()
         for one in found:
@@ -259,8 +259,8 @@ class Exporter:
         ):
             yield name, what, labels, _sum((few[one], number) for one, number in values.items())
 
-    def _add_blame(self, found: Iterable[Leader], now: float) -> None:
-        """Each of those who wait has waited for its holder since the last look, or since it came."""
+    def _add_blame(self, found: Iterable[RootBlocker], now: float) -> None:
+        """Add the time since the last look, or since its request, that each waiter has waited for its holder."""
         gap = 0.0 if self._before is None else min(now - self._before, LONGEST_GAP_SECONDS)
         self._before = now
         for one in found:
@@ -279,7 +279,7 @@ class Exporter:
         return family
 
     def _count(self, name: str, pattern: str, number: int, *more: str) -> None:
-        """Counts for ever are of as few labels as all that is told, whatever has come and gone meanwhile."""
+        """Return a bounded set of labels for counters, whatever names have come and gone."""
         counted = self._counted[name]
         labels = *self._few["resource"].of(pattern), *more
         if labels not in counted and len({one for one, *_ in counted} - {OTHER}) >= self._most:
@@ -287,12 +287,12 @@ class Exporter:
         counted[labels] += number
 
     def _add_rates(self) -> None:
-        """What was taken since the last look. (A window that nobody uses is forgotten, and begins anew later: what is
-        told must not go down with it.)
+        """Add the use since the last look. (The database forgets an unused window and counts it from 0 later; our
+        counters must not decrease with it.)
         """
         known = {(rate.resource, rate.window): rate for rate in self._rates}
         for name, _, number in RATE_COUNTERS:
-            more: dict[str, int] = {}  # of each rate: whatever is taken counts in all its windows
+            more: dict[str, int] = {}  # by rate: each use counts in all windows of the rate
             for key, one in known.items():
                 before = None if self._known_rates is None else self._known_rates.get(key)
                 increase = number(one)
@@ -322,7 +322,7 @@ class Exporter:
     def _counter(self, name: str, what: str, labels: tuple[str, ...]) -> Metric:
         family = CounterMetricFamily(f"sqlsem_{name}", what, labels=labels)
         for one, number in self._counted[name].items():
-            # First 0: of a counter that begins with what it has counted, nobody would see the increase.
+            # Begin with 0: Prometheus sees no increase in a counter that appears with its first count.
             family.add_metric(one, number if (name, *one) in self._told else 0)
             self._told.add((name, *one))
         return family
@@ -362,12 +362,12 @@ def _max(values: Iterable[tuple[tuple[str, ...], float]]) -> dict[tuple[str, ...
 
 
 def _queues(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
-    """What goes on at the resources."""
+    """Yield the metrics of resources."""
     one = ("resource",)
     entries = [(entry, labels[entry.resource]) for entry in overview.entries]
     inside = [(entry, name) for entry, name in entries if entry.state in ("holds", "revoked")]
     waiting = [(entry, name) for entry, name in entries if is_waiting(entry)]
-    zero = [(name, 0.0) for name in set(labels.values())]  # so that nobody there is 0, and not nothing
+    zero = [(name, 0.0) for name in set(labels.values())]  # so that an idle resource is 0 instead of missing
 
     def count(rows: Iterable[tuple[Entry, tuple[str, ...]]]) -> dict[tuple[str, ...], float]:
         return _sum([*zero, *((name, 1.0) for _, name in rows)])
@@ -404,7 +404,7 @@ def _queues(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterat
 
 
 def _used(rates: Sequence[RateEntry], labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
-    """What is used of rates."""
+    """Yield the use of rates."""
     numbers: tuple[tuple[str, str, Callable[[RateEntry], float]], ...] = (
         ("rate_limit", "How much of a rate may be used in a window, as it was declared last.", lambda one: one.limit),
         ("rate_used", "How much of it counts now, what is promised for soon included.", lambda one: one.used),
@@ -420,7 +420,7 @@ def _used(rates: Sequence[RateEntry], labels: Mapping[str, tuple[str, ...]]) -> 
 
 
 def _times(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
-    """Waits and holds that have ended of late, for resources where somebody is now."""
+    """Yield the waits and holds that ended of late, for resources that are in use now."""
     holds: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     waits: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for resource, times in overview.holds.items():

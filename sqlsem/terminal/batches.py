@@ -9,7 +9,7 @@ from rich.text import Text
 
 from sqlsem.model import BatchEntry
 from sqlsem.printable import clean, first_line
-from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
+from sqlsem.terminal.tables import fit, local_time, process_name, seconds_in_words, table
 from sqlsem.terminal.tasks import shortened
 
 __all__ = ["render_batches"]
@@ -43,7 +43,7 @@ def render_batches(found: Sequence[BatchEntry], width: int, only: str | None = N
                 note = f"the last {note}".rstrip()
             lasted = "" if part.seconds is None else seconds_in_words(part.seconds)
             cells = (part.part, part.status, str(part.attempt), lasted, local_time(part.started_at))
-            rows.append((*cells, who_is(part.host, part.pid), note))
+            rows.append((*cells, process_name(part.host, part.pid), note))
         widths = fit(heads, rows, width, elastic=(0, 5, 6), indent=2)
         parts.append(table(heads, rows, widths, right=(2, 3), state=1, indent=2))
         if one.callback_status != "none":

@@ -13,7 +13,7 @@ from sqlsem.insight.replay import Night, Replay
 from sqlsem.model import Entry, Past
 from sqlsem.names import access_in_words
 from sqlsem.printable import clean
-from sqlsem.terminal.tables import fit, seconds_in_words, table, who_is
+from sqlsem.terminal.tables import fit, process_name, seconds_in_words, table
 
 __all__ = ["render_audit", "render_replay"]
 
@@ -50,7 +50,7 @@ def _finding(one: Finding, width: int) -> Iterable[RenderableType]:
             _exact(row.granted_at),
             _exact(row.ended_at if isinstance(row, Past) else None),
             row.outcome if isinstance(row, Past) else row.state,
-            who_is(row.host, row.pid, row.requesting_id),
+            process_name(row.host, row.pid, row.requesting_id),
             row.note or row.program or "",
         )
         for row in one.rows

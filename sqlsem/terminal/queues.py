@@ -14,7 +14,7 @@ from sqlsem.insight.words import clock
 from sqlsem.model import Entry, Operation, Past, Resource
 from sqlsem.names import access_in_words
 from sqlsem.printable import clean
-from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
+from sqlsem.terminal.tables import fit, local_time, process_name, seconds_in_words, table
 
 __all__ = ["as_dict", "by_resource", "render_history", "render_operations", "render_queues"]
 
@@ -67,7 +67,7 @@ def _why(reason: Reason | None) -> str:
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
-    who = who_is(entry.host, entry.pid, entry.requesting_id)
+    who = process_name(entry.host, entry.pid, entry.requesting_id)
     note = entry.note or ""
     if entry.missing_for is not None:
         note = f"[not found for {seconds_in_words(entry.missing_for)}] {note}".rstrip()
@@ -96,7 +96,7 @@ def render_queues(
     narrow, it takes the place of the program.
     """
     if not queues:
-        return Text("Nobody holds or waits." if only is None else f"Nobody holds or waits for {only!r}.")
+        return Text("No request holds or waits." if only is None else f"Nobody holds or waits for {only!r}.")
     heads: tuple[str, ...] = ("POS", "STATE", "FOR", "ACCESS", "WHO", "PROGRAM", "NOTE")
     rows: dict[str, list[tuple[str, ...]]] = {
         resource.resource: [_cells(entry) for entry in entries] for resource, entries in queues
@@ -156,7 +156,7 @@ def render_history(past: Sequence[Past], width: int) -> RenderableType:
             "-" if one.held is None else seconds_in_words(one.held),
             one.ended_at.astimezone().strftime("%m-%d %H:%M:%S"),
             _ending(one),
-            who_is(one.host, one.pid, one.requesting_id),
+            process_name(one.host, one.pid, one.requesting_id),
             one.note or one.program or "",
         )
         for one in past
@@ -191,7 +191,7 @@ def render_operations(done: Sequence[Operation], width: int) -> RenderableType:
             one.login or "",
             _done(one),
             " ".join(filter(None, (one.resource or one.queue, str(one.position or one.task_id or "")))),
-            who_is(one.host, one.pid),
+            process_name(one.host, one.pid),
             one.program or "",
         )
         for one in done

@@ -9,10 +9,10 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 
-from sqlsem.insight.words import seconds_in_words, who_is
+from sqlsem.insight.words import process_name, seconds_in_words
 from sqlsem.printable import clean
 
-__all__ = ["fit", "line", "local_time", "seconds_in_words", "table", "who_is"]
+__all__ = ["fit", "line", "local_time", "process_name", "seconds_in_words", "table"]
 
 #: A column is never made narrower than this to fit a terminal, characters.
 NARROWEST = 6

@@ -17,7 +17,7 @@ from sqlsem.insight.reasons import TaskReason
 from sqlsem.model import QueueCounts, QueueLimit, Schedule, TaskEntry
 from sqlsem.model_rates import Window
 from sqlsem.printable import clean, first_line
-from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
+from sqlsem.terminal.tables import fit, local_time, process_name, seconds_in_words, table
 
 __all__ = [
     "STATES",
@@ -170,7 +170,7 @@ def _cells(
         *("parked" if one.parked else one.status, tries, lasted, local_time(when)),
         *([one.queue] if with_queue else []),
         *([one.key or ""] if with_key else []),
-        *("" if why is None else why.short, who_is(one.host, one.pid), shortened(one.kind, one.body, one.note)),
+        *("" if why is None else why.short, process_name(one.host, one.pid), shortened(one.kind, one.body, one.note)),
     ]
 
 

@@ -16,7 +16,7 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.insight.timeline import Bar, Panel, Timeline
 from sqlsem.model import Past
 from sqlsem.printable import clean, clean_json
-from sqlsem.terminal.tables import seconds_in_words, who_is
+from sqlsem.terminal.tables import process_name, seconds_in_words
 
 __all__ = ["FORMATS", "library", "picture"]
 
@@ -131,7 +131,7 @@ def _stretches(bar: Bar) -> list[dict[str, Any]]:
     """A bar has one part or two: it waits, and it holds."""
     one = bar.source
     outcome = one.outcome if isinstance(one, Past) else one.state
-    who = who_is(one.host, one.pid, one.requesting_id)
+    who = process_name(one.host, one.pid, one.requesting_id)
     inside = one.granted_at
     told = {
         "lane": bar.lane,

@@ -8,14 +8,14 @@ from typing import Any
 from sqlsem.insight.chains import Chain
 from sqlsem.insight.reasons import Reason, TaskReason
 from sqlsem.model import Entry, TaskEntry
-from sqlsem.terminal.tables import seconds_in_words, who_is
+from sqlsem.terminal.tables import process_name, seconds_in_words
 from sqlsem.terminal.tasks import shortened
 
 __all__ = ["entry_as_dict", "task_as_dict", "told_of_entry", "told_of_task"]
 
 
 def _who(entry: Entry) -> str:
-    return who_is(entry.host, entry.pid, entry.requesting_id)
+    return process_name(entry.host, entry.pid, entry.requesting_id)
 
 
 def told_of_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Iterable[Entry] = ()) -> Iterator[str]:

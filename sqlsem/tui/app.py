@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.widgets import Input, Static
 
 from sqlsem.errors import SqlsemError
-from sqlsem.insight.board import ORDER, VIEWS, listing, offered, summary
+from sqlsem.insight.board import ORDER, VIEWS, listing, offered_views, summary
 from sqlsem.insight.consequences import Action, Kind
 from sqlsem.insight.words import seconds_in_words
 from sqlsem.live import Live, Seen, in_a_line
@@ -134,7 +134,7 @@ class Top(App[None]):
     def _tell_views(self, count: str) -> None:
         text = Text(no_wrap=True, overflow="ellipsis")
         after = " "  # the one before
-        for number, view in enumerate(offered(self._seen.overview, self._view), 1):
+        for number, view in enumerate(offered_views(self._seen.overview, self._view), 1):
             here = view.key == self._view
             text.append("[" if here else after, "bold")
             text.append(f"{number} {view.title}", "bold" if here else "dim")
@@ -164,7 +164,7 @@ class Top(App[None]):
 
     def action_next_view(self, by: int) -> None:
         """The next one."""
-        keys = [view.key for view in offered(self._seen.overview, self._view)]
+        keys = [view.key for view in offered_views(self._seen.overview, self._view)]
         if len(self.screen_stack) == 1:
             self.action_view(keys[(keys.index(self._view) + by) % len(keys)])
 

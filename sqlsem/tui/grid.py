@@ -126,7 +126,7 @@ class Grid(ScrollView, can_focus=True):
             return self._strip(self._heads(), Style(bold=True, underline=True), width)
         number = round(self.scroll_y) + y - 1
         if not listing.rows:
-            told = "Nothing here has these words in it." if listing.total else listing.view.nothing
+            told = "Nothing here has these words in it." if listing.total else listing.view.empty_text
             return self._strip(NO_MARK + told if y == 1 else "", Style(), width)
         if number >= len(listing.rows):
             return self._strip("", Style(), width)

@@ -14,7 +14,7 @@ import sqlsem
 from sqlsem.cli import nights
 from sqlsem.insight import audit as module
 from sqlsem.insight.audit import audit
-from sqlsem.insight.replay import Terms, replay
+from sqlsem.insight.replay import ReplaySettings, replay
 
 #: So many seconds ago everything in these tests began, at the most.
 SINCE = 3600
@@ -173,5 +173,5 @@ def test_the_night_again_is_nearly_the_night_that_was(connect, threads, name):
     assert -0.01 <= (both.was.end - both.would.end).total_seconds() <= moments
     assert -0.01 <= both.was.wait_p99 - both.would.wait_p99 <= moments
     assert -0.01 <= both.was.wait_total - both.would.wait_total <= moments * both.was.let_in
-    more = replay(past, terms=Terms(limits={name: 10})).resources[name].would
+    more = replay(past, settings=ReplaySettings(limits={name: 10})).resources[name].would
     assert more.wait_total == pytest.approx(0)

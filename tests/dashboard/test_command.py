@@ -116,7 +116,7 @@ def test_the_database_goes_away_and_comes_back(own_postgres_server, make_databas
         told(lambda line: "Nothing has been seen of the database since" in line)
         assert httpx.get(home, timeout=PATIENCE).status_code == 200
         own_postgres_server.start()
-        told(lambda line: "<table" in line or "Nobody holds or waits." in line)
+        told(lambda line: "<table" in line or "No request holds or waits." in line)
         until(lambda: "Nothing has been seen" not in httpx.get(home, timeout=PATIENCE).text, "it has recovered")
 
 

@@ -158,7 +158,7 @@ def test_the_cursor_stays_on_its_row():
         live.see(Seen(overview([entry(0, "holds", "a")]), NOW))
         assert row(await press()).split()[:2] == ["0", "holds"], "its row is gone"
         live.see(Seen(overview(), NOW))
-        assert "Nobody holds or waits." in await press()
+        assert "No request holds or waits." in await press()
 
     drive(live, script)
 
@@ -293,7 +293,7 @@ def test_a_cap_is_asked_for_and_its_consequence_follows_as_one_types():
         text = await press("c")
         assert "'etl' is capped at 1 already" in text
         text = await press("backspace", "2")
-        assert "Lets in 2 (db1:802), then 3." in text
+        assert "Grants 2 (db1:802), then 3." in text
         assert "A cap is a whole number from 1" in await press("x")
         assert "A cap is a whole number from 1" in await press("backspace", "backspace", "0")
         assert "A cap is" in await press("enter"), "it is not gone on with"
@@ -314,9 +314,9 @@ def test_what_is_asked_follows_what_is_seen():
     live = FakeLive(overview([entry(1, "holds", limit=1), entry(2, limit=1)]))
 
     async def script(app, press):
-        assert "Lets in 2 (db1:802); nobody waits behind." in await press("j", "x")
+        assert "Grants 2 (db1:802); no request waits behind." in await press("j", "x")
         live.see(Seen(overview([entry(1, "holds", limit=1), entry(5, limit=1)]), NOW))
-        assert "Lets in 5 (db1:805)" in await press()
+        assert "Grants 5 (db1:805)" in await press()
         live.see(Seen(overview([entry(5, "holds", limit=1)]), NOW))
         text = await press()
         assert "Position 1 is gone already" in text

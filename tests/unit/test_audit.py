@@ -326,7 +326,7 @@ def test_finding_is_described():
     rows = nights.newest_first([past("a", 1, 0, 0, 5), past("a", 2, 1, None, 6), past("a", 3, 1, 4, 6)])
     result = module.audit(rows)
     (one,) = result.findings
-    assert (one.at, one.words) == (nights.at(4), "it was let in beside more than the limit allows: 1")
+    assert (one.at, one.words) == (nights.at(4), "it was granted beside more than the limit allows: 1")
     assert [row.position for row in one.rows] == [3, 1]
     assert not result.ok
     assert (result.first_end, result.last_end) == (nights.at(5), nights.at(6))
@@ -344,7 +344,7 @@ def test_all_are_counted_and_some_are_kept():
     rows = [past("a", n, 0, 0, 5) for n in range(1, 200)]
     result = module.audit(nights.newest_first(rows), most=7)
     assert (result.found, len(result.findings)) == (198, 7)
-    assert len(result.findings[0].rows) == 1 + module.MOST_ROWS
+    assert len(result.findings[0].rows) == 1 + module.MAX_ROWS
     assert result.findings[0].words.endswith("178 more")
 
 
@@ -414,35 +414,35 @@ def test_the_time_grows_with_the_rows_and_not_with_their_square():
 
 #: Faults that somebody may put into the checker: each must be seen by the cases above.
 MUTANTS = [
-    ("if line.queue.fits(row.kind, row.place):", "if True:"),
+    ("if queue.queue.fits(row.kind, row.place):", "if True:"),
     ("self.ended > time", "self.ended >= time"),
-    ("one.place < row.place and one.is_there", "one.place > row.place and one.is_there"),
+    ("entry.place < row.place and entry.is_there", "entry.place > row.place and entry.is_there"),
     ("(-time, ASKED)", "(-time, GRANTED)"),
     ("GRANTED, ASKED = 0, 1", "GRANTED, ASKED = 1, 0"),
-    ("if asked.fits([one.request() for one in inside], None):", "if True:"),
-    ("if asked.fits([one.request() for one in inside], None):", "if False:"),
+    ("if request.fits([entry.request() for entry in inside], None):", "if True:"),
+    ("if request.fits([entry.request() for entry in inside], None):", "if False:"),
     ('if past.outcome == "upgraded":', "if False:"),
     ('if past.outcome == "upgraded":', "if converted:"),
     ('1 if converted and past.outcome != "handed_over" else past.limit', "past.limit"),
-    ("line.take(later)", "pass"),
+    ("queue.take(later)", "pass"),
     ("if later is not None and later.ended is not None and not converted:", "if False:"),
-    ("if not line.queue.fits((WRITE, 1, 1), row.place):", "if False:"),
-    ("others = [one for one in line.inside.values() if one.is_there_after(time)]", "others = []"),
+    ("if not queue.queue.fits((WRITE, 1, 1), row.place):", "if False:"),
+    ("others = [entry for entry in queue.inside.values() if entry.is_there_after(time)]", "others = []"),
     ("after.place < row.place and after.asked > row.asked", "False"),
     ("row.asked <= begun <= row.ended", "True"),
     ("READ if row.access.startswith(UPGRADE) else row.access", "row.access"),
     ("(_access(past), 1 if", "(past.access, 1 if"),
     ("if row.gone:", "if False:"),
-    ("self._line(entry.resource).put(row)", "pass"),
-    ("line.put(row)\n        self._expect(row)\n\n    def end", "line.put(row)\n\n    def end"),
+    ("self._queue(entry.resource).put(row)", "pass"),
+    ("queue.put(row)\n        self._schedule(row)\n\n    def end", "queue.put(row)\n\n    def end"),
     ("if (entry.resource, entry.position) not in ended:", "if True:"),
     ("self._go_back_to(None)", "pass"),
     ("row.granted is not None:\n            self.inside", "row.granted is None:\n            self.inside"),
     ("if ruling.cap is None:\n                return ruling", "if False:\n                return ruling"),
-    ("if not line.queue.fits(row.kind, row.place, ruling.cap):", "if False:"),
+    ("if not queue.queue.fits(row.kind, row.place, ruling.cap):", "if False:"),
     ("if not row.request().fits(ahead, ruling.cap):", "if True:"),
     ("row.ruling is not None", "False"),
-    ("granted <= ruling.since + HEARD_OF", "granted <= ruling.since"),
+    ("granted <= ruling.since + SETTING_DELAY", "granted <= ruling.since"),
     ("granted >= ruling.until", "granted > ruling.until"),
     ("granted <= time]", "granted < time]"),
 ]

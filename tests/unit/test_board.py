@@ -6,7 +6,7 @@ import pytest
 from support.overviews import ANSI, BIDI, MARKUP, a_night, entry, overview, resource
 
 from sqlsem.insight import board
-from sqlsem.insight.board import ORDER, VIEWS, offered, summary
+from sqlsem.insight.board import ORDER, VIEWS, offered_views, summary
 from sqlsem.insight.reasons import reasons
 from sqlsem.model import QueueCounts
 from sqlsem.model_rates import RateEntry
@@ -92,7 +92,7 @@ def test_rate_line_shows_its_use():
         ("behind db1:805, 1 before", "00:12"),
     ]
     last = found.rows[-1]
-    assert last.details[1] == f"Why: rate 'api': {used}; 2 before it in the line, so it goes in about 00:12"
+    assert last.details[1] == f"Why: rate 'api': {used}; 2 ahead of it in the queue, so it is granted in about 00:12"
     paused = listing(overview(in_line(5, 6), [resource("rate:api", paused=True)], rates=windows()))
     assert "PAUSED" in paused.rows[0].cells[0]
     assert cells(paused, "why", "enters")[1] == ("paused", ""), "nobody knows when"
@@ -117,15 +117,15 @@ def test_rates_show_their_waiters():
     )
     assert "7 taken" in found.rows[3].details[1]
     assert cells(listing(night, "rates", "free"), "free") == [("12s",), ("12s",), ("",), ("",)]
-    assert cells(listing(night, "rates", wanted="rate:mail"), "rate") == [("mail",), ("mail",)]
+    assert cells(listing(night, "rates", filter_text="rate:mail"), "rate") == [("mail",), ("mail",)]
 
 
 def test_rates_are_offered_where_there_are_some():
     others = [key for key in VIEWS if key != "rates"]
-    assert [one.key for one in offered(a_night(), "queues")] == [*others, "rates"]
-    assert [one.key for one in offered(overview(), "queues")] == others
-    assert [one.key for one in offered(None, "queues")] == others
-    assert [one.key for one in offered(overview(), "rates")] == [*others, "rates"], "one is there"
+    assert [one.key for one in offered_views(a_night(), "queues")] == [*others, "rates"]
+    assert [one.key for one in offered_views(overview(), "queues")] == others
+    assert [one.key for one in offered_views(None, "queues")] == others
+    assert [one.key for one in offered_views(overview(), "rates")] == [*others, "rates"], "one is there"
 
 
 def test_sorted_by_a_column_there_are_no_headings():
@@ -150,12 +150,12 @@ def test_numbers_are_sorted_as_numbers():
 
 
 def test_a_filter_finds_rows_with_all_of_its_words():
-    assert cells(listing(a_night(), wanted="DB2"), "position") == [("5",)]
-    assert cells(listing(a_night(), wanted="etl waits"), "position") == [("4",), ("5",)]
-    assert cells(listing(a_night(), wanted="db1:802:1"), "position") == [("2",)], "the requesting id"
-    headings = [row.cells[0].split()[0] for row in listing(a_night(), wanted="capped").rows]
+    assert cells(listing(a_night(), filter_text="DB2"), "position") == [("5",)]
+    assert cells(listing(a_night(), filter_text="etl waits"), "position") == [("4",), ("5",)]
+    assert cells(listing(a_night(), filter_text="db1:802:1"), "position") == [("2",)], "the requesting id"
+    headings = [row.cells[0].split()[0] for row in listing(a_night(), filter_text="capped").rows]
     assert headings == ["spare"], "what is set for a resource without rows"
-    nothing = listing(a_night(), wanted="no such thing")
+    nothing = listing(a_night(), filter_text="no such thing")
     assert (nothing.rows, nothing.shown, nothing.total) == ((), 0, 9)
 
 

@@ -104,7 +104,7 @@ def test_as_a_module(coordinator: sqlsem.Coordinator) -> None:
         text=True,
         check=True,
     )
-    assert found.stdout == "Nobody holds or waits.\n"
+    assert found.stdout == "No request holds or waits.\n"
 
 
 #: Commands about one thing that must be there, and one that SQLite cannot do; all others that list exit with 0.
@@ -234,7 +234,7 @@ def test_ls_on_a_narrow_terminal_still_draws(width: int) -> None:
 
 
 def test_ls_and_json(coordinator: sqlsem.Coordinator) -> None:
-    assert done("ls") == "Nobody holds or waits.\n"
+    assert done("ls") == "No request holds or waits.\n"
     assert done("ls", "x") == "Nobody holds or waits for 'x'.\n"
     assert json.loads(done("ls", "--json")) == []
     note = "a note that is far too long for eighty columns, " * 3
@@ -508,7 +508,7 @@ def test_reap_removes_the_dead(url: str) -> None:
     )
     for code in ("1 dead member and 1 row", "0 dead members and 0 rows"):
         assert done("reap") == f"{code} removed.\n"
-    assert done("ls") == "Nobody holds or waits.\n"
+    assert done("ls") == "No request holds or waits.\n"
 
 
 # -- scripts and tables -----------------------------------------------------------------------------------------------
@@ -596,7 +596,7 @@ def test_init_never_downgrades(url: str, tmp_path: Path) -> None:
         result = call(*arguments)
         assert result.exit_code == 78
         assert f"version 99, newer than this client's {sql.LATEST}" in result.stderr
-    assert done("ls") == "Nobody holds or waits.\n"  # which it may, as the tables allow clients of version 1
+    assert done("ls") == "No request holds or waits.\n"  # which it may, as the tables allow clients of version 1
 
 
 def test_tables_for_newer_clients_only(url: str, tmp_path: Path) -> None:
@@ -627,7 +627,7 @@ def test_doctor_is_content(url: str) -> None:
     names = [check["name"] for check in found["checks"]]
     assert names[:3] == ["url", "connect", "schema"]
     assert {"driver", "journal", "writable", "beacon", "disk", "round trip"} <= set(names)
-    assert done("ls") == "Nobody holds or waits.\n"
+    assert done("ls") == "No request holds or waits.\n"
 
 
 def test_an_engine_that_has_locks_only(monkeypatch: pytest.MonkeyPatch) -> None:

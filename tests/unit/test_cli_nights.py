@@ -76,7 +76,7 @@ def test_audit_shows_violations(url: str) -> None:
     result = call("audit", "--since", "1h")
     assert result.exit_code == 1
     assert "etl  position 2" in result.stdout
-    assert "it was let in beside more than the limit allows: 1" in result.stdout
+    assert "it was granted beside more than the limit allows: 1" in result.stdout
     assert "Not in order: 1 finding." in result.stdout
     assert "a<b>\\x1b[31m\\u202ex" in result.stdout
     assert result.stdout.replace("\n", "").isprintable()

@@ -105,7 +105,7 @@ def test_why_of_an_unknown_position(coordinator: sqlsem.Coordinator) -> None:
 def test_tasks(coordinator: sqlsem.Coordinator) -> None:
     queue = coordinator.queue("nightly")
     first, second = queue.put(1, order=1), queue.put(2, order=2)
-    assert "the next worker that is free takes it" in done("why", str(first))
+    assert "the next free worker takes it" in done("why", str(first))
     assert f"order 1 is open: task {first}" in done("why", "--task", str(second))
     with pytest.raises(ZeroDivisionError), queue.try_claim():
         raise ZeroDivisionError
@@ -199,8 +199,10 @@ def test_why_estimates_a_rates_waiter(coordinator: sqlsem.Coordinator) -> None:
         waiter.start()
         until(lambda number=number: len(coordinator.entries("rate:api")) == number, "it waits")  # type: ignore[misc]
     told = done("why", "rate:api")
-    assert "rate 'api': 2 of 2 used in 1h00m, room in 1h00m; first in the line, so it goes in about 1:00:" in told
-    assert "1 before it in the line, so it goes in about 1:00:" in told
+    assert (
+        "rate 'api': 2 of 2 used in 1h00m, room in 1h00m; first in the queue, so it is granted in about 1:00:" in told
+    )
+    assert "1 ahead of it in the queue, so it is granted in about 1:00:" in told
     found = json.loads(done("why", "rate:api", "--json"))
     # (Not before there is room, which is when all that was taken at once leaves the window.)
     for one in found:

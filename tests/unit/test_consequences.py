@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.overviews import NOW, entry, overview, resource
 
-from sqlsem.insight.consequences import Action, consequence, entering
+from sqlsem.insight.consequences import Action, consequence, grantable
 from sqlsem.insight.overview import Overview
 from sqlsem.model import QueueCounts, Request
 
@@ -21,7 +21,7 @@ def told(found: Overview, kind: str, **others: object) -> list[str]:
 def test_resume_grants_as_many_as_fit_and_names_the_next():
     entries = [entry(3, "holds"), *(entry(position) for position in (4, 5, 6))]
     found = overview(entries, [resource(paused=True)])
-    assert told(found, "resume", resource="etl") == ["Resume 'etl'?", "Lets in 4 (db1:804) and 5 (db1:805), then 6."]
+    assert told(found, "resume", resource="etl") == ["Resume 'etl'?", "Grants 4 (db1:804) and 5 (db1:805), then 6."]
     assert consequence(found, Action("resume", resource="etl")).admitted == (4, 5)
 
 
@@ -30,11 +30,11 @@ def test_raised_cap_grants_held_back_waiters():
     found = overview(entries, [resource(cap=1)])
     assert told(found, "cap", resource="etl", cap=3) == [
         "Cap 'etl' at 3 (now 1)?",
-        "Lets in 4 (db1:804) and 5 (db1:805), then 6.",
+        "Grants 4 (db1:804) and 5 (db1:805), then 6.",
     ]
     assert told(found, "uncap", resource="etl") == [
         "Lift the cap of 'etl' (now 1)?",
-        "Lets in 4 (db1:804), 5 (db1:805), 6 (db1:806) and 1 more; nobody waits behind.",
+        "Grants 4 (db1:804), 5 (db1:805), 6 (db1:806) and 1 more; no request waits behind.",
     ]
 
 
@@ -42,25 +42,25 @@ def test_cap_below_holders_and_below_a_weight():
     entries = [*(entry(position, "holds", limit=9) for position in (1, 2, 3)), entry(4, limit=9, weight=2), entry(5)]
     found = overview(entries)
     lines = told(found, "cap", resource="etl", cap=1)
-    assert lines[1] == "The 3 inside stay. Nobody else goes in until a weight of 2 and more has left."
-    assert lines[2].startswith("4 asks for a weight of 2: under this cap it can never go in")
+    assert lines[1] == "The 3 holders stay. No request is granted until a weight of 2 and more has left."
+    assert lines[2].startswith("4 asks for a weight of 2: under this cap it can never be granted")
     # It would have gone in this instant, without the cap.
-    assert lines[3] == "Keeps out 4 (db1:804)."
-    assert lines[4] == "Lets in nobody at once; next is 4 (db1:804)."
+    assert lines[3] == "Blocks 4 (db1:804)."
+    assert lines[4] == "Grants nothing at once; next is 4 (db1:804)."
 
 
 def test_cap_on_a_paused_resource_grants_nothing():
     found = overview([entry(4)], [resource(paused=True, cap=1)])
-    assert told(found, "uncap", resource="etl")[1:] == ["It is paused: nobody goes in until it is resumed."]
+    assert told(found, "uncap", resource="etl")[1:] == ["It is paused: nothing is granted until it is resumed."]
 
 
 def test_pause_holds_back_the_next_waiter():
     found = overview([entry(1, "holds"), entry(2), entry(3, limit=1)])
     assert told(found, "pause", resource="etl") == [
         "Pause 'etl'?",
-        "The one inside stays.",
-        "Nobody else goes in until it is resumed; 2 wait.",
-        "Keeps out 2 (db1:802).",
+        "The holder stays.",
+        "No request is granted until it is resumed; 2 wait.",
+        "Blocks 2 (db1:802).",
     ]
 
 
@@ -70,18 +70,18 @@ def test_releasing_a_holder_tells_it_and_lets_in_the_next():
         "Revoke 3 of 'etl' (db1:803)?",
         "It has held for 16m10s, for 'orders'.",
         "Its holder is told, and has its grace (5.0s) to stop; then it is removed.",
-        "Lets in 4 (db1:804), then 5.",
+        "Grants 4 (db1:804), then 5.",
     ]
-    assert "may be let in before its program knows" in told(overview(entries), "revoke_now", position=3)[2]
+    assert "may be granted before its program knows" in told(overview(entries), "revoke_now", position=3)[2]
 
 
 @pytest.mark.parametrize(
     ("state", "others", "words"),
     [
-        ("waits", {}, "It loses its place; its program is told that it was taken away."),
+        ("waits", {}, "It leaves the queue; its program is told that it was revoked."),
         ("dead", {}, "Its process is dead: the row is removed."),
         ("revoked", {}, "Its holder has been told already, and is removed when its grace is over."),
-        ("holds", {"member_id": None}, "There is no living process behind the row"),
+        ("holds", {"member_id": None}, "No living process owns the row"),
         ("holds", {"grace": None}, "Its holder is told, and has its grace to stop"),
     ],
 )
@@ -96,13 +96,13 @@ def test_revoked_waiting_writer_grants_readers_behind():
         *(entry(position, access="read", limit=None) for position in (3, 4)),
     ]
     assert told(overview(entries), "revoke", position=2)[-1] == (
-        "Lets in 3 (db1:803) and 4 (db1:804); nobody waits behind."
+        "Grants 3 (db1:803) and 4 (db1:804); no request waits behind."
     )
 
 
 def test_revoke_on_a_paused_resource_grants_nothing():
     found = overview([entry(1, "holds", limit=1), entry(2, limit=1)], [resource(paused=True)])
-    assert told(found, "revoke", position=1)[-1] == "The resource is paused: nobody goes in by this."
+    assert told(found, "revoke", position=1)[-1] == "The resource is paused: this grants nothing."
 
 
 def test_retrying_the_task_that_holds_up_its_queue():
@@ -110,8 +110,8 @@ def test_retrying_the_task_that_holds_up_its_queue():
     assert told(found, "retry", task_id=17) == [
         "Retry task 17?",
         "It is pending again, and the next free worker takes it.",
-        "It has failed, and holds up later orders of 'nightly' (12 pending tasks there).",
-        "When it succeeds they go on; when it fails again they stay where they are.",
+        "It has failed, and blocks later orders of 'nightly' (12 pending tasks there).",
+        "If it succeeds, they start; if it fails again, they stay blocked.",
     ]
 
 
@@ -169,10 +169,10 @@ def test_predicted_grants_match_the_rule(rows, cap):
         for at, one in enumerate(living)
         if one.state == "waits" and Request("etl", one.access, one.limit, one.weight).fits(living[:at], cap)
     ]
-    assert [one.position for one in entering(queue, cap, False)] == expected
-    assert entering(queue, cap, True) == []
+    assert [one.position for one in grantable(queue, cap, False)] == expected
+    assert grantable(queue, cap, True) == []
 
 
 def test_a_long_queue_is_gone_through_once():
     queue = [entry(position, access="read", limit=None, requested_at=NOW) for position in range(1, 20_001)]
-    assert len(entering(queue, None, False)) == 20_000
+    assert len(grantable(queue, None, False)) == 20_000

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sqlsem.insight.chains import Waits, leaders
-from sqlsem.insight.estimates import Durations, Play, estimates
+from sqlsem.insight.chains import WaitGraph, root_blockers
+from sqlsem.insight.estimates import Durations, SimulatedQueue, estimates
 from sqlsem.insight.overview import Hold, HoldTimes, Overview
 from sqlsem.insight.reasons import reasons, task_reasons
-from sqlsem.insight.task_estimates import Ended, WorkQueue, kinds_of, task_estimates
+from sqlsem.insight.task_estimates import TaskHistory, WorkQueue, kinds_of, task_estimates
 from sqlsem.insight.words import clock, span_in_words
 from sqlsem.model import Entry, Request, Resource, TaskEntry
 
@@ -145,7 +145,7 @@ def test_its_turn():
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"state": "dead"}, "which is dead and gives way to the next who looks"),
+        ({"state": "dead"}, "which is dead; the next waiter that checks removes it"),
         ({"state": "revoked"}, "and has been told to stop"),
         ({"state": "holds", "missing_for": 2.0}, "and cannot be found for 2.0s of its grace of 5.0s"),
     ],
@@ -239,7 +239,7 @@ def test_every_waiter_has_the_reason_that_the_rule_gives(made):
 @given(queues())
 def test_chains_end_at_a_root_blocker(made):
     rows, set_ = made
-    waits = Waits(overview(rows, *set_))
+    waits = WaitGraph(overview(rows, *set_))
     parties = {(row.member_id, row.owner) for row in rows if row.state == "waits"}
     for position in waits.blocked:
         chain = waits.chain(position)
@@ -250,7 +250,7 @@ def test_chains_end_at_a_root_blocker(made):
             assert (behind.member_id, behind.owner) == (following.member_id, following.owner) or behind == following
         if chain.head is not None:
             assert (chain.head.member_id, chain.head.owner) not in parties
-    found = leaders(overview(rows, *set_))
+    found = root_blockers(overview(rows, *set_))
     assert sum(one.waiters for one in found) == sum(waits.head(position) is not None for position in waits.blocked)
     assert [one.waiting_seconds for one in found] == sorted((one.waiting_seconds for one in found), reverse=True)
 
@@ -266,9 +266,9 @@ def test_a_chain_across_resources():
     ]
     found = reasons(overview(rows))
     assert found[4].head == found[5].head == found[3].head == rows[0]
-    chain = Waits(overview(rows)).chain(5)
+    chain = WaitGraph(overview(rows)).chain(5)
     assert [(one.position, behind.position) for one, behind in chain.links] == [(5, 2), (3, 1)]
-    (leader,) = leaders(overview(rows))
+    (leader,) = root_blockers(overview(rows))
     assert (leader.entry, leader.waiters, leader.waiting_seconds) == (rows[0], 3, 180.0)
     assert json.dumps(leader.as_dict())
     assert "; in the end for h1:1, which has held it for 1m00s (a)" in found[5].words
@@ -281,10 +281,10 @@ def test_a_circle_has_no_head():
         entry(3, resource="a", member=2),
         entry(4, resource="b", member=1),
     ]
-    waits = Waits(overview(rows))
+    waits = WaitGraph(overview(rows))
     assert waits.chain(4).deadlock
     assert waits.head(4) is None
-    assert leaders(overview(rows)) == []
+    assert root_blockers(overview(rows)) == []
     assert set(reasons(overview(rows))) == {3, 4}
 
 
@@ -379,15 +379,15 @@ def test_it_says_the_same_twice():
 @given(st.lists(st.tuples(st.floats(0, 100), asked), max_size=12), asked, st.none() | st.integers(1, 4))
 def test_a_play_is_the_rule(rows, its, cap):
     """It goes in at the first moment at which it fits beside those who are still there."""
-    play = Play(0.0)
+    simulation = SimulatedQueue(0.0)
     for leaves, (access, limit, weight) in rows:
-        play.stays(leaves, access, limit, weight)
+        simulation.add(leaves, access, limit, weight)
     ask = Request("r", *its)
     moments = sorted({0.0, *(leaves for leaves, _ in rows)})
     right = next(
         (at for at in moments if ask.fits([Request("r", *one) for leaves, one in rows if leaves > at], cap)), math.inf
     )
-    assert play.enters(*its, cap) == right
+    assert simulation.granted_at(*its, cap) == right
 
 
 @settings(deadline=None)
@@ -431,7 +431,7 @@ def test_tasks():
 def test_a_failed_task_that_holds_nothing_up():
     found = task_reasons([task(1, 1, "failed", on_failure="continue"), task(2, 2), task(3, 2)], NOW)
     assert found[2].code == found[3].code == "turn_now"
-    assert found[3].words == "the next worker that is free takes it after 1 before it"
+    assert found[3].words == "the next free worker takes it after 1 before it"
 
 
 # -- when tasks will be started
@@ -536,7 +536,7 @@ def test_tasks_are_told_of_in_words():
     tasks = [*night(), runs(1, 40.0), task(2), task(3, 7, ready_at=at(10))]
     found = task_reasons(tasks, NOW)
     told = "such tasks usually take about 100 s: it starts in about 01:"
-    assert found[2].words.startswith(f"the next worker that is free takes it; {told}")
+    assert found[2].words.startswith(f"the next free worker takes it; {told}")
     assert found[2].short == f"~{clock(found[2].starts.likely)}"
     assert found[3].short == f"after order 0, ~{clock(found[3].starts.likely)}"
     assert found[2].as_dict()["starts"]["count"] == 20
@@ -558,7 +558,7 @@ def test_simulated_queue_matches_workers(pending, running):
     lasts = {n: float(seconds) for n, (_, _, seconds) in enumerate(pending)}
     lasts |= {100 + n: float(left) for n, (_, left) in enumerate(running)}
     rows.sort(key=lambda row: (row.order, row.task_id))
-    played = dict(WorkQueue(rows, Ended([]), NOW).once(lasts))
+    played = dict(WorkQueue(rows, TaskHistory([]), NOW).simulate(lasts))
     ends = {100 + n: left for n, (_, left) in enumerate(running)}
     expected = {}
     for now in range(120):  # twelve of nine seconds, and when they are due

@@ -11,7 +11,7 @@ from support import nights, processor_seconds
 from support.nights import Ask, entry, past
 
 from sqlsem.errors import ConfigurationError
-from sqlsem.insight.replay import ORDERS, Terms, replay
+from sqlsem.insight.replay import ORDERS, ReplaySettings, replay
 
 #: Of everybody a mutex or a limit: what can be given another limit.
 limited = st.builds(
@@ -36,7 +36,7 @@ def test_the_same_terms_give_the_same_night(some):
 @given(st.lists(limited, min_size=1, max_size=14), st.integers(4, 9))
 def test_another_limit_gives_the_night_that_the_rule_makes(some, limit):
     """Beside a plain model of the rule, second by second."""
-    would = replay(nights.lived(some), terms=Terms(limits={"a": limit})).everything.would
+    would = replay(nights.lived(some), settings=ReplaySettings(limits={"a": limit})).everything.would
     other = replay(nights.lived([replace(one, limit=limit) for one in some])).everything.was
     assert would == other
 
@@ -44,7 +44,7 @@ def test_another_limit_gives_the_night_that_the_rule_makes(some, limit):
 @settings(deadline=None, max_examples=60)
 @given(st.lists(limited, min_size=1, max_size=14))
 def test_another_weight_gives_the_night_that_the_rule_makes(some):
-    would = replay(nights.lived(some), terms=Terms(weights={"a": 2})).everything.would
+    would = replay(nights.lived(some), settings=ReplaySettings(weights={"a": 2})).everything.would
     assert would == replay(nights.lived([replace(one, weight=2) for one in some])).everything.was
 
 
@@ -71,7 +71,7 @@ def test_replay_report():
 )
 def test_another_order(order, waits):
     assert order in ORDERS
-    would = replay(three_after_one_another(), terms=Terms(order=order)).everything.would
+    would = replay(three_after_one_another(), settings=ReplaySettings(order=order)).everything.would
     assert would.wait_total == waits
     assert would.end == nights.at(31)
 
@@ -85,7 +85,7 @@ def test_the_light_and_the_heavy_first():
     ]
 
     def entered(order):
-        return replay(rows, terms=Terms(order=order)).everything.would.wait_total
+        return replay(rows, settings=ReplaySettings(order=order)).everything.would.wait_total
 
     assert entered("lightest") == 7 + 9 + 18  # the light ones beside each other
     assert entered("heaviest") == 8 + 19 + 17
@@ -93,24 +93,24 @@ def test_the_light_and_the_heavy_first():
 
 def test_a_higher_limit_ends_earlier_and_uses_less_of_it():
     rows = [past("etl", n, 0, 10 * (n - 1), 10 * n) for n in range(1, 7)]
-    both = replay(rows, terms=Terms(limits={"etl": 3})).resources["etl"]
+    both = replay(rows, settings=ReplaySettings(limits={"etl": 3})).resources["etl"]
     assert (both.was.end, both.would.end) == (nights.at(60), nights.at(20))
     assert (both.was.use, both.would.use) == (1.0, 1.0)
     assert (both.was.wait_total, both.would.wait_total) == (150, 30)
-    assert replay(rows, terms=Terms(limits={"etl": 4})).resources["etl"].would.use == 0.75
+    assert replay(rows, settings=ReplaySettings(limits={"etl": 4})).resources["etl"].would.use == 0.75
 
 
 def test_readers_and_stages_keep_their_limits():
     rows = [past("a", 1, 0, 0, 10, "read"), past("a", 2, 1, 10, 20), past("a", 3, 2, 20, 30, "read")]
-    assert replay(rows, terms=Terms(limits={"a": 5})).everything.would.end == nights.at(30)
+    assert replay(rows, settings=ReplaySettings(limits={"a": 5})).everything.would.end == nights.at(30)
     assert replay(rows).resources["a"].was.use == 10 / 30  # of the writer alone
 
 
 def test_a_weight_that_never_fits_is_refused():
     rows = [past("a", 7, 0, 0, 10, limit=4, weight=4)]
     with pytest.raises(ConfigurationError, match="position 7 of 'a' weighs 4"):
-        replay(rows, terms=Terms(limits={"a": 3}))
-    assert replay(rows, terms=Terms(limits={"a": 3}, weights={"a": 1})).everything.would.let_in == 1
+        replay(rows, settings=ReplaySettings(limits={"a": 3}))
+    assert replay(rows, settings=ReplaySettings(limits={"a": 3}, weights={"a": 1})).everything.would.let_in == 1
 
 
 def test_replay_grants_timed_out_requests():
@@ -120,7 +120,7 @@ def test_replay_grants_timed_out_requests():
         past("a", 3, 2, 10, 14),
         past("b", 4, 0, None, 1, outcome="timeout"),
     ]
-    result = replay(rows, terms=Terms(limits={"a": 2}))
+    result = replay(rows, settings=ReplaySettings(limits={"a": 2}))
     assert result.guessed == 2  # (of b it is not known why: nobody is known to have been there)
     assert result.resources["a"].would.let_in == 3
     # 2 at 1 for 4 s (the usual, of 4 and 10), 3 at 5 when that has left
@@ -138,11 +138,11 @@ def test_locks_taken_together_are_asked_for_and_had_together():
     result = replay(rows)
     assert abs((result.everything.would.end - nights.at(25)).total_seconds()) < 0.01
     # a alone with room for two is of no use: it is held while b is waited for
-    result = replay(rows, terms=Terms(limits={"a": 2}))
+    result = replay(rows, settings=ReplaySettings(limits={"a": 2}))
     assert result.resources["a"].would.wait_total == pytest.approx(0, abs=0.01)
     assert abs((result.resources["a"].would.end - nights.at(25)).total_seconds()) < 0.01
     # had b room as well, they would have 5 s of work
-    result = replay(rows, terms=Terms(limits={"a": 2, "b": 2}))
+    result = replay(rows, settings=ReplaySettings(limits={"a": 2, "b": 2}))
     assert abs((result.resources["a"].would.end - nights.at(10)).total_seconds()) < 0.01
 
 
@@ -155,14 +155,14 @@ def test_a_lock_inside_another_is_asked_for_when_that_is_had():
         past("outer", 4, 70, 70, 71, **one),  # later, by itself
     ]
     assert replay(rows).everything.would == replay(rows).everything.was
-    result = replay(rows, terms=Terms(limits={"outer": 2}))
+    result = replay(rows, settings=ReplaySettings(limits={"outer": 2}))
     assert result.resources["inner"].would.end == nights.at(12)
     assert result.resources["outer"].would.end == nights.at(71)
     # And the outer one waits for the inner one.
     rows = [past("inner", 5, 0, 0, 30), *rows[1:3]]
     rows[1] = past("outer", 2, 5, 5, 45, **one)
     rows[2] = past("inner", 3, 10, 30, 40, **one)
-    result = replay(rows, terms=Terms(limits={"inner": 2}))
+    result = replay(rows, settings=ReplaySettings(limits={"inner": 2}))
     assert result.resources["outer"].would.end == nights.at(25)
 
 
@@ -181,7 +181,7 @@ def test_replay_reports_deadlocks():
     rows[5] = past("a", 6, 15.5, 30, 31, **y)
     rows[4] = past("b", 5, 14, 14, 32, **y)
     rows[3] = past("b", 4, 20, 20, 29, **x)
-    assert replay(rows, terms=Terms(limits={"gate": 2})).stuck > 0
+    assert replay(rows, settings=ReplaySettings(limits={"gate": 2})).stuck > 0
 
 
 def test_upgrades_and_downgrades():

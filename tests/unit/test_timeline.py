@@ -124,7 +124,7 @@ def test_omissions_are_named():
     assert panel.most_use == 50  # all count
     assert found.left_out() == (
         "10 of 101 requests are drawn, the longest; the others took 90 s or less each, and count in the use; "
-        "of the resources the least used are left out: 1"
+        "least used resources left out: 1"
     )
 
 

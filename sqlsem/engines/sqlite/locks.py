@@ -19,8 +19,8 @@ from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
 from sqlsem.engines.sqlite.values import as_time, named, shown
 from sqlsem.errors import ConfigurationError
-from sqlsem.insight.passing import Pass
 from sqlsem.insight.patterns import Patterns, no_limit_set, with_settings
+from sqlsem.insight.totals import QueueTotals
 from sqlsem.model import Entry, Request, Resource, Ticket, monotonic
 
 #: How often the next in line looks whether the file changed: at first, and at the most (seconds). Who is further back
@@ -328,12 +328,12 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         anybody can be let in, over so many rows at the most, and as if one of them had left. None: nobody is there.
         """
         come: list[Any] = []
-        line: Pass | None = None
+        line: QueueTotals | None = None
         last, position, step = LAST if wanted is None else max(wanted), 0, min(FIRST_STEP, most)
         while position < last:
             rows = self.rows("pass", {"resource": resource, "position": position, "without": without, "most": step})
             for row in rows:
-                line = line or Pass(row["cap"], bool(row["paused"]))
+                line = line or QueueTotals(row["cap"], bool(row["paused"]))
                 if line.closed or position >= last:
                     return come
                 position = row["position"]
@@ -341,7 +341,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
                 asks = not (row["granted"] or row["revoked"]) and (wanted is None or position in wanted)
                 if asks and line.fits(*asked):
                     come.append(row)
-                line.go_by(*asked)
+                line.add(*asked)
             most -= len(rows)
             if len(rows) < step or most <= 0 or (line is not None and line.closed):
                 break
@@ -395,7 +395,9 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         found: list[Entry] = []
         settings = {row[0]: row for row in self.settings_of_resources()}
         patterns = Patterns((row[0], row[1], row[5]) for row in settings.values())
-        lines = {name: Pass(row[1] or patterns.cap_of(name), row[2] is not None) for name, row in settings.items()}
+        lines = {
+            name: QueueTotals(row[1] or patterns.cap_of(name), row[2] is not None) for name, row in settings.items()
+        }
         tested: dict[int, tuple[bool, float | None]] = {}
         for row in named(self.rows("entries", {"resource": resource})):
             member_id = row["member_id"]
@@ -404,7 +406,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
             dead, missing_for = tested[member_id]
             line = lines.get(row["resource"])
             if line is None:
-                line = lines[row["resource"]] = Pass(patterns.cap_of(row["resource"]), False)
+                line = lines[row["resource"]] = QueueTotals(patterns.cap_of(row["resource"]), False)
             known: dict[str, Any] = {"missing_for": missing_for}
             if dead:
                 known["state"] = "dead"
@@ -412,7 +414,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
                 member_id is None and row["state"] == "waits" and line.fits(row["access"], row["limit"], row["weight"])
             ):
                 known["state"] = "holds"  # it has no process that would write that down
-            line.go_by(row["access"], row["limit"], row["weight"])
+            line.add(row["access"], row["limit"], row["weight"])
             found.append(shown(Entry, row, **known))
         return found
 

@@ -449,12 +449,12 @@ BEGIN TRY
                          WHEN @readers = @all THEN N'readers_ahead' ELSE N'limit' END;
         SET @reason = CASE @code
             WHEN N'paused' THEN CONCAT(N'the resource is paused', N' by ' + @paused_by, N': nobody is let in until resume')
-            WHEN N'turn_now' THEN N'nothing holds it back any more: it goes in as soon as its process looks'
+            WHEN N'turn_now' THEN N'nothing blocks it any more: it is granted as soon as its process polls'
             WHEN N'cap' THEN CONCAT(N'the operator''s cap of ', @cap, N' for ' + @pattern, N' by ' + @cap_by,
                                     CASE WHEN @cap < @weight THEN N' is below its weight' ELSE N' is reached' END)
             WHEN N'own_earlier' THEN N'it waits for its own earlier row, and so for itself'
             WHEN N'writer_ahead' THEN N'a writer is ahead'
-            WHEN N'readers_ahead' THEN N'it waits until those have left who read'
+            WHEN N'readers_ahead' THEN N'it waits for the readers to leave'
             WHEN N'stage' THEN N'all of another stage that came before it have to leave'
             ELSE CASE WHEN @room > 1 THEN CONCAT(N'the limit of ', @room, N' is full') ELSE N'somebody holds it' END END;
         IF @code = N'own_earlier'

@@ -387,12 +387,12 @@ BEGIN
                      ELSE 'limit' END;
         reason := CASE code
             WHEN 'paused' THEN concat('the resource is paused', ' by ' || v_set.paused_by, ': nobody is let in until resume')
-            WHEN 'turn_now' THEN 'nothing holds it back any more: it goes in as soon as its process looks'
+            WHEN 'turn_now' THEN 'nothing blocks it any more: it is granted as soon as its process polls'
             WHEN 'cap' THEN concat('the operator''s cap of ', v_set.cap, ' for ' || v_set.pattern, ' by ' || v_set.cap_by,
                                    CASE WHEN v_cap IS NULL THEN ' is below its weight' ELSE ' is reached' END)
             WHEN 'own_earlier' THEN 'it waits for its own earlier row, and so for itself'
             WHEN 'writer_ahead' THEN 'a writer is ahead'
-            WHEN 'readers_ahead' THEN 'it waits until those have left who read'
+            WHEN 'readers_ahead' THEN 'it waits for the readers to leave'
             WHEN 'stage' THEN 'all of another stage that came before it have to leave'
             ELSE CASE WHEN v_room > 1 THEN concat('the limit of ', v_room, ' is full') ELSE 'somebody holds it' END END;
         IF code = 'own_earlier' THEN

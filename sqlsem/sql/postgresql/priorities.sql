@@ -2,7 +2,7 @@
 --
 -- An operator sets them for a resource (resource.ageing_ms). Requests then wait in the *line* of the resource, in places: rows of
 -- the resource 'priority:' || resource, which share (access type 'read', limit 100, weight 1 + priority). A place lets nobody
--- in. Only who is first in the line may try for the resource itself, as register does with p_try: then its row is a holder's like
+-- in. Only who is first in the queue may try for the resource itself, as register does with p_try: then its row is a holder's like
 -- any other, with a number that is higher than all before it, and the place goes in the same transaction. So
 --   * on the resource itself the rule is what it always is (ahead), and all that is there holds, but for rows of before;
 --   * who goes next is decided under the gate of the resource, which whoever enters the line has too: so nobody is passed by

@@ -511,7 +511,7 @@ $$;
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Somebody who is first in the line of a rate still waits: for another ten seconds at least.
+-- Somebody who is first in the queue of a rate still waits: for another ten seconds at least.
 CREATE OR REPLACE FUNCTION {schema}.attend_head(p_resource text, p_position bigint, p_requesting_id text) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

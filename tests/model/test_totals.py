@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import random_name
 
 from sqlsem.engines.sqlite import locks
-from sqlsem.insight.passing import Pass
+from sqlsem.insight.totals import QueueTotals
 from sqlsem.model import Request, Ticket
 
 NEVER = threading.Event()
@@ -31,30 +31,30 @@ def request(resource, words):
 @settings(max_examples=500, deadline=None)
 @given(words=st.lists(WORDS, max_size=12), cap=CAPS, asked=WORDS)
 def test_single_scan_matches_the_rule_for_each_row(words, cap, asked):
-    line, ahead = Pass(cap, False), []
+    line, ahead = QueueTotals(cap, False), []
     for one in [*words, asked]:
         wanted = request("x", one)
         fits = wanted.fits(ahead, cap)
         assert line.fits(wanted.access, wanted.limit, wanted.weight) == fits
         assert not (line.closed and fits), "somebody behind would never be looked at"
-        assert not Pass(cap, True).fits(wanted.access, wanted.limit, wanted.weight)
-        line.go_by(wanted.access, wanted.limit, wanted.weight)
+        assert not QueueTotals(cap, True).fits(wanted.access, wanted.limit, wanted.weight)
+        line.add(wanted.access, wanted.limit, wanted.weight)
         ahead.append(wanted)
 
 
 def test_scan_ends_at_the_last_grantable_row():
-    line = Pass(None, False)
+    line = QueueTotals(None, False)
     for _ in range(3):
         assert not line.closed
-        line.go_by("write", 3, 1)
+        line.add("write", 3, 1)
     assert line.closed
-    line = Pass(None, False)
+    line = QueueTotals(None, False)
     for _ in range(9):
-        line.go_by("read", 1, 1)
+        line.add("read", 1, 1)
         assert not line.closed, "another reader may come"
-    line.go_by("write", 1, 1)
+    line.add("write", 1, 1)
     assert line.closed
-    assert Pass(None, True).closed
+    assert QueueTotals(None, True).closed
 
 
 @pytest.mark.engines("sqlite")

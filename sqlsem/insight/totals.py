@@ -1,4 +1,4 @@
-"""The rule for all rows of a resource in one pass: what each has ahead is summed up on the way."""
+"""Apply the rule along a resource's queue in one pass: the rows ahead are summed up on the way."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from sqlsem.model import WRITE
 
-__all__ = ["Pass", "number"]
+__all__ = ["QueueTotals", "number"]
 
 
-class Pass:
-    """A walk along a resource's queue. It knows of the rows behind it only sums: per label the weight, and the lowest
-    limits. (`Request.fits` in the model says the same of one row, from a list of those ahead.)
+class QueueTotals:
+    """Running totals of the rows passed so far: per label the weight, and the lowest limits. (`Request.fits` in the
+    model applies the same rule to one row and a list of the rows ahead.)
     """
 
     def __init__(self, cap: int | None, paused: bool) -> None:
@@ -20,14 +20,14 @@ class Pass:
         self._paused = paused
         self._load = 0  # of all rows
         self._loads: dict[Any, int] = {}  # of each shared label
-        self._heaviest = 0  # of these
-        # The lowest limit that writers declare; that anybody of a shared label does, and which label; and the lowest of
-        # all other labels.
+        self._heaviest = 0  # the largest of these
+        # The lowest limit that writers declare; the lowest that rows of a shared label declare, with that label; and
+        # the lowest of all other labels.
         self._writers = self._lowest = self._second = math.inf
         self._lowest_label: Any = None
 
     def fits(self, access: Any, limit: int | None, weight: int) -> bool:
-        """Whether a request that came now may proceed."""
+        """Return True if a request at this point of the queue may be granted."""
         limit, weight = number(limit), number(weight) or 0
         shared = access != WRITE
         load = self._load - (self._loads.get(access, 0) if shared else 0)
@@ -37,14 +37,14 @@ class Pass:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody that comes now can proceed, whatever it asks for: each request weighs 1 at the least, and
-        shares with one label at the most.
+        """True if no request at this point can be granted: each weighs at least 1, and shares with at most one
+        label.
         """
         least = self._load - self._heaviest + 1
         return self._paused or least > min(self._cap, self._writers, self._second)
 
-    def go_by(self, access: Any, limit: int | None, weight: int) -> None:
-        """Leave one row behind."""
+    def add(self, access: Any, limit: int | None, weight: int) -> None:
+        """Move past one row."""
         limit, weight = number(limit), number(weight) or 0
         self._load += weight
         declared = math.inf if limit is None else limit
@@ -62,5 +62,5 @@ class Pass:
 
 
 def number(value: Any) -> int | None:
-    """What somebody wrote by hand into a column of numbers need be none."""
+    """Return the number; None for a value that was written by hand and is no number."""
     return value if isinstance(value, int) else None
