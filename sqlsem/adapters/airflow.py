@@ -1,8 +1,8 @@
 """Airflow 3: operators that wait for their lock in the triggerer, where a waiting task costs no worker slot.
 
-The triggerer asks for the lock; when it is had, it is handed over to the worker that goes on with the task
-(`sqlsem.Grant.hand_over`), with its place, and nobody gets in between. Workers and triggerers find the database by
-``$SQLSEM_URL``, or another way that `sqlsem.configure` tells of.
+The triggerer asks for the lock. Once granted, it hands the lock, with its position, over to the worker that resumes the
+task (`sqlsem.Grant.hand_over`), so no other request is granted in between. Workers and triggerers find the database by
+``$SQLSEM_URL``, or another way that `sqlsem.configure` describes.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ __all__ = ["LockTrigger", "Locked"]
 
 
 class Locked(BaseOperator):
-    """Put before an operator's class, it makes one that runs under a lock, and waits for it in the triggerer.
+    """A mixin before an operator's class: the operator runs under a lock, and waits for it in the triggerer.
 
-    A lock that is free is taken at once, without a detour. The lock counts for each try of the task, and its
-    ``timeout`` for the wait: when it is over, Airflow fails the task as for any deferred one. Without a note, the lock
-    bears the names of the task and its run, for ``sqlsem ls``. For operators that do their work in ``execute``; one
-    that defers itself would give the lock back when it does.
+    A free lock is acquired at once, without the triggerer. The lock is held for each try of the task. Its ``timeout``
+    limits the wait: after it, Airflow fails the task as it does any deferred task. Without a note, the lock has the
+    names of the task and its run, for ``sqlsem ls``. The mixin is for operators that do their work in ``execute``; an
+    operator that defers itself would release the lock when it does.
 
     Args:
-        lock: What to hold: `sqlsem.limit`, `sqlsem.mutex`, `sqlsem.all_of` …, of the default database.
-        handover_ttl: How long the lock waits for a worker that goes on with the task. When it took longer, the task
-            asks for the lock again, at the end of the queue.
+        lock: The lock: `sqlsem.limit`, `sqlsem.mutex`, `sqlsem.all_of` …, of the default database.
+        handover_ttl: How long the lock waits for a worker that resumes the task. If the worker takes longer, the task
+        requests the lock again, at the end of the queue.
         handover_to: The login of the workers in the database; left out, that of the triggerer.
         kwargs: Those of the operator.
 
-    Raises `sqlsem.ConfigurationError` for a lock of a coordinator (its database is not known to the triggerer), or
-    with a computed name.
+    Raises `sqlsem.ConfigurationError` for a lock of a coordinator (the triggerer does not know its database), or with a
+    computed name.
 
     >>> class LockedBash(Locked, BashOperator):  # doctest: +SKIP
     ...     pass
@@ -75,7 +75,7 @@ class Locked(BaseOperator):
         return self.defer(trigger=trigger, method_name="execute_locked", timeout=self.lock.terms.timeout)
 
     def execute_locked(self, context: Any, event: dict[str, str]) -> Any:
-        """Go on with the lock that the triggerer has handed over."""
+        """Resume with the lock that the triggerer has handed over."""
         try:
             grant = sqlsem.adopt(event["token"])
         except NotHeld as exc:
@@ -88,11 +88,12 @@ class Locked(BaseOperator):
 class LockTrigger(BaseTrigger):
     """Waits for a lock, hands it over, and fires with its token: ``{"token": …}``, for `sqlsem.adopt`.
 
-    It keeps its place in the queue as long as its triggerer runs; a triggerer that takes it over asks anew, at the end.
-    The token is good once, for one login and for ``ttl`` seconds; Airflow keeps it in its own database meanwhile.
+    The request keeps its place in the queue as long as its triggerer runs. Another triggerer that takes over requests
+    anew, at the end. The token is good once, for one login and for ``ttl`` seconds; Airflow keeps it in its own
+    database meanwhile.
 
     Args:
-        requests: What to hold, as ``dataclasses.asdict`` of `sqlsem.model.Request` gives it.
+        requests: The locks, as ``dataclasses.asdict`` of `sqlsem.model.Request` gives them.
         ttl: How long the lock waits to be adopted.
         to: The login that may adopt it; left out, the triggerer's own.
     """
@@ -102,7 +103,7 @@ class LockTrigger(BaseTrigger):
         self.requests, self.ttl, self.to = requests, ttl, to
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """What makes it anew in the triggerer."""
+        """Return what the triggerer needs to build it again."""
         return "sqlsem.adapters.airflow.LockTrigger", {"requests": self.requests, "ttl": self.ttl, "to": self.to}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

@@ -23,10 +23,10 @@ _known: dict[str, sqlsem.Coordinator] = {}
 
 
 def coordinator(using: str = "default", **options: Unpack[ConnectOptions]) -> sqlsem.Coordinator:
-    """The coordinator of one of ``DATABASES``; one for each alias and process.
+    """Return the coordinator of one of ``DATABASES``; one for each alias and process.
 
     It has connections of its own, made by Django with the settings of that database. They are neither in a transaction
-    of a request nor closed with it, and tests that Django wraps in a transaction see the same queue as everybody else.
+    of a request nor closed with it. Tests that Django wraps in a transaction see the same queue as all other processes.
 
     Args:
         using: The alias in ``DATABASES``.
@@ -47,14 +47,14 @@ def coordinator(using: str = "default", **options: Unpack[ConnectOptions]) -> sq
 
 @contextlib.contextmanager
 def atomic(lock: sqlsem.Lock, using: str = "default") -> Iterator[sqlsem.Grant]:
-    """A transaction inside a lock: nobody else is let in before it has been committed or rolled back.
+    """Run a transaction inside a lock: no other request is granted before it is committed or rolled back.
 
-    The usual order, a lock inside ``transaction.atomic()``, gives the lock back before the commit, and the next one
-    reads what was before. Here the lock comes first. The transaction proves before its first statement that it is still
-    held, and keeps it held until its end (`sqlsem.Grant.assert_held`).
+    In the usual order, a lock inside ``transaction.atomic()``, the lock is released before the commit, and the next
+    holder reads the old data. Here the lock comes first. The transaction proves before its first statement that the
+    lock is still held, and keeps it held until its end (`sqlsem.Grant.assert_held`).
 
-    Raises ``RuntimeError`` (Django's) inside of another ``atomic()`` block, or with ``ATOMIC_REQUESTS``: the commit
-    would come after the lock. Otherwise as for ``with lock``. The lock must be of the same database.
+    Raises ``RuntimeError`` (Django's) inside another ``atomic()`` block, or with ``ATOMIC_REQUESTS``: the commit would
+    come after the release. Otherwise as for ``with lock``. The lock must be of the same database.
 
     >>> with atomic(coordinator().mutex(f"account:{number}")):  # doctest: +SKIP
     ...     account = Account.objects.get(pk=number)
@@ -84,7 +84,7 @@ def _connect(using: str, options: ConnectOptions) -> sqlsem.Coordinator:
         )
 
     def create() -> Any:
-        fresh: Any = connections.create_connection(using)  # not the one of this thread, which requests close
+        fresh: Any = connections.create_connection(using)  # not this thread's connection, which requests close
         return fresh.get_new_connection(fresh.get_connection_params())
 
     options.setdefault("creator", create)

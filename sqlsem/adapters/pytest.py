@@ -1,6 +1,6 @@
 """A plugin for pytest: tests of all workers and hosts share a limit, a mutex, readers and a writer.
 
-pytest finds it when sqlsem is installed. Locks are where the program's own are by default: ``$SQLSEM_URL``, a
+pytest finds it when sqlsem is installed. The locks are in the default database of programs: ``$SQLSEM_URL``, a
 ``sqlsem.toml``, ``[tool.sqlsem]`` of ``pyproject.toml``, else an SQLite file that all workers of this user share.
 """
 
@@ -28,19 +28,21 @@ _coordinator = pytest.StashKey[sqlsem.Coordinator]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", MARKER)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Give everything back."""
+    """Release everything."""
     found = config.stash.get(_coordinator, None)
     if found is not None:
         found.close()
 
 
 def coordinator(pytestconfig: pytest.Config) -> sqlsem.Coordinator:
-    """The one of this process. It is none that tests know: what these do to the default one does no harm."""
+    """Return the coordinator of this process. Tests cannot reach it, so changing the default coordinator does not harm
+    it.
+    """
     found = pytestconfig.stash.get(_coordinator, None)
     if found is None:
         settings = config.resolve()
@@ -51,7 +53,7 @@ def coordinator(pytestconfig: pytest.Config) -> sqlsem.Coordinator:
 def one_lock(
     locks: sqlsem.Coordinator, note: str, resource: str, *, limit: int = 1, weight: int = 1, access: str = "write"
 ) -> sqlsem.Lock:
-    """What one marker asks for."""
+    """Return the lock that one marker asks for."""
     if access == "read":
         return locks.read(resource, note=note)
     if access != "write":
@@ -59,9 +61,9 @@ def one_lock(
     return locks.limit(resource, limit, weight=weight, note=note)
 
 
-@pytest.hookimpl(trylast=True, wrapper=True)  # inside of what pytest itself does around a setup that fails
+@pytest.hookimpl(trylast=True, wrapper=True)  # inside what pytest itself does around a setup that fails
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Have what the test's markers ask for; not to get it is an error of the test."""
+    """Acquire the locks of the test's markers; if that fails, the test has an error."""
     marks = list(item.iter_markers("sqlsem"))
     if marks:
         locks = coordinator(item.config)
@@ -86,7 +88,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Give it back after the fixtures have ended; a lock that was lost is an error of the test."""
+    """Release the locks after the fixtures have ended; a lost lock is an error of the test."""
     try:
         return (yield)
     finally:

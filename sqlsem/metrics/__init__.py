@@ -35,15 +35,15 @@ BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)
 
 
 class Collector:
-    """What the locks of this process do, for a registry of prometheus_client. It counts from when it is made.
+    """Counts the events of this process's locks for a registry of prometheus_client, from its creation on.
 
     Args:
-        coordinator: Those of this one alone; left out, those of all databases.
-        patterns: Which resources share a label (``load:*``); of others numbers become ``*``. See `Patterns`.
-        most: So many patterns have a label of their own, the rest is ``other``, and
-            ``sqlsem_client_other_events_total`` says how much that was.
-        blame: Count for whom others have waited. Where a wait begins that costs a query, unless the log wants to know
-            it anyhow (INFO).
+        coordinator: Count the locks of this one only; left out, those of all databases.
+        patterns: Resources that share a label (``load:*``). In other names, numbers become ``*``. See `Patterns`.
+        most: At most this many patterns have a label of their own. The rest is ``other``, and
+        ``sqlsem_client_other_events_total`` counts its events.
+        blame: Count for which holder others waited. This costs a query at the beginning of a wait, unless the log asks
+        for the holder anyhow (INFO).
 
     >>> REGISTRY.register(sqlsem.metrics.Collector(patterns=["dim_*"]))  # doctest: +SKIP
     """
@@ -88,22 +88,22 @@ class Collector:
             self._signals.add(kind, tap)
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         for kind, tap in self._taps.items():
             self._signals.remove(kind, tap)
 
     def describe(self) -> Sequence[Metric]:
-        """Nothing to be told beforehand; registries ask, and else would collect at once."""
+        """Return no metrics in advance; without this method, a registry would collect at once."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All that is known now."""
+        """Yield all current values."""
         yield from self._now()
         for one in (self._grants, self._waited, self._held, *self._failures.values(), self._blamed, self._other):
             yield from one.collect()
 
     def _now(self) -> Iterator[Metric]:
-        """Who holds and who waits: looked up, so that it cannot drift."""
+        """Yield the number of holders and waiters: read from the locks, not counted, so it cannot drift."""
         holding: Counter[str] = Counter()
         waiting: Counter[str] = Counter()
         for client in processes() if self._client is None else [self._client]:
@@ -134,10 +134,10 @@ class Collector:
             self._other.inc()
         return found
 
-    # -- what happens (called by the thread or task that acquires: quick, and not more) ---------------------------
+    # -- events (called by the thread or task that acquires, so they must be quick) ----------------------------------
 
     def _ignored(self, event: Event) -> None:
-        """That somebody listens is enough: so it is known whom the wait is behind."""
+        """Do nothing: a listener alone makes sqlsem ask for the holder that a wait is behind."""
 
     def _granted(self, event: Event) -> None:
         event = cast("Granted", event)
@@ -180,7 +180,7 @@ def register(
     most: int = MOST_LABELS,
     blame: bool = True,
 ) -> Collector:
-    """Have a registry, if none is given that of prometheus_client, collect what the locks of this process do.
+    """Register a `Collector` of this process's locks, by default in the registry of prometheus_client.
 
     Arguments are those of `Collector`.
 

@@ -1,4 +1,6 @@
-"""Names as labels: few of them, however many resources there are, and none that could harm a page or a terminal."""
+"""Turn names into labels: few of them, however many resources there are, and none that could harm a page or
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +12,28 @@ from sqlsem.printable import clean
 
 __all__ = ["MOST_LABELS", "OTHER", "Few", "Patterns", "label"]
 
-#: What all those share that have no label of their own.
+#: The shared label of all names without a label of their own.
 OTHER = "other"
-#: So many have one.
+#: At most this many names have a label of their own.
 MOST_LABELS = 100
-#: The longest label.
+#: The longest label, in characters.
 MOST_CHARACTERS = 120
 
 _VARIABLE = re.compile(r"(?=[0-9a-fA-F-]*[0-9])[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*|\d+")
 
 
 def label(text: object) -> str:
-    """Words of others as a label: printable, and not long. None is an empty one."""
+    """Return another program's text as a label: printable, and not long. None becomes an empty label."""
     words = clean("" if text is None else str(text))
     return words if len(words) <= MOST_CHARACTERS else f"{words[: MOST_CHARACTERS - 1]}…"
 
 
 class Patterns:
-    """Makes of a resource's name the pattern that stands for it and its like.
+    """Maps a resource's name to the pattern that stands for it and similar names.
 
     Args:
-        given: Patterns as of file names (``load:*``); the first that fits counts. Of a name that none fits, numbers and
-            long hexadecimal words become ``*``.
+        given: Patterns as of file names (``load:*``); the first that matches counts. In a name that matches none,
+        numbers and long hexadecimal words become ``*``.
 
     >>> Patterns(["dim_*"])("dim_customer"), Patterns()("load:2026-11-22"), Patterns()("nightly")
     ('dim_*', 'load:*-*-*', 'nightly')
@@ -41,7 +43,7 @@ class Patterns:
         self._given = [(label(one), re.compile(fnmatch.translate(one))) for one in given]
 
     def __call__(self, resource: str) -> str:
-        """The pattern of one."""
+        """Return the pattern of a name."""
         for name, pattern in self._given:
             if pattern.match(resource):
                 return name
@@ -49,14 +51,14 @@ class Patterns:
 
 
 class Few:
-    """Keeps the number of different labels, or sets of labels, small: the first that come have their own."""
+    """Limits the number of different labels, or sets of labels: the first that come keep their own."""
 
     def __init__(self, most: int = MOST_LABELS) -> None:
         self._most = most
         self._known: dict[tuple[str, ...], None] = {}
 
     def of(self, *labels: str) -> tuple[str, ...]:
-        """These, or as many times ``other``."""
+        """Return the labels, or as many times ``other``."""
         if labels in self._known:
             return labels
         if len(self._known) < self._most:
@@ -65,8 +67,8 @@ class Few:
         return (OTHER,) * len(labels)
 
     def all_of(self, wanted: Mapping[tuple[str, ...], float]) -> dict[tuple[str, ...], tuple[str, ...]]:
-        """For all that are there at one time, with how much each matters. Those that had their own keep it; for the
-        others there is room as far as those go that are there no more; those that matter most come first.
+        """Return the labels of all current names, given the importance of each. A name keeps its label; a new name gets
+        the label of a name that is gone, the most important first.
         """
         order = sorted((one for one in wanted if one not in self._known), key=lambda one: (-wanted[one], one))
         gone = [one for one in self._known if one not in wanted]

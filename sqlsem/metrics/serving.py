@@ -1,4 +1,4 @@
-"""Answers scrapes over HTTP: few at a time, as long as they name this server."""
+"""Answer scrapes over HTTP: few at a time, and only under this server's own names."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class _Handler(WSGIRequestHandler):
 class Server(socketserver.ThreadingMixIn, WSGIServer):
     """An HTTP server for one registry, in threads.
 
-    When there are too many connections, the oldest one that has not sent its request makes room for a new one.
+    When there are too many connections, it closes the oldest one that has not sent its request.
 
     Args:
-        place: Host and port to listen at; port 0: any that is free.
+        place: Host and port to listen at; port 0: any free port.
         registry: The metrics.
-        hosts: The names by which it may be asked.
+        hosts: The names by which clients may call it.
     """
 
     daemon_threads = True
@@ -66,7 +66,8 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self._hosts = hosts
         self._metrics: Any = prometheus_client.make_wsgi_app(registry)
         self._guard = threading.Lock()
-        self._connections: dict[socket.socket, bool] = {}  # in the order of coming: whether it is being answered
+        # in the order of arrival; True: its request is being answered
+        self._connections: dict[socket.socket, bool] = {}
         super().__init__(place, _Handler)
         self.set_app(self._answer)
 
@@ -77,7 +78,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        named = environ.get("HTTP_HOST")  # of several, all of them, with commas
+        named = environ.get("HTTP_HOST")  # several headers are joined by commas
         if not self._hosts.accept([] if named is None else [named]):
             start_response("421 Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
             return [b"This exporter is not known by that name; start it with --name if it should be.\n"]
@@ -120,5 +121,5 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what is no fault of a client."""
+        """Log an error, unless a client caused it."""
         log.debug("A scrape from %s has failed", client_address, exc_info=True)

@@ -1,4 +1,4 @@
-"""Help for your own unit tests: locks that need no database, and that nobody else sees."""
+"""Helpers for your own unit tests: locks that need no database and are private to the test."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ __all__ = ["memory"]
 
 
 def memory(name: str | None = None, **options: Any) -> Coordinator:
-    """A coordinator whose locks are in the memory of this process, and gone with the last one that names them.
+    """Return a coordinator whose locks are in the memory of this process, and gone with the last coordinator of that
+    name.
 
-    It has mutex, limit, read, write, stage and all_of, for threads and asyncio, finds deadlocks, and lets limits and
-    pauses be set (`Coordinator.set_limit`, `Coordinator.pause`). Work queues, batches, upgrades and what else operators
-    do it has not; asking for them raises `sqlsem.ConfigurationError`.
+    It has mutex, limit, read, write, stage and all_of, for threads and asyncio. It finds deadlocks, and limits and
+    pauses can be set (`Coordinator.set_limit`, `Coordinator.pause`). Work queues, batches, upgrades and the other calls
+    of operators raise `sqlsem.ConfigurationError`.
 
     Args:
-        name: Coordinators of the same name share their locks, as two programs would share those in a database. Left
-            out: this one is alone.
+        name: Coordinators of the same name share their locks, as two programs share those in a database. Left out: this
+        one is alone.
         options: As for `sqlsem.connect`.
 
     Example:

@@ -1,4 +1,4 @@
-"""One search in several processes beside each other."""
+"""Run one search in several processes in parallel."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sqlsem.errors import ConfigurationError
 
 __all__ = ["Part", "search_beside"]
 
-#: What came of a part: how many schedules and steps there were, and the seed of the one that failed, if any did.
+#: The result of a part: the numbers of schedules and steps, and the seed of the schedule that failed, if any did.
 Part = tuple[int, int, int | None]
 
 
 def search_beside(search: Callable[[Sequence[int]], Part], seeds: range, jobs: int) -> Part:
-    """Search with each of these seeds in one of so many processes, until all are done or one has failed. Raises
-    `ConfigurationError` where the system cannot fork, as a program need not be one that can be sent elsewhere.
+    """Search with these seeds in ``jobs`` processes, until all are done or one has failed. Raises `ConfigurationError`
+    where the system cannot fork: a program need not be picklable.
     """
     if "fork" not in multiprocessing.get_all_start_methods():
         raise ConfigurationError("jobs= needs fork(), which this system has not; start several searches by hand")

@@ -1,4 +1,4 @@
-"""Sessions of actors, whose calls are cut into steps."""
+"""Sessions of actors whose calls are cut into steps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class _Server(Protocol):
 
 
 class Calling:
-    """A session in whose calls others come in between, and whose line may break meanwhile (``cut``)."""
+    """A session whose calls let other actors run in between, and whose connection may break meanwhile (``cut``)."""
 
     cut: bool
     _fibers: Fibers
     _server: _Server
-    _caller: Fiber | None = None  # who is in a call
+    _caller: Fiber | None = None  # the fiber that is in a call
 
     def let_others_in(self, what: str) -> None:
-        """Somebody else may go on here; and nobody does while the server stands still."""
+        """Let other actors run here; no one runs while the server is stalled."""
         with self.in_a_call():
             self._fibers.step(what)
             while not self.cut and self._fibers.now < self._server.stalled_until:
@@ -39,6 +39,6 @@ class Calling:
             self._caller = None
 
     def rouse(self) -> None:
-        """Who is in a call finds out what has happened."""
+        """Wake the fiber that is in a call, so that it sees what has happened."""
         if self._caller is not None:
             self._caller.ready = True

@@ -21,11 +21,11 @@ class Conversions(ConversionSession):
     _server: Server
 
     def ask(self, what: str) -> None:
-        """The call is under way: others may come in between."""
+        """Begin a call: other actors may run in between."""
         raise NotImplementedError
 
     def answer(self, what: str) -> None:
-        """It is done, and the answer is under way."""
+        """End a call; its answer is under way."""
         raise NotImplementedError
 
     def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
@@ -64,7 +64,7 @@ class Conversions(ConversionSession):
         return Upgrading.BEGUN
 
     def _free(self, row: Entry) -> list[Entry]:
-        """Readers behind that wait, and fit but for what an operator has set."""
+        """Return the waiting readers behind this row that fit if operators' settings are ignored."""
         rows = self._server.rows_on(row.resource)
         return [
             entry
@@ -77,7 +77,7 @@ class Conversions(ConversionSession):
         ]
 
     def _others_inside(self, row: Entry) -> list[Entry]:
-        """Who is inside, or may believe so."""
+        """Return the other holders, including those that may still believe that they hold."""
         return [
             one
             for one in self._server.rows_on(row.resource)
@@ -92,7 +92,7 @@ class Conversions(ConversionSession):
         server.waiting.add(wakeup)
         try:
             while True:
-                wakeup.clear()  # before looking: what changes afterwards is seen
+                wakeup.clear()  # before the check, so that later changes are seen
                 self.require_connection()
                 came = self._become_writer(ticket)
                 row = server.row(ticket)
@@ -110,7 +110,7 @@ class Conversions(ConversionSession):
         return came
 
     def require_connection(self) -> None:
-        """Raise `Disconnected` where it is broken."""
+        """Raise `Disconnected` if the connection is broken."""
         raise NotImplementedError
 
     def _become_writer(self, ticket: Ticket) -> bool | None:
@@ -140,7 +140,7 @@ class Conversions(ConversionSession):
 
 
 def _of(row: Entry) -> int:
-    """Whose it is."""
+    """Return the member of a row."""
     assert row.member_id is not None
     return row.member_id
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation, in words that can be noted and repeated: ``crash B 0``, ``restart 7``."""
+"""The faults of a simulation, as words that can be recorded and repeated: ``crash B 0``, ``restart 7``."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ FAULTS = ("crash", "pause", "cut", "slow", "restart", "failover", "clock", "revo
 
 
 class Trouble(Exception):
-    """It cannot happen now."""
+    """The fault cannot happen now."""
 
 
 class Faults:
     """Makes things go wrong.
 
     - ``crash B 20``: the process is killed; the server notices after so many seconds.
-    - ``pause B 7``: it is stopped for so long.
-    - ``cut B 1 20``: its second connection breaks, with the call under way: before that reached the server, or after
-      its commit. The server notices after so many seconds.
+    - ``pause B 7``: the process is stopped for so many seconds.
+    - ``cut B 1 20``: its second connection breaks, with the call under way: before the call reached the server, or
+      after its commit. The server notices after so many seconds.
     - ``slow B.pulse 3``: the call that this thread makes takes so long, before it has its effect or after that.
     - ``restart 7``: all sessions end, and the server is back after so many seconds.
-    - ``stall 3``: the server stands still for so long; its sessions stay.
-    - ``failover 2 1``: the same, and a standby takes over that has not received the last two changes of those that
-      nobody waits for: releases, times of grants, signs of life.
-    - ``clock -30``: the server's clock is set. (Forward only where all beacons are held and nobody lives by a lease:
-      else the time is taken for time that has passed, as the guarantees say.)
-    - ``revoke 0``: an operator takes the first row away. ``hold r`` pauses a resource, ``cap r`` caps it at 1, until
-      nothing goes wrong any more; ``reap`` tests all.
+    - ``stall 3``: the server does nothing for so long; its sessions stay.
+    - ``failover 2 1``: the same, and a standby takes over. It has not received the last two of those changes that no
+      client waits for: releases, times of grants, heartbeats.
+    - ``clock -30``: the server's clock is set. (Forward only while all beacons are held and no member has a lease:
+      otherwise the server takes it for time that has passed, as the guarantees say.)
+    - ``revoke 0``: an operator revokes the first row. ``hold r`` pauses a resource, ``cap r`` caps it at 1, until the
+      calm phase begins; ``reap`` tests all members.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._undone: list[str] = []
 
-    # -- which ----------------------------------------------------------------------------------------------------
+    # -- draw ---------------------------------------------------------------------------------------------------------
 
     def draw(self, chance: random.Random, kind: str) -> str | None:
-        """One of that kind, at random; None where there is nothing for it to happen to."""
+        """Draw a fault of that kind; None if it cannot happen to anything now."""
         world = self._world
         alive = [actor for actor in world.actors if actor.runs]
         if not alive:
@@ -74,14 +74,14 @@ class Faults:
             return f"{kind} {chance.choice(resources)}" if resources else None
         return kind
 
-    # -- how ------------------------------------------------------------------------------------------------------
+    # -- make ---------------------------------------------------------------------------------------------------------
 
     def make(self, verb: str, rest: Sequence[str]) -> None:
-        """Have it happen. Raises `Trouble` where it cannot."""
+        """Make it happen. Raises `Trouble` if it cannot."""
         getattr(self, f"_{verb}")(*rest)
 
     def undo(self) -> None:
-        """What stands in the way of others is taken back; what is stopped goes on."""
+        """Undo the faults that block others: resume resources and stopped processes."""
         server = self._world.server
         for resource in self._undone:
             server.pause(resource, False)
@@ -90,7 +90,7 @@ class Faults:
         for actor in self._world.actors:
             actor.paused_until = min(actor.paused_until, self._world.fibers.now)
         server.stalled_until = min(server.stalled_until, self._world.fibers.now)
-        self._world.at(0, lambda: None)  # whoever was paused is looked at
+        self._world.at(0, lambda: None)  # check the paused processes
 
     def _actor(self, name: str) -> Actor:
         for actor in self._world.actors:

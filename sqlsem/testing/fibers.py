@@ -1,7 +1,7 @@
-"""Virtual time: what the package takes for threads are greenlets here, of which one runs at a time, until it waits.
+"""Virtual time: the package's threads are greenlets here, of which one runs at a time, until it waits.
 
-`Fibers` is a runtime (`sqlsem.runtime`). Whoever steps it (`Fibers.resume`) decides which of those goes on that could,
-and time stands still unless it is set forward. So a run is decided by nothing but those decisions.
+`Fibers` is a runtime (`sqlsem.runtime`). Its driver (`Fibers.resume`) decides which ready fiber runs next, and time
+stands still unless the driver sets it forward. So those decisions alone determine a run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Fiber:
-    """A thread of execution. ``group``: the process that it is of, which is frozen or dead as a whole."""
+    """A thread of execution. ``group``: its process, which is frozen or dead as a whole."""
 
     __slots__ = (
         "begun",
@@ -60,11 +60,11 @@ class Fiber:
 
 
 class Fibers(Runtime):
-    """All of them, and their clock.
+    """All fibers of a run, and their clock.
 
     Attributes:
-        now: The time, in seconds. Whoever steps the fibers sets it forward.
-        ended: What is left shall end: whoever waits gets `GreenletExit`.
+        now: The time, in seconds. The driver sets it forward.
+        ended: The run ends: a fiber that waits gets `GreenletExit`.
     """
 
     ends = (greenlet.GreenletExit,)
@@ -76,17 +76,17 @@ class Fibers(Runtime):
         self.running: Fiber | None = None
         self._hub = greenlet.getcurrent()
 
-    # -- what runs ------------------------------------------------------------------------------------------------
+    # -- fibers -------------------------------------------------------------------------------------------------------
 
     def spawn(self, name: str, group: Any, call: Callable[[], object]) -> Fiber:
-        """A new fiber, which runs when it is resumed."""
+        """Return a new fiber, which runs when it is resumed."""
         fiber = Fiber(len(self.all), name, group, call)
         fiber.ready = True
         self.all.append(fiber)
         return fiber
 
     def resume(self, fiber: Fiber) -> None:
-        """Have it run until it waits, or steps, or is over."""
+        """Run it until it waits, steps, or ends."""
         fiber.ready = False
         fiber.deadline = math.inf
         if not fiber.begun:
@@ -110,13 +110,13 @@ class Fibers(Runtime):
         self.wake_at_end(fiber)
 
     def wake_at_end(self, fiber: Fiber) -> None:
-        """Those who join it go on."""
+        """Wake the fibers that join it."""
         for other in self.all:
             if other.where == f"join {fiber.name}":
                 other.ready = True
 
     def step(self, where: str) -> None:
-        """Let others come in between."""
+        """Let other fibers run in between."""
         fiber = self.running
         if self.ended:
             raise greenlet.GreenletExit
@@ -128,7 +128,7 @@ class Fibers(Runtime):
         self._check(fiber)
 
     def block(self, where: str, seconds: float) -> bool:
-        """Wait until somebody sets ``ready``, or so long. Whether somebody did."""
+        """Wait until ``ready`` is set, or for ``seconds``. Return True if it was set."""
         fiber = self.running
         if self.ended:
             raise greenlet.GreenletExit
@@ -148,20 +148,20 @@ class Fibers(Runtime):
             raise greenlet.GreenletExit
 
     def sleep(self, seconds: float) -> None:
-        """Wait so long."""
+        """Wait for this long."""
         end = self.now + seconds
         while self.now < end:
             self.block("sleep", end - self.now)
 
     def end(self) -> None:
-        """Let go of all that is left: what they still do reaches nobody."""
+        """End all remaining fibers: their further actions have no effect."""
         self.ended = True
         for fiber in self.all:
             if fiber.glet is not None and not fiber.over:
                 fiber.over = True
                 fiber.glet.throw(greenlet.GreenletExit)
 
-    # -- a runtime ------------------------------------------------------------------------------------------------
+    # -- the runtime --------------------------------------------------------------------------------------------------
 
     def monotonic(self) -> float:
         return self.now
@@ -190,7 +190,7 @@ class Fibers(Runtime):
 
 
 class _Event(threading.Event):
-    """An event in virtual time. (It is one of threading's by name only, and has nothing of it.)"""
+    """An event in virtual time. (It inherits from threading's class for its type only.)"""
 
     def __init__(self, fibers: Fibers) -> None:
         self._fibers = fibers

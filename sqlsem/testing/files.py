@@ -1,9 +1,9 @@
 """SQLite in a simulation: the real engine on a real file, one connection a session, in virtual time.
 
-A step is a statement outside of a transaction, the beginning of one that writes, its COMMIT, and the answer after that.
-What comes between two statements within a transaction cannot matter, as nobody sees or changes anything then. Who finds
-the file locked (SQLITE_BUSY) lets others go on, as who waits for a lock does. Time in SQL is the simulation's:
-``julianday('now')`` is a function of ours.
+A step is a statement outside a transaction, the beginning of one that writes, its COMMIT, and the answer after that.
+Interleavings between two statements of a transaction do not matter, because no other connection sees or changes
+anything then. A session that finds the file locked (SQLITE_BUSY) lets others run, like a waiter for a lock. Time in SQL
+is the simulation's: ``julianday('now')`` is a function of ours.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from sqlsem.testing.real import OURS, RealServer, Row
 
 __all__ = ["FileServer", "files"]
 
-#: Seconds that a statement takes: no two have one time.
+#: Seconds that a statement takes: no two have the same time.
 STATEMENT_SECONDS = 0.0001
-#: Seconds after which who found the file locked tries again.
+#: Seconds after which a session that found the file locked tries again.
 BUSY_SECONDS = 0.02
-#: Seconds after which a waiter looks although nothing has been written, as the time of somebody may be up.
+#: Seconds after which a waiter polls although nothing was written: the time of a member may be up.
 LOOK_SECONDS = 0.25
 #: A folder in memory, where there is one.
 IN_MEMORY = "/dev/shm"  # noqa: S108
@@ -45,7 +45,7 @@ FROM ProcessControl AS q LEFT JOIN sqlsem_member AS m USING (member_id) ORDER BY
 
 
 class FileSession(Calling, SqliteSession):
-    """A connection of an actor's: others may come before each of its statements, and before it has the answer."""
+    """A connection of an actor: others may run before each of its statements, and before it has the answer."""
 
     _server: FileServer
 
@@ -53,7 +53,7 @@ class FileSession(Calling, SqliteSession):
         super().__init__(engine)
         self._server, self._fibers, self.owner = engine.server, engine.server.fibers, engine.owner
         self.cut = False
-        self._doing = ""  # in its transaction
+        self._doing = ""  # the statements of its transaction
         self.rings = VirtualRings(self._server, engine.path, "")
         self._server.sessions.append(self)
 
@@ -103,10 +103,10 @@ class FileSession(Calling, SqliteSession):
     def register_member(self, host: str, pid: int, program: str) -> int:
         return super().register_member(self.owner, pid, program)
 
-    # -- what happens to it ---------------------------------------------------------------------------------------
+    # -- its end ------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """The process is no more: the system lets go of its locks, and the file for its beacon stays behind."""
+        """End the process: the system releases its file locks, and the file of its beacon stays behind."""
         self.lose()
         if self in self._server.sessions:
             self._server.sessions.remove(self)
@@ -118,7 +118,7 @@ class FileSession(Calling, SqliteSession):
             connection.close()
 
     def drop(self) -> None:
-        """(A beacon of a process that lives is not lost with a connection.)"""
+        """(A living process does not lose its beacon with a connection.)"""
 
     def lose(self) -> None:
         self.cut = self.interrupted = True
@@ -135,7 +135,7 @@ class FileSession(Calling, SqliteSession):
 
 
 class Cursor:
-    """A cursor of a program's, in a transaction of its own. It is also that transaction."""
+    """A cursor of a program, in a transaction of its own. It is also that transaction."""
 
     def __init__(self, session: FileSession) -> None:
         self._session = session
@@ -158,7 +158,7 @@ class Cursor:
 
 
 class CallersSession(FileSession):
-    """A connection that a program has of its own. Where it breaks, the system has let go of its locks at once."""
+    """A program's own connection. If it breaks, the system releases its file locks at once."""
 
     def lose(self) -> None:
         super().lose()
@@ -166,7 +166,7 @@ class CallersSession(FileSession):
 
 
 class _Nudge:
-    """An event that also comes with anything that is written, and is waited for in long turns."""
+    """An event that any write also sets, and that is waited for in long slices."""
 
     def __init__(self, server: FileServer, wakeup: threading.Event) -> None:
         self._server, self._nudge = server, wakeup
@@ -177,7 +177,7 @@ class _Nudge:
 
 
 class VirtualRings(UnixSocketNotifier):
-    """A waiter sleeps until something was written, it is rung or nudged, or its time is up."""
+    """A waiter sleeps until a write, a ring, a wakeup, or the end of its time."""
 
     def __init__(self, server: FileServer, database: Path, table: str) -> None:
         super().__init__(database, table)
@@ -217,7 +217,7 @@ class FileEngine(SqliteEngine):
     def open(self) -> sqlite3.Connection:
         connection = super().open()
         clock = _clock_of(self.server)
-        connection.execute("PRAGMA trusted_schema = ON")  # with a clock of ours in its defaults
+        connection.execute("PRAGMA trusted_schema = ON")  # its defaults use our clock
         connection.create_function("julianday", 1, clock)
         connection.execute("PRAGMA synchronous = OFF")  # nothing has to outlive this process
         return connection
@@ -263,7 +263,7 @@ class FileServer(RealServer):
         return self._own
 
     def has_been_written(self) -> bool:
-        """Whether anybody has written since this was asked last."""
+        """Return True if any session has written since the last call."""
         version = self._look.execute("PRAGMA data_version").fetchone()
         changed, self._seen = version != self._seen, version
         self.written += changed
@@ -278,7 +278,7 @@ class FileServer(RealServer):
         return [Row(*row[:4], *map(bool, row[4:])) for row in self._look.execute(ROWS)]
 
     def wait_for(self, seconds: float, wakeup: threading.Event | None = None) -> None:
-        """Wait until something is written, or so long."""
+        """Wait until something is written, or for this long."""
         changed = self.fibers.event() if wakeup is None else wakeup
         key = id(changed)
         self._waiting[key] = changed
@@ -288,7 +288,7 @@ class FileServer(RealServer):
             self._waiting.pop(key, None)
 
     def wake(self) -> None:
-        """Something was written."""
+        """Wake the waiters after a write."""
         for event in list(self._waiting.values()):
             event.set()
 
@@ -311,7 +311,7 @@ class FileServer(RealServer):
 
 @contextlib.contextmanager
 def files() -> Iterator[Any]:
-    """Makes servers on new files, which are gone at the end."""
+    """Make servers on new files, which are deleted at the end."""
     where = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="sqlsem-simulated-", dir=where) as folder:
         template = Path(folder, "template.db")
@@ -340,7 +340,7 @@ def _clock_of(server: FileServer) -> Any:
 
 
 def _told(statement: str, parameters: Any) -> str:
-    """A statement in a line, without its comments, and what it is about."""
+    """Return a statement in one line, without its comments, and with its parameters."""
     lines = [line.strip() for line in statement.splitlines() if not line.lstrip().startswith("--")]
     text = " ".join(filter(None, lines))
     known = parameters if isinstance(parameters, dict) else {}

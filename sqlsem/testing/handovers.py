@@ -1,4 +1,4 @@
-"""Locks that travel, in the simulated database, as ``sql/postgresql/handovers.sql`` does them."""
+"""Hand-overs in the simulated database, as ``sql/postgresql/handovers.sql`` does them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Given", "Handovers"]
 
 @dataclass
 class Given:
-    """What was handed over under a token: by whom, to which member in transit."""
+    """A hand-over under a token: its giver, and its member in transit."""
 
     at: float
     by: int
@@ -29,24 +29,24 @@ class Given:
 
 
 class Handovers(TransferSession):
-    """The part of a session that hands over and adopts. All logins are one."""
+    """The part of a session that hands over and adopts. All logins are the same."""
 
     _server: Server
 
     def ask(self, what: str) -> None:
-        """The call is under way: others may come in between."""
+        """Begin a call: other actors may run in between."""
         raise NotImplementedError
 
     def answer(self, what: str) -> None:
-        """It is done, and the answer is under way."""
+        """End a call; its answer is under way."""
         raise NotImplementedError
 
     def give_up(self, member_id: int) -> None:
-        """A sign of life. Raises `Disconnected` where the member was given up."""
+        """Record a heartbeat. Raises `Disconnected` if the member was removed."""
         raise NotImplementedError
 
     def as_beacon(self) -> ServerSession:
-        """Itself."""
+        """Return itself."""
         raise NotImplementedError
 
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:

@@ -1,11 +1,12 @@
 """PostgreSQL in a simulation: the real engine on a real server, one connection a session, in virtual time.
 
 A step is a call of a routine, the COMMIT after it, and the answer after that; within a routine each wait for a lock,
-each sleep, and what follows when it has a lock. Only one session works in the server at a time. Who is blocked there
-(``pg_blocking_pids``) is not chosen until somebody else's step lets it go, or its lock_timeout is over in virtual time.
+each sleep, and the part after a lock was granted. Only one session works in the server at a time. A session that is
+blocked there (``pg_blocking_pids``) is not chosen until another session's step unblocks it, or its lock_timeout is over
+in virtual time.
 
 The database is one of its own on that server, in which the clock, sleeps and waits for advisory locks are replaced
-(``sql/postgresql/simulated.sql``); the tables and routines are those that ship, to the letter. Needs a superuser there.
+(``sql/postgresql/simulated.sql``). The tables and routines are exactly the shipped ones. Needs a superuser there.
 """
 
 from __future__ import annotations
@@ -42,47 +43,47 @@ __all__ = ["PostgresServer", "servers"]
 
 T = TypeVar("T")
 
-#: Seconds that a call takes: what follows it has another time.
+#: Seconds that a call takes, so that no two calls have the same time.
 CALL_SECONDS = 0.0005
-#: Seconds after which it is asked whether who waits for a lock is blocked,
+#: Seconds after which we ask whether a session that waits for a lock is blocked,
 LOOK_SECONDS = 0.001
-#: and who says nothing: it may wait for a row. Then after twice the time, and so on.
+#: and a session that has not answered: it may wait for a row. Then after twice the time, and so on.
 UNSURE_SECONDS = 0.01
-#: Seconds, in real time, in which the server ends waits for rows (deadlock_timeout, lock_timeout).
+#: Seconds, in real time, after which the server ends waits for rows (deadlock_timeout, lock_timeout).
 DEADLOCK_SECONDS = 5.0
-#: Seconds, in real time, after which a server that says nothing is given up.
+#: Seconds, in real time, after which we give up on a server that does not answer.
 SILENT_SECONDS = 30.0
-#: What is no step of its own: it makes a connection ready, or only looks.
+#: Calls that are no steps: they prepare a connection, or only read.
 QUIET = frozenset(("backend", "session", "version", "settings", "installed"))
-#: Of these nothing is left in the database.
+#: Calls that leave nothing in the database.
 LOOKS = frozenset(("deadlock_rows", "living", "entries", "past", "overview", "priorities", "whereabouts", "has_left"))
 _SAID = re.compile(r"simulated: (stops|waits) (\S+)")
-#: Of names and ids that are drawn, or made of the process's number.
+#: Names and ids that are drawn at random, or made from the process's number.
 _OWN = re.compile(r"[:#\n]|\.\d|[0-9a-f]{16}|\.py$")
 _UNITS = {"": 0.001, "us": 1e-6, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class _Call:
-    """What goes on in the server for a session: a generator of psycopg's, and what it has to wait for."""
+    """A call under way in the server: a generator of psycopg's, and what it waits for."""
 
     def __init__(self, generator: Generator[Any, Any, Any]) -> None:
         self.generator = generator
         self.wants: Any = None
         self.over = False
         self.answer: Any = None
-        self.waits = False  # for a lock, or has just got it
-        self.limit = math.inf  # the lock_timeout of that
-        self.stop: float | None = None  # it has stopped, for so many seconds
+        self.waits = False  # for a lock, or it has just been granted
+        self.limit = math.inf  # the lock_timeout of that wait
+        self.stop: float | None = None  # it sleeps for so many seconds
 
     def advance(self, ready: Ready | None) -> None:
-        """Have psycopg begin (None), or read what has come. Raises what the server answers with."""
+        """Let psycopg begin (None), or read what has arrived. Raises the server's error."""
         try:
             self.wants = next(self.generator) if ready is None else self.generator.send(ready)
         except StopIteration as done:
             self.over, self.answer = True, done.value
 
     def hear(self, word: str, value: str) -> None:
-        """One of the functions that stand for the system's tells what it is about to do."""
+        """Record what one of the replaced functions announces."""
         if word == "stops":
             self.waits, self.stop = False, float(value)
         else:
@@ -90,7 +91,7 @@ class _Call:
 
 
 class Line(psycopg.Connection[Any]):
-    """A connection. Where a fiber runs it waits in virtual time."""
+    """A connection. In a fiber it waits in virtual time."""
 
     session: SimulatedSession | None = None
 
@@ -105,7 +106,7 @@ class Line(psycopg.Connection[Any]):
 
 
 class SimulatedSession(Calling, PostgresSession):
-    """A connection of an actor's: others may come before each of its calls and commits, and before its answers."""
+    """A connection of an actor: others may run before each of its calls and commits, and before its answers."""
 
     _server: PostgresServer
 
@@ -115,11 +116,11 @@ class SimulatedSession(Calling, PostgresSession):
         self.line = line
         self.pid = line.info.backend_pid
         self.cut = False
-        self.shut = False  # by the client: the server hears of it
-        self.left_behind: Fiber | None = None  # goes on in the server with what the client has left there
+        self.shut = False  # closed by the client; the server has not noticed yet
+        self.left_behind: Fiber | None = None  # runs the call that the client abandoned in the server
         self.goes_on: _Call | None = None
         self._lots = lots  # decides which calls are transactions whose COMMIT is a step of its own
-        self._inside = False  # of a call that is cut into steps already
+        self._inside = False  # in a call that is already cut into steps
         self.call = functools.partial(self._called, self.call)
         line.add_notice_handler(self._hear)
         line.session = self
@@ -130,7 +131,7 @@ class SimulatedSession(Calling, PostgresSession):
         if found is not None and self.goes_on is not None:
             self.goes_on.hear(found[1], found[2])
 
-    # -- its calls, cut into steps --------------------------------------------------------------------------------
+    # -- its calls, cut into steps ----------------------------------------------------------------------------------
 
     def rows(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
         return self._cut_into_steps(name, parameters, functools.partial(super().rows, name, parameters))
@@ -173,7 +174,7 @@ class SimulatedSession(Calling, PostgresSession):
             self._fibers.now += CALL_SECONDS
 
     def run_for_program(self, what: str, call: Callable[[], object]) -> None:
-        """A statement of a program's own."""
+        """Run a statement of the program's own."""
         self._step(what)
         with self.translated():
             self._timed(call)
@@ -193,17 +194,17 @@ class SimulatedSession(Calling, PostgresSession):
                 self.require_line()
 
     def require_line(self) -> None:
-        """Raise what psycopg would, where it is broken."""
+        """Raise psycopg's error if the connection is broken."""
         if self.cut:
             raise psycopg.OperationalError("the connection is broken")
 
     def register_member(self, host: str, pid: int, program: str) -> int:
         return super().register_member(self.owner, pid, program)
 
-    # -- in the server --------------------------------------------------------------------------------------------
+    # -- in the server -----------------------------------------------------------------------------------------------
 
     def wait_for(self, generator: Any) -> Any:
-        """The answer to what was sent, as psycopg reads it."""
+        """Return the answer to the sent call, as psycopg reads it."""
         call = self.goes_on = _Call(generator)
         try:
             with self.in_a_call():
@@ -216,7 +217,7 @@ class SimulatedSession(Calling, PostgresSession):
         return call.answer
 
     def _leave_behind(self, call: _Call) -> None:
-        """The server does not know yet that nobody waits for its answer."""
+        """Let the call go on in the server, which does not know yet that the client is gone."""
 
         def run() -> None:
             with contextlib.suppress(psycopg.Error):
@@ -229,10 +230,10 @@ class SimulatedSession(Calling, PostgresSession):
 
         self.left_behind = self._server.spawn(run)
 
-    # -- what happens to it ---------------------------------------------------------------------------------------
+    # -- its end -----------------------------------------------------------------------------------------------------
 
     def lose(self) -> None:
-        """The line breaks. What goes on in the server for it goes on there, and its answer reaches nobody."""
+        """Break the connection. Its call goes on in the server, and its answer is lost."""
         if self.cut:
             return
         self.cut = True
@@ -241,7 +242,7 @@ class SimulatedSession(Calling, PostgresSession):
         self.rouse()
 
     def end(self) -> None:
-        """The server ends it, or notices that nobody is there: its transaction and its locks are no more."""
+        """End the session in the server, which rolls back its transaction and releases its locks."""
         self.cut = True
         if self in self._server.sessions:
             self._server.sessions.remove(self)
@@ -283,7 +284,7 @@ class SimulatedEngine(PostgresEngine):
 
 
 class Cursor:
-    """A cursor of a program's, in a transaction of its own."""
+    """A cursor of a program, in a transaction of its own."""
 
     def __init__(self, session: SimulatedSession) -> None:
         self._session = session
@@ -306,7 +307,7 @@ class Cursor:
 
 
 class _Server:
-    """The server, of which what goes on there for nobody is a part."""
+    """The server process, which runs the calls that clients abandoned."""
 
     dead = False
     runs = True
@@ -330,7 +331,7 @@ class PostgresServer(RealServer):
         self._numbers = itertools.count()
         self._blocked: dict[SimulatedSession, Fiber] = {}
         self._changed = True
-        self._time = -1  # what the clock was set to
+        self._time = -1  # the last value of its clock
         self._group_of_server = _Server()
         self._ask("begin")
         self.set_time(forward=False)
@@ -340,11 +341,11 @@ class PostgresServer(RealServer):
         return cursor.fetchall() if cursor.description else []
 
     def spawn(self, call: Callable[[], object]) -> Fiber:
-        """Something goes on in the server."""
+        """Start a fiber that runs in the server."""
         return self.fibers.spawn("server", self._group_of_server, call)
 
     def lots(self) -> random.Random:
-        """For a new session, by the seed of the run."""
+        """Return random numbers for a new session, from the seed of the run."""
         return random.Random(self.seed * 1009 + next(self._numbers))
 
     def engine(self, options: Options, owner: str) -> SimulatedEngine:
@@ -366,10 +367,10 @@ class PostgresServer(RealServer):
     def own(self) -> Session:
         return self._own
 
-    # -- time -----------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------------------------
 
     def set_time(self, forward: bool = True) -> None:
-        """Have the database's clock follow ours."""
+        """Set the database's clock to ours."""
         now = round(self.clock * 1e6)
         if now != self._time:
             self._ask("set_clock", now, forward)
@@ -385,10 +386,10 @@ class PostgresServer(RealServer):
     def stall(self, seconds: float) -> None:
         self.stalled_until = self.fibers.now + seconds
 
-    # -- what goes on ---------------------------------------------------------------------------------------------
+    # -- calls under way ----------------------------------------------------------------------------------------------
 
     def going_on(self, session: SimulatedSession, call: _Call) -> Iterator[None]:
-        """Have a call go on in the server until there is an answer; yields after each wait, in virtual time."""
+        """Run a call in the server until there is an answer; yields after each wait, in virtual time."""
         self._changed = True
         patience = UNSURE_SECONDS
         while not call.over:
@@ -406,7 +407,7 @@ class PostgresServer(RealServer):
             elif not self._are_blocked([session]):
                 patience *= 1 if call.waits else 2
             elif (ready := _ready(session.line, call.wants, 0)) is not None:
-                call.advance(ready)  # what it said before it was blocked
+                call.advance(ready)  # read what it announced before it was blocked
             else:
                 self._blocked[session] = cast("Fiber", self.fibers.running)
                 try:
@@ -431,7 +432,7 @@ class PostgresServer(RealServer):
         super().notice()
 
     def _settle(self) -> None:
-        """After each step: those whom it has let go in the server can go on, when they have come to a stop there."""
+        """After each step, mark the calls that it unblocked in the server as ready, once they have stopped there."""
         until = time.monotonic() + SILENT_SECONDS
         while self._blocked:
             blocked = self._are_blocked(list(self._blocked))
@@ -455,7 +456,7 @@ class PostgresServer(RealServer):
         return False
 
     def terminate(self, session: SimulatedSession) -> None:
-        """End its process in the server; that is over when it is no more."""
+        """End its process in the server, and wait until it is gone."""
         self._changed = True
         self._ask("terminate", session.pid)
         until = time.monotonic() + SILENT_SECONDS
@@ -465,7 +466,7 @@ class PostgresServer(RealServer):
         self._blocked.pop(session, None)
         psycopg.Connection.close(session.line)
 
-    # -- looks ----------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     def has_changed(self) -> bool:
         changed, self._changed = self._changed, False
@@ -485,8 +486,8 @@ class PostgresServer(RealServer):
 
 @contextlib.contextmanager
 def servers(url: str) -> Iterator[Any]:
-    """Makes servers in a database of their own, which is dropped at the end. Raises `ConfigurationError` where that
-    cannot be made.
+    """Make servers in a database of their own, which is dropped at the end. Raises `ConfigurationError` if it cannot be
+    made.
     """
     name = f"sqlsem_simulated_{secrets.token_hex(6)}"
     try:
@@ -502,7 +503,7 @@ def servers(url: str) -> Iterator[Any]:
             own = engine.connect("look")
             try:
                 own.install(engine.plan)
-                own.reap()  # knows now where it is
+                own.reap()  # finds its tables before the clock is replaced
                 yield lambda fibers: PostgresServer(fibers, ours, control, own)
             finally:
                 own.close()
@@ -526,7 +527,7 @@ def _queries() -> dict[str, str]:
 
 
 def _ready(line: Line, wants: Wait, seconds: float) -> Ready | None:
-    """What a connection is ready for; None: for nothing, after so many seconds."""
+    """Return what a connection is ready for; None: for nothing, after so many seconds."""
     socket = line.pgconn.socket
     reads = [socket] if wants & Wait.R else []
     writes = [socket] if wants & Wait.W else []
@@ -537,12 +538,12 @@ def _ready(line: Line, wants: Wait, seconds: float) -> Ready | None:
 
 
 def _seconds(setting: str) -> float:
-    """What a setting of PostgreSQL says: 250ms, 1min, 0."""
+    """Return a setting of PostgreSQL in seconds: 250ms, 1min, 0."""
     number = setting.rstrip("dhimnsu")
     return float(number) * _UNITS[setting[len(number) :]]
 
 
 def _told(parameters: Any) -> str:
-    """What a call is about, without what is another one in each process: ids, hashes, who we are."""
+    """Return a call's parameters without those that differ between processes: ids, hashes, names of processes."""
     values = parameters.values() if isinstance(parameters, dict) else parameters or ()
     return ", ".join(str(value) for value in values if value is not None and not _OWN.search(str(value)))[:60]

@@ -1,8 +1,8 @@
-"""Real databases in a simulation: their tables stand for `sqlsem.testing.server.Server`, and are looked at after steps.
+"""Real databases in a simulation: their tables take the place of `sqlsem.testing.server.Server`, and are read after
+steps.
 
-The actors' sessions are those that ship, with a step before each statement; so what is searched for here are the
-interleavings that the real SQL allows. Nothing in the database tells of what happens there: what has changed is read
-out of the tables by a session of our own.
+The actors' sessions are the shipped ones, with a step before each statement. So this searches the interleavings that
+the real SQL allows. The database reports nothing: a session of our own reads the tables to see what has changed.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from sqlsem.testing.fibers import Fibers
 
 __all__ = ["OURS", "Connected", "RealServer", "Row"]
 
-#: Of the history so many rows are audited at the end.
+#: Audit at most this many rows of the history at the end.
 MOST_PAST = 100_000
-#: Outcomes of who did not leave by its own will.
+#: Outcomes of rows that did not leave by their owner's will.
 TAKEN_AWAY = ("reaped", "revoked", "lost")
-#: After so long an operator tries again who met a locked file.
+#: Seconds after which an operator tries again who met a locked file.
 AGAIN_SECONDS = 1.0
-#: Who we are, who look on.
+#: The name of the observing session.
 OURS = "us"
 
 
 class Connected(Protocol):
-    """A session of an actor's, as faults see it."""
+    """A session of an actor, as faults see it."""
 
     owner: str
     cut: bool
 
     def end(self) -> None:
-        """The database notices that nobody is there any more."""
+        """The database notices that the process is gone."""
 
     def drop(self) -> None:
         """The database notices that the connection is broken."""
@@ -64,7 +64,7 @@ class Row:
 
 
 class _Operator:
-    """Does what operators do, beside the processes."""
+    """Makes the calls of operators, beside the processes."""
 
     name = "operator"
     dead = False
@@ -76,35 +76,35 @@ class _Operator:
 
 
 class RealServer(abc.ABC):
-    """What a simulation needs of a database. As `sqlsem.testing.server.Server`, whose attributes these are."""
+    """The interface that a simulation needs of a database, with the attributes of `sqlsem.testing.server.Server`."""
 
-    #: What can go wrong there.
+    #: The faults that can happen there.
     faults: ClassVar[tuple[str, ...]]
-    #: By the clock of the database the simulation begins here.
+    #: The time at which the simulation begins, by the clock of the database.
     beginning = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
     def __init__(self, fibers: Fibers) -> None:
         self.fibers = fibers
         self.skew = 0.0
         self.seed = 0  # of the run
-        self.stalled_until = -math.inf  # the server stands still
+        self.stalled_until = -math.inf  # the server does nothing until then
         self.sessions: list[Connected] = []
         self.removed: Callable[[Any, str], object] = lambda row, why: None
         self.let_in: set[int] = set()
-        self.released: set[int] = set()  # given back by their owners
+        self.released: set[int] = set()  # released by their owners
         self._there: dict[int, Row] = {}
-        self._stepped = False  # whether the clock was set: then no times can be compared
+        self._stepped = False  # True: the clock was set, so no times can be compared
         self._group = _Operator()
-        self._acts: deque[Callable[[Session], object]] = deque()  # what it has still to do
+        self._acts: deque[Callable[[Session], object]] = deque()  # calls that are still to be made
 
     @property
     def clock(self) -> float:
-        """Seconds since 1970, by the clock of the database."""
+        """Return the seconds since 1970, by the clock of the database."""
         return self.beginning.timestamp() + self.fibers.now + self.skew
 
     @abc.abstractmethod
     def engine(self, options: Options, owner: str) -> Engine:
-        """It, as one process sees it."""
+        """Return the engine of one process."""
 
     @abc.abstractmethod
     def transaction(self, engine: Engine) -> contextlib.AbstractContextManager[Any]:
@@ -113,24 +113,24 @@ class RealServer(abc.ABC):
     @property
     @abc.abstractmethod
     def own(self) -> Session:
-        """A session of our own, for looks."""
+        """Return a session of our own, for reading."""
 
     @abc.abstractmethod
     def has_changed(self) -> bool:
-        """Whether anything may have been written since this was asked last."""
+        """Return True if anything may have been written since the last call."""
 
     @abc.abstractmethod
     def rows(self) -> list[Row]:
-        """The queues."""
+        """Return the queues."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """The simulation is over."""
+        """End the simulation."""
 
-    # -- looks ----------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     def notice(self) -> None:
-        """After each step: tell of what has left against its owner's will."""
+        """After each step, report the rows that left against their owner's will."""
         if not self.has_changed():
             return
         now = {row.position: row for row in self.rows()}
@@ -149,24 +149,24 @@ class RealServer(abc.ABC):
         return [row for row in self.rows() if row.resource == resource]
 
     def resources(self) -> list[str]:
-        """Whose queues are not empty."""
+        """Return the resources with rows."""
         return sorted({row.resource for row in self.rows()})
 
     def findings(self) -> Iterable[Finding]:
-        """What the audit of the history finds."""
+        """Return the findings of the audit of the history."""
         self.notice()
         return () if self._stepped else audit(self.own.history(None, MOST_PAST)).findings
 
     def reap(self) -> None:
-        """At the end: remove whoever is dead, when nobody else is there any more."""
+        """At the end, remove dead members once no other process is left."""
         for session in [one for one in self.sessions if one.owner != OURS]:
             session.end()
         self.own.reap()
 
-    # -- what operators do, and what goes wrong -------------------------------------------------------------------
+    # -- operators and faults ----------------------------------------------------------------------------------------
 
     def operate(self, call: Callable[[Session], object]) -> None:
-        """Have an operator do something, beside all others, and after what he was told before."""
+        """Let an operator make a call, beside all processes, and after the operator's earlier calls."""
         self._acts.append(call)
         if len(self._acts) == 1:
             self.fibers.spawn("operator", self._group, self._operate)
@@ -178,8 +178,8 @@ class RealServer(abc.ABC):
                 session = self.engine(Options(), self._group.name).connect("look")
                 self._acts[0](session)
             except ConfigurationError:
-                pass  # it cannot be set just now, as a cap that somebody counts on
-            except Unavailable:  # somebody kept the file locked for too long
+                pass  # it cannot be set now, like a cap that a request counts on
+            except Unavailable:  # the file was locked for too long
                 self.fibers.sleep(AGAIN_SECONDS)
                 continue
             finally:
@@ -200,15 +200,15 @@ class RealServer(abc.ABC):
         self.operate(lambda session: session.reap())
 
     def set_clock(self, seconds: float) -> None:
-        """The clock is set."""
+        """Set the clock."""
         raise Trouble("this database's clock is the host's")
 
     def stall(self, seconds: float) -> None:
-        """The server stands still for so long."""
+        """Stop the server for so many seconds."""
         raise Trouble("there is no server")
 
     def moves(self) -> bool:
-        """Whether somebody can go on without anything else that could happen. (Asked where nothing will.)"""
+        """Return True if a fiber can go on without an event of ours. (Called when no event is left.)"""
         return False
 
     def restart(self, seconds: float) -> None:

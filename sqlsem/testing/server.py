@@ -1,7 +1,7 @@
 """A database in memory that can go wrong: the queue of `sqlsem.engines.memory`, with members that can die.
 
-What is in it is `sqlsem.testing.store`; here are its sessions. Each call is one transaction; between its effect and
-its answer others go on.
+Its contents are in `sqlsem.testing.store`; its sessions are here. Each call is one transaction; between its effect and
+its answer other actors run.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ __all__ = ["Server", "ServerEngine", "ServerSession"]
 
 
 class Server(Tables):
-    """It, as a simulation sees it."""
+    """The server, as a simulation sees it."""
 
     def reap(self) -> None:
-        """Remove whoever is dead."""
+        """Remove dead members."""
         for resource in list(self.queues):
             self.suspect_all(resource, 0)
 
     def reap_all(self) -> None:
-        """As an operator does it."""
+        """Remove dead members, as an operator does."""
         self.reap()
         for number in list(self.people):
             self.test_member(number, 0)
 
     def set_clock(self, seconds: float) -> None:
-        """The clock is set. Raises `Trouble` where it would count as time that has passed."""
+        """Set the clock. Raises `Trouble` if the change would count as time that has passed."""
         if seconds > 0 and any(
             person.lease is not None or not person.beacon.lives or self.revoked for person in self.people.values()
         ):
@@ -46,30 +46,30 @@ class Server(Tables):
         self.skew += seconds
 
     def stall(self, seconds: float) -> None:
-        """It stands still for so long."""
+        """Stop the server for so many seconds."""
         self.stalled_until = self.fibers.now + seconds
 
     def moves(self) -> bool:
-        """Whether somebody can go on without anything else that could happen: nobody."""
+        """Return False: no fiber goes on without an event of ours."""
         return False
 
     def engine(self, options: Options, owner: str) -> ServerEngine:
-        """It, as one process sees it."""
+        """Return the engine of one process."""
         return ServerEngine(self, options, owner)
 
     def notice(self) -> None:
-        """After each step. (It has told of everything already.)"""
+        """Do nothing after a step: the callbacks have reported everything already."""
 
     def resources(self) -> list[str]:
-        """Whose queues are not empty."""
+        """Return the resources with rows."""
         return sorted(self.queues)
 
     def findings(self) -> Iterable[Finding]:
-        """What the audit of the history finds."""
+        """Return the findings of the audit of the history."""
         return audit(reversed(self.past)).findings
 
     def close(self) -> None:
-        """The simulation is over."""
+        """End the simulation."""
 
 
 class ServerSession(Calling, Handovers, Conversions, MemorySession):
@@ -87,7 +87,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         server.sessions.append(self)
 
     def end(self) -> None:
-        """The server ends it, or notices that nobody is there."""
+        """End the session in the server, or let the server notice that the process is gone."""
         if self.lives:
             self.lives = False
             self.cut = True
@@ -95,16 +95,16 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
             self._fail()
 
     def drop(self) -> None:
-        """The server notices that the line is broken."""
+        """Let the server notice that the connection is broken."""
         self.end()
 
     def lose(self) -> None:
-        """The line breaks, and the server does not notice yet."""
+        """Break the connection; the server does not notice yet."""
         self.cut = True
         self._fail()
 
     def _fail(self) -> None:
-        """Who is in a call hears that it is broken."""
+        """Raise in the fiber that is in a call."""
         self.rouse()
         self._server.wake()
 
@@ -128,12 +128,12 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
             raise Disconnected("The connection is broken")
 
     def ask(self, what: str) -> None:
-        """The call is under way."""
+        """Begin a call."""
         self.require_connection()
         self._step(what)
 
     def answer(self, what: str) -> None:
-        """It is done, and the answer is under way."""
+        """End a call; its answer is under way."""
         self._step(what)
 
     def _step(self, what: str) -> None:
@@ -167,7 +167,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         server = self._server
         member = server.people.get(member_id)
         if member is not None:
-            # (The old session, where it lingers, has nothing any more that counts.)
+            # (The old session, if it lingers, no longer counts.)
             member.beacon = self
             server.sign(member)
         self.answer(f"resume: {'known' if member else 'given up'}")
@@ -239,7 +239,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
     # -- waiting ----------------------------------------------------------------------------------------------------
 
     def _look(self, ticket: Ticket) -> bool | None:
-        """Whether a row is granted, which it is as soon as it may be; None when it is gone."""
+        """Grant a row as soon as it may be; return True if it is granted, None if it is gone."""
         server = self._server
         row = server.row(ticket)
         if row is None or row.position in server.revoked:
@@ -259,7 +259,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         server.waiting.add(wakeup)
         try:
             while True:
-                wakeup.clear()  # before looking: what changes afterwards is seen
+                wakeup.clear()  # before the check, so that later changes are seen
                 self.require_connection()
                 there = self._look(ticket)
                 if there is False:
@@ -289,7 +289,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
 
 
 class ServerEngine(Engine):
-    """The server, as one process sees it."""
+    """The engine of one process."""
 
     name = "simulated"
     session_class = ServerSession

@@ -1,10 +1,9 @@
-"""Searches for schedules in which locks, or a program that uses them, go wrong: in virtual time, and so that it can be
-repeated.
+"""Search for schedules in which locks, or a program that uses them, go wrong: in virtual time, and repeatable.
 
-A *program* is a function that uses locks as any program does. Some processes run it beside each other, on a database in
-memory; all of it, locks, membership and retries, is the code that ships. But time is virtual and only one thing happens
-at a time, and what happens next is drawn: who goes on, and what goes wrong (`FAULTS`). First that; then nothing goes
-wrong any more, and everybody who is alive must be let in.
+A *program* is a function that uses locks as any program does. Several processes run it in parallel, on a database in
+memory. Locks, membership and retries are the shipped code. But time is virtual, only one thing happens at a time, and
+the next event is drawn: which fiber goes on, and which fault happens (`FAULTS`). After that phase there are no more
+faults, and every living process must be granted its locks.
 
 >>> def nightly(me):
 ...     with me.locks.mutex("nightly"):
@@ -59,18 +58,18 @@ __all__ = [
 
 #: How URLs of PostgreSQL begin.
 SERVERS = ("postgresql:", "postgres:")
-#: After so many new objects Python looks for garbage during a search.
+#: Collect garbage after this many new objects during a search.
 GARBAGE = 50_000
 #: Seconds that shortening may take.
 SHORTEN_SECONDS = 20.0
-#: Of a trace so many lines are shown, from its end.
+#: Show at most this many lines of a trace, the last ones.
 MOST_LINES = 60
 _TEXT = re.compile(r"seed=(\d+):\s*(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was tried, and found to be well."""
+    """The size of a search that found nothing wrong."""
 
     schedules: int
     steps: int
@@ -86,12 +85,13 @@ class SimulationFailed(AssertionError):
     """A schedule was found in which something goes wrong.
 
     Attributes:
-        kind: 'overlap', 'loss' (told late), 'phantom' (a grant without a row), 'left' (rows that stay), 'stuck' (alive,
-            and never let in), 'error' (the program, or its check, raised); or a kind of ``sqlsem audit``'s, as 'order'.
+        kind: 'overlap', 'loss' (reported late), 'phantom' (a grant without a row), 'left' (rows that stay), 'stuck'
+        (alive, and never granted), 'error' (the program, or its check, raised); or a kind of ``sqlsem audit``'s, as
+        'order'.
         why: What went wrong, in words.
-        schedules: How many were tried, this one included.
-        schedule: It, as text, shortened: pass it as ``replay=``.
-        steps: What happened in it, a line each.
+        schedules: How many were tried, including this one.
+        schedule: The schedule as text, shortened: pass it as ``replay=``.
+        steps: Its steps, a line each.
     """
 
     def __init__(self, violation: Violation, schedules: int, schedule: str, steps: Sequence[str], drawn: int) -> None:
@@ -136,36 +136,35 @@ def simulate(
     jobs: int = 1,
     replay: str | None = None,
 ) -> Report:
-    """Run a program by many schedules; what was tried. Raises `SimulationFailed` with the first schedule in which
-    something goes wrong, shortened, and how to repeat it.
+    """Run a program by many schedules and return what was tried. Raises `SimulationFailed` with the first schedule in
+    which something goes wrong, shortened, and how to repeat it.
 
     Args:
-        program: What each process does, with its `Actor`: uses ``me.locks``, a coordinator, or the default one, which
-            is the same, in the plain, blocking way.
-            ``me.step()`` lets others come in between, ``me.sleep(60)`` lets time pass. When it is told of a loss
-            (`LockLost`) or cannot reach the database (`Unavailable`) and does not catch that, it begins again, as a
-            job would. It must not use threads, asyncio, or wait for anything real.
+        program: The function that each process runs, with its `Actor`: uses ``me.locks``, a coordinator, or the default
+        one, which is the same, in the plain, blocking way. ``me.step()`` lets others run in between, ``me.sleep(60)``
+        lets time pass. If it does not catch a loss (`LockLost`) or an unreachable database (`Unavailable`), it begins
+        again, as a job would. It must not use threads, asyncio, or wait for anything real.
         processes: How many run it.
         threads: How many threads each of them runs it in.
-        faults: What may go wrong: some of `FAULTS`; nothing, where it is empty.
-        most_faults: At the most so many in a schedule.
+        faults: The faults that may happen: some of `FAULTS`; none if it is empty.
+        most_faults: At most this many in a schedule.
         schedules: How many to try,
-        seconds: and for how long at the most, in real time.
+        seconds: and for how long at most, in real time.
         seed: Of the first schedule; the next one has the next number.
-        steps: After so many at the most, nothing goes wrong any more.
+        steps: After at most this many, there are no more faults.
         grace: As for `sqlsem.connect`; ``lease`` and ``retry``, too. Virtual seconds.
-        begin: Called before each schedule: sets up what ``always`` looks at.
-        always: Called after each step; raises what must not be (``assert balance >= 0``).
+        begin: Called before each schedule: sets up the state that ``always`` checks.
+        always: Called after each step; raises if the state is wrong (``assert balance >= 0``).
         database: ``memory``; or ``sqlite``: the real engine on files of its own, and so some ten times slower; there
-            what `FAULTS` says of servers does not happen. Or ``postgresql://…``: the real engine in a database of its
-            own on that server, which is made and dropped, and needs a superuser. It is neither restarted nor promoted.
+        the faults of servers do not happen. Or ``postgresql://…``: the real engine in a database of its own on that
+        server, which is made and dropped, and needs a superuser. It is neither restarted nor promoted.
         jobs: In how many processes to search, which are forked off this one.
         replay: The text of a schedule that failed: only that is run.
 
     Raises:
-        SimulationFailed: Something goes wrong: two are inside who must not be, a loss is told too late, somebody alive
-            is never let in, a deadlock, an exception of the program's own or of ``always``.
-        ConfigurationError: An argument that cannot be; or a text that is no schedule.
+        SimulationFailed: Something goes wrong: two conflicting holders, a loss that is reported too late, a living
+        process that is never granted, a deadlock, an exception of the program's own or of ``always``.
+        ConfigurationError: A wrong argument; or a text that is no schedule.
 
     >>> simulate(mixed, processes=2, schedules=20, seed=7).schedules
     20
@@ -197,7 +196,7 @@ def simulate(
 
 
 def _database(name: str) -> tuple[Sequence[str], Callable[[], contextlib.AbstractContextManager[MakeServer]]]:
-    """What can go wrong there, and how it is made."""
+    """Return the faults that can happen there, and a maker of its servers."""
     if name == "memory":
         return FAULTS, in_memory
     if name == FileServer.name:
@@ -232,7 +231,7 @@ def _search(settings: Settings, seeds: range, seconds: float | None, jobs: int) 
 
 
 def _try(settings: Settings, until: float | None, seeds: Sequence[int]) -> Part:
-    """Try these, one after the other, until one fails or the time is over."""
+    """Try these seeds in turn, until one fails or the time is over."""
     done = taken = 0
     with settings.databases() as make, _seldom_collected():
         for seed in seeds:
@@ -247,7 +246,7 @@ def _try(settings: Settings, until: float | None, seeds: Sequence[int]) -> Part:
 
 @contextlib.contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Each schedule leaves thousands of objects that know each other: Python looks for them seldom meanwhile."""
+    """Collect garbage seldom: each schedule leaves thousands of objects that refer to each other."""
     before = gc.get_threshold()
     gc.set_threshold(GARBAGE, *before[1:])
     try:
@@ -310,7 +309,9 @@ def _read(text: str) -> tuple[int, list[Choice]]:
 
 
 def _shortened(settings: Settings, make: MakeServer, world: World) -> list[Choice]:
-    """Fewer choices that lead to a violation of the same kind: larger parts are left out first, then single ones."""
+    """Return fewer choices that lead to a violation of the same kind: leaves out larger parts first, then single
+    ones.
+    """
     assert world.violation is not None
     kind, until = world.violation.kind, time.monotonic() + SHORTEN_SECONDS
 
@@ -338,7 +339,7 @@ def _shortened(settings: Settings, make: MakeServer, world: World) -> list[Choic
 
 
 def mixed(me: Actor) -> None:
-    """A bit of everything that locks are used for; what `simulate` is tried with when sqlsem itself is tested."""
+    """Use a bit of everything that locks offer; the program with which `simulate` tests sqlsem itself."""
     locks, chance = me.locks, me.random
     for _ in range(chance.randrange(1, 3)):
         kind = chance.randrange(8)
@@ -366,7 +367,7 @@ def mixed(me: Actor) -> None:
 
 
 def converting(me: Actor) -> None:
-    """Readers that become the writer, and writers that become readers, beside others who read and write."""
+    """Upgrade readers and downgrade writers, beside other readers and writers."""
     locks, chance = me.locks, me.random
     for _ in range(chance.randrange(1, 3)):
         kind = chance.randrange(4)
@@ -390,7 +391,7 @@ def converting(me: Actor) -> None:
 
 
 def travelling(me: Actor) -> None:
-    """Locks that are handed over, and adopted by whoever has the token first: also twice, too late, or by nobody."""
+    """Hand locks over, and adopt them in the first process that has the token: also twice, too late, or never."""
     locks, chance = me.locks, me.random
     tokens = me.shared.setdefault("tokens", [])
     for _ in range(chance.randrange(1, 4)):
@@ -416,7 +417,7 @@ def travelling(me: Actor) -> None:
 
 
 def rated(me: Actor) -> None:
-    """What is taken from rates, also together with locks, and given back in part."""
+    """Take from rates, also together with locks, and return a part."""
     locks, chance = me.locks, me.random
     for _ in range(chance.randrange(1, 3)):
         cost = chance.randrange(1, 3)
@@ -438,7 +439,7 @@ PROGRAMS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m sqlsem.testing.simulate --seconds 60``: tries sqlsem itself; 1 where something is found."""
+    """Test sqlsem itself: ``python -m sqlsem.testing.simulate --seconds 60``; returns 1 if it finds something."""
     parser = argparse.ArgumentParser(prog="python -m sqlsem.testing.simulate", description="Tries sqlsem itself.")
     parser.add_argument("--seconds", type=float, default=60.0, help="real time")
     parser.add_argument("--seed", type=int, default=0)

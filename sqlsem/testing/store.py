@@ -1,8 +1,8 @@
-"""What is in the simulated database: members that can die, rows that they own, and what a standby has of all that.
+"""The tables of the simulated database: members that can die, their rows, and what a standby has of all that.
 
 What the routines of the real engines do about members is done here in the same order and under the same names
-(``sql/postgresql/routines.sql``): beacons and leases, signs of life, who is tested by whom, revocation, and what a
-restart or a promotion leaves behind.
+(``sql/postgresql/routines.sql``): beacons and leases, heartbeats, liveness tests, revocation, and the state after a
+restart or a promotion.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Member", "Tables"]
 
 #: A promotion sets all numbers forward to a multiple of this.
 NUMBERS = 10_000
-#: Of each member as it was: a grant leaves a sign of life alone that is younger than this part of its life.
+#: A grant does not refresh a heartbeat that is younger than this part of the member's grace or lease.
 FRESH = 1 / 8
 EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
@@ -41,16 +41,16 @@ class Member:
         self.grace = grace
         self.lease = lease
         self.beacon = beacon
-        self.seen = 0.0  # by the server's clock: the last sign of life
+        self.seen = 0.0  # the last heartbeat, by the server's clock
 
 
 class Tables(Store):
-    """All that is in such a database, and who is connected to it.
+    """The contents of the database, and its connections.
 
     Attributes:
-        skew: What its clock is ahead of the clock of the simulation, in seconds.
-        down_until: Nobody can connect before that.
-        stalled_until: It stands still until then.
+        skew: How far its clock is ahead of the clock of the simulation, in seconds.
+        down_until: It refuses connections until then.
+        stalled_until: It does nothing until then.
         past: Rows that are no more.
         removed: Called with a row that leaves against its owner's will, and why.
         granted: Called with a row that is granted.
@@ -66,56 +66,56 @@ class Tables(Store):
         self.people: dict[int, Member] = {}
         self.sessions: list[ServerSession] = []
         self.revoked: dict[int, float] = {}
-        self.let_in: dict[int, datetime] = {}  # when each row was granted, also where a standby has forgotten that
+        self.let_in: dict[int, datetime] = {}  # when each row was granted, also if a standby has forgotten it
         self.zombies: set[int] = set()  # rows whose end a standby has forgotten
         self.past: list[Past] = []
         self.removed: Callable[[Entry, str], object] = lambda row, why: None
         self.granted: Callable[[Entry], object] = lambda row: None
         self.handed_over: dict[str, Given] = {}  # by token
         self._stamp = EPOCH
-        self._undo: list[Callable[[], object]] = []  # what a standby may not have received
+        self._undo: list[Callable[[], object]] = []  # undoes changes that a standby may not have received
 
-    # -- time, and what a standby has -----------------------------------------------------------------------------
+    # -- time, and what a standby has --------------------------------------------------------------------------------
 
     def now(self) -> datetime:
-        """For the history: no two things happen at one time, nor one after another at an earlier time."""
+        """Return the time for the history: no two events have the same time, and a later event has no earlier time."""
         self._stamp = max(self._stamp + timedelta(microseconds=1), EPOCH + timedelta(seconds=self.clock))
         return self._stamp
 
     @property
     def clock(self) -> float:
-        """The server's time, by which it goes."""
+        """Return the server's time."""
         return self.fibers.now + self.skew
 
     def durable(self) -> None:
-        """What was done so far is on the standby: who is told of it was told after that."""
+        """Mark all changes so far as received by the standby: a client that was answered was answered after that."""
         self._undo.clear()
 
     def fail_over(self, forget: int, seconds: float) -> None:
-        """A standby takes over that has not received so many of the last changes that nobody waits for."""
+        """Let a standby take over that has not received the last ``forget`` changes that no client waits for."""
         for undo in reversed(self._undo[len(self._undo) - min(forget, len(self._undo)) :]):
             undo()
         self._last = (self._last // NUMBERS + 1) * NUMBERS
         self.restart(seconds)
 
     def restart(self, seconds: float) -> None:
-        """All sessions end, and nobody can connect for a while."""
+        """End all sessions, and refuse connections for a while."""
         for session in list(self.sessions):
             session.end()
         self._undo.clear()
-        for member in self.people.values():  # check_origin: all begin their lives anew
+        for member in self.people.values():  # check_origin: all members begin their grace anew
             member.seen = self.clock + seconds
         self.down_until = self.fibers.now + seconds
         self.wake()
 
-    # -- members ----------------------------------------------------------------------------------------------------
+    # -- members -----------------------------------------------------------------------------------------------------
 
     def sign(self, member: Member) -> None:
-        """It lives."""
+        """Record a heartbeat."""
         member.seen = self.clock
 
     def give_sign(self, number: int) -> bool:
-        """`sign`, unless the last one is young; False when the member was given up."""
+        """Record a heartbeat, unless the last one is young; False if the member was removed."""
         member = self.people.get(number)
         if member is not None:
             life = member.grace if member.lease is None else member.lease
@@ -124,7 +124,7 @@ class Tables(Store):
         return member is not None
 
     def test_member(self, number: int, mine: int) -> bool:
-        """Remove it with its rows if it is dead. Whether it was."""
+        """Remove a member with its rows if it is dead. Return True if it was."""
         member = self.people.get(number)
         if member is None or number == mine or self.dead_in(member) > 0:
             return False
@@ -134,23 +134,23 @@ class Tables(Store):
         return True
 
     def dead_in(self, member: Member) -> float:
-        """Seconds until it counts as dead, if nothing more is heard of it; infinite while its beacon is held."""
+        """Return the seconds until it counts as dead without a heartbeat; infinite while its beacon is held."""
         if member.lease is not None:
             return member.seen + member.lease - self.clock
         return math.inf if member.beacon.lives else member.seen + member.grace - self.clock
 
     def is_missing(self, number: int) -> bool:
-        """Whether its beacon is missing, or its lease is over."""
+        """Return True if its beacon is missing, or its lease is over."""
         member = self.people.get(number)
         return member is None or (not member.beacon.lives if member.lease is None else self.dead_in(member) <= 0)
 
     def bury(self, number: int, outcome: str) -> None:
-        """Remove what a member has."""
+        """Remove the rows of a member."""
         for row in [row for row in self.rows() if row.member_id == number]:
             self.take_away(row, outcome)
 
     def suspect_all(self, resource: str, mine: int) -> bool:
-        """Test those of a queue; whether anything was removed."""
+        """Test the members of a queue; return True if any row was removed."""
         removed = False
         for row in self.rows_on(resource):
             if row.position not in self.calls or row.member_id is None:
@@ -168,7 +168,7 @@ class Tables(Store):
         return removed
 
     def next_test(self, resource: str) -> float:
-        """Seconds until somebody of a queue may have to be removed."""
+        """Return the seconds until a member of a queue may have to be removed."""
         left = math.inf
         for row in self.queues.get(resource, {}).values():
             member = self.people.get(row.member_id or 0)
@@ -178,7 +178,7 @@ class Tables(Store):
                     left = min(left, self.revoked[row.position] + member.grace - self.clock)
         return max(left, 0.001)
 
-    # -- rows -------------------------------------------------------------------------------------------------------
+    # -- rows --------------------------------------------------------------------------------------------------------
 
     def add(self, row: Entry, uid: str) -> Ticket:
         ticket = super().add(row, uid)
@@ -206,11 +206,11 @@ class Tables(Store):
             self.queues[row.resource][row.position] = row
 
     def rows_on(self, resource: str) -> list[Entry]:
-        """Those of one resource, in order."""
+        """Return the rows of one resource, in order."""
         return list(self.queues.get(resource, {}).values())
 
     def convert(self, row: Entry, access: str, outcome: str = "") -> None:
-        """A granted row is something else from now on. ``outcome``: what is written down of what it was."""
+        """Change the access of a granted row. ``outcome``: recorded in the history for its former access."""
         if outcome:
             self.past.append(self._history(row, outcome))
             self.let_in[row.position] = self.now()
@@ -218,7 +218,7 @@ class Tables(Store):
         self.durable()
 
     def move(self, row: Entry, member: int, requesting_id: str, owner: str, uid: str, outcome: str = "") -> None:
-        """A granted row is another member's from now on. ``outcome``: as of `convert`."""
+        """Give a granted row to another member. ``outcome``: as of `convert`."""
         if outcome:
             self.past.append(self._history(row, outcome))
             self.let_in[row.position] = self.now()
@@ -236,7 +236,7 @@ class Tables(Store):
         self.durable()
 
     def take_away(self, row: Entry, outcome: str) -> None:
-        """`remove`, against its owner's will, or after its death."""
+        """Remove a row against its owner's will, or after its death."""
         self.remove(row, outcome)
         self.durable()
         self.removed(row, outcome)
@@ -278,7 +278,7 @@ class Tables(Store):
         )
 
     def revoke(self, position: int, force: bool = False) -> None:
-        """An operator takes a row away."""
+        """Revoke a row, as an operator does."""
         for row in self.rows():
             if row.position == position:
                 if force or row.granted_at is None:

@@ -1,5 +1,5 @@
-"""Programs beside those of `sqlsem.testing.simulate`, for what stands on locks: work queues, priorities, leaders, what
-runs once a period. Each says itself what must be true of what it has seen; the simulation looks after the rest.
+"""Programs beside those of `sqlsem.testing.simulate`, for features built on locks: work queues, priorities, leaders,
+once a period. Each checks its own results; the simulation checks the locks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sqlsem.testing.world import LEFT_SECONDS, Actor
 
 __all__ = ["departing", "leading", "periodic", "queued", "ranked"]
 
-#: Of each task so many attempts, as each crash takes one.
+#: Give each task this many attempts, because each crash takes one.
 MOST_ATTEMPTS = 100
 
 
 def queued(me: Actor) -> None:
-    """Tasks, some of them with locks, put and run by all; in the end each is finished, and was finished once."""
+    """Put and run tasks, some of them with locks, in all processes; in the end each was finished exactly once."""
     chance = me.random
     queue = me.locks.queue("work", on_failure="continue")
     put: set[int] = me.shared.setdefault("put", set())
@@ -50,12 +50,12 @@ def queued(me: Actor) -> None:
 
 
 def _run_one(me: Actor, queue: Queue) -> bool:
-    """Whether there was one."""
+    """Run one task; return False if there was none."""
     task = queue.try_claim()
     if task is None:
         return False
     finished: dict[int, str] = me.shared.setdefault("finished", {})
-    with contextlib.suppress(LockLost, NotHeld):  # then somebody else runs it
+    with contextlib.suppress(LockLost, NotHeld):  # then another process runs it
         with task:
             me.step(f"runs task {task.id}")
             me.sleep(me.random.choice((0.0, 0.0, 2.0)))
@@ -65,13 +65,13 @@ def _run_one(me: Actor, queue: Queue) -> bool:
 
 
 def ranked(me: Actor) -> None:
-    """Locks by priority, in two classes that wait for different times."""
+    """Acquire locks by priority, in two classes with different ageing."""
     chance = me.random
     me.locks.set_priorities("p", "10s")
     for _ in range(chance.randrange(1, 4)):
         priority = chance.choice((0, 0, 5))
         lock = me.locks.mutex("p", priority=priority)
-        # (What an ask before has left, which is removed later, is not of this one.)
+        # (The row of an earlier request, which is removed later, does not belong to this one.)
         me.shared.setdefault("left", set()).update(row.position for row in _rows(me) if row.host == me.name)
         before = {position for position, its in _waiting(me).items() if its >= priority}
         me.shared[me.name] = priority
@@ -89,7 +89,9 @@ def _rows(me: Actor) -> list[Row]:
 
 
 def _waiting(me: Actor) -> dict[int, int]:
-    """Who waits, by its number, and with which priority. (A place in the line is granted as such, and still waits.)"""
+    """Return the waiters by number, with their priorities. (A row in the priority queue is granted as such, and still
+    waits.)
+    """
     known = [row for row in _rows(me) if row.host in me.shared and row.position not in me.shared["left"]]
     return {
         row.position: me.shared[str(row.host)]
@@ -99,7 +101,7 @@ def _waiting(me: Actor) -> dict[int, int]:
 
 
 def leading(me: Actor) -> None:
-    """Leaders: one at a time, from on_started to the end of on_stopped, each with a larger fence."""
+    """Lead: one leader at a time, from on_started to the end of on_stopped, each with a larger fence."""
 
     def begins(term: Term) -> None:
         other = me.shared.get("leads")
@@ -125,12 +127,12 @@ def leading(me: Actor) -> None:
 
 
 def _leads(actor: Actor, term: Term) -> bool:
-    """Whether it believes so. (Who is dead or stopped believes nothing.)"""
+    """Return True if the actor believes that it leads. (A dead or stopped actor believes nothing.)"""
     return actor.runs and not term.lost and not actor.client.member.unheard()
 
 
 def periodic(me: Actor) -> None:
-    """What runs once a period: at most one of those who run it is done."""
+    """Run once a period: at most one of the processes does it."""
     done: dict[Any, str] = me.shared.setdefault("done", {})
     for _ in range(me.random.randrange(1, 4)):
         me.step("asks")
@@ -149,12 +151,12 @@ def periodic(me: Actor) -> None:
 
 
 class _Undone(Exception):
-    """Its transaction is rolled back."""
+    """Rolls its transaction back."""
 
 
 def departing(me: Actor) -> None:
-    """Locks that a commit releases (`sqlsem.Grant.release_on_commit`): never before the commit, soon after it, and not
-    after a rollback, also to a savepoint.
+    """Release locks with a transaction of the program's (`sqlsem.Grant.release_on_commit`): never before the commit,
+    soon after it, and not after a rollback, also to a savepoint.
     """
     locks, chance = me.locks, me.random
     for _ in range(chance.randrange(1, 3)):
@@ -192,7 +194,7 @@ def _require_not_given_back(me: Actor, grant: Grant, when: str) -> None:
 
 
 def _wait_until_gone(me: Actor, grant: Grant) -> None:
-    """After the commit. What stands in the way meanwhile does not count."""
+    """Wait for the release after the commit. Faults meanwhile do not count."""
     world, holding = me.world, grant.holding
     positions, since = {ticket.position for ticket in holding.tickets}, world.fibers.now
     while holding.why_lost is None and any(row.position in positions for row in world.server.rows()):

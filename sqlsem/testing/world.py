@@ -1,7 +1,7 @@
-"""One run of programs in virtual time: processes, their database, what goes wrong, and what must not.
+"""One run of programs in virtual time: the processes, their database, the faults, and the checks.
 
-A run is decided by a seed and by *choices*: at which step something else happens than the usual (that whoever runs goes
-on until it waits). So it can be repeated, and shortened by leaving choices out.
+A seed and *choices* decide a run. A choice is a step at which something else happens than usual (the running fiber goes
+on until it waits). So a run can be repeated, and shortened by leaving choices out.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ __all__ = [
 
 log = logging.getLogger("sqlsem")
 
-#: What happens at a step: ``(17, "crash B")``.
+#: The event at a step: ``(17, "crash B")``.
 Choice = tuple[int, str]
-#: Seconds after which everybody alive must have been let in, once nothing goes wrong any more.
+#: Seconds after the last fault by which each living process must have been granted its locks.
 SERVED_SECONDS = 300.0
-#: Steps in which that must be.
+#: Steps by which that must be.
 SERVED_STEPS = 20_000
-#: Whoever sleeps wakes so much too late, as everywhere: never by the rounding of a float too early.
+#: A sleeper wakes this much too late, as on real machines; never too early by the rounding of a float.
 LATE_SECONDS = 1e-6
-#: Whoever does not wait for anything gives way to others after so many steps.
+#: A fiber that does not wait lets others run after this many steps.
 MOST_STEPS = 50
-#: Seconds after which a program that was told of a loss begins again.
+#: Seconds after which a program that lost a lock begins again.
 AGAIN_SECONDS = 0.1
-#: Seconds for which rows of who has ended may stay: a registration in limbo is forgotten, and a ping comes.
+#: Seconds for which the rows of an ended process may stay: a pending registration is dropped, and a heartbeat comes.
 LEFT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What must not be. See `sqlsem.testing.simulate.SimulationFailed.kind`."""
+    """A violated check. See `sqlsem.testing.simulate.SimulationFailed.kind`."""
 
     kind: str
     words: str
@@ -74,13 +74,13 @@ MakeServer = Callable[[Fibers], "Server | RealServer"]
 
 @contextlib.contextmanager
 def in_memory() -> Iterator[MakeServer]:
-    """The simulated database."""
+    """Make the simulated database."""
     yield Server
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is run; durations in seconds."""
+    """The settings of a run; durations in seconds."""
 
     program: Program
     processes: int = 3
@@ -105,7 +105,7 @@ class Actor:
         number: 0 for the first one.
         locks: Its coordinator.
         random: Decided by the seed of the run.
-        shared: What all of them share, empty at the beginning of a run: what one sends to another, say.
+        shared: A dict that all of them share, empty at the beginning of a run, for messages to each other, say.
     """
 
     def __init__(self, world: World, number: int, settings: Settings) -> None:
@@ -125,32 +125,32 @@ class Actor:
 
     @property
     def random(self) -> random.Random:
-        """Decided by the seed of the run."""
+        """Random numbers that the seed of the run decides."""
         if self._random is None:
             self._random = random.Random(self.world.seed * 97 + self.number)
         return self._random
 
     @property
     def runs(self) -> bool:
-        """Whether it is neither dead nor stopped."""
+        """True if it is neither dead nor stopped."""
         return not self.dead and self.world.fibers.now >= self.paused_until
 
     def step(self, words: str = "works") -> None:
-        """Something that takes a moment, in which others may come in between."""
+        """Do something that takes a moment, while others may run."""
         self.world.fibers.step(words)
 
     def sleep(self, seconds: float) -> None:
-        """Virtual time passes."""
+        """Let virtual time pass."""
         self.world.fibers.sleep(seconds)
 
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
-        """A transaction of the program's own, on a connection of its own to the same database: gives a cursor, commits
-        at the end of the block, and rolls back where that raises. For `sqlsem.Grant.release_on_commit` and
+        """Open a transaction of the program's own, on a connection of its own to the same database. Gives a cursor,
+        commits at the end of the block, and rolls back if the block raises. For `sqlsem.Grant.release_on_commit` and
         `sqlsem.Grant.assert_held`.
 
-        Others come in before it begins, on PostgreSQL between its statements, before the COMMIT and before the answer
-        to that. When its connection breaks `Unavailable` is raised. Raises `ConfigurationError` in memory, where there
-        are no transactions.
+        Others may run before it begins, on PostgreSQL between its statements, before the COMMIT and before the answer
+        to that. Raises `Unavailable` when its connection breaks. Raises `ConfigurationError` in memory, where there are
+        no transactions.
         """
         server = self.world.server
         if not isinstance(server, RealServer):
@@ -163,13 +163,13 @@ class Actor:
         return self.name
 
 
-#: What each process does.
+#: The function that each process runs.
 Program = Callable[[Actor], object]
 
 
 @dataclass
 class World:
-    """One run. ``choices`` None: they are drawn, by the seed, and noted in ``made``; else these are made."""
+    """One run. ``choices`` None: they are drawn by the seed, and recorded in ``made``; otherwise these are made."""
 
     settings: Settings
     fibers: Fibers
@@ -185,9 +185,9 @@ class World:
         self.violation: Violation | None = None
         self.actors: list[Actor] = []
         self.shared: dict[str, Any] = {}
-        self._withdrawn: set[int] = set()  # what was revoked in transit
+        self._withdrawn: set[int] = set()  # rows that were revoked in transit
         self.steps = 0
-        self.calm = False  # nothing goes wrong any more
+        self.calm = False  # no more faults
         self.calm_since = 0.0
         self._calm_step = 0
         self._events: list[tuple[float, int, Callable[[], object]]] = []
@@ -209,11 +209,11 @@ class World:
             self._calm_at = self._random.randrange(10, self.settings.steps)
             self._draw_next()
 
-    # -- a run ----------------------------------------------------------------------------------------------------
+    # -- a run -------------------------------------------------------------------------------------------------------
 
     def run(self) -> Violation | None:
-        """What was violated, if anything was."""
-        random.seed(self.seed)  # of the pauses between attempts
+        """Run to the end; return the violation, if there is one."""
+        random.seed(self.seed)  # for the pauses between attempts
         settings = self.settings
         if settings.begin is not None:
             settings.begin()
@@ -240,7 +240,7 @@ class World:
                 self._check_end()
         finally:
             for actor in self.actors:
-                actor.client.member.closing.set()  # nobody closes it later, in real time
+                actor.client.member.closing.set()  # no other thread closes it later, in real time
             self.fibers.end()
             self.server.close()
         return self.violation
@@ -273,22 +273,22 @@ class World:
                 return
             self.fibers.sleep(1.0)
         actor.locks.close()
-        actor.dead = True  # by its own will
+        actor.dead = True  # it ended by itself
         for session in [one for one in self.server.sessions if one.owner == actor.name]:
             session.end()
 
     def _rows_of(self, actor: Actor) -> list[Entry | Row]:
-        # (What is in transit is its no more, and goes when somebody finds its time over.)
+        # (A row in transit is not its own any more, and goes when another member finds its time over.)
         return [
             row
             for row in self.server.rows()
             if row.host == actor.name and not row.requesting_id.startswith("in transit")
         ]
 
-    # -- who goes on ----------------------------------------------------------------------------------------------
+    # -- which fiber goes on -----------------------------------------------------------------------------------------
 
     def _choose(self) -> Fiber | None:
-        """Who goes on: None when all is over, or something is wrong."""
+        """Choose the fiber that goes on; None when all is over, or something is wrong."""
         self.steps += 1
         while True:
             chosen = self._make_choices()
@@ -299,7 +299,7 @@ class World:
             ready = self._ready()
             if ready:
                 break
-            # (Who is paused goes on then, and what was due for it before happens then.)
+            # (Paused processes go on then, and their due events happen before.)
             times = [max(one.deadline, one.group.paused_until) for one in self.fibers.all if _is_left(one)]
             if self._events:
                 times.append(self._events[0][0])
@@ -347,20 +347,20 @@ class World:
                 fiber.ready = True
 
     def at(self, seconds: float, call: Callable[[], object]) -> None:
-        """Have something happen after so many seconds."""
+        """Make something happen after so many seconds."""
         heapq.heappush(self._events, (self.fibers.now + seconds, next(self._numbers), call))
 
     def settle(self) -> None:
-        """Have happen what is due."""
+        """Run the events that are due."""
         self._pass_time(self.fibers.now)
 
-    # -- choices --------------------------------------------------------------------------------------------------
+    # -- choices -----------------------------------------------------------------------------------------------------
 
     def _draw_next(self) -> None:
         self._next = self.steps + 1 + int(math.log(1.0 - self._random.random()) / math.log(1.0 - self._pace))
 
     def _make_choices(self) -> str | None:
-        """What happens at this step; the name of who shall go on, where somebody was chosen."""
+        """Make the choices of this step; return the name of the chosen fiber, if one was chosen."""
         if self.calm:
             return None
         chosen = None
@@ -405,21 +405,23 @@ class World:
         return None
 
     def _calm_down(self) -> None:
-        """Nothing goes wrong from now on, and what was stopped goes on."""
+        """End the faults, and resume what was stopped."""
         if self.calm:
             return
         self.calm, self.calm_since, self._calm_step = True, self.fibers.now, self.steps
         self._given.clear()
         self.faults.undo()
 
-    # -- what must not be -----------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------------------------
 
     def _fail(self, kind: str, words: str) -> None:
         if self.violation is None:
             self.violation = Violation(kind, words)
 
     def _believed(self, actor: Actor) -> Iterator[tuple[Request, int]]:
-        """What a process believes to hold. One that does not run believes nothing, nor one that has to ask first."""
+        """Yield the locks that a process believes to hold. A process that does not run believes nothing, nor one that
+        must verify first.
+        """
         if actor.runs and not actor.client.member.unheard():
             for grant in actor.client.holdings.grants():
                 holding = grant.holding
@@ -430,7 +432,7 @@ class World:
 
     def _removed(self, row: Entry | Row, why: str) -> None:
         if why == "revoked" and row.requesting_id.startswith("in transit"):
-            # Its giver may not know yet that it has handed it over, but works under it no more.
+            # Its giver may not know yet that it has handed it over, but no longer works under it.
             self._withdrawn.add(row.position)
             return
         for actor in self.actors:
@@ -448,7 +450,7 @@ class World:
             (other.name, request)
             for other in self.actors
             for request, _ in self._believed(other)
-            # (What takes from a rate leaves its line, and hears of that later. Nobody works there.)
+            # (A request for a rate leaves its queue, and its process hears of that later. No work is done there.)
             if request.resource == event.resource and not event.resource.startswith(RATE_PREFIX)
         ]
         if not together([request for _, request in inside]):
@@ -456,7 +458,7 @@ class World:
             self._fail("overlap", f"more are inside than may be: {who}")
 
     def _check_tasks(self) -> None:
-        """No task is run by two."""
+        """Check that no task is run by two workers."""
         runs: dict[str, Actor] = {}
         for actor in self.actors:
             if actor.client.claims and actor.runs and not actor.client.member.unheard():
@@ -474,7 +476,7 @@ class World:
 
 
 def together(requests: Iterable[Request]) -> bool:
-    """Whether these may be inside at one time. (Not by `Request.fits`, which is under test.)"""
+    """Return True if these may be held at the same time. (Not by `Request.fits`, which is under test.)"""
     inside = list(requests)
     for one in inside:
         others = [other for other in inside if other is not one and not (one.shared and other.access == one.access)]
@@ -489,7 +491,7 @@ def _is_left(fiber: Fiber) -> bool:
 
 
 class _Told(logging.Handler):
-    """Puts what is logged among the steps."""
+    """Puts log records among the steps."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -502,7 +504,7 @@ class _Told(logging.Handler):
 
 @contextlib.contextmanager
 def told(world: World) -> Iterator[None]:
-    """While it runs, what is logged goes to its trace, and nowhere else."""
+    """Send log records to the run's trace only."""
     before, propagate, handlers, disabled = log.level, log.propagate, log.handlers, log.disabled
     log.propagate, log.handlers, log.disabled = False, [_Told(world)], world.trace is None
     try:
