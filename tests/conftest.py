@@ -1,13 +1,13 @@
-"""Fixtures of the whole suite; what they give is in `support` (``from support import …`` works in every test).
+"""Fixtures of the whole suite; their classes are in `support` (``from support import …`` works in every test).
 
-    database         a `support.Database` with the tables in it; the test runs once for each engine that is there
-                     (``@pytest.mark.engines("sqlite", …)`` keeps it to some). SQLite: a file of the test's own.
-                     Others: one database a worker, so keep to the names of ``name``.
+    database         a `support.Database` with the tables in it; the test runs once for each available engine
+                     (``@pytest.mark.engines("sqlite", …)`` restricts it to some). SQLite: a file of the test's own.
+                     Others: one database a worker, so use the names of ``name`` only.
     name             a `str`, and a function: ``name`` and ``name("b")`` are resources of this test alone
     connect          ``connect(grace=…)`` makes coordinators on ``database``; closed at the end, when no row of the
-                     test's resources may be left (``@pytest.mark.leaves_rows``: not looked at)
+                     test's resources may be left (``@pytest.mark.leaves_rows``: not checked)
     quiet            ``@pytest.mark.quiet``: the test fails when anything is logged at WARNING or above
-    face             ``@pytest.mark.faces("sync", "aio")``: the test runs with both, and does not notice (see `face`)
+    face             ``@pytest.mark.faces("sync", "aio")``: the test runs with both APIs, by the same calls (see `face`)
     spawn            ``spawn(function, **arguments)`` runs a function of a test's module in a process of its own:
                      ``function(channel, url=…, options=…, **arguments)``; gives a `support.Child` to talk with
     threads          `support.Threads`: ``threads.start(f, …)``, ``threads.join()`` raises what they raised
@@ -16,10 +16,10 @@
     start_postgres   makes such servers: ``start_postgres(settings={"max_connections": "20"})``
     in_utc           local time is UTC while the test runs
     make_database    a fresh database on a PostgreSQL server: ``make_database(server)``
-    table            ``table()`` makes a table of a user's, with a column ``a``; its name in SQL (where it is quoted)
+    table            ``table()`` makes a user's table with a column ``a``; its name in SQL (quoted where needed)
     guarded          such a table, guarded by the resource ``name``
     writer           ``writer()`` opens a connection in manual commit (``writer(autocommit=True)``: not)
-    refusal          ``with refusal("words"): …``: the body must be refused by a table's guard, with these words
+    refusal          ``with refusal("words"): …``: a table's guard must refuse the body, with these words
 
 The environment decides what runs beside SQLite: ``SQLSEM_TEST_POSTGRES`` (a URL with a maintenance database; left out,
 a server of our own is started), ``SQLSEM_TEST_MSSQL`` (an ODBC string or a URL; for .NET also
@@ -59,7 +59,7 @@ from clients.mixed import dotnet  # noqa: E402
 from proof import tlc  # noqa: E402
 
 ENGINES = ("sqlite", "postgresql", "mssql")
-#: Fixtures by which other processes come in, or other servers.
+#: Fixtures that start other processes, or other servers.
 OTHERS = {"spawn", "agents", "make_database", "own_postgres_server", "start_postgres", "postgres_server"}
 SHARED = "SQLSEM_TEST_SHARED_DIRECTORY"
 MADE = pytest.StashKey[str]()  # that directory, in the run that has made it
@@ -88,9 +88,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "quiet: normal running, nothing logged at WARNING (False: may be)")
     dispositions.pass_on_no_ignored_signals()
     # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
-    os.environ["SQLSEM_CONFIG"] = ""  # no file of whoever runs the tests
-    # Bytecode is kept in any case, beside what pytest keeps: tests start many processes, and compiling takes each of
-    # them longer than all else that it does.
+    os.environ["SQLSEM_CONFIG"] = ""  # ignores the configuration files of the user who runs the tests
+    # Bytecode is kept in any case, beside what pytest keeps: tests start many processes, each of which would spend most
+    # of its time on compiling.
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(config.rootpath / ".pytest_cache" / "bytecode"))
     if not is_worker(config) and SHARED not in os.environ:
@@ -105,7 +105,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 class TellAtOnce:
-    """Shows why a test failed when it does: a run that is cut off must not take the reasons with it."""
+    """Shows why a test failed at once, so that a run that is cut off keeps the reasons."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._terminal = config.pluginmanager.get_plugin("terminalreporter")
@@ -120,7 +120,7 @@ class TellAtOnce:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if MADE not in config.stash:  # a worker's; or a run that a test has started: it uses what the run around it has
+    if MADE not in config.stash:  # a worker, or a run started by a test, uses the directory of the run around it
         return
     directory = Path(config.stash[MADE])
     os.environ.pop(SHARED, None)
@@ -131,7 +131,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Cases without any engine to run on; the last lines tell which engines are not there.
+    # Cases without an engine to run on; the last lines list the missing engines.
     empty = [
         item
         for item in items
@@ -161,7 +161,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    """What an engine refuses, for the lack of a role, is not tested on it."""
+    """Skip the cases of roles that an engine refuses because it has no such feature."""
     try:
         return (yield)
     except sqlsem.ConfigurationError as exc:
@@ -238,7 +238,7 @@ def postgres_server() -> support.PostgresServer:
             return support.PostgresServer(directory, int(note.read_text()))
         server = support.PostgresServer.create(directory)
         note.write_text(str(server.port))
-        # Should the run be killed, this one still stops the server.
+        # If the run is killed, this process still stops the server.
         worker = "PYTEST_XDIST_WORKER" in os.environ
         main = os.getppid() if worker else os.getpid()
         subprocess.Popen(
@@ -281,8 +281,8 @@ def make_database() -> Callable[[support.PostgresServer], support.Database]:
     return new_postgres_database
 
 
-#: By server: how many databases were made on it, and the one that is copied, which takes a fifth of the time of another
-#: installation. Most servers of a test's own get no second one.
+#: By server: the number of databases made on it, and the template, which is copied in a fifth of the time of another
+#: installation. Most servers of a test's own get no second database.
 _made: dict[str, int] = {}
 _templates: dict[str, str] = {}
 
@@ -326,14 +326,14 @@ def _mssql_database() -> Iterator[support.Database]:
     base = support.Database("mssql", os.environ["SQLSEM_TEST_MSSQL"])
     name = support.random_name()
     connection = base.raw()
-    # Two at once may get in each other's way: the template database is locked meanwhile.
+    # Two copies at once may block each other: the template database is locked meanwhile.
     with filelock.FileLock(Path(os.environ[SHARED]) / "lock"):
         try:
             connection.execute(f"CREATE DATABASE {name}")
             own = True
         except pyodbc.Error:
             own = False
-    # A schema of its own as well, as on some engines application locks are the whole server's.
+    # A schema of its own as well, because some engines share application locks across the whole server.
     database = support.Database("mssql", support.with_database(base.url, name) if own else base.url, {"schema": name})
     database.install()
     yield database
@@ -362,7 +362,7 @@ def database(engine_name: str, request: pytest.FixtureRequest, tmp_path: Path) -
     if engine_name == "memory":
         return support.MemoryDatabase()
     if engine_name == "sqlite":
-        # A copy of one that was made ready: a hundred times as fast.
+        # A copy of a prepared file: a hundred times as fast.
         shutil.copyfile(request.getfixturevalue("_sqlite_file"), tmp_path / "locks.db")
         return support.Database("sqlite", f"sqlite:///{tmp_path / 'locks.db'}")
     found: support.Database = request.getfixturevalue(f"_{engine_name.replace('postgresql', 'postgres')}_database")
@@ -370,7 +370,7 @@ def database(engine_name: str, request: pytest.FixtureRequest, tmp_path: Path) -
 
 
 class Name(str):
-    """A resource of this test alone; called, further ones."""
+    """A resource of this test alone; called, it gives further ones."""
 
     def __call__(self, suffix: object) -> str:
         return f"{self}-{suffix}"
@@ -420,12 +420,12 @@ def connect(
         assert database.queue(name) == [], "the test left rows in the queue"
 
 
-#: What a test still holds when it ends is told, and rightly.
+#: The warnings about rows that a test still holds when it ends are right.
 LEFT_HELD = ("its coordinator was closed",)
 
 
 class Loud(logging.Handler):
-    """Keeps what would wake somebody at night."""
+    """Collects the records that would wake an operator at night."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -438,7 +438,9 @@ class Loud(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def _quiet(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Of tests marked `quiet`, all that run in this process: the first fixture to begin, and the last one to end."""
+    """Check the logs of the whole process in tests marked `quiet`: the first fixture to begin, and the last one to
+    end.
+    """
     loud = Loud()
     logger = logging.getLogger("sqlsem")
     marker = request.node.get_closest_marker("quiet")

@@ -1,6 +1,6 @@
-"""The face for asyncio, worn as that for threads: so the same bodies test both.
+"""Wrap the API for asyncio as the one for threads, so that the same bodies test both.
 
-Each thread that calls is one task of one event loop, which acquires, enters, leaves and releases what the thread says.
+Each calling thread is one task of one event loop, which acquires, enters, leaves and releases as the thread asks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlsem import aio
 
 
 class Loop:
-    """An event loop in a thread, with a task for each thread that calls."""
+    """An event loop in a thread, with a task for each calling thread."""
 
     def __init__(self) -> None:
         self._runner: asyncio.AbstractEventLoop | None = None
@@ -37,7 +37,7 @@ class Loop:
         await self._end.wait()
 
     def call(self, make: Callable[[], Awaitable[Any]]) -> Any:
-        """Have this thread's task await something."""
+        """Await something in this thread's task."""
         jobs = getattr(self._mine, "jobs", None)
         if jobs is None:
             jobs = self._mine.jobs = asyncio.Queue()
@@ -318,7 +318,7 @@ class Face:
             return lambda *args, **kwargs: Grant(
                 self._loop, self._loop.call(lambda: self._coordinator.aio.adopt(*args, **kwargs))
             )
-        if name == "leader":  # what is cancelled here is not the test, but the task that serves it
+        if name == "leader":  # a cancellation ends the task that serves the test, not the test
             return lambda *args, **kwargs: Leader(
                 self._loop, self._coordinator.aio.leader(*args, cancel_on_lost=False, **kwargs)
             )
@@ -338,6 +338,6 @@ class Face:
 
 
 def all_of(*locks: Lock | Rate, **options: Any) -> Lock:
-    """`sqlsem.aio.all_of` for these."""
+    """Return `sqlsem.aio.all_of` of these."""
     lock = aio.all_of(*(one.inner for one in locks), **options)
     return Lock(locks[0]._loop, lock)

@@ -1,4 +1,4 @@
-"""Prints the lowest versions that the project allows, as constraints for pip.
+"""Print the lowest versions that the project allows, as constraints for pip.
 
 ``python tests/lowest.py > lowest.txt; pip install -c lowest.txt '.[dashboard]'``
 """
@@ -20,7 +20,7 @@ REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,]+\])?>=(?P<version>[\d.]+)
 
 
 def floors(*, groups: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the names and lowest versions of what users install; with ``groups``, of what developers do, too."""
+    """Yield the names and lowest versions of users' dependencies; with ``groups``, of developers' too."""
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))
     lists = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
     if groups:

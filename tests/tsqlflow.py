@@ -1,12 +1,12 @@
-"""Follows types and collation labels (`tsqltypes`) through all T-SQL of the project, over ScriptDom's trees.
+"""Follow types and collation labels (`tsqltypes`) through all T-SQL of the project, over ScriptDom's trees.
 
-Every column, variable, parameter, literal and function result has its type, its label and, where it is a number, its
-range. The findings: two collations in a place that takes one (468, 457, 451), implicit conversions that can fail or
-lose, text that is longer than where it goes, sums and products that leave int, DATEDIFF and
-DATEADD that overflow (535, 8115), index keys over 900 or 1,700 bytes (1946), and names of variables in another case.
+Every column, variable, parameter, literal and function result has its type, its label and, for a number, its range. The
+findings: two collations in a place that takes one (468, 457, 451), implicit conversions that can fail or lose data,
+text that is longer than its target, sums and products that overflow int, DATEDIFF and DATEADD that overflow (535,
+8115), index keys over 900 or 1,700 bytes (1946), and names of variables in another case.
 
-The collations of a database are names here that stand for what each kind of database has (`tsqltypes.DATABASES`): one
-walk is good for all of them, and a conflict says in which it is one.
+The collations of a database are names here that stand for those of each kind of database (`tsqltypes.DATABASES`): one
+walk serves all of them, and a conflict names the databases that have it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Expressions:
         self.findings: list[Finding] = []
         self.variables: dict[str, Value] = {}
         self.written: dict[str, str] = {}
-        #: Table variables: by what is in them, and as they are declared; and what an alias stands for.
+        #: Table variables: by their contents, and as they are declared; and what an alias stands for.
         self.tables: dict[str, Columns] = {}
         self.written_tables: dict[str, Columns] = {}
         self.aliases: dict[str, str] = {}
@@ -88,7 +88,7 @@ class Expressions:
     # -- rules ---------------------------------------------------------------------------------------------------------
 
     def together(self, node: Any, what: str, values: list[Value]) -> Label | None:
-        """The label of texts that meet; None where they must not."""
+        """Return the label of texts that meet; None if they must not."""
         labels = [value.label for value in values if value.label is not None and (value.string or value.type is None)]
         label, wrong = combined(labels)
         if wrong:
@@ -122,7 +122,7 @@ class Expressions:
                 )
 
     def one_type(self, node: Any, what: str, values: list[Value]) -> Value:
-        """CASE, COALESCE, UNION, VALUES: each becomes the type of all."""
+        """Return the type of CASE, COALESCE, UNION, VALUES: each branch becomes the type of all."""
         label = self.together(node, what, values)
         result = merged(values)
         if result.type is not None:
@@ -163,10 +163,10 @@ class Expressions:
         return value
 
     def learnt(self, name: str, value: Value) -> Value:
-        """A variable, or a column of a table variable, by what was put into it in the look before."""
+        """Return the value of a variable, or a column of a table variable, from the pass before."""
         known = self.before.assigned.get(name)
         if known is None or known.type is None:
-            # (In the first look no text is known yet: they grow from one look to the next.)
+            # (In the first pass no text is known yet: texts grow from one pass to the next.)
             empty = value.string and not self.before.looked and value.type is not None
             return replace(value, type=Type(value.type.name)) if empty and value.type is not None else value
         return replace(
@@ -332,7 +332,7 @@ class Expressions:
             return result
         low, high = BOUNDS[result.type.name]
         leaves = (limits[0] < low or limits[1] > high) and result.type.name == "int"
-        # (A position or time less another one is never more than what there is.)
+        # (The difference of two positions or times is never larger than the whole.)
         if leaves and (sign == "*" or (sign == "+" and large(first) and large(second))):
             self.say(node, f"{sign} of int may leave int (8115): cast one side to bigint")
         return replace(result, low=max(limits[0], low), high=min(limits[1], high))
@@ -423,7 +423,7 @@ class Expressions:
         part = named(given[0].MultiPartIdentifier.Identifiers[0]) if dated and given else ""
         values = [self.value(value, scopes) for value in (given[1:] if dated else given)]
         fine = ("millisecond", "ms", "microsecond", "mcs", "nanosecond", "ns")
-        # (A deadline of this very call, set by a number of type int, is as near as that.)
+        # (A deadline of this very call, set by a number of type int, is that close.)
         if name == "DATEDIFF" and part in fine and not (part in ("millisecond", "ms") and values[-1].deadline):
             self.say(node, f"DATEDIFF({part}) overflows (535) after 24 days or less: use DATEDIFF_BIG")
         elif name == "DATEDIFF" and part in ("second", "ss", "s") and any(value.text is not None for value in values):
@@ -469,7 +469,7 @@ class Expressions:
     # -- conditions, and all else --------------------------------------------------------------------------------------
 
     def any(self, node: Any, scopes: list[Frame]) -> None:
-        """Whatever it is: its expressions, conditions and queries."""
+        """Visit a node: its expressions, conditions and queries."""
         if node is None:
             return
         kind = node.kind
@@ -557,7 +557,7 @@ class Expressions:
         self.keep(name, value if how == "Equals" else target, target)
 
     def keep(self, name: str, value: Value, target: Value) -> None:
-        """Notes what a variable, or a column of a table variable, gets."""
+        """Record the values of a variable, or a column of a table variable."""
         if value.null or target.type is None:
             return
         if value.type is None:
@@ -573,13 +573,13 @@ class Expressions:
         self.now.assigned[name.lower()] = there
 
     def bound(self, node: Any, bound: Bound) -> None:
-        """Notes what is refused of a variable."""
+        """Record the values of a variable that are refused."""
         name = node.Name.lower()
         there = self.now.bounds.get(name)
         self.now.bounds[name] = bound if there is None else there.joined(bound)
 
     def looks(self, node: Any) -> None:
-        """Note the bound of a variable that a comparison of it, or of its length, with a number sets."""
+        """Record the bound that a comparison of a variable, or of its length, with a number sets."""
         if node.kind == "InPredicate":
             words = [literal.Value for literal in node.Values if literal.kind == "StringLiteral"]
             if node.Expression.kind == "VariableReference" and words and len(words) == len(node.Values):

@@ -1,4 +1,4 @@
-"""The built-in functions of T-SQL: the type and the collation label of what they return (for `tsqlflow`)."""
+"""Return the type and the collation label of T-SQL's built-in functions (for `tsqlflow`)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def national(values: list[Value]) -> str:
 
 
 def text(size: int, values: list[Value]) -> Value:
-    """A string that is made of others."""
+    """Return a string that is made of others."""
     name = national(values)
     if any(value.string and value.type is not None and value.type.size >= MAX for value in values):
         size = MAX

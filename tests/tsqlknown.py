@@ -1,4 +1,4 @@
-"""The data of `tsqlflow`: fragments of ScriptDom's tree, the objects of the scripts, and facts about variables."""
+"""Hold the data of `tsqlflow`: the objects of the scripts, and facts about variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tsqltypes import CATALOG, DATABASE, MAX, STRINGS, Label, Type, Value
 
 Finding = tuple[str, int, str]
 Columns = dict[str, Value]
-#: The tables of a FROM: alias → columns; None: a table that is not known.
+#: The tables of a FROM: alias → columns; None: an unknown table.
 Frame = dict[str, Columns | None]
 #: Kind of fragment → the properties that hold other fragments.
 PROPERTIES: dict[str, list[str]] = {}
@@ -102,7 +102,7 @@ class Known:
 
     def __init__(self) -> None:
         self.facts: dict[str, Facts] = {}
-        #: Procedure and parameter → what the first call gives; a deadline, where all calls do.
+        #: Procedure and parameter → the value of the first call; a deadline, if all calls give one.
         self.given: dict[str, Value] = {}
         self.given_before: dict[str, Value] = {}
         self.tables: dict[str, Columns] = {}
@@ -180,7 +180,7 @@ def number(node: Any) -> int | None:
 
 
 def measure(node: Any) -> tuple[Any, int, int] | None:
-    """A variable; the bytes of a character where its length is meant, or 0; and what is added to it."""
+    """A variable; the bytes of a character if its length is meant, or 0; and the number added to it."""
     if node.kind == "VariableReference":
         return node, 0, 0
     if node.kind == "CoalesceExpression":

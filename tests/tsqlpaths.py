@@ -1,11 +1,10 @@
-"""Walks every path through a T-SQL routine, and says what is true of its transaction on each.
+"""Walk every path through a T-SQL routine, and check the transaction on each.
 
-A routine that logins may run is walked twice: called outside a transaction, and inside one; others as they are called
-by these. On the way @@TRANCOUNT is known, and so is what has been copied from it (``@inside = @@TRANCOUNT``); a
-condition that decides about transactions is remembered where it has been asked once. The faults: a path that
-leaves another @@TRANCOUNT than it found (266), COMMIT and ROLLBACK of nothing (3902, 3903), a transaction that an
-error leaves open as it is begun outside TRY and without XACT_ABORT, and application locks that belong to a
-transaction where there is none (APPLOCK_MODE, APPLOCK_TEST, sp_getapplock).
+A routine that logins may run is walked twice: called outside a transaction, and inside one; other routines as these
+call them. On the way @@TRANCOUNT is known, and its copies (``@inside = @@TRANCOUNT``); the answer to a condition that
+decides about transactions is remembered. The faults: a path that leaves another @@TRANCOUNT than it found (266), COMMIT
+and ROLLBACK of nothing (3902, 3903), a transaction that an error leaves open because it began outside TRY and without
+XACT_ABORT, and application locks of a transaction where there is none (APPLOCK_MODE, APPLOCK_TEST, sp_getapplock).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ INSIDE = {"check_guard"}
 #: Procedures that never return.
 RAISES = {("sqlsem", "refuse")}
 CONTROL = ("BeginTransactionStatement", "CommitTransactionStatement", "RollbackTransactionStatement")
-#: More states than these are not told apart.
+#: With more states than these, paths are merged.
 MOST = 10_000
 NEGATED = {"<>": "=", "!=": "=", ">=": "<", "<=": ">"}
 
@@ -43,7 +42,7 @@ class State:
         return replace(self, known=frozenset(kept if value is None else kept | {(name, value)}))
 
     def forget(self, variable: str) -> State:
-        """Drop what is known of a variable that gets a value, and of conditions with it."""
+        """Drop the known values of an assigned variable, and of conditions with it."""
         word = re.compile(rf"(?<![\w@]){re.escape(variable)}(?!\w)", re.IGNORECASE)
         return replace(self, known=frozenset(fact for fact in self.known if not word.search(fact[0])))
 
@@ -64,7 +63,7 @@ class Context:
 
     count: int  # @@TRANCOUNT
     aborts: bool = False  # XACT_ABORT
-    tried: bool = False  # in a TRY of a caller's
+    tried: bool = False  # in a TRY of a caller
 
 
 class Walk:
@@ -173,7 +172,7 @@ class Walk:
     def tried(self, statement: Node, states: set[State], ends: Ends, tried: bool) -> set[State]:
         inner = Ends()
         left = self.run(_listed(statement, "TryStatements"), states, inner, tried=True)
-        # Each may have been doomed, and what is known of variables is known at the statement that failed.
+        # The transaction may be doomed; the known values of variables are those at the statement that failed.
         caught = inner.thrown | states
         for own, theirs in ((ends.returned, inner.returned), (ends.broken, inner.broken)):
             own |= theirs
@@ -214,7 +213,7 @@ class Walk:
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def expressions(self, node: Node, states: set[State]) -> None:
-        """Look for application locks of a transaction where there may be none."""
+        """Yield application locks of a transaction where there may be none."""
         states = {state for state in states if state.count == 0}
         if not states:
             return
@@ -228,7 +227,7 @@ class Walk:
                 self.say(call.line, f"{name.word('Value')} {words}")
 
     def reached(self, call: Node, outermost: Node, state: State) -> bool:
-        """False if a CASE around the call, which promises its order, answers before."""
+        """Return False if a CASE around the call, which promises its order, answers before."""
         inner = call
         for around in call.above():
             if around.kind == "SearchedWhenClause" and inner.field == "ThenExpression":
@@ -295,7 +294,7 @@ class Walk:
         return None
 
     def truth(self, node: Node, state: State) -> bool | None:
-        """True, False, or None where it is not known."""
+        """Return True, False, or None if it is not known."""
         kind = node.kind
         if kind in ("BooleanParenthesisExpression", "BooleanNotExpression"):
             inner = node.part("Expression")
@@ -343,7 +342,7 @@ class Walk:
         return true, false
 
     def assume(self, node: Node, state: State, answer: bool) -> State:
-        """Remember that a condition has held or not, where it decides about transactions."""
+        """Remember the answer to a condition, if it decides about transactions."""
         if self.truth(node, state) is not None:
             return state
         if node.kind in ("BooleanParenthesisExpression", "BooleanNotExpression"):
@@ -352,7 +351,7 @@ class Walk:
             return self.assume(inner, state, answer == (node.kind == "BooleanParenthesisExpression"))
         if node.kind == "BooleanBinaryExpression":
             sides = list(node.children())
-            if (node.word("BinaryExpressionType") == "And") != answer:  # only one of them must be so
+            if (node.word("BinaryExpressionType") == "And") != answer:  # only one operand must be so
                 sides = [side for side in sides if self.truth(side, state) is None]
                 if len(sides) > 1:
                     return state
@@ -375,7 +374,7 @@ class Walk:
         return state.put(text, int(answer != turned))
 
 
-# -- what there is in a tree ----------------------------------------------------------------------------------------
+# -- helpers --------------------------------------------------------------------------------------------------------
 
 
 def _listed(node: Node, name: str) -> list[Node]:
@@ -384,7 +383,7 @@ def _listed(node: Node, name: str) -> list[Node]:
 
 
 def _condition(text: str) -> tuple[str, bool]:
-    """Return a condition as it is remembered, and whether what is remembered is the contrary."""
+    """Return a condition as it is remembered, and True if the contrary is remembered."""
     for turned, plain in NEGATED.items():
         left, operator, right = text.partition(f" {turned} ")
         if operator:
@@ -419,7 +418,7 @@ def _assigned(statement: Node) -> Iterator[tuple[str, Node | None]]:
 
 
 def _relevant(routine: Node) -> frozenset[str]:
-    """Return the variables in the conditions around what begins or ends a transaction, and copies of @@TRANCOUNT."""
+    """Return the variables in the conditions around the begin or end of a transaction, and copies of @@TRANCOUNT."""
     names: set[str] = set()
     for node in routine.all(*CONTROL):
         for around in node.above():
@@ -455,7 +454,7 @@ def _two_valued(routine: Node, relevant: frozenset[str]) -> frozenset[str]:
 
 
 def findings(routines: Mapping[str, Node], public: Collection[str]) -> Iterator[tuple[str, int, str]]:
-    """Yield name of the routine, line and what is wrong on its paths. ``public``: procedures that logins may run."""
+    """Yield name of the routine, line and fault of its paths. ``public``: procedures that logins may run."""
     new: list[tuple[str, Context]] = []
     for name, routine in routines.items():
         if "Trigger" in routine.kind or name in INSIDE:

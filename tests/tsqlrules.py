@@ -1,17 +1,16 @@
-"""Rules of SQL Server, and of this house, that no parser knows, over all T-SQL of the project (`tsqlcheck`).
+"""Check rules of SQL Server, and of this project, that no parser knows, over all T-SQL of the project (`tsqlcheck`).
 
-- hints of tables: pairs that SQL Server refuses (1047), NOLOCK on a written table (1065), READPAST without
-  ROWLOCK and READCOMMITTEDLOCK, or under an isolation level that refuses it (650); indexes with locks of pages where
-  READPAST is used;
+- hints of tables: pairs that SQL Server refuses (1047), NOLOCK on a written table (1065), READPAST without ROWLOCK and
+  READCOMMITTEDLOCK, or under an isolation level that refuses it (650); indexes with page locks where READPAST is used;
 - reads without locks (NOLOCK, READ UNCOMMITTED) that decide something: see `decides`;
-- THROW, and `refuse`: numbers as documented (docs/protocol.md), messages that begin with ``sqlsem: `` and are no
+- THROW, and `refuse`: numbers as documented (docs/protocol.md), messages that begin with ``sqlsem: `` and contain no
   formats, THROW alone in CATCH only (10704); no RAISERROR;
-- INSERT … EXEC of what has an INSERT … EXEC (8164) or a ROLLBACK (3915);
-- @@ROWCOUNT, @@ERROR and ERROR_NUMBER() where they tell of something else; @@IDENTITY;
+- INSERT … EXEC of a procedure with INSERT … EXEC (8164) or a ROLLBACK (3915);
+- @@ROWCOUNT, @@ERROR and ERROR_NUMBER() where they report something else; @@IDENTITY;
 - SET options that a routine must set for itself, and those that it would have to (QUOTED_IDENTIFIER: names in double
   quotes, filtered indexes, computed columns);
 - MERGE, temporary tables, functions and collations newer than SQL Server 2016 SP1, IS_ROLEMEMBER of the caller;
-- what becomes of transactions on every path: `tsqlpaths`.
+- the transactions on every path: `tsqlpaths`.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ GROUPS = (
     {"NOLOCK", "READCOMMITTED", "READCOMMITTEDLOCK", "REPEATABLEREAD", "SERIALIZABLE", "SNAPSHOT"},
 )
 SAME = {"READUNCOMMITTED": "NOLOCK", "HOLDLOCK": "SERIALIZABLE"}
-#: Hint → the hints that it may not stand beside.
+#: Hint → the hints that it may not be combined with.
 CONFLICTS = {
     "NOLOCK": {"UPDLOCK", "XLOCK", "READPAST", "NOWAIT"},
     "READPAST": {"SERIALIZABLE", "SNAPSHOT", "TABLOCK", "TABLOCKX", "PAGLOCK"},
 }
-#: Tables that READPAST is used on and whose indexes have locks of pages all the same, and why.
+#: Tables that are read with READPAST although their indexes have page locks, and why.
 PAGE_LOCKS = {
     "history": "only prune passes rows here, and may wait",
     "rate_window": "only prune passes rows here, and may wait",
@@ -85,7 +84,7 @@ def hints(root: Node) -> Found:
 
 
 def levels(routine: Node) -> Found:
-    """READPAST under a level that refuses it."""
+    """Yield READPAST under a level that refuses it."""
     found = {statement.word("Level") for statement in routine.all("SetTransactionIsolationLevelStatement")}
     for table in routine.all("NamedTableReference"):
         if "READPAST" in hints_of(table) and not found <= {"ReadCommitted", "RepeatableRead"}:
@@ -127,7 +126,7 @@ def page_locks(roots: list[tuple[str, Node]]) -> Iterator[tuple[str, int, str]]:
 
 # -- reads without locks --------------------------------------------------------------------------------------------
 
-#: Reads without locks that decide something and may, and why: (routine, table).
+#: Permitted reads without locks that decide something, and why: (routine, table).
 MAY_DECIDE = {
     ("check_guard", "entry"): "candidates; the one that is chosen is read again under its pin",
     ("check_guard", "member"): "candidates; the one that is chosen is read again under its pin",
@@ -136,7 +135,7 @@ MAY_DECIDE = {
 
 
 def is_shown(table: Node) -> bool:
-    """True if what is read goes to the client."""
+    """Return True if the rows of a read go to the client."""
     for around in table.above():
         if around.kind == "SelectStatement":
             return not any(True for _ in around.all("SelectSetVariable"))
@@ -152,7 +151,7 @@ def is_shown(table: Node) -> bool:
 
 
 def writes(routine: Node) -> bool:
-    """True if a routine writes a table, or takes a lock, by itself."""
+    """Return True if a routine writes a table, or takes a lock, by itself."""
     for statement in routine.all(*WRITES):
         target = target_of(statement)
         if target is not None and target.kind != "VariableTableReference":
@@ -161,7 +160,9 @@ def writes(routine: Node) -> bool:
 
 
 def acting(routines: Mapping[str, Node]) -> set[str]:
-    """Return the routines that do not only show: they write, take a lock, call such a one, or are called by it."""
+    """Return the routines that do more than read: they write, take a lock, call such a routine, or are called by
+    one.
+    """
     calls = {
         name: {called(statement)[1] for statement in routine.all("ExecuteStatement")} & set(routines)
         for name, routine in routines.items()
@@ -175,9 +176,9 @@ def acting(routines: Mapping[str, Node]) -> set[str]:
 
 
 def decides(name: str, routine: Node, dirty: set[str], acts: set[str]) -> Found:
-    """Reads without locks that decide something.
+    """Yield reads without locks that decide something.
 
-    Such a read may see rows that are never committed. So its rows may be shown: in a routine that neither writes a
+    Such a read may see rows that are never committed. So its rows may be shown: by a routine that neither writes a
     table nor takes a lock, calls no routine that does, and is called by none; or by a SELECT whose rows go to the
     client. Anywhere else they end up in a condition, a variable or a table, and decide.
     """
@@ -255,7 +256,7 @@ def _message(node: Node) -> Found:
 #: Functions of 2017 to 2025; `tsqlcheck.NEWER` has more of them.
 NEWER_TABLES = {"generate_series", "ai_generate_chunks", "regexp_matches", "regexp_split_to_table"}
 MOST_ARGUMENTS = {"LTRIM": 1, "RTRIM": 1, "ISJSON": 1, "STRING_SPLIT": 2}
-#: They tell of the statement before, and say nothing behind any other.
+#: They report on the statement before, and on no other.
 TELLING = ("SelectStatement", "InsertStatement", "UpdateStatement", "DeleteStatement")
 
 
@@ -314,7 +315,7 @@ def statements(root: Node) -> Found:
 
 
 def tells(statement: Node) -> bool:
-    """True if a statement leaves its own @@ROWCOUNT behind, whichever way it takes."""
+    """Return True if a statement leaves its own @@ROWCOUNT behind on every path."""
     if statement.kind == "IfStatement":
         then, other = statement.part("ThenStatement"), statement.part("ElseStatement")
         return then is not None and other is not None and tells(then) and tells(other)
@@ -325,14 +326,14 @@ def tells(statement: Node) -> bool:
 
 
 def counted(root: Node) -> Found:
-    """@@ROWCOUNT and its like, where the statement before is none that they tell of."""
+    """Yield @@ROWCOUNT and its like after a statement that they do not report on."""
     for node in root.all("GlobalVariableExpression"):
         word = node.word("Name").upper()
         if word == "@@IDENTITY":
             yield node.line, "@@IDENTITY may be that of a trigger: SCOPE_IDENTITY()"
         if word not in ("@@ROWCOUNT", "@@ERROR"):
             continue
-        # The statement that reads it, in the list where its forerunner stands.
+        # Find the statement that reads it, in the list of the statement before it.
         inner: Node = node
         before: Node | None = None
         for around in node.above():
@@ -363,7 +364,7 @@ LEAVES_TO_ACQUIRE = {"try"}
 
 
 def options(name: str, routine: Node, public: bool, for_sessions: bool) -> Found:
-    """SET options that a routine must not take from its caller."""
+    """Yield SET options that a routine must not take from its caller."""
     on = {
         word
         for statement in routine.all("PredicateSetStatement")
@@ -395,7 +396,7 @@ def options(name: str, routine: Node, public: bool, for_sessions: bool) -> Found
 
 
 def nested(routines: Mapping[str, Node]) -> Iterator[tuple[str, int, str]]:
-    """INSERT … EXEC of a routine that has one itself, or that rolls back."""
+    """Yield INSERT … EXEC of a routine that has one itself, or that rolls back."""
     calls = {
         name: {called(statement)[1] for statement in routine.all("ExecuteStatement", "ExecuteInsertSource")}
         for name, routine in routines.items()
@@ -420,7 +421,7 @@ def nested(routines: Mapping[str, Node]) -> Iterator[tuple[str, int, str]]:
                     yield name, node.line, f"INSERT … EXEC of {callee}, which may ROLLBACK (3915)"
 
 
-# -- all of it ------------------------------------------------------------------------------------------------------
+# -- everything ------------------------------------------------------------------------------------------------------
 
 
 def routine_name(routine: Node) -> str:
@@ -442,7 +443,9 @@ def granted(roots: list[tuple[str, Node]]) -> set[str]:
 
 
 def findings(roots: list[tuple[str, Node]], public: set[str] | None = None) -> list[tuple[str, int, str]]:
-    """Return file, line and message of each finding in the trees. ``public``: procedures of logins, if not as there."""
+    """Return file, line and message of each finding in the trees. ``public``: procedures of logins, if not from
+    there.
+    """
     found: list[tuple[str, int, str]] = []
     numbers = documented()
     public = granted(roots) if public is None else public
@@ -491,7 +494,7 @@ FAULTS = ROOT / "tests" / "support" / "tsqlrules.sql"
 
 
 def unseen(checker: Any) -> Iterator[str]:
-    """Yield what is not found of the faults in `FAULTS`, and what is found where there is none."""
+    """Yield the faults in `FAULTS` that are not found, and findings without a fault."""
     text = FAULTS.read_text(encoding="utf-8").replace("{schema}", "sqlsem")
     parts = re.split(r"(?m)^-- expect: ", text)[1:]
     if len(parts) < 50:

@@ -1,4 +1,4 @@
-"""ScriptDom's trees as Python objects that know where they stand."""
+"""ScriptDom's trees as Python objects that know their place in the text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Node:
-    """A fragment of T-SQL: its kind, its parts by their names, and the fragment that it is a part of."""
+    """A fragment of T-SQL: its kind, its parts by name, and its parent."""
 
     __slots__ = ("field", "fields", "kind", "parent", "raw", "source")
 
@@ -24,7 +24,7 @@ class Node:
         return int(self.raw.StartLine)
 
     def part(self, name: str) -> Node | None:
-        """Return the part of that name; None where it is left out."""
+        """Return the part of that name; None if it is left out."""
         found = self.fields.get(name)
         return found if isinstance(found, Node) else None
 
@@ -34,7 +34,7 @@ class Node:
         return found if isinstance(found, list) else [found]
 
     def word(self, name: str) -> str:
-        """Return what is no fragment: a name, a value, a kind."""
+        """Return a property that is not a fragment: a name, a value, a kind."""
         value = getattr(self.raw, name, None)
         return "" if value is None else str(value)
 
@@ -46,7 +46,7 @@ class Node:
                 yield found
 
     def walk(self) -> Iterator[Node]:
-        """Yield this fragment and all beneath it, in the order in which they are written."""
+        """Yield this fragment and all beneath it, in the order of the text."""
         yield self
         for child in self.children():
             yield from child.walk()
@@ -94,7 +94,7 @@ def table_name(node: Node | None) -> str:
 
 
 def target_of(statement: Node) -> Node | None:
-    """Return the table reference that INSERT, UPDATE or DELETE writes, found by its alias in FROM where it has one."""
+    """Return the table reference that INSERT, UPDATE or DELETE writes; in FROM it is found by its alias."""
     specification = next(statement.all("InsertSpecification", "UpdateSpecification", "DeleteSpecification"), None)
     target = specification.part("Target") if specification else None
     if specification is None or target is None or target.kind != "NamedTableReference":

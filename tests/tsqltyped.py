@@ -1,5 +1,6 @@
-"""Queries and statements for `tsqlflow`, and what `tsqlcheck` asks: `Typed`, which finds what is wrong in all trees,
-and tells what goes unnoticed of the faults in `tests/support/tsqlfaults.sql`."""
+"""Follow queries and statements for `tsqlflow`. `Typed` is the interface for `tsqlcheck`: it yields the findings in all
+trees, and the faults in `tests/support/tsqlfaults.sql` that go unnoticed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from tsqlknown import (
 from tsqltypes import DATABASE, LITERAL, MAX, UNKNOWN, Label, Type, Value, shown
 
 FAULTS = Path(__file__).resolve().parent / "support" / "tsqlfaults.sql"
-#: Procedures whose OUTPUT is as long as what went in, which no flow of types shows.
+#: Procedures whose OUTPUT is as long as their input, which no flow of types shows.
 SAME_SIZE = {"clean": "puts a question mark in the place of one character"}
 Selected = list[tuple[str, Value]] | None
 #: A frame in which any name may be anything.
@@ -117,7 +118,7 @@ class Batch(Expressions):
         return columns
 
     def source(self, node: Any, frame: Frame, scopes: list[Frame]) -> None:
-        """A table of FROM, and what stands between two of them."""
+        """A table of FROM, and the join between two of them."""
         inner = [*scopes, frame]
         kind, alias = node.kind, node.get("Alias")
         name = named(alias) if alias is not None else ""
@@ -456,7 +457,7 @@ def in_clusters(constraint: Any, table: str, clustered: set[str]) -> bool:
     return bool(constraint.IsPrimaryKey) and table not in clustered
 
 
-# -- all of it ----------------------------------------------------------------------------------------------------
+# -- everything ------------------------------------------------------------------------------------------------------
 
 
 def looked_at(known: Known, file: str, script: Node) -> list[Finding]:
@@ -477,7 +478,7 @@ def looked_at(known: Known, file: str, script: Node) -> list[Finding]:
 
 
 class Typed:
-    """All that the scripts make, and SQL Server's own objects, by their trees."""
+    """Collect the objects of the scripts, and SQL Server's own, from their trees."""
 
     def __init__(self, trees: list[tuple[str, Any]], system: list[Any]) -> None:
         self.known = Known()
@@ -486,7 +487,7 @@ class Typed:
             self.add(Node(tree), catalog=True)
         for _, script in self.scripts:
             self.add(script)
-        #: The findings of the last of several passes: the bounds of a procedure's parameters go on to its callers.
+        #: The findings of the last of several passes: the bounds of a procedure's parameters propagate to its callers.
         self.findings: list[Finding] = []
         for _ in range(4):
             self.known.given, self.known.given_before = {}, self.known.given
@@ -500,8 +501,9 @@ class Typed:
                 self.known.add(statement, catalog)
 
     def unnoticed(self, parse: Callable[[str], tuple[Any, list[Any]]]) -> Iterator[str]:
-        """Yield the faults without a finding, and the findings about texts without a fault. A batch says which it is:
-        `-- fault: a part of the message`, or `-- right`."""
+        """Yield the faults without a finding, and the findings in texts without a fault. A batch says which it is: `--
+        fault: a part of the message`, or `-- right`.
+        """
         text = FAULTS.read_text(encoding="utf-8").replace("{schema}", "sqlsem").replace("{table}", "ProcessControl")
         count = 0
         for number, batch in enumerate(re.split(r"^GO$", text, flags=re.MULTILINE)):

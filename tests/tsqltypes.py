@@ -1,9 +1,9 @@
-"""Types and collation labels of T-SQL: what `tsqlflow` computes with.
+"""Types and collation labels of T-SQL, the values that `tsqlflow` computes with.
 
 The rules are those of Microsoft's pages "Collation Precedence", "Data type precedence", "CAST and CONVERT", "Precision,
-scale, and length", "CONCAT", "ISNULL", "DATEDIFF", "DATEADD", "OPENJSON" and "Collation and Unicode support". Where a
-page leaves a case open, the stricter reading is taken: a view, a derived table or a scalar function returns a column
-with a collation of its own (implicit), and CASE, COALESCE, ISNULL and UNION ALL are refused over two collations.
+scale, and length", "CONCAT", "ISNULL", "DATEDIFF", "DATEADD", "OPENJSON" and "Collation and Unicode support". If a page
+leaves a case open, the stricter reading counts: a view, a derived table or a scalar function returns a column with a
+collation of its own (implicit), and CASE, COALESCE, ISNULL and UNION ALL are refused over two collations.
 
 The collations are names, or one of these, which every database fills in for itself (`DATABASES`).
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-#: The database's default; that of names in the catalog; that of the server, in what is seen of all databases.
+#: The database's default; that of names in the catalog; that of the server, for views of all databases.
 DATABASE, CATALOG, SERVER = "DATABASE_DEFAULT", "CATALOG_DEFAULT", "the server's"
 #: The collation of columns of the catalog with fixed words.
 WORDS = "Latin1_General_CI_AS_KS_WS"
@@ -98,7 +98,7 @@ class Type:
 
     @property
     def bytes(self) -> int:
-        """The longest value, as a key of an index."""
+        """Return the longest value, as a key of an index."""
         if self.name in NATIONAL:
             return 2 * self.size
         fixed = {"bigint": 8, "int": 4, "smallint": 2, "tinyint": 1, "bit": 1, "uniqueidentifier": 16, "decimal": 17}
@@ -130,7 +130,7 @@ class Value:
     text: str | None = None  # of a literal
     null: bool = False
     column: bool = False
-    ascii: bool = False  # of literals, and what chooses between such
+    ascii: bool = False  # True for ASCII literals, and choices between them
     deadline: bool = False  # a moment so many milliseconds (int) after now
 
     @property
@@ -159,7 +159,7 @@ def of(name: str, size: int = 0, scale: int = 0, low: int | None = None, high: i
 
 
 def differ(first: str, second: str) -> list[str]:
-    """In which databases two collations are not the same."""
+    """Say in which databases two collations differ."""
     return [
         name
         for name, there in DATABASES.items()
@@ -168,7 +168,7 @@ def differ(first: str, second: str) -> list[str]:
 
 
 def combined(labels: list[Label]) -> tuple[Label | None, str]:
-    """The label of an expression over strings, and what is wrong with it."""
+    """Return the label of an expression over strings, and the error, if there is one."""
     result: Label | None = None
     wrong = ""
     for label in labels:
@@ -206,7 +206,7 @@ def shown(value: Value) -> int:
 
 
 def merged(values: list[Value]) -> Value:
-    """The type that several expressions have together (CASE, UNION, VALUES, comparison)."""
+    """Return the common type of several expressions (CASE, UNION, VALUES, comparison)."""
     known = [value for value in values if not value.null]
     if not known:
         return values[0] if values else UNKNOWN

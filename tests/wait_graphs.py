@@ -1,4 +1,4 @@
-"""For the tests of deadlocks: who waits for whom, in memory, and what becomes of it in the end."""
+"""Model the wait-for graph in memory for the tests of deadlocks, and run it to its outcome."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sqlsem.deadlocks import UPGRADE, Row
 
 #: (resource, access, limit, weight)
 Asked = tuple[str, str, "int | None", int]
-#: ("ask", who, [Asked, …]), ("leave", who, ""), ("upgrade", who, resource)
+#: ("ask", node, [Asked, …]), ("leave", node, ""), ("upgrade", node, resource)
 Move = tuple[str, int, object]
 
-BARE, NAMELESS = 0, 1  # among the numbers of nodes: no member at all; a member that does not tell its owners
+BARE, NAMELESS = 0, 1  # among the numbers of nodes: no member at all; a member without owners
 
 
 def fits(row: Row, rows: Iterable[Row], caps: dict[str, int]) -> bool:
-    """The rule. A cap that is below the row's own weight is the operator's to lift."""
+    """Return True if the row may be granted. A cap below the row's own weight is the operator's to lift."""
     ahead = [
         entry
         for entry in rows
@@ -38,8 +38,8 @@ def alone_inside(row: Row, rows: Iterable[Row]) -> bool:
 
 
 def outcome(rows: Sequence[Row], caps: dict[str, int], pick: Callable[[list], object] = lambda some: some[0]) -> set:
-    """The nodes that can never finish when nobody asks for more: all others are let in, one by one, and leave."""
-    rows = [row for row in rows if row.node is not None]  # whoever is bare may go at any time
+    """Return the nodes that can never finish if no new request comes: all others are granted, one by one, and leave."""
+    rows = [row for row in rows if row.node is not None]  # a bare participant may leave at any time
     while True:
         moves = []
         for row in rows:
@@ -59,7 +59,7 @@ def outcome(rows: Sequence[Row], caps: dict[str, int], pick: Callable[[list], ob
 
 
 class World:
-    """A queue that is driven by moves, as real ones come about: who waits asks for nothing more."""
+    """A queue that is driven by moves, as real queues come about: a node that waits asks for nothing more."""
 
     def __init__(self, caps: dict[str, int]) -> None:
         self.caps = caps
@@ -75,7 +75,7 @@ class World:
         return [row for row in self.rows if (row.member, row.owner) == self.owner(who)]
 
     def move(self, kind: str, who: int, what: object) -> bool:
-        """Whether it could be made. What may be let in is let in, in the order of the queue."""
+        """Make a move; return False if it was impossible. Grants what can be granted, in the order of the queue."""
         mine = self.of(who)
         single = who not in (BARE, NAMELESS)
         if kind == "leave":
@@ -142,7 +142,7 @@ def moves(draw: st.DrawFn) -> Move:
     if who in (BARE, NAMELESS):
         names = names[:1]
     requests = [draw(asked(name)) for name in names]
-    if who != BARE:  # by the routines nobody registers without a limit where none is set
+    if who != BARE:  # the routines register no request without a limit where none is set
         requests = [(name, access, limit or weight, weight) for name, access, limit, weight in requests]
     return kind, who, requests
 

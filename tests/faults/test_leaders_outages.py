@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 from proxy import Proxy
-from soak.checks import Happened, doors, leaders
-from soak.doors import Book, Doors
+from soak.checks import Happened, kernel_lock_refusals, leaders
+from soak.kernel_locks import Book, KernelLocks
 from support import PATIENCE, until
 
 import sqlsem
@@ -30,10 +30,10 @@ class Told:
 
     def __init__(self, folder, name):
         self.name, self.book = name, Book(f"{folder}/book")
-        self._doors, self._inside = Doors(folder, self.book), None
+        self._kernel_locks, self._inside = KernelLocks(folder, self.book), None
 
     def started(self, term):
-        self._inside = self._doors.enter(self.name)
+        self._inside = self._kernel_locks.enter(self.name)
         self._inside.__enter__()
         self.book.note(what="started", resource=self.name, fence=term.fence, at=time.monotonic())
 
@@ -148,7 +148,7 @@ class Bench:
                 {**word, "lost": self.happened.slept({word["pid"]}, word["at"])} for word in words if "lost" in word
             ] + [word for word in words if "lost" not in word]
         assert leaders(words, self.happened) == []
-        assert doors(words, self.happened) == []
+        assert kernel_lock_refusals(words, self.happened) == []
         # By the database's clock, too.
         terms = self.database.rows(
             f"SELECT granted_at, ended_at FROM {self.database.beside('history')} "

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from soak import checks, jobs, night
 from soak.checks import Happened
-from soak.doors import Book, Doors, holders
+from soak.kernel_locks import Book, KernelLocks, holders
 from soak.places import PLACES
 from soak.record import Record, class_of, percentile
 
@@ -167,10 +167,10 @@ def test_a_rate_that_was_passed():
     assert checks.rates(takes, NOTHING, 2, 2.0)
 
 
-def test_soak_doors_count_a_move_once(tmp_path, monkeypatch):
-    """Two doors, and two who move through them: while one of them looks at the second one, the other is in no third."""
+def test_kernel_locks_count_a_move_once(tmp_path, monkeypatch):
+    """While one holder checks the second lock, the other one leaves the first: each is counted once."""
     book = Book(tmp_path / "book")
-    one, other = Doors(tmp_path, book), Doors(tmp_path, book)
+    one, other = KernelLocks(tmp_path, book), KernelLocks(tmp_path, book)
     first = iter([0, 0, 1])
     monkeypatch.setattr(random, "randrange", lambda _: next(first))
     with contextlib.ExitStack() as moving:
@@ -182,23 +182,23 @@ def test_soak_doors_count_a_move_once(tmp_path, monkeypatch):
             inside.enter_context(other.enter("l", places=2))
             return [1]
 
-        monkeypatch.setattr("soak.doors.holders", move)
+        monkeypatch.setattr("soak.kernel_locks.holders", move)
         with one.enter("l", places=2):
             assert (tmp_path / "book").read_text() == ""
 
 
 def test_soak_doors_name_the_holders(tmp_path):
     book = Book(tmp_path / "book")
-    doors = Doors(tmp_path, book)
-    with doors.enter("r"):
+    locks = KernelLocks(tmp_path, book)
+    with locks.enter("r"):
         assert (tmp_path / "book").read_text() == ""
-        with doors.enter("r"):
+        with locks.enter("r"):
             assert f'"holders": [{os.getpid()}]' in (tmp_path / "book").read_text()
-    with doors.enter("l", places=2), doors.enter("l", places=2), doors.enter("t", access="read"):
-        with doors.enter("t", access="read"), doors.enter("r"):
+    with locks.enter("l", places=2), locks.enter("l", places=2), locks.enter("t", access="read"):
+        with locks.enter("t", access="read"), locks.enter("r"):
             pass
         assert (tmp_path / "book").read_text().count("refused") == 1
-        with doors.enter("l", places=2):
+        with locks.enter("l", places=2):
             assert (tmp_path / "book").read_text().count("refused") == 2
     with open(tmp_path / "r.0") as file:
         assert holders(file.fileno()) == []

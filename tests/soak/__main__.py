@@ -1,8 +1,9 @@
-"""Locks of every kind under faults of every kind, until each engine has given so many grants: ``python tests/soak``.
+"""Run locks of every kind under faults of every kind, until each engine has given so many grants: ``python
+tests/soak``.
 
-It goes from place to place (a database, and what can happen to it), a minute in each, and looks through what happened
-after every one. What it knows is kept in a file: stop it with Ctrl-C, and the same command goes on. A report ends it;
-exit code 1 says that something was found, and that its folder is kept.
+It goes from place to place (a database, and its possible faults), a minute in each, and checks the records after every
+one. A file keeps the results: stop it with Ctrl-C, and the same command continues. A report ends it; exit code 1 says
+that it found something, and kept the folder.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def main() -> int:
             left = [one for one in places if record.grants(one.engine) < chosen.grants]
             if not left or (chosen.seconds is not None and time.monotonic() - began > chosen.seconds):
                 break
-            # The place that had least of it so far.
+            # Choose the place with the fewest grants so far.
             place = min(left, key=lambda one: record.nights(one.name))
             folder = Path(tempfile.mkdtemp(prefix="sqlsem-soak-"))
             folder.chmod(0o755)

@@ -1,8 +1,8 @@
-"""Looks through what a crowd wrote down, and says what cannot have been. Each check gives its findings as words.
+"""Check the records of a crowd. Each check returns its findings as words.
 
 The times are those of one host's monotonic clock. A process that was stopped (SIGSTOP) cannot know what became of its
-locks meanwhile: when it says itself that one was lost, its stay counts up to the instant at which it was stopped.
-(What it does in the moment of its waking is what fences are for, and is checked there.)
+locks meanwhile: if it reports itself that one was lost, its stay counts up to the stop. (Fences protect the moment of
+its waking, and are checked here.)
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 from support.histories import Stay, check_history
 
 Words = dict[str, Any]
-#: For so long after its waking a process may not know yet what it has lost. The library looks each second at its clock.
+#: Seconds after its waking in which a process may not know yet what it has lost. The library checks its clock each
+#: second.
 WAKING_SECONDS = 2.0
 
 
 @dataclass
 class Happened:
-    """What was done to the crowd.
+    """The faults of a night.
 
     Attributes:
         sleeps: Process, from when to when it was stopped.
@@ -35,7 +36,9 @@ class Happened:
     cuts: list[float] = field(default_factory=list)
 
     def settled(self, stays: Iterable[Words]) -> list[Words]:
-        """Stays as they count: what was lost in a sleep ended there; what was lost before it was entered is none."""
+        """Return the effective stays: a lock lost during a sleep ended at its beginning; a lock lost before its stay
+        has none.
+        """
         found = []
         for stay in stays:
             left = stay["left"]
@@ -51,12 +54,12 @@ class Happened:
         return found
 
     def told_of(self, pids: set[int]) -> str:
-        """What was done to these, to find out why."""
+        """Describe the faults of these processes, for the reader of a finding."""
         sleeps = [sleep for sleep in self.sleeps if sleep[0] in pids]
         return f"stopped: {sleeps}, killed: { {pid: at for pid, at in self.killed.items() if pid in pids} }"
 
     def slept(self, pids: set[int] | None, at: float) -> bool:
-        """Whether one of these (None: anybody) was asleep then, or has just woken."""
+        """Return True if one of these processes (None: any) was asleep then, or had just woken."""
         return any(
             (pids is None or pid in pids) and since <= at <= until + WAKING_SECONDS for pid, since, until in self.sleeps
         )
@@ -67,17 +70,17 @@ def _of(words: Sequence[Words], *kinds: str) -> list[Words]:
 
 
 def told(words: Sequence[Words], happened: Happened) -> list[str]:
-    """What the processes found out themselves."""
+    """Return the findings of the processes themselves."""
     return [f"told by {one['pid']}: {one['words']}" for one in _of(words, "wrong")]
 
 
-def doors(words: Sequence[Words], happened: Happened) -> list[str]:
-    """The kernel's judgement: nobody is refused at a door, but by one who slept and does not know yet, or who was told
-    before that it has lost its lock, and waits for the database before it can leave.
+def kernel_lock_refusals(words: Sequence[Words], happened: Happened) -> list[str]:
+    """Return the refusals at kernel locks, except for two reasons: the other holder slept and does not know yet that it
+    lost its lock, or it has been notified and waits for the database before it can leave.
     """
     found = []
-    # By process and resource: when it was told. By position: when it had left. (Who is refused writes that down later
-    # than it happens.)
+    # By process and resource: when it was notified. By position: when it had left. (A refusal is recorded later than it
+    # happens.)
     told: dict[tuple[int, str], list[Words]] = defaultdict(list)
     left = {one["position"]: one["at"] for one in _of(words, "releasing")}
     for one in _of(words, "told"):
@@ -93,7 +96,7 @@ def doors(words: Sequence[Words], happened: Happened) -> list[str]:
         if one["holders"] and all(is_leaving(pid, one) for pid in one["holders"]):
             continue
         suspects = {one["pid"], *one["holders"]} if one["holders"] else None
-        # Whoever has a session and not the library is not told when that is ended: it finds out by its next statement.
+        # A bare session is not notified when it is ended: it finds out by its next statement.
         cut = "-sql-" in one["resource"] and any(at <= one["at"] <= at + WAKING_SECONDS for at in happened.cuts)
         if not cut and not happened.slept(suspects, one["at"]):
             found.append(f"flock: {one['pid']} found {one['holders'] or 'somebody'} inside {one['resource']}")
@@ -101,7 +104,7 @@ def doors(words: Sequence[Words], happened: Happened) -> list[str]:
 
 
 def stays(words: Sequence[Words], happened: Happened) -> list[str]:
-    """Nobody overlaps beyond the limit, nobody is overtaken, no number comes twice."""
+    """Check that no stays overlap beyond the limit, none is overtaken, and no position comes twice."""
     every = [
         Stay(
             one["resource"],
@@ -122,7 +125,7 @@ def stays(words: Sequence[Words], happened: Happened) -> list[str]:
 
 
 def travels(words: Sequence[Words], happened: Happened) -> list[str]:
-    """Along a chain of those who hand a lock over: the same fence, one owner at any moment, nobody in between."""
+    """Check a chain of hand-overs: the same fence, one owner at any moment, no other holder in between."""
     found = []
     chains: dict[tuple[str, int], list[Words]] = defaultdict(list)
     for one in happened.settled(_of(words, "hop")):
@@ -142,7 +145,7 @@ def travels(words: Sequence[Words], happened: Happened) -> list[str]:
 
 
 def leaders(words: Sequence[Words], happened: Happened) -> list[str]:
-    """Callbacks come once for each term; no two terms overlap; a later one's fence is larger."""
+    """Check that callbacks come once for each term, no two terms overlap, and a later term has a larger fence."""
     found = []
     terms: dict[tuple[str, int], dict[str, list[Words]]] = defaultdict(lambda: defaultdict(list))
     for one in _of(words, "started", "stopped"):
@@ -160,7 +163,7 @@ def leaders(words: Sequence[Words], happened: Happened) -> list[str]:
                 continue
             end = term[0]["left"]
         elif pid in happened.killed:
-            # A term of one that was stopped when it was killed may have been over since.
+            # The term of a process that was stopped when it was killed may have ended since.
             asleep = [since for who, since, until in happened.sleeps if who == pid and until >= happened.killed[pid]]
             end = min([happened.killed[pid], *asleep])
         else:
@@ -178,10 +181,10 @@ def leaders(words: Sequence[Words], happened: Happened) -> list[str]:
 
 
 def departures(words: Sequence[Words], happened: Happened, done: set[int], released: set[int]) -> list[str]:
-    """Locks that go with a transaction: their row has gone as a release exactly where the transaction has committed.
+    """Check locks that go with a transaction: a row ended as a release exactly if its transaction committed.
 
-    ``done``: positions that transactions have written down, as the database has them; ``released``: whose row ended as
-    a release, by the database's history.
+    ``done``: positions that transactions have recorded, as the database has them; ``released``: positions whose row
+    ended as a release, by the database's history.
     """
     found = []
     ends: dict[int, dict[str, Words]] = defaultdict(dict)
@@ -198,9 +201,9 @@ def departures(words: Sequence[Words], happened: Happened, done: set[int], relea
 
 
 def writes(rows: Sequence[tuple[int, str, int, int]], happened: Happened) -> list[str]:
-    """Rows that only who holds the lock may write: (number, resource, fence, process), in the order of writing.
+    """Check rows that only the lock's holder may write: (number, resource, fence, process), in the order of writing.
 
-    Fences never go back, and each is one process's.
+    Fences never decrease, and each belongs to one process.
     """
     found = []
     last: dict[str, tuple[int, str, int, int]] = {}
@@ -215,7 +218,7 @@ def writes(rows: Sequence[tuple[int, str, int, int]], happened: Happened) -> lis
 
 
 def rates(words: Sequence[Words], happened: Happened, limit: int, window: float) -> list[str]:
-    """In no window more than the limit. What surely was taken within it is counted."""
+    """Check that no window has more than the limit. Counts what was certainly taken within it."""
     takes = sorted((one["entered"], one["left"]) for one in _of(words, "take"))
     for since, _ in takes:
         sure = sum(since <= first and last <= since + window for first, last in takes)
@@ -225,7 +228,7 @@ def rates(words: Sequence[Words], happened: Happened, limit: int, window: float)
 
 
 def attempts(words: Sequence[Words], happened: Happened) -> list[str]:
-    """A task is in one worker's hands at a time, and no attempt comes twice."""
+    """Check that a task is run by one worker at a time, and that no attempt comes twice."""
     found = []
     tasks: dict[int, list[Words]] = defaultdict(list)
     for one in happened.settled(_of(words, "attempt")):
@@ -238,10 +241,10 @@ def attempts(words: Sequence[Words], happened: Happened) -> list[str]:
     return found
 
 
-#: What needs nothing but the book.
+#: The checks that need only the book.
 CHECKS: tuple[Callable[[Sequence[Words], Happened], list[str]], ...] = (
     told,
-    doors,
+    kernel_lock_refusals,
     stays,
     travels,
     leaders,

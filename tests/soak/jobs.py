@@ -1,7 +1,7 @@
-"""What the processes of a crowd do, each thread a job of one kind, again and again; and what they write down of it.
+"""The jobs of a crowd, each thread one kind, again and again; and their records.
 
-All read and write one `Book`. What a job finds to be wrong by itself it writes down as ``wrong``; the rest is told by
-`checks`, from everybody's words.
+All processes write to one `Book`. A job records what it finds wrong by itself as ``wrong``; `checks` finds the rest,
+from the records of all processes.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from typing import Any
 from support import Channel, Database
 
 import sqlsem
-from soak.doors import Book, Doors
+from soak.kernel_locks import Book, KernelLocks
 from soak.paces import Pace
 
-#: PermitPool of limits; what is taken of the rate, in how many seconds; the period of what runs once.
+#: The limit of limits; the amount of the rate, in how many seconds; the period of once.
 PLACES, RATE, WINDOW, PERIOD = 3, 60, 2.0, 3.0
-#: Nobody waits longer: behind a dead one there is something else to do.
+#: The longest wait, seconds: rather do something else than wait behind a dead member.
 PATIENCE = 2.0
-#: A token's time to live; seconds between two instants at which all ask at once; for how long a writer dawdles at most.
+#: A token's time to live; seconds between two instants at which all jobs ask at once; the longest delay of a writer.
 TTL, RUSH, DAWDLE = 4.0, 0.05, 0.03
-#: So many resources are asked for in a rush before the first has its turn again: by then nobody thinks of it any more.
+#: Resources that are asked for in a rush before the first comes again: by then no member refers to it any more.
 RUSHES = 1000
-#: What faults may do to a call, by its contract.
+#: The errors that faults may cause in a call, by its contract.
 TROUBLE = (sqlsem.LockLost, sqlsem.Unavailable, sqlsem.TaskFailed, sqlsem.Timeout)
 
 
 class Jobs:
-    """Of one process. Each method but `__init__` and the helpers is a kind: one round of it."""
+    """The jobs of one process. Each method but `__init__` and the helpers is a kind: one round of it."""
 
     def __init__(
         self, database: Database, coordinator: sqlsem.Coordinator, name: str, folder: str, seed: int, pace: Pace
@@ -48,7 +48,7 @@ class Jobs:
         self.pace = pace
         self.rng = random.Random(seed)
         self.book = Book(self.folder / "book")
-        self.doors = Doors(self.folder / "doors", self.book)
+        self.kernel_locks = KernelLocks(self.folder / "kernel_locks", self.book)
         self._lines = threading.local()
 
     # -- helpers
@@ -71,10 +71,10 @@ class Jobs:
         limit: int | None = 1,
         **more: Any,
     ) -> Iterator[None]:
-        """Inside. The clock is read before it is asked whether the lock was lost: who sleeps in between did have it."""
+        """Hold the lock. Read the clock before checking for a loss: a process that sleeps in between did hold it."""
         words = {"position": grant.positions[resource], "fence": grant.fence, "access": access, "limit": limit, **more}
         entered = time.monotonic()
-        with self.doors.enter(resource, access=access, places=limit or 1):
+        with self.kernel_locks.enter(resource, access=access, places=limit or 1):
             yield
         left = time.monotonic()
         times = {"asked": asked, "entered": entered, "left": left, "lost": grant.lost}
@@ -86,7 +86,7 @@ class Jobs:
             grant.lost_event.wait(self.rng.uniform(0, self.pace.stay))
 
     def line(self) -> Any:
-        """This thread's own connection to the database, in manual commit; see `drop_line`."""
+        """Return this thread's own connection to the database, in manual commit; see `drop_line`."""
         found = getattr(self._lines, "line", None)
         if found is None:
             found = self._lines.line = self.database.raw(autocommit=False)
@@ -103,7 +103,7 @@ class Jobs:
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
-        """What the driver raises; only where a job uses a connection of its own."""
+        """The errors of the driver; only for jobs that use a connection of their own."""
         if self.database.engine == "sqlite":
             import sqlite3
 
@@ -130,7 +130,7 @@ class Jobs:
         self.inside(self.coordinator.limit(resource, PLACES, timeout=PATIENCE), resource, limit=PLACES)
 
     def table(self) -> None:
-        """Readers and writers."""
+        """Use readers and writers."""
         self._share(self.resource("table"))
 
     def _share(self, resource: str) -> None:
@@ -139,7 +139,7 @@ class Jobs:
         self.inside(lock, resource, access=access, limit=None)
 
     def several(self) -> None:
-        """Two mutexes at once."""
+        """Hold two mutexes at once."""
         first, second = self.rng.sample([f"{self.name}-mutex-{number}" for number in range(self.pace.resources)], 2)
         asked = time.monotonic()
         locks = [self.coordinator.mutex(one) for one in (first, second)]
@@ -148,7 +148,9 @@ class Jobs:
                 grant.lost_event.wait(self.rng.uniform(0, self.pace.stay))
 
     def rush(self) -> None:
-        """All at one instant for what nobody has: their registrations are under way at the same time."""
+        """Ask at one instant, in all processes, for a resource without rows: their registrations are under way at the
+        same time.
+        """
         number = int(time.monotonic() / RUSH) + 1
         time.sleep(max(0.0, number * RUSH - time.monotonic()))
         kind, resource = number % 3, f"{self.name}-rush-{number % RUSHES}"
@@ -165,7 +167,7 @@ class Jobs:
         self.inside(lock, resource, limit=PLACES)
 
     def tasks_of_a_loop(self) -> None:
-        """Some tasks of asyncio, for a while."""
+        """Run some tasks of asyncio, for a while."""
 
         async def one() -> None:
             for _ in range(20):
@@ -208,7 +210,7 @@ class Jobs:
             break
 
     def shared(self) -> None:
-        """What tasks with locks want, too."""
+        """Hold the locks that tasks with locks also need."""
         resource = f"{self.name}-shared"
         self.inside(self.coordinator.mutex(resource, timeout=PATIENCE), resource)
 
@@ -227,11 +229,11 @@ class Jobs:
                 return
         time.sleep(0.05)
 
-    # -- locks that travel
+    # -- locks that are handed over
 
     def travel(self) -> None:
-        """Adopts what others have handed over, and hands it on; else begins a journey. Now and then a token is tried by
-        two at once.
+        """Adopt a lock that another process has handed over, and hand it on; else begin a chain. Now and then two
+        processes try a token at once.
         """
         post = self.folder / "post"
         letter = next(iter(sorted(post.glob("*.token"))), None)
@@ -245,17 +247,17 @@ class Jobs:
         shared = self.rng.random() < 0.3
         try:
             if shared:
-                os.link(letter, mine)  # it stays there for others, who must not get anything
+                os.link(letter, mine)  # it stays for the others, which must not get anything
             else:
                 letter.rename(mine)
         except FileNotFoundError:
-            return  # somebody else took it
+            return  # another process took it
         token, resource, position, hop = mine.read_text().split("\n")
         asked = time.monotonic()
         try:
             grant = self.coordinator.adopt(token)
         except (sqlsem.NotHeld, sqlsem.ConfigurationError):
-            letter.unlink(missing_ok=True)  # its time was up, or somebody else had it
+            letter.unlink(missing_ok=True)  # its time was up, or another process had it
             return
         with grant:
             if grant.positions != {resource: int(position)}:
@@ -274,12 +276,12 @@ class Jobs:
     # -- leaders
 
     def leader(self) -> None:
-        """One term, with writes that carry its fence."""
+        """Lead for one term, with writes that carry its fence."""
         resource = f"{self.name}-leader"
         stack = contextlib.ExitStack()
 
         def started(term: sqlsem.Term) -> None:
-            stack.enter_context(self.doors.enter(resource))
+            stack.enter_context(self.kernel_locks.enter(resource))
             self.book.note(what="started", resource=resource, fence=term.fence, at=time.monotonic())
 
         def stopped(term: sqlsem.Term) -> None:
@@ -295,23 +297,25 @@ class Jobs:
                     break
 
     def pinned(self) -> None:
-        """A transaction that has asserted its lock, and takes its time before it writes."""
+        """Assert the lock in a transaction, and delay before the write."""
         resource = f"{self.name}-pinned-{self.rng.randrange(PLACES)}"
         with self.coordinator.mutex(resource, timeout=PATIENCE) as grant:
             self._write(grant, resource, grant.fence, grant.position)
 
     def revoke(self) -> None:
-        """An operator takes the lock of one of these away, by force: its row must stay until its transaction has ended.
-        (It is not told before others, so what counts is the table.)
+        """As an operator, revoke one of these locks with force: its row must stay until its transaction has ended. (Its
+        holder is not notified before others, so the table decides.)
         """
         time.sleep(self.rng.uniform(0, DAWDLE))
         for entry in self.coordinator.entries(f"{self.name}-pinned-{self.rng.randrange(PLACES)}"):
             if entry.state == "holds":
-                with contextlib.suppress(sqlsem.NotHeld):  # given back by now
+                with contextlib.suppress(sqlsem.NotHeld):  # released by now
                     self.coordinator.revoke(entry.position, force=True)
 
     def _write(self, held: Any, resource: str, fence: int, pinned: int | None = None) -> None:
-        """In a transaction that asserts the lock. ``pinned``: the position of the row that must stay until its end."""
+        """Work in a transaction that asserts the lock. ``pinned``: the position of the row that must stay until its
+        end.
+        """
         try:
             cursor = self.line().cursor()
             if self.database.engine == "sqlite":
@@ -333,11 +337,11 @@ class Jobs:
             self.drop_line()
             raise
 
-    # -- what the database looks after
+    # -- guarded tables, and transactions
 
     def guarded(self) -> None:
-        """Writes into a guarded table. Now and then its lock is taken away by force: then it must not write any more.
-        (It is not told before others, so what counts is the table.)
+        """Write into a guarded table. Now and then the lock is revoked with force: then it must not write any more.
+        (Its holder is not notified before others, so the table decides.)
         """
         resource = f"{self.name}-guarded"
         zombie = False
@@ -364,12 +368,12 @@ class Jobs:
             raise
 
     def departure(self) -> None:
-        """A lock that goes with a transaction, which is committed or not."""
+        """Use a lock that goes with a transaction, which is committed or not."""
         resource = self.resource("departure")
         asked = time.monotonic()
         commits = self.rng.random() < 0.6
 
-        def told(grant: sqlsem.Grant) -> None:  # who waits for the database hears it, and cannot leave
+        def told(grant: sqlsem.Grant) -> None:  # the thread that waits for the database hears it, and cannot leave
             self.book.note(what="told", resource=resource, position=grant.position, at=time.monotonic())
 
         try:
@@ -421,10 +425,10 @@ class Jobs:
                 return
             time.sleep(0.005)
 
-    # -- others than the library
+    # -- participants without the library
 
     def routine(self) -> None:
-        """A session that calls the routines of the database."""
+        """Use a session that calls the routines of the database."""
         resource = self.resource("sql")
         postgres = self.database.engine == "postgresql"
         asked = time.monotonic()
@@ -448,7 +452,7 @@ class Jobs:
             if code not in (0, 1):
                 return
             entered = time.monotonic()
-            with self.doors.enter(resource):
+            with self.kernel_locks.enter(resource):
                 time.sleep(self.rng.uniform(0, self.pace.stay))
             left = time.monotonic()
             if postgres:
@@ -460,11 +464,13 @@ class Jobs:
                 )
                 gone = cursor.fetchone()[0] == 0
             self._foreign(resource, position, asked, entered, left, held=gone)
-        except self.errors:  # whoever has a session alone knows no more of its lock than that the session has ended
+        except self.errors:  # a bare session learns no more about its lock than that the session has ended
             self.drop_line()
 
     def bare(self) -> None:
-        """Three statements: a row in the queue, a look, the row's end. (A look and the end can be tried again.)"""
+        """Use three statements: insert a row in the queue, poll, delete the row. (The poll and the delete can be
+        retried.)
+        """
         resource = self.resource("sql")
         me = f"bare-{os.getpid()}-{secrets.token_hex(4)}"
         asked = time.monotonic()
@@ -491,7 +497,7 @@ class Jobs:
                     return
                 time.sleep(0.01)
             entered = time.monotonic()
-            with self.doors.enter(resource):
+            with self.kernel_locks.enter(resource):
                 time.sleep(self.rng.uniform(0, self.pace.stay))
             left = time.monotonic()
             self.execute(cursor, mine, position, me)
@@ -508,7 +514,7 @@ class Jobs:
         self.book.note(what="stay", resource=resource, asked=asked, entered=entered, left=left, **words)
 
     def _end_bare(self, me: str) -> None:
-        """However long it takes: nobody else ends it, while this process lives."""
+        """Delete the row, however long it takes: no other process does, while this one lives."""
         while True:
             try:
                 line = self.line()
@@ -520,7 +526,7 @@ class Jobs:
                 time.sleep(0.1)
 
 
-#: By engine, what it has.
+#: The kinds of each engine.
 EVERYWHERE = (
     "mutex",
     "limit",
@@ -549,7 +555,7 @@ KINDS = {
 
 
 def chosen(engine: str, pace: Pace) -> list[str]:
-    """The kinds of a night: those that were asked for and that the engine has."""
+    """Return the kinds of a night: those that were asked for and that the engine has."""
     return [kind for kind in pace.kinds or KINDS[engine] if kind in KINDS[engine]]
 
 
@@ -565,11 +571,11 @@ def take_part(
     kinds: list[str],
     pace: dict[str, Any],
 ) -> None:
-    """A process of the crowd: a thread for each kind, until it is killed or told to end."""
+    """Run a process of the crowd: a thread for each kind, until it is killed or asked to end."""
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s.%(msecs)03d %(threadName)s %(levelname)s %(message)s"
     )
-    if "FAKETIME_TIMESTAMP_FILE" in os.environ:  # which gets sleeping on the monotonic clock wrong, as Python does it
+    if "FAKETIME_TIMESTAMP_FILE" in os.environ:  # its sleeps on the monotonic clock are wrong, as Python calls them
         time.sleep = lambda seconds: select.select([], [], [], seconds) and None
     database = Database(engine, url, options)
     coordinator = sqlsem.connect(url, **options, **settings)

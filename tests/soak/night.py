@@ -1,4 +1,4 @@
-"""A crowd at work in one place for some time, while things happen; then what it wrote down is looked through."""
+"""Let a crowd work in one place for some time, under faults; then check its records."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from soak.places import Place, make_tables
 from sqlsem.cli.nights import Night as Past
 from sqlsem.insight.audit import audit
 
-#: Of members: long enough for a busy machine to be told in time.
+#: The grace of members: long enough that a busy machine notifies them in time.
 GRACE, RETRY = 4.0, 20.0
-#: Seconds until a process has begun, on a machine that does much else.
+#: Seconds until a process has begun, on a busy machine.
 START = 600.0
 #: Threads of each process.
 THREADS = 6
-#: Of whose history the beginning is followed through proof/Lines.tla: so many events, for so many seconds at the most.
+#: Follow the beginning of these histories through proof/Lines.tla: so many events, for at most so many seconds.
 FOLLOWED, MOST_EVENTS, TLC_SECONDS = ("mutex-0", "limit-0", "table-0", "table-1", "shared"), 400, 300.0
 PATHS = ":".join(map(str, (TESTS.parent, TESTS, TESTS / "faults")))
 
 
 @dataclass
 class Result:
-    """What one night gave.
+    """The results of one night.
 
     Attributes:
         place: Its name.
         engine: Its engine.
-        seed: Of everything that was decided by chance.
+        seed: The seed of all random choices.
         seconds: For how long the crowd worked.
         entered: How often each kind of critical section was entered, and what was taken.
-        faults: What was done, how often.
+        faults: The faults, and how often each was made.
         trouble: Errors that faults may cause, by their class.
-        followed: So many events of its history were followed through the specification.
-        waits: Of each grant, the seconds from asking to being inside.
-        early: Those of them that were asked for in the first tenth of the night.
+        followed: The number of events of its history that were followed through the specification.
+        waits: Of each grant, the seconds from request to grant.
+        early: Those of requests in the first tenth of the night.
         late: In the last tenth.
         size: Bytes of the database at the end; 0: not known.
-        findings: What must not be.
+        findings: The violations.
     """
 
     place: str
@@ -75,7 +75,7 @@ class Result:
 
 
 class Night:
-    """``run`` it once."""
+    """A night; `run` it once."""
 
     def __init__(self, place: Place, seconds: float, seed: int, pace: Pace = USUAL) -> None:
         self.place, self.seconds, self.pace = place, seconds, pace
@@ -84,7 +84,7 @@ class Night:
         self.happened = checks.Happened()
         self.name = "soak"
         self.folder = place.folder
-        for each in ("doors", "post"):
+        for each in ("kernel_locks", "post"):
             (self.folder / each).mkdir()
         self.everybody: list[Child] = []
         self.children: list[Child] = []
@@ -95,7 +95,7 @@ class Night:
     # -- the crowd
 
     def _fresh(self) -> Child:
-        """One more process. Kinds go round, so that all are there in every crowd."""
+        """Start one more process. Kinds go round, so that all are in every crowd."""
         number = next(self._seeds)
         every = jobs.chosen(self.place.engine, self.pace)
         while len(self._kinds) < THREADS:
@@ -173,7 +173,7 @@ class Night:
         self._read()
 
     def _happen(self, deadline: float) -> None:
-        """Until then: one thing after the other."""
+        """Make one fault after the other, until then."""
         faults = self.place.faults()
         own: dict[str, Callable[[Child], None]] = {"kill -9": self._kill, "SIGSTOP": self._stop}
         while time.monotonic() < deadline:
@@ -192,7 +192,7 @@ class Night:
             self.result.faults[what] += 1
 
     def _everybody_gets_in(self, coordinator: sqlsem.Coordinator) -> None:
-        """Once faults have stopped, whoever is new gets through every queue."""
+        """Check that a new process gets through every queue once faults have stopped."""
         names = [
             f"{self.name}-{kind}-{n}" for kind in ("mutex", "travel", "departure") for n in range(self.pace.resources)
         ]
@@ -215,7 +215,7 @@ class Night:
             self.result.findings.append(words)
 
     def _nothing_is_left(self, coordinator: sqlsem.Coordinator) -> None:
-        """All are dead: their rows go. (Those of the bare are an operator's to remove.)"""
+        """Remove the rows of the dead processes. (Rows of bare participants are for an operator to remove.)"""
         database = self.place.direct
         database.rows("DELETE FROM {table} WHERE requesting_id LIKE ?", "bare-%")
         queue = coordinator.queue(f"{self.name}-parked")
@@ -227,7 +227,7 @@ class Night:
             self.result.findings.append(f"{exc}: {coordinator.entries()}")
 
     def _look_back(self, coordinator: sqlsem.Coordinator) -> None:
-        """What the database itself has written down."""
+        """Return the history of the database."""
         database = self.place.direct
         for resource in (f"{self.name}-mutex-0", f"{self.name}-shared") if self.place.steady else ():
             past = Past(coordinator, resource, 7200)
@@ -247,7 +247,7 @@ class Night:
         self._released = {row[0] for row in database.rows(text, f"{self.name}-departure-%")}
 
     def _follow(self, coordinator: sqlsem.Coordinator) -> None:
-        """Is the history a behaviour of the specification?"""
+        """Check that the history is a behaviour of the specification."""
         pasts = [Past(coordinator, f"{self.name}-{one}", 7200).past() for one in FOLLOWED]
         unit = 1e-3 if self.place.engine == "sqlite" else 1e-6
         trace = traces.beginning(traces.events((one for past in pasts for one in past), unit=unit), MOST_EVENTS)
@@ -264,7 +264,7 @@ class Night:
             self.result.findings.append(f"no behaviour of proof/Lines.tla: {words}, at one of {verdict.refused}")
 
     def _read(self) -> None:
-        """The book."""
+        """Return the records of the book."""
         words: list[dict[str, Any]] = []
         for line in (self.folder / "book").read_text().splitlines():
             words.append(json.loads(line))
@@ -298,12 +298,12 @@ class Night:
 
 
 def _kind(resource: str) -> str:
-    """Of soak-mutex-3: mutex."""
+    """Return the kind of a resource: mutex for soak-mutex-3."""
     return "once" if resource.startswith("once:") else resource.split("-")[1]
 
 
 def run(kind: type[Place], folder: Path, seconds: float, seed: int, pace: Pace = USUAL) -> Result:
-    """One night in a place of this kind, in a fresh folder, which stays when something was found."""
+    """Run one night in a place of this kind, in a fresh folder, which stays if something was found."""
     folder.mkdir(parents=True)
     folder.chmod(0o755)
     place = kind(folder)

@@ -1,4 +1,4 @@
-"""How a night goes: what is done in it, for how long one is inside, how often something happens to the crowd."""
+"""The paces of a night: its jobs, how long they hold, and how often a fault happens."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pace:
-    """Of a night.
+    """The pace of a night.
 
     Attributes:
-        kinds: The jobs; None: all that the engine has. One that stands there twice is done by twice as many threads.
-        stay: For how long one is inside, at most, seconds.
-        resources: So many of each kind: what a dead one keeps for its grace leaves others.
+        kinds: The jobs; None: all that the engine has. A job that is listed twice is done by twice as many threads.
+        stay: The longest hold, seconds.
+        resources: So many of each kind: while a dead process keeps some for its grace, others are free.
         pause: Seconds between two faults, at least and at most.
     """
 
@@ -22,9 +22,9 @@ class Pace:
     pause: tuple[float, float] = (0.2, 2.0)
 
 
-#: Everything, and something happens all the time.
+#: All jobs, with a fault at any time.
 USUAL = Pace()
-#: For many grants: jobs that wait for nothing but locks, little time inside, and time to work between two faults.
+#: For many grants: jobs that wait for locks only, short holds, and time to work between two faults.
 DENSE = Pace(
     kinds=(
         *("mutex", "mutex", "limit", "table", "several", "tasks_of_a_loop"),

@@ -1,5 +1,5 @@
-"""The databases of a soak, and what can happen to each of them. `PLACES` has all of them; `lacks` says what one needs
-that is not there.
+"""The databases of a soak, and the faults of each. `PLACES` has all of them; `lacks` says what a place needs that is
+missing here.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FIU = Path("/usr/lib/fiu")
 NEEDS_FAKETIME = "libfaketime, for steps of the clock (on Debian: apt-get install faketime)"
 NEEDS_FIU = "libfiu, for writes that fail (on Debian: apt-get install fiu-utils)"
 NEEDS_MOUNT = "the right to mount a small disk (root), for a full one"
-#: Megabytes of a disk that shall be full now and then, and has room for all that a long night writes: SQLite's file, a
-#: cluster of PostgreSQL.
+#: Megabytes of a disk that is full now and then, with room for all that a long night writes: SQLite's file, a cluster
+#: of PostgreSQL.
 SMALL, SMALL_CLUSTER = 256, 512
 
 
@@ -54,11 +54,11 @@ class Place:
 
     Attributes:
         database: As the crowd sees it.
-        direct: As whoever looks on sees it.
-        environment: What processes of the crowd find in theirs.
-        leases: Whether members with a lease take part.
-        steady: Whether its clock never steps: a step counts as time that has passed, for leases and rates, and
-            histories are told by that clock.
+        direct: As the observer sees it.
+        environment: Additions to the environment of the crowd's processes.
+        leases: True if members with a lease take part.
+        steady: True if its clock never steps: a step counts as time that has passed, for leases and rates, and
+        histories use that clock.
         workers: Processes of the crowd.
     """
 
@@ -70,7 +70,7 @@ class Place:
 
     @classmethod
     def lacks(cls) -> str | None:
-        """What it needs and has not got; None: nothing."""
+        """Return what it needs and does not have; None: nothing."""
         return None
 
     def __init__(self, folder: Path) -> None:
@@ -82,18 +82,18 @@ class Place:
         raise NotImplementedError
 
     def faults(self) -> dict[str, Fault]:
-        """What can be done to the database, by name; each is over when it returns."""
+        """Return the faults of the database, by name; each is over when it returns."""
         return {}
 
     def heal(self) -> None:
-        """Everything works from now on."""
+        """End all faults."""
 
     def size(self) -> int:
-        """Bytes of the database; 0: not known."""
+        """Return the bytes of the database; 0: not known."""
         return 0
 
     def close(self) -> None:
-        """It is not needed any more."""
+        """Remove it."""
 
 
 # -- a clock, and a disk ----------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Place:
 
 class Clock:
     """A clock that is set by a file: see faketime(1). Only the time of day steps, as that of a host does. It begins
-    hours slow, and is never fast: who looks on has the host's own, and must not come before what the others wrote.
+    hours slow, and is never fast: the observer uses the host's clock, and must not be earlier than the crowd's writes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -131,7 +131,7 @@ class Clock:
             self.step(min(-self._offset, rng.choice([0.1, 1.0, 10.0, 3600.0])))
 
         def back(happened: Happened, rng: random.Random) -> None:
-            """For a while: for so long the dead count as alive."""
+            """Step back for a while, in which the dead count as alive."""
             seconds = rng.choice([0.1, 1.0, 10.0, 3600.0])
             self.step(-seconds)
             time.sleep(rng.uniform(0.1, 1.0))
@@ -140,12 +140,12 @@ class Clock:
         return {"clock forward": forward, "clock back": back}
 
     def right(self) -> None:
-        """As the host's, from now on."""
+        """Follow the host's clock from now on."""
         self.step(-self._offset)
 
 
 class Disk:
-    """A small one in memory, which can be filled up."""
+    """A small disk in memory, which can be filled up."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
         self.folder = folder
@@ -191,7 +191,7 @@ class Sqlite(Place):
 
 
 class SqliteClock(Sqlite):
-    """Everybody on one host, whose clock steps."""
+    """All processes on one host, whose clock steps."""
 
     name = "sqlite, clock steps"
     leases = steady = False
@@ -213,7 +213,7 @@ class SqliteClock(Sqlite):
 
 
 class SqliteFailing(Sqlite):
-    """One write of 300 fails, as on a disk that goes bad."""
+    """Let one write of 300 fail, as on a disk that goes bad."""
 
     name = "sqlite, failing writes"
 
@@ -335,7 +335,7 @@ class Postgres(Place):
             self._proxy.cut_once()
 
         def silent(happened: Happened, rng: random.Random) -> None:
-            """Nobody is told anything; after a while the server notices, and the network works again."""
+            """Drop all packets; after a while the server notices, and the network works again."""
             happened.cuts.append(time.monotonic())
             self._proxy.hole()
             time.sleep(rng.choice([0.3, 2.0, 7.0]))
@@ -363,7 +363,7 @@ class Postgres(Place):
 
 
 class PostgresClock(Postgres):
-    """The server's clock steps."""
+    """A server whose clock steps."""
 
     name = "postgresql, clock steps"
     leases = steady = False
@@ -381,7 +381,7 @@ class PostgresClock(Postgres):
 
 
 class PostgresFull(Postgres):
-    """Its disk is full now and then. Where nothing can be written to the log it stops, and starts again."""
+    """A server whose disk is full now and then. If it cannot write its log it stops, and starts again."""
 
     name = "postgresql, full disk"
 
@@ -405,7 +405,7 @@ class PostgresFull(Postgres):
         return {"full disk": full}
 
     def _up(self) -> None:
-        """Wait until it answers, starting it where it could not recover."""
+        """Wait until it answers; start it if it could not recover."""
 
         def answers() -> bool:
             try:
@@ -459,7 +459,7 @@ class PostgresFailover(Place):
 
 
 class Mssql(Place):
-    """A server that is given: it is neither restarted nor cut off."""
+    """A given server: it is neither restarted nor cut off."""
 
     engine = "mssql"
     name = "mssql"
@@ -505,7 +505,7 @@ PLACES: tuple[type[Place], ...] = (
 
 
 def make_tables(database: Database) -> None:
-    """What the crowd writes into: see `soak.jobs`."""
+    """Create the tables that the crowd writes into: see `soak.jobs`."""
     number, text = {
         "sqlite": ("integer PRIMARY KEY AUTOINCREMENT", "text"),
         "postgresql": ("bigserial PRIMARY KEY", "text"),

@@ -1,4 +1,4 @@
-"""What many nights gave, added up: kept in a file, so that a soak can go on where it stopped; and told as a report."""
+"""Sum up the results of many nights: kept in a file, so that a soak can continue; and printed as a report."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CLASSES = 4
 
 
 class Record:
-    """Of all nights so far, by engine."""
+    """The results of all nights so far, by engine."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.engines: dict[str, dict[str, Any]] = {}
         self.findings: list[str] = []
-        self.not_run: dict[str, str] = {}  # what, and what it needs
+        self.not_run: dict[str, str] = {}  # place → what it needs
         if path.exists():
             found = json.loads(path.read_text())
             self.engines, self.findings = found["engines"], found["findings"]
@@ -30,7 +30,7 @@ class Record:
         return int(self.engines.get(engine, {}).get("grants", 0))
 
     def nights(self, place: str) -> int:
-        """How many there were of this place."""
+        """Return the number of nights in this place."""
         return sum(int(of["places"].get(place, 0)) for of in self.engines.values())
 
     def add(self, result: Result) -> None:
@@ -59,7 +59,7 @@ class Record:
         draft.replace(self._path)
 
     def report(self) -> str:
-        """In words."""
+        """Return the report as text."""
         lines = []
         for engine, of in sorted(self.engines.items()):
             rate = of["grants"] / max(of["seconds"], 1e-9)
@@ -85,7 +85,7 @@ PERCENTILES = (("median", 0.5), ("99 %", 0.99), ("99.9 %", 0.999))
 
 
 def classes(waits: list[float]) -> Counter[str]:
-    """How many there are in each class. (As text, as JSON has the names of things.)"""
+    """Return the number of values in each class. (Keys are text, as in JSON.)"""
     return Counter(str(class_of(wait)) for wait in waits)
 
 
@@ -94,7 +94,7 @@ def class_of(seconds: float) -> int:
 
 
 def percentile(waits: dict[int, int], part: float) -> float:
-    """The upper end of the class in which it is, seconds."""
+    """Return the upper end of the value's class, seconds."""
     left = part * sum(waits.values())
     for number in sorted(waits):
         left -= waits[number]

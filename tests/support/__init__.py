@@ -1,4 +1,4 @@
-"""What tests share; ``from support import …`` works in every test."""
+"""Helpers that the tests share; ``from support import …`` works in every test."""
 
 from support import browsers
 from support.children import Channel, Child, child_main, keep_to_the_permissions, make_lock, session

@@ -1,4 +1,6 @@
-"""A browser for the dashboard: Debian's Chromium, driven by Playwright, with axe to look for what some cannot read."""
+"""A browser for the dashboard: Debian's Chromium, driven by Playwright, with axe, which finds barriers to
+accessibility.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ __all__ = ["chromium", "lacks"]
 
 
 def chromium() -> str | None:
-    """Where it is: ``$SQLSEM_TEST_CHROMIUM``, or in the path."""
+    """Return its path: ``$SQLSEM_TEST_CHROMIUM``, or in PATH."""
     names = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
     return os.environ.get("SQLSEM_TEST_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
 
 
 @functools.cache
 def lacks() -> str:
-    """What is missing for it, in words; nothing is missing where that is empty."""
+    """Return what is missing for it, in words; empty if nothing is missing."""
     parts = [
         name
         for name, module in (("playwright", "playwright"), ("axe-playwright-python", "axe_playwright_python"))

@@ -49,7 +49,7 @@ class Channel:
 
 
 def _start(env: dict[str, str], errors: IO[bytes]) -> subprocess.Popen[str] | forks.Forked:
-    if sys.platform == "linux" and "LD_PRELOAD" not in env:  # which counts for programs that begin anew
+    if sys.platform == "linux" and "LD_PRELOAD" not in env:  # it counts for programs that are started anew
         return forks.server().fork(env, errors)
     words = [sys.executable, "-c", "import support; support.child_main()"]
     pipe = subprocess.PIPE
@@ -57,9 +57,9 @@ def _start(env: dict[str, str], errors: IO[bytes]) -> subprocess.Popen[str] | fo
 
 
 def child_main() -> None:
-    """What a child process runs: the function that its first line names, with a `Channel` and its arguments."""
+    """Run in a child process: call the function that the first line names, with a `Channel` and its arguments."""
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what is printed goes to standard error
+    os.dup2(2, 1)  # prints go to standard error
     channel = Channel(output, sys.stdin)
     order = channel.ask()
     spec = importlib.util.spec_from_file_location("child_code", order["file"])
@@ -92,7 +92,7 @@ class Child:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.endswith("\n"):  # not a part of one, when it was killed
+            if line.endswith("\n"):  # not part of a line, after a kill
                 self._events.put(json.loads(line))
         self._events.put(None)
 
@@ -103,7 +103,7 @@ class Child:
             self.process.stdin.flush()
 
     def next(self, timeout: float = PATIENCE) -> dict[str, Any] | None:
-        """The next event; None when the process has ended."""
+        """Return the next event; None when the process has ended."""
         try:
             return self._events.get(timeout=timeout)
         except queue.Empty:
@@ -112,7 +112,7 @@ class Child:
             ) from None
 
     def expect(self, event: str, timeout: float = PATIENCE) -> dict[str, Any]:
-        """The next event, which must be this one."""
+        """Return the next event, and require that it is this one."""
         found = self.next(timeout)
         assert found is not None, (
             f"{self.function} ended (code {self.process.wait()}) before {event!r}\n{self.errors()}"
@@ -121,14 +121,14 @@ class Child:
         return found
 
     def quiet(self, seconds: float) -> bool:
-        """Whether it tells nothing for so long. For what must *not* happen: keep ``seconds`` small."""
+        """Return True if no event comes for so long. For events that must *not* come: keep ``seconds`` small."""
         with contextlib.suppress(queue.Empty):
             found = self._events.get(timeout=seconds)
             raise AssertionError(f"{self.function} told {found} though it should wait\n{self.errors()}")
         return True
 
     def rest(self, timeout: float = PATIENCE) -> list[dict[str, Any]]:
-        """All events until it ends, which it must do well."""
+        """Return all events until the process ends, with exit status 0."""
         deadline = time.monotonic() + timeout
         found = []
         while (event := self.next(max(0.1, deadline - time.monotonic()))) is not None:
@@ -142,7 +142,7 @@ class Child:
         return self._errors.read().decode(errors="replace")[-4000:]
 
     def kill(self) -> float:
-        """SIGKILL; the time just before it."""
+        """Send SIGKILL; return the time just before it."""
         at = time.monotonic()
         self.process.kill()
         self.process.wait(PATIENCE)
@@ -166,14 +166,14 @@ class Child:
 
 
 def keep_to_the_permissions() -> None:
-    """In a child that runs as root: give up root's right to pass over permissions of files. (Not another user: where
-    Python lives in root's closed home, nobody else can import anything.)
+    """In a child that runs as root: drop root's right to bypass permissions of files. (Not another user: if Python is
+    in root's closed home, no other user can import anything.)
     """
     if os.geteuid() != 0:
         return
     assert sys.platform == "linux", "run the tests as an ordinary user on this system"
     libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the version with 64 bits, this thread
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the 64-bit version, this thread
     sets = (ctypes.c_uint32 * 6)()
     assert libc.capget(header, sets) == 0, os.strerror(ctypes.get_errno())
     for one in (0, 1):  # effective, permitted
@@ -182,7 +182,9 @@ def keep_to_the_permissions() -> None:
 
 
 def make_lock(coordinator: sqlsem.Coordinator, spec: Mapping[str, Any]) -> sqlsem.Lock:
-    """A lock from JSON-ready words: ``{"kind": "limit", "name": "etl", "limit": 3}``; a list makes an ``all_of``."""
+    """Build a lock from JSON-ready words: ``{"kind": "limit", "name": "etl", "limit": 3}``; a list makes an
+    ``all_of``.
+    """
     if isinstance(spec, (list, tuple)):
         return sqlsem.all_of(*[make_lock(coordinator, one) for one in spec])
     words = dict(spec)
@@ -191,13 +193,13 @@ def make_lock(coordinator: sqlsem.Coordinator, spec: Mapping[str, Any]) -> sqlse
 
 
 def session(channel: Channel, url: str, options: dict[str, Any], grace: float = 5.0, face: str = "sync") -> None:
-    """Child process: does as it is told, one lock at a time. ``acquire`` is answered when granted.
+    """Follow commands in a child process, one lock at a time. ``acquire`` is answered when granted.
 
     ``{"do": "acquire", "lock": …, "timeout": …}``, ``{"do": "release"}``, ``{"do": "work", "lock": …, "seconds": …}``
-    (acquire, stay, release), ``{"do": "end"}``.
+    (acquire, hold, release), ``{"do": "end"}``.
     """
     coordinator: Any = sqlsem.connect(url, **options, grace=grace)
-    coordinator.entries("none")  # the driver is loaded, the server answers
+    coordinator.entries("none")  # loads the driver, and waits for the server
     if face == "aio":
         from face import Face, Loop
 

@@ -1,4 +1,4 @@
-"""All commands of the command line, found by walking it, each with arguments that it works with."""
+"""List all commands of the command line, found by walking it, each with arguments that work."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import click
 
 from sqlsem import cli
 
-#: A command's words: ``("tasks", "log")``.
+#: The words of a command: ``("tasks", "log")``.
 Path = tuple[str, ...]
 
-#: Arguments for each command, in the order of a day on one empty database: what a command needs, one before it has
-#: made. ``{port}`` is free, ``{folder}`` is the test's. Whoever adds a command adds a line.
+#: Arguments for each command, in the order of a day on one empty database: a later command may need what an earlier one
+#: has made. ``{port}`` is free, ``{folder}`` is the test's. A new command needs a line here.
 EXAMPLES: dict[Path, tuple[str, ...]] = {
     ("init",): (),
     ("sql",): ("sqlite", "drop"),
@@ -58,12 +58,12 @@ EXAMPLES: dict[Path, tuple[str, ...]] = {
     ("certify",): ("--only", "13"),
     ("demo",): ("--seconds", "2", "--workers", "2", "--limit", "1"),
 }
-#: Those that answer at ``{port}`` until a signal ends them.
+#: The commands that answer at ``{port}`` until a signal ends them.
 SERVES = {("dashboard",), ("metrics",)}
 
 
 def commands() -> Iterator[tuple[Path, click.Command]]:
-    """Every command with its words: those of a listing's own, too."""
+    """Return every command with its words, including those of a listing."""
     for name, command in cli.main.commands.items():
         yield (name,), command
         for below, other in getattr(command, "commands", {}).items():
@@ -71,6 +71,6 @@ def commands() -> Iterator[tuple[Path, click.Command]]:
 
 
 def examples() -> dict[Path, tuple[str, ...]]:
-    """`EXAMPLES`, once it is sure that none is missing."""
+    """Return `EXAMPLES`, after a check that no command is missing."""
     assert set(EXAMPLES) == {path for path, _ in commands()}, "a command without an example in support.command_line"
     return EXAMPLES

@@ -1,4 +1,4 @@
-"""`sqlsem` processes, and what their commands tell."""
+"""Run `sqlsem` processes, and read their output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import sqlsem
 from sqlsem.model import Entry
 
-#: Machines may be slow; nothing waits for so long unless it fails.
+#: A timeout that only a failing test reaches; machines may be slow.
 PATIENCE = 60.0
 ROOT = str(Path(sqlsem.__file__).resolve().parents[1])
 #: Writes its process id, then each signal that it gets; ends at SIGTERM with status 5, at the third SIGINT with 6.
@@ -52,7 +52,7 @@ def pids(file: Path) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Not counting zombies, which some containers never collect."""
+    """Return True if the process runs. Zombies do not count: some containers never collect them."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     try:
@@ -63,7 +63,7 @@ def alive(pid: int) -> bool:
 
 
 class Bench:
-    """A database of our own, and `sqlsem` processes that are all ended afterwards."""
+    """A database of the test, and `sqlsem` processes that are all ended afterwards."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -86,7 +86,7 @@ class Bench:
         return process.returncode, out, err
 
     def hold(self, *arguments: str, command: Sequence[str | Path]) -> subprocess.Popen[str]:
-        """`sqlsem run` with a command that has told its process id."""
+        """Start `sqlsem run` with a command that has written its process id."""
         before = len(pids(self.told))
         process = self.start(*arguments, "--", *command)
         until(lambda: len(pids(self.told)) > before or process.poll() is not None, "the command's start")

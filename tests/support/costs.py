@@ -1,4 +1,4 @@
-"""What looks cost, counted: the same on a slow machine."""
+"""Count the cost of reads in units that do not depend on the machine's speed."""
 
 import contextlib
 import gc
@@ -8,7 +8,7 @@ import time
 
 @contextlib.contextmanager
 def without_collector():
-    """Without the garbage collector, after it has taken what there was."""
+    """Collect garbage, then run without the garbage collector."""
     gc.collect()
     gc.disable()
     try:
@@ -18,8 +18,8 @@ def without_collector():
 
 
 def processor_seconds(call, times):
-    """The least processor time of so many calls. (Without the garbage collector, which walks through all that other
-    tests have left in this process, too.)
+    """Return the least processor time of several calls. (Without the garbage collector, which would also scan the
+    leftovers of other tests in this process.)
     """
     took = []
     for _ in range(times):
@@ -31,10 +31,10 @@ def processor_seconds(call, times):
 
 
 def pages(connection, statement, *parameters, times=6):
-    """Pages that PostgreSQL looks at for a statement, and for the functions that it calls: a dead row is a look at one.
+    """Count the pages that PostgreSQL reads for a statement, and for the functions that it calls; a dead row is a read.
 
-    What the statement does is undone. It is the least of several times: a session reads the catalogue and plans anew
-    whenever other sessions, or autovacuum, make it forget what it knew, and pages are looked at for that as well.
+    The statement is rolled back. The result is the least of several runs: a session reads the catalogue and plans again
+    when other sessions, or autovacuum, invalidate its caches, and that reads pages as well.
     """
     found = []
     for _ in range(times):
@@ -47,7 +47,7 @@ def pages(connection, statement, *parameters, times=6):
 
 
 def cost_of_turns(database, queue, *, finds, times=10):
-    """Of so many looks for the task whose turn it is in a queue, that find one, or none."""
+    """Return the cost of so many searches for the next task of a queue, which find one, or none."""
 
     def look(session):
         assert (session.next_pending(queue) is not None) == finds
@@ -59,7 +59,7 @@ def cost_of_turns(database, queue, *, finds, times=10):
 
 
 def cost_of_next_ready(database, queue, between, *, times=10):
-    """Of so many questions when the next task of a queue may run: so many seconds from now, or None."""
+    """Return the cost of so many queries for the seconds until the next task of a queue may run."""
 
     def check(seconds):
         assert seconds is None if between is None else between[0] <= seconds <= between[1], seconds
@@ -75,7 +75,9 @@ def cost_of_next_ready(database, queue, between, *, times=10):
 
 
 def _cost(database, look, query, queue, found, times):
-    """Of so many looks: steps of SQLite's machine; on PostgreSQL looks into indexes, and rows that these have found."""
+    """Return the cost of so many reads: steps of SQLite's machine; on PostgreSQL index searches, and rows that they
+    found.
+    """
     if database.engine == "sqlite":
         with contextlib.closing(database.session(grace=600)) as session:
             steps = itertools.count()

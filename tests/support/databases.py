@@ -1,4 +1,4 @@
-"""Databases with the tables of sqlsem in them, on any engine."""
+"""Databases with sqlsem's tables, on any engine."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Database:
 
     Attributes:
         engine: ``sqlite``, ``postgresql`` or ``mssql``.
-        url: What `sqlsem.connect` takes.
-        options: What else `sqlsem.connect` needs to be told (a schema, for instance).
-        server: The PostgreSQL server, where it is one.
+        url: The URL for `sqlsem.connect`.
+        options: Further options for `sqlsem.connect` (a schema, for instance).
+        server: The PostgreSQL server, if it is on one.
     """
 
     engine: str
@@ -42,11 +42,13 @@ class Database:
         return of_url(self.url)(self.url, Options(**{**self.options, **options}))
 
     def session(self, **options: Any) -> Session:
-        """A bare engine session, for tests of the protocol below the coordinator. Close it."""
+        """Open a bare engine session, for tests of the protocol below the coordinator. The caller closes it."""
         return self.make_engine(**options).connect("main")
 
     def install(self, *, only: tuple[str, ...] = (), add: tuple[str, ...] = ()) -> None:
-        """As ``sqlsem init``. Of new tables $SQLSEM_TEST_FEATURES names the features, to run a suite on a part."""
+        """Create the tables as ``sqlsem init`` does. $SQLSEM_TEST_FEATURES names the features of new tables, to run a
+        suite on a part.
+        """
         wanted = tuple(filter(None, os.environ.get("SQLSEM_TEST_FEATURES", "").split(",")))
         engine = self.make_engine()
         session = engine.connect("main")
@@ -65,20 +67,20 @@ class Database:
 
     @property
     def table(self) -> str:
-        """The queue's table as a statement names it."""
+        """Return the queue's table as a statement names it."""
         return "ProcessControl" if self.engine == "sqlite" else f"{self.schema}.ProcessControl"
 
     def beside(self, table: str) -> str:
-        """One of the tables beside it: member, resource, history, setting."""
+        """Return another table: member, resource, history, setting."""
         return f"{self.schema}{'_' if self.engine == 'sqlite' else '.'}{table}"
 
     def raw(self, *, autocommit: bool = True) -> Any:
-        """A DB-API connection of the driver's own (psycopg, sqlite3, pyodbc). Close it."""
+        """Open a DB-API connection of the driver (psycopg, sqlite3, pyodbc). The caller closes it."""
         if self.engine == "sqlite":
             path = self.url.removeprefix("sqlite:///")
             isolation = None if autocommit else "IMMEDIATE"
             connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=isolation, check_same_thread=False)
-            # What docs/guarantees.md advises who writes this file beside us with an SQLite before 3.51.3.
+            # The advice of docs/guarantees.md for programs that write this file with an SQLite before 3.51.3.
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             return connection
         if self.engine == "postgresql":
@@ -93,12 +95,12 @@ class Database:
         return pyodbc.connect(text, autocommit=autocommit)
 
     def sql(self, text: str) -> str:
-        """``?`` as the driver's parameter mark, ``{table}`` filled in."""
+        """Translate ``?`` to the driver's parameter mark, and fill in ``{table}``."""
         text = text.replace("{table}", self.table)
         return text.replace("?", "%s") if self.engine == "postgresql" else text
 
     def rows(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Run one statement on a connection of its own; its rows, if it gives any."""
+        """Run one statement on a connection of its own; return its rows, if it gives any."""
         connection = self.raw()
         try:
             cursor = connection.cursor()
@@ -108,13 +110,13 @@ class Database:
             connection.close()
 
     def queue(self, prefix: str) -> list[tuple[Any, ...]]:
-        """(queue_position, resource_id, requesting_id) of the rows whose resource begins so."""
+        """Return (queue_position, resource_id, requesting_id) of the rows whose resource begins with a prefix."""
         found = self.rows("SELECT queue_position, resource_id, requesting_id FROM {table} ORDER BY queue_position")
         return [row for row in found if row[1].startswith(prefix)]
 
     def waiting_for(self, lock: str) -> list[tuple[Any, ...]]:
-        """PostgreSQL's sessions that wait for a lock ("advisory", "relation", "transactionid"): those of this database,
-        as others of the same server belong to other workers' tests.
+        """Return PostgreSQL's sessions that wait for a lock ("advisory", "relation", "transactionid"), of this
+        database: those of other databases belong to other workers' tests.
         """
         return self.rows(
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' "
@@ -123,7 +125,7 @@ class Database:
         )
 
     def insert_bare(self, cursor: Any, resource: str, requesting_id: str, **columns: Any) -> int:
-        """S1's first statement; the row's number."""
+        """Insert a row by bare SQL (S1 of docs/protocol.md); return its position."""
         names = ["resource_id", "requesting_id", *columns]
         marks = ", ".join("?" * len(names))
         text = f"INSERT INTO {{table}} ({', '.join(names)}) VALUES ({marks})"
@@ -136,11 +138,11 @@ class Database:
 
 
 class MemoryDatabase(Database):
-    """One in the memory of this process, which no SQL can look into."""
+    """A database in the memory of this process, without SQL."""
 
     def __init__(self) -> None:
         super().__init__("memory", f"memory://{random_name()}")
-        self._kept = self.make_engine()  # or what is in it would go with the last coordinator
+        self._kept = self.make_engine()  # keeps the contents when the last coordinator closes
 
     def raw(self, *, autocommit: bool = True) -> Any:
         import pytest
@@ -167,7 +169,7 @@ def odbc_of_url(url: str) -> str:
 
 
 def with_database(url: str, database: str) -> str:
-    """The same server, another database: for a URL or an ODBC string."""
+    """Return the URL or ODBC string of another database of the same server."""
     if "://" in url:
         return urllib.parse.urlunsplit(urllib.parse.urlsplit(url)._replace(path=f"/{database}"))
     if re.search(r"(?i)(^|;)\s*database\s*=", url):

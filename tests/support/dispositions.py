@@ -1,18 +1,19 @@
-"""What the processes that tests start do on signals: the same, however the tests themselves were started."""
+"""Reset the signal dispositions of processes that tests start, however the tests themselves were started."""
 
 from __future__ import annotations
 
 import signal
 
-#: Python ignores these itself, and has `subprocess` undo that.
+#: Python ignores these itself, and `subprocess` resets them.
 BY_PYTHON = {getattr(signal, name) for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ") if hasattr(signal, name)}
 
 
 def pass_on_no_ignored_signals() -> None:
-    """Have child processes begin with the usual dispositions.
+    """Let child processes begin with the default dispositions.
 
-    nohup ignores SIGHUP, and a shell SIGINT and SIGQUIT of what it starts in the background; children would inherit it.
-    A signal with a handler is ignored here as before, and has its default in whatever is executed.
+    nohup ignores SIGHUP; a shell ignores SIGINT and SIGQUIT of its background jobs. Children would inherit that. A
+    signal that was ignored gets a handler that does nothing: this process ignores it as before, and a program that it
+    executes begins with the default.
     """
     for number in signal.valid_signals() - BY_PYTHON:
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -1,5 +1,5 @@
-"""Child processes that fork from one which has everything loaded: that takes milliseconds, and to start Python takes
-most of a second. One such server for each process that runs tests; it only forks, and ends with whom it serves.
+"""Fork child processes from a server that has everything loaded: that takes milliseconds instead of most of a second
+for a new Python. One such server for each process that runs tests; it only forks, and ends with the process it serves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-#: What children would import first.
+#: The modules that children would import first.
 LOADED = (
     "pytest",
     "psycopg",
@@ -38,18 +38,18 @@ _SERVER = "import sys; from support import forks; forks.serve(int(sys.argv.pop()
 
 
 def serve(control: int) -> None:
-    """Fork for whoever asks; return in the children."""
+    """Fork on request; return in the children."""
     for name in LOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     line = socket.socket(fileno=control)
-    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is meant for the test run
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's SIGINT is meant for the test run
     signal.signal(signal.SIGCHLD, lambda *_: None)
     awake, wake = os.pipe()
     for end in (awake, wake):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wake)
-    children: dict[int, int] = {}  # where to tell how they ended
+    children: dict[int, int] = {}  # pid → where to report the exit status
     while True:
         ready, _, _ = select.select([line, awake], [], [])
         if awake in ready:
@@ -99,12 +99,12 @@ def _tell_ends(children: dict[int, int]) -> None:
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """That of a child process, which finds the package and the tests' modules."""
+    """Return the environment of a child process, which finds the package and the tests' modules."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), **more}
 
 
 class Server:
-    """The server, and its children as `subprocess.Popen` has them."""
+    """The server, with its children as `subprocess.Popen` has them."""
 
     def __init__(self) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -129,7 +129,7 @@ class Server:
 
 
 class Forked:
-    """As much of `subprocess.Popen` as is used."""
+    """The part of `subprocess.Popen` that tests use."""
 
     def __init__(self, pid: int, stdin: IO[str], stdout: IO[str], told: int) -> None:
         self.pid, self.stdin, self.stdout = pid, stdin, stdout
@@ -161,5 +161,5 @@ class Forked:
 
 @functools.cache
 def server() -> Server:
-    """The one of this process."""
+    """Return the server of this process."""
     return Server()

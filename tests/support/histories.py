@@ -1,4 +1,4 @@
-"""Who was inside when, and whether that could be."""
+"""Record who held a lock when, and check that the overlaps are legal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from support.patience import PATIENCE
 
 @dataclass(frozen=True)
 class Stay:
-    """One time that somebody was inside.
+    """One stay of a holder.
 
-    ``entered`` is read *after* the grant, ``left`` *before* the release: so what overlaps here did overlap. ``left``
-    is None for who never left.
+    ``entered`` is read *after* the grant, ``left`` *before* the release: so an overlap here was a real overlap.
+    ``left`` is None for a holder that never left.
     """
 
     resource: str
@@ -37,9 +37,9 @@ class Stay:
 def check_history(stays: Iterable[Stay], caps: Mapping[str, int] | None = None) -> int:
     """Check G1 and G2 over recorded stays and return how many there were.
 
-    When somebody enters, the conflicting stays ahead of it in the queue that are not over, *entered or not*, must
-    leave room for it. That is the rule itself: no overlap beyond the limit, a writer alone, stages not mixed, nobody
-    overtaken by who conflicts with it.
+    At each grant, the conflicting stays ahead of it in the queue that are not over, *granted or not*, must leave room
+    for it. That is the rule itself: no overlap beyond the limit, a writer alone, stages not mixed, no request overtaken
+    by a conflicting one.
     """
     queues: dict[str, list[Stay]] = defaultdict(list)
     for stay in stays:
@@ -69,7 +69,7 @@ def check_history(stays: Iterable[Stay], caps: Mapping[str, int] | None = None) 
 
 
 def overlap(stays: Sequence[Stay]) -> int:
-    """The most stays at the same time."""
+    """Return the largest number of stays at the same time."""
     marks = sorted(
         [(stay.entered, 1) for stay in stays] + [(stay.left, -1) for stay in stays if stay.left is not None],
     )
@@ -89,7 +89,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def stay(self, lock: sqlsem.Lock, timeout: float | None = PATIENCE) -> Iterator[sqlsem.Grant]:
-        """Hold ``lock``, and note when."""
+        """Hold ``lock``, and record when."""
         assert lock.acquire(timeout=timeout), f"{lock} was not had in {timeout} s"
         grant = lock.grant
         entered = time.monotonic()

@@ -1,19 +1,18 @@
-"""All interleavings of a few sessions' steps: real sessions, one step at a time, every order once.
+"""Run all interleavings of a few sessions' steps: real sessions, one step at a time, every order once.
 
-A *scenario* makes *actors*: each has a session of its own, and makes one call on it after the other. A call is cut into
-steps, between which others can come:
+A *scenario* makes *actors*. Each actor has a session of its own, and makes one call on it after the other. A call is
+cut into steps, between which other actors can run:
 
     PostgreSQL   the call, in a transaction; its commit
-    SQLite       each statement outside a transaction, and each transaction (nobody can write in the middle of one, and
-                 what is read there is what was read at its beginning)
+    SQLite       each statement outside a transaction, and each transaction (no other session can write in the middle of
+    one, and its reads are of its beginning)
     SQL Server   the call: its procedures are transactions of their own
 
-`explore` runs the scenario again and again, with names of its own each time, until every order of these steps was run.
-A step that has to wait for another session's lock (``pg_blocking_pids``) is under way until that lock is free, and the
-others go on; as PostgreSQL's isolationtester does it. After every step the scenario looks at the table, as anybody may
-see it then.
+`explore` runs the scenario again and again, with new names each time, until every order of these steps was run. A step
+that waits for another session's lock (``pg_blocking_pids``) stays under way until that lock is free, while the others
+go on, as PostgreSQL's isolationtester does it. After every step the scenario checks the committed rows of the table.
 
-That all orders are run is a search without states: depth first, by the choices made so far (Godefroid 1997, VeriSoft).
+The search over all orders is stateless: depth first, by the choices made so far (Godefroid 1997, VeriSoft).
 """
 
 from __future__ import annotations
@@ -30,38 +29,38 @@ from typing import Any
 from support.databases import Database
 from support.patience import PATIENCE
 
-#: A call of an actor's: its name, and what it does with its session; what that gives is kept in `Actor.answers`.
+#: A call of an actor: its name, and a function of its session. `Actor.answers` keeps the results.
 Call = tuple[str, Callable[[Any], Any]]
 
 
-#: Of a player: here others may come between.
+#: Called by a player where other actors may run.
 Pause = Callable[..., None]
 
 
 @dataclass(eq=False)
 class Actor:
-    """Somebody with a session, and the calls that it makes one after the other."""
+    """A session, and the calls that it makes one after the other."""
 
     name: str
     session: Any
     calls: list[Call]
     answers: dict[str, Any] = field(default_factory=dict)
-    #: Told when a call is committed.
+    #: Called when a call is committed.
     done: Callable[[str, Any], None] | None = None
 
 
 class Stopped(Exception):
-    """The schedule is over before this actor was: something has failed."""
+    """The schedule ended before this actor did: something has failed."""
 
 
 class Player:
-    """One actor's thread. It runs one step when told to, and then waits."""
+    """The thread of one actor. It runs one step on request, and then waits."""
 
     def __init__(self, actor: Actor, cutter: Cutter) -> None:
         self.actor = actor
         self.finished = False
         self.under_way = False
-        #: Whether the step to come only reads.
+        #: True if the next step only reads.
         self.reads = False
         self._go: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._at_rest = threading.Event()
@@ -78,7 +77,7 @@ class Player:
         self._go.put(True)
 
     def rests(self, seconds: float) -> bool:
-        """Whether it has come to the end of its step, or of all of them, in that time."""
+        """Return True if the step, or the actor, ends within that time."""
         rests = self._at_rest.wait(seconds)
         if rests:
             self.under_way = False
@@ -89,7 +88,7 @@ class Player:
         self._thread.join(PATIENCE)
 
     def pause(self, reads: bool = False) -> None:
-        """On its own thread: here others may come between. ``reads``: the step to come changes nothing."""
+        """Let other actors run; called in the actor's thread. ``reads``: the next step changes nothing."""
         self.reads = reads
         self._at_rest.set()
         if not self._go.get():
@@ -113,21 +112,21 @@ class Player:
 
 
 class Cutter:
-    """How an engine's calls are cut into steps: here each is one."""
+    """Cuts the calls of an engine into steps; this one runs each call in one step."""
 
     @contextlib.contextmanager
     def cut(self, session: Any, pause: Pause) -> Iterator[Callable[[Callable[[Any], Any]], Any]]:
-        """Run one call by what this gives."""
+        """Return a context in which to run one call."""
         pause()
         yield lambda call: call(session)
 
     def is_blocked(self, session: Any) -> bool:
-        """Whether a step that is under way waits for another session."""
+        """Return True if the present step waits for another session."""
         return False
 
 
 class PostgresCutter(Cutter):
-    """A transaction around each call; its commit is a step."""
+    """Puts a transaction around each call; its commit is a step."""
 
     def __init__(self, database: Database) -> None:
         self._look = database.raw()
@@ -135,7 +134,7 @@ class PostgresCutter(Cutter):
     @contextlib.contextmanager
     def cut(self, session: Any, pause: Pause) -> Iterator[Callable[[Callable[[Any], Any]], Any]]:
         pause()
-        # (Now and then, by lot, a call does more. In each schedule the lots are the same.)
+        # (Some calls do more at random; all schedules use the same random numbers.)
         session.connection.execute("BEGIN; SELECT setseed(0.5)")
         try:
             yield lambda call: call(session)
@@ -151,12 +150,12 @@ class PostgresCutter(Cutter):
         return bool(self._look.execute("SELECT pg_blocking_pids(%s) <> '{}'", (pid,)).fetchone()[0])
 
 
-#: How statements of SQLite's begin that only read, after the comments.
+#: The first words of SQLite statements that only read, after the comments.
 READS = re.compile(r"(?:\s|--[^\n]*\n)*(?:SELECT|WITH|PRAGMA data_version)", re.IGNORECASE)
 
 
 class SqliteCutter(Cutter):
-    """A pause before each statement that is in no transaction."""
+    """Pauses before each statement outside a transaction."""
 
     @contextlib.contextmanager
     def cut(self, session: Any, pause: Pause) -> Iterator[Callable[[Callable[[Any], Any]], Any]]:
@@ -175,7 +174,7 @@ class SqliteCutter(Cutter):
 
 
 def cutter(database: Database) -> Cutter:
-    """The one for this engine."""
+    """Return the player for this engine."""
     if database.engine == "postgresql":
         return PostgresCutter(database)
     return SqliteCutter() if database.engine == "sqlite" else Cutter()
@@ -183,15 +182,15 @@ def cutter(database: Database) -> Cutter:
 
 @dataclass
 class Choice:
-    """One moment of a schedule: who was ready, and who was chosen."""
+    """One moment of a schedule: the ready actors, and the chosen one."""
 
-    reads: dict[int, bool]  # of those that were ready, who would only read
-    asleep: set[int]  # whose step comes to the same as in a schedule that was run before
+    reads: dict[int, bool]  # of the ready actors, True for one that would only read
+    asleep: set[int]  # actors whose step would repeat an earlier schedule (sleep set)
     chosen: int = -1
     tried: set[int] = field(default_factory=set)
 
     def take_next(self) -> bool:
-        """Choose another one; false where there is none."""
+        """Choose another actor; False if there is none."""
         if self.chosen >= 0:
             self.tried.add(self.chosen)
         left = [read for read in self.reads if read not in self.asleep | self.tried]
@@ -199,16 +198,16 @@ class Choice:
         return bool(left)
 
     def asleep_after(self) -> set[int]:
-        """Of those who could have gone first here: whose step can come later as well, as neither step writes."""
+        """Return the actors tried first here whose step can come later as well, because neither step writes."""
         return {one for one in self.asleep | self.tried if self.reads[one] and self.reads[self.chosen]}
 
 
 def play(
     actors: list[Actor], how: Cutter, schedule: list[Choice], check: Callable[[], None], parted: list[str]
 ) -> bool:
-    """Run one schedule, and make the choices that it does not say. False where it came to nothing new.
+    """Run one schedule, and make the choices that it does not contain. Return False if it repeats earlier ones.
 
-    ``parted``: those that led to something else than before.
+    ``parted``: the schedules that led to a different state than before.
     """
     players = [Player(actor, how) for actor in actors]
     names: list[str] = []
@@ -221,8 +220,8 @@ def play(
             }
             assert ready, "all wait for each other"
             if len(names) < len(schedule) and schedule[len(names)].reads != ready:
-                # The same steps have led to something else than before, as where a timeout struck: from here on it is
-                # another schedule.
+                # The same steps have led to another state than before, for example because of a timeout. From here on
+                # it is another schedule.
                 del schedule[len(names) :]
                 parted.append(" ".join(names))
             if len(names) == len(schedule):
@@ -249,7 +248,7 @@ def play(
 
 
 def _settle(players: list[Player], how: Cutter) -> None:
-    """Until each has come to rest, or waits for somebody else's lock."""
+    """Wait until each actor has ended its step, or waits for another one's lock."""
     deadline = time.monotonic() + PATIENCE
     while True:
         blocked = 0
@@ -261,7 +260,7 @@ def _settle(players: list[Player], how: Cutter) -> None:
                 else:
                     moving += 1
         if not moving:
-            # (What was blocked when we asked may have been freed by one that came to rest since.)
+            # (An actor that was blocked when we asked may have been unblocked by one that ended its step since.)
             again = [player for player in players if player.under_way]
             if len(again) == blocked and all(how.is_blocked(player.actor.session) for player in again):
                 return
@@ -270,15 +269,15 @@ def _settle(players: list[Player], how: Cutter) -> None:
         assert time.monotonic() < deadline, "a step neither ends nor waits for another session"
 
 
-#: So many schedules may lead to something else than before, as where a timeout struck.
+#: At most this many schedules may lead to another state than before (timeouts).
 MOST_PARTED = 20
-#: What a scenario gives: the actors, what to check after each step, and at the end.
+#: The parts of a scenario: the actors, the check after each step, and the check at the end.
 Scenario = tuple[list[Actor], Callable[[], None], Callable[[], None]]
 
 
 def explore(make: Callable[[], Scenario], how: Cutter) -> int:
-    """Run all schedules of what ``make`` makes; how many there were. Of those that differ only in the order in which
-    steps read, one is run (sleep sets: Godefroid 1996).
+    """Run all schedules of the scenarios that ``make`` makes; return their number. Of schedules that differ only in the
+    order of reads, one is run (sleep sets: Godefroid 1996).
     """
     schedule: list[Choice] = []
     count = 0
@@ -286,7 +285,7 @@ def explore(make: Callable[[], Scenario], how: Cutter) -> int:
     while True:
         actors, check, end = make()
         played = play(actors, how, schedule, check, parted)
-        # (With something that is kept from one to the next, the search would have no end.)
+        # (The search would not end if a scenario kept state from one run to the next.)
         assert len(parted) <= MOST_PARTED + count // 10, f"not the same in each schedule, from {parted[-1]!r} on"
         if played:
             try:
@@ -306,7 +305,7 @@ def explore(make: Callable[[], Scenario], how: Cutter) -> int:
 
 @dataclass(frozen=True)
 class Seen:
-    """A row as anybody may see it."""
+    """A row as another session sees it."""
 
     position: int
     access: str
@@ -317,15 +316,15 @@ class Seen:
     member: int | None
 
     def fits_beside(self, others: list[Seen]) -> bool:
-        """Whether this one may be inside together with those of these that it conflicts with."""
+        """Return True if the request may be held together with the conflicting ones of these."""
         conflicting = [one for one in others if self.access == "write" or one.access != self.access]
         limits = [one.limit for one in [*conflicting, self] if one.limit is not None]
         return not conflicting or not limits or sum(one.weight for one in conflicting) + self.weight <= min(limits)
 
 
 def against_the_rule(rows: list[Seen]) -> str | None:
-    """What is wrong with the rows of one resource; None where nothing is. (With nothing of the product's own rule.)"""
-    # A reader that upgrades is inside, and will not write before the others have left.
+    """Return what is wrong with the rows of one resource; None if nothing is. (Without the product's own rule.)"""
+    # A reader that upgrades is a holder, and will not write before the others have left.
     inside = [row for row in rows if row.granted and row.access != "upgrade"]
     upgrading = any(row.access == "upgrade" for row in rows)
     for row in inside:

@@ -1,4 +1,4 @@
-"""Histories that were never lived: made by a small and slow model of the rule, and looked at in the same plain way."""
+"""Make up histories with a small and slow model of the rule, and check them in the same plain way."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def entry(resource: str, position: int, asked: float, granted: float | None, now
 
 @dataclass
 class Ask:
-    """One request of a made-up night: when, of what, for how long; and how long it is ready to wait."""
+    """One request of a made-up night: when, for what, for how long; and its timeout."""
 
     at: int
     resource: str
@@ -78,7 +78,7 @@ class Ask:
 
 
 def lived(asks: Sequence[Ask]) -> list[Past]:
-    """What the rule makes of them: second after second, and everybody is looked at each time. Newest end first."""
+    """Apply the rule to requests second by second, checking each request each time. Newest end first."""
     asks = sorted(asks, key=lambda ask: ask.at)
     requests = [Request(ask.resource, ask.access, ask.limit, ask.weight) for ask in asks]
     granted: dict[int, int] = {}
@@ -88,7 +88,7 @@ def lived(asks: Sequence[Ask]) -> list[Past]:
         for number, ask in enumerate(asks):
             if number in granted and granted[number] + ask.hold <= now:
                 ended.setdefault(number, now)
-        # Who is let in may be gone at once, and let others in by that.
+        # A granted request may end at once, which may grant others.
         again = True
         while again:
             again = False
@@ -127,12 +127,12 @@ def lived(asks: Sequence[Ask]) -> list[Past]:
 
 
 def newest_first(rows: Iterable[Past]) -> list[Past]:
-    """What ended at the same time stays as it was."""
+    """Shuffle the rows, but keep those that ended at the same time in order."""
     return sorted(rows, key=lambda row: row.ended_at, reverse=True)
 
 
 def broken(rows: Sequence[Past]) -> set[int]:
-    """The positions that were let in though they did not fit with the rows ahead that had not ended."""
+    """Return the positions that were granted although they did not fit with the rows ahead that had not ended."""
     found = set()
     for row in rows:
         if row.granted_at is None:
@@ -148,7 +148,7 @@ def broken(rows: Sequence[Past]) -> set[int]:
 
 
 def handed_over(rows: Sequence[Past]) -> float:
-    """Seconds that all hand-overs took together: from when there was room for somebody until he was let in."""
+    """Return the seconds of all hand-overs: from the moment with room for a request until its grant."""
     found = 0.0
     for row in rows:
         if row.granted_at is None:
@@ -169,11 +169,11 @@ def handed_over(rows: Sequence[Past]) -> float:
 
 
 def moved(row: Past, **times: float) -> Past:
-    """The same at other times."""
+    """Return the same history at other times."""
     return replace(row, **{name: at(value) for name, value in times.items()})
 
 
-#: What is asked for, and by whom, in nights that hypothesis makes.
+#: The requests, and their owners, in nights that hypothesis makes.
 KINDS = [("write", 1, 1), ("write", 3, 1), ("write", 3, 2), ("read", 1, 1), ("stage:1", 1, 1), ("stage:2", 1, 1)]
 KINDS += [("write", None, 1), ("read", 2, 2)]
 asks = st.builds(

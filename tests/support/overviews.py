@@ -1,4 +1,4 @@
-"""What is seen of a database, made up: for the tests of what shows it."""
+"""Made-up overviews, for the tests of programs that show them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sqlsem.model_rates import RateEntry
 
 #: The database's clock.
 NOW = datetime(2026, 11, 22, 3, 12, 5, tzinfo=timezone.utc)
-#: Names as nobody should choose them: markup, ANSI, bidirectional overrides.
+#: Hostile names: markup, ANSI, bidirectional overrides.
 MARKUP = "<script>alert(1)</script>"
 ANSI = "\x1b[2Jred\x1b[31m"
 BIDI = "etl\u202egnp.exe"
 
 
 def entry(position: int, state: str = "waits", resource: str = "etl", **others: Any) -> Entry:
-    """A request; it holds or waits for ten seconds for each position before 100."""
+    """Return a request; it holds or waits for ten seconds for each position before 100."""
     seconds = float(max(1, 100 - position) * 10)
     at = NOW - timedelta(seconds=seconds)
     values: dict[str, Any] = {
@@ -36,13 +36,13 @@ def entry(position: int, state: str = "waits", resource: str = "etl", **others: 
 
 
 def resource(name: str = "etl", **others: Any) -> Resource:
-    """What is set for a resource: nothing."""
+    """Return a resource without settings."""
     values = {"cap": None, "paused": False, "stale_after": None, "holding": 0, "waiting": 0}
     return Resource(name, **{**values, **others})
 
 
 def overview(entries: Iterable[Entry] = (), resources: Iterable[Resource] = (), **others: Any) -> Overview:
-    """With a resource for each name that occurs."""
+    """Return an overview with a resource for each name that occurs."""
     found = {one.resource: one for one in resources}
     listed = sorted(entries, key=lambda entry: (entry.resource, entry.position))
     for one in listed:
@@ -52,7 +52,7 @@ def overview(entries: Iterable[Entry] = (), resources: Iterable[Resource] = (), 
 
 
 def a_night() -> Overview:
-    """A bit of everything."""
+    """Return an overview with a bit of everything."""
     entries = [
         *(entry(position, "holds", note="orders") for position in (1, 2, 3)),
         *(entry(4, note="customers"), entry(5, host="db2", pid=77, program="nightly.sh")),
@@ -90,7 +90,7 @@ def a_night() -> Overview:
 
 
 class FakeLive:
-    """A `sqlsem.live.Live` without a database: `see` shows it something, ``done`` is what it was asked to do."""
+    """A `sqlsem.live.Live` without a database: `see` sets its overview, ``done`` collects the actions."""
 
     where = "PostgreSQL database dwh on db.example:5432"
     every = 2.0

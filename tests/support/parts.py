@@ -1,4 +1,4 @@
-"""The names that the SQL scripts of some features make and use, read from their text."""
+"""Read the names that the SQL scripts of features make and use from their text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MADE = re.compile(
 
 @functools.cache
 def names_in(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the tables and routines that a script makes, and those that it names, but for comments and advice."""
-    # (Sentences are for people: they may advise what is not installed.)
+    """Return the tables and routines that a script makes, and those that it names outside comments and advice."""
+    # (Sentences are for readers: they may advise features that are not installed.)
     text = re.sub(
         r"--[^\n]*|'(?:[^']|'')*'",
         lambda found: found[0] if found[0][0] == "'" and " " not in found[0] else "",

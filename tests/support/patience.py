@@ -1,4 +1,4 @@
-"""How long tests wait, and for what."""
+"""Wait for conditions, with timeouts for slow machines."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: How long a condition may take to come true before a test gives up. Machines are slow and noisy. (proof/run_mutants.py
-#: gives up sooner: it has seen how long the tests take.)
+#: Seconds that a condition may take before a test gives up. Machines are slow and noisy. (proof/run_mutants.py gives up
+#: sooner: it knows how long the tests take.)
 PATIENCE = float(os.environ.get("SQLSEM_TEST_PATIENCE", "60"))
-#: A grace (and a time to try again) of whoever must lose nothing in a test, however slow the machine is.
+#: A grace (and a retry time) for members that must not lose anything in a test, however slow the machine is.
 AMPLE = {"grace": 90.0, "retry": 90.0}
-#: The grace of coordinators of tests that say nothing of it, in place of the usual one, which a machine that stands
-#: still for some seconds can use up; not so long that what is told by the next ping takes long.
+#: The grace of coordinators of tests that do not set one. The usual one could be used up by a machine that stands still
+#: for some seconds. Not longer, because some tests wait for a message of the next heartbeat.
 STEADY = 15.0
 
 
 def slack(seconds: float) -> float:
-    """What takes at most so long on a quiet machine, on this one as busy as it is.
+    """Return the seconds that something of at most ``seconds`` on a quiet machine takes on this one as busy as it is.
 
-    A load average comes late: between two looks at it a machine may be as busy as ever. So what tells two behaviours
-    apart by the time they take must lie far apart: make the slower one slower (a pause of minutes), not this closer.
+    A load average lags: between two looks at it a machine may be as busy as ever. So a test that tells two behaviours
+    apart by their times must keep them far apart: make the slower one slower (a pause of minutes), not the limit
+    tighter.
     """
     busy = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 1.0
     return seconds * max(3.0, 2 * busy)
@@ -40,12 +41,12 @@ def until(condition: Callable[[], Any], what: str = "the condition", timeout: fl
 
 
 class Standstills:
-    """When this process, and so perhaps the whole machine, stood still; as a context, which looks all the time.
+    """Record when this process, and so perhaps the whole machine, stood still; a context that checks all the time.
 
-    Of two processes that wake at the same time, the one that should have been told first may be the second one to run.
+    Of two processes that wake at the same time, the one that should be notified first may run second.
     """
 
-    #: Between two looks, and what is more than a busy machine takes for one.
+    #: Seconds between two checks, and the delay that counts as a stop.
     EVERY, LONG = 0.01, 0.1
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class Standstills:
             last = now
 
     def between(self, since: float, until: float) -> bool:
-        """Whether it did, at any time from then to then."""
+        """Return True if it stood still at any time in this interval."""
         return any(began < until and since < ended for began, ended in self._found)
 
     def __enter__(self) -> Standstills:
@@ -75,9 +76,9 @@ class Standstills:
 
 
 def promptly(attempt: Callable[[], float], seconds: float, what: str, times: int = 5) -> None:
-    """Assert that something takes less than so long: ``attempt()`` does it once, and tells how long that took.
+    """Assert that something takes less than so long: ``attempt()`` does it once, and returns how long it took.
 
-    A machine that stands still makes one attempt slow; what is slow by itself is slow each time.
+    A machine that stands still makes one attempt slow; slow code is slow each time.
     """
     took: list[float] = []
     while not took or took[-1] >= seconds:
@@ -86,7 +87,7 @@ def promptly(attempt: Callable[[], float], seconds: float, what: str, times: int
 
 
 def remains(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Assert that something is so, all the time, for that long."""
+    """Assert that a condition holds all the time, for that long."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert condition(), f"not any more: {what}"

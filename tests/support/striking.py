@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at one moment, as out of a signal handler."""
+"""Raise a KeyboardInterrupt at one chosen moment, as a signal handler would."""
 
 import dis
 import functools
@@ -14,13 +14,13 @@ PACKAGE = str(Path(sqlsem.__file__).parent)
 
 @functools.cache
 def after_calls(code):
-    """Where a signal that came during a call may strike."""
+    """Return the events at which a signal that came during a call may strike."""
     steps = list(dis.get_instructions(code))
     return {step.offset for before, step in itertools.pairwise(steps) if before.opname.startswith("CALL")}
 
 
 def interrupted(trace, do):
-    """Whether a KeyboardInterrupt came out of ``do``, which runs under that tracer."""
+    """Return True if a KeyboardInterrupt came out of ``do``, which runs under that tracer."""
     before = sys.gettrace()
     sys.settrace(trace)
     try:
@@ -32,13 +32,13 @@ def interrupted(trace, do):
     return False
 
 
-#: What a block is entered by, and never left by: of Python 3.10, of 3.11 to 3.13, from 3.14 on.
+#: Instructions that enter a block and never leave it: of Python 3.10, of 3.11 to 3.13, from 3.14 on.
 ENTER = {"SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL"}
 
 
 @functools.cache
 def entering(code):
-    """Where in that code something is done for a line which enters a ``with`` block: by the instructions' offsets."""
+    """Return the offsets of instructions that run for a line which enters a ``with`` block."""
     lines = [line for start, end, line in code.co_lines() for _ in range(start, end)]
     entered = set()
     for instruction in dis.get_instructions(code):
@@ -53,9 +53,9 @@ def entering(code):
 
 
 def leaves_with(frame):
-    """Whether this is the line of a ``with`` once more, just before its ``__exit__`` is called.
+    """Return True if this is the line of a ``with`` once more, just before its ``__exit__`` is called.
 
-    No signal can strike there (CPython looks for them after calls, at loops and at entries), and an exception that is
+    No signal can strike there (CPython checks for them after calls, at loops and at entries), and an exception that is
     raised there would skip ``__exit__``.
     """
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
@@ -63,7 +63,7 @@ def leaves_with(frame):
 
 
 def struck(number, do):
-    """Where it struck: at the line of that number which ``do`` runs through; None where there are fewer."""
+    """Strike at the line of that number which ``do`` runs through; return the place, None if there are fewer lines."""
     seen, where = 0, None
 
     def trace(frame, event, _):
@@ -85,7 +85,7 @@ def struck(number, do):
 
 
 def every_line(prepare):
-    """Strike at each line, one at a time, of what ``prepare(number)`` returns; yields the places."""
+    """Strike at each line, one at a time, of the function that ``prepare(number)`` returns; yields the places."""
     for number in itertools.count(1):
         where = struck(number, prepare(number))
         if where is None:

@@ -1,4 +1,4 @@
-"""Threads whose errors reach the test, and those that acquire, stay and release when told."""
+"""Threads whose errors reach the test, and threads that acquire, hold and release on request."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from support.patience import PATIENCE
 
 
 def started_since(before: Collection[threading.Thread], prefix: str = "") -> list[str]:
-    """The names of threads that are not among those before. (Of those, which other tests have left, some may end
-    meanwhile; the one that tells of events is the whole process's.)
+    """Return the names of new threads, not in ``before``. (Threads left by other tests may end meanwhile; the one that
+    delivers events belongs to the whole process.)
     """
     found = [one.name for one in threading.enumerate() if one not in before and one.name != "sqlsem-events"]
     return sorted(name for name in found if name.startswith(prefix))
@@ -51,7 +51,7 @@ class Threads:
 
 
 class Attempt:
-    """A thread that acquires a lock, stays until told, and releases."""
+    """A thread that acquires a lock, holds it until asked, and releases."""
 
     def __init__(
         self, lock: sqlsem.Lock, timeout: float | None = PATIENCE, *, entering: Callable[[], Any] = lambda: None
@@ -86,7 +86,7 @@ class Attempt:
 
     @property
     def settled(self) -> bool:
-        """Whether it waits no more: it was granted, or failed."""
+        """True if it no longer waits: it was granted, or failed."""
         return self._done.is_set()
 
     @property
@@ -94,7 +94,7 @@ class Attempt:
         return self._done.is_set() and self.grant is not None and not self._leave.is_set()
 
     def granted(self, timeout: float = PATIENCE) -> sqlsem.Grant:
-        """Wait until granted; raise what went wrong."""
+        """Wait until granted; raise its error."""
         assert self._done.wait(timeout), f"{self._lock} was not granted within {timeout:g} s"
         if self.error is not None:
             raise self.error
@@ -102,17 +102,17 @@ class Attempt:
         return self.grant
 
     def failed(self, timeout: float = PATIENCE) -> BaseException:
-        """Wait until it failed; the error."""
+        """Wait until it failed; return the error."""
         assert self._done.wait(timeout), f"{self._lock} has not failed within {timeout:g} s"
         assert self.error is not None, f"{self._lock} did not fail: {self.grant}"
         return self.error
 
     def waits(self, seconds: float = 0.15) -> bool:
-        """Whether it is still waiting after so long."""
+        """Return True if it still waits after so long."""
         return not self._done.wait(seconds)
 
     def leave(self) -> None:
-        """Release; raise what went wrong."""
+        """Release; raise its error."""
         self.granted()
         self._leave.set()
         self._thread.join(PATIENCE)

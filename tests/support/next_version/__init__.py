@@ -1,7 +1,7 @@
 """The version of the tables after this one, which exists in tests only, and `sqlsem init` of a client that brings it.
 
-``schema.sql`` of each engine's folder is its schema script; ``routines.sql``, where there is one, follows the script
-of that name. ``python -m support.next_version init`` is the command of such a client.
+``schema.sql`` of each engine's folder is its schema script; ``routines.sql``, if there is one, follows the script of
+that name. ``python -m support.next_version init`` is the command of such a client.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _read = sql._read.__wrapped__
 
 
 def script(engine: str, file: str) -> str:
-    """Return the text of a script of that version alone; an empty one where it has none."""
+    """Return the text of a script that only that version has; empty if it has none."""
     path = FOLDER / engine / file
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def bring(patch: pytest.MonkeyPatch, *, ending: str = "") -> None:
-    """Make this client one that brings the next version; ``ending`` follows its schema script."""
+    """Make this client bring the next version; ``ending`` follows its schema script."""
 
     def read_next(engine: str, file: str) -> str | None:
         if file == f"schema-{NEXT}.sql":
@@ -46,7 +46,7 @@ def bring(patch: pytest.MonkeyPatch, *, ending: str = "") -> None:
 
 
 def start_upgrade(database: Database) -> subprocess.Popen[str]:
-    """Start ``sqlsem init`` of that client in a process of its own: this one goes on with its own version."""
+    """Start ``sqlsem init`` of that client in a process of its own; this process keeps its version."""
     return subprocess.Popen(
         [sys.executable, "-m", "support.next_version", "--schema", database.schema, "init"],
         env={**os.environ, "SQLSEM_URL": database.url, "PYTHONPATH": str(FOLDER.parents[1])},

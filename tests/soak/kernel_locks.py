@@ -1,4 +1,4 @@
-"""The kernel's own locks as a second judge, which knows nothing of ours, and the book that all processes write."""
+"""The kernel's own locks as a second judge, independent of sqlsem, and the book in which all processes write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-#: For so long an entrant waits for those before it to have tried all files.
+#: Seconds for which an entrant waits until those before it have tried all files.
 TURNSTILE_SECONDS = 0.5
 
 
@@ -28,7 +28,7 @@ class Book:
 
 
 def holders(descriptor: int) -> list[int]:
-    """Who has a flock on the file, by the kernel's list. (Nobody, when it was let go of since.)"""
+    """Return the processes with a flock on the file, by the kernel's list. (None, if it was released since.)"""
     inode = os.fstat(descriptor).st_ino
     found = []
     for line in Path("/proc/locks").read_text().splitlines():
@@ -38,19 +38,19 @@ def holders(descriptor: int) -> list[int]:
     return found
 
 
-class Doors:
-    """Each critical section takes a flock(2) of its own, without waiting: a refusal says that somebody else is inside.
+class KernelLocks:
+    """Takes a flock(2) for each critical section, without waiting: a refusal means that another process is in it.
 
-    A limit of three is three files, of which one must be free; readers share one. What is refused is written down, and
-    the section goes on: who is to blame is found out afterwards, when it is known who was asleep.
+    A limit of three is three files, of which one must be free; readers share one. A refusal is recorded, and the
+    section goes on: the cause is found out afterwards, when it is known which processes were asleep.
 
-    Several files are tried one after the other. Who takes one has the turnstile meanwhile: so those that are found
-    taken were all taken when the first of them was tried.
+    Several files are tried one after the other. The entrant holds the turnstile meanwhile, so files found taken were
+    all taken when it tried the first of them.
     """
 
     def __init__(self, folder: str | Path, book: Book) -> None:
         self._folder, self._book = Path(folder), book
-        self._files: dict[str, list[int]] = {}  # closed ones would cost a system call more each time
+        self._files: dict[str, list[int]] = {}  # kept open: reopening would cost a system call each time
         self._guard = threading.Lock()
 
     @contextlib.contextmanager
@@ -67,7 +67,7 @@ class Doors:
             self._leave(*found)
 
     def _take(self, resource: str, how: int, places: int) -> tuple[str, int] | None:
-        """One that is free; None where all are taken, which is written down."""
+        """Return a free file; None if all are taken, which is recorded."""
         first, refused, tried = random.randrange(places), [], time.monotonic()
         for number in range(places):
             file = f"{resource}.{(first + number) % places}"
@@ -88,7 +88,9 @@ class Doors:
 
     @contextlib.contextmanager
     def _turnstile(self, resource: str) -> Iterator[bool]:
-        """Whether this one had it soon. (Who has it may be asleep. Then this section goes without a judge.)"""
+        """Return True if this entrant got the turnstile soon. (Its holder may be asleep. Then this section goes
+        unjudged.)
+        """
         file = f"{resource}.turnstile"
         descriptor, alone, deadline = self._open(file), False, time.monotonic() + TURNSTILE_SECONDS
         while not alone and time.monotonic() < deadline:
