@@ -66,7 +66,10 @@ CREATE TABLE [tsqlcheck_sys].[database_principals] (name sysname, principal_id i
 CREATE TABLE [tsqlcheck_sys].[database_permissions] (class tinyint, major_id int, minor_id int,
     grantee_principal_id int, type char(4), permission_name nvarchar(128), state char(1))
 CREATE TABLE [tsqlcheck_sys].[key_constraints] (name sysname, object_id int, parent_object_id int, type char(2))
-CREATE TABLE [tsqlcheck_sys].[schemas] (name sysname, schema_id int)
+CREATE TABLE [tsqlcheck_sys].[schemas] (name sysname, schema_id int, principal_id int)
+CREATE TABLE [tsqlcheck_sys].[user_token] (principal_id int, sid varbinary(85), name nvarchar(128), type nvarchar(128),
+    usage nvarchar(128))
+CREATE TABLE [tsqlcheck_sys].[all_objects] (name sysname, object_id int, schema_id int, type char(2))
 CREATE TABLE [tsqlcheck_sys].[objects] (name sysname, object_id int, schema_id int, parent_object_id int, type char(2))
 CREATE PROCEDURE [dbo].[sp_getapplock] @Resource nvarchar(255), @LockMode varchar(32),
     @LockOwner varchar(32) = 'Transaction', @LockTimeout int = NULL, @DbPrincipal sysname = N'dbo' AS RETURN 0

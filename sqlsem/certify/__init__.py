@@ -20,6 +20,9 @@ from sqlsem.certify.sessions import server_words
 
 __all__ = ["CHECKS", "Bench", "Check", "Report", "Result", "Wishes", "certify", "checks"]
 
+#: Behind a failure during which the server has ended a connection that did nothing.
+CRASHED = "meanwhile the server has ended a connection that did nothing: it crashed or was restarted, see its log"
+
 
 def certify(
     bench: Bench,
@@ -75,16 +78,20 @@ def run(bench: Bench, check: Check) -> Result:
     def result(state: str, detail: str) -> Result:
         return Result(check.number, check.title, state, detail, round(time.monotonic() - began, 3), notes.figures)
 
+    def failed(words: str) -> Result:
+        return result("failed", _after(notes, f"{words} ({CRASHED})" if bench.idle_has_ended() else words))
+
     if not check.applies(bench.engine.name):
         return result("not possible", check.elsewhere)
     try:
+        bench.open_idle()
         check.run(bench, notes)
     except NotPossible as exc:
         return result("not possible", str(exc))
     except Failed as exc:
-        return result("failed", _after(notes, str(exc)))
+        return failed(str(exc))
     except Exception as exc:
-        return result("failed", _after(notes, server_words(exc, bench.engine)))
+        return failed(server_words(exc, bench.engine))
     finally:
         with contextlib.suppress(Exception):  # a check may have broken a connection, which then cannot be closed
             bench.close_opened()

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ PATIENCE = 60.0
 RETURN_SECONDS = 30.0
 #: Between two looks at something that is awaited.
 LOOK_SECONDS = 0.02
+#: Seconds between two attempts to remove something.
+REMOVAL_PAUSES = (0.5, 2.0, 5.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,9 @@ class Bench:
         self._opened = contextlib.ExitStack()
         self._numbers = itertools.count(1)
         self._made: list[tuple[str, str]] = []  # statements that remove what checks made, and its name
+        self._idle: Session | None = None
+        #: True while everything is removed: a signal must not interrupt that.
+        self.removing = False
         #: Tells the operator what to do.
         self.say: Callable[[str], object] = lambda words: None
 
@@ -106,18 +111,21 @@ class Bench:
         return f"sqlsem --schema {self.schema} sql {self.engine.name} drop"
 
     def remove(self) -> str:
-        """Remove all that was made. Return the rest in words, with the command that removes it; else nothing."""
-        failures = []
+        """Remove all that was made. Return the rest in words, with the statements that remove it; else nothing."""
+        self.removing = True
+        failures: list[str] = []
         with contextlib.suppress(Exception):
             self.close_opened()
+        if self._idle is not None:
+            self._idle.close()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             if self.folder.exists():
                 failures.append(f"folder {self.folder}")
         else:
             try:
-                with contextlib.closing(self._reached()) as session:
-                    failures += self._drop(session)
+                self._reached().close()
+                failures += self._drop()
             except Exception as exc:
                 failures.append(f"schema {self.schema} ({server_words(exc, self.engine)})")
         if not failures:
@@ -136,29 +144,29 @@ class Bench:
                     raise
                 time.sleep(0.5)
 
-    def _drop(self, session: Session) -> Iterator[str]:
+    def _drop(self) -> Iterator[str]:
+        """Remove everything; what remains, with the words of the server and the statement that removes it."""
         for statement, what in reversed(self._made):
-            try:
-                with contextlib.closing(Session(self.admin)) as admin:
-                    admin.run(statement)
-            except Exception as exc:
-                yield f"{what} ({server_words(exc, self.engine)})"
+            words = _run_repeatedly(self.admin, statement)
+            if words is not None:
+                yield f"{what} ({words}); remove it with {statement}"
+        texts = sql.queries(self.engine.name, self.schema, self.engine.options.table, "certify")
+        refusals = []
         for name in ("drop_own", "drop", "drop_roles"):
-            if name == "drop":
-                text = self.engine_script("drop")
-            elif session.has(name):
-                text = session.texts[name]
-            else:
-                continue
-            try:
-                session.run(text)
-            except Exception as exc:
-                yield f"schema {self.schema} ({server_words(exc, self.engine)})"
+            text = self.engine_script("drop") if name == "drop" else texts.get(name)
+            words = None if text is None else _run_repeatedly(self.engine, text)
+            if words is not None:
+                refusals.append(words)
         try:
-            for (what,) in session.rows("remains"):
-                yield str(what)
+            with contextlib.closing(Session(self.engine)) as session:
+                rows = session.rows("remains")
         except Exception as exc:
-            yield f"schema {self.schema} ({server_words(exc, self.engine)})"
+            refusals.append(server_words(exc, self.engine))
+            rows = [(f"schema {self.schema}", None)]
+        for what, statement in rows:
+            yield f"{what}; remove it with {statement}" if statement else str(what)
+        if rows and refusals:
+            yield f"the server refused: {' / '.join(dict.fromkeys(refusals))}"
 
     def engine_script(self, name: str) -> str:
         """A script of this engine for the schema."""
@@ -168,15 +176,38 @@ class Bench:
         """Remember how something is removed that a check is about to make."""
         self._made.append((statement, what))
 
+    # -- the server's own crashes -------------------------------------------------------------------------------
+
+    def open_idle(self) -> None:
+        """Have a connection that does nothing while a check runs; waits for a server that starts again."""
+        if self.folder is None and (self._idle is None or self.idle_has_ended()):
+            self._idle = self._reached()
+
+    def idle_has_ended(self) -> bool:
+        """True if the connection that does nothing has ended: no check does that, so the server has ended all."""
+        if self._idle is None:
+            return False
+        try:
+            self._idle.rows("session_number")
+        except Exception:
+            self._idle.close()
+            self._idle = None
+            return True
+        return False
+
     # -- what checks open ---------------------------------------------------------------------------------------
 
     def name(self, word: str = "r") -> str:
         """A resource that no other check uses."""
         return f"{word}-{next(self._numbers)}"
 
-    def session(self) -> Session:
-        """A connection with nothing set on it; closed after the check."""
-        return self._opened.enter_context(contextlib.closing(Session(self.engine)))
+    def session(self, **words: str) -> Session:
+        """A connection with nothing set on it; closed after the check. ``words`` go into the connection string."""
+        engine = self.engine
+        if words:
+            url = of_words(self.url, words)
+            engine = type(engine)(url, Options(schema=self.schema))
+        return self._opened.enter_context(contextlib.closing(Session(engine)))
 
     @property
     def has_routines(self) -> bool:
@@ -236,7 +267,11 @@ class Bench:
             raise NotPossible(f"{create} {options}: {server_words(exc, self.engine)}") from exc
         self.made(drop, f"database {name}")
         for change in changes:
-            admin.rows(change, database=name)
+            try:
+                admin.rows(change, database=name)
+            except Exception as exc:  # (the database goes in the end)
+                words = admin.texts[change].replace("certify_database", name)
+                raise NotPossible(f"{words}: {server_words(exc, self.engine)}") from exc
         other = Bench(of_database(self.wishes.admin_url or self.url, name), self.options, self.inner)
         try:
             other.install()
@@ -281,3 +316,24 @@ def of_database(url: str, name: str) -> str:
     if re.search(r"(?i)(^|;)\s*database\s*=", url):
         return re.sub(r"(?i)((?:^|;)\s*database\s*=)[^;]*", rf"\g<1>{name}", url)
     return f"{url.rstrip(';')};Database={name}"
+
+
+def of_words(url: str, words: Mapping[str, str]) -> str:
+    """The same connection with more words: of a URL or an ODBC string."""
+    if "://" in url:
+        return f"{url}{'&' if '?' in url else '?'}{urllib.parse.urlencode(words)}"
+    return ";".join((url.rstrip(";"), *(f"{key}={value}" for key, value in words.items())))
+
+
+def _run_repeatedly(engine: Engine, text: str) -> str | None:
+    """Run a text that removes something, again when it fails. Return the words of the last failure; None: done."""
+    for pause in (*REMOVAL_PAUSES, None):
+        try:
+            with contextlib.closing(Session(engine)) as session:
+                session.run(text)
+            return None
+        except Exception as exc:
+            words = server_words(exc, engine)
+        if pause is not None:
+            time.sleep(pause)
+    return words

@@ -51,7 +51,7 @@ class Notes:
     @property
     def detail(self) -> str:
         """All of it in one line."""
-        skipped = [f"not tried: {part}" for part in self.skipped]
+        skipped = [f"not possible here: {part}" for part in self.skipped]
         return "; ".join([*self.words, *skipped])
 
 

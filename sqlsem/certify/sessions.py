@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from sqlsem import sql
@@ -36,10 +37,13 @@ class Session:
         self._running: Any = None
 
     def rows(self, name: str, *parameters: Any, **words: object) -> list[tuple[Any, ...]]:
-        """Run a statement of certify.sql; all rows of all of its results. ``words`` take the place of ``certify_…``."""
+        """Run a statement of certify.sql; all rows of all of its results. ``words`` take the place of ``certify_…``:
+        names, or the `Path` of a file, inside of quotes.
+        """
         text = self.texts[name]
         for word, value in words.items():
-            text = text.replace(f"certify_{word}", sql.check_identifier(word, str(value)))
+            path = str(value).replace("'", "''") if isinstance(value, Path) else None
+            text = text.replace(f"certify_{word}", path or sql.check_identifier(word, str(value)))
         return self.run(text, *parameters)
 
     def run(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:

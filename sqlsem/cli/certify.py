@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -33,6 +38,27 @@ def numbers(value: str) -> frozenset[int]:
             f"there is no check {', '.join(map(str, unknown))}; there are 1 to {max(certifying.CHECKS)}"
         )
     return frozenset(found)
+
+
+@contextlib.contextmanager
+def _signals_remove(bench: certifying.Bench) -> Iterator[None]:
+    """Have SIGTERM, and the end of the terminal, end the command as Ctrl-C does: all that was made is removed."""
+    before: dict[int, Any] = {}
+
+    def end(number: int, frame: object) -> None:
+        if not bench.removing:
+            raise SystemExit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # (nohup ignores SIGHUP)
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @click.command(short_help="Show whether sqlsem works on this server.")
@@ -93,8 +119,8 @@ def certify(
     """Show whether sqlsem works on this server: 25 checks, one line each.
 
     URL is a database in which this login may create a schema; left out, the one that other commands use. Works in a
-    schema of its own and removes it, also after Ctrl-C. Nothing of others is read, changed or ended. With --json or
-    -o it gives a document without passwords and names of hosts, to be sent to the project.
+    schema of its own and removes it, also after Ctrl-C or SIGTERM. Nothing of others is read, changed or ended. With
+    --json or -o it gives a document without passwords and names of hosts, to be sent to the project.
 
     \b
     Examples:
@@ -132,13 +158,14 @@ def certify(
     def done(result: certifying.Result) -> None:
         output.echo(result.line)
 
-    report = certifying.certify(
-        bench,
-        wanted,
-        began=(lambda report: None) if as_json else began,
-        done=(lambda result: None) if as_json else done,
-        with_host=with_host,
-    )
+    with _signals_remove(bench):
+        report = certifying.certify(
+            bench,
+            wanted,
+            began=(lambda report: None) if as_json else began,
+            done=(lambda result: None) if as_json else done,
+            with_host=with_host,
+        )
     if file is not None:
         try:
             file.write_text(clean_json(report.document()) + "\n", encoding="utf-8")

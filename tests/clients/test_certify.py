@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -15,13 +16,15 @@ import pytest
 from support import PATIENCE, until
 
 from sqlsem import engines, sql
-from sqlsem.certify import CHECKS, Bench, Report, Result, Wishes, certify, checks
+from sqlsem.certify import CHECKS, Bench, Check, Report, Result, Wishes, certify, checks
 from sqlsem.certify import bench as bench_module
+from sqlsem.certify import run as run_check
 from sqlsem.certify.checks.calling import RIGHTS
 from sqlsem.certify.checks.hammering import overlap
 from sqlsem.certify.children import Child
 from sqlsem.certify.facts import hidden_words
 from sqlsem.certify.sessions import Session
+from sqlsem.coordinator import Coordinator
 
 WISHES = Wishes(seconds=0.3, max_sessions=8)
 #: More wishes of a check.
@@ -213,6 +216,63 @@ def unnoticed_reset(monkeypatch, engine):
     monkeypatch.setattr(Child, "expect", lambda self, event, *more: said)
 
 
+def values_that_change(monkeypatch, engine):
+    seen = []
+
+    def values(session, expressions):
+        seen.append(expressions)
+        return [len(seen)]
+
+    monkeypatch.setattr(checks.calling, "_values", values)
+
+
+def lost_guard_in_snapshots(monkeypatch, engine):
+    right = Session.rows
+
+    def rows(self, asked, *parameters, **words):
+        if asked == "old_snapshot":
+            right(self, "unguard")
+        return right(self, asked, *parameters, **words)
+
+    monkeypatch.setattr(Session, "rows", rows)
+
+
+def no_role_in_a_role(monkeypatch, engine):
+    right = Session.rows
+
+    def rows(self, asked, *parameters, **words):
+        if asked == "add_member" and words["user"].endswith("_xg"):
+            return []
+        return right(self, asked, *parameters, **words)
+
+    monkeypatch.setattr(Session, "rows", rows)
+
+
+def endless_installation(monkeypatch, engine):
+    right, calls = Bench.reinstall, []
+
+    def reinstall(self):
+        calls.append(self)
+        if len(calls) == 3:  # the first one makes the schema, the second one has nothing in its way
+            time.sleep(2.0)
+        right(self)
+
+    monkeypatch.setattr(Bench, "reinstall", reinstall)
+    monkeypatch.setattr(checks.installing, "INSTALL_SECONDS", 0.5)
+
+
+def overflowing_age(monkeypatch, engine):
+    def adopt(self, token):
+        raise ArithmeticError("The datediff function resulted in an overflow (535)")
+
+    monkeypatch.setattr(Coordinator, "adopt", adopt)
+
+
+def token_that_is_used_twice(monkeypatch, engine):
+    monkeypatch.setattr(Coordinator, "adopt", lambda self, token: contextlib.ExitStack())
+    monkeypatch.setattr(contextlib.ExitStack, "release", lambda self: None, raising=False)
+
+
 def no_cancellation(monkeypatch, engine):
     monkeypatch.setattr(Session, "cancel", lambda self: None)
 
@@ -255,10 +315,16 @@ FAULTS = {
         by_sql(
             postgresql="GRANT EXECUTE ON ALL ROUTINES IN SCHEMA {schema} TO PUBLIC",
             mssql="GRANT EXECUTE ON SCHEMA::{schema} TO public",
-        )
+        ),
+        by_code(no_role_in_a_role, "postgresql", "mssql"),
     ],
-    17: [by_code(changing("shown_settings", [(1,)], [(2,)]), "postgresql", "mssql")],
-    18: [by_code(answers(guard=[], unguard=[]), "postgresql", "mssql")],
+    17: [by_code(values_that_change, "postgresql", "mssql")],
+    18: [
+        by_code(answers(guard=[], unguard=[]), "postgresql", "mssql"),
+        by_code(answers(merge_guarded=[]), "postgresql", "mssql"),
+        by_code(answers(bulk_guarded=[]), "postgresql", "mssql"),
+        by_code(lost_guard_in_snapshots, "postgresql"),
+    ],
     19: [by_code(answers(assert_holding=[]), "postgresql", "mssql")],
     20: [by_code(measured("milliseconds", [9999.0, 9999.0]))],
     21: [by_code(measured("pair_milliseconds", [1.0] * 50 + [100.0] * 50))],
@@ -340,7 +406,12 @@ FAULTS = {
     ],
     11: [by_code(no_deadlocks)],
     13: [by_code(answers(applock_mode=[("Shared",)]), "mssql")],
-    25: [by_code(losing_installation)],
+    25: [
+        by_code(losing_installation),
+        by_code(endless_installation, "postgresql", "mssql"),
+        by_code(overflowing_age),
+        by_code(token_that_is_used_twice),
+    ],
 }
 
 
@@ -436,6 +507,28 @@ def test_ctrl_c_leaves_nothing(database):
         process.wait()
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_signal_leaves_nothing(database, name):
+    number = getattr(signal, name, None)
+    if number is None or signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"{name} ends nothing here")
+    process = start(database, "--only", "9")
+    try:
+        schema = schema_of(process)
+        children = in_the_hammer(process)
+        process.send_signal(number)
+        time.sleep(0.05)
+        process.send_signal(number)  # a second one does not interrupt the removal
+        output, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 128 + number, output + errors
+        assert "Traceback" not in errors
+        assert remains(database, schema) == []
+        await_ends(children)
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_killed_child_is_a_failure_that_leaves_nothing(database):
     process = start(database, "--only", "9")
     try:
@@ -475,12 +568,97 @@ def test_remains_are_named_with_the_command(bench, database, monkeypatch):
             patch.setattr(shutil, "rmtree", lambda *arguments, **options: None)
         else:
             patch.setattr(Session, "run", lambda *arguments: 1 / 0)
+        patch.setattr(bench_module, "REMOVAL_PAUSES", (0.0,))
         words = instance.remove()
     assert "Not removed" in words
     assert instance.drop_command in words
     report = Report({}, [Result(1, "x", "ok", "")], left=words)
     assert not report.ok
     assert words in report.summary
+
+
+@pytest.mark.engines("postgresql", "mssql")
+def test_removal_is_repeated_when_the_server_refuses_it(bench, database, monkeypatch):
+    instance = bench()
+    instance.install()
+    monkeypatch.setattr(bench_module, "REMOVAL_PAUSES", (0.0, 0.0))
+    right, failures = Session.run, [RuntimeError("could not find tuple"), RuntimeError("could not find tuple")]
+
+    def run(self, text, *parameters):
+        if "DROP" in text and failures:
+            raise failures.pop()
+        return right(self, text, *parameters)
+
+    monkeypatch.setattr(Session, "run", run)
+    assert instance.remove() == ""
+    assert failures == []
+
+
+@pytest.mark.engines("postgresql", "mssql")
+def test_remains_come_with_the_statements_that_remove_them(bench, database, monkeypatch):
+    instance = bench()
+    instance.install()
+    with contextlib.closing(Session(instance.engine)) as session:
+        session.rows("create_guarded")
+        monkeypatch.setattr(bench_module, "REMOVAL_PAUSES", ())
+        with monkeypatch.context() as patch:
+            right = Session.run
+
+            def run(self, text, *parameters):
+                if "certify_inside" in text and "DROP" in text:
+                    raise RuntimeError("the disk is full")
+                return right(self, text, *parameters)
+
+            patch.setattr(Session, "run", run)
+            words = instance.remove()
+        schema = instance.schema
+        assert f"schema {schema}_own; remove it with DROP" in words
+        assert f"DROP SCHEMA {schema}_own" in words
+        assert "the server refused: RuntimeError: the disk is full" in words
+        session.run(session.texts["drop_guarded"])
+    assert instance.remove() == ""
+
+
+@pytest.mark.engines("postgresql", "mssql")
+def test_crash_of_the_server_is_told_apart(bench, database):
+    """Its connections end, the idle one as well."""
+
+    def crash(bench, notes):
+        notes.note("so far", figure=7)
+        with contextlib.closing(Session(bench.engine)) as session:
+            session.rows("kill", bench._idle.number)
+        raise RuntimeError("unexpected EOF")
+
+    def fail(bench, notes):
+        raise RuntimeError("wrong")
+
+    instance = bench()
+    results = [run_check(instance, Check(99, "x", check, (), "")) for check in (crash, fail)]
+    assert [result.state for result in results] == ["failed"] * 2
+    assert "unexpected EOF" in results[0].detail
+    assert "it crashed or was restarted" in results[0].detail
+    assert results[0].figures == {"figure": 7}
+    assert "crashed" not in results[1].detail
+
+
+@pytest.mark.engines("postgresql")
+def test_refused_change_of_a_database_keeps_what_was_measured(bench, database, monkeypatch):
+    right = sql.queries
+    wrong = {"delayed": "ALTER DATABASE certify_database SET nothing = 1", "not_delayed": "SELECT 1"}
+
+    def queries(engine, *arguments, **options):
+        more = wrong if "certify" in (*arguments, *options.values()) else {}
+        return {**right(engine, *arguments, **options), **more}
+
+    monkeypatch.setattr(sql, "queries", queries)
+    report = certify(bench(databases=True), [23])
+    (result,) = report.results
+    assert result.state == "ok", result.detail
+    assert result.figures["library_pair_ms"] > 0
+    assert result.figures["not_delayed_library_pair_ms"] > 0
+    assert "not possible here: with delayed durability: ALTER DATABASE" in result.detail
+    assert 'unrecognized configuration parameter "nothing"' in result.detail
+    assert report.left == ""
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

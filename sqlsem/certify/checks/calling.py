@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from sqlsem.certify.bench import PATIENCE, Bench
 from sqlsem.certify.registry import check
@@ -82,6 +86,50 @@ def rights(bench: Bench, notes: Notes) -> None:
                 notes.require(words is not None, f"{role or 'a user without a role'}: {call} was not refused")
         session.rows("as_before")
     notes.note(f"{len(RIGHTS)} roles, and a user without one")
+    _role_in_role(bench, notes, denied)
+    _group(bench, notes, denied)
+
+
+def _role_in_role(bench: Bench, notes: Notes, denied: str) -> None:
+    """Make a role that is a member of ours, and a user of that one."""
+    group, user, session = f"{bench.schema}_xg", f"{bench.schema}_xu", bench.admin_session()
+    for name, what in ((group, "group"), (user, "user")):
+        session.rows(f"create_{what}", user=name)
+        bench.made(session.texts[f"drop_{what}"].replace("certify_user", name), f"user {name}")
+    session.rows("add_member", role=f"{bench.schema}_user", user=group)
+    session.rows("add_member", role=group, user=user)
+    session.rows("as_user", user=user)
+    words = _call_as(bench, session, "acquire", denied)
+    session.rows("as_before")
+    notes.require(words is None, f"a user of a role that is in {bench.schema}_user was refused: {words}")
+    notes.note("a user of a role in that role")
+
+
+def _group(bench: Bench, notes: Notes, denied: str) -> None:
+    """Have a Windows or Entra group that this login is in, be a member of our role."""
+    session, admin = bench.session(), bench.admin_session()
+    if not session.has("groups"):
+        return
+    try:
+        groups = [str(row[0]) for row in session.rows("groups")]
+        if not groups:
+            notes.skip(
+                "a Windows or Entra group: this login comes by none that is a user of this database and no owner; log "
+                "in by such a group, and name an administrator with --admin-url"
+            )
+            return
+        admin.rows("join_group", groups[0])
+    except Exception as exc:
+        notes.skip(f"a Windows or Entra group: {server_words(exc, bench.engine)}")
+        return
+    try:
+        member = bench.session()
+        notes.require(member.value("is_user") == 1, "IS_MEMBER does not know the role of a Windows or Entra group")
+        words = _call_as(bench, member, "acquire", denied)
+        notes.require(words is None, f"a member of a Windows or Entra group was refused: {words}")
+    finally:
+        admin.rows("leave_group", groups[0])
+    notes.note("a Windows or Entra group")
 
 
 def _call_as(bench: Bench, session: Session, call: str, denied: str) -> str | None:
@@ -106,62 +154,228 @@ def _call_as(bench: Bench, session: Session, call: str, denied: str) -> str | No
 def settings(bench: Bench, notes: Notes) -> None:
     """Take, wait and give back under each setting; and the setting stays."""
     asked = [str(row[0]) for row in bench.session().rows("callers_settings")]
+    shown = _shown_here(bench, notes)
     holder, held = bench.session(), bench.name()
     holder.acquire(held)
-    skipped = []
+    refused = 0
     for setting in asked:
-        session, resource = bench.session(), bench.name()
+        session = bench.session()
         try:
             session.run(setting)
         except Exception as exc:
-            skipped.append(f"{setting} ({server_words(exc, bench.engine)})")
-            session.close()
-            continue
-        try:
-            before = session.rows("shown_settings")
-            codes = [
-                session.acquire(resource).code,
-                session.acquire(held, timeout_ms=50).code,
-                session.release(resource),
-                session.acquire(resource, timeout_ms=0).code,
-                session.release(resource),
-            ]
-            after = session.rows("shown_settings")
-        except Exception as exc:
-            raise Failed(f"after {setting}: {server_words(exc, bench.engine)}") from exc
-        notes.require(codes == [0, -1, 0, 0, 0], f"after {setting} the answers were {codes}, not [0, -1, 0, 0, 0]")
-        notes.require(before == after, f"after {setting} a call has changed {before} to {after}")
+            refused += 1
+            notes.skip(f"{setting} ({server_words(exc, bench.engine)})")
+        else:
+            _call_under(bench, notes, session, setting, held, shown)
         session.close()
+    notes.require(refused < len(asked), "this server takes none of the settings")
+    notes.note(f"{len(asked) - refused} settings")
+    if bench.session().has("agent_setting"):
+        _agent(bench, notes, held, shown)
+        _mars(bench, notes, held, shown)
     holder.release(held)
-    notes.note(f"{len(asked) - len(skipped)} settings")
-    for words in skipped:
-        notes.skip(words)
-    notes.require(len(skipped) < len(asked), "this server takes none of the settings")
+
+
+def _shown_here(bench: Bench, notes: Notes) -> list[str]:
+    """Return the expressions that show a setting on this server."""
+    session, known = bench.session(), []
+    for (expression,) in session.rows("shown_settings"):
+        try:
+            session.run(f"SELECT {expression}")
+        except Exception as exc:
+            notes.skip(f"whether a call changes {expression} ({server_words(exc, bench.engine)})")
+            session = bench.session()
+        else:
+            known.append(str(expression))
+    return known
+
+
+def _values(session: Session, expressions: list[str]) -> list[Any]:
+    return [session.run(f"SELECT {expression}")[0][0] for expression in expressions]
+
+
+def _call_under(bench: Bench, notes: Notes, session: Session, setting: str, held: str, shown: list[str]) -> None:
+    """Take, wait and give back in a session that is set so; ``held`` is a resource of another session."""
+    resource = bench.name()
+    try:
+        before = _values(session, shown)
+        codes = [
+            session.acquire(resource).code,
+            session.acquire(held, timeout_ms=50).code,
+            session.release(resource),
+            session.acquire(resource, timeout_ms=0).code,
+            session.release(resource),
+        ]
+        after = _values(session, shown)
+    except Exception as exc:
+        raise Failed(f"after {setting}: {server_words(exc, bench.engine)}") from exc
+    notes.require(codes == [0, -1, 0, 0, 0], f"after {setting} the answers were {codes}, not [0, -1, 0, 0, 0]")
+    notes.require(before == after, f"after {setting} a call has changed {before} to {after}")
+
+
+def _agent(bench: Bench, notes: Notes, held: str, shown: list[str]) -> None:
+    """Call as the step of a job does: by its program's name, and with its settings."""
+    session = bench.session(APP="SQLAgent - TSQL JobStep (Job 0x00 : Step 1)")
+    setting = str(session.value("agent_setting"))
+    try:
+        session.run(setting)
+    except Exception as exc:
+        notes.skip(f"a session as SQL Server Agent has it ({server_words(exc, bench.engine)})")
+        return
+    _call_under(bench, notes, session, setting, held, shown)
+    notes.note("a session as SQL Server Agent has it")
+
+
+def _mars(bench: Bench, notes: Notes, held: str, shown: list[str]) -> None:
+    """Call in a session with several results at a time (MARS), also while another result is being read."""
+    what = "several results at a time (MARS)"
+    try:
+        session = bench.session(MARS_Connection="yes")
+        pending = session.wire.connection.cursor()
+        pending.execute(session.texts["many_rows"])
+        pending.fetchone()
+        session.run("SELECT 1")
+    except Exception as exc:  # a driver without MARS says so only now
+        notes.skip(f"{what}: {server_words(exc, bench.engine)}")
+        return
+    resource = bench.name()
+    try:
+        code = session.acquire(resource).code
+        words = f"answered with {code}"
+        notes.require(code == 0, f"{what}: a free lock was {words} while another result was being read")
+        session.release(resource)
+    except Failed:
+        raise
+    except Exception as exc:
+        words = f"refused ({server_words(exc, bench.engine)[:120]})"
+    pending.close()
+    looking = bench.session()
+    bench.until(lambda: not looking.rows("positions", resource), f"{what}: the end of a request's row")
+    _call_under(bench, notes, session, "MARS_Connection=yes", held, shown)
+    notes.note(f"{what}; beside a result that is being read a request is {words}")
 
 
 @check(18, "guarded tables refuse writes without the lock", "create_guarded", elsewhere=SESSIONS_ONLY)
 def guards(bench: Bench, notes: Notes) -> None:
-    """Write into a guarded table without the lock, and with it."""
+    """Write into a guarded table without the lock, and with it, in all the ways that the server has."""
     session = bench.session()
-    with _guarded_table(bench, session):
-        writes = [name for name in ("insert", "update", "delete", "truncate") if session.has(f"{name}_guarded")]
-        for write in writes:
-            words = _refusal(session, f"{write}_guarded", bench)
-            notes.require(
-                words is not None and "needs the lock" in words, f"{write} without the lock: {words or 'done'}"
-            )
+    with _guarded_table(bench, session), _file() as file:
+        writes = [_Write(name) for name in ("insert", "update", "delete", "truncate") if session.has(f"{name}_guarded")]
+        more = [_Write("merge"), _Write("bulk", {"file": file})]
+        without = {write.name: write.refusal(bench, session) for write in (*writes, *more)}
         position = session.acquire("certify-guarded").position
         with session.transaction():
             session.rows("assert_holding", "certify-guarded", position)
             for write in writes:
-                words = _refusal(session, f"{write}_guarded", bench)
-                notes.require(words is None, f"{write} with the lock: {words}")
-        notes.note(f"{', '.join(writes)} are refused without the lock, and done with it")
+                words = write.refusal(bench, session)
+                notes.require(words is None, f"{write.name} with the lock: {words}")
+        for write in writes:
+            words = without[write.name]
+            notes.require(_guard_said(words), f"{write.name} without the lock: {words or 'done'}")
+        names = [write.name for write in writes]
+        for write in more:
+            with session.transaction():
+                session.rows("assert_holding", "certify-guarded", position)
+                words, before = write.refusal(bench, session), without[write.name]
+            notes.require(before is not None, f"{write.name} without the lock: done")
+            if _guard_said(before):
+                notes.require(words is None, f"{write.name} with the lock: {words}")
+                names.append(write.name)
+            else:
+                notes.require(words is not None, f"{write.name} without the lock: {before}, with it: done")
+                notes.skip(f"{write.name} ({before})")
+        notes.note(f"{', '.join(names)} are refused without the lock, and done with it")
+        session.release("certify-guarded")
         if session.has("output_guarded"):
-            words = _refusal(session, "output_guarded", bench)
+            words = _Write("output").refusal(bench, session)
             notes.note(f"OUTPUT without INTO: {words or 'done'}")
             notes.require(words is not None, "INSERT … OUTPUT went past the guard")
-        session.release("certify-guarded")
+        _guard_in_snapshot(bench, notes)
+        _past_guard(bench, notes, session, file)
+
+
+@dataclass(frozen=True)
+class _Write:
+    """A way to write into the guarded table."""
+
+    name: str
+    words: Mapping[str, object] = field(default_factory=dict)
+
+    def refusal(self, bench: Bench, session: Session) -> str | None:
+        """Write; the words of the server when it refuses."""
+        try:
+            session.rows(f"{self.name}_guarded", **self.words)
+        except Exception as exc:
+            return server_words(exc, bench.engine)
+        return None
+
+
+def _guard_said(words: str | None) -> bool:
+    return words is not None and "needs the lock" in words
+
+
+@contextlib.contextmanager
+def _file() -> Iterator[Path]:
+    """A file with a number, which a server on this host can read."""
+    with tempfile.TemporaryDirectory(prefix="sqlsem-certify-") as folder:
+        file = Path(folder, "number.txt")
+        file.write_bytes(b"9\n")
+        with contextlib.suppress(OSError):
+            Path(folder).chmod(0o755)
+            file.chmod(0o644)
+        yield file
+
+
+def _guard_in_snapshot(bench: Bench, notes: Notes) -> None:
+    """Write in a transaction that reads an old snapshot. Where this database allows none, one of its own does."""
+    what = "SNAPSHOT isolation"
+    try:
+        if _snapshot(bench, notes):
+            notes.note(what)
+        elif bench.session().has("snapshot_allowed"):
+            with bench.database("", "snapshot_allowed") as other:
+                with _guarded_table(other, other.session()):
+                    notes.require(_snapshot(other, notes), "a database that allows SNAPSHOT isolation refuses it")
+            notes.note(f"{what}, in a database of its own")
+    except NotPossible as exc:
+        notes.skip(f"{what}: this database does not allow it, and {exc}")
+
+
+def _snapshot(bench: Bench, notes: Notes) -> bool:
+    """False where this database has no snapshots."""
+    insert = _Write("insert")
+    with contextlib.closing(bench.session()) as session:  # an open transaction would be in the way of the table's end
+        position = session.acquire("certify-guarded").position
+        try:
+            session.rows("old_snapshot")
+            session.rows("read_counter")  # takes it
+        except Exception:
+            return False
+        words = insert.refusal(bench, session)
+        notes.require(_guard_said(words), f"insert under SNAPSHOT without the lock: {words or 'done'}")
+        session.rows("rollback")
+        session.rows("old_snapshot")
+        session.rows("assert_holding", "certify-guarded", position)
+        words = insert.refusal(bench, session)
+        notes.require(words is None, f"insert under SNAPSHOT with the lock: {words}")
+        session.rows("rollback")
+    return True
+
+
+def _past_guard(bench: Bench, notes: Notes, session: Session, file: Path) -> None:
+    """Write in the ways that no trigger sees, as the page says; the guard stays."""
+    for name, words in (("switch", {}), ("bulk", {"file": file})):
+        if not session.has(f"{name}_past_guard"):
+            continue
+        try:
+            session.rows(f"{name}_past_guard", **words)
+        except Exception as exc:
+            notes.skip(f"{name} past the guard ({server_words(exc, bench.engine)})")
+        else:
+            notes.note(f"{name} goes past the guard, as the page says")
+        session.rows("empty_guarded")
+        after = _Write("insert").refusal(bench, session)
+        notes.require(_guard_said(after), f"insert without the lock, after {name}: {after or 'done'}")
 
 
 @contextlib.contextmanager
@@ -173,14 +387,6 @@ def _guarded_table(bench: Bench, session: Session) -> Iterator[None]:
         session.rows("unguard")
     finally:
         bench.session().rows("drop_guarded")
-
-
-def _refusal(session: Session, name: str, bench: Bench) -> str | None:
-    try:
-        session.rows(name)
-    except Exception as exc:
-        return server_words(exc, bench.engine)
-    return None
 
 
 @check(19, "a lock that a transaction has asserted stays until that ends", "assert_holding", elsewhere=SESSIONS_ONLY)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from sqlsem import engines
 from sqlsem.certify.bench import PATIENCE, Bench
 from sqlsem.certify.checks.calling import SESSIONS_ONLY
 from sqlsem.certify.registry import check
 from sqlsem.certify.results import Failed, Notes, NotPossible
 from sqlsem.certify.sessions import Session, later, server_words
-from sqlsem.engines.base import Options
 
 __all__: list[str] = []
 
@@ -99,24 +97,18 @@ def reset_sessions(bench: Bench, notes: Notes) -> None:
 @check(6, "a killed session never goes on as if it held", "renew", elsewhere=SESSIONS_ONLY)
 def killed_while_idle(bench: Bench, notes: Notes) -> None:
     """Kill an idle session whose driver may connect anew, and have it ask for what it held."""
-    url = bench.url
-    if hasattr(bench.engine, "odbc_string"):
-        url += f"{'&' if '?' in url else '?'}ConnectRetryCount=1" if "://" in url else ";ConnectRetryCount=1"
-    engine = engines.of_url(url)(url, Options(schema=bench.schema))
-    holder, waiter, resource = Session(engine), bench.session(), bench.name()
+    words = {"ConnectRetryCount": "1"} if hasattr(bench.engine, "odbc_string") else {}
+    holder, waiter, resource = bench.session(**words), bench.session(), bench.name()
+    position = holder.acquire(resource).position
+    bench.kill(holder.number)
+    bench.until(lambda: waiter.acquire(resource, timeout_ms=ASK_MS).code >= 0, "the lock of a killed session")
     try:
-        position = holder.acquire(resource).position
-        bench.kill(holder.number)
-        bench.until(lambda: waiter.acquire(resource, timeout_ms=ASK_MS).code >= 0, "the lock of a killed session")
-        try:
-            code = int(holder.value("renew", resource, position))
-        except Exception as exc:
-            notes.note(f"it gets an error ({server_words(exc, bench.engine)[:120]})")
-        else:
-            notes.require(code == -1, f"a killed session was connected anew, and told {code} of what it held")
-            notes.note("it was connected anew in silence, and is told that it holds nothing")
-    finally:
-        holder.close()
+        code = int(holder.value("renew", resource, position))
+    except Exception as exc:
+        notes.note(f"it gets an error ({server_words(exc, bench.engine)[:120]})")
+    else:
+        notes.require(code == -1, f"a killed session was connected anew, and told {code} of what it held")
+        notes.note("it was connected anew in silence, and is told that it holds nothing")
     waiter.release(resource)
 
 

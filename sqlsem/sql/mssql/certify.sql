@@ -102,7 +102,9 @@ EXEC {schema}.assert_holding @resource = ?, @position = ?
 -- name: create_guarded
 -- In a schema of its own: those of sqlsem's own schema cannot be guarded.
 EXEC (N'CREATE SCHEMA {schema}_own');
-CREATE TABLE {schema}_own.guarded (number int NOT NULL CONSTRAINT guarded_pk PRIMARY KEY)
+CREATE TABLE {schema}_own.guarded (number int NOT NULL CONSTRAINT guarded_pk PRIMARY KEY);
+CREATE TABLE {schema}_own.switched (number int NOT NULL CONSTRAINT switched_pk PRIMARY KEY);
+INSERT INTO {schema}_own.switched (number) VALUES (7)
 
 -- name: guard
 EXEC {schema}.guard_table N'{schema}_own.guarded', N'certify-guarded'
@@ -112,6 +114,7 @@ EXEC {schema}.unguard_table N'{schema}_own.guarded'
 
 -- name: drop_guarded
 DROP TABLE IF EXISTS {schema}_own.guarded;
+DROP TABLE IF EXISTS {schema}_own.switched;
 DROP SCHEMA IF EXISTS {schema}_own
 
 -- name: bare_rows
@@ -174,6 +177,27 @@ DELETE FROM {schema}_own.guarded
 -- Refused (334) where a table has triggers, for every login.
 INSERT INTO {schema}_own.guarded (number) OUTPUT inserted.number VALUES (3)
 
+-- name: merge_guarded
+-- (In a text, as only a server may say whether it takes it.)
+EXEC (N'MERGE {schema}_own.guarded AS t USING (SELECT 5 AS number) AS s ON t.number = s.number
+    WHEN MATCHED THEN UPDATE SET number = 6 WHEN NOT MATCHED THEN INSERT (number) VALUES (s.number);')
+
+-- name: bulk_guarded
+-- A file of this host, which the server may not see. Triggers are run when they are asked for, and only then.
+BULK INSERT {schema}_own.guarded FROM 'certify_file' WITH (FIRE_TRIGGERS, ROWTERMINATOR = '0x0a')
+
+-- name: bulk_past_guard
+BULK INSERT {schema}_own.guarded FROM 'certify_file' WITH (ROWTERMINATOR = '0x0a')
+
+-- name: switch_past_guard
+ALTER TABLE {schema}_own.switched SWITCH TO {schema}_own.guarded
+
+-- name: empty_guarded
+TRUNCATE TABLE {schema}_own.guarded
+
+-- name: age_handovers
+UPDATE {schema}.handover SET given_at = DATEADD(day, -30, given_at), adopted_at = DATEADD(day, -30, adopted_at)
+
 -- name: renew
 SET NOCOUNT ON; DECLARE @code int;
 EXEC @code = {schema}.renew @resource = ?, @position = ?;
@@ -202,6 +226,30 @@ DROP USER IF EXISTS certify_user
 -- name: add_member
 ALTER ROLE certify_role ADD MEMBER certify_user
 
+-- name: create_group
+CREATE ROLE certify_user
+
+-- name: drop_group
+DROP ROLE IF EXISTS certify_user
+
+-- name: groups
+-- Windows and Entra groups that are users of this database and that this login is in. A dbo needs no role: none for it.
+SELECT DISTINCT p.name FROM sys.user_token AS t JOIN sys.database_principals AS p ON p.principal_id = t.principal_id
+WHERE p.type IN ('G', 'X') AND t.usage = N'GRANT OR DENY' AND DATABASE_PRINCIPAL_ID() <> 1
+
+-- name: join_group
+DECLARE @name nvarchar(128) = ?, @text nvarchar(600);
+SET @text = CONCAT(N'ALTER ROLE {schema}_user ADD MEMBER ', QUOTENAME(@name));
+EXEC (@text)
+
+-- name: leave_group
+DECLARE @name nvarchar(128) = ?, @text nvarchar(600);
+SET @text = CONCAT(N'ALTER ROLE {schema}_user DROP MEMBER ', QUOTENAME(@name));
+EXEC (@text)
+
+-- name: is_user
+SELECT CAST(IS_MEMBER(N'{schema}_user') AS int)
+
 -- name: as_user
 EXECUTE AS USER = N'certify_user'
 
@@ -219,12 +267,23 @@ SELECT setting FROM (VALUES
     (N'SET ARITHABORT OFF'), (N'SET CONCAT_NULL_YIELDS_NULL OFF'), (N'SET NUMERIC_ROUNDABORT ON'),
     (N'SET IMPLICIT_TRANSACTIONS ON'), (N'SET XACT_ABORT ON'), (N'SET ROWCOUNT 1'), (N'SET TEXTSIZE 10'),
     (N'SET NOCOUNT OFF'), (N'SET DATEFIRST 3'), (N'SET DATEFORMAT dmy'), (N'SET LANGUAGE Turkish'), (N'SET LOCK_TIMEOUT 0'),
-    (N'SET DEADLOCK_PRIORITY HIGH'), (N'SET TRANSACTION ISOLATION LEVEL SERIALIZABLE'),
+    (N'SET DEADLOCK_PRIORITY HIGH'), (N'SET QUOTED_IDENTIFIER OFF; SET ANSI_NULLS OFF; SET ROWCOUNT 1; SET TEXTSIZE 10'),
+    (N'SET TRANSACTION ISOLATION LEVEL SERIALIZABLE'),
     (N'SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED')) AS s (setting)
 
 -- name: shown_settings
-SELECT CAST(@@OPTIONS AS int), CAST(@@LOCK_TIMEOUT AS int), CAST(@@TEXTSIZE AS int), CAST(@@DATEFIRST AS int),
-       CAST(@@LANGUAGE AS nvarchar(60)), CAST(@@TRANCOUNT AS int)
+-- Expressions, each of which a server may lack.
+SELECT expression FROM (VALUES
+    (N'CAST(@@OPTIONS AS int)'), (N'CAST(@@LOCK_TIMEOUT AS int)'), (N'CAST(@@TEXTSIZE AS int)'), (N'CAST(@@DATEFIRST AS int)'),
+    (N'CAST(@@LANGUAGE AS nvarchar(60))'), (N'CAST(@@TRANCOUNT AS int)')) AS s (expression)
+
+-- name: agent_setting
+-- What SQL Server Agent sets for the step of a job.
+SELECT N'SET QUOTED_IDENTIFIER OFF; SET TEXTSIZE 1024; SET DEADLOCK_PRIORITY LOW'
+
+-- name: many_rows
+-- More than a driver reads ahead.
+SELECT TOP (200000) a.name, b.name FROM sys.all_objects AS a CROSS JOIN sys.all_objects AS b
 
 -- name: raw_take
 EXEC sys.sp_getapplock @Resource = N'{schema}.raw', @LockMode = N'Exclusive', @LockOwner = N'Session', @LockTimeout = 60000, @DbPrincipal = N'public'
@@ -296,9 +355,13 @@ SELECT CAST(DATEDIFF_BIG(millisecond, '19700101', SYSUTCDATETIME()) AS float) / 
 
 -- name: collations
 -- How databases may be created, beside the default: with the collations that this server knows.
-SELECT CONCAT(N'COLLATE ', w.name) FROM (VALUES
-    (N'Latin1_General_100_CS_AS'), (N'Latin1_General_100_BIN2'), (N'Turkish_CI_AS'), (N'Latin1_General_100_CI_AS_SC_UTF8'),
-    (N'Japanese_XJIS_140_CS_AS_KS_WS')) AS w (name)
+-- Azure SQL has a catalog of its own collation beside them, and a contained database has one, too.
+SELECT CONCAT(w.before, N'COLLATE ', w.name, w.behind) FROM (VALUES
+    (N'', N'Latin1_General_100_CS_AS', N''), (N'', N'Latin1_General_100_BIN2', N''), (N'', N'Turkish_CI_AS', N''),
+    (N'', N'Latin1_General_100_CI_AS_SC_UTF8', N''), (N'', N'Japanese_XJIS_140_CS_AS_KS_WS', N''),
+    (N'', N'Turkish_CI_AS', N' WITH CATALOG_COLLATION = SQL_Latin1_General_CP1_CI_AS'),
+    (N'', N'Latin1_General_100_BIN2', N' WITH CATALOG_COLLATION = DATABASE_DEFAULT'),
+    (N'CONTAINMENT = PARTIAL ', N'Turkish_CI_AS', N'')) AS w (before, name, behind)
 WHERE EXISTS (SELECT 1 FROM sys.fn_helpcollations() AS c WHERE c.name COLLATE DATABASE_DEFAULT = w.name COLLATE DATABASE_DEFAULT)
 
 -- name: create_database
@@ -306,6 +369,9 @@ CREATE DATABASE certify_database
 
 -- name: drop_database
 DROP DATABASE IF EXISTS certify_database
+
+-- name: snapshot_allowed
+ALTER DATABASE certify_database SET ALLOW_SNAPSHOT_ISOLATION ON
 
 -- name: rows_are_versioned
 ALTER DATABASE certify_database SET READ_COMMITTED_SNAPSHOT ON WITH ROLLBACK IMMEDIATE
@@ -333,10 +399,14 @@ DROP TABLE IF EXISTS {schema}.certify_inside;
 DROP TABLE IF EXISTS {schema}.certify_dead;
 DROP TABLE IF EXISTS {schema}.certify_counter;
 DROP TABLE IF EXISTS {schema}_own.guarded;
+DROP TABLE IF EXISTS {schema}_own.switched;
 DROP SCHEMA IF EXISTS {schema}_own
 
 -- name: remains
-SELECT CONCAT(N'schema ', name COLLATE DATABASE_DEFAULT) FROM sys.schemas WHERE name IN (N'{schema}', N'{schema}_own')
+-- What is there still, and the statement that removes it; NULL: what `sqlsem sql mssql drop` prints.
+SELECT CONCAT(N'schema ', name COLLATE DATABASE_DEFAULT),
+       CASE WHEN name = N'{schema}_own' THEN N'DROP TABLE IF EXISTS {schema}_own.guarded, {schema}_own.switched; DROP SCHEMA {schema}_own' END
+FROM sys.schemas WHERE name IN (N'{schema}', N'{schema}_own')
 UNION ALL
-SELECT CONCAT(N'role ', name COLLATE DATABASE_DEFAULT) FROM sys.database_principals
+SELECT CONCAT(N'role ', name COLLATE DATABASE_DEFAULT), CONCAT(N'DROP ROLE ', name COLLATE DATABASE_DEFAULT) FROM sys.database_principals
 WHERE type = 'R' AND CHARINDEX(N'{schema}_', name COLLATE DATABASE_DEFAULT) = 1

@@ -115,6 +115,20 @@ DELETE FROM {schema}_own.guarded
 -- name: truncate_guarded
 TRUNCATE {schema}_own.guarded
 
+-- name: merge_guarded
+-- (In a text, as only a server of version 15 or later knows it.)
+DO 'BEGIN EXECUTE ''MERGE INTO {schema}_own.guarded AS t USING (SELECT 5 AS number) AS s
+    ON t.number OPERATOR(pg_catalog.=) s.number WHEN MATCHED THEN UPDATE SET number = 6
+    WHEN NOT MATCHED THEN INSERT (number) VALUES (s.number)''; END'
+
+-- name: bulk_guarded
+-- A file of this host, which the server may not see.
+COPY {schema}_own.guarded (number) FROM 'certify_file'
+
+-- name: age_handovers
+UPDATE {schema}.handover SET given_at = given_at OPERATOR(pg_catalog.-) '30 days'::pg_catalog.interval,
+    adopted_at = adopted_at OPERATOR(pg_catalog.-) '30 days'::pg_catalog.interval
+
 -- name: renew
 SELECT {schema}.renew(%s, %s)
 
@@ -142,6 +156,12 @@ DROP ROLE IF EXISTS certify_user
 
 -- name: add_member
 GRANT certify_role TO certify_user
+
+-- name: create_group
+CREATE ROLE certify_user
+
+-- name: drop_group
+DROP ROLE IF EXISTS certify_user
 
 -- name: as_user
 SET ROLE certify_user
@@ -173,7 +193,8 @@ SELECT s.setting FROM (VALUES
     ('SET quote_all_identifiers = on')) AS s (setting)
 
 -- name: shown_settings
-SELECT pg_catalog.string_agg(pg_catalog.current_setting(s.name), ' ' ORDER BY s.name) FROM (VALUES
+-- Expressions, each of which a server may lack.
+SELECT pg_catalog.format('pg_catalog.current_setting(%L)', s.name) FROM (VALUES
     ('search_path'::pg_catalog.text), ('standard_conforming_strings'), ('DateStyle'), ('TimeZone'), ('IntervalStyle'), ('bytea_output'),
     ('extra_float_digits'), ('lock_timeout'), ('synchronous_commit'), ('client_min_messages'), ('plan_cache_mode'), ('enable_indexscan'),
     ('row_security'), ('xmloption'), ('transaction_isolation'), ('quote_all_identifiers')) AS s (name)
@@ -231,8 +252,12 @@ DROP TABLE IF EXISTS {schema}.certify_inside, {schema}.certify_dead, {schema}.ce
 DROP ROLE IF EXISTS {schema}_user, {schema}_putter, {schema}_worker, {schema}_operator, {schema}_reader
 
 -- name: remains
-SELECT 'schema ' OPERATOR(pg_catalog.||) n.nspname::pg_catalog.text FROM pg_catalog.pg_namespace AS n
+-- What is there still, and the statement that removes it; NULL: what `sqlsem sql postgresql drop` prints.
+SELECT 'schema ' OPERATOR(pg_catalog.||) n.nspname::pg_catalog.text,
+       CASE WHEN n.nspname OPERATOR(pg_catalog.=) '{schema}_own' THEN 'DROP SCHEMA {schema}_own CASCADE' END
+FROM pg_catalog.pg_namespace AS n
 WHERE n.nspname OPERATOR(pg_catalog.=) ANY (ARRAY['{schema}', '{schema}_own'])
 UNION ALL
-SELECT 'role ' OPERATOR(pg_catalog.||) r.rolname::pg_catalog.text FROM pg_catalog.pg_roles AS r
+SELECT 'role ' OPERATOR(pg_catalog.||) r.rolname::pg_catalog.text, 'DROP ROLE ' OPERATOR(pg_catalog.||) r.rolname::pg_catalog.text
+FROM pg_catalog.pg_roles AS r
 WHERE pg_catalog.starts_with(r.rolname::pg_catalog.text, '{schema}_')

@@ -48,6 +48,9 @@ UPDATE {schema}_certify_counter SET number = ?
 -- name: positions
 SELECT queue_position FROM {table} WHERE resource_id = ?
 
+-- name: age_handovers
+UPDATE {schema}_handover SET given_at = given_at - 2592000.0, adopted_at = adopted_at - 2592000.0
+
 -- name: raw_take
 BEGIN IMMEDIATE
 
