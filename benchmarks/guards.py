@@ -31,7 +31,7 @@ def guards(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
         for one in ("plain", "guarded"):
             connection.execute(f"CREATE UNLOGGED TABLE IF NOT EXISTS public.bench_{one} (a integer)")
         connection.commit()
-        coordinator.guard_table("public.bench_guarded", name)
+        coordinator.admin.guard_table("public.bench_guarded", name)
         stack.callback(connection.commit)
         stack.callback(connection.execute, "DROP TABLE public.bench_plain, public.bench_guarded")
         grant = stack.enter_context(coordinator.limit(name, HOLDERS + 1))

@@ -367,7 +367,7 @@ def waiters(engine: str, url: str, number: int, seconds: float) -> Waiting:
             worker.start()
         ready.wait(300)
         deadline = time.monotonic() + 120
-        while len(coordinator.entries("waiters")) <= number and time.monotonic() < deadline:
+        while len(coordinator.admin.entries("waiters")) <= number and time.monotonic() < deadline:
             time.sleep(0.1)
         time.sleep(2)  # until the dust has settled
         go.wait(60)

@@ -33,7 +33,7 @@ from support.overviews import FakeLive, a_night
 
 import sqlsem
 from sqlsem import cli
-from sqlsem.core.operators import Operators
+from sqlsem.admin import Admin
 from sqlsem.dashboard import server
 from sqlsem.dashboard.app import Dashboard
 from sqlsem.dashboard.pages import Asked, Pages
@@ -74,7 +74,7 @@ def stand_in_line(first: sqlsem.Coordinator, second: sqlsem.Coordinator, leave: 
 
     for number, lock in enumerate(locks, 1):
         threading.Thread(target=hold, args=(lock,)).start()
-        while len(first.entries()) < number:
+        while len(first.admin.entries()) < number:
             time.sleep(0.01)
 
 
@@ -88,9 +88,9 @@ def ls() -> str:
     """``sqlsem ls``, as SVG."""
     leave = threading.Event()
     console = output.CleanConsole(width=WIDTH, record=True, force_terminal=True, file=io.StringIO(), highlight=False)
-    real = Operators.overview
+    real = Admin.overview
 
-    def overview(self: Operators) -> Overview:
+    def overview(self: Admin) -> Overview:
         found = real(self)
         return dataclasses.replace(found, entries=[made_up(entry) for entry in found.entries])
 
@@ -99,12 +99,12 @@ def ls() -> str:
         with sqlsem.connect(url) as first, sqlsem.connect(url) as second:
             stand_in_line(first, second, leave)
             with (
-                mock.patch.object(Operators, "overview", overview),
+                mock.patch.object(Admin, "overview", overview),
                 mock.patch.object(output, "console", return_value=console),
             ):
                 cli.main(["--url", url, "ls"], standalone_mode=False)
             leave.set()
-            while first.entries():
+            while first.admin.entries():
                 time.sleep(0.01)
     return console.export_svg(title="$ sqlsem ls", theme=MONOKAI, unique_id="ls")
 

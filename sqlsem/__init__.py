@@ -11,6 +11,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sqlsem.admin import Admin
 from sqlsem.batches import Batch, batch
 from sqlsem.chosen import configure, default, default_url
 from sqlsem.coordinator import Coordinator, connect
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from sqlsem import otel as otel
 
 __all__ = [
+    "Admin",
     "Batch",
     "BatchFailed",
     "Call",

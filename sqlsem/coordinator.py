@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sqlsem import batches, engines, tasks
+from sqlsem.admin import Admin
 from sqlsem.batches import Batch
 from sqlsem.core import terms
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.grants import Grant
 from sqlsem.core.holdings import LostCallback
 from sqlsem.core.leading import Candidacy
-from sqlsem.core.operators import Operators
 from sqlsem.core.options import (
     BatchOptions,
     ConnectOptions,
@@ -25,12 +25,11 @@ from sqlsem.core.options import (
 from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.terms import Name
 from sqlsem.engines.base import Creator, Engine, Options
-from sqlsem.engines.protocol import BatchSession, Session, TaskSession
-from sqlsem.engines.schedules import ScheduleSession
-from sqlsem.errors import ConfigurationError, NotHeld
+from sqlsem.engines.protocol import BatchSession, TaskSession
+from sqlsem.errors import ConfigurationError
 from sqlsem.leading import Leader, Told
 from sqlsem.locks import Lock, adopt_in
-from sqlsem.model import Duration, Schedule, check_duration, check_name, check_some
+from sqlsem.model import Duration, check_duration
 from sqlsem.model_rates import Windows
 from sqlsem.periodic import Once
 from sqlsem.rates import Rate
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Coordinator", "connect", "coordinator_of"]
 
 
-class Coordinator(Operators):
+class Coordinator:
     """Locks in one database. Made by `sqlsem.connect`; a context manager; closes by itself at the end of the process.
 
     >>> with sqlsem.connect("postgresql://etl@db/dwh", grace=30) as coordinator:  # doctest: +SKIP
@@ -84,9 +83,15 @@ class Coordinator(Operators):
         place, own = engines.locate(url)
         creator = creator or own
         engine = engines.of_url(place)(place, options, creator and engines.unpooled(creator))
-        super().__init__(DatabaseClient(engine, retry))
+        self._begin(DatabaseClient(engine, retry))
+
+    def _begin(self, client: DatabaseClient) -> None:
+        #: For the package; programs have no use for it.
+        self.client = client
+        #: What operators see and change: ``coordinator.admin.pause("etl")``; see `sqlsem.Admin`.
+        self.admin = Admin(client)
         #: As `sqlsem.on`, for the locks of this coordinator alone; those of tasks, too.
-        self.on = self.client.event_bus.on
+        self.on = client.event_bus.on
 
     def __reduce__(self) -> str:
         raise ConfigurationError(
@@ -178,38 +183,6 @@ class Coordinator(Operators):
         self.client.engine.require(TaskSession, "A queue")
         return tasks.queue(name, coordinator=self, **options)
 
-    def schedules(self, queue: str | None = None) -> list[Schedule]:
-        """The schedules of one queue or all, by name; see `Queue.schedule`."""
-        check_some("The queue's name", queue)
-        return self.client.with_connection(lambda session: session.list_schedules(None, queue), ScheduleSession)
-
-    def pause_schedule(self, name: str) -> None:
-        """Put nothing of a schedule until `resume_schedule`. Raises `NotHeld` when there is none."""
-        self._set_schedule(name, "pause")
-
-    def resume_schedule(self, name: str) -> None:
-        """Undo `pause_schedule`; the times that were due meanwhile are left out. Errors as there."""
-        self._set_schedule(name, "resume")
-
-    def remove_schedule(self, name: str) -> None:
-        """Remove a schedule; tasks that it has put stay. Errors as for `pause_schedule`."""
-        self._set_schedule(name, "remove")
-
-    def _set_schedule(self, name: str, what: str) -> None:
-        check_name("The schedule's name", name)
-
-        def change(session: Session) -> bool:
-            due = None
-            if what == "resume":
-                found = session.list_schedules(name, None)
-                if not found:
-                    return False
-                due = tasks.next_due(found[0].cron, found[0].time_zone, found[0].taken_at)
-            return session.set_schedule(name, what, due)
-
-        if not self.client.with_connection(change, ScheduleSession):
-            raise NotHeld(f"There is no schedule {name!r} that you may {what}; see: sqlsem schedules")
-
     def batch(self, name: str, parts: Iterable[str], *, window: Duration, **options: Unpack[BatchOptions]) -> Batch:
         """See `sqlsem.batch`."""
         check_options("batch()", options, BatchOptions.__optional_keys__)
@@ -250,8 +223,7 @@ class Coordinator(Operators):
 def coordinator_of(client: DatabaseClient) -> Coordinator:
     """What users get of a process that was made otherwise. (For the package; programs have no use for it.)"""
     made = Coordinator.__new__(Coordinator)
-    Operators.__init__(made, client)
-    made.on = client.event_bus.on
+    made._begin(client)
     return made
 
 

@@ -70,7 +70,7 @@ def demo(console: Console, *, seconds: float, workers: int, limit: int) -> int:
         readers: list[Thread] = []
         try:
             with sqlsem.connect(url) as coordinator:
-                coordinator.entries()  # makes the tables
+                coordinator.admin.entries()  # makes the tables
                 for number in range(workers):
                     process = _start(url, inside, limit)
                     processes.append(process)
@@ -157,7 +157,7 @@ def _watch(
         live.start()
     try:
         while (elapsed := time.monotonic() - began) < seconds:
-            entries = coordinator.entries(RESOURCE)
+            entries = coordinator.admin.entries(RESOURCE)
             positions = {entry.position for entry in entries}
             holding = sum(entry.state == "holds" for entry in entries)
             seen.most_looked = max(seen.most_looked, holding)

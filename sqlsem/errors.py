@@ -57,7 +57,7 @@ class Timeout(SqlsemError, TimeoutError):
     """The lock was not granted within the given time. Nothing is left in the queue.
 
     The message names the holder: host, process, program, and since when. ``holders`` are the rows of all that were in
-    the way and held it at that moment, as `Coordinator.entries` gives them: empty when the database could not say, when
+    the way and held it at that moment, as `Admin.entries` gives them: empty when the database could not say, when
     the last one had just left, and where others only waited before (or the resource was paused). Of a work queue
     (`Queue.join`) they are the tasks that run.
     """

@@ -176,17 +176,17 @@ class Live:
 def _perform(coordinator: Coordinator, action: Action) -> str:
     name = str(action.resource)
     if action.kind == "pause":
-        coordinator.pause(name)
+        coordinator.admin.pause(name)
         return f"{name!r} is paused."
     if action.kind == "resume":
-        coordinator.resume(name)
+        coordinator.admin.resume(name)
         return f"{name!r} goes on."
     if action.kind in ("cap", "uncap"):
-        coordinator.set_limit(name, action.cap)
+        coordinator.admin.set_limit(name, action.cap)
         return f"{name!r} has no cap." if action.cap is None else f"{name!r} is capped at {action.cap}."
     if action.kind == "retry":
         assert action.task_id is not None
-        coordinator.retry_task(action.task_id)
+        coordinator.admin.retry_task(action.task_id)
         return f"Task {action.task_id} is pending again."
     assert action.position is not None
     _, gone = take_away(coordinator, action.position, force=action.kind == "revoke_now")
@@ -196,14 +196,14 @@ def _perform(coordinator: Coordinator, action: Action) -> str:
 
 
 def take_away(coordinator: Coordinator, position: int, *, force: bool = False) -> tuple[Entry | None, bool]:
-    """`Coordinator.revoke`, for people: the row as it was, if it was there, and whether it is gone. Raises as that."""
-    entry = next((one for one in coordinator.entries() if one.position == position), None)
+    """`Admin.revoke`, for people: the row as it was, if it was there, and whether it is gone. Raises as that."""
+    entry = next((one for one in coordinator.admin.entries() if one.position == position), None)
     if entry is not None and entry.state == "dead":
         # Anyone who looks for the dead makes sure of that once more.
-        coordinator.reap()
-        if all(one.position != position for one in coordinator.entries(entry.resource)):
+        coordinator.admin.reap()
+        if all(one.position != position for one in coordinator.admin.entries(entry.resource)):
             return entry, True
-    return entry, coordinator.revoke(position, force=force)
+    return entry, coordinator.admin.revoke(position, force=force)
 
 
 def in_a_line(exc: BaseException) -> str:

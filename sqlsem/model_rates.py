@@ -239,7 +239,7 @@ class RateEntry:
 
     @property
     def resource(self) -> str:
-        """The resource in whose queue those stand who have to wait, as `Coordinator.entries` names it."""
+        """The resource in whose queue those stand who have to wait, as `Admin.entries` names it."""
         return RATE_PREFIX + self.name
 
     @classmethod

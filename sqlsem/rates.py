@@ -151,7 +151,7 @@ def rate(
     to all (``sqlsem ls``), and is not overtaken, also not by one who wants less. Where programs declare different
     limits for the same rate, all of them hold: the lowest limit of a window counts, and windows of different lengths
     count together. A declared limit counts until the last request that has declared it is out of its window. An
-    operator's limit (`Coordinator.set_rate`, ``sqlsem rates set``) always counts.
+    operator's limit (`Admin.set_rate`, ``sqlsem rates set``) always counts.
 
     Args:
         name: The rate's, 1 to 250 characters; or, for a decorator, a function of the call's arguments that gives it.

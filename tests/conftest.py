@@ -496,7 +496,7 @@ def table(database: support.Database, name: str) -> Iterator[Callable[[], str]]:
 def guarded(database: support.Database, table: Callable[[], str], name: str) -> str:
     text = table()
     with contextlib.closing(database.coordinator()) as coordinator:
-        assert coordinator.guard_table(text, name) == 1
+        assert coordinator.admin.guard_table(text, name) == 1
     return text
 
 

@@ -123,8 +123,8 @@ def entries(engine: str, url: str, number: int) -> dict[str, float]:
     with _prepared(url) as (place, coordinator, _, member):
         _insert(engine, place, _QUEUE, number, member)
         found = {
-            "entries": _median(lambda: coordinator.entries(NAME)),
-            "entries of all": _median(coordinator.entries),
+            "entries": _median(lambda: coordinator.admin.entries(NAME)),
+            "entries of all": _median(coordinator.admin.entries),
             "ls": _median(_command(place, "ls")),
         }
         if engine == "postgresql":
@@ -140,8 +140,8 @@ def tasks(engine: str, url: str, number: int) -> dict[str, float]:
         if engine == "postgresql":
             queues.rows(place, "VACUUM ANALYZE")
         return {
-            "tasks": _median(lambda: coordinator.tasks(NAME)),
-            "all tasks": _median(lambda: coordinator.tasks(NAME, most=number)),
+            "tasks": _median(lambda: coordinator.admin.tasks(NAME)),
+            "all tasks": _median(lambda: coordinator.admin.tasks(NAME, most=number)),
             "state": _median(queue.state),
             "command": _median(_command(place, "tasks", NAME)),
         }
@@ -152,12 +152,12 @@ def history(engine: str, url: str, number: int) -> dict[str, float]:
     with _prepared(url) as (place, coordinator, _, _):
         _insert(engine, place, _HISTORY, number)
         return {
-            "page": _median(lambda: coordinator.history(most=100)),
-            "of a resource": _median(lambda: coordinator.history("resource 7", most=100)),
-            "of none": _median(lambda: coordinator.history("resource", most=100)),
-            "by outcome": _median(lambda: coordinator.history(most=100, outcome="timeout")),
-            "of none so ended": _median(lambda: coordinator.history(most=100, outcome="reaped")),
-            "of a time": _median(lambda: coordinator.history(most=100, since=number * 0.6, until=number * 0.5)),
+            "page": _median(lambda: coordinator.admin.history(most=100)),
+            "of a resource": _median(lambda: coordinator.admin.history("resource 7", most=100)),
+            "of none": _median(lambda: coordinator.admin.history("resource", most=100)),
+            "by outcome": _median(lambda: coordinator.admin.history(most=100, outcome="timeout")),
+            "of none so ended": _median(lambda: coordinator.admin.history(most=100, outcome="reaped")),
+            "of a time": _median(lambda: coordinator.admin.history(most=100, since=number * 0.6, until=number * 0.5)),
         }
 
 

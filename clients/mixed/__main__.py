@@ -72,7 +72,7 @@ def main(url: str | None, schema: str, limit: int, turns: int, seconds: float) -
             if not url:
                 install(place, schema)
             with sqlsem.connect(place, schema=schema) as coordinator:
-                coordinator.entries()  # are the tables there?
+                coordinator.admin.entries()  # are the tables there?
         except sqlsem.SqlsemError as exc:
             raise click.ClickException(str(exc)) from exc
         resource = f"demo-{secrets.token_hex(4)}"

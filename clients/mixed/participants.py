@@ -68,7 +68,7 @@ def _python(run: Run) -> None:
     """A participant: Python, with sqlsem."""
     with sqlsem.connect(run.url, schema=run.schema) as coordinator, contextlib.closing(connect(run)) as witness:
         lock = coordinator.limit(run.resource, run.limit, note="Python")
-        coordinator.entries(run.resource)
+        coordinator.admin.entries(run.resource)
         _tell("ready")
         sys.stdin.readline()
         for _ in range(run.turns):

@@ -86,7 +86,7 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, sha
         raise click.UsageError("Say which batch once.")
     with options.coordinator(runs="callbacks") as coordinator, same_database(options, pass_url):
         require_own_database(coordinator, shared)
-        coordinator.resources()  # the driver is there before anything can be imported from here
+        coordinator.admin.resources()  # the driver is there before anything can be imported from here
         sys.path.extend(one for one in folders_to_import_from() if one not in sys.path)
         wanted: list[int | str]
         if which is not None or name is not None:

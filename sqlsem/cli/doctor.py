@@ -140,7 +140,7 @@ def _engine(session: SchemaSession) -> list[Check]:
 def _members(options: Connecting) -> Check:
     """The login with the most members: a program that enrols without end slows everything that lists them."""
     with options.coordinator(looks=True, told=True) as coordinator:
-        number = Counter(member.login or "" for member in coordinator.overview().members)
+        number = Counter(member.login or "" for member in coordinator.admin.overview().members)
     login, most = number.most_common(1)[0] if number else ("", 0)
     told = f"{number.total()} members"
     if most > MANY_MEMBERS:

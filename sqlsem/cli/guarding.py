@@ -55,7 +55,7 @@ def guard(
         raise click.UsageError("--json is for --list.")
     with options.coordinator(looks=True) as coordinator:
         if table is None:
-            found = coordinator.guarded_tables()
+            found = coordinator.admin.guarded_tables()
             if as_json:
                 output.print_json([one.as_dict() for one in found])
             for one in () if as_json else found:
@@ -66,14 +66,14 @@ def guard(
             if any(one.problem for one in found):
                 raise click.exceptions.Exit(1)
         elif remove:
-            taken = coordinator.unguard_table(table)
+            taken = coordinator.admin.unguard_table(table)
             if not taken:
                 raise click.ClickException(f"{table} is not guarded; see: sqlsem guard --list")
             output.echo(clean(f"{table} can be written without a lock again."))
         elif resource is not None:
             if not allow_new:
                 require_resource(coordinator, resource)
-            made = coordinator.guard_table(table, resource)
+            made = coordinator.admin.guard_table(table, resource)
             more = f" ({made} triggers, with its partitions)" if made > 1 else "" if made else " already"
             output.echo(clean(f"{table} is guarded by {resource}{more}."))
             if made and coordinator.engine.guard_hint:

@@ -40,7 +40,7 @@ def require_own_database(coordinator: Coordinator, shared: bool) -> None:
         return
     file = file.resolve()
     if not file.exists():
-        coordinator.resources()  # makes it
+        coordinator.admin.resources()  # makes it
     why = files.writable_by_others(file)
     if why is not None:
         raise ConfigurationError(

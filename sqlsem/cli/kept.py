@@ -17,7 +17,7 @@ def kept_lines(coordinator: sqlsem.Coordinator, resource: str | None, *, pins: b
     open transaction has asserted.
     """
     try:
-        kept = coordinator.kept_locks(resource)
+        kept = coordinator.admin.kept_locks(resource)
     except SqlsemError as exc:  # an earlier installation, or a login without any role
         log.info("cannot see which locks are kept: %s", exc)
         return []

@@ -14,10 +14,10 @@ MOST = 1000
 
 def require_resource(coordinator: sqlsem.Coordinator, resource: str) -> None:
     """Refuse a name that nobody uses, nor has used lately: it may be misspelt, and the right one is still open."""
-    known = {one.resource for one in coordinator.resources()}
-    if resource in known or coordinator.history(resource, most=1):
+    known = {one.resource for one in coordinator.admin.resources()}
+    if resource in known or coordinator.admin.history(resource, most=1):
         return
-    known |= {hold.resource for hold in coordinator.history(most=MOST)}
+    known |= {hold.resource for hold in coordinator.admin.history(most=MOST)}
     raise ConfigurationError(
         f"Nobody uses {resource!r}, nor has lately{config.nearest(resource, known)}; if the "
         f"name is new, add --allow-new"
@@ -27,8 +27,8 @@ def require_resource(coordinator: sqlsem.Coordinator, resource: str) -> None:
 def unknown_queue(coordinator: sqlsem.Coordinator, queue: str) -> str | None:
     """What to say of the name of a queue into which nothing has ever been put; None when something has."""
     state = coordinator.queue(queue).state()
-    if not state.done or state.failed is not None or coordinator.tasks(queue, most=1):
+    if not state.done or state.failed is not None or coordinator.admin.tasks(queue, most=1):
         return None
-    known = sorted({task.queue for task in coordinator.tasks(most=MOST)})
+    known = sorted({task.queue for task in coordinator.admin.tasks(most=MOST)})
     listed = f"; there are {', '.join(known[:5])}{', …' if len(known) > 5 else ''}" if known else ""
     return f"Nothing is known of a queue {queue!r}{config.nearest(queue, known)}{listed}"

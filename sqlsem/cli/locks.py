@@ -59,7 +59,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
                 output.say(line)
 
         def look() -> Seen:
-            found = coordinator.overview()
+            found = coordinator.admin.overview()
             if resource is not None:
                 entries = [entry for entry in found.entries if entry.resource == resource]
                 return by_resource(entries, found.resources, resource), reasons(found)
@@ -149,10 +149,10 @@ def history(
     console = output.console()
     with options.coordinator(looks=True) as coordinator:
         if operations:
-            done = coordinator.operations(resource, most=most, since=since, until=until, who=who)
+            done = coordinator.admin.operations(resource, most=most, since=since, until=until, who=who)
             plain, shown = [one.as_dict() for one in done], render_operations(done, console.width)
         else:
-            past = coordinator.history(resource, most=most, since=since, until=until, outcome=outcome, who=who)
+            past = coordinator.admin.history(resource, most=most, since=since, until=until, outcome=outcome, who=who)
             plain, shown = [one.as_dict() for one in past], render_history(past, console.width)
     if as_json:
         output.print_json(plain)
@@ -228,11 +228,11 @@ def set_(
         if not allow_new and not sets_pattern:
             require_resource(coordinator, resource)
         if limit is not None or no_limit:
-            coordinator.set_limit(resource, limit)
+            coordinator.admin.set_limit(resource, limit)
         if stale_after is not None or no_stale_after:
-            coordinator.set_stale_after(resource, stale_after)
+            coordinator.admin.set_stale_after(resource, stale_after)
         if priorities is not None or no_priorities:
-            coordinator.set_priorities(resource, priorities)
+            coordinator.admin.set_priorities(resource, priorities)
         _tell_settings(coordinator, resource)
 
 
@@ -252,7 +252,7 @@ def pause(options: Connecting, resource: str, allow_new: bool) -> None:
     with options.coordinator(looks=True) as coordinator:
         if not allow_new:
             require_resource(coordinator, resource)
-        coordinator.pause(resource)
+        coordinator.admin.pause(resource)
         _tell_settings(coordinator, resource)
 
 
@@ -270,12 +270,12 @@ def resume(options: Connecting, resource: str, allow_new: bool) -> None:
     with options.coordinator(looks=True) as coordinator:
         if not allow_new:
             require_resource(coordinator, resource)
-        coordinator.resume(resource)
+        coordinator.admin.resume(resource)
         _tell_settings(coordinator, resource)
 
 
 def _tell_settings(coordinator: sqlsem.Coordinator, resource: str) -> None:
-    found = next((one for one in coordinator.resources() if one.resource == resource), None)
+    found = next((one for one in coordinator.admin.resources() if one.resource == resource), None)
     one = found or Resource(resource, None, False, None, 0, 0)
     parts = [
         f"paused{_by(one.paused_by)}" if one.paused else "not paused",
@@ -318,7 +318,7 @@ def revoke(options: Connecting, position: int | None, member: int | None, login:
         raise click.UsageError("Name one of POSITION, --member and --login.")
     if position is None:
         with options.coordinator(looks=True) as coordinator:
-            number = coordinator.revoke_members(member=member, login=login, force=force)
+            number = coordinator.admin.revoke_members(member=member, login=login, force=force)
         output.echo(
             f"{number} members are gone, with their rows."
             if force
@@ -355,9 +355,9 @@ def reap(options: Connecting) -> None:
       sqlsem reap
     """
     with options.coordinator(looks=True) as coordinator:
-        before = {member.member_id for member in coordinator.overview().members if member.missing_for is not None}
-        rows = coordinator.reap()
-        after = coordinator.overview().members
+        before = {member.member_id for member in coordinator.admin.overview().members if member.missing_for is not None}
+        rows = coordinator.admin.reap()
+        after = coordinator.admin.overview().members
     gone = len(before - {one.member_id for one in after})
     missing = sum(one.missing_for is not None for one in after)
     output.echo(f"{_number(gone, 'dead member')} and {_number(rows, 'row')} removed.")

@@ -61,7 +61,7 @@ class Night:
     """What is there now, and the history before it, page by page: the newest end first. Nothing is kept."""
 
     def __init__(self, coordinator: sqlsem.Coordinator, resource: str | None, since: float) -> None:
-        overview = coordinator.overview()
+        overview = coordinator.admin.overview()
         self._begun = monotonic()
         self._coordinator = coordinator
         self._resource = resource
@@ -72,7 +72,7 @@ class Night:
 
     def rulings(self) -> list[Ruling]:
         """What operators had set, and when, as far as it is known."""
-        done = self._coordinator.operations(most=MOST_OPERATIONS, since=self._since)
+        done = self._coordinator.admin.operations(most=MOST_OPERATIONS, since=self._since)
         return rulings((one for one in done if self._concerns(one)), self._resources)
 
     def _concerns(self, one: Operation) -> bool:
@@ -94,7 +94,7 @@ class Night:
             if last is not None:
                 age = (self.taken_at - last).total_seconds() + monotonic() - self._begun
                 until = max(0.0, age - overlap)
-            page = self._coordinator.history(self._resource, most=most, since=self._since, until=until)
+            page = self._coordinator.admin.history(self._resource, most=most, since=self._since, until=until)
             if last is not None and overlap < LONGEST_OVERLAP_SECONDS and not any(_key(one) in seen for one in page):
                 if len(page) == most and page[-1].ended_at > last:
                     most *= 2

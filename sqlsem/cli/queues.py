@@ -47,7 +47,7 @@ def queues(options: Connecting, queue: str | None, also: str | None, as_json: bo
         raise click.UsageError("Name the queue once.")
     queue = queue or also
     with options.coordinator(looks=True) as coordinator:
-        found, limits = coordinator.queues(queue), coordinator.queue_limits(queue)
+        found, limits = coordinator.admin.queues(queue), coordinator.admin.queue_limits(queue)
     if as_json:
         kept = {one.queue: [limit.as_dict() for limit in limits if limit.queue == one.queue] for one in found}
         output.print_json([{**one.as_dict(), "limits": kept[one.queue]} for one in found])

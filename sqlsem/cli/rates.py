@@ -44,8 +44,8 @@ def rates(options: Connecting, name: str | None, also: str | None, as_json: bool
         raise click.UsageError("Name the rate once.")
     name = name or also
     with options.coordinator(looks=True) as coordinator:
-        found = coordinator.rates(name)
-        waiting = {resource: len(coordinator.entries(resource)) for resource in {one.resource for one in found}}
+        found = coordinator.admin.rates(name)
+        waiting = {resource: len(coordinator.admin.entries(resource)) for resource in {one.resource for one in found}}
     if as_json:
         output.print_json([{**one.as_dict(), "waiting": waiting[one.resource]} for one in found])
     else:
@@ -73,9 +73,9 @@ def rates_set(options: Connecting, name: str, limit: str, per: float) -> None:
     if limit != "none" and not re.fullmatch(r"[0-9]{1,10}", limit):
         raise click.BadParameter(f"{limit!r} is no whole number, and not none", param_hint="LIMIT")
     with options.coordinator(looks=True) as coordinator:
-        coordinator.set_rate(name, None if limit == "none" else int(limit), per)
+        coordinator.admin.set_rate(name, None if limit == "none" else int(limit), per)
         capped = sorted(
-            (rate for rate in coordinator.rates(name) if rate.cap is not None), key=lambda rate: rate.window
+            (rate for rate in coordinator.admin.rates(name) if rate.cap is not None), key=lambda rate: rate.window
         )
     told = ", ".join(f"{one.cap:,} in {one.window:g} s" for one in capped) or "no limit of an operator's"
     output.echo(f"Rate {clean(name)}: {told}.")
@@ -98,6 +98,6 @@ def rates_reset(options: Connecting, name: str) -> int:
     Exit codes: 0 done, 1 nothing is known of that rate.
     """
     with options.coordinator(looks=True) as coordinator:
-        known = coordinator.reset_rate(name)
+        known = coordinator.admin.reset_rate(name)
     output.echo(f"Rate {clean(name)} begins anew." if known else f"Nothing is known of a rate {clean(name)}.")
     return 0 if known else 1

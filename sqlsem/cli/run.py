@@ -430,7 +430,7 @@ class _Waiting:
     def _place(self) -> str:
         """Where we stand, in words."""
         waits = []
-        entries = self._coordinator.entries()
+        entries = self._coordinator.admin.entries()
         for entry in entries:
             if (entry.host, entry.pid, entry.state) == (socket.gethostname(), os.getpid(), "waits"):
                 ahead = [e for e in entries if e.resource == entry.resource and e.position < entry.position]

@@ -286,7 +286,7 @@ def tasks_(
         raise click.UsageError("Name the queue once.")
     queue = queue or also
     with options.coordinator(looks=True) as coordinator:
-        found = coordinator.tasks(queue, status, most=most + 1, skip=(page - 1) * most)
+        found = coordinator.admin.tasks(queue, status, most=most + 1, skip=(page - 1) * most)
         why = _why(coordinator, found, whole=status is None and page == 1, ended=len(found) <= most)
     cut = ""
     if len(found) > most:
@@ -320,9 +320,9 @@ def _why(
     queues = dict.fromkeys(one.queue for one in found if one.status == "pending")
     for queue in queues:
         for status, most in wanted:
-            known.update((task.task_id, task) for task in coordinator.tasks(queue, status, most=most))
-    limits = [limit for queue in queues for limit in coordinator.queue_limits(queue)]
-    waits = [wait for queue in queues for wait in coordinator.queue_waits(queue)]
+            known.update((task.task_id, task) for task in coordinator.admin.tasks(queue, status, most=most))
+    limits = [limit for queue in queues for limit in coordinator.admin.queue_limits(queue)]
+    waits = [wait for queue in queues for wait in coordinator.admin.queue_waits(queue)]
     return task_reasons(known.values(), datetime.now(timezone.utc), limits, waits=waits)
 
 
@@ -340,7 +340,7 @@ def schedules(options: Connecting, as_json: bool) -> None:
       sqlsem schedules pause nightly-1a2b3c4d
     """
     with options.coordinator(looks=True) as coordinator:
-        found = coordinator.schedules()
+        found = coordinator.admin.schedules()
     if as_json:
         output.print_json([one.as_dict() for one in found])
     else:
@@ -422,7 +422,7 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> None:
       sqlsem tasks log 17 --json | jq '.[-1].error'
     """
     with options.coordinator(looks=True) as coordinator:
-        attempts = coordinator.attempts(task_id)
+        attempts = coordinator.admin.attempts(task_id)
     if as_json:
         output.print_json([attempt.as_dict() for attempt in attempts])
     elif attempts:
@@ -464,7 +464,7 @@ def tasks_retry(options: Connecting, task_ids: Sequence[int]) -> int:
     """
 
     def retry(coordinator: sqlsem.Coordinator, number: int) -> str:
-        coordinator.retry_task(number)
+        coordinator.admin.retry_task(number)
         return "is pending again"
 
     return _each(options, task_ids, retry)
@@ -488,7 +488,7 @@ def tasks_cancel(options: Connecting, task_ids: Sequence[int]) -> int:
     """
 
     def cancel(coordinator: sqlsem.Coordinator, number: int) -> str:
-        return "was cancelled" if coordinator.cancel_task(number) else "runs; its worker was told to end it"
+        return "was cancelled" if coordinator.admin.cancel_task(number) else "runs; its worker was told to end it"
 
     return _each(options, task_ids, cancel)
 

@@ -60,7 +60,7 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
     that keeps a lock.
     """
     with options.coordinator(looks=True) as coordinator:
-        found = coordinator.overview()
+        found = coordinator.admin.overview()
         lines, plain = ([], []) if is_task else _requests(coordinator, found, what, most)
         if not plain:
             lines, plain = _tasks(coordinator, found, what, most)
@@ -99,7 +99,7 @@ def _requests(
     lines: list[str] = []
     plain: list[dict[str, Any]] = []
     resources = {entry.resource for entry in entries[:most] if entry.resource.startswith(RATE_PREFIX)}
-    rates = {name: coordinator.rates(name.removeprefix(RATE_PREFIX)) for name in resources}
+    rates = {name: coordinator.admin.rates(name.removeprefix(RATE_PREFIX)) for name in resources}
     for entry in entries[:most]:
         chain, reason = waits.chain(entry.position), told.get(entry.position)
         behind = [other.entry for number, other in waits.blocked.items() if waits.head(number) == entry]
@@ -119,7 +119,7 @@ def _requests(
 
 def _rate(coordinator: sqlsem.Coordinator, name: str) -> tuple[list[str], list[dict[str, Any]]]:
     """A rate for which nobody waits now."""
-    windows = coordinator.rates(name)
+    windows = coordinator.admin.rates(name)
     lines = [f"Nobody waits for the rate {name!r}: {used_words(windows)}"] if windows else []
     return lines, [{"rate": {"windows": [window.as_dict() for window in windows]}}] if windows else []
 
@@ -133,17 +133,17 @@ def _tasks(
     opened: list[TaskEntry] = []
     for queue in [what] if what in queues else queues if number is not None else []:
         try:
-            some = coordinator.tasks(queue, most=MOST_TASKS)
+            some = coordinator.admin.tasks(queue, most=MOST_TASKS)
             opened += some
             if len(some) == MOST_TASKS:  # what has ended comes behind them
-                opened += coordinator.tasks(queue, "finished", most=MAX_ENDED)
+                opened += coordinator.admin.tasks(queue, "finished", most=MAX_ENDED)
         except ConfigurationError:  # this login may not look at tasks
             return [], []
     asked = [one for one in opened if one.task_id == number] if number is not None else []
     asked = asked or [one for one in opened if one.queue == what and one.status in OPEN]
     names = dict.fromkeys(one.queue for one in asked)
-    limits = [limit for queue in names for limit in coordinator.queue_limits(queue)]
-    waits = [wait for queue in names for wait in coordinator.queue_waits(queue)]
+    limits = [limit for queue in names for limit in coordinator.admin.queue_limits(queue)]
+    waits = [wait for queue in names for wait in coordinator.admin.queue_waits(queue)]
     requests = reasons(found) if any(one.parked for one in asked) else None
     told = task_reasons({one.task_id: one for one in opened}.values(), found.taken_at, limits, requests, waits)
     lines = [line for one in asked[:most] for line in told_of_task(one, told.get(one.task_id))]

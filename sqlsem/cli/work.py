@@ -288,7 +288,9 @@ class Crew:
                 held_up = ""
                 if state.stuck:
                     held_up = f"Held up by task {state.failed}, which has failed; see: sqlsem tasks log {state.failed}"
-                pending = self._coordinator.tasks(self.queue.name, "pending", most=SHOWN + 1) if state.pending else []
+                pending = (
+                    self._coordinator.admin.tasks(self.queue.name, "pending", most=SHOWN + 1) if state.pending else []
+                )
                 self.ahead = Ahead(pending, held_up)
             except SqlsemError as exc:
                 self.ahead = Ahead(trouble=str(exc))

@@ -111,7 +111,7 @@ class HoldTimes:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All queues, members, work queues, open batches and rates at one instant (`sqlsem.Coordinator.overview`).
+    """All queues, members, work queues, open batches and rates at one instant (`sqlsem.Admin.overview`).
 
     ``holds`` has the resources that are held or waited for, the most contended ones if they are many. ``rates`` has the
     windows of rates: if they are many, those with the most waiters, or used last.

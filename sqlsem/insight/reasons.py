@@ -196,7 +196,7 @@ def _reason(blocked: Blocked, waits: WaitGraph, enters: Estimate | None) -> Reas
 def reasons(overview: Overview, *, only: int | None = None, waits: WaitGraph | None = None) -> dict[int, Reason]:
     """Return why each waiter waits, by position; or only the waiter at ``only``. A granted request has no reason.
 
-    >>> reasons(coordinator.overview())[4711].words  # doctest: +SKIP
+    >>> reasons(coordinator.admin.overview())[4711].words  # doctest: +SKIP
     'it is behind etl1:4711 (load.py, "orders"), which has held it for 12m03s'
     """
     waits = waits or WaitGraph(overview)

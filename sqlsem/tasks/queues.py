@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlsem.bodies import encode
+from sqlsem.core.admin import BaseAdmin
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.cursors import cursor_of, refuse_autocommit
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.effects import run_generator
 from sqlsem.core.leaving import here
-from sqlsem.core.operators import Operators
 from sqlsem.core.options import AnyLock, PutOptions, check_options
 from sqlsem.core.terms import Terms
 from sqlsem.core.timeout_details import running_tasks
@@ -365,18 +365,18 @@ class Queue:
         """Return how many tasks are in each state, the oldest one, the rate, and the task that holds the queue up.
         None if the database has no tasks of it.
         """
-        rows = Operators(self.claiming.client).queues(self.name)
+        rows = BaseAdmin(self.claiming.client).queues(self.name)
         return rows[0] if rows else None
 
     def tasks(self, status: str | None = None, *, most: int = 100, skip: int = 0) -> list[TaskEntry]:
         """Return up to ``most`` tasks: open ones in the order in which they will run, then ended ones, newest first.
         Leave out the first ``skip``.
         """
-        return Operators(self.claiming.client).tasks(self.name, status, most=most, skip=skip)
+        return BaseAdmin(self.claiming.client).tasks(self.name, status, most=most, skip=skip)
 
     def log(self, task_id: int) -> list[Attempt]:
         """Return every attempt at a task: its worker, start, duration and outcome."""
-        return Operators(self.claiming.client).attempts(task_id)
+        return BaseAdmin(self.claiming.client).attempts(task_id)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"

@@ -15,7 +15,7 @@ def memory(name: str | None = None, **options: Any) -> Coordinator:
     name.
 
     It has mutex, limit, read, write, stage and all_of, for threads and asyncio. It finds deadlocks, and limits and
-    pauses can be set (`Coordinator.set_limit`, `Coordinator.pause`). Work queues, batches, upgrades and the other calls
+    pauses can be set (`Admin.set_limit`, `Admin.pause`). Work queues, batches, upgrades and the other calls
     of operators raise `sqlsem.ConfigurationError`.
 
     Args:

@@ -67,7 +67,7 @@ def _run_one(me: Actor, queue: Queue) -> bool:
 def ranked(me: Actor) -> None:
     """Acquire locks by priority, in two classes with different ageing."""
     chance = me.random
-    me.locks.set_priorities("p", "10s")
+    me.locks.admin.set_priorities("p", "10s")
     for _ in range(chance.randrange(1, 4)):
         priority = chance.choice((0, 0, 5))
         lock = me.locks.mutex("p", priority=priority)

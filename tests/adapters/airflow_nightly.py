@@ -17,7 +17,7 @@ def tell(**what):
 
 
 def rows(name):
-    return [[entry.position, entry.note] for entry in sqlsem.default().entries(name)]
+    return [[entry.position, entry.note] for entry in sqlsem.default().admin.entries(name)]
 
 
 class Work(BaseOperator):

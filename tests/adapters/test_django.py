@@ -45,7 +45,7 @@ def test_locks_are_in_the_database_of_the_settings(alias, connect, name):
     mine = adapter.coordinator(alias)
     assert adapter.coordinator(alias) is mine
     with mine.mutex(name, note="from Django"):
-        assert [entry.note for entry in connect().entries(name)] == ["from Django"]
+        assert [entry.note for entry in connect().admin.entries(name)] == ["from Django"]
         connections[alias].close()  # as Django does after a request
         assert connect().mutex(name).locked()
 
@@ -60,7 +60,7 @@ def test_the_lock_ends_after_the_commit(alias, connect, name):
     seen = []
     with adapter.atomic(adapter.coordinator(alias).mutex(name), alias) as grant:
         assert connections[alias].in_atomic_block
-        transaction.on_commit(lambda: seen.append(connect().entries(name)[0].state), using=alias)
+        transaction.on_commit(lambda: seen.append(connect().admin.entries(name)[0].state), using=alias)
         assert grant.resource == name
     assert seen == ["holds"]
     assert not connect().mutex(name).locked()
@@ -81,7 +81,7 @@ def test_writes_after_a_loss_are_rolled_back(alias, connect, name):
     lock = adapter.coordinator(alias).mutex(name)
     with pytest.raises(sqlsem.LockLost):
         with lock as grant:
-            connect().revoke(grant.position, force=True)
+            connect().admin.revoke(grant.position, force=True)
             with transaction.atomic(alias):
                 with connections[alias].cursor() as cursor:
                     grant.assert_held(cursor)

@@ -54,7 +54,7 @@ def test_workers_share_a_limit(run, pytester, others):
         inside += 1 if line == "in" else -1
         most = max(most, inside)
     assert most <= 2
-    past = others.history("gate")
+    past = others.admin.history("gate")
     assert len(past) == 6
     assert len({one.pid for one in past}) > 1, "one worker did it all"
 
@@ -89,7 +89,7 @@ def test_fixtures_are_inside_and_it_is_given_back(run, others):
             assert not sqlsem.mutex("gate").locked()
     """
     run(text).assert_outcomes(passed=2)
-    assert others.entries("gate") == []
+    assert others.admin.entries("gate") == []
 
 
 def test_a_failing_test_gives_it_back(run, others):
@@ -100,7 +100,7 @@ def test_a_failing_test_gives_it_back(run, others):
         def test_it(): raise ValueError
     """
     run(text).assert_outcomes(failed=1)
-    assert [hold.outcome for hold in others.history("gate")] == ["released"]
+    assert [hold.outcome for hold in others.admin.history("gate")] == ["released"]
 
 
 def test_readers_and_several_at_once(run, others):

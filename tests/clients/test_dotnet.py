@@ -193,9 +193,9 @@ def test_order_of_asking_across_languages(agent, make_agent, python, name, conne
     heavy, last = python(), make_agent()
     heavy.send(do="acquire", lock={"kind": "limit", "name": str(name), "limit": 3, "weight": 3})
     look = connect()
-    until(lambda: len(look.entries(name)) == 2)
+    until(lambda: len(look.admin.entries(name)) == 2)
     last.send(do="acquire", name=name, limit=3)
-    until(lambda: len(look.entries(name)) == 3)
+    until(lambda: len(look.admin.entries(name)) == 3)
     assert last.quiet(0.3)
     assert heavy.quiet(0)
     agent.do("release", "released")
@@ -213,16 +213,16 @@ def test_a_limit_of_the_servers(agent, make_agent, python, connect, name):
     """No number: the operator's, which Python goes by as well, and which is raised while somebody waits."""
     other, child, operator = make_agent(), python(), connect()
     agent.fails("acquire", "SqlSemConfigurationException", "no limit is set", name=name, limit="server")
-    operator.set_limit(name, 1)
+    operator.admin.set_limit(name, 1)
     agent.do("acquire", "granted", name=name, limit="server")
-    (entry,) = operator.entries(name)
+    (entry,) = operator.admin.entries(name)
     assert (entry.state, entry.limit) == ("holds", None)
     words = other.fails("acquire", "SqlSemTimeoutException", name=name, limit="server", timeout=0.2)
     assert "the server's limit" in words
     other.send(do="acquire", name=name, limit="server")
-    until(lambda: len(operator.entries(name)) == 2)
+    until(lambda: len(operator.admin.entries(name)) == 2)
     assert other.quiet(0.3)
-    operator.set_limit(name, 2)
+    operator.admin.set_limit(name, 2)
     other.expect("granted")
     child.send(do="acquire", lock={"kind": "limit", "name": str(name), "limit": 3})
     assert child.quiet(0.3)
@@ -230,19 +230,19 @@ def test_a_limit_of_the_servers(agent, make_agent, python, connect, name):
     child.expect("granted")
     other.do("release", "released")
     child.send(do="release")
-    until(lambda: operator.entries(name) == [])
-    operator.set_limit(name, None)
+    until(lambda: operator.admin.entries(name) == [])
+    operator.admin.set_limit(name, None)
 
 
 def test_dotnet_members_are_named_in_overview(agent, connect, name):
     granted = agent.do("acquire", "granted", name=name, limit=4, weight=2, note="by hand, ünd möre")
-    (entry,) = connect().entries(name)
+    (entry,) = connect().admin.entries(name)
     assert (entry.state, entry.weight, entry.limit, entry.note) == ("holds", 2, 4, "by hand, ünd möre")
     assert (entry.pid, entry.program, entry.position) == (agent.pid, "agent", granted["position"])
     assert entry.requesting_id == granted["requesting_id"]
     agent.do("dispose", "disposed")
-    assert connect().entries(name) == []
-    assert connect().history(name)[0].outcome == "released"
+    assert connect().admin.entries(name) == []
+    assert connect().admin.history(name)[0].outcome == "released"
 
 
 def test_stages_wait_for_each_other(agent, make_agent, name):
@@ -264,12 +264,12 @@ def test_a_deadlock_ends_the_youngest_request(agent, make_agent, python, connect
     agent.do("acquire", "granted", name=name("a"))
     other.do("acquire", "granted", name=name("b"))
     agent.send(do="acquire", name=name("b"), id="second")
-    until(lambda: len(look.entries(name("b"))) == 2)
+    until(lambda: len(look.admin.entries(name("b"))) == 2)
     message = other.fails(
         "acquire", "SqlSemDeadlockException", name("a"), "youngest request", name=name("a"), id="second"
     )
     assert message.count(" holds ") == 2
-    assert len(look.entries(name("a"))) == 1
+    assert len(look.admin.entries(name("a"))) == 1
     other.do("release", "released")
     agent.expect("granted")
     agent.do("release", "released", id="second")
@@ -280,9 +280,9 @@ def test_a_kept_lock_is_held_and_its_loss_reported(agent, connect, name):
     position = agent.do("acquire", "granted", name=name, keep=1, grace=1, watch=1)["position"]
     assert agent.quiet(2)
     operator = connect()
-    (entry,) = operator.entries(name)
+    (entry,) = operator.admin.entries(name)
     assert entry.state == "holds"
-    assert operator.revoke(position, force=True)
+    assert operator.admin.revoke(position, force=True)
     assert agent.expect("lost")["id"] == "it"
     agent.fails("check", "SqlSemLostException", name)
 
@@ -310,10 +310,10 @@ def test_killed_dotnet_waiter_blocks_no_client(agent, make_agent, python, connec
     holder.expect("granted")
     agent.send(do="acquire", name=name, grace=0)
     look = connect()
-    until(lambda: len(look.entries(name)) == 2)
+    until(lambda: len(look.admin.entries(name)) == 2)
     behind = make_agent()
     behind.send(do="acquire", name=name)
-    until(lambda: len(look.entries(name)) == 3)
+    until(lambda: len(look.admin.entries(name)) == 3)
     agent.kill()
     holder.send(do="release")
     behind.expect("granted")
@@ -323,7 +323,7 @@ def test_killed_dotnet_waiter_blocks_no_client(agent, make_agent, python, connec
 @pytest.mark.engines("postgresql")
 def test_a_session_that_ended_is_told(agent, database, connect, name):
     agent.do("acquire", "granted", name=name, grace=0)
-    (entry,) = connect().entries(name)
+    (entry,) = connect().admin.entries(name)
     database.rows(
         f"SELECT pg_terminate_backend(backend_pid) FROM {database.beside('member')} WHERE member_id = ?",
         entry.member_id,
@@ -359,7 +359,7 @@ def test_timeout(agent, database, connect, taken, name):
     message = agent.fails("acquire", "SqlSemTimeoutException", name, "0.4 s", "sqlsem ls", name=name, timeout=0.4)
     assert time.monotonic() - began >= 0.4, message
     assert len(database.queue(name)) == 1
-    assert connect().history(name)[0].outcome == "timeout"
+    assert connect().admin.history(name)[0].outcome == "timeout"
     found = agent.do("acquire", "failed", name=name, timeout=0)
     assert found["error"] == "SqlSemTimeoutException"
     assert found["holders"] == 1
@@ -382,7 +382,7 @@ def test_cancellation(agent, database, connect, taken, name, lease):
     assert 0.3 <= time.monotonic() - began < 30
     assert len(database.queue(name)) == 1
     # (On a slow machine the cancellation comes before there is a row.)
-    assert {hold.outcome for hold in connect().history(name)} <= {"cancelled", "released"}
+    assert {hold.outcome for hold in connect().admin.history(name)} <= {"cancelled", "released"}
     found = agent.do("acquire", "failed", name=name("other"), cancel=0, **words)
     assert "Canceled" in found["error"], found
     assert database.queue(name("other")) == []
@@ -391,8 +391,8 @@ def test_cancellation(agent, database, connect, taken, name, lease):
 def test_taken_out_of_the_queue_while_waiting(agent, connect, taken, name):
     agent.send(do="acquire", name=name)
     operator = connect()
-    waiting = until(lambda: [entry for entry in operator.entries(name) if entry.state == "waits"])
-    assert operator.revoke(waiting[0].position)
+    waiting = until(lambda: [entry for entry in operator.admin.entries(name) if entry.state == "waits"])
+    assert operator.admin.revoke(waiting[0].position)
     found = agent.expect("failed")
     assert found["error"] == "SqlSemLostException"
     assert name in found["message"]
@@ -404,7 +404,7 @@ def test_a_stopped_statement_does_not_end_the_wait(agent, database, connect, tak
     """As by the server's own statement_timeout, or by an administrator."""
     agent.send(do="acquire", name=name)
     look = connect()
-    until(lambda: len(look.entries(name)) == 2)
+    until(lambda: len(look.admin.entries(name)) == 2)
     stop = """SELECT pg_cancel_backend(pid) FROM pg_stat_activity
               WHERE state = 'active' AND query LIKE 'SELECT sqlsem.wait(%%' AND pid IN (
                   SELECT backend_pid FROM sqlsem.member NATURAL JOIN {table}
@@ -422,7 +422,7 @@ def test_failed_cleanup_is_repeated_later(agent, database, connect, taken, name)
     agent.do("execute", "executed", text="SET lock_timeout = 200")
     agent.send(do="acquire", name=name, timeout=2)
     look = connect()
-    (waiting,) = until(lambda: [entry for entry in look.entries(name) if entry.state == "waits"])
+    (waiting,) = until(lambda: [entry for entry in look.admin.entries(name) if entry.state == "waits"])
     keeper = database.raw(autocommit=False)
     try:
         keeper.execute("SELECT 1 FROM sqlsem.ProcessControl WHERE queue_position = %s FOR UPDATE", (waiting.position,))
@@ -490,7 +490,7 @@ def test_a_lock_is_had_again_on_the_same_connection(agent, name, connect):
     numbers = set()
     for _ in range(3):
         agent.do("acquire", "granted", name=name)
-        numbers |= {entry.member_id for entry in connect().entries(name)}
+        numbers |= {entry.member_id for entry in connect().admin.entries(name)}
         agent.do("release", "released")
         agent.do("release", "released")  # and again is harmless
         agent.do("dispose", "disposed")
@@ -505,7 +505,7 @@ def test_a_lock_that_was_taken_away_is_told(agent, connect, name):
     for what in ("check", "release", "renew"):
         position = agent.do("acquire", "granted", name=name)["position"]
         agent.do("check", "held")
-        assert operator.revoke(position, force=True)
+        assert operator.admin.revoke(position, force=True)
         message = agent.fails(what, "SqlSemLostException", name, str(position), "roll back")
         assert "operator" in message
         if what != "release":
@@ -525,18 +525,18 @@ def test_assert_held_keeps_the_lock(agent, python, connect, name):
     waiter = python()
     waiter.send(do="acquire", lock={"kind": "mutex", "name": str(name)})
     operator = connect()
-    until(lambda: len(operator.entries(name)) == 2)
+    until(lambda: len(operator.admin.entries(name)) == 2)
     agent.do("begin", "begun", on="other")
     agent.do("assert", "asserted", on="other")
     # An operator takes it away by force; before the transaction ends nobody else gets in.
-    taker = threading.Thread(target=lambda: operator.revoke(position, force=True))
+    taker = threading.Thread(target=lambda: operator.admin.revoke(position, force=True))
     taker.start()
     assert waiter.quiet(0.5)
     agent.do("rollback", "rolled back", on="other")
     taker.join(PATIENCE)
     assert not taker.is_alive()
     with contextlib.suppress(sqlsem.NotHeld):  # where it did not wait for the transaction
-        operator.revoke(position, force=True)
+        operator.admin.revoke(position, force=True)
     waiter.expect("granted")
     agent.do("begin", "begun", on="other")
     agent.fails("assert", "SqlSemLostException", name, on="other")

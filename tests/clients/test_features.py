@@ -79,38 +79,38 @@ def locks(coordinator, other, name, database):
     with coordinator.mutex(name) as grant:
         grant.check()
         assert not other.mutex(name).acquire(timeout=0)
-        assert [entry.state for entry in other.entries(name)] == ["holds"]
+        assert [entry.state for entry in other.admin.entries(name)] == ["holds"]
         with database.raw(autocommit=False) as connection:
             grant.assert_held(connection.cursor())
             connection.rollback()
     with coordinator.read(name), other.read(name):
         pass
     with coordinator.limit(name, 2), other.limit(name, 2):
-        assert {row.resource: row.holding for row in coordinator.resources()}[name] == 2
+        assert {row.resource: row.holding for row in coordinator.admin.resources()}[name] == 2
     with coordinator.all_of(coordinator.mutex(name), coordinator.stage(f"{name}-b", 1)):
         pass
-    assert len(coordinator.history(name)) == 6
+    assert len(coordinator.admin.history(name)) == 6
 
 
 def operate(coordinator, other, name, database):
-    coordinator.set_limit(name, 1)
-    coordinator.pause(name)
+    coordinator.admin.set_limit(name, 1)
+    coordinator.admin.pause(name)
     assert not coordinator.limit(name).acquire(timeout=0)
-    coordinator.resume(name)
+    coordinator.admin.resume(name)
     with coordinator.limit(name) as grant:
-        assert other.overview().entries[0].position == grant.position
-        assert not other.revoke(grant.position)
-    coordinator.set_limit(name, None)
-    assert coordinator.reap() == 0
-    assert {"pause", "resume", "revoke"} <= {row.action for row in coordinator.operations()}
+        assert other.admin.overview().entries[0].position == grant.position
+        assert not other.admin.revoke(grant.position)
+    coordinator.admin.set_limit(name, None)
+    assert coordinator.admin.reap() == 0
+    assert {"pause", "resume", "revoke"} <= {row.action for row in coordinator.admin.operations()}
     assert database.rows(f"SELECT count(*) FROM {database.beside('resource')}") == [(0,)]
 
 
 def priorities(coordinator, other, name, database):
-    coordinator.set_priorities(name, 60)
+    coordinator.admin.set_priorities(name, 60)
     with coordinator.mutex(name, priority=5):
         assert not other.mutex(name, priority=9).acquire(timeout=0.1)
-    coordinator.set_priorities(name, None)
+    coordinator.admin.set_priorities(name, None)
 
 
 def conversions(coordinator, other, name, database):
@@ -137,14 +137,14 @@ def guards(coordinator, other, name, database):
     table = f"{'public' if database.engine == 'postgresql' else 'dbo'}.written_{database.schema}"
     database.rows(f"CREATE TABLE {table} (a int)")
     try:
-        assert coordinator.guard_table(table, name) == 1
+        assert coordinator.admin.guard_table(table, name) == 1
         with pytest.raises(Exception, match="asserted no"):
             database.rows(f"INSERT INTO {table} VALUES (1)")
         with coordinator.mutex(name) as grant, contextlib.closing(database.raw(autocommit=False)) as connection:
             grant.assert_held(connection.cursor())
             connection.cursor().execute(f"INSERT INTO {table} VALUES (1)")
             connection.commit()
-        assert [row.resource for row in coordinator.guarded_tables()] == [name]
+        assert [row.resource for row in coordinator.admin.guarded_tables()] == [name]
     finally:
         database.rows(f"DROP TABLE {table}")
 
@@ -152,9 +152,9 @@ def guards(coordinator, other, name, database):
 def rates(coordinator, other, name, database):
     with coordinator.rate(name, 2, per=3600), other.rate(name, 2, per=3600):
         assert coordinator.rate(name, 2, per=3600).take(timeout=0) is None
-    assert [row.used for row in coordinator.rates(name)] == [2]
-    coordinator.set_rate(name, 1, 3600)
-    assert coordinator.reset_rate(name)
+    assert [row.used for row in coordinator.admin.rates(name)] == [2]
+    coordinator.admin.set_rate(name, 1, 3600)
+    assert coordinator.admin.reset_rate(name)
     with coordinator.rate(name, 2, per=3600):
         assert coordinator.rate(name, 2, per=3600).take(timeout=0) is None
 
@@ -174,7 +174,7 @@ def queue(coordinator, other, name, database):
     for task in other.queue(name).claim(wait=0):
         with task:
             other.client.run_sql(task.body, lambda session: None)
-    assert [task.status for task in coordinator.tasks(name)] == ["finished"] * 2
+    assert [task.status for task in coordinator.admin.tasks(name)] == ["finished"] * 2
 
 
 def batches(coordinator, other, name, database):
@@ -220,28 +220,31 @@ def using(coordinator, feature, name):
 
     return {
         "operate": [
-            lambda: coordinator.set_limit(name, 3),
-            lambda: coordinator.pause(name),
-            lambda: coordinator.overview(),
-            lambda: coordinator.revoke(1),
-            lambda: coordinator.reap(),
+            lambda: coordinator.admin.set_limit(name, 3),
+            lambda: coordinator.admin.pause(name),
+            lambda: coordinator.admin.overview(),
+            lambda: coordinator.admin.revoke(1),
+            lambda: coordinator.admin.reap(),
         ],
         "priorities": [lambda: coordinator.mutex(name, priority=3).acquire()],
         "conversions": [held(lambda grant: grant.upgrade())],
         "handovers": [held(lambda grant: grant.hand_over()), lambda: coordinator.adopt("sqlsem-" + "x" * 32)],
-        "guards": [lambda: coordinator.guard_table("some_table", name), lambda: coordinator.guarded_tables()],
+        "guards": [
+            lambda: coordinator.admin.guard_table("some_table", name),
+            lambda: coordinator.admin.guarded_tables(),
+        ],
         "rates": [
             lambda: coordinator.rate(name, 3, per=1).take(),
-            lambda: coordinator.rates(),
-            lambda: coordinator.reset_rate(name),
+            lambda: coordinator.admin.rates(),
+            lambda: coordinator.admin.reset_rate(name),
         ],
         "once": [lambda: coordinator.once(name, "1h").begin(), lambda: coordinator.once(name, "1h").last()],
         "queue": [
             lambda: coordinator.queue(name).put(sqlsem.Sql("SELECT 1")),
             lambda: next(coordinator.queue(name).claim(wait=0)),
-            lambda: coordinator.queues(),
-            lambda: coordinator.tasks(),
-            lambda: coordinator.schedules(),
+            lambda: coordinator.admin.queues(),
+            lambda: coordinator.admin.tasks(),
+            lambda: coordinator.admin.schedules(),
         ],
         "batches": [
             lambda: coordinator.batch(name, ["a"], window="1h").part("a").__enter__(),
@@ -314,7 +317,7 @@ def test_features_are_added_while_locks_are_held(empty, first):
             grant.check()
             assert not waiter.mutex(name).acquire(timeout=0)
             holder.queue(name).put(sqlsem.Sql("SELECT 1"))  # the same process, that was refused before
-            holder.cancel_task(holder.tasks(name)[0].task_id)
+            holder.admin.cancel_task(holder.admin.tasks(name)[0].task_id)
     assert settings(empty)["features"] == "all"
     for feature in FEATURES:
         run(empty, feature)

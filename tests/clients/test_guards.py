@@ -63,7 +63,7 @@ def test_guard_sees_writes_through_views_and_keys(database, connect, guarded, wr
     database.rows(f"CREATE TABLE {child} (a integer REFERENCES {guarded} (a) ON DELETE CASCADE)")
     connection = writer()
     try:
-        owner.guard_table(child, name("child"))
+        owner.admin.guard_table(child, name("child"))
         with owner.mutex(name) as grant, owner.mutex(name("child")) as both:
             grant.assert_held(connection.cursor())
             write(connection, f"v{name}")
@@ -103,9 +103,9 @@ def partitioned(database, name):
 def test_a_partitioned_table(database, connect, partitioned, writer, refusal, name):
     coordinator, connection = connect(), writer()
     with pytest.raises(sqlsem.ConfigurationError, match=r"belongs to .*guard that"):
-        coordinator.guard_table(f"public.{name}_21", name)
-    assert coordinator.guard_table(partitioned, name) == 4
-    assert coordinator.guard_table(partitioned, name) == 0
+        coordinator.admin.guard_table(f"public.{name}_21", name)
+    assert coordinator.admin.guard_table(partitioned, name) == 4
+    assert coordinator.admin.guard_table(partitioned, name) == 0
     for part, value in ((partitioned, 1), (f"{name}_1", 1), (f"{name}_2", 12), (f"{name}_21", 12)):
         with refusal(name):
             write(connection, part, value)
@@ -116,17 +116,19 @@ def test_a_partitioned_table(database, connect, partitioned, writer, refusal, na
             connection.commit()
 
     def mine():
-        return [(table.table, table.problem) for table in coordinator.guarded_tables() if table.table.startswith(name)]
+        return [
+            (table.table, table.problem) for table in coordinator.admin.guarded_tables() if table.table.startswith(name)
+        ]
 
     assert mine() == [(f"{name} Parts", None)]
     database.rows(f"CREATE TABLE {name}_22 PARTITION OF {name}_2 FOR VALUES FROM (15) TO (20)")
     ((_, problem),) = mine()
     assert f"{name}_22 can be written directly" in problem
-    assert coordinator.guard_table(partitioned, name) == 1
+    assert coordinator.admin.guard_table(partitioned, name) == 1
     assert mine() == [(f"{name} Parts", None)]
     with pytest.raises(sqlsem.ConfigurationError, match="guarded as a part of"):
-        coordinator.unguard_table(f"public.{name}_1")
-    assert coordinator.unguard_table(partitioned) == 5
+        coordinator.admin.unguard_table(f"public.{name}_1")
+    assert coordinator.admin.unguard_table(partitioned) == 5
     assert mine() == []
     write(connection, f"{name}_22", 16)
 
@@ -135,10 +137,10 @@ def test_a_guarded_table_that_becomes_a_partition(database, connect, partitioned
     coordinator = connect()
     database.rows(f"ALTER TABLE {partitioned} ATTACH PARTITION {guarded} FOR VALUES FROM (20) TO (30)")
     try:
-        (found,) = [table for table in coordinator.guarded_tables() if table.table in guarded]
+        (found,) = [table for table in coordinator.admin.guarded_tables() if table.table in guarded]
         assert "it can be written through" in found.problem
-        assert coordinator.guard_table(partitioned, name) == 4
-        (found,) = [table for table in coordinator.guarded_tables() if table.table.startswith(name)]
+        assert coordinator.admin.guard_table(partitioned, name) == 4
+        (found,) = [table for table in coordinator.admin.guarded_tables() if table.table.startswith(name)]
         assert (found.table, found.problem) == (f"{name} Parts", None)
     finally:
         database.rows(f"ALTER TABLE {partitioned} DETACH PARTITION {guarded}")
@@ -147,7 +149,7 @@ def test_a_guarded_table_that_becomes_a_partition(database, connect, partitioned
 def test_a_temporary_table_in_the_way_of_the_name(connect, database, table, writer, refusal, name):
     """A name is looked up by the login that guards; what a writer has under it makes no difference."""
     text = table()
-    connect().guard_table(text, name)
+    connect().admin.guard_table(text, name)
     connection = writer()
     bare = text.removeprefix("public.")
     connection.execute(f"CREATE TEMP TABLE {bare} (a integer)")
@@ -256,10 +258,10 @@ def test_a_prepared_transaction_keeps_the_lock(database, connect, guarded, write
     connection.rollback()
     other = connect(retry=0.3)
     with pytest.raises(sqlsem.Unavailable, match="kept"):
-        other.revoke(position, force=True)
+        other.admin.revoke(position, force=True)
     connection.autocommit = True
     connection.execute(sql.SQL("COMMIT PREPARED {}").format(sql.Literal(name)))
-    assert other.revoke(position, force=True)
+    assert other.admin.revoke(position, force=True)
     with pytest.raises(sqlsem.LockLost):
         lock.release()
     assert values(database, guarded) == [1]
@@ -314,7 +316,7 @@ def test_a_dead_owners_row_cannot_be_named_by_another_login(database, guarded, u
         session.close()
         with contextlib.closing(database.coordinator()) as operator:
             members = f"SELECT 1 FROM sqlsem.member WHERE member_id = {member}"
-            until(lambda: operator.reap() is not None and not database.rows(members), "the member is removed")
+            until(lambda: operator.admin.reap() is not None and not database.rows(members), "the member is removed")
         write(mine, guarded)
         (note,) = mine.execute("SELECT current_setting('sqlsem.sqlsem_pinned')").fetchone()
         theirs.execute("SELECT sqlsem.pin(%s, %s, 'me')", (name, ticket.position))
@@ -346,17 +348,17 @@ def test_guarding_needs_owner_and_user_role(database, user, login, name):
         with login("sqlsem_operator").raw() as operator:
             with pytest.raises(errors.InsufficientPrivilege, match="ledger"):
                 operator.execute(f"SELECT sqlsem.guard_table('{schema}.ledger', %s)", (name,))
-        assert coordinator.guard_table(f"{schema}.ledger", name) == 1
+        assert coordinator.admin.guard_table(f"{schema}.ledger", name) == 1
         with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
             write(theirs, f"{schema}.ledger")
         with coordinator.mutex(name) as grant, grant.session(mine):
             write(mine, f"{schema}.ledger")
             assert mine.execute("SELECT count(*) FROM sqlsem.guarded_tables()").fetchone()[0] >= 1
         with pytest.raises(sqlsem.ConfigurationError, match="cannot be guarded"):
-            coordinator.guard_table("sqlsem.member", name)
+            coordinator.admin.guard_table("sqlsem.member", name)
         with contextlib.closing(stranger.coordinator()) as nobody:
             with pytest.raises(sqlsem.ConfigurationError, match="permission denied"):
-                nobody.guard_table(f"{schema}.ledger", name)
+                nobody.admin.guard_table(f"{schema}.ledger", name)
 
 
 def name_of(login):
@@ -424,10 +426,10 @@ def test_a_dump_restores_the_guard(make_database, postgres_server, name):
     first.rows("CREATE TABLE ledger (a integer)")
     first.rows("INSERT INTO ledger VALUES (1)")
     with contextlib.closing(first.coordinator()) as coordinator:
-        assert coordinator.guard_table("public.ledger", name) == 1
+        assert coordinator.admin.guard_table("public.ledger", name) == 1
     first.server.restore(first.server.dump(first.url), second.url)
     with contextlib.closing(second.coordinator()) as coordinator, second.raw() as connection:
-        assert [(table.table, table.resource) for table in coordinator.guarded_tables()] == [("ledger", name)]
+        assert [(table.table, table.resource) for table in coordinator.admin.guarded_tables()] == [("ledger", name)]
         with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
             write(connection, "ledger", 2)
         with coordinator.mutex(name) as grant, grant.session(connection):
@@ -464,7 +466,7 @@ def test_seal_is_valid_for_a_single_owner(database, guarded, user, login, name):
         second.close()  # its process dies, and its transaction goes on
         with contextlib.closing(database.coordinator()) as operator:
             members = f"SELECT 1 FROM sqlsem.member WHERE member_id = {taker}"
-            until(lambda: operator.reap() is not None and not database.rows(members), "the member is removed")
+            until(lambda: operator.admin.reap() is not None and not database.rows(members), "the member is removed")
         (number,) = mine.execute("SELECT pg_current_xact_id()::text").fetchone()
         mine.execute("SELECT set_config('sqlsem.sqlsem_pinned', %s, true)", (f"{number} {note.partition(' ')[2]}",))
         with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):

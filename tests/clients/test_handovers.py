@@ -39,8 +39,8 @@ def test_token_is_valid_for_a_single_login(three, name):
             giver.adopt(token)
         adopted.check()
         adopted.release()
-        assert [past.outcome for past in taker.history(name)] == ["released", "handed_over"]
-        last, first = (past.login for past in taker.history(name))
+        assert [past.outcome for past in taker.admin.history(name)] == ["released", "handed_over"]
+        last, first = (past.login for past in taker.admin.history(name))
         assert last == name_of(meant)
         assert first not in (name_of(meant), None)
 
@@ -84,7 +84,7 @@ def test_tables_do_not_reveal_tokens(three, login, name):
 def test_handover_of_another_logins_lock_is_refused(three, name):
     giver, _, other = three
     with giver.mutex(name) as grant, other.raw() as connection:
-        (row,) = giver.entries(name)
+        (row,) = giver.admin.entries(name)
         code = connection.execute(
             "SELECT sqlsem.hand_over_rows(%s, ARRAY[%s]::bigint[], %s, 60000, NULL)",
             (row.member_id, row.position, hash_of("x")),

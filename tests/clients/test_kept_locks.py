@@ -142,11 +142,11 @@ def assert_named(database, stranger, kind, resource=None):
     pid = stranger.info.backend_pid
     login_name = stranger.info.user
     with contextlib.closing(database.coordinator()) as coordinator:
-        (kept,) = [lock for lock in coordinator.kept_locks() if lock.pid == pid]
+        (kept,) = [lock for lock in coordinator.admin.kept_locks() if lock.pid == pid]
         assert (kept.kind, kept.login, kept.is_stranger) == (kind, login_name, True)
         assert kept.seconds is None or kept.seconds >= 0
         if resource is not None:
-            (kept,) = [lock for lock in coordinator.kept_locks(resource) if lock.pid == pid]
+            (kept,) = [lock for lock in coordinator.admin.kept_locks(resource) if lock.pid == pid]
             assert kept.resource == resource
     ending = f"pg_terminate_backend({pid})"
     for arguments in (("ls",), ("why", resource or "nothing"), ("ls", resource or "nothing"), ("ls", "--json")):
@@ -333,7 +333,7 @@ def test_gate_of_an_open_registration_is_named(database, user, name):
             assert "no role" not in told
         connection.rollback()
     with contextlib.closing(database.coordinator()) as coordinator:
-        assert [lock for lock in coordinator.kept_locks(str(name)) if lock.pid == pid] == []
+        assert [lock for lock in coordinator.admin.kept_locks(str(name)) if lock.pid == pid] == []
 
 
 def test_pin_of_an_open_transaction_is_named_by_why_alone(database, user, name):
@@ -362,7 +362,7 @@ def test_short_registrations_are_never_told_as_kept(database, user, name, thread
     try:
         with contextlib.closing(database.coordinator()) as coordinator:
             for _ in range(10):
-                assert [lock for lock in coordinator.kept_locks(str(name)) if lock.kind == "gate"] == []
+                assert [lock for lock in coordinator.admin.kept_locks(str(name)) if lock.kind == "gate"] == []
     finally:
         stop.append(True)
         threads.join()

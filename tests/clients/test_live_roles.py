@@ -31,5 +31,5 @@ def test_rights_are_known_beforehand(login, name, role, rights):
                 live.perform(action)
             # The database refuses it as well, whatever we believe.
             with pytest.raises(sqlsem.ConfigurationError, match="permission denied"):
-                coordinator.pause(name)
+                coordinator.admin.pause(name)
         live.stop()

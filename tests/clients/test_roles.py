@@ -65,12 +65,12 @@ def test_the_python_client_as_a_user(user, name):
         with coordinator.limit(name, 3, weight=2), coordinator.read(name("r")), coordinator.stage(name("s"), 1):
             pass
         with sqlsem.all_of(coordinator.mutex(name("a")), coordinator.limit(name("b"), 2)):
-            assert {entry.resource for entry in coordinator.entries() if entry.resource.startswith(name)} == {
+            assert {entry.resource for entry in coordinator.admin.entries() if entry.resource.startswith(name)} == {
                 name("a"),
                 name("b"),
             }
         with pytest.raises(sqlsem.ConfigurationError, match="sqlsem_user \\(or _operator"):
-            coordinator.reap()
+            coordinator.admin.reap()
 
 
 def test_a_user_reads_and_writes_no_table(user):
@@ -327,8 +327,8 @@ def test_worker_role_manages_the_locks_of_its_tasks(database, login, connect, na
         boss.adopt(token).release()
         queue.put(Json("load"), locks=[sqlsem.mutex(name)], on_failure="continue")
         task = theirs.queue(name).try_claim()
-        boss.revoke(task.grant.position)
+        boss.admin.revoke(task.grant.position)
         theirs.client.member.ping()  # which gives back what an operator wants
-        assert boss.entries(name) == []
+        assert boss.admin.entries(name) == []
         with pytest.raises(sqlsem.LockLost), task:
             pass

@@ -279,7 +279,7 @@ def the_client(database):
                     reader.upgrade()
                     reader.downgrade()
                 with sqlsem.all_of(one.mutex("a"), one.limit("b", 2), one.stage("s", 1)):
-                    one.entries()
+                    one.admin.entries()
                 queue = one.queue("q")
                 queue.put({"a": [1]})
                 queue.put(2, order=3)
@@ -293,9 +293,9 @@ def the_client(database):
                     pass
                 with made.part("y"):
                     pass
-                one.history("m")
-                one.resources()
-                one.reap()
+                one.admin.history("m")
+                one.admin.resources()
+                one.admin.reap()
 
 
 def the_sessions(database):

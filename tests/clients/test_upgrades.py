@@ -281,7 +281,7 @@ def test_upgrade_keeps_locks_waits_and_tasks_under_load(current, name, threads):
             assert task.id == late_id
         load.stop.set()
         threads.join()
-        outcomes = {task.task_id: task.status for task in one.tasks(str(name))}
+        outcomes = {task.task_id: task.status for task in one.admin.tasks(str(name))}
     assert outcomes[claimed_id] == outcomes[late_id] == "finished"
     assert current.rows(f"SELECT count(*) FROM {current.beside('added')}") == [(1,)], "the schema script ran once"
     assert set(current.rows(f"SELECT colour FROM {current.beside('task')}")) == {("red",)}

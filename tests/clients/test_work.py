@@ -78,12 +78,12 @@ def test_locks_are_held_while_a_session_runs_the_task(database, connect, name, t
     with coordinator.mutex(name):
         for _ in range(2):
             threads.start(work, database, name, 1.5, results)
-        until(lambda: len(coordinator.entries(name)) == 3)
+        until(lambda: len(coordinator.admin.entries(name)) == 3)
     threads.join()
     assert sum(done for done, _ in results) == 2
     assert sum(failed for _, failed in results) == 0
-    assert coordinator.entries(name) == []
-    released = [hold for hold in coordinator.history(name) if hold.granted_at is not None]
+    assert coordinator.admin.entries(name) == []
+    released = [hold for hold in coordinator.admin.history(name) if hold.granted_at is not None]
     first, second = sorted(released, key=lambda one: one.granted_at)[-2:]
     assert first.ended_at <= second.granted_at
 
@@ -117,7 +117,7 @@ def test_putter_without_user_role_puts_no_locks(login, connect, name):
     with contextlib.closing(worker.coordinator()) as theirs:
         with theirs.queue(name).try_claim() as task:
             assert task.grant.resource == str(name)
-    assert connect().entries(name) == []
+    assert connect().admin.entries(name) == []
 
 
 def test_another_login_does_not_replace_it(database, login, name):
@@ -354,7 +354,7 @@ def test_session_is_left_alone_after_its_call(database, login, connect, name, th
             until(lambda: looker.execute(asleep, ("SELECT pg_sleep(1), 2",)).fetchone() is not None)
             looker.execute("SELECT sqlsem.recover_tasks(%s, NULL)", (name,))
             (task,) = queue.tasks("running")
-            connect().cancel_task(task.task_id)
+            connect().admin.cancel_task(task.task_id)
 
     threads.start(tend)
     with login("sqlsem_worker").raw() as session:
@@ -557,7 +557,7 @@ def test_a_row_that_cannot_be_read_does_not_hide_the_others(database, connect, n
         database.rows("UPDATE sqlsem.task SET ready_at = ?::timestamptz WHERE task_id = ?", time, number)
     assert [task.task_id for task in queue.tasks()] == numbers
     for number in numbers:
-        connect().cancel_task(number)
+        connect().admin.cancel_task(number)
 
 
 def test_an_error_is_kept_in_full(database, connect, name):
@@ -575,4 +575,4 @@ def test_an_error_is_kept_in_full(database, connect, name):
         )
         assert "Traceback" not in error
         assert "Unavailable" not in error
-        connect().cancel_task(number)
+        connect().admin.cancel_task(number)

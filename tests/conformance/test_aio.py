@@ -228,7 +228,7 @@ def test_call_that_blocks_the_loop_is_refused(run, connect, database, name):
 
     run(main())
     assert len(database.queue(name)) == 1
-    connect().revoke(database.queue(name)[0][0], force=True)
+    connect().admin.revoke(database.queue(name)[0][0], force=True)
 
 
 def test_cancel_on_lost_is_for_tasks(connect, name):
@@ -671,9 +671,9 @@ def test_lock_lost_while_its_task_is_cancelled(run, connect, name, ours_first):
         assert not isinstance(caught.value, sqlsem.SqlsemError)
 
     run(main())
-    for row in coordinator.entries():
+    for row in coordinator.admin.entries():
         if row.resource.startswith(name):  # its loss was a lie
-            coordinator.revoke(row.position, force=True)
+            coordinator.admin.revoke(row.position, force=True)
 
 
 def test_the_operator_takes_a_lock_from_a_task(run, connect, name):
@@ -682,7 +682,7 @@ def test_the_operator_takes_a_lock_from_a_task(run, connect, name):
     async def main():
         with pytest.raises(sqlsem.LockLost, match="operator"):
             async with coordinator.mutex(name, cancel_on_lost=True) as grant:
-                await asyncio.to_thread(operator.revoke, grant.position)
+                await asyncio.to_thread(operator.admin.revoke, grant.position)
                 await asyncio.sleep(PATIENCE)
 
     run(main())
@@ -831,7 +831,7 @@ def test_a_thread_that_holds_does_not_hold_for_a_task(run, connect, database, na
         assert not await lock._aio.acquire(timeout=0.05)
 
     run(main())
-    connect().revoke(database.queue(name)[0][0], force=True)
+    connect().admin.revoke(database.queue(name)[0][0], force=True)
 
 
 def test_the_coordinator_is_closed_while_tasks_wait(run, connect, database, name):

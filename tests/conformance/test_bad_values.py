@@ -388,7 +388,7 @@ CASES = [(what, name) for what, name, _ in public_functions() if (what, name) no
 @pytest.fixture
 def made(database, name):
     with database.coordinator(retry=5) as coordinator:
-        coordinator.resources()
+        coordinator.admin.resources()
         yield Made(database, coordinator, name)
 
 

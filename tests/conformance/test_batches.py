@@ -14,8 +14,8 @@ from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem import batches
+from sqlsem.admin import Admin
 from sqlsem.core import claims
-from sqlsem.core.operators import Operators
 from sqlsem.engines import sqlite
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.errors import BatchFailed, ConfigurationError, NotHeld, Timeout, Unavailable
@@ -328,7 +328,7 @@ def test_batch_is_abandoned_by_operator(make, connect, state, by_number):
     assert batches.abandon(operator, old if by_number else made.name) is None
     entry = made.entry()
     assert (entry.status, entry.callback_status in ("none", "failed")) == ("abandoned", True)
-    (operation,) = operator.operations(made.name)
+    (operation,) = operator.admin.operations(made.name)
     assert (operation.action, operation.resource) == ("abandon", made.name)
     assert operation.old.startswith(f"batch {old}, ")
     with pytest.raises(BatchFailed, match="was abandoned"):
@@ -549,10 +549,10 @@ def test_reap_looks_after_batches(make, spawn, name, connect):
     alive = made.part("b").start()
     child = spawn(child_part, name=name, parts=["a", "b"], part="a")
     child.expect("started")
-    operator.reap()
+    operator.admin.reap()
     assert {part.status for part in made.entry().parts} == {"running"}
     child.kill()
-    until(lambda: operator.reap() or {part.status for part in made.entry().parts} == {"failed", "running"})
+    until(lambda: operator.admin.reap() or {part.status for part in made.entry().parts} == {"failed", "running"})
     assert alive.done() is False
     assert ["a (its process died)" in str(alarm) for alarm in made.alarms] == [True]
 
@@ -1234,7 +1234,7 @@ def test_a_fork_waits_for_the_sql_of_a_callback(make, threads, database, ledger,
     assert forked(locked_out) == "False"
     assert ledger() == 1
     threads.join()
-    with make("b", coordinator=Operators(made._declaration.client)).part("b"):  # and no new SQL is kept waiting
+    with make("b", coordinator=Admin(made._declaration.client)).part("b"):  # and no new SQL is kept waiting
         pass
     assert run(made, "a").is_last
     assert ledger() == 2

@@ -9,8 +9,8 @@ import pytest
 from support import PATIENCE, remains, until
 
 import sqlsem
+from sqlsem.admin import Admin
 from sqlsem.core import cancellation
-from sqlsem.core.operators import Operators
 from sqlsem.model import End
 from sqlsem.tasks import Json, Worker
 
@@ -94,7 +94,7 @@ def status(queue, number):
 
 def cancel(connect, number):
     """As somebody else, who is told that it runs."""
-    assert connect().cancel_task(number) is False
+    assert connect().admin.cancel_task(number) is False
 
 
 def end_of(queue, number, outcome="cancelled"):
@@ -242,7 +242,7 @@ def test_cancelled_task_of_dead_worker_is_not_rerun(spawn, connect, queue, name)
     (attempt,) = queue.log(number)
     assert attempt.outcome == "lost"
     assert queue.tasks()[0].error == f"cancelled by {me(queue)}\nits worker died"
-    Operators(queue.claiming.client).retry_task(number)
+    Admin(queue.claiming.client).retry_task(number)
     assert queue.tasks()[0].cancel_asked_by is None
     with queue.try_claim() as task:
         assert task.attempt == 2
@@ -254,12 +254,12 @@ def test_pending_task_is_cancelled_at_once(connect, queue):
     coordinator = connect()
     pending, failed = queue.put(1, order=1), queue.put(2)
     queue.try_claim().fail("no")
-    assert coordinator.cancel_task(pending) is True
-    assert coordinator.cancel_task(failed) is True
+    assert coordinator.admin.cancel_task(pending) is True
+    assert coordinator.admin.cancel_task(failed) is True
     assert [task.cancel_asked_by is not None for task in queue.tasks("cancelled")] == [True, True]
     for number, why in ((pending, "it is not pending, running or failed"), (10**9, "there is no such task")):
         with pytest.raises(sqlsem.NotHeld, match=f"Cannot cancel task {number}: {why}"):
-            coordinator.cancel_task(number)
+            coordinator.admin.cancel_task(number)
 
 
 # -- limits in time ---------------------------------------------------------------------------------------------------

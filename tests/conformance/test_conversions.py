@@ -153,7 +153,7 @@ def member(database, name):
     for one in made:
         one.end()
     operator = database.session()
-    until(lambda: operator.reap() >= 0 and database.queue(name) == [], "the queue empty")
+    until(lambda: operator.admin.reap() >= 0 and database.queue(name) == [], "the queue empty")
     operator.close()
 
 
@@ -577,7 +577,7 @@ def test_fences_of_writers_never_fall(member):
 @pytest.mark.parametrize(("access", "limit"), [(READ, 3), (READ, None), ("stage:1", None), (WRITE, 3), (WRITE, None)])
 def test_only_readers_and_writers_are_converted(member, database, name, access, limit):
     with contextlib.closing(database.coordinator()) as operator:
-        operator.set_limit(name, 3)  # for those who name none
+        operator.admin.set_limit(name, 3)  # for those who name none
     one = member()
     mine = one.ask(access, limit)
     assert mine.granted
@@ -867,7 +867,9 @@ def test_a_grant_goes_up_and_down(connect, database, name):
         grant.upgrade(timeout=0)
         assert grant.fence == fence
     assert not grant.lost
-    told = [(past.access, past.outcome) for past in reversed(first.history(name)) if past.position == grant.position]
+    told = [
+        (past.access, past.outcome) for past in reversed(first.admin.history(name)) if past.position == grant.position
+    ]
     assert told == [(READ, "upgraded"), (WRITE, "downgraded"), (READ, "upgraded"), (WRITE, "released")]
 
 
@@ -1031,7 +1033,7 @@ def test_upgrade_of_a_revoked_grant_fails(connect, database, name):
         lock.acquire()
         grant = lock.grant
         waiting = Upgrade(grant).begun(database)
-        other.revoke(grant.position)
+        other.admin.revoke(grant.position)
         with pytest.raises(sqlsem.LockLost):
             waiting.get()
         assert grant.lost

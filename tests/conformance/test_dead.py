@@ -14,7 +14,7 @@ GRACE = 1.0
 
 
 def entry_of(coordinator, name):
-    found = coordinator.entries(name)
+    found = coordinator.admin.entries(name)
     return found[0] if found else None
 
 
@@ -73,7 +73,7 @@ def test_history_names_dead_member_and_last_heartbeat(spawn, connect, database, 
     lock = coordinator.mutex(name)
     assert until(lambda: lock.acquire(blocking=False))
     lock.release()
-    ours, theirs = coordinator.history(name)
+    ours, theirs = coordinator.admin.history(name)
     assert (theirs.outcome, theirs.pid, theirs.limit, theirs.note) == ("reaped", child.pid, 1, "load")
     assert theirs.host is not None
     assert theirs.program is not None
@@ -89,16 +89,16 @@ def test_history_names_the_revoking_operator(connect, database, name):
     coordinator, operator = connect(grace=0.5), connect()
     lock = coordinator.mutex(name)
     lock.acquire()
-    operator.revoke(lock.grant.position, force=True)
+    operator.admin.revoke(lock.grant.position, force=True)
     with pytest.raises(sqlsem.LockLost):
         lock.release()
     other = coordinator.limit(name("b"), 2)
     other.acquire()
-    operator.revoke(other.grant.position)
+    operator.admin.revoke(other.grant.position)
     until(lambda: other.grant.lost, "it is told")
     until(lambda: database.queue(name) == [], "it is given back")
     for which in (name, name("b")):
-        (past,) = coordinator.history(which)
+        (past,) = coordinator.admin.history(which)
         assert past.outcome == "revoked"
         assert past.ended_by is not None
         assert past.login is not None
@@ -140,31 +140,31 @@ def test_the_tasks_of_a_dead_worker_are_lost(spawn, connect, database, name):
     child = spawn(claims, names=names)
     ids = child.expect("claimed")["ids"]
     for one, number in zip(names, ids, strict=True):
-        (task,) = coordinator.tasks(one)
+        (task,) = coordinator.admin.tasks(one)
         assert (task.task_id, task.status, task.pid) == (number, "running", child.pid)
         assert task.login is not None
         assert task.put_by is not None
-        assert [found.task_id for found in coordinator.tasks(one, "running")] == [number]
-        assert coordinator.tasks(one, "lost") == []
+        assert [found.task_id for found in coordinator.admin.tasks(one, "running")] == [number]
+        assert coordinator.admin.tasks(one, "lost") == []
     with pytest.raises(sqlsem.NotHeld, match="it runs"):
-        coordinator.retry_task(ids[0])
+        coordinator.admin.retry_task(ids[0])
     child.kill()
-    until(lambda: [task.status for task in coordinator.tasks(names[2])] == ["lost"], "it is shown as lost")
-    assert [task.task_id for task in coordinator.tasks(names[2], "lost")] == [ids[2]]
-    assert coordinator.tasks(names[2], "running") == []
-    assert coordinator.attempts(ids[2])[-1].outcome in ("running", "lost")
-    coordinator.cancel_task(ids[0])
-    coordinator.retry_task(ids[1])
-    assert [coordinator.tasks(one)[0].status for one in names] == ["cancelled", "pending", "lost"]
+    until(lambda: [task.status for task in coordinator.admin.tasks(names[2])] == ["lost"], "it is shown as lost")
+    assert [task.task_id for task in coordinator.admin.tasks(names[2], "lost")] == [ids[2]]
+    assert coordinator.admin.tasks(names[2], "running") == []
+    assert coordinator.admin.attempts(ids[2])[-1].outcome in ("running", "lost")
+    coordinator.admin.cancel_task(ids[0])
+    coordinator.admin.retry_task(ids[1])
+    assert [coordinator.admin.tasks(one)[0].status for one in names] == ["cancelled", "pending", "lost"]
     for number in ids[:2]:
-        (attempt,) = coordinator.attempts(number)
+        (attempt,) = coordinator.admin.attempts(number)
         assert (attempt.outcome, attempt.pid) == ("lost", child.pid)
         assert attempt.host is not None
         assert attempt.login is not None
     task = until(lambda: coordinator.queue(names[2]).try_claim() or coordinator.queue(names[2]).claiming.recover())
     task.finish()
-    assert [attempt.outcome for attempt in coordinator.attempts(ids[2])] == ["lost", "finished"]
-    coordinator.cancel_task(ids[1])
+    assert [attempt.outcome for attempt in coordinator.admin.attempts(ids[2])] == ["lost", "finished"]
+    coordinator.admin.cancel_task(ids[1])
 
 
 def starts_a_part(channel, url, options, name):

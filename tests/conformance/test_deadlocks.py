@@ -542,7 +542,7 @@ def test_orphan_row_is_no_deadlock(database, connect, name):
     """A call of this very thread was broken off and has left it: a ping removes it, and who waits behind it goes on."""
     coordinator = connect(grace=1800)  # no ping comes by itself meanwhile
     with coordinator.mutex(name("before")):
-        (mine,) = coordinator.entries(name("before"))
+        (mine,) = coordinator.admin.entries(name("before"))
     session = database.session()
     session.register(mine.member_id, mine.requesting_id, mine.owner, "left.1", [Request(name)], False)
     session.close()

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.locks, pytest.mark.quiet]
 
 
 def holders(coordinator, name):
-    return [entry.resource for entry in coordinator.entries() if entry.resource.startswith(name)]
+    return [entry.resource for entry in coordinator.admin.entries() if entry.resource.startswith(name)]
 
 
 def test_each_call_holds_the_lock(connect, name):

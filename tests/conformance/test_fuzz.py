@@ -26,7 +26,7 @@ def plan(chance, name):
 
 def fuzz(channel, url, options, name, seed, rounds, grace):
     coordinator = sqlsem.connect(url, **options, grace=grace, retry=60)
-    coordinator.entries(name)
+    coordinator.admin.entries(name)
     failures = []
 
     def work(number):

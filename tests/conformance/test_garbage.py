@@ -87,7 +87,7 @@ def lock_with_rate(one, other, name):
 
 
 def priority(one, other, name):
-    other.set_priorities(name, "1h")
+    other.admin.set_priorities(name, "1h")
 
     def call():
         with one.mutex(name, priority=1):

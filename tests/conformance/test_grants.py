@@ -25,7 +25,7 @@ def test_grant_attributes(connect, database, name):
         assert not grant.lost_event.is_set()
         grant.check()
         assert "held" in repr(grant)
-        assert coordinator.entries(name)[0].note == "for the night"
+        assert coordinator.admin.entries(name)[0].note == "for the night"
     assert "released" in repr(grant)
     assert grant.lost is False
     for call in (grant.check, grant.release):
@@ -37,7 +37,7 @@ def test_waited_counts_the_wait(connect, name):
     first, other = connect(), connect()
     with first.mutex(name):
         waiting = Attempt(other.mutex(name))
-        until(lambda: len(first.entries(name)) == 2, "it stands in the queue")
+        until(lambda: len(first.admin.entries(name)) == 2, "it stands in the queue")
         assert waiting.waits(0.5)
     assert waiting.granted().waited >= 0.45
     waiting.leave()
@@ -211,7 +211,7 @@ def test_pinned_row_is_revoked_after_commit_only(connect, name, transaction, thr
     gone = threading.Event()
 
     def revoke():
-        assert operator.revoke(grant.position, force=True)
+        assert operator.admin.revoke(grant.position, force=True)
         gone.set()
 
     threads.start(revoke)
@@ -369,8 +369,8 @@ def test_all_of_releases_the_rest_when_a_row_is_lost(connect, name):
     first, second = f"{name}-1", f"{name}-2"
     with pytest.raises(sqlsem.LockLost):
         with sqlsem.all_of(owner.mutex(first), owner.limit(second, 2)) as grant:
-            operator.revoke(grant.positions[first], force=True)
+            operator.admin.revoke(grant.positions[first], force=True)
             until(lambda: grant.lost, "it hears that it was revoked")
-    until(lambda: not operator.entries(second), "the other row is given back")
+    until(lambda: not operator.admin.entries(second), "the other row is given back")
     with operator.mutex(second):
         pass

@@ -91,7 +91,7 @@ def test_revoke_waits_for_the_asserting_transaction(database, connect, guarded, 
     lock.acquire()
     connection, position = writer(), lock.grant.position
     lock.grant.assert_held(connection.cursor())
-    threads.start(lambda: operator.revoke(position, force=True))
+    threads.start(lambda: operator.admin.revoke(position, force=True))
     write(connection, guarded)
     assert len(database.queue(name)) == 1
     connection.commit()
@@ -111,7 +111,7 @@ def test_the_lock_of_another_table(connect, guarded, writer, refusal, name):
 
 def test_several_locks(database, connect, guarded, table, writer, name):
     coordinator, connection, second = connect(), writer(), table()
-    coordinator.guard_table(second, name("second"))
+    coordinator.admin.guard_table(second, name("second"))
     locks = [coordinator.mutex(name), coordinator.mutex(name("second")), coordinator.read(name("r"))]
     with sqlsem.all_of(*locks) as grant:
         grant.assert_held(connection.cursor())
@@ -193,14 +193,14 @@ def test_pinned_row_outlives_its_dead_member(database, connect, guarded, writer,
     with contextlib.closing(database.coordinator()) as other:
 
         def gone():
-            other.reap()
+            other.admin.reap()
             return not database.rows(f"SELECT 1 FROM {database.beside('member')} WHERE member_id = ?", member)
 
         until(gone, "the member is removed")
         assert len(database.queue(name)) == 1
         write(connection, guarded, 2)
         connection.commit()
-        other.reap()
+        other.admin.reap()
     assert values(database, guarded) == [1, 2]
     until(lambda: database.queue(name) == [])
 
@@ -241,7 +241,7 @@ def test_a_session_keeps_the_lock_from_the_first_write_on(connect, guarded, writ
     taken = []
     with lock.grant.session(connection):
         write(connection, guarded)
-        threads.start(lambda: taken.append(operator.revoke(position, force=True)))
+        threads.start(lambda: taken.append(operator.admin.revoke(position, force=True)))
         write(connection, guarded, 2)
         assert taken == []
         connection.commit()
@@ -290,30 +290,30 @@ def test_a_session_that_ends_badly(database, connect, guarded, writer, refusal, 
 def test_guards_are_put_listed_and_taken_off(database, connect, table, writer, name):
     coordinator, text = connect(), table()
     evil = f"{name}'; DROP TABLE x; --', @@PROCID \\ “ü” %s {{0}}"
-    assert coordinator.guard_table(text, evil) == 1
-    assert coordinator.guard_table(text, evil) == 0
-    (found,) = [one for one in coordinator.guarded_tables() if one.table.startswith(name)]
+    assert coordinator.admin.guard_table(text, evil) == 1
+    assert coordinator.admin.guard_table(text, evil) == 0
+    (found,) = [one for one in coordinator.admin.guarded_tables() if one.table.startswith(name)]
     assert (found.resource, found.problem) == (evil, None)
     assert found.table.lower() in text.lower()  # (Babelfish lowers names)
     with pytest.raises(sqlsem.ConfigurationError, match="is guarded by"):
-        coordinator.guard_table(text, name("another"))
+        coordinator.admin.guard_table(text, name("another"))
     connection = writer()
     with coordinator.mutex(evil) as grant:
         grant.assert_held(connection.cursor())
         write(connection, text)
         connection.commit()
-    assert coordinator.unguard_table(text) == 1
-    assert coordinator.unguard_table(text) == 0
+    assert coordinator.admin.unguard_table(text) == 1
+    assert coordinator.admin.unguard_table(text) == 0
     write(connection, text, 2)
     connection.commit()
     assert values(database, text) == [1, 2]
-    assert not [one for one in coordinator.guarded_tables() if one.table.startswith(name)]
+    assert not [one for one in coordinator.admin.guarded_tables() if one.table.startswith(name)]
 
 
 @pytest.mark.parametrize("wrong", ["", " ", "a\nb", "x" * 256])
 def test_bad_resources(connect, table, wrong):
     with pytest.raises(sqlsem.ConfigurationError):
-        connect().guard_table(table(), wrong)
+        connect().admin.guard_table(table(), wrong)
 
 
 def test_guard_of_unsuitable_table_is_refused(database, connect, table, name):
@@ -333,16 +333,16 @@ def test_guard_of_unsuitable_table_is_refused(database, connect, table, name):
             "x'; DROP TABLE y",
         ):
             with pytest.raises(sqlsem.ConfigurationError, match="table"):
-                coordinator.guard_table(wrong, name)
+                coordinator.admin.guard_table(wrong, name)
         with pytest.raises(sqlsem.ConfigurationError, match=r"there is no (such )?table"):
-            coordinator.unguard_table(f"{schema}.nothing{name}")
+            coordinator.admin.unguard_table(f"{schema}.nothing{name}")
     finally:
         database.rows(f"DROP VIEW {view}")
 
 
 def test_a_renamed_table_is_guarded_still(database, connect, table, writer, refusal, name):
     coordinator, text = connect(), table()
-    coordinator.guard_table(text, name)
+    coordinator.admin.guard_table(text, name)
     renamed = f"renamed{name}"
     if database.engine == "postgresql":
         database.rows(f'ALTER TABLE {text} RENAME TO "{renamed}"')
@@ -353,9 +353,9 @@ def test_a_renamed_table_is_guarded_still(database, connect, table, writer, refu
     try:
         with refusal(renamed):
             write(writer(), other)
-        assert renamed in [one.table for one in coordinator.guarded_tables()]
-        assert coordinator.guard_table(other, name) == 0
-        assert coordinator.unguard_table(other) == 1
+        assert renamed in [one.table for one in coordinator.admin.guarded_tables()]
+        assert coordinator.admin.guard_table(other, name) == 0
+        assert coordinator.admin.unguard_table(other) == 1
     finally:
         database.rows(f"DROP TABLE {other}")
 
@@ -373,11 +373,13 @@ def test_a_guard_that_is_disabled(database, connect, guarded, writer, name):
     undo(connection)
 
     def problem():
-        (found,) = [table for table in coordinator.guarded_tables() if table.table.casefold() in guarded.casefold()]
+        (found,) = [
+            table for table in coordinator.admin.guarded_tables() if table.table.casefold() in guarded.casefold()
+        ]
         return found.problem
 
     assert problem() == "its trigger is disabled"
-    assert coordinator.guard_table(guarded, name) == 1
+    assert coordinator.admin.guard_table(guarded, name) == 1
     assert problem() is None
 
 
@@ -409,7 +411,7 @@ def test_the_command(database, table, name):
 def test_sqlite_says_that_it_cannot(connect, database, name):
     coordinator = connect()
     with pytest.raises(sqlsem.ConfigurationError, match="cannot guard tables"):
-        coordinator.guard_table("t", name)
+        coordinator.admin.guard_table("t", name)
     with coordinator.mutex(name) as grant, contextlib.closing(database.raw()) as connection:
         with pytest.raises(sqlsem.ConfigurationError, match="no guarded tables"), grant.session(connection):
             raise AssertionError("entered")

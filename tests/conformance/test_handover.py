@@ -29,7 +29,7 @@ def test_handover_keeps_the_position(database, pair, name):
     giver, taker = pair
     with giver.mutex(name, note="the load") as grant:
         token = grant.hand_over()
-        (row,) = giver.entries(name)
+        (row,) = giver.admin.entries(name)
         assert (row.position, row.state, row.note) == (grant.position, "holds", "the load")
         assert row.owner.startswith("handed over by ")
         with pytest.raises(NotHeld, match="handed over"):
@@ -40,7 +40,7 @@ def test_handover_keeps_the_position(database, pair, name):
     assert (adopted.position, adopted.fence) == (grant.position, grant.fence)
     assert adopted.resource == name
     adopted.check()
-    (after,) = giver.entries(name)
+    (after,) = giver.admin.entries(name)
     assert after.position == row.position
     assert after.member_id != row.member_id
     assert not after.owner.startswith("handed over")
@@ -81,7 +81,7 @@ def test_waiters_of_the_givers_own_process_go_on(pair, name, threads):
                 order.append("waiter")
 
         threads.start(wait)
-        while len(giver.entries(name)) < 2:
+        while len(giver.admin.entries(name)) < 2:
             time.sleep(0.01)
         token = grant.hand_over()
     adopted = adopt(taker, token)
@@ -123,7 +123,7 @@ def test_too_late(database, pair, connect, name):
         assert next_one.fence > grant.fence
         with pytest.raises(NotHeld, match="Too late"):
             adopt(taker, token)
-    outcomes = [past.outcome for past in giver.history(name)]
+    outcomes = [past.outcome for past in giver.admin.history(name)]
     assert sorted(outcomes) == ["handed_over", "reaped", "released"]
 
 
@@ -153,10 +153,10 @@ def test_of_several_resources_as_a_whole(database, pair, name):
         token = grant.hand_over()
     adopted = adopt(taker, token)
     assert adopted.positions == grant.positions
-    shapes = [(row.access, row.limit, row.weight) for one in (a, b, c) for row in giver.entries(one)]
+    shapes = [(row.access, row.limit, row.weight) for one in (a, b, c) for row in giver.admin.entries(one)]
     assert shapes == [("write", 1, 1), ("write", 3, 2), ("read", 1, 1)]
     adopted.release()
-    assert all(giver.entries(one) == [] for one in (a, b, c))
+    assert all(giver.admin.entries(one) == [] for one in (a, b, c))
 
 
 def test_a_reader_that_was_adopted_upgrades(pair, name):
@@ -267,7 +267,7 @@ def test_late_release_does_not_end_an_adopted_row(database, pair, name):
     """A release that was on its way, or is repeated, must not end what another one has adopted."""
     giver, taker = pair
     with giver.mutex(name) as grant:
-        (row,) = giver.entries(name)
+        (row,) = giver.admin.entries(name)
         old = Ticket(name, row.position, row.requesting_id, True)
         token = grant.hand_over()
         session = database.session()
@@ -283,7 +283,7 @@ def test_an_operator_takes_it_away_in_transit(database, pair, name):
     giver, taker = pair
     with giver.mutex(name) as grant:
         token = grant.hand_over()
-    taker.revoke(grant.position, force=True)
+    taker.admin.revoke(grant.position, force=True)
     with pytest.raises(NotHeld, match="Too late"):
         adopt(taker, token)
     with taker.mutex(name, timeout=slack(10)):
@@ -295,7 +295,7 @@ def test_lost_before(connect, name):
     lock = coordinator.mutex(name)
     lock.acquire()
     grant = lock.grant
-    coordinator.revoke(grant.position, force=True)
+    coordinator.admin.revoke(grant.position, force=True)
     with pytest.raises(LockLost):
         grant.check()
     with pytest.raises(LockLost):
@@ -308,7 +308,7 @@ def test_two_adopt_at_once(pair, connect, name, threads):
     giver = pair[0]
     takers = [connect() for _ in range(4)]
     for taker in takers:
-        taker.entries(name)
+        taker.admin.entries(name)
     with giver.mutex(name) as grant:
         token = grant.hand_over()
     had, refused = [], []
@@ -344,7 +344,7 @@ def test_it_has_a_block_of_its_own(pair, name, database):
 def carrier(channel: Channel, url, options, resource, grace=5.0):
     """Child process: ``acquire``, ``adopt`` a token, ``give`` it away, ``release``; tells each with its time."""
     coordinator = sqlsem.connect(url, **options, grace=grace)
-    coordinator.entries("none")
+    coordinator.admin.entries("none")
     channel.tell("ready")
     grant = None
     while (command := channel.ask())["do"] != "end":
@@ -438,6 +438,6 @@ def test_handover_history_has_a_single_owner(spawn, connect, database, name):
     from sqlsem.insight.audit import audit
 
     coordinator = connect()
-    past = coordinator.history(name)
+    past = coordinator.admin.history(name)
     assert not audit(past, []).findings
     assert sum(one.outcome == "handed_over" for one in past) == 12

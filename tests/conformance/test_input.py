@@ -50,8 +50,8 @@ def test_names_that_cannot_be(database, bad):
         lambda: coordinator.limit(bad, 3),
         lambda: coordinator.read(bad),
         lambda: coordinator.stage(bad, 1),
-        lambda: coordinator.set_limit(bad, 1),
-        lambda: coordinator.pause(bad),
+        lambda: coordinator.admin.set_limit(bad, 1),
+        lambda: coordinator.admin.pause(bad),
     ):
         with pytest.raises(sqlsem.ConfigurationError) as caught:
             make()
@@ -134,13 +134,13 @@ def test_names_that_look_dangerous(connect, database, name, label):
     coordinator = connect()
     resource = f"{name}:{NAMES[label]}:end"
     with coordinator.mutex(resource, note=NAMES[label]) as grant:
-        (entry,) = coordinator.entries(resource)
+        (entry,) = coordinator.admin.entries(resource)
         assert (entry.resource, entry.note, entry.position) == (resource, NAMES[label], grant.position)
         assert not connect().mutex(resource).acquire(timeout=0.1)
-        coordinator.set_limit(resource, 3)
-        assert resource in [one.resource for one in coordinator.resources()]
-        coordinator.set_limit(resource, None)
-    assert coordinator.history(resource)[-1].outcome in ("released", "timeout")
+        coordinator.admin.set_limit(resource, 3)
+        assert resource in [one.resource for one in coordinator.admin.resources()]
+        coordinator.admin.set_limit(resource, None)
+    assert coordinator.admin.history(resource)[-1].outcome in ("released", "timeout")
     both = sqlsem.all_of(coordinator.mutex(resource), coordinator.mutex(name(NAMES[label])))
     with both as grant:
         assert set(grant.positions) == {resource, name(NAMES[label])}
@@ -150,7 +150,7 @@ def test_the_longest_names(connect, name):
     coordinator = connect()
     for resource in (f"{name}{'x' * 255}"[:255], str(name) + "😀" * ((255 - len(name)) // 2)):
         with coordinator.mutex(resource):
-            assert [entry.resource for entry in coordinator.entries(resource)] == [resource]
+            assert [entry.resource for entry in coordinator.admin.entries(resource)] == [resource]
             assert not connect().mutex(resource).acquire(blocking=False)
 
 
@@ -178,11 +178,11 @@ def test_the_longest_names(connect, name):
 def test_names_that_differ_are_different(connect, name, one, other):
     coordinator = connect()
     with coordinator.mutex(name(one)), coordinator.mutex(name(other), timeout=0):
-        assert [entry.resource for entry in coordinator.entries(name(one))] == [name(one)]
-    coordinator.pause(name(one))
+        assert [entry.resource for entry in coordinator.admin.entries(name(one))] == [name(one)]
+    coordinator.admin.pause(name(one))
     with coordinator.mutex(name(other), timeout=0):
         pass
-    coordinator.resume(name(one))
+    coordinator.admin.resume(name(one))
 
 
 # -- URLs and drivers
@@ -222,7 +222,7 @@ def test_a_missing_driver_names_the_extra(monkeypatch, url, module, drivers, ext
     monkeypatch.delitem(sys.modules, f"sqlsem.engines.{module}", raising=False)
     with pytest.raises(sqlsem.ConfigurationError, match=rf"sqlsem\[{extra}\]"):
         coordinator = sqlsem.connect(url)
-        coordinator.entries()
+        coordinator.admin.entries()
 
 
 def everything_said(exc, caplog):
@@ -252,7 +252,7 @@ def test_a_wrong_password_is_not_repeated(engine_name, careful_server, caplog):
     caplog.set_level(logging.DEBUG)
     url = careful_server.url("postgres", user=PostgresServer.CAREFUL, password="falsch-geheim")
     with sqlsem.connect(url, retry=1) as coordinator:
-        for call in (coordinator.entries, coordinator.mutex("a").acquire):
+        for call in (coordinator.admin.entries, coordinator.mutex("a").acquire):
             with pytest.raises(sqlsem.SqlsemError) as caught:
                 call()
             assert isinstance(caught.value, sqlsem.ConfigurationError), "trying again is of no use"
@@ -285,13 +285,13 @@ def test_a_password_in_a_url_that_cannot_be_is_not_repeated(engine_name, url, ca
 def test_a_database_that_is_not_there(engine_name, postgres_server):
     with sqlsem.connect(postgres_server.url(random_name()), retry=1) as coordinator:
         with pytest.raises(sqlsem.ConfigurationError, match="does not exist"):
-            coordinator.entries()
+            coordinator.admin.entries()
 
 
 @pytest.mark.engines("postgresql")
 def test_a_server_that_is_not_there(engine_name):
     with sqlsem.connect(f"postgresql://postgres@127.0.0.1:{free_port()}/postgres", retry=0.3) as coordinator:
-        for call in (coordinator.entries, coordinator.mutex("a").acquire):
+        for call in (coordinator.admin.entries, coordinator.mutex("a").acquire):
             with pytest.raises(sqlsem.Unavailable) as caught:
                 call()
             assert isinstance(caught.value, ConnectionError)
@@ -304,7 +304,7 @@ def test_a_server_that_is_not_there(engine_name):
 @pytest.mark.engines("postgresql", "mssql")
 def test_missing_tables(database):
     with database.coordinator(schema="not_there", retry=1) as coordinator:
-        for call in (coordinator.entries, coordinator.mutex("a").acquire, coordinator.reap):
+        for call in (coordinator.admin.entries, coordinator.mutex("a").acquire, coordinator.admin.reap):
             with pytest.raises(sqlsem.SchemaError, match="sqlsem init"):
                 call()
 
@@ -319,14 +319,14 @@ def test_tables_newer_than_the_client(database, name):
             pass  # newer, and they say that this client still works
         database.rows(change, "99", "oldest_client")
         with database.coordinator(retry=1) as coordinator:
-            for call in (coordinator.entries, coordinator.mutex(name).acquire):
+            for call in (coordinator.admin.entries, coordinator.mutex(name).acquire):
                 with pytest.raises(sqlsem.SchemaError, match="upgrade"):
                     call()
         with pytest.raises(sqlsem.SchemaError, match="newer"):
             database.install()
         database.rows(change, "0", "schema_version")
         with database.coordinator(retry=1) as coordinator, pytest.raises(sqlsem.SchemaError, match="sqlsem init"):
-            coordinator.entries()
+            coordinator.admin.entries()
     finally:
         for setting_name, value in before.items():
             database.rows(change, value, setting_name)
@@ -370,7 +370,7 @@ def test_sqlite_locked_by_another_program(file):
     with file.coordinator(retry=0.5) as coordinator:
         assert coordinator.mutex("a").acquire(timeout=0.5) is False
         with pytest.raises(sqlsem.Unavailable, match="locked by another program"):
-            coordinator.set_limit("a", 3)
+            coordinator.admin.set_limit("a", 3)
         other.execute("ROLLBACK")
         other.close()
         with coordinator.mutex("a", timeout=60):
@@ -467,7 +467,12 @@ def test_after_close(database, name):
         grant.check()
     with pytest.raises(sqlsem.LockLost):
         lock.release()
-    for call in (lock.acquire, coordinator.entries, coordinator.reap, lambda: coordinator.set_limit(name, 1)):
+    for call in (
+        lock.acquire,
+        coordinator.admin.entries,
+        coordinator.admin.reap,
+        lambda: coordinator.admin.set_limit(name, 1),
+    ):
         with pytest.raises(sqlsem.ConfigurationError, match="closed"):
             call()
 

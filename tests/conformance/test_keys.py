@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import sqlsem
-from sqlsem.core.operators import Operators
+from sqlsem.admin import Admin
 from sqlsem.tasks import Json
 
 
@@ -69,7 +69,7 @@ def test_later_task_replaces_the_earlier(queue):
 
 def test_retry_does_not_duplicate_a_key(queue):
     number = queue.put(1, unique="x")
-    operators = Operators(queue.claiming.client)
+    operators = Admin(queue.claiming.client)
     operators.cancel_task(number)
     other = queue.put(2, unique="x")
     with pytest.raises(sqlsem.NotHeld, match=f"Cannot retry task {number}: another one with its key is open"):

@@ -98,7 +98,7 @@ def test_timeout_behind_waiters_names_the_first(connect, name):
     first, other = connect(), connect()
     with first.read(name):
         writer = Attempt(other.write(name))
-        until(lambda: len(first.entries(name)) == 2)
+        until(lambda: len(first.admin.entries(name)) == 2)
         error = fail(first.read(name, timeout=0.05))
         assert error.holders == ()
         assert f"nobody holds {name!r}, but {HERE}" in str(error)
@@ -120,11 +120,11 @@ def test_timeout_of_an_upgrade_names_the_other_readers(connect, name):
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_timeout_on_a_paused_resource_says_so(connect, name):
     coordinator = connect()
-    coordinator.pause(name)
+    coordinator.admin.pause(name)
     error = fail(coordinator.mutex(name, timeout=0.05))
     assert error.holders == ()
     assert f"{name!r} is paused" in str(error)
-    coordinator.resume(name)
+    coordinator.admin.resume(name)
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")

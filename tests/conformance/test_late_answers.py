@@ -57,16 +57,16 @@ def test_all_of_fails_if_a_row_is_revoked_before_retry(connect, name, monkeypatc
         pass
     session = coordinator.client.member.main.session
     replies = lose_the_first_answer(
-        monkeypatch, session, "register", lambda tickets: operator.revoke(tickets[0].position, force=True)
+        monkeypatch, session, "register", lambda tickets: operator.admin.revoke(tickets[0].position, force=True)
     )
     locks = [coordinator.mutex(name(one)) for one in "ab"]
     # (Where numbers are had one by one, the second attempt has a new one.)
     with contextlib.suppress(LockLost), coordinator.all_of(*locks) as grant:
-        rows = {entry.resource: entry.position for one in "ab" for entry in operator.entries(name(one))}
+        rows = {entry.resource: entry.position for one in "ab" for entry in operator.admin.entries(name(one))}
         assert grant.positions == rows
         assert len(rows) == 2
     assert len(replies) == 2
-    until(lambda: not any(operator.entries(name(one)) for one in "ab"))
+    until(lambda: not any(operator.admin.entries(name(one)) for one in "ab"))
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -82,7 +82,7 @@ def test_revoked_row_is_not_granted_by_a_retry(database, name, several):
         granted = register()
         assert all(ticket.granted for ticket in granted)
         assert register() == granted
-        assert operator.revoke(granted[0].position, False) > 0  # it has its grace
+        assert operator.admin.revoke(granted[0].position, False) > 0  # it has its grace
         first, *others = register()
         assert first.position == granted[0].position
         assert not first.granted
@@ -95,7 +95,7 @@ def test_revoked_row_is_not_granted_by_a_retry(database, name, several):
 def test_revoked_priority_grant_is_not_found_by_retry(connect, name, patient, monkeypatch):
     """The answer was lost, and an operator came in between: whose it was is told so, or tries in vain."""
     operator, coordinator = connect(grace=60), connect(grace=60, retry=PATIENCE)
-    operator.set_priorities(name, 60)
+    operator.admin.set_priorities(name, 60)
     try:
         with coordinator.mutex(name("before")):
             pass
@@ -116,9 +116,9 @@ def test_revoked_priority_grant_is_not_found_by_retry(connect, name, patient, mo
         assert len(answers) == 2
         assert answers[1].ticket is None
         coordinator.client.member.ping()  # as the pulse does, three times in a grace
-        until(lambda: not operator.entries(name))
+        until(lambda: not operator.admin.entries(name))
     finally:
-        operator.set_priorities(name, None)
+        operator.admin.set_priorities(name, None)
 
 
 def test_a_ping_proves_the_instant_at_which_it_began(connect, name, monkeypatch):
@@ -153,7 +153,7 @@ def test_grant_of_a_row_removed_in_between_is_refused(connect, name, monkeypatch
 
     def granted_and_gone(answer, position):
         if answer is True and not taken.is_set():
-            assert holder.revoke(position, force=True)
+            assert holder.admin.revoke(position, force=True)
             member.ping()
             taken.set()
         return answer
@@ -172,7 +172,7 @@ def test_grant_of_a_row_removed_in_between_is_refused(connect, name, monkeypatch
     monkeypatch.setattr(session_class, "wait", waiting)
     monkeypatch.setattr(session_class, "poll", looking)
     late = Attempt(coordinator.mutex(name))
-    until(lambda: len(holder.entries(name)) == 2)
+    until(lambda: len(holder.admin.entries(name)) == 2)
     lock.release()
     with pytest.raises(sqlsem.LockLost):
         late.granted()

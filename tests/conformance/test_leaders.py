@@ -32,7 +32,7 @@ def test_leader_is_visible_to_all(pair, name):
         found = watcher.current()
         assert (found.name, found.info, found.fence) == (name, INFO, term.fence)
         assert (found.host, found.pid) == (socket.gethostname(), os.getpid())
-        (entry,) = other.entries(name)
+        (entry,) = other.admin.entries(name)
         assert (entry.note, entry.state, entry.access, entry.limit) == (INFO, "holds", "write", 1)
         assert (entry.position, entry.granted_at, entry.program) == (term.fence, found.since, found.program)
         assert not term.lost
@@ -58,16 +58,16 @@ def test_callbacks_stand_around_the_term(pair, name):
     told = []
 
     def started(term):
-        told.append(("started", term.fence, len(other.entries(name))))
+        told.append(("started", term.fence, len(other.admin.entries(name))))
 
     def stopped(term):
-        told.append(("stopped", term.fence, len(other.entries(name)), term.ending.is_set()))
+        told.append(("stopped", term.fence, len(other.admin.entries(name)), term.ending.is_set()))
 
     with first.leader(name, on_started=started, on_stopped=stopped) as term:
         told.append("block")
     fence = term.fence
     assert told == [("started", fence, 1), "block", ("stopped", fence, 1, True)]
-    assert other.entries(name) == []
+    assert other.admin.entries(name) == []
 
 
 def test_leaders_follow_each_other(pair, name, threads):
@@ -122,7 +122,7 @@ def test_a_term_that_is_lost_is_stopped_once_and_at_once(pair, name):
         stopped.set()
 
     with pytest.raises(LockLost), first.leader(name, on_stopped=stop) as term:
-        other.revoke(term.fence, force=True)
+        other.admin.revoke(term.fence, force=True)
         with pytest.raises(LockLost):
             term.check()
         assert stopped.wait(PATIENCE)  # inside the block
@@ -155,7 +155,7 @@ def test_exit_waits_for_work_stopped_by_a_loss(pair, name):
     awaiting = hasattr(first.leader(name), "inner")
     with pytest.raises(LockLost):
         with first.leader(name, on_stopped=stop_awaiting if awaiting else stop_blocking) as term:
-            other.revoke(term.fence, force=True)
+            other.admin.revoke(term.fence, force=True)
             with pytest.raises(LockLost):
                 term.check()
             assert began.wait(PATIENCE)
@@ -172,10 +172,10 @@ def test_run_takes_part_again_after_a_loss(pair, name):
     def work(term):
         fences.append(term.fence)
         if len(fences) == 1:
-            other.revoke(term.fence, force=True)
+            other.admin.revoke(term.fence, force=True)
             term.check()
         if len(fences) == 2:
-            other.revoke(term.fence, force=True)
+            other.admin.revoke(term.fence, force=True)
             with pytest.raises(LockLost):
                 term.check()
             assert term.ending.wait(PATIENCE)
@@ -194,10 +194,12 @@ def test_run_takes_part_again_when_its_place_is_lost(pair, name, threads):
     had = []
     with other.leader(name):
         threads.start(lambda: had.append(first.leader(name).run(lambda term: term.fence)))
-        until(lambda: len(other.entries(name)) == 2, "it waits")
-        (_, waiting) = other.entries(name)
-        other.revoke(waiting.position, force=True)
-        until(lambda: {entry.position for entry in other.entries(name)[1:]} - {waiting.position}, "it waits again")
+        until(lambda: len(other.admin.entries(name)) == 2, "it waits")
+        (_, waiting) = other.admin.entries(name)
+        other.admin.revoke(waiting.position, force=True)
+        until(
+            lambda: {entry.position for entry in other.admin.entries(name)[1:]} - {waiting.position}, "it waits again"
+        )
     threads.join()
     assert had[0] > waiting.position
 
@@ -290,7 +292,7 @@ def test_writes_of_a_leader_are_fenced(database, pair, name):
         begin()
         term.assert_held(cursor)
         connection.rollback()
-        other.revoke(term.fence, force=True)
+        other.admin.revoke(term.fence, force=True)
         begin()
         with pytest.raises(LockLost):
             term.assert_held(cursor)
@@ -345,7 +347,7 @@ def test_a_task_is_cancelled_when_its_term_is_lost(connect, name):
     async def work(term):
         if told:
             return "done"
-        await asyncio.to_thread(coordinator.revoke, term.fence, force=True)
+        await asyncio.to_thread(coordinator.admin.revoke, term.fence, force=True)
         try:
             await asyncio.sleep(PATIENCE)
         except asyncio.CancelledError:
@@ -367,7 +369,7 @@ def test_a_cancellation_waits_until_it_is_stopped(connect, name):
         try:
             await asyncio.sleep(PATIENCE)
         finally:
-            told.append(len(await asyncio.to_thread(coordinator.entries, name)))
+            told.append(len(await asyncio.to_thread(coordinator.admin.entries, name)))
 
     async def lead():
         async with coordinator.aio.leader(name, on_stopped=stopped):

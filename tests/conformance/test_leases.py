@@ -307,4 +307,4 @@ def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatc
         monkeypatch.undo()
     with pytest.raises(sqlsem.LockLost):
         lock.release()
-    until(lambda: not two.entries(name))
+    until(lambda: not two.admin.entries(name))

@@ -113,7 +113,7 @@ def test_poller_sees_operators_actions(connect, live, name):
             (Action("uncap", resource=name), "has no cap"),
         ):
             assert words in watcher.perform(action)
-        assert all(found.cap is None for found in coordinator.resources() if found.resource == name)
+        assert all(found.cap is None for found in coordinator.admin.resources() if found.resource == name)
         assert "has been told" in watcher.perform(Action("revoke", position=grant.position))
         until(lambda: grant.lost, "it hears of that")
     with pytest.raises(sqlsem.LockLost), other.mutex(name) as grant:
@@ -123,14 +123,14 @@ def test_poller_sees_operators_actions(connect, live, name):
             watcher.perform(Action("revoke", position=grant.position))
     tasks = coordinator.queue(name)
     task_id = tasks.put(sqlsem.Shell("false"))
-    coordinator.cancel_task(task_id)
+    coordinator.admin.cancel_task(task_id)
     assert "pending again" in watcher.perform(Action("retry", task_id=task_id))
-    coordinator.cancel_task(task_id)
+    coordinator.admin.cancel_task(task_id)
 
 
 @pytest.mark.engines("sqlite")
 def test_a_file_that_may_only_be_read(database, live):
-    database.coordinator().entries()
+    database.coordinator().admin.entries()
     reader = sqlsem.connect(f"{database.url}?mode=ro")
     with contextlib.closing(reader):
         watcher = live(reader)

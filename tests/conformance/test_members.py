@@ -70,7 +70,7 @@ def members(database):
 
 
 def with_priority(coordinator, name):
-    coordinator.set_priorities(name("ranked"), "5s")
+    coordinator.admin.set_priorities(name("ranked"), "5s")
     with coordinator.limit(name("ranked"), 1, priority=3):
         pass
 
@@ -138,7 +138,7 @@ def test_expired_member_acquires_as_a_new_member(connect, database, name):
         pass
     before = give_up(database, coordinator)
     with coordinator.mutex(name) as grant:
-        (entry,) = coordinator.entries(name)
+        (entry,) = coordinator.admin.entries(name)
         assert entry.member_id != before
         assert entry.member_id in members(database)
         grant.check()
@@ -154,7 +154,7 @@ def test_expired_member_loses_grants_at_next_request(connect, database, name):
         assert lost == [lock.grant]
     with pytest.raises(sqlsem.LockLost):
         lock.release()
-    assert connect().reap() >= 0  # the row that was left
+    assert connect().admin.reap() >= 0  # the row that was left
 
 
 def test_expired_member_recovers_at_a_heartbeat(connect, database, name):
@@ -167,7 +167,7 @@ def test_expired_member_recovers_at_a_heartbeat(connect, database, name):
     with pytest.raises(sqlsem.LockLost):
         lock.release()
     with coordinator.mutex(name, timeout=60) as grant:
-        assert coordinator.entries(name)[-1].member_id not in (before, None)
+        assert coordinator.admin.entries(name)[-1].member_id not in (before, None)
         grant.check()
 
 
@@ -268,7 +268,7 @@ def test_unattended_waiting_row_is_removed(database, member, connect, name, acce
     late.granted()
     late.leave()
     assert look(session, ticket) is None
-    assert (ticket.position, "cancelled") in [(past.position, past.outcome) for past in connect().history(name)]
+    assert (ticket.position, "cancelled") in [(past.position, past.outcome) for past in connect().admin.history(name)]
     session.deregister_member(number)
 
 
@@ -350,12 +350,12 @@ def test_values_come_back_as_they_were_given(connect, member, name):
     session, number = member()
     note = "naïve 'quotes' \" \\ % %s $1 {} 日本語 🔒"
     (ticket,) = session.register(number, "me ü", "thread ✓", f"{name}.1", [Request(name, note=note)], False)
-    (entry,) = connect().entries(name)
+    (entry,) = connect().admin.entries(name)
     assert (entry.note, entry.owner, entry.requesting_id, entry.limit) == (note, "thread ✓", "me ü", 1)
     assert session.release(ticket, "released")
-    connect().set_limit(name, 3)  # for those who name none
+    connect().admin.set_limit(name, 3)  # for those who name none
     (ticket,) = session.register(number, "me", "thread", f"{name}.2", [Request(name, limit=None)], False)
-    (entry,) = connect().entries(name)
+    (entry,) = connect().admin.entries(name)
     assert (entry.note, entry.limit) == (None, None)
     assert session.release(ticket, "released")
     session.deregister_member(number)

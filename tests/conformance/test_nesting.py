@@ -165,7 +165,7 @@ def test_in_a_process_under_a_run(connect, database, name, monkeypatch):
         inner.mutex(name).acquire()
     assert inner.mutex(name).acquire(blocking=False) is False
     with inner.mutex(name("b")):
-        assert inner.entries(name("b"))[0].owner.endswith(f" under {outer.grant.position}")
+        assert inner.admin.entries(name("b"))[0].owner.endswith(f" under {outer.grant.position}")
 
     async def main():
         with pytest.raises(sqlsem.Deadlock, match="runs under"):

@@ -73,7 +73,9 @@ def crowd(connect, threads, name, number=6, rounds=8):
 def test_history_under_load_is_in_order(connect, threads, name):
     crowd(connect, threads, name)
     coordinator = connect()
-    until(lambda: not [entry for entry in coordinator.entries() if entry.resource.startswith(name)], "all have left")
+    until(
+        lambda: not [entry for entry in coordinator.admin.entries() if entry.resource.startswith(name)], "all have left"
+    )
     for resource in ("mutex", "limit", "table", "stage"):
         night, past = night_of(coordinator, name(resource))
         result = audit(past, night.entries)
@@ -86,14 +88,14 @@ def test_open_holds_and_waits_are_counted(connect, threads, name):
     coordinator, other = connect(), connect()
     with coordinator.mutex(name, timeout=PATIENCE):
         threads.start(lambda: other.mutex(name, timeout=PATIENCE).__enter__())
-        until(lambda: len(coordinator.entries(name)) == 2, "the other one waits")
+        until(lambda: len(coordinator.admin.entries(name)) == 2, "the other one waits")
         night, past = night_of(coordinator, name)
         assert (len(night.entries), past) == (2, [])
         assert audit(past, night.entries).ok
         result = replay(past, night.entries)
         assert (result.unfinished, result.everything.would.let_in) == (2, 1)
     threads.join()
-    assert [entry.state for entry in coordinator.entries(name)] == ["holds"]
+    assert [entry.state for entry in coordinator.admin.entries(name)] == ["holds"]
     other.close()
 
 
@@ -109,16 +111,18 @@ def test_caps_and_pauses_count_from_when_they_were_set(connect, threads, name, m
     with coordinator.limit(name, 3):
         pass  # of what was let in since its end, all is known
     with coordinator.limit(name, 3), others[0].limit(name, 3):
-        coordinator.set_limit(name, 1)
+        coordinator.admin.set_limit(name, 1)
         threads.start(others[1].limit(name, 3, timeout=PATIENCE).acquire)
-        until(lambda: len(coordinator.entries(name)) == 3, "one waits, as the cap is passed already")
+        until(lambda: len(coordinator.admin.entries(name)) == 3, "one waits, as the cap is passed already")
         assert (found(), found(earlier=SINCE)) == ([], ["cap"])
-        coordinator.pause(name)
-    coordinator.resume(name)
-    until(lambda: [entry.state for entry in coordinator.entries(name)] == ["holds"], "it is let in after the pause")
+        coordinator.admin.pause(name)
+    coordinator.admin.resume(name)
+    until(
+        lambda: [entry.state for entry in coordinator.admin.entries(name)] == ["holds"], "it is let in after the pause"
+    )
     threads.join()
     assert (found(), set(found(earlier=SINCE))) == ([], {"cap", "pause"})
-    coordinator.set_limit(name, None)
+    coordinator.admin.set_limit(name, None)
     assert found() == []
     others[1].close()
 
@@ -135,7 +139,7 @@ def test_pages_have_every_row_once(connect, name, monkeypatch):
     assert Counter(one.note for one in past) == Counter([str(n) for n in range(60)] + [str(n) for n in range(0, 60, 5)])
     ends = [one.ended_at for one in past]
     assert ends == sorted(ends, reverse=True)
-    assert past == coordinator.history(name, most=1000) or len({one.ended_at for one in past}) < len(past)
+    assert past == coordinator.admin.history(name, most=1000) or len({one.ended_at for one in past}) < len(past)
 
 
 def test_a_history_that_is_pruned_while_it_is_read(connect, name, monkeypatch):
@@ -149,7 +153,7 @@ def test_a_history_that_is_pruned_while_it_is_read(connect, name, monkeypatch):
     pages = night.past()
     first = next(pages)
     assert first.resource == name
-    monkeypatch.setattr(coordinator, "history", lambda *_, **__: [])
+    monkeypatch.setattr(coordinator.admin, "history", lambda *_, **__: [])
     assert len(list(pages)) == 4  # of the page that was read
 
 

@@ -46,13 +46,13 @@ def test_concurrent_once_runs_a_single_time(pair, name):
         assert run.name == name
         assert run.fence == run.grant.position
         assert run.grant.resource == f"once:{name}"
-        (entry,) = other.entries(f"once:{name}")
+        (entry,) = other.admin.entries(f"once:{name}")
         assert (entry.state, entry.position) == ("holds", run.fence)
     for _ in range(2):
         for coordinator in pair:
             with coordinator.once(name, LONG) as again:
                 assert again is None
-    assert other.entries(f"once:{name}") == []
+    assert other.admin.entries(f"once:{name}") == []
 
 
 def test_crowd_runs_once(pair, name, threads):
@@ -80,7 +80,7 @@ def test_failed_run_is_retried_by_the_next(pair, name, threads):
 
     with pytest.raises(ZeroDivisionError), first.once(name, LONG) as run:
         threads.start(next_one)
-        until(lambda: len(first.entries(f"once:{name}")) == 2)
+        until(lambda: len(first.admin.entries(f"once:{name}")) == 2)
         assert not ran.is_set()
         run.fence / 0
     threads.join()
@@ -188,7 +188,7 @@ def test_a_run_counts_for_the_period_of_its_turn(pair, database, name):
     """Also when it ends later: what is due then is due."""
     first, other = pair
     run = first.once(name, "1s").begin()
-    until(lambda: other.entries(f"once:{name}")[0].seconds > 1.5)
+    until(lambda: other.admin.entries(f"once:{name}")[0].seconds > 1.5)
     run.done()
     with other.once(name, "1s") as run:
         assert run is not None
@@ -230,7 +230,7 @@ def test_the_decorator(connect, name):
 def test_lost_run_is_not_done(pair, name):
     first, other = pair
     with pytest.raises(LockLost), first.once(name, LONG) as run:
-        other.revoke(run.grant.position, force=True)
+        other.admin.revoke(run.grant.position, force=True)
         assert run.grant.lost_event.wait(PATIENCE)
     with other.once(name, LONG) as run:
         assert run is not None
@@ -241,7 +241,7 @@ def test_marking_finds_that_the_row_is_gone(pair, name):
     """Before this process has heard of it."""
     first, other = pair
     run = first.once(name, LONG).begin()
-    other.revoke(run.grant.position, force=True)
+    other.admin.revoke(run.grant.position, force=True)
     with pytest.raises(LockLost):
         run.done()
     assert other.once(name, LONG).last() is None

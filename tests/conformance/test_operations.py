@@ -17,21 +17,22 @@ def operator(connect):
 
 def done(operator, name, **wanted):
     return [
-        (operation.action, operation.old, operation.new) for operation in reversed(operator.operations(name, **wanted))
+        (operation.action, operation.old, operation.new)
+        for operation in reversed(operator.admin.operations(name, **wanted))
     ]
 
 
 def test_settings(operator, name):
-    operator.set_limit(name, 3)
-    operator.set_limit(name, 3)  # nothing changes, and nothing is written down
-    operator.set_limit(name, 1)
-    operator.pause(name)
-    operator.pause(name)
-    operator.set_stale_after(name, 90)
-    operator.resume(name)
-    operator.resume(name)
-    operator.set_limit(name, None)
-    operator.set_stale_after(name, None)
+    operator.admin.set_limit(name, 3)
+    operator.admin.set_limit(name, 3)  # nothing changes, and nothing is written down
+    operator.admin.set_limit(name, 1)
+    operator.admin.pause(name)
+    operator.admin.pause(name)
+    operator.admin.set_stale_after(name, 90)
+    operator.admin.resume(name)
+    operator.admin.resume(name)
+    operator.admin.set_limit(name, None)
+    operator.admin.set_stale_after(name, None)
     assert done(operator, name) == [
         ("cap", None, "3"),
         ("cap", "3", "1"),
@@ -41,7 +42,7 @@ def test_settings(operator, name):
         ("cap", "1", None),
         ("stale_after", "90000", None),
     ]
-    newest = operator.operations(name, most=1)[0]
+    newest = operator.admin.operations(name, most=1)[0]
     assert newest.action == "stale_after"
     assert newest.resource == name
     assert newest.login
@@ -52,18 +53,18 @@ def test_settings(operator, name):
 
 
 def test_operation_names_its_login(operator, name):
-    operator.pause(name)
-    operator.set_limit(name, 2)
-    (found,) = [resource for resource in operator.resources() if resource.resource == name]
-    (same,) = [resource for resource in operator.overview().resources if resource.resource == name]
+    operator.admin.pause(name)
+    operator.admin.set_limit(name, 2)
+    (found,) = [resource for resource in operator.admin.resources() if resource.resource == name]
+    (same,) = [resource for resource in operator.admin.overview().resources if resource.resource == name]
     assert found.paused_by == found.cap_by == same.paused_by == same.cap_by
-    assert found.paused_by == operator.operations(name)[0].login
+    assert found.paused_by == operator.admin.operations(name)[0].login
     assert found.paused_at == same.paused_at
-    operator.resume(name)
-    (found,) = [resource for resource in operator.resources() if resource.resource == name]
+    operator.admin.resume(name)
+    (found,) = [resource for resource in operator.admin.resources() if resource.resource == name]
     assert (found.paused_at, found.paused_by, found.cap_by is None) == (None, None, False)
-    operator.set_limit(name, None)
-    assert all(resource.resource != name for resource in operator.resources())
+    operator.admin.set_limit(name, None)
+    assert all(resource.resource != name for resource in operator.admin.resources())
 
 
 def test_rows_taken_away(operator, connect, database, name):
@@ -72,13 +73,13 @@ def test_rows_taken_away(operator, connect, database, name):
         late = Attempt(other.mutex(name))
         until(lambda: len(database.queue(name)) == 2)
         waiting = database.queue(name)[1][0]
-        assert operator.revoke(waiting)
+        assert operator.admin.revoke(waiting)
         until(lambda: late.settled)
         assert done(operator, name) == [("revoke", "waits", None)]
-        operator.revoke(grant.position, force=True)
+        operator.admin.revoke(grant.position, force=True)
         with pytest.raises(sqlsem.NotHeld):
-            operator.revoke(grant.position)
-        newest = operator.operations(name)[0]
+            operator.admin.revoke(grant.position)
+        newest = operator.admin.operations(name)[0]
         assert (newest.old, newest.new, newest.position) == ("holds", "force", grant.position)
         until(grant.lost_event.is_set)
 
@@ -87,39 +88,39 @@ def test_rows_taken_away(operator, connect, database, name):
 def test_tasks(operator, name):
     queue = operator.queue(name)
     number = queue.put(1)
-    operator.cancel_task(number)
-    operator.retry_task(number)
-    operator.cancel_task(number)
+    operator.admin.cancel_task(number)
+    operator.admin.retry_task(number)
+    operator.admin.cancel_task(number)
     with pytest.raises(sqlsem.NotHeld):
-        operator.cancel_task(number)
+        operator.admin.cancel_task(number)
     ended = ("cancel", "pending", None)
     assert done(operator, name) == [ended, ("retry", "cancelled", None), ended]
-    newest = operator.operations(name)[0]
+    newest = operator.admin.operations(name)[0]
     assert (newest.queue, newest.task_id, newest.resource) == (name, number, None)
 
 
 def test_filters(operator, name):
-    operator.set_limit(name, 3)
-    operator.pause(name)
-    login = operator.operations(name)[0].login
+    operator.admin.set_limit(name, 3)
+    operator.admin.pause(name)
+    login = operator.admin.operations(name)[0].login
     assert done(operator, name, action="pause") == [("pause", None, None)]
-    assert len(operator.operations(name, who=login)) == 2
-    assert operator.operations(name, who=f"{login}-") == []
-    assert len(operator.operations(name, since="1h")) == 2
-    assert operator.operations(name, until="1h") == []
-    assert {operation.resource for operation in operator.operations()} >= {name}
-    operator.set_limit(name, None)
-    operator.resume(name)
+    assert len(operator.admin.operations(name, who=login)) == 2
+    assert operator.admin.operations(name, who=f"{login}-") == []
+    assert len(operator.admin.operations(name, since="1h")) == 2
+    assert operator.admin.operations(name, until="1h") == []
+    assert {operation.resource for operation in operator.admin.operations()} >= {name}
+    operator.admin.set_limit(name, None)
+    operator.admin.resume(name)
 
 
 def test_history_names_the_login(operator, name):
     with operator.mutex(name):
         pass
-    (past,) = operator.history(name)
+    (past,) = operator.admin.history(name)
     for who in (past.login, past.host, f"{past.host}:{past.pid}", past.program, past.requesting_id):
-        assert operator.history(name, who=who) == [past]
-    assert operator.history(name, who="nobody") == []
-    assert operator.history(name, who=past.host, outcome="timeout") == []
+        assert operator.admin.history(name, who=who) == [past]
+    assert operator.admin.history(name, who="nobody") == []
+    assert operator.admin.history(name, who=past.host, outcome="timeout") == []
 
 
 def test_expired_operations_are_pruned(operator, database, name):
@@ -127,22 +128,22 @@ def test_expired_operations_are_pruned(operator, database, name):
     settings = database.beside("setting")
     try:
         for number in range(1, 6):
-            operator.set_limit(name, number)
+            operator.admin.set_limit(name, number)
         database.rows(f"UPDATE {settings} SET value = '2' WHERE name = 'history_rows'")
         while session.prune(3):
             pass
         if database.engine != "mssql":  # others may have pruned there, too
-            assert [operation.new for operation in operator.operations()] == ["5", "4"]
+            assert [operation.new for operation in operator.admin.operations()] == ["5", "4"]
         database.rows(f"UPDATE {settings} SET value = '1000000' WHERE name = 'history_rows'")
         database.rows(f"UPDATE {settings} SET value = '-1' WHERE name = 'history_days'")
         while session.prune(3):
             pass
-        assert operator.operations() == []
+        assert operator.admin.operations() == []
     finally:
         database.rows(f"UPDATE {settings} SET value = '1000000' WHERE name = 'history_rows'")
         database.rows(f"UPDATE {settings} SET value = '30' WHERE name = 'history_days'")
         session.close()
-        operator.set_limit(name, None)
+        operator.admin.set_limit(name, None)
 
 
 @pytest.mark.engines("postgresql")
@@ -160,7 +161,7 @@ def test_rolled_back_operation_leaves_no_trace(database, operator, name):
     with database.raw(autocommit=False) as session:
         session.execute("SELECT sqlsem.pause(%s)", (name,))
         session.rollback()
-    assert operator.operations(name) == []
+    assert operator.admin.operations(name) == []
 
 
 @pytest.mark.engines("postgresql")
@@ -169,7 +170,7 @@ def test_client_names_are_escaped(database, operator, name):
         session.execute("SELECT set_config('sqlsem.client', E'h\\nnine\\n\\x1b[31mred', false)")
         session.execute("SELECT sqlsem.pause(%s)", (name,))
         session.execute("SELECT sqlsem.resume(%s)", (name,))
-    found = operator.operations(name)[0]
+    found = operator.admin.operations(name)[0]
     assert found.host == "h"
     assert found.pid is not None
     assert "\x1b" not in found.program

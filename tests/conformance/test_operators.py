@@ -35,48 +35,48 @@ def test_a_cap_counts_from_now_on(connect, name, waiter):
     three = [waiter(coordinator.limit(name, 3)) for _ in range(3)]
     for one in three:
         one.granted()
-    operator.set_limit(name, 1)
+    operator.admin.set_limit(name, 1)
     fourth = waiter(coordinator.limit(name, 3))
     three[0].leave()
     three[1].leave()
     assert fourth.waits(), "two inside, the cap is one"
     three[2].leave()
     fourth.granted()
-    operator.set_limit(name, None)
+    operator.admin.set_limit(name, None)
     waiter(coordinator.limit(name, 3)).granted()
-    assert all(resource.cap is None for resource in operator.resources() if resource.resource == name)
+    assert all(resource.cap is None for resource in operator.admin.resources() if resource.resource == name)
 
 
 def test_raising_the_cap_lets_waiters_in(connect, name, waiter):
     coordinator, operator = connect(), connect()
-    operator.set_limit(name, 1)
+    operator.admin.set_limit(name, 1)
     waiter(coordinator.limit(name, 3)).granted()
     late = [waiter(coordinator.limit(name, 3)) for _ in range(2)]
     assert all(one.waits(0.1) for one in late)
-    operator.set_limit(name, 2)
+    operator.admin.set_limit(name, 2)
     late[0].granted()
     assert late[1].waits()
-    operator.set_limit(name, None)
+    operator.admin.set_limit(name, None)
     late[1].granted()
 
 
 def test_cap_does_not_raise_declared_limits(connect, name, waiter):
     coordinator = connect()
-    coordinator.set_limit(name, 10)
+    coordinator.admin.set_limit(name, 10)
     waiter(coordinator.mutex(name)).granted()
     assert waiter(coordinator.mutex(name)).waits()
-    coordinator.set_limit(name, None)
+    coordinator.admin.set_limit(name, None)
 
 
 def test_a_cap_below_a_weight_holds_it_back_until_it_is_lifted(connect, name, waiter):
     coordinator = connect()
-    coordinator.set_limit(name, 1)
+    coordinator.admin.set_limit(name, 1)
     heavy = waiter(coordinator.limit(name, 3, weight=2))
     assert heavy.waits()
     assert not coordinator.limit(name, 3, weight=2).acquire(blocking=False)
-    coordinator.set_limit(name, 2)
+    coordinator.admin.set_limit(name, 2)
     heavy.granted()
-    coordinator.set_limit(name, None)
+    coordinator.admin.set_limit(name, None)
 
 
 # -- pausing
@@ -86,19 +86,19 @@ def test_pause_and_resume(connect, name, waiter):
     coordinator, operator = connect(), connect()
     inside = waiter(coordinator.limit(name, 2))
     inside.granted()
-    operator.pause(name)
-    operator.pause(name)
+    operator.admin.pause(name)
+    operator.admin.pause(name)
     late = [waiter(coordinator.limit(name, 2)) for _ in range(2)]
     assert all(one.waits(0.1) for one in late)
     assert not inside.grant.lost
     assert not coordinator.limit(name, 2).acquire(blocking=False)
-    assert [resource.paused for resource in operator.resources() if resource.resource == name] == [True]
+    assert [resource.paused for resource in operator.admin.resources() if resource.resource == name] == [True]
     inside.leave()
     assert late[0].waits()
-    operator.resume(name)
+    operator.admin.resume(name)
     for one in late:
         one.granted()
-    operator.resume(name)
+    operator.admin.resume(name)
 
 
 @pytest.mark.parametrize("what", ["pause", "cap"])
@@ -110,32 +110,32 @@ def test_pause_holds_back_earlier_waiters(connect, name, waiter, what):
     late = waiter(coordinator.limit(name, 2, weight=2))
     assert late.waits(0.5)
     if what == "pause":
-        operator.pause(name)
+        operator.admin.pause(name)
     else:
-        operator.set_limit(name, 1)
+        operator.admin.set_limit(name, 1)
     inside.leave()
     assert late.waits(0.5)
-    operator.resume(name)
-    operator.set_limit(name, None)
+    operator.admin.resume(name)
+    operator.admin.set_limit(name, None)
     late.granted()
 
 
 def test_a_pause_does_not_keep_others_from_timing_out(connect, database, name):
     coordinator = connect()
-    coordinator.pause(name)
+    coordinator.admin.pause(name)
     assert not coordinator.mutex(name).acquire(timeout=0.3)
     assert database.queue(name) == []
-    coordinator.resume(name)
+    coordinator.admin.resume(name)
     with coordinator.mutex(name):
         pass
 
 
 def test_pause_affects_a_single_resource(connect, name):
     coordinator = connect()
-    coordinator.pause(name("a"))
+    coordinator.admin.pause(name("a"))
     with coordinator.mutex(name("b"), timeout=0):
         pass
-    coordinator.resume(name("a"))
+    coordinator.admin.resume(name("a"))
 
 
 # -- revoking
@@ -147,7 +147,7 @@ def test_revoke_a_waiting_row(connect, database, name, waiter):
         second = waiter(coordinator.mutex(name))
         third = waiter(coordinator.mutex(name))
         position = database.queue(name)[1][0]
-        assert operator.revoke(position) is True
+        assert operator.admin.revoke(position) is True
         error = second.failed()
         assert isinstance(error, sqlsem.LockLost)
         assert error.resource == name
@@ -163,8 +163,8 @@ def test_a_holder_learns_before_the_next_is_let_in(connect, name, waiter):
     grant = lock.grant
     knew = []
     late = Attempt(other.mutex(name), entering=lambda: knew.append(grant.lost))
-    until(lambda: len(operator.entries(name)) == 2, "the next waits")
-    assert operator.revoke(grant.position) is False  # told; it has its grace
+    until(lambda: len(operator.admin.entries(name)) == 2, "the next waits")
+    assert operator.admin.revoke(grant.position) is False  # told; it has its grace
     late.granted()
     assert knew == [True], "the next was let in before the holder knew"
     until(grant.lost_event.is_set, "it is told")
@@ -177,20 +177,20 @@ def test_a_revoked_holder_shows_as_revoked(connect, name):
     holder, operator = connect(grace=3600), connect()
     lock = holder.mutex(name)
     lock.acquire()
-    assert operator.revoke(lock.grant.position) is False
-    assert [entry.state for entry in operator.entries(name)] == ["revoked"]
+    assert operator.admin.revoke(lock.grant.position) is False
+    assert [entry.state for entry in operator.admin.entries(name)] == ["revoked"]
     with pytest.raises(sqlsem.LockLost):
         lock.grant.check()  # asks the database, and so learns
     with pytest.raises(sqlsem.LockLost):
         lock.release()
-    assert operator.entries(name) == []
+    assert operator.admin.entries(name) == []
 
 
 def test_force_does_not_wait(connect, name):
     holder, operator = connect(grace=3600), connect()
     lock = holder.mutex(name)
     lock.acquire()
-    assert operator.revoke(lock.grant.position, force=True) is True
+    assert operator.admin.revoke(lock.grant.position, force=True) is True
     with operator.mutex(name, timeout=60):
         pass
     with pytest.raises(sqlsem.LockLost):
@@ -201,7 +201,7 @@ def test_force_does_not_wait(connect, name):
 
 def test_revoke_of_unknown_position(connect):
     with pytest.raises(sqlsem.NotHeld, match="no row"):
-        connect().revoke(2**40)
+        connect().admin.revoke(2**40)
 
 
 # -- looking
@@ -211,7 +211,7 @@ def test_entries(connect, name, waiter):
     coordinator = connect()
     with coordinator.limit(name, 3, weight=2, note="nightly"):
         waiter(coordinator.limit(name, 3, weight=2))
-        first, second = coordinator.entries(name)
+        first, second = coordinator.admin.entries(name)
         assert (first.state, first.weight, first.limit, first.note) == ("holds", 2, 3, "nightly")
         assert (second.state, second.note, second.granted_at) == ("waits", None, None)
         assert first.position < second.position
@@ -227,32 +227,32 @@ def test_entries(connect, name, waiter):
         assert 0 <= first.seconds < 3600
         assert first.missing_for is None
         assert json.loads(json.dumps(first.as_dict()))["resource"] == name
-        assert coordinator.entries(name("b")) == []
-        assert first.position in [entry.position for entry in coordinator.entries()]
+        assert coordinator.admin.entries(name("b")) == []
+        assert first.position in [entry.position for entry in coordinator.admin.entries()]
 
 
 def test_resources(connect, name, waiter):
     coordinator = connect()
-    coordinator.set_limit(name, 1)
-    coordinator.set_stale_after(name, 90)
+    coordinator.admin.set_limit(name, 1)
+    coordinator.admin.set_stale_after(name, 90)
     with coordinator.limit(name, 3):
         waiter(coordinator.limit(name, 3))
-        (found,) = [resource for resource in coordinator.resources() if resource.resource == name]
+        (found,) = [resource for resource in coordinator.admin.resources() if resource.resource == name]
         assert (found.cap, found.paused, found.stale_after) == (1, False, 90)
         assert (found.holding, found.waiting) == (1, 1)
-    coordinator.set_limit(name, None)
-    coordinator.set_stale_after(name, None)
+    coordinator.admin.set_limit(name, None)
+    coordinator.admin.set_stale_after(name, None)
 
 
 def test_history_and_outcomes(connect, database, name, waiter):
     coordinator, operator = connect(), connect(grace=GRACE)
 
     def outcomes():
-        return [past.outcome for past in coordinator.history(name)]
+        return [past.outcome for past in coordinator.admin.history(name)]
 
     with coordinator.mutex(name, note="first"):
         pass
-    past = coordinator.history(name)[0]
+    past = coordinator.admin.history(name)[0]
     assert (past.outcome, past.note, past.resource, past.weight, past.access) == ("released", "first", name, 1, "write")
     assert past.requested_at <= past.granted_at <= past.ended_at
     assert past.waited >= 0
@@ -261,21 +261,21 @@ def test_history_and_outcomes(connect, database, name, waiter):
     with coordinator.mutex(name):
         assert not operator.mutex(name).acquire(timeout=0.2)
         assert outcomes() == ["timeout", "released"]
-        assert coordinator.history(name)[0].held is None
+        assert coordinator.admin.history(name)[0].held is None
         second = waiter(operator.mutex(name))
-        operator.revoke(database.queue(name)[1][0])
+        operator.admin.revoke(database.queue(name)[1][0])
         second.failed()
         assert outcomes()[0] == "revoked"
     assert outcomes() == ["released", "revoked", "timeout", "released"]
-    assert len(coordinator.history(name, most=2)) == 2
-    assert coordinator.history(name("b")) == []
+    assert len(coordinator.admin.history(name, most=2)) == 2
+    assert coordinator.admin.history(name("b")) == []
 
 
 def test_trying_in_vain_leaves_no_history(connect, name):
     first, other = connect(), connect()
     with first.mutex(name):
         other.mutex(name).acquire(blocking=False)
-    assert [past.outcome for past in first.history(name)] == ["released"]
+    assert [past.outcome for past in first.admin.history(name)] == ["released"]
 
 
 # -- bare rows
@@ -288,11 +288,11 @@ def test_bare_rows_are_removed_at_their_age(connect, database, name):
         database.insert_bare(connection.cursor(), name, "a bare one")
         assert not coordinator.mutex(name).acquire(timeout=0.5)
         assert len(database.queue(name)) == 1, "by default nobody removes it"
-        coordinator.set_stale_after(name, 0.2)
+        coordinator.admin.set_stale_after(name, 0.2)
         with coordinator.mutex(name, timeout=60):
             assert [row[2] for row in database.queue(name)] != ["a bare one"]
-        assert "reaped" in [past.outcome for past in coordinator.history(name)]
-        coordinator.set_stale_after(name, None)
+        assert "reaped" in [past.outcome for past in coordinator.admin.history(name)]
+        coordinator.admin.set_stale_after(name, None)
     finally:
         connection.close()
 
@@ -306,30 +306,30 @@ def test_reap_removes_stale_bare_rows(connect, database, name):
             database.insert_bare(cursor, name, f"bare {number}")
     finally:
         connection.close()
-    coordinator.set_stale_after(name, 0.001)
-    until(lambda: coordinator.reap() >= 0 and database.queue(name) == [])
-    coordinator.set_stale_after(name, None)
+    coordinator.admin.set_stale_after(name, 0.001)
+    until(lambda: coordinator.admin.reap() >= 0 and database.queue(name) == [])
+    coordinator.admin.set_stale_after(name, None)
 
 
 def test_rows_of_members_are_never_stale(connect, name, waiter):
     coordinator = connect()
-    coordinator.set_stale_after(name, 0.001)
+    coordinator.admin.set_stale_after(name, 0.001)
     with coordinator.mutex(name) as grant:
         late = waiter(connect().mutex(name))
         assert late.waits(0.5)
-        coordinator.reap()
+        coordinator.admin.reap()
         grant.check()
     late.granted()
-    coordinator.set_stale_after(name, None)
+    coordinator.admin.set_stale_after(name, None)
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "3", True, 2**31])
 def test_bad_caps_are_refused(connect, name, bad):
     with pytest.raises(sqlsem.ConfigurationError):
-        connect().set_limit(name, bad)
+        connect().admin.set_limit(name, bad)
 
 
 @pytest.mark.parametrize("bad", [0, -1, "three", True, float("nan"), float("inf"), 1e12])
 def test_bad_ages_are_refused(connect, name, bad):
     with pytest.raises(sqlsem.ConfigurationError):
-        connect().set_stale_after(name, bad)
+        connect().admin.set_stale_after(name, bad)

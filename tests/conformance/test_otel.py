@@ -70,7 +70,9 @@ def test_a_wait_has_a_link_to_the_holder(connect, name, traced, waits, where):
     coordinator = connect()
     other = connect() if where == "another member" else coordinator
     with coordinator.mutex(name, note="a\x1b[2J<b>"):
-        left = re.search(r":00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$", coordinator.entries(name)[0].requesting_id)
+        left = re.search(
+            r":00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$", coordinator.admin.entries(name)[0].requesting_id
+        )
         attempt = Attempt(other.mutex(name))
         waits()
     attempt.granted()
@@ -182,7 +184,7 @@ def test_a_wait_that_is_broken_off(connect, name, traced, waits):
 def test_no_spans_without_a_tracer(connect, name):
     coordinator = connect()
     with coordinator.mutex(name):
-        (entry,) = coordinator.entries(name)
+        (entry,) = coordinator.admin.entries(name)
         assert "-" not in entry.requesting_id.rpartition(":")[2]
 
 
@@ -191,7 +193,7 @@ def test_invalid_traceparent_is_no_link(connect, database, name, traced):
     _, ended = traced
     first, other = connect(), connect()
     with first.mutex(name), other.mutex(name("connected")):
-        own = first.entries(name)[0].requesting_id
+        own = first.admin.entries(name)[0].requesting_id
         marks = [":00-" + "z" * 32 + "-" + "1" * 16 + "-01", ":00-" + "0" * 32 + "-" + "0" * 16 + "-00"]
         for mark in marks:
             database.rows("UPDATE {table} SET requesting_id = ? WHERE resource_id = ?", f"x{mark}", name)

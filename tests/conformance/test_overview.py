@@ -26,17 +26,17 @@ def test_overview_shows_queue_and_settings(connect, database, name):
     with coordinator.limit(name, 3, weight=2, note="a <b>"), coordinator.read(name("r")):
         late = Attempt(coordinator.limit(name, 3, weight=2))
         until(lambda: len(database.queue(name)) == 3)
-        coordinator.set_limit(name, 7)
-        coordinator.pause(name("p"))
-        coordinator.set_stale_after(name("p"), 90)
-        found = coordinator.overview()
+        coordinator.admin.set_limit(name, 7)
+        coordinator.admin.pause(name("p"))
+        coordinator.admin.set_stale_after(name("p"), 90)
+        found = coordinator.admin.overview()
         mine = [entry for entry in found.entries if entry.resource.startswith(name)]
         assert [one.state for one in mine] == ["holds", "waits", "holds"]
-        alone = [entry for entry in coordinator.entries() if entry.resource.startswith(name)]
+        alone = [entry for entry in coordinator.admin.entries() if entry.resource.startswith(name)]
         assert all(same(*pair) for pair in zip(mine, alone, strict=True))
         assert abs(found.taken_at - datetime.now(timezone.utc)) < timedelta(minutes=10)
         settings = {one.resource: one for one in found.resources}
-        told = {one.resource: one for one in coordinator.resources()}
+        told = {one.resource: one for one in coordinator.admin.resources()}
         for resource in (name, name("r"), name("p")):
             plain = dataclasses.replace(settings[resource], paused_at=None, paused_by=None, cap_by=None)
             assert plain == dataclasses.replace(told[resource], paused_at=None, paused_by=None, cap_by=None)
@@ -45,9 +45,9 @@ def test_overview_shows_queue_and_settings(connect, database, name):
         assert settings[name].paused_at is None
         assert found.only(name).entries == [entry for entry in found.entries if entry.resource == name]
         assert {one.resource for one in found.only(name).resources} == {name}
-        coordinator.set_limit(name, None)
-        coordinator.resume(name("p"))
-        coordinator.set_stale_after(name("p"), None)
+        coordinator.admin.set_limit(name, None)
+        coordinator.admin.resume(name("p"))
+        coordinator.admin.set_stale_after(name("p"), None)
     late.granted()
     late.leave()
     assert found.as_dict()["entries"]
@@ -59,7 +59,7 @@ def test_members(connect, database, name):
     with coordinator.mutex(name), leased.mutex(name("b")):
         late = Attempt(coordinator.mutex(name("b")))
         until(lambda: len(database.queue(name)) == 3)
-        found = coordinator.overview()
+        found = coordinator.admin.overview()
         of = {
             entry.resource: next(member for member in found.members if member.member_id == entry.member_id)
             for entry in found.entries
@@ -86,7 +86,7 @@ def test_overview_shows_missing_member(database, name, connect):
     watcher = connect()
 
     def member():
-        return next((one for one in watcher.overview().members if one.member_id == member_id), None)
+        return next((one for one in watcher.admin.overview().members if one.member_id == member_id), None)
 
     assert member().missing_for is None
     session.interrupt()  # as if the process had died
@@ -102,7 +102,7 @@ def test_overview_shows_missing_member(database, name, connect):
 @TABLES
 def test_how_long_it_was_held_of_late(connect, name, database):
     coordinator = connect()
-    assert name not in coordinator.overview().holds
+    assert name not in coordinator.admin.overview().holds
     for number in range(3):
         with coordinator.mutex(name, note=f"note {number}"):
             time.sleep(0.02)  # held for that long
@@ -110,7 +110,7 @@ def test_how_long_it_was_held_of_late(connect, name, database):
         coordinator.mutex(name).acquire(timeout=0)
         raise TimeoutError
     with coordinator.mutex(name):
-        times = coordinator.overview().holds[name]
+        times = coordinator.admin.overview().holds[name]
     assert [hold.note for hold in times.holds][-3:] == ["note 2", "note 1", "note 0"]
     assert times.held.count == len(times.holds) >= 3
     assert 0 <= times.held.p10 <= times.held.p50 <= times.held.p90 <= times.held.p99 < 60
@@ -128,10 +128,10 @@ def test_work_queues_and_batches(connect, name):
         raise ZeroDivisionError
     daily = coordinator.batch(name("batch"), parts=["a", "b"], window="1h")
     with daily.part("a"):
-        found = coordinator.overview()
+        found = coordinator.admin.overview()
         counts = next(one for one in found.queues if one.queue == name)
         assert (counts.pending, counts.failed, counts.blocked_by) == (1, 1, first)
-        assert counts == dataclasses.replace(coordinator.queues(name)[0], oldest=counts.oldest, rate=counts.rate)
+        assert counts == dataclasses.replace(coordinator.admin.queues(name)[0], oldest=counts.oldest, rate=counts.rate)
         mine = next(batch for batch in found.batches if batch.name == name("batch"))
         assert (mine.status, [part.status for part in mine.parts]) == ("open", ["running", "expected"])
         assert mine.parts[0].missing_for is None
@@ -139,10 +139,10 @@ def test_work_queues_and_batches(connect, name):
         assert mine.opened_at <= found.taken_at
     with daily.part("b"):
         pass
-    assert all(batch.name != name("batch") for batch in coordinator.overview().batches)
+    assert all(batch.name != name("batch") for batch in coordinator.admin.overview().batches)
     with pytest.raises(ZeroDivisionError), daily.part("a"):
         raise ZeroDivisionError
-    failed = next(batch for batch in coordinator.overview().batches if batch.name == name("batch"))
+    failed = next(batch for batch in coordinator.admin.overview().batches if batch.name == name("batch"))
     assert failed.parts[0].status == "failed"
     assert failed.parts[0].error
 
@@ -154,7 +154,7 @@ def rated(overview, name):
 @TABLES
 def test_rates(connect, database, name):
     coordinator = connect()
-    assert rated(coordinator.overview(), name) == []
+    assert rated(coordinator.admin.overview(), name) == []
     windows = {"1h": 5, "2h": 9}
     coordinator.rate(name, windows, cost=3).take()
     with coordinator.rate(name, windows, cost=2) as grant:
@@ -163,7 +163,7 @@ def test_rates(connect, database, name):
     late = threading.Thread(target=coordinator.rate(name("b"), 1, per="1h").take, kwargs={"timeout": PATIENCE})
     late.start()
     until(lambda: database.queue(f"rate:{name('b')}"), "it waits")
-    found, told = coordinator.overview(), coordinator.rates()
+    found, told = coordinator.admin.overview(), coordinator.admin.rates()
     mine = rated(found, name)
     assert [(one.name, one.window, one.limit, one.used) for one in mine] == [
         *((name, 3600, 5, 4), (name, 7200, 9, 4), (name("b"), 3600, 1, 1)),
@@ -178,7 +178,7 @@ def test_rates(connect, database, name):
         dataclasses.replace(one, **passing) for one in alone
     ]
     assert all(abs(one.free_in - other.free_in) < 60 for one, other in zip(mine, alone, strict=True))
-    assert [rate.name for rate in coordinator.rates(name)] == [name] * 2
+    assert [rate.name for rate in coordinator.admin.rates(name)] == [name] * 2
     assert found.only(f"rate:{name}").rates == mine[:2]
     assert mine[0].as_dict() in found.as_dict()["rates"]
     taken.adjust(0)
@@ -191,13 +191,13 @@ def test_when_there_is_room_again(connect, name):
     coordinator = connect()
     rate = coordinator.rate(name, 2, per="100s")
     rate.take()
-    until(lambda: rated(coordinator.overview(), name)[0].idle > 2.5, "time passes")
+    until(lambda: rated(coordinator.admin.overview(), name)[0].idle > 2.5, "time passes")
     second = rate.take()
-    (one,) = rated(coordinator.overview(), name)
+    (one,) = rated(coordinator.admin.overview(), name)
     assert 0 < one.free_in <= 101 - 1.5, "when the first one leaves"
     before = one.free_in
     second.adjust(9)
-    (one,) = rated(coordinator.overview(), name)
+    (one,) = rated(coordinator.admin.overview(), name)
     assert (one.limit, one.used) == (2, 10)
     assert one.free_in > before, "when the second one leaves, too"
 
@@ -216,7 +216,7 @@ def test_overview_lists_waited_and_recent_rates_first(connect, database, name):
     insert = f"INSERT INTO {table} (resource_id, window_ms, rate_limit, seen_ms) VALUES (?, ?, ?, ?)"
     with contextlib.closing(database.raw()) as raw:
         raw.cursor().executemany(database.sql(insert), rows)
-    found = coordinator.overview().rates
+    found = coordinator.admin.overview().rates
     database.rows(f"DELETE FROM {table} WHERE resource_id LIKE ? AND rate_limit = 7", f"rate:{name}%")
     taken.adjust(0)  # and it goes
     late.join(PATIENCE)
@@ -246,7 +246,7 @@ def test_overview_is_a_single_snapshot(database, name, connect):
 
     def slow(resource):
         found = entries(resource)
-        coordinator.pause(name)
+        coordinator.admin.pause(name)
         return found
 
     session.entries = slow
@@ -254,7 +254,7 @@ def test_overview_is_a_single_snapshot(database, name, connect):
     session.entries = entries
     assert session.overview().resources[0].paused
     session.close()
-    coordinator.resume(name)
+    coordinator.admin.resume(name)
 
 
 def test_percentiles():

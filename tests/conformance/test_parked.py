@@ -38,7 +38,7 @@ def other(patient):
 
 
 def rows(coordinator, resource):
-    return [(entry.owner or "", entry.state) for entry in coordinator.entries(resource)]
+    return [(entry.owner or "", entry.state) for entry in coordinator.admin.entries(resource)]
 
 
 def takes(coordinator, resource):
@@ -73,7 +73,7 @@ def test_task_with_free_locks_starts_holding_them(queue, other, name):
         (entry,) = queue.tasks("running")
         assert {lock.resource: lock.position for lock in entry.locks} == task.grant.positions
     assert rows(other, customers) == rows(other, pg) == []
-    assert [(hold.outcome, hold.resource) for hold in other.history(customers)] == [("released", customers)]
+    assert [(hold.outcome, hold.resource) for hold in other.admin.history(customers)] == [("released", customers)]
     assert queue.state().done
 
 
@@ -170,10 +170,10 @@ def test_cancel_of_a_blocked_task_removes_its_rows(queue, other, name):
     with other.mutex(name):
         number = queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
-        other.cancel_task(number)
+        other.admin.cancel_task(number)
         assert len(rows(other, name)) == 1
     assert queue.try_claim() is None
-    other.retry_task(number)
+    other.admin.retry_task(number)
     with queue.try_claim() as task:
         assert task.id == number
 
@@ -196,19 +196,19 @@ def test_revoked_row_of_a_blocked_task_requeues_it(queue, other, name):
     with other.mutex(name):
         queue.put(Json("load"), locks=[sqlsem.mutex(name), sqlsem.mutex(second)])
         assert queue.try_claim() is None
-        before = other.entries(second)[0].position
-        other.revoke(other.entries(name)[1].position)
+        before = other.admin.entries(second)[0].position
+        other.admin.revoke(other.admin.entries(name)[1].position)
     assert until(queue.try_claim) is not None
-    assert other.entries(second)[0].position > before
+    assert other.admin.entries(second)[0].position > before
 
 
 def test_a_paused_resource_keeps_it_waiting(queue, other, name):
     queue.put(Json("load"), locks=[sqlsem.mutex(name)])
-    other.pause(name)
+    other.admin.pause(name)
     try:
         assert queue.try_claim() is None
     finally:
-        other.resume(name)
+        other.admin.resume(name)
     with queue.try_claim() as task:
         assert task.grant.resource == str(name)
 
@@ -219,11 +219,11 @@ def test_pause_after_its_turn_keeps_task_blocked(queue, other, name):
     queue.put(Json("load"), locks=[sqlsem.mutex(name), sqlsem.mutex(second)])
     with other.mutex(second):
         assert queue.try_claim() is None
-        other.pause(name)
+        other.admin.pause(name)
     try:
         assert queue.try_claim() is None
     finally:
-        other.resume(name)
+        other.admin.resume(name)
     with until(queue.try_claim) as task:
         assert task.grant.positions.keys() == {str(name), second}
 
@@ -231,7 +231,7 @@ def test_pause_after_its_turn_keeps_task_blocked(queue, other, name):
 def test_a_lost_lock_fails_the_attempt(queue, other, name):
     queue.put(Json("load"), locks=[sqlsem.mutex(name)], on_failure="continue")
     task = queue.try_claim()
-    other.revoke(task.grant.position, force=True)
+    other.admin.revoke(task.grant.position, force=True)
     with pytest.raises(sqlsem.LockLost):
         task.grant.check()
     with pytest.raises(sqlsem.LockLost), task:
@@ -317,7 +317,7 @@ def test_workers_hold_the_locks_of_their_tasks(patient, queue, other, name):
         thread.join(PATIENCE)
     assert sum(worker.finished for worker in made) == 12
     for resource, most in ((name, 1), (pg, 2)):
-        held = [hold for hold in other.history(resource, most=100) if hold.granted_at is not None]
+        held = [hold for hold in other.admin.history(resource, most=100) if hold.granted_at is not None]
         assert len(held) == 6
         assert all(sum(two.granted_at <= one.granted_at < two.ended_at for two in held) <= most for one in held)
 
@@ -326,8 +326,8 @@ def test_workers_hold_the_locks_of_their_tasks(patient, queue, other, name):
 def test_500_of_them_cost_no_connection_and_no_row_that_holds(queue, other, name):
     with other.mutex(name):
         queue.put_many([Json("x")] * 500, locks=[sqlsem.mutex(name)])
-        until(lambda: queue.try_claim() is None and len(other.entries(name)) == 501)
-        assert [entry.state for entry in other.entries(name)].count("holds") == 1
+        until(lambda: queue.try_claim() is None and len(other.admin.entries(name)) == 501)
+        assert [entry.state for entry in other.admin.entries(name)].count("holds") == 1
         queue.put(Json("plain"))
         began = time.monotonic()
         with queue.try_claim() as task:
@@ -373,7 +373,7 @@ def test_a_row_that_is_taken_away_during_the_claim(queue, other, name, database,
     with other.mutex(name):
         queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
-    (entry,) = other.entries(name)
+    (entry,) = other.admin.entries(name)
     operator = database.raw(autocommit=False)
     operator.execute(f"SELECT {database.schema}.revoke(%s, false)", (entry.position,))
     claimed = []
@@ -393,8 +393,8 @@ def test_cancel_of_a_task_with_a_pinned_row(queue, other, name, database, thread
         number = queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
         operator = database.raw(autocommit=False)
-        operator.execute(f"SELECT {database.schema}.revoke(%s, false)", (other.entries(name)[1].position,))
-        threads.start(other.cancel_task, number)
+        operator.execute(f"SELECT {database.schema}.revoke(%s, false)", (other.admin.entries(name)[1].position,))
+        threads.start(other.admin.cancel_task, number)
         until(lambda: queue.tasks()[0].status == "cancelled" or waits_for(database, operator))
         operator.rollback()
         operator.close()
@@ -503,7 +503,10 @@ def test_a_task_with_locks_in_a_knot(offered, patient, queue, name, between):
     held = holder.mutex(second)
     assert held.acquire()
     claimed = offered([sqlsem.mutex(first), sqlsem.mutex(second)])
-    until(lambda: len(holder.entries(first)) == len(holder.entries(second)) - 1 == 1, "the task stands in both lines")
+    until(
+        lambda: len(holder.admin.entries(first)) == len(holder.admin.entries(second)) - 1 == 1,
+        "the task stands in both lines",
+    )
     if between:
         ended, inside = threading.Event(), threading.Event()
         gave_up = []
@@ -512,7 +515,7 @@ def test_a_task_with_locks_in_a_knot(offered, patient, queue, name, between):
             asks = patient()
             with asks.mutex(third):
                 inside.set()
-                until(lambda: len(holder.entries(third)) == 2, "the holder waits for it")
+                until(lambda: len(holder.admin.entries(third)) == 2, "the holder waits for it")
                 try:
                     asks.mutex(first).acquire(timeout=PATIENCE)
                 except sqlsem.Deadlock as exc:

@@ -17,7 +17,7 @@ LOCK = sqlsem.mutex("pickled", timeout=PATIENCE)
 
 @sqlsem.limit("pickled-etl", 3)
 def load(number):
-    return number + 1, os.getpid(), len(sqlsem.default().entries("pickled-etl"))
+    return number + 1, os.getpid(), len(sqlsem.default().admin.entries("pickled-etl"))
 
 
 @sqlsem.mutex(lambda number: f"pickled-{number}")

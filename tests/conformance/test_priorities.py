@@ -22,11 +22,11 @@ def ranked(connect, name):
     operator = connect()
 
     def ranked(ageing=3600, resource=name):
-        operator.set_priorities(resource, ageing)
+        operator.admin.set_priorities(resource, ageing)
 
     ranked()
     yield ranked
-    operator.set_priorities(name, None)
+    operator.admin.set_priorities(name, None)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_the_order_may_change_while_they_wait(connect, name, ranked, waiter):
 
 
 def high_place(coordinator, name):
-    return max(entry.position for entry in coordinator.entries(priority_queue(name)))
+    return max(entry.position for entry in coordinator.admin.entries(priority_queue(name)))
 
 
 @both
@@ -246,19 +246,19 @@ def test_bad_priorities(connect, name, priority):
 @pytest.mark.parametrize("ageing", [0, -1, float("nan"), "soon"])
 def test_bad_ageing(connect, name, ageing):
     with pytest.raises(sqlsem.ConfigurationError, match="ageing"):
-        connect().set_priorities(name, ageing)
+        connect().admin.set_priorities(name, ageing)
 
 
 def test_names_that_cannot_have_priorities(connect):
     coordinator = connect()
     with pytest.raises(sqlsem.ConfigurationError, match="pattern"):
-        coordinator.set_priorities("tenant:*")
+        coordinator.admin.set_priorities("tenant:*")
     with pytest.raises(sqlsem.ConfigurationError, match="at most 246"):
-        coordinator.set_priorities("x" * 247)
+        coordinator.admin.set_priorities("x" * 247)
     for kind in ("rate", "once", "priority"):
         with pytest.raises(sqlsem.ConfigurationError, match="always first come, first served"):
-            coordinator.set_priorities(f"{kind}:api")
-        coordinator.set_priorities(f"{kind}:api", None)
+            coordinator.admin.set_priorities(f"{kind}:api")
+        coordinator.admin.set_priorities(f"{kind}:api", None)
     with pytest.raises(sqlsem.ConfigurationError, match="at most 246"):
         coordinator.mutex("x" * 247, priority=1)
 
@@ -270,7 +270,7 @@ def test_requests_of_before_go_first(connect, database, name, waiter):
     holder.granted()
     plain = Attempt(connect().mutex(name))
     until(lambda: len(database.queue(name)) == 2, "the request of before waits")
-    operator.set_priorities(name, 3600)
+    operator.admin.set_priorities(name, 3600)
     try:
         urgent = waiter(connect().mutex(name, priority=99))
         holder.leave()
@@ -280,7 +280,7 @@ def test_requests_of_before_go_first(connect, database, name, waiter):
         urgent.granted()
         urgent.leave()
     finally:
-        operator.set_priorities(name, None)
+        operator.admin.set_priorities(name, None)
 
 
 @both
@@ -288,7 +288,7 @@ def test_priorities_are_removed_while_waited_for(connect, database, name, ranked
     operator, other = connect(), connect()
     with other.mutex(name, priority=0):
         waiting = waiter(operator.mutex(name, priority=1))
-        operator.set_priorities(name, None)
+        operator.admin.set_priorities(name, None)
         assert isinstance(waiting.failed(), sqlsem.ConfigurationError)
         assert places(database, name) == []
     with operator.mutex(name):
@@ -298,12 +298,12 @@ def test_priorities_are_removed_while_waited_for(connect, database, name, ranked
 @both
 def test_pause_blocks_all_priorities(connect, name, ranked, waiter):
     operator = connect()
-    operator.pause(name)
+    operator.admin.pause(name)
     try:
         waiting = waiter(connect().mutex(name, priority=9))
         assert waiting.waits()
     finally:
-        operator.resume(name)
+        operator.admin.resume(name)
     waiting.granted()
     waiting.leave()
 
@@ -313,18 +313,18 @@ def test_the_servers_limit(connect, name, ranked, waiter):
     operator, other = connect(), connect()
     with pytest.raises(sqlsem.ConfigurationError, match=r"[nN]o limit is set"):
         other.limit(name, priority=1).acquire()
-    operator.set_limit(name, 1)
+    operator.admin.set_limit(name, 1)
     try:
         first = Attempt(other.limit(name, priority=0))
         first.granted()
         second = waiter(operator.limit(name, priority=0))
         assert second.waits()
-        operator.set_limit(name, 2)
+        operator.admin.set_limit(name, 2)
         second.granted()
         second.leave()
         first.leave()
     finally:
-        operator.set_limit(name, None)
+        operator.admin.set_limit(name, None)
 
 
 @both
@@ -360,9 +360,9 @@ def test_an_operator_takes_a_place_away(connect, database, name, ranked, waiter)
     operator, other = connect(), connect()
     with other.mutex(name, priority=0):
         waiting = waiter(connect().mutex(name, priority=1))
-        (place,) = operator.entries(priority_queue(name))
+        (place,) = operator.admin.entries(priority_queue(name))
         assert (place.state, place.weight, place.limit) == ("holds", 2, 100)
-        operator.revoke(place.position, force=True)
+        operator.admin.revoke(place.position, force=True)
         assert isinstance(waiting.failed(), sqlsem.LockLost)
 
 
@@ -370,12 +370,12 @@ def test_an_operator_takes_a_place_away(connect, database, name, ranked, waiter)
 def test_it_is_seen(connect, name, ranked):
     operator = connect()
     ranked("90s")
-    (one,) = (resource for resource in operator.resources() if resource.resource == name)
+    (one,) = (resource for resource in operator.admin.resources() if resource.resource == name)
     assert one.ageing == 90
-    operator.set_limit(name, 3)
-    operator.set_limit(name, None)
-    assert [resource.ageing for resource in operator.resources() if resource.resource == name] == [90]
-    assert operator.operations(str(name), action="ageing")[0].new == "90000"
+    operator.admin.set_limit(name, 3)
+    operator.admin.set_limit(name, None)
+    assert [resource.ageing for resource in operator.admin.resources() if resource.resource == name] == [90]
+    assert operator.admin.operations(str(name), action="ageing")[0].new == "90000"
 
 
 @both

@@ -206,11 +206,11 @@ def test_a_dead_member_is_removed_by_reap(database, member, name, session):
     one.register(number, "one", "thread", f"{name}.1", [Request(name), Request(name("b"))], False)
     one.close()
     operator = session()
-    until(lambda: operator.reap() >= 0 and database.queue(name) == [], "the rows of the dead removed")
-    assert {past.outcome for past in operator.history(name, 10)} == {"reaped"}
+    until(lambda: operator.admin.reap() >= 0 and database.queue(name) == [], "the rows of the dead removed")
+    assert {past.outcome for past in operator.admin.history(name, 10)} == {"reaped"}
     until(
         lambda: (
-            operator.reap() >= 0
+            operator.admin.reap() >= 0
             and database.rows(f"SELECT 1 FROM {database.beside('member')} WHERE member_id = ?", number) == []
         )
     )
@@ -222,11 +222,11 @@ def test_a_member_that_returns_within_its_grace_keeps_its_rows(database, member,
     one.close()
     operator = session()
     for _ in range(5):
-        operator.reap()
+        operator.admin.reap()
     again = session(grace=3600)
     assert again.reattach_member(number) is True
     assert again.heartbeat(number).positions == {ticket.position}
-    operator.reap()
+    operator.admin.reap()
     assert len(database.queue(name)) == 1
     assert again.release(ticket, "released")
     again.deregister_member(number)
@@ -237,7 +237,7 @@ def test_a_member_that_was_given_up_cannot_return(database, member, name, sessio
     one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
     one.close()
     operator = session()
-    until(lambda: operator.reap() >= 0 and database.queue(name) == [])
+    until(lambda: operator.admin.reap() >= 0 and database.queue(name) == [])
     again = session()
     assert again.reattach_member(number) is False
     assert again.heartbeat(number).known is False
@@ -250,7 +250,7 @@ def test_the_living_are_left_alone(database, member, name, session):
     (late,) = other.register(second, "other", "thread", f"{name}.2", [Request(name)], False)
     operator = session()
     for _ in range(30):  # never pings, and yet lives: its session is there
-        operator.reap()
+        operator.admin.reap()
         assert other.wait(late, 0.02, threading.Event()) is False
     assert one.heartbeat(number).positions == {ticket.position}
     one.deregister_member(number)
@@ -361,7 +361,7 @@ def test_a_member_waits_for_a_bare_row(connect, database, bare, name):
 def test_a_bare_row_is_seen(connect, database, bare, name):
     first = database.insert_bare(bare, name, "bare 1", concurrency_limit=1)
     second = database.insert_bare(bare, name, "bare 2", concurrency_limit=1)
-    entries = connect().entries(name)
+    entries = connect().admin.entries(name)
     assert [(entry.position, entry.requesting_id, entry.member_id) for entry in entries] == [
         (first, "bare 1", None),
         (second, "bare 2", None),
@@ -389,7 +389,7 @@ def test_a_bare_row_cannot_cut_in(database, bare, name):
 
 def test_a_bare_row_is_revoked_at_once(connect, database, bare, name):
     position = database.insert_bare(bare, name, "bare")
-    assert connect().revoke(position) is True
+    assert connect().admin.revoke(position) is True
     assert database.queue(name) == []
 
 

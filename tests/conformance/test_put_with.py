@@ -54,7 +54,7 @@ def test_with_locks_it_asks_for_them_after_the_commit(connect, transaction, name
     queue = coordinator.queue(name)
     cursor = transaction()
     queue.put(1, cursor=cursor, locks=[sqlsem.mutex(name)])
-    assert coordinator.entries(name) == []
+    assert coordinator.admin.entries(name) == []
     cursor.connection.commit()
     with queue.try_claim() as task:
         assert task.grant.resource == str(name)

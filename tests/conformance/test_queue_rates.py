@@ -231,7 +231,7 @@ def test_setting_a_queue_rate_is_recorded(connect, queue):
     queue.set_key_rate(100, per="1m")
     queue.set_rate(5, per="1s", key="a")
     queue.set_rate(None, key="a")
-    found = [(operation.action, operation.old, operation.new) for operation in connect().operations(queue.name)]
+    found = [(operation.action, operation.old, operation.new) for operation in connect().admin.operations(queue.name)]
     assert found == [
         ("rate", "a: 5 in 1000 ms", "a: "),
         ("rate", "a: ", "a: 5 in 1000 ms"),

@@ -34,7 +34,7 @@ def test_queue_summary_shows_counts_age_rate_and_blocker(connect, name):
     Worker(queue, idle_exit=0).run()
     queue.put_many([Json("late"), Json("later")], order=2)
     queue.put(Json("kept back"), order=2, after=3600)
-    coordinator.cancel_task(queue.put(Json("cancelled"), order=3))
+    coordinator.admin.cancel_task(queue.put(Json("cancelled"), order=3))
     running = queue.put(Json("runs"), order=0)
     task = queue.try_claim()
     assert task.id == running
@@ -46,11 +46,11 @@ def test_queue_summary_shows_counts_age_rate_and_blocker(connect, name):
     assert counts.rate == pytest.approx(5 / 5), "of five minutes: three finished, one failed, one cancelled"
     assert counts.blocked_by == failed
     task.finish()
-    found = {one.queue: one for one in coordinator.queues()}
+    found = {one.queue: one for one in coordinator.admin.queues()}
     assert found[name("other")].pending == 1
     assert found[name("other")].oldest is None, "nothing there that could be started"
     assert (found[name("other")].rate, found[name("other")].blocked_by) == (0, None)
-    coordinator.cancel_task(failed)
+    coordinator.admin.cancel_task(failed)
     assert queue.counts().blocked_by is None
     assert queue.counts().as_dict()["cancelled"] == 2
 
@@ -64,7 +64,7 @@ def test_when_a_task_will_be_started(connect, name):
     queue.put(Json("runs"), note="short")
     waits, behind = queue.put(Json("waits"), note="short"), queue.put(Json("behind"), order=1, note="short")
     with queue.try_claim():
-        listed = coordinator.tasks(name)
+        listed = coordinator.admin.tasks(name)
         found = task_reasons(listed, max(one.put_at for one in listed))
         assert (found[waits].code, found[behind].code) == ("turn_now", "order_open")
         for one in (waits, behind):

@@ -29,7 +29,7 @@ def looks_often(monkeypatch):
 
 
 def used(coordinator, name):
-    return {rate.window: rate.used for rate in coordinator.rates(name)}
+    return {rate.window: rate.used for rate in coordinator.admin.rates(name)}
 
 
 def test_no_more_than_the_limit_is_taken(connect, name):
@@ -41,7 +41,7 @@ def test_no_more_than_the_limit_is_taken(connect, name):
     with pytest.raises(Timeout, match=f"rate 3/1h on '{name}' within 0.05 s"), first.rate(name, 3, LONG, timeout=0.05):
         pytest.fail("more than the limit")
     assert used(first, name) == {3600: 3}
-    assert first.entries(f"rate:{name}") == []
+    assert first.admin.entries(f"rate:{name}") == []
 
 
 def test_a_window_slides(connect, name):
@@ -60,7 +60,7 @@ def test_uses_refunds_and_waits_are_counted(connect, name):
     first.on("timeout", lambda event: told.append((event.resource, event.timeout)))
 
     def counted():
-        return {entry.window: (entry.taken, entry.returned, entry.waits) for entry in first.rates(name)}
+        return {entry.window: (entry.taken, entry.returned, entry.waits) for entry in first.admin.rates(name)}
 
     grant = first.rate(name, 5, per=LONG, cost=4).take()
     grant.adjust(5)
@@ -72,7 +72,7 @@ def test_uses_refunds_and_waits_are_counted(connect, name):
     assert told == [(f"rate:{name}", 0), (f"rate:{name}", 0.05)]
     waiter = threading.Thread(target=other.rate(name, {LONG: 5, "2h": 100}, cost=3).take)
     waiter.start()
-    until(lambda: first.entries(f"rate:{name}"), "it waits")
+    until(lambda: first.admin.entries(f"rate:{name}"), "it waits")
     grant.adjust(1)
     waiter.join(PATIENCE)
     assert counted()[3600] == (8, 4, 1)
@@ -149,7 +149,7 @@ def test_limits_of_other_clients_count(connect, name):
     assert other.rate(name, 5, per=LONG).take(False) is not None
     assert first.rate(name, 5, per=LONG).take(False) is None
     assert first.rate(name, 6, per=LONG).take(False) is None, "the lower limit counts as long as what it has granted"
-    assert first.reset_rate(name) is True
+    assert first.admin.reset_rate(name) is True
     assert first.rate(name, 6, per=LONG, cost=6).take(False) is not None
 
 
@@ -159,7 +159,7 @@ def test_the_lower_limit_of_two_programs_counts(connect, name):
     assert strict.rate(name, 3, per=LONG).take(False) is not None
     assert loose.rate(name, 10, per=LONG).take(False) is None
     assert strict.rate(name, 3, per=LONG).take(False) is None
-    assert [(rate.used, rate.limit) for rate in loose.rates(name)] == [(3, 3)]
+    assert [(rate.used, rate.limit) for rate in loose.admin.rates(name)] == [(3, 3)]
 
 
 def test_limits_of_windows_of_different_length_hold_together(connect, name):
@@ -176,7 +176,7 @@ def test_declared_limit_counts_until_its_uses_expire(connect, name):
     began = time.monotonic()
     assert loose.rate(name, 5, per=1, cost=5).take(timeout=PATIENCE) is not None, "it waits for the limit to lapse"
     assert time.monotonic() - began > 0.5
-    assert [rate.limit for rate in loose.rates(name)] == [5]
+    assert [rate.limit for rate in loose.admin.rates(name)] == [5]
 
 
 def test_the_lower_burst_of_two_programs_counts(connect, name):
@@ -191,29 +191,29 @@ def test_operators_limit_bounds_declared_limits(connect, name):
     coordinator = connect()
     with pytest.raises(ConfigurationError, match="o limit is set for"):
         coordinator.rate(name).take(False)
-    coordinator.set_rate(name, {3600: 3, 1800: 2})
+    coordinator.admin.set_rate(name, {3600: 3, 1800: 2})
     assert coordinator.rate(name, cost=2).take(False) is not None
     assert coordinator.rate(name).take(False) is None
     assert coordinator.rate(name, 10, per=LONG).take(False) is None
-    assert {rate.window: rate.cap for rate in coordinator.rates(name)} == {3600: 3, 1800: 2}
+    assert {rate.window: rate.cap for rate in coordinator.admin.rates(name)} == {3600: 3, 1800: 2}
     with pytest.raises(ConfigurationError, match="can never fit"):
         coordinator.rate(name, 10, per=LONG, cost=4).take(False)
-    coordinator.set_rate(name, None, per=1800)
-    coordinator.set_rate(name, 4, per=LONG)
+    coordinator.admin.set_rate(name, None, per=1800)
+    coordinator.admin.set_rate(name, 4, per=LONG)
     assert coordinator.rate(name, cost=2).take(False) is not None
     assert coordinator.rate(name).take(False) is None
 
 
 def test_reset_forgets_uses_and_keeps_operators_limits(connect, name):
     coordinator = connect()
-    assert coordinator.reset_rate(name) is False
-    coordinator.set_rate(name, 3, per=LONG)
+    assert coordinator.admin.reset_rate(name) is False
+    coordinator.admin.set_rate(name, 3, per=LONG)
     coordinator.rate(name, 3, per=LONG, burst=3, cost=3).take().adjust(1000)
-    (one,) = coordinator.rates(name)
+    (one,) = coordinator.admin.rates(name)
     assert one.used == 1000
     assert 3600 < one.free_in <= 36_000, "a debt is paid after ten windows at the latest"
-    assert coordinator.reset_rate(name) is True
-    assert [(rate.used, rate.free_in, rate.cap) for rate in coordinator.rates(name)] == [(0, 0, 3)]
+    assert coordinator.admin.reset_rate(name) is True
+    assert [(rate.used, rate.free_in, rate.cap) for rate in coordinator.admin.rates(name)] == [(0, 0, 3)]
     assert coordinator.rate(name, 5, per=LONG, burst=3, cost=3).take(False) is not None
 
 
@@ -223,7 +223,7 @@ def test_no_more_is_returned_than_was_taken_then(connect, name):
     with contextlib.closing(coordinator.client.engine.connect("look")) as session:
         session.adjust_rate(f"rate:{name}", grant.taken_ms, -100)
         session.adjust_rate(f"rate:{name}", grant.taken_ms, -100)
-    assert [(rate.used, rate.returned) for rate in coordinator.rates(name)] == [(0, 2)]
+    assert [(rate.used, rate.returned) for rate in coordinator.admin.rates(name)] == [(0, 2)]
 
 
 def test_windows_of_a_rate_are_bounded(connect, name):
@@ -246,11 +246,11 @@ def test_first_come_first_served(looks_often, connect, name):
 
     large = threading.Thread(target=take, args=(other, 4))
     large.start()
-    until(lambda: len(first.entries(resource)) == 1, "the large one in the line")
+    until(lambda: len(first.admin.entries(resource)) == 1, "the large one in the line")
     assert first.rate(name, 4, per=LONG).take(False) is None, "it has overtaken"
     small = threading.Thread(target=take, args=(first, 1))
     small.start()
-    until(lambda: len(first.entries(resource)) == 2, "the small one behind it")
+    until(lambda: len(first.admin.entries(resource)) == 2, "the small one behind it")
     for _ in range(2):
         before = len(grants)
         grants[-1].adjust(0)
@@ -306,7 +306,7 @@ def test_batches_never_pass_the_limit(connect, name):
     assert len(taken) + len(lost) == 24 * 12
     for first, _ in taken:
         assert sum(cost for at, cost in taken if first <= at < first + length) <= limit
-    assert coordinators[0].entries(f"rate:{name}") == []
+    assert coordinators[0].admin.entries(f"rate:{name}") == []
 
 
 @pytest.mark.engines("postgresql")
@@ -350,15 +350,15 @@ def test_served_thread_does_not_wait_for_its_batch(looks_often, connect, name):
             threads.append(threading.Thread(target=take))
             threads[-1].start()
             until(lambda number=number: riders(coordinator) == number + 1, "it rides with the others")
-    until(lambda: len(connect().entries(f"rate:{name}")) == 1, "they share one place")
+    until(lambda: len(connect().admin.entries(f"rate:{name}")) == 1, "they share one place")
     for number, grant in enumerate(taken, 1):
-        assert len(connect().entries(f"rate:{name}")) == 1, "the place is the next one's"
+        assert len(connect().admin.entries(f"rate:{name}")) == 1, "the place is the next one's"
         grant.adjust(0)
         until(lambda number=number: len(went) == number, "one is served, and goes")
     for thread in threads:
         thread.join(PATIENCE)
     assert None not in went
-    assert connect().entries(f"rate:{name}") == []
+    assert connect().admin.entries(f"rate:{name}") == []
     went[0].adjust(0)
     assert rate.take(timeout=PATIENCE) is not None
     assert coordinator.client.holdings.grants() == []
@@ -387,13 +387,13 @@ def test_an_answer_that_is_lost_costs_the_place_and_no_more(looks_often, connect
     taken = []
     waiting = threading.Thread(target=lambda: taken.append(rate.take(timeout=PATIENCE)))
     waiting.start()
-    until(lambda: coordinator.entries(f"rate:{name}"), "it stands in the line")
+    until(lambda: coordinator.admin.entries(f"rate:{name}"), "it stands in the line")
     before[0].adjust(0)
     until(lambda: lost, "it has taken, and does not hear of it")
     before[1].adjust(0)
     waiting.join(PATIENCE)
     assert taken not in ([], [None])
-    assert coordinator.entries(f"rate:{name}") == []
+    assert coordinator.admin.entries(f"rate:{name}") == []
 
 
 def test_locks_and_rates_together(connect, name):
@@ -415,7 +415,7 @@ def test_locks_and_rates_together(connect, name):
     assert not both.acquire(timeout=0.1)
     assert not both.acquire(blocking=False)
     assert used(first, name("s")) == {3600: 4}
-    assert first.entries(name) == []
+    assert first.admin.entries(name) == []
     with other.mutex(name):
         assert not sqlsem.all_of(first.mutex(name), first.rate(name("t"), 1, LONG)).acquire(timeout=0.05)
     assert used(first, name("t")) == {}
@@ -427,12 +427,12 @@ def test_a_waiter_that_gives_up_leaves_no_row(looks_often, connect, name):
     grant = one.rate(name, 1, per=LONG).take()
     first = threading.Thread(target=other.rate(name, 1, per=LONG).take)
     first.start()
-    until(lambda: one.entries(resource), "it waits")
+    until(lambda: one.admin.entries(resource), "it waits")
     assert one.rate(name, 1, per=LONG).take(timeout=0.05) is None
-    assert [(entry.access, entry.limit) for entry in one.entries(resource)] == [("write", 1)]
+    assert [(entry.access, entry.limit) for entry in one.admin.entries(resource)] == [("write", 1)]
     grant.adjust(0)
     first.join(PATIENCE)
-    assert one.entries(resource) == []
+    assert one.admin.entries(resource) == []
     assert used(one, name) == {3600: 1}
 
 
@@ -440,9 +440,9 @@ def test_a_waiter_that_gives_up_leaves_no_row(looks_often, connect, name):
 def test_an_operator_pauses_it_and_takes_a_place_away(connect, name):
     first, other = connect(), connect()
     resource = f"rate:{name}"
-    first.pause(resource)
+    first.admin.pause(resource)
     assert first.rate(name, 1, per=LONG).take(timeout=0.05) is None
-    first.resume(resource)
+    first.admin.resume(resource)
     first.rate(name, 1, per=LONG).take()
     found = []
 
@@ -454,8 +454,8 @@ def test_an_operator_pauses_it_and_takes_a_place_away(connect, name):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: first.entries(resource), "it waits")
-    first.revoke(first.entries(resource)[0].position, force=True)
+    until(lambda: first.admin.entries(resource), "it waits")
+    first.admin.revoke(first.admin.entries(resource)[0].position, force=True)
     thread.join(PATIENCE)
     assert found
     assert found[0].resource == resource
@@ -497,7 +497,7 @@ def test_a_decorated_coroutine_function(database, name):
             async with coordinator.rate(name("b"), 2, per=LONG, cost=2) as grant:
                 assert isinstance(grant, aio.RateGrant)
             await grant.adjust(1)
-            assert [rate.used for rate in coordinator.rates(name("b"))] == [1]
+            assert [rate.used for rate in coordinator.admin.rates(name("b"))] == [1]
 
     asyncio.run(main())
 
@@ -510,12 +510,12 @@ def test_a_cancelled_task_leaves_the_line(database, name):
             rate = coordinator.aio.rate(name, 1, per=LONG)
             await rate.take()
             waiter = asyncio.create_task(rate.take())
-            while not coordinator.entries(f"rate:{name}"):
+            while not coordinator.admin.entries(f"rate:{name}"):
                 await asyncio.sleep(0.01)
             waiter.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiter
-            assert coordinator.entries(f"rate:{name}") == []
+            assert coordinator.admin.entries(f"rate:{name}") == []
 
     asyncio.run(main())
 
@@ -580,7 +580,7 @@ def test_killed_waiter_does_not_block_the_rate(connect, name, spawn):
     coordinator = connect()
     coordinator.rate(name, 1, per=0.5).take()
     child = spawn(wait_in_line, name=str(name))
-    until(lambda: coordinator.entries(f"rate:{name}"), "the child waits")
+    until(lambda: coordinator.admin.entries(f"rate:{name}"), "the child waits")
     child.kill()
     attempt = Attempt(coordinator.mutex(name))  # (the thread of the face, kept alive)
     attempt.granted()
@@ -622,7 +622,7 @@ def test_dead_waiter_does_not_refuse_a_try(connect, name, spawn):
     coordinator = connect()
     coordinator.rate(name, 1, per=LONG).take().adjust(1)
     child = spawn(wait_in_line, name=str(name))
-    until(lambda: coordinator.entries(f"rate:{name}"), "the child waits")
+    until(lambda: coordinator.admin.entries(f"rate:{name}"), "the child waits")
     child.kill()
-    coordinator.reset_rate(name)
+    coordinator.admin.reset_rate(name)
     until(lambda: coordinator.rate(name, 1, per=LONG).take(False) is not None, "a try is served")

@@ -121,7 +121,7 @@ def test_of_several_all_go(connect, database, name, transaction):
 def test_a_lock_that_is_lost_is_refused(connect, database, name, transaction):
     cursor, coordinator = transaction(), connect()
     with pytest.raises(LockLost), coordinator.mutex(name) as grant:
-        connect().revoke(grant.position, force=True)
+        connect().admin.revoke(grant.position, force=True)
         with pytest.raises(LockLost):
             grant.release_on_commit(cursor)
 

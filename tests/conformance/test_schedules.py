@@ -73,7 +73,7 @@ def test_due_task_is_put_once_by_many_processes(database, connect, queue, name, 
     for one in found:
         assert (one.kind, one.note, one.max_attempts, one.time_limit, one.order) == ("call", "daily", 3, 60.0, 4)
         assert one.put_by == made.put_by
-    (after,) = connect().schedules(str(name))
+    (after,) = connect().admin.schedules(str(name))
     assert after.next_due == next_due("0 2 * * *", "UTC", after.taken_at)
     assert after.last_due < after.taken_at
 
@@ -93,21 +93,25 @@ def test_missed_runs_are_put_once_or_skipped(database, queue, name, missed, ago,
 def test_paused_and_removed(database, connect, queue, name):
     coordinator = connect()
     queue.schedule("0 2 * * *", nothing, name=str(name))
-    coordinator.pause_schedule(name)
+    coordinator.admin.pause_schedule(name)
     make_due(database, name)
     Worker(queue, idle_exit=0).run()
     assert queue.tasks() == []
-    (paused,) = coordinator.schedules(str(name))
+    (paused,) = coordinator.admin.schedules(str(name))
     assert paused.paused_by is not None
-    coordinator.resume_schedule(name)
+    coordinator.admin.resume_schedule(name)
     Worker(queue, idle_exit=0).run()
     assert queue.tasks() == [], "what was due meanwhile is left out"
-    (resumed,) = coordinator.schedules(str(name))
+    (resumed,) = coordinator.admin.schedules(str(name))
     assert resumed.paused_at is None
     assert resumed.next_due > resumed.taken_at
-    coordinator.remove_schedule(name)
-    assert coordinator.schedules(str(name)) == []
-    for call in (coordinator.pause_schedule, coordinator.resume_schedule, coordinator.remove_schedule):
+    coordinator.admin.remove_schedule(name)
+    assert coordinator.admin.schedules(str(name)) == []
+    for call in (
+        coordinator.admin.pause_schedule,
+        coordinator.admin.resume_schedule,
+        coordinator.admin.remove_schedule,
+    ):
         with pytest.raises(sqlsem.NotHeld, match=f"There is no schedule '{name}'"):
             call(name)
 
@@ -137,7 +141,7 @@ def test_broken_schedule_does_not_stop_others(database, connect, queue, name, ca
     assert [(task.note, task.status) for task in queue.tasks()] == [("good", "finished")]
     assert f"Schedule '{bad}' of " in caplog.text
     assert f"sqlsem schedules pause {bad}" in caplog.text
-    (left,) = [schedule for schedule in connect().schedules(str(name)) if schedule.name == bad]
+    (left,) = [schedule for schedule in connect().admin.schedules(str(name)) if schedule.name == bad]
     assert left.next_due <= left.taken_at, "it is tried again"
 
 
@@ -168,7 +172,7 @@ def test_options_that_cannot_be_are_refused_when_they_are_saved(database, connec
     with pytest.raises((sqlsem.ConfigurationError, sqlsem.Unavailable), match=re.escape(words)):
         session.save_schedule(str(name), str(name), "* * * * *", "UTC", "sql", "x", options, datetime.now(timezone.utc))
     session.close()
-    assert connect().schedules(str(name)) == []
+    assert connect().admin.schedules(str(name)) == []
 
 
 def test_unique_tasks_do_not_pile_up(database, queue, name):
@@ -280,8 +284,8 @@ def test_schedule_refuses_times_of_postgresql_alone(database, queue, name, text,
     Worker(queue, idle_exit=0).run()
     assert queue.counts().finished == 1, "the other one's"
     coordinator = connect()
-    assert {schedule.name for schedule in coordinator.schedules(str(name))} == {name, other}
-    coordinator.remove_schedule(str(name))
+    assert {schedule.name for schedule in coordinator.admin.schedules(str(name))} == {name, other}
+    coordinator.admin.remove_schedule(str(name))
 
 
 @pytest.mark.parametrize(
@@ -386,7 +390,7 @@ def test_schedule_notes_times_left_out_as_operations(database, connect, session,
         (found,) = session.list_schedules(str(one), None)
         following = found.taken_at + timedelta(days=400 if put else 1)
         assert session.fire_schedule(str(one), found.next_due, found.next_due, following, put)[0] == done
-        assert [each.action for each in connect().operations(str(name))] == noted
+        assert [each.action for each in connect().admin.operations(str(name))] == noted
 
 
 def test_schedule_is_removed_without_a_look(database, connect, queue, name, monkeypatch):
@@ -395,9 +399,9 @@ def test_schedule_is_removed_without_a_look(database, connect, queue, name, monk
     with monkeypatch.context() as patched:
         module = f"sqlsem.engines.{database.engine}.schedules"
         patched.setattr(f"{module}.read_options", lambda _: pytest.fail("it was listed"))
-        coordinator.pause_schedule(str(name))
-        coordinator.remove_schedule(str(name))
-    assert coordinator.schedules(str(name)) == []
+        coordinator.admin.pause_schedule(str(name))
+        coordinator.admin.remove_schedule(str(name))
+    assert coordinator.admin.schedules(str(name)) == []
 
 
 @pytest.mark.parametrize("options", ["nonsense", "[]", "{" * 5000])
@@ -413,8 +417,8 @@ def test_worker_survives_schedule_options_that_are_no_json(database, connect, qu
         make_due(database, one, 60)
     Worker(queue, idle_exit=0).run()
     assert queue.counts().finished >= 1, "the other one's"
-    assert len(connect().schedules(str(name))) == 2
-    connect().remove_schedule(str(name))
+    assert len(connect().admin.schedules(str(name))) == 2
+    connect().admin.remove_schedule(str(name))
 
 
 def test_zones_and_their_clocks():

@@ -145,19 +145,19 @@ def test_locked(connect, name, attempt):
 def test_locked_matches_the_result_of_a_try(connect, database, name):
     coordinator = connect()
     lock = coordinator.limit(name, 3)
-    coordinator.set_limit(name, 1)
+    coordinator.admin.set_limit(name, 1)
     with lock:
         assert lock.locked() is True
         assert lock.acquire(blocking=False) is False
-    coordinator.set_limit(name, None)
-    coordinator.pause(name)
+    coordinator.admin.set_limit(name, None)
+    coordinator.admin.pause(name)
     assert lock.locked() is True
     assert lock.acquire(blocking=False) is False
-    coordinator.resume(name)
+    coordinator.admin.resume(name)
     assert lock.locked() is False
-    before = len(coordinator.history(name))
+    before = len(coordinator.admin.history(name))
     assert lock.locked() is False
-    assert len(coordinator.history(name)) == before, "asking leaves nothing behind"
+    assert len(coordinator.admin.history(name)) == before, "asking leaves nothing behind"
 
 
 # -- released by others

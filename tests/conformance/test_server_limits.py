@@ -33,15 +33,15 @@ def set_limit(connect, name):
 
     def set_limit(resource, limit):
         done.append(resource)
-        operator.set_limit(resource, limit)
+        operator.admin.set_limit(resource, limit)
 
     yield set_limit
     for resource in done:
-        operator.set_limit(resource, None)
+        operator.admin.set_limit(resource, None)
 
 
 def of(coordinator, resource):
-    return next((one for one in coordinator.resources() if one.resource == resource), None)
+    return next((one for one in coordinator.admin.resources() if one.resource == resource), None)
 
 
 def test_a_limit_without_a_number_is_the_servers(connect, name, set_limit, waiter):
@@ -111,14 +111,14 @@ def test_limit_in_use_can_be_changed_but_not_removed(connect, name, set_limit, w
     inside.granted()
     waiting = waiter(coordinator.limit(name))
     with pytest.raises(sqlsem.ConfigurationError, match="changed, not lifted"):
-        operator.set_limit(name, None)
+        operator.admin.set_limit(name, None)
     assert of(operator, name).cap == 1
     assert waiting.waits()
-    operator.set_limit(name, 2)
+    operator.admin.set_limit(name, 2)
     waiting.granted()
     inside.leave()
     waiting.leave()
-    operator.set_limit(name, None)
+    operator.admin.set_limit(name, None)
     with pytest.raises(sqlsem.ConfigurationError):
         coordinator.limit(name).acquire(blocking=False)
 
@@ -130,7 +130,7 @@ def test_declared_limits_do_not_keep_the_servers_limit(connect, name, set_limit,
     inside.granted()
     late = waiter(coordinator.limit(name, 2))
     assert late.waits()
-    operator.set_limit(name, None)
+    operator.admin.set_limit(name, None)
     late.granted()
     inside.leave()
     late.leave()
@@ -170,14 +170,14 @@ def test_pattern_caps_declared_limits(connect, name, set_limit, waiter):
 
 def test_pattern_in_use_stays_until_replaced(connect, name, set_limit, waiter):
     coordinator, operator = connect(), connect()
-    operator.set_limit(name("a*"), 1)
+    operator.admin.set_limit(name("a*"), 1)
     inside = waiter(coordinator.limit(name("ab")), name("ab"))
     inside.granted()
     with pytest.raises(sqlsem.ConfigurationError, match="changed, not lifted"):
-        operator.set_limit(name("a*"), None)
+        operator.admin.set_limit(name("a*"), None)
     assert of(operator, name("a*")).cap == 1
     set_limit(name("*"), 7)
-    operator.set_limit(name("a*"), None)
+    operator.admin.set_limit(name("a*"), None)
     assert of(operator, name("ab")).cap == 7
     inside.leave()
 
@@ -200,10 +200,10 @@ def test_the_pattern_of_all(connect, name, set_limit):
     with coordinator.limit(name("a")):
         assert not coordinator.limit(name("a")).acquire(blocking=False)
     operator = connect()
-    operator.pause("*")  # the resource of that name, and it alone
+    operator.admin.pause("*")  # the resource of that name, and it alone
     with coordinator.limit(name("a"), timeout=0):
-        operator.resume("*")
-    assert not any(resource.paused for resource in operator.resources())
+        operator.admin.resume("*")
+    assert not any(resource.paused for resource in operator.admin.resources())
     with coordinator.limit(name("a")):
         assert not coordinator.limit(name("a")).acquire(blocking=False)
 
@@ -220,7 +220,7 @@ def test_a_pattern_reaches_100_000_resources_at_once(database, connect, name, se
         assert not coordinator.limit(name("777")).acquire(blocking=False)
         set_limit(name("*"), 2)
         with coordinator.limit(name("777"), timeout=0):
-            found = {resource.resource: resource for resource in coordinator.resources()}
+            found = {resource.resource: resource for resource in coordinator.admin.resources()}
     assert [found[name(one)].cap for one in ("3", "777", number - 1, "*")] == [2, 2, 2, 2]
     connection.execute(f"DELETE FROM {database.beside('resource')} WHERE resource_id LIKE '{name}-%'")
     connection.close()

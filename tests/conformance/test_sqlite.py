@@ -164,11 +164,11 @@ def test_a_beacon_is_a_name_and_never_a_path(file, tmp_path, kind):
     before, planted = state(outside), state(folder)
     began = time.monotonic()
     with file.coordinator() as coordinator:
-        coordinator.entries()
+        coordinator.admin.entries()
         with coordinator.mutex("a", timeout=30):
             pass
         plant(file, HOSTILE["absolute, empty"](outside, folder))
-        coordinator.reap()
+        coordinator.admin.reap()
     assert time.monotonic() - began < 25, "it waited for something"
     assert state(outside) == before
     assert state(folder) == planted, "only beacons are removed"
@@ -186,8 +186,8 @@ def test_a_folder_that_is_a_link_is_not_followed(file, tmp_path):
     with file.coordinator(retry=0.2) as coordinator:
         with pytest.raises(sqlsem.Unavailable, match="links are not followed"):
             coordinator.mutex("a").acquire(timeout=5)
-        coordinator.reap()
-        assert coordinator.entries() == []
+        coordinator.admin.reap()
+        assert coordinator.admin.entries() == []
     assert state(outside) == before
 
 
@@ -199,8 +199,8 @@ def meets_what_it_cannot_test(channel, url, options):
     logging.getLogger("sqlsem").addHandler(handler)
     with sqlsem.connect(url, **options) as coordinator:
         had = coordinator.mutex("a").acquire(timeout=0.5)
-        coordinator.reap()
-        channel.tell("tried", had=had, rows=[entry.resource for entry in coordinator.entries()], told=told)
+        coordinator.admin.reap()
+        channel.tell("tried", had=had, rows=[entry.resource for entry in coordinator.admin.entries()], told=told)
 
 
 @posix
@@ -295,7 +295,7 @@ def test_reap_removes_orphan_beacons(file):
         for path in folder.iterdir():
             if path.name != "7" * 32:
                 os.utime(path, (1, 1))
-        coordinator.reap()
+        coordinator.admin.reap()
         left = {path.name for path in folder.iterdir()}
         assert left == {"7" * 32, "8" * 32 + ".txt", *(row[0] for row in file.rows("SELECT beacon FROM sqlsem_member"))}
 
@@ -348,7 +348,7 @@ os.umask(int(sys.argv[1], 8))
 import sqlsem
 try:
     with sqlsem.mutex("a"), sqlsem.mutex("b"):
-        entries = len(sqlsem.default_coordinator().entries()) if hasattr(sqlsem, "default_coordinator") else 2
+        entries = len(sqlsem.default().admin.entries())
         path = sqlsem.default().engine.path
         beside = sorted(path.parent.rglob("*"))
         print(json.dumps({str(one): oct(one.stat().st_mode & 0o777) for one in [path.parent, *beside]}))
@@ -447,17 +447,17 @@ def test_read_only_command_creates_nothing(tmp_path):
     for url in (f"sqlite:///{tmp_path}/no/such.db?mode=ro", f"sqlite:///{tmp_path}/no/such.db?mode=rw"):
         with sqlsem.connect(url, retry=0.1) as coordinator:
             with pytest.raises(sqlsem.SchemaError, match="is not there; check the path"):
-                coordinator.entries()
+                coordinator.admin.entries()
             with pytest.raises(sqlsem.SchemaError, match="sqlsem init"):
                 coordinator.mutex("a").acquire()
     with sqlsem.connect(f"sqlite:///{tmp_path}/no/such.db", retry=0.1) as coordinator:
         coordinator.engine.creates = False
         with pytest.raises(sqlsem.SchemaError, match="is not there"):
-            coordinator.entries()
+            coordinator.admin.entries()
     (tmp_path / "empty.db").touch()
     with sqlsem.connect(f"sqlite:///{tmp_path}/empty.db?mode=rw", retry=0.1) as coordinator:
         with pytest.raises(sqlsem.SchemaError, match="sqlsem init"):
-            coordinator.entries()
+            coordinator.admin.entries()
     assert list(tmp_path.iterdir()) == [tmp_path / "empty.db"]
     assert (tmp_path / "empty.db").stat().st_size == 0
 
@@ -465,7 +465,7 @@ def test_read_only_command_creates_nothing(tmp_path):
 def test_modes(file):
     with sqlsem.connect(f"{file.url}?mode=rw") as coordinator, coordinator.mutex("a"):
         with sqlsem.connect(f"{file.url}?mode=ro", retry=0.1) as reader:
-            assert [entry.resource for entry in reader.entries()] == ["a"]
+            assert [entry.resource for entry in reader.admin.entries()] == ["a"]
             with pytest.raises(sqlsem.Unavailable, match="read-only"):
                 reader.mutex("b").acquire(timeout=1)
     for query in ("mode=no", "mode", "nolock=1", "mode=ro&vfs=unix"):
@@ -483,7 +483,7 @@ def test_odd_names_of_files(tmp_path, name):
     with sqlsem.connect(url) as coordinator, coordinator.mutex("a"):
         for mode in ("ro", "rw"):
             with sqlsem.connect(f"{url}?mode={mode}") as other:
-                assert len(other.entries()) == 1
+                assert len(other.admin.entries()) == 1
     assert (tmp_path / name).exists()
 
 
@@ -521,8 +521,8 @@ def test_bytes_that_are_no_text_hide_nothing_else(file):
     connection.execute("INSERT INTO ProcessControl (resource_id, requesting_id) VALUES ('good', 'me')")
     connection.close()
     with file.coordinator() as coordinator:
-        assert {entry.resource for entry in coordinator.entries()} == {"bad0", "bad1", "bad2", "bad3", "good"}
-        assert len(coordinator.history("bad")) == 4
+        assert {entry.resource for entry in coordinator.admin.entries()} == {"bad0", "bad1", "bad2", "bad3", "good"}
+        assert len(coordinator.admin.history("bad")) == 4
         with contextlib.closing(coordinator.engine.connect("look")) as session:
             shown = [*session.entries(None), *session.history("bad", 10), *session.list_tasks("bad", None, 10)]
             shown += [*session.task_attempts(1), *session.list_batches("bad", None, 10)]
@@ -547,10 +547,10 @@ def test_invalid_member_row_blocks_no_client(file, columns):
     plant(file, "9" * 32)
     file.rows(f"UPDATE sqlsem_member SET {columns} WHERE beacon = ?", "9" * 32)
     with file.coordinator() as coordinator:
-        coordinator.entries()
+        coordinator.admin.entries()
         with coordinator.mutex("a", timeout=20):
             pass
-        coordinator.reap()
+        coordinator.admin.reap()
 
 
 def test_uncontended_pair_is_two_statements(file, monkeypatch):
@@ -602,7 +602,7 @@ def test_a_version_that_is_no_number(file, setting, value):
     file.rows("UPDATE sqlsem_setting SET value = ? WHERE name = ?", value, setting)
     with file.coordinator(retry=0.1) as coordinator:
         with pytest.raises(sqlsem.SchemaError, match=f"{setting} = .* no number"):
-            coordinator.entries()
+            coordinator.admin.entries()
         with pytest.raises(sqlsem.SchemaError, match="no number"):
             coordinator.mutex("a").acquire()
     if setting == "schema_version":

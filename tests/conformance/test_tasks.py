@@ -14,9 +14,9 @@ import pytest
 from support import PATIENCE, remains, until
 
 import sqlsem
+from sqlsem.admin import Admin
 from sqlsem.bodies import END_SECONDS as ENDING
 from sqlsem.core import cancellation
-from sqlsem.core.operators import Operators
 from sqlsem.model import End, NewTask
 from sqlsem.tasks import Json, Task, Worker
 
@@ -179,7 +179,7 @@ def test_a_clock_that_stepped_back_holds_nothing_up(database, queue):
     with pytest.raises(ValueError, match="no"), queue.try_claim() as task:
         assert task.body == "at once"
         raise ValueError("no")
-    Operators(queue.claiming.client).retry_task(task.id)
+    Admin(queue.claiming.client).retry_task(task.id)
     move_clock(database, queue, -3600)
     with queue.try_claim() as task:
         assert task.body == "at once"
@@ -347,7 +347,7 @@ def test_repeated_calls_change_nothing(database, connect, queue, name):
             for _ in "ab"
         ]
         assert twins[0] == twins[1]
-        assert len(coordinator.tasks(name("twice"))) == 2
+        assert len(coordinator.admin.tasks(name("twice"))) == 2
         first = session.claim_task(me, name, "t", "claim-1", False)
         assert session.claim_task(me, name, "t", "claim-1", True) == first
         assert session.claim_task(me, name, "t", "claim-2", False) is None
@@ -364,7 +364,7 @@ def test_repeated_calls_change_nothing(database, connect, queue, name):
         assert (third.task_id, third.attempt) == (second.task_id, second.attempt + 1)
         assert session.end_task(me, End(third.task_id, second.attempt, "finished")) is None, "an attempt that is over"
         assert session.end_task(me, End(third.task_id, third.attempt, "finished")) == "finished"
-    assert [attempt.outcome for attempt in coordinator.attempts(first.task_id)] == ["finished"]
+    assert [attempt.outcome for attempt in coordinator.admin.attempts(first.task_id)] == ["finished"]
 
 
 # -- operators --------------------------------------------------------------------------------------------------------
@@ -376,19 +376,19 @@ def test_retry_and_cancel(connect, queue):
     with pytest.raises(ValueError, match="no"), queue.try_claim():
         raise ValueError("no")
     with pytest.raises(sqlsem.NotHeld, match=f"Cannot retry task {two}: it is not failed or cancelled"):
-        coordinator.retry_task(two)
-    coordinator.cancel_task(two)
+        coordinator.admin.retry_task(two)
+    coordinator.admin.cancel_task(two)
     with queue.try_claim() as task:
         assert task.id == three
         with pytest.raises(sqlsem.NotHeld, match=f"Cannot retry task {three}: it runs"):
-            coordinator.retry_task(three)
-    coordinator.retry_task(one)
-    coordinator.retry_task(two)
+            coordinator.admin.retry_task(three)
+    coordinator.admin.retry_task(one)
+    coordinator.admin.retry_task(two)
     for number in (one, two):
         with queue.try_claim() as task:
             assert task.id == number
     with pytest.raises(sqlsem.NotHeld, match="there is no such task"):
-        coordinator.cancel_task(10**9)
+        coordinator.admin.cancel_task(10**9)
     queue.join(PATIENCE)
 
 
@@ -429,7 +429,7 @@ def test_a_failed_task_stops_later_orders(queue):
     assert queue.wait(PATIENCE) is True
     with pytest.raises(sqlsem.TaskFailed, match="cannot load"):
         queue.join()
-    Operators(queue.claiming.client).cancel_task(first)
+    Admin(queue.claiming.client).cancel_task(first)
     Worker(queue, idle_exit=0).run()
     assert [word for _, _, word in done] == ["beside", "after"]
     queue.join(PATIENCE)

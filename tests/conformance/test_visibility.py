@@ -65,7 +65,7 @@ def test_without_protection_both_enter(database, two, name):
 def test_a_member_waits_for_a_bare_row_not_committed_yet(connect, database, two, name, end):
     slow, quick = two
     coordinator = connect(retry=PATIENCE)
-    coordinator.entries(name)
+    coordinator.admin.entries(name)
     with coordinator.mutex(name("warm")):
         pass
     bare = database.insert_bare(slow.cursor(), name, "bare", concurrency_limit=1)

@@ -40,7 +40,7 @@ def told(session, position):
 
 def compare(session, coordinator, name):
     """Of all who wait under such names: what SQL tells is what Python does; their codes."""
-    found = coordinator.overview()
+    found = coordinator.admin.overview()
     mine = [entry for entry in found.entries if entry.resource.startswith(name)]
     codes = []
     for one in mine:
@@ -81,23 +81,23 @@ def test_limits_and_operators(database, session, connect, name, waiting):
         waiting(other.limit(name, 5))
         waiting(other.mutex(name))
         assert compare(session, first, name) == ["limit"] * 3
-        first.set_limit(name, 1)
+        first.admin.set_limit(name, 1)
         assert compare(session, first, name) == ["limit"] * 3
-        first.pause(name)
+        first.admin.pause(name)
         assert compare(session, first, name) == ["paused"] * 3
         _, _, rows = told(session, database.queue(name)[2][0])
         assert rows[0][1].startswith("the resource is paused by ")
-        first.resume(name)
-        first.set_limit(name, None)
+        first.admin.resume(name)
+        first.admin.set_limit(name, None)
     with first.limit(name("c"), 3, note="b"):
-        first.set_limit(name("c"), 1)
+        first.admin.set_limit(name("c"), 1)
         waiting(other.limit(name("c"), 3))
         waiting(other.limit(name("c"), 3, weight=2))
         assert compare(session, first, name("c")) == ["cap", "limit"]
         _, _, rows = told(session, database.queue(name("c"))[1][0])
         assert "cap of 1" in rows[0][1]
         assert rows[0][7] == "b"
-        first.set_limit(name("c"), None)
+        first.admin.set_limit(name("c"), None)
 
 
 def test_readers_writers_and_stages(session, connect, name, waiting):
@@ -116,7 +116,7 @@ def test_where_it_goes_on(database, session, connect, name, waiting):
         waiting(third.mutex(name("b")))
         late = database.queue(name)[-1][0]
         (row,) = told(session, late)[2]
-        entries = {entry.position: entry for entry in first.entries()}
+        entries = {entry.position: entry for entry in first.admin.entries()}
         assert entries[row[2]].resource == name("b")
         assert entries[row[9]].resource == name("a")
         (row,) = told(session, row[9])[2]
@@ -156,7 +156,7 @@ def spread(count, middle, width):
 
 def compare_estimates(session, coordinator, positions):
     """What SQL tells is what Python does, but for chance."""
-    found = estimates(coordinator.overview())
+    found = estimates(coordinator.admin.overview())
     for position in positions:
         ((low, likely, high, held_low, held_high, count),) = session.ask("estimate", position)
         python = found[position]
@@ -179,9 +179,9 @@ def test_when_it_will_go_in(database, session, connect, name, waiting):
         (row, *_) = told(session, database.queue(name)[1][0])[2]
         assert re.search(r"; it goes in in about 0:\d\d:\d\d \(between 0:\d\d:\d\d and 0:\d\d:\d\d\)$", row[1])
         assert told(session, database.queue(name)[0][0])[2][0][1] == "it has been let in"
-        first.pause(name)
+        first.admin.pause(name)
         assert session.ask("estimate", database.queue(name)[1][0]) == []
-        first.resume(name)
+        first.admin.resume(name)
 
 
 def test_why_estimates_the_grant_time_by_kind(database, session, connect, name, waiting):
@@ -203,7 +203,9 @@ def test_why_estimates_the_grant_time_by_kind(database, session, connect, name, 
         waiting(other.mutex(name("k"), note="quick 4"))
         waiting(other.mutex(name("k"), note="quick 5"))
         asked = [
-            entry.position for entry in first.entries() if entry.resource.startswith(name) and entry.state == "waits"
+            entry.position
+            for entry in first.admin.entries()
+            if entry.resource.startswith(name) and entry.state == "waits"
         ]
         assert len(asked) == 7
         compare_estimates(session, first, asked)
@@ -219,9 +221,9 @@ def test_why_in_sql_lacks_estimates(database, session, connect, name, waiting):
         remember(database, name, [60.0] * 4, before=10)
         assert len(session.ask("estimate", position)) == 1
         assert session.ask("estimate", database.queue(name)[0][0]) == [], "it is inside"
-        first.set_limit(name, 2)
+        first.admin.set_limit(name, 2)
         assert session.ask("estimate", position) == [], "its weight is above the cap"
-        first.set_limit(name, None)
+        first.admin.set_limit(name, None)
     assert session.ask("estimate", 10**12) == []
 
 

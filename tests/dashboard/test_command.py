@@ -92,8 +92,8 @@ def test_from_its_start_to_its_end(database, connect, name, start):
         word = re.search(r'name="word" value="(\w+)"', asked)[1]
         answer = client.post("/do", data={"kind": "pause", "resource": name, "word": word})
         assert answer.status_code == 303
-        assert [resource.paused for resource in coordinator.resources() if resource.resource == name] == [True]
-        coordinator.resume(name)
+        assert [resource.paused for resource in coordinator.admin.resources() if resource.resource == name] == [True]
+        coordinator.admin.resume(name)
         assert token not in running.said.replace(f"the token: {token}", "")
         with client.stream("GET", "/events") as stream:
             next(stream.iter_lines())

@@ -26,7 +26,7 @@ def client(database):
 def test_it_lets_in(client, connect):
     assert client.post("/reports/sales").json() == {"report": "sales"}
     assert client.post("/accounts/7").json()["fence"] > 0
-    assert connect().entries("reports") == []
+    assert connect().admin.entries("reports") == []
 
 
 def test_request_that_would_wait_gets_503(client, connect):

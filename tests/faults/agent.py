@@ -78,7 +78,7 @@ def agent(channel: Channel, url: str, options: dict[str, Any], settings: dict[st
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is meant for the test run
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s")
     coordinator = sqlsem.connect(url, **{**options, **settings})
-    coordinator.entries("none")  # the driver is loaded, the server answers
+    coordinator.admin.entries("none")  # the driver is loaded, the server answers
     workers: dict[str, Worker] = {}
     channel.tell("ready")
     while True:

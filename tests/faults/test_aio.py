@@ -283,7 +283,7 @@ def forks_in_a_loop(channel, url, options, name):
         lock = coordinator.aio.mutex(name)
         await lock.acquire()
         waiting = [asyncio.create_task(coordinator.aio.mutex(name).acquire()) for _ in range(3)]
-        await eventually(lambda: len(coordinator.entries(name)) == 4)
+        await eventually(lambda: len(coordinator.admin.entries(name)) == 4)
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -294,7 +294,7 @@ def forks_in_a_loop(channel, url, options, name):
                 async def child():
                     tried = await coordinator.aio.mutex(name).acquire(blocking=False)
                     async with coordinator.mutex(f"{name}-own") as grant:
-                        return tried, grant.lost, len(await asyncio.to_thread(coordinator.entries, name))
+                        return tried, grant.lost, len(await asyncio.to_thread(coordinator.admin.entries, name))
 
                 os.write(write, json.dumps(asyncio.run(child())).encode())
                 coordinator.close()
@@ -335,7 +335,7 @@ def holds_and_waits(channel, url, options, name):
     async def main():
         async with coordinator.mutex(name):
             waiting = [asyncio.create_task(coordinator.aio.mutex(name).acquire()) for _ in range(3)]
-            await eventually(lambda: len(coordinator.entries(name)) == 4)
+            await eventually(lambda: len(coordinator.admin.entries(name)) == 4)
             channel.tell("waiting")
             await asyncio.gather(*waiting)
 
@@ -353,7 +353,7 @@ def interrupted(channel, url, options, name):
     try:
         asyncio.run(main())
     except KeyboardInterrupt:
-        channel.tell("interrupted", rows=len(coordinator.entries(name)))
+        channel.tell("interrupted", rows=len(coordinator.admin.entries(name)))
 
 
 def test_a_killed_process_of_tasks(spawn, database, name):

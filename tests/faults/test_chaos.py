@@ -118,11 +118,14 @@ def test_chaos(spawn, database, name, tmp_path):
     with database.coordinator(grace=30) as coordinator:
         for kind, args in (("mutex", ()), ("limit", (2,))):
             resource = f"{name}-{'mutex' if kind == 'mutex' else 'pair'}"
-            assert getattr(coordinator, kind)(resource, *args).acquire(timeout=60), (kind, coordinator.entries())
+            assert getattr(coordinator, kind)(resource, *args).acquire(timeout=60), (kind, coordinator.admin.entries())
     for child in children:
         killed[child.pid] = child.kill()
     with database.coordinator(grace=30) as coordinator:
-        until(lambda: coordinator.reap() is not None and database.queue(name) == [], "the rows of the dead are removed")
+        until(
+            lambda: coordinator.admin.reap() is not None and database.queue(name) == [],
+            "the rows of the dead are removed",
+        )
         # By the tables nothing was ever out of order, whatever the processes noticed of it.
         for resource in (name("mutex"), name("pair")):
             night = Night(coordinator, resource, 3600)

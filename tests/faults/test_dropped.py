@@ -123,7 +123,7 @@ def test_waiter_keeps_its_coordinator(database, name):
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        until(lambda: len(holder.entries(name)) == 2, "it waits")
+        until(lambda: len(holder.admin.entries(name)) == 2, "it waits")
         for _ in range(3):
             gc.collect()
         lock.release()

@@ -184,7 +184,7 @@ def test_ordinary_end_is_quiet(spawn, connect, database, name, how, kind):
     assert child.process.wait(60) == CODES.get(ending, 0)
     rows_are_gone(database, name)
     assert "LOUD" not in child.errors()
-    outcomes = {hold.outcome for hold in connect().history(name)}
+    outcomes = {hold.outcome for hold in connect().admin.history(name)}
     assert "released" in outcomes
     assert outcomes <= {"released", "cancelled"}
 

@@ -35,7 +35,7 @@ def what_a_child_finds(coordinator, lock, grant, name):
     with coordinator.mutex(f"{name}-own") as own:
         found["lost"] = own.lost
         found["pid"] = (
-            next(entry.pid for entry in coordinator.entries() if entry.position == own.position) == os.getpid()
+            next(entry.pid for entry in coordinator.admin.entries() if entry.position == own.position) == os.getpid()
         )
     return found
 
@@ -199,7 +199,7 @@ def fork_before_use(channel, url, options, name):
         sys.exit(0)
     os.read(read, 1)
     with coordinator.limit(name, 2):
-        channel.tell("inside", members=len({entry.member_id for entry in coordinator.entries(name)}))
+        channel.tell("inside", members=len({entry.member_id for entry in coordinator.admin.entries(name)}))
         os.waitpid(pid, 0)
 
 

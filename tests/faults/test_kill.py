@@ -158,7 +158,7 @@ def test_an_operator_clears_up_after_the_dead(agents, database, name, waiting, c
     waiting(name, 1)
 
     def cleared():
-        coordinator.reap()
+        coordinator.admin.reap()
         return database.queue(name) == []
 
     until(cleared, "reap removes the rows of the dead")
@@ -172,7 +172,7 @@ def test_the_beacon_files_of_the_dead_are_cleared_away(agents, database, name, w
     for holder in holders:
         holder.kill()
     coordinator = connect()
-    coordinator.reap()
+    coordinator.admin.reap()
     folder = coordinator.engine.beacons.folder
     assert list(folder.iterdir()) == []
 

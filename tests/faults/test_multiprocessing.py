@@ -79,7 +79,7 @@ def test_child_leaves_no_member_behind(database, connect, tmp_path, name, method
     """With a grace of two minutes nobody would notice its death so soon: it has said that it leaves."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    before = {member.member_id for member in connect().overview().members}
+    before = {member.member_id for member in connect().admin.overview().members}
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", program, database.url, method, what, str(name)],
         capture_output=True,
@@ -90,5 +90,7 @@ def test_child_leaves_no_member_behind(database, connect, tmp_path, name, method
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == ("checked\n" if what == "thread" else "")
     coordinator = connect()
-    assert {member.member_id for member in coordinator.overview().members if member.program == "program.py"} <= before
-    assert {hold.outcome for hold in coordinator.history(name)} == {"released"}
+    assert {
+        member.member_id for member in coordinator.admin.overview().members if member.program == "program.py"
+    } <= before
+    assert {hold.outcome for hold in coordinator.admin.history(name)} == {"released"}

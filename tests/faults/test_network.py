@@ -276,7 +276,7 @@ def wait(coordinator, name):
     first.acquire()
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(lock, coordinator, name)
-        until(lambda: second.done() or len(coordinator.entries(name)) == 2, "the second waits")
+        until(lambda: second.done() or len(coordinator.admin.entries(name)) == 2, "the second waits")
         first.release()
         second.result()
 
@@ -290,7 +290,7 @@ async def lock_and_wait(coordinator, name):
 
     async with coordinator.aio.mutex(name):
         second = asyncio.create_task(lock())
-        while not second.done() and len(coordinator.entries(name)) < 2:
+        while not second.done() and len(coordinator.admin.entries(name)) < 2:
             await asyncio.sleep(0.01)
     await second
 

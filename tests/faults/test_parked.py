@@ -38,10 +38,10 @@ def test_killed_workers_locks_are_freed_and_requeued(spawn, coordinator, name):
     with until(queue.try_claim, PATIENCE) as task:
         assert (task.id, task.attempt) == (number, 2)
         assert task.grant.positions[name] > claimed["positions"][name]
-        assert [entry.state for entry in coordinator.entries(name)] == ["holds"]
+        assert [entry.state for entry in coordinator.admin.entries(name)] == ["holds"]
     assert [run.outcome for run in queue.log(number)] == ["lost", "finished"]
-    assert [one.outcome for one in coordinator.history(name)] == ["released", "reaped"]
-    assert coordinator.entries(name) == coordinator.entries(second) == []
+    assert [one.outcome for one in coordinator.admin.history(name)] == ["released", "reaped"]
+    assert coordinator.admin.entries(name) == coordinator.admin.entries(second) == []
 
 
 def test_blocked_task_keeps_its_position_as_a_worker_dies(spawn, coordinator, name):
@@ -50,8 +50,8 @@ def test_blocked_task_keeps_its_position_as_a_worker_dies(spawn, coordinator, na
     queue = coordinator.queue(name)
     number = queue.put(Json("x"), locks=[sqlsem.mutex(name)])
     child = spawn(hold, name=str(name))
-    until(lambda: len(coordinator.entries(name)) == 2)
-    position = coordinator.entries(name)[1].position
+    until(lambda: len(coordinator.admin.entries(name)) == 2)
+    position = coordinator.admin.entries(name)[1].position
     child.kill()
     held.release()
     with until(queue.try_claim, PATIENCE) as task:
@@ -67,7 +67,7 @@ def test_queue_without_workers_blocks_no_lock(coordinator, database, name):
     queue = coordinator.queue(name)
     number = queue.put(Json("x"), locks=[sqlsem.mutex(name)])
     assert queue.try_claim() is None
-    assert len(coordinator.entries(name)) == 2
+    assert len(coordinator.admin.entries(name)) == 2
     held.release()
     after = coordinator.mutex(name)
     assert not after.acquire(timeout=0)
@@ -76,7 +76,7 @@ def test_queue_without_workers_blocks_no_lock(coordinator, database, name):
     database.rows(f"UPDATE {member} SET lease_until = {past} WHERE program = 'parked tasks'")
     assert after.acquire(timeout=PATIENCE)
     assert queue.try_claim() is None  # it asks again, behind
-    assert [entry.state for entry in coordinator.entries(name)] == ["holds", "waits"]
+    assert [entry.state for entry in coordinator.admin.entries(name)] == ["holds", "waits"]
     after.release()
     with until(queue.try_claim, PATIENCE) as task:
         assert (task.id, task.attempt) == (number, 1)

@@ -94,7 +94,7 @@ def test_stopped_holder_learns_of_revoke_at_once(agents, database, name, waiting
     waiting(name, 2)
     holder.stop()
     asked = holder.call("lost")  # the first that it sees when it wakes
-    connect().revoke(position)
+    connect().admin.revoke(position)
     entry.get()
     holder.resume()
     assert asked.get()["lost"]

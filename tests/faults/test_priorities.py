@@ -19,9 +19,9 @@ CHECK = 20.0
 @pytest.fixture
 def ranked(connect, name):
     """The test's resource has priorities."""
-    connect().set_priorities(name, 3600)
+    connect().admin.set_priorities(name, 3600)
     yield
-    connect().set_priorities(name, None)
+    connect().admin.set_priorities(name, None)
 
 
 @pytest.fixture

@@ -165,12 +165,12 @@ def test_a_bare_row_of_the_dead_falls_to_stale_after(spawn, agents, connect, dat
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
     remains(lambda: not entry.ready, 1.5, "a bare row stands for ever, unless told otherwise")
-    coordinator.set_stale_after(str(name), 3600)
+    coordinator.admin.set_stale_after(str(name), 3600)
     remains(lambda: not entry.ready, 0.5, "it is not stale yet")
-    coordinator.set_stale_after(str(name), 1)
+    coordinator.admin.set_stale_after(str(name), 1)
     entry.get()
     waiter.release()
-    coordinator.set_stale_after(str(name), None)
+    coordinator.admin.set_stale_after(str(name), None)
     assert database.queue(name) == []
 
 
@@ -197,7 +197,7 @@ def test_a_bare_participant_gets_past_a_dead_member(agents, connect, database, n
     coordinator = connect()
 
     def alone():
-        coordinator.reap()
+        coordinator.admin.reap()
         return [row[0] for row in database.queue(name)] == [number]
 
     until(alone, "its row is the only one")

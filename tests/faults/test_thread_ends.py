@@ -120,8 +120,8 @@ def a_wait(coordinator, database, name):
     ahead = coordinator.mutex(name)
     assert ahead.acquire()
     waiting = Attempt(coordinator.mutex(name))
-    until(lambda: len(coordinator.entries(name)) == 2, "it waits")
-    _, last = coordinator.entries(name)
+    until(lambda: len(coordinator.admin.entries(name)) == 2, "it waits")
+    _, last = coordinator.admin.entries(name)
 
     def ends_well():
         assert not waiting.settled

@@ -44,7 +44,7 @@ def churn(channel, url, options, name, journal, seed, stays):
             note("enter", grant)
             first_inside.set()
             if number == 0:
-                until(lambda: len(coordinator.entries(f"{name}-mutex")) > 2, "two wait")
+                until(lambda: len(coordinator.admin.entries(f"{name}-mutex")) > 2, "two wait")
             time.sleep(0.005)  # (no engine's clock is too coarse to tell these visits apart)
             note("leave", grant)
         for _ in range(ROUNDS):
@@ -88,7 +88,10 @@ def recorded(spawn, database, name, tmp_path):
         child.expect("done")
     visits: dict[tuple[str, int], traces.Visit] = {}
     with database.coordinator(grace=30) as coordinator:
-        until(lambda: coordinator.reap() is not None and database.queue(name) == [], "the rows of the dead are removed")
+        until(
+            lambda: coordinator.admin.reap() is not None and database.queue(name) == [],
+            "the rows of the dead are removed",
+        )
         past = [one for one in Night(coordinator, None, 3600).past() if one.resource.startswith(f"{name}-")]
     assert audit(past).ok
     there = {(one.resource, one.position) for one in past}

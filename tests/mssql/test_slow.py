@@ -58,7 +58,7 @@ def test_a_look(tds, url_of):
     slow = Compiling(1.5, done)
     server = tds(member(entries=slow))
     with sqlsem.connect(url_of(server), retry=0.3) as coordinator:
-        assert coordinator.entries() == []
+        assert coordinator.admin.entries() == []
     assert slow.compiled.is_set()
     assert slow.asked == 2
 

@@ -75,9 +75,9 @@ def test_reserved_names(session, connect, refused, name, routine):
         taken = form.format(name)
         with refused("22023", 50000, words):
             connection.acquire(taken, routine)
-        assert coordinator.entries(taken) == []
-        coordinator.pause(taken)  # operators may still look after them
-        coordinator.resume(taken)
+        assert coordinator.admin.entries(taken) == []
+        coordinator.admin.pause(taken)  # operators may still look after them
+        coordinator.admin.resume(taken)
     for free in (f"{name}:x", f"rates:{name}", f"{name}*x"):
         assert connection.acquire(free, routine)[0] == 0
         assert connection.call("release", free) == 0
@@ -161,7 +161,7 @@ def test_sql_in_arguments_is_text(session, connect, database, name, text):
     resource = f"{name} {text}"
     code, position, _ = first.acquire(resource, note=text, requesting_id=f"me {text}")
     assert code == 0
-    (entry,) = connect().entries(resource)
+    (entry,) = connect().admin.entries(resource)
     assert (entry.resource, entry.note, entry.requesting_id) == (resource, text, f"me {text}")
     assert other.acquire(resource, "try")[0] == -1
     assert first.call("renew", resource, position, f"me {text}") == 0

@@ -64,7 +64,7 @@ def test_a_cancel_at_any_instant_leaves_nothing(database, name, routine):
         assert failed == []
         # All sessions live on. What a cancelled wait has left goes by itself, as nobody attends to it.
         with database.coordinator() as coordinator:
-            until(lambda: coordinator.reap() is not None and database.queue(resource) == [], "no row is left")
+            until(lambda: coordinator.admin.reap() is not None and database.queue(resource) == [], "no row is left")
 
 
 def test_cancelled_rate_waiter_is_unattended_afterwards(database, name):

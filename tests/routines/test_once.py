@@ -23,7 +23,7 @@ def test_concurrent_once_runs_a_single_time(session, connect, name):
     # Python and SQL know the same.
     assert connect().once(name, LONG).begin() is None
     assert connect().once(name, LONG).last().fence == position
-    assert connect().entries(f"once:{name}") == []
+    assert connect().admin.entries(f"once:{name}") == []
 
 
 def test_failed_run_is_retried(session, name):
@@ -42,7 +42,7 @@ def test_waiter_finds_the_run_done(session, connect, name, threads):
     found = []
     threads.start(lambda: found.append(begin(other, name)))
     coordinator = connect()
-    until(lambda: len(coordinator.entries(f"once:{name}")) == 2)
+    until(lambda: len(coordinator.admin.entries(f"once:{name}")) == 2)
     assert first.call("once_done", name, position) == 0
     threads.join()
     assert found == [(2, None, None)]
@@ -54,7 +54,7 @@ def test_waiter_runs_when_the_runner_dies(session, connect, name, threads):
     found = []
     threads.start(lambda: found.append(begin(other, name)))
     coordinator = connect()
-    until(lambda: len(coordinator.entries(f"once:{name}")) == 2)
+    until(lambda: len(coordinator.admin.entries(f"once:{name}")) == 2)
     first.die()
     threads.join()
     assert found[0][0] == 1

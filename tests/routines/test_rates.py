@@ -30,7 +30,7 @@ def adjust(session, name, taken_ms, cost, actual):
 
 def used(database, name):
     with contextlib.closing(database.coordinator()) as coordinator:
-        return {rate.window: rate.used for rate in coordinator.rates(name)}
+        return {rate.window: rate.used for rate in coordinator.admin.rates(name)}
 
 
 def age(database, name):

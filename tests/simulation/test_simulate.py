@@ -57,12 +57,12 @@ def test_a_forgotten_row_does_not_wait_for_others_that_queue_for_the_session():
     with sqlsem.testing.memory() as locks:
         client = locks.client
         client.member.call("acquire", lambda session, me: session.register(me, "id", "", "u", [Request("r")], False))
-        assert len(locks.entries("r")) == 1
+        assert len(locks.admin.entries("r")) == 1
         queues = Acquisition(client, locks.mutex("r").terms, [Request("r")], None, this_thread(), Grant, [])
         steps = queues.run()
         assert next(steps).what == "acquire"
         client.member.ping()
-        assert locks.entries("r") == []
+        assert locks.admin.entries("r") == []
         steps.close()
 
 

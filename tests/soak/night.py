@@ -153,8 +153,8 @@ class Night:
         with self.place.direct.coordinator(grace=30) as operator:
             if self.place.engine in ("postgresql", "mssql"):
                 owner = "public" if self.place.engine == "postgresql" else "dbo"
-                operator.guard_table(f"{owner}.soak_guarded", f"{self.name}-guarded")
-            operator.set_priorities(f"{self.name}-ranked", "5s")
+                operator.admin.guard_table(f"{owner}.soak_guarded", f"{self.name}-guarded")
+            operator.admin.set_priorities(f"{self.name}-ranked", "5s")
         self.children = [self._fresh() for _ in range(self.place.workers)]
         for child in self.children:
             child.expect("ready", START)
@@ -209,7 +209,7 @@ class Night:
                 if lock.acquire(timeout=60):
                     lock.release()
                     continue
-                words = f"not had in 60 s, when all was well again: {lock}, {coordinator.entries(name)}"
+                words = f"not had in 60 s, when all was well again: {lock}, {coordinator.admin.entries(name)}"
             except sqlsem.SqlsemError as exc:
                 words = f"{lock}: {type(exc).__name__}: {exc}, when all was well again"
             self.result.findings.append(words)
@@ -220,11 +220,13 @@ class Night:
         database.rows("DELETE FROM {table} WHERE requesting_id LIKE ?", "bare-%")
         queue = coordinator.queue(f"{self.name}-parked")
         for task in queue.tasks("pending", most=100_000):
-            coordinator.cancel_task(task.task_id)
+            coordinator.admin.cancel_task(task.task_id)
         try:
-            until(lambda: coordinator.reap() is not None and database.queue(self.name) == [], "no rows are left", 90)
+            until(
+                lambda: coordinator.admin.reap() is not None and database.queue(self.name) == [], "no rows are left", 90
+            )
         except AssertionError as exc:
-            self.result.findings.append(f"{exc}: {coordinator.entries()}")
+            self.result.findings.append(f"{exc}: {coordinator.admin.entries()}")
 
     def _look_back(self, coordinator: sqlsem.Coordinator) -> None:
         """Return the history of the database."""

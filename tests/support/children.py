@@ -199,7 +199,7 @@ def session(channel: Channel, url: str, options: dict[str, Any], grace: float = 
     (acquire, hold, release), ``{"do": "end"}``.
     """
     coordinator: Any = sqlsem.connect(url, **options, grace=grace)
-    coordinator.entries("none")  # loads the driver, and waits for the server
+    coordinator.admin.entries("none")  # loads the driver, and waits for the server
     if face == "aio":
         from face import Face, Loop
 

@@ -97,7 +97,7 @@ class Bench:
 
     def entries(self) -> list[Entry]:
         with sqlsem.connect(self.url) as coordinator:
-            return coordinator.entries()
+            return coordinator.admin.entries()
 
     def close(self) -> None:
         for pid in pids(self.told):

@@ -70,7 +70,7 @@ def test_an_operator_takes_the_waiting_row_away(session, connect, database, name
     first, other = session(), session()
     first.acquire(name)
     waiting = other.waiting(name, timeout_ms=60000)
-    connect().revoke(database.queue(name)[-1][0])
+    connect().admin.revoke(database.queue(name)[-1][0])
     assert waiting.result(30) == (-2, None, None)
     assert len(database.queue(name)) == 1
     first.release(name)
@@ -202,7 +202,7 @@ def test_shares_with_python(session, connect, name):
         assert connection.acquire(name("s"), access="stage:-7", timeout_ms=0).code == 0
         assert connection.acquire(name("n"), 3, timeout_ms=0).code == 0
         assert other.acquire(name("n"), 3, timeout_ms=0).code == -1
-        (entry,) = [one for one in coordinator.entries(name("s")) if one.program != "pytest" and one.pid is None]
+        (entry,) = [one for one in coordinator.admin.entries(name("s")) if one.program != "pytest" and one.pid is None]
         assert entry.access == "stage:-7"
     for kind in "rsn":
         assert connection.release(name(kind)) == 0
@@ -245,12 +245,12 @@ def test_a_bare_participant_is_waited_for(session, database, name):
 def test_polling_waiter_backs_off(session, connect, name):
     """A pause has no lock that one could wait for; the looks are 0.8 s apart in the end."""
     connection, operator = session(), connect()
-    operator.pause(name)
+    operator.admin.pause(name)
     began = time.monotonic()
     assert connection.acquire(name, timeout_ms=1500).code == -1
     assert time.monotonic() - began >= 1.5
     waiting = connection.waiting(name, timeout_ms=60000)
-    operator.resume(name)
+    operator.admin.resume(name)
     assert waiting.result(30).code == 1
     connection.release(name)
 
@@ -378,7 +378,7 @@ def test_release_is_recorded_in_history(session, connect, name):
     other.acquire(name, timeout_ms=0)
     other.acquire(name, timeout_ms=50)
     first.release(name)
-    past = {entry.outcome: entry for entry in connect().history(name)}
+    past = {entry.outcome: entry for entry in connect().admin.history(name)}
     assert set(past) == {"released", "timeout"}
     assert (past["released"].position, past["released"].note) == (position, "nightly")
 
@@ -442,7 +442,7 @@ def test_asserted_row_stays_until_commit(session, new_session, connect, name):
     position = holder.acquire(name).position
     second = session()
     second.rows("BEGIN TRANSACTION")
-    who = connect().entries(name)[0].requesting_id
+    who = connect().admin.entries(name)[0].requesting_id
     second.rows("EXEC {s}.assert_holding ?, ?, ?", name, position, who)
     holder.close()
     waiting = other.waiting(name, timeout_ms=60000)

@@ -65,7 +65,7 @@ def test_the_job_step_holds_while_it_works(session, connect, database, work):
     assert re.fullmatch(r"agent [0-9A-Fa-f-]{36} step 3 started 20260131 93000", who)
     assert note == "nightly load"
     assert database.queue("warehouse") == []
-    assert connect().history("warehouse")[0].outcome == "released"
+    assert connect().admin.history("warehouse")[0].outcome == "released"
 
 
 @pytest.mark.leaves_rows
@@ -116,7 +116,7 @@ def test_the_guarded_load(sales, database, connect):
     for _ in range(2):
         assert sales.rows(LOAD, "2026-01-31") == [(0,)]
         assert database.rows("SELECT SUM(amount) FROM dbo.sales") == [(12,)]
-    assert [past.outcome for past in connect().history("sales 2026-01-31")] == ["released", "released"]
+    assert [past.outcome for past in connect().admin.history("sales 2026-01-31")] == ["released", "released"]
     with connect().mutex("sales 2026-01-31"):
         assert sales.rows(LOAD, "2026-01-31") == [(-1,)]
         assert sales.rows(LOAD, "2026-02-01") == [(0,)]
@@ -158,12 +158,12 @@ def test_three_of_ten(session, connect, database, work):
         "@LockTimeout = 0, @DbPrincipal = N'public'"
     )
     operator, calls = connect(), []
-    operator.pause("parts")
+    operator.admin.pause("parts")
     for step in range(1, 11):
         connection = session()
         calls.append(connection.later(run, connection, batches(database, "three-of-ten.sql", **agent(step))))
     until(lambda: len(database.queue("parts")) == 10, "all ten in the queue")
-    operator.resume("parts")
+    operator.admin.resume("parts")
     failed = [step for step, call in enumerate(calls, 1) if call.exception(60) is not None]
     keeper.close()
     assert failed == [4], [call.exception() for call in calls]

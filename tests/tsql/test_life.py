@@ -157,7 +157,7 @@ def test_middle_waiter_leaves_while_the_holder_stays(session, connect, database,
     connection, between, last = session(), session(), session()
     connection.acquire(name)
     gone, waiting = between.waiting(name, timeout_ms=60000), last.waiting(name, timeout_ms=60000)
-    connect().revoke(database.queue(name)[1][0])
+    connect().admin.revoke(database.queue(name)[1][0])
     assert gone.result(30).code == -2
     remains(
         lambda: not waiting.done() and [row[0] for row in states(database, name)] == ["holds", "waits"], 1, "it waits"

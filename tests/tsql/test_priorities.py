@@ -12,9 +12,9 @@ pytestmark = pytest.mark.engines("mssql")
 def ranked(connect, name):
     """The test's resource has priorities."""
     operator = connect()
-    operator.set_priorities(name, 3600)
+    operator.admin.set_priorities(name, 3600)
     yield operator
-    operator.set_priorities(name, None)
+    operator.admin.set_priorities(name, None)
 
 
 def test_higher_ones_go_first_also_among_pythons(session, connect, database, name, ranked):

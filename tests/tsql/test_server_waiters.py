@@ -50,11 +50,11 @@ def test_behind_a_paused_resource_too(session, connect, refused, waiters, name):
     """There a session sleeps by the clock."""
     waiter = session()
     with connect() as operator:
-        operator.pause(name)
+        operator.admin.pause(name)
         waiters(0)
         with refused(50002, "max_server_waiters"):
             waiter.acquire(name, timeout_ms=60_000)
-        operator.resume(name)
+        operator.admin.resume(name)
     waiters(100)
     assert waiter.acquire(name).code == 0
     waiter.release(name)

@@ -16,7 +16,7 @@ def test_session_is_a_single_member(session, database, connect, name):
     connection = session()
     connection.acquire(name("a"))
     connection.acquire(name("b"))
-    (first,), (second,) = (connect().entries(name(which)) for which in "ab")
+    (first,), (second,) = (connect().admin.entries(name(which)) for which in "ab")
     assert first.member_id == second.member_id
     assert members(database, connection.spid) == [(first.member_id,)]
     assert first.requesting_id == second.requesting_id
@@ -25,14 +25,14 @@ def test_session_is_a_single_member(session, database, connect, name):
     connection.release(name("a"))
     connection.release(name("b"))
     connection.acquire(name)
-    assert connect().entries(name)[0].member_id == first.member_id
+    assert connect().admin.entries(name)[0].member_id == first.member_id
     connection.release(name)
 
 
 def test_session_names_itself(session, connect, name):
     connection = session()
     connection.acquire(name, note="by hand")
-    (entry,) = connect().entries(name)
+    (entry,) = connect().admin.entries(name)
     ((host, program, login),) = connection.rows("SELECT HOST_NAME(), APP_NAME(), ORIGINAL_LOGIN()")
     assert (entry.host, entry.program or "", entry.owner, entry.note) == (host, program, login, "by hand")
     (row,) = connection.rows("EXEC {s}.status ?", name)
@@ -153,11 +153,11 @@ def test_dropped_waiter_registers_anew(session, database, connect, name):
 def test_a_member_that_was_removed_is_made_again(session, database, connect, name):
     connection = session()
     connection.acquire(name)
-    before = connect().entries(name)[0].member_id
+    before = connect().admin.entries(name)[0].member_id
     connection.release(name)
     database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", before)
     assert connection.acquire(name).code == 0
-    assert connect().entries(name)[0].member_id != before
+    assert connect().admin.entries(name)[0].member_id != before
     connection.release(name)
 
 

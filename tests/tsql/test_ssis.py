@@ -249,7 +249,7 @@ def test_a_lock_of_the_session(package, session, database, connect, name, connec
     assert first.run("Acquire") == 0
     (row,) = database.queue(name)
     assert row[2] == first.values["System::ExecutionInstanceGUID"]
-    assert connect().entries(name)[0].note == ("Load" if connection == "ODBC" else None)
+    assert connect().admin.entries(name)[0].note == ("Load" if connection == "ODBC" else None)
     assert other.acquire(name, routine="try").code == -1
     first.run("Release")
     assert database.queue(name) == []

@@ -22,6 +22,7 @@ from support import command_line
 
 import sqlsem
 from sqlsem import cli, sql
+from sqlsem.admin import Admin
 from sqlsem.cli import options
 from sqlsem.insight.overview import Overview
 from sqlsem.model import Entry, Past, Resource
@@ -44,7 +45,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def coordinator(url: str) -> Iterator[sqlsem.Coordinator]:
     with sqlsem.connect(url) as coordinator:
-        coordinator.resources()  # the tables are there
+        coordinator.admin.resources()  # the tables are there
         yield coordinator
 
 
@@ -114,7 +115,7 @@ NOT_THERE = {("why",): 1, ("guard",): 78}
 @pytest.mark.parametrize("as_json", [False, True])
 def test_listings_exit_0_when_empty(coordinator: sqlsem.Coordinator, as_json: bool) -> None:
     """Enumerated: every command that has --json and changes nothing."""
-    coordinator.resources()
+    coordinator.admin.resources()
     listing = [
         path
         for path, command in command_line.commands()
@@ -287,17 +288,17 @@ def test_a_limit_by_pattern_is_told_where_it_counts(coordinator: sqlsem.Coordina
         assert json.loads(done("ls", "tenant:7", "--json"))[0]["pattern"] == "tenant:*"
         assert done("run", "--limit", "tenant:7", "--", "true") == ""
     done("set", "tenant:*", "--no-limit")
-    assert coordinator.resources() == []
+    assert coordinator.admin.resources() == []
 
 
 def test_set_pause_resume(coordinator: sqlsem.Coordinator) -> None:
     told = done("set", "x", "--limit", "2", "--stale-after", "2h", "--allow-new")
     assert re.search(r"capped at 2 by \S+, rows stale after 2h00m", told)
-    (found,) = coordinator.resources()
+    (found,) = coordinator.admin.resources()
     by = found.cap_by
     assert by
     assert done("pause", "x").startswith(f"x: paused by {by}, capped at 2 by {by}")
-    (found,) = coordinator.resources()
+    (found,) = coordinator.admin.resources()
     assert found == Resource("x", 2, True, 7200.0, 0, 0, found.paused_at, by, by)
     shown = done("ls")
     assert re.fullmatch(
@@ -305,7 +306,7 @@ def test_set_pause_resume(coordinator: sqlsem.Coordinator) -> None:
     )
     assert done("resume", "x").startswith("x: not paused")
     assert "no cap, rows never stale" in done("set", "x", "--no-limit", "--no-stale-after")
-    assert coordinator.resources() == []
+    assert coordinator.admin.resources() == []
 
 
 @pytest.mark.parametrize(
@@ -344,10 +345,10 @@ def test_unused_name_is_reported(coordinator: sqlsem.Coordinator) -> None:
         result = call(*words)
         assert result.exit_code == 78
         assert "Nobody uses 'nigtly', nor has lately (is it 'nightly'?)" in result.stderr
-        assert coordinator.resources() == []
+        assert coordinator.admin.resources() == []
         assert done(*words, "--allow-new").startswith("nigtly: ")
-        coordinator.resume("nigtly")
-        coordinator.set_limit("nigtly", None)
+        coordinator.admin.resume("nigtly")
+        coordinator.admin.set_limit("nigtly", None)
     assert done("pause", "nightly").startswith("nightly: paused")
 
 
@@ -376,9 +377,9 @@ def test_looking_again(coordinator: sqlsem.Coordinator, monkeypatch: pytest.Monk
         pass
 
     looks: list[object] = []
-    see = type(coordinator).overview
+    see = Admin.overview
 
-    def overview(self: sqlsem.Coordinator) -> Overview:
+    def overview(self: Admin) -> Overview:
         looks.append(self)
         if len(looks) == 2:
             raise sqlsem.Unavailable("gone fishing")
@@ -386,7 +387,7 @@ def test_looking_again(coordinator: sqlsem.Coordinator, monkeypatch: pytest.Monk
             raise Enough
         return see(self)
 
-    monkeypatch.setattr(type(coordinator), "overview", overview)
+    monkeypatch.setattr(Admin, "overview", overview)
     with coordinator.mutex("x"):
         result = call("ls", "--watch", "100ms")
         assert result.exit_code == 130
@@ -459,7 +460,7 @@ def test_a_long_name_does_not_wrap() -> None:
 
 def test_doctor_leaves_a_single_line_in_the_history(coordinator: sqlsem.Coordinator) -> None:
     done("doctor")
-    assert len(coordinator.history()) == 1
+    assert len(coordinator.admin.history()) == 1
 
 
 def test_release(coordinator: sqlsem.Coordinator) -> None:
@@ -731,13 +732,13 @@ def test_demo_keeps_the_limit(url: str, tmp_path: Path, capfd: pytest.CaptureFix
 def test_priorities(coordinator: sqlsem.Coordinator) -> None:
     assert "by priority (a step is worth 1m00s of waiting)" in done("set", "x", "--priorities", "--allow-new")
     assert "a step is worth 5m00s" in done("set", "x", "--priorities", "5m")
-    (found,) = coordinator.resources()
+    (found,) = coordinator.admin.resources()
     assert found.ageing == 300
     assert "ageing 60000 → 300000 ms" in done("history", "--operations")
     done("run", "--mutex", "x", "--priority", "9", "--", sys.executable, "-c", "pass")
-    assert [past.resource for past in coordinator.history("x")] == ["x"]
+    assert [past.resource for past in coordinator.admin.history("x")] == ["x"]
     assert "priority" not in done("set", "x", "--no-priorities")
-    assert coordinator.resources() == []
+    assert coordinator.admin.resources() == []
 
 
 @pytest.mark.parametrize(

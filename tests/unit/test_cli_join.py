@@ -49,11 +49,11 @@ def test_a_command_adopts(bench, coordinator):
     process = bench.start("run", "--adopt", "--", sys.executable, "-c", STAYS, bench.told)
     until(lambda: len(lines(bench.told)) == 3, "the command runs")
     assert lines(bench.told)[1:] == [f"SQLSEM_FENCE={grant.fence}", "SQLSEM_TOKEN=None"]
-    (row,) = coordinator.entries("nightly")
+    (row,) = coordinator.admin.entries("nightly")
     assert (row.position, row.pid) == (grant.position, process.pid)
     process.terminate()
     process.wait(PATIENCE)
-    assert coordinator.entries("nightly") == []
+    assert coordinator.admin.entries("nightly") == []
     # Once: the second one gets words, and no lock.
     code, _, err = bench.run("run", "--adopt", "--", "true")
     assert code != 0
@@ -91,8 +91,8 @@ def test_stubborn_joined_command_is_killed(bench, coordinator):
 def test_an_operator_takes_the_lock_away(bench, coordinator):
     joined(bench)
     (pid,) = until(lambda: pids(bench.told), "the joined command runs")
-    (row,) = coordinator.entries("nightly")
-    coordinator.revoke(row.position)
+    (row,) = coordinator.admin.entries("nightly")
+    coordinator.admin.revoke(row.position)
     with coordinator.mutex("nightly", timeout=PATIENCE):
         assert not alive(pid)
 

@@ -52,7 +52,7 @@ def led(bench, terms):
 
 
 def waiting(coordinator, number):
-    until(lambda: len(coordinator.entries("scheduler")) == number, f"{number} take part")
+    until(lambda: len(coordinator.admin.entries("scheduler")) == number, f"{number} take part")
 
 
 def test_sigterm_elects_the_next_leader(bench, coordinator):
@@ -68,7 +68,7 @@ def test_sigterm_elects_the_next_leader(bench, coordinator):
     assert coordinator.leader("scheduler").current().pid == second.pid
     second.terminate()
     assert second.wait(PATIENCE) == 5
-    assert coordinator.entries("scheduler") == []
+    assert coordinator.admin.entries("scheduler") == []
 
 
 def test_lost_leader_ends_command_and_campaigns_again(bench, coordinator):
@@ -76,7 +76,7 @@ def test_lost_leader_ends_command_and_campaigns_again(bench, coordinator):
     led(bench, 1)
     second = candidate(bench)
     waiting(coordinator, 2)
-    coordinator.revoke(coordinator.entries("scheduler")[0].position)
+    coordinator.admin.revoke(coordinator.admin.entries("scheduler")[0].position)
     led(bench, 2)
     assert coordinator.leader("scheduler").current().pid == second.pid
     waiting(coordinator, 2)  # the first one again, at the end
@@ -95,12 +95,12 @@ def test_a_command_that_does_not_end_is_killed(bench, coordinator):
     process.terminate()
     assert process.wait(PATIENCE) == 128 + signal.SIGKILL
     assert not alive(pid)
-    assert coordinator.entries("scheduler") == []
+    assert coordinator.admin.entries("scheduler") == []
 
 
 def test_a_command_that_ends_ends_it_all(bench, coordinator):
     assert bench.run("run", "--leader", "scheduler", "--", "sh", "-c", "exit 7") == (7, "", "")
-    assert coordinator.entries("scheduler") == []
+    assert coordinator.admin.entries("scheduler") == []
 
 
 def test_a_signal_while_it_waits(bench, coordinator):
@@ -109,7 +109,7 @@ def test_a_signal_while_it_waits(bench, coordinator):
         waiting(coordinator, 2)
         process.terminate()
         assert process.wait(PATIENCE) == 143
-        assert len(coordinator.entries("scheduler")) == 1
+        assert len(coordinator.admin.entries("scheduler")) == 1
     assert pids(bench.told) == []
 
 

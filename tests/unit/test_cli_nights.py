@@ -22,7 +22,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("SQLSEM_URL", url)
     monkeypatch.delenv("COLUMNS", raising=False)
     with sqlsem.connect(url) as coordinator:
-        coordinator.resources()  # the tables are there
+        coordinator.admin.resources()  # the tables are there
     return url
 
 

@@ -93,7 +93,7 @@ def test_beside_a_lock_it_has_its_name(bench):
 def test_lost_run_is_not_done(bench):
     process = bench.listen("run", "--once-per", f"report={LONG}")
     with sqlsem.connect(bench.url) as coordinator:
-        coordinator.revoke(bench.entries()[0].position, force=True)
+        coordinator.admin.revoke(bench.entries()[0].position, force=True)
     assert process.wait(PATIENCE) == 76
     assert pids(bench.told)
     assert once(bench)[0] == 0

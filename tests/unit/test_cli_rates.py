@@ -23,7 +23,7 @@ def test_rates(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/locks.db"
     monkeypatch.setenv("SQLSEM_URL", url)
     with sqlsem.connect(url) as coordinator:
-        coordinator.resources()  # the tables are there
+        coordinator.admin.resources()  # the tables are there
         nothing = call()
         assert (nothing.exit_code, nothing.stdout) == (0, "There are no rates.\n")
         assert "'api'" in call("api").stdout
@@ -32,7 +32,7 @@ def test_rates(tmp_path, monkeypatch):
         coordinator.rate("mail", 3, per="1h").take()
         waiting = threading.Thread(target=lambda: coordinator.rate("api", windows, cost=4).take(timeout=PATIENCE))
         waiting.start()
-        until(lambda: coordinator.entries("rate:api"), "somebody waits")
+        until(lambda: coordinator.admin.entries("rate:api"), "somebody waits")
         heads, *lines = (line.split() for line in call().stdout.splitlines())
         taken.adjust(0)
         waiting.join()
@@ -67,7 +67,7 @@ def test_rates_are_set_and_reset(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/locks.db"
     monkeypatch.setenv("SQLSEM_URL", url)
     with sqlsem.connect(url) as coordinator:
-        coordinator.resources()  # the tables are there
+        coordinator.admin.resources()  # the tables are there
         assert call("set", "api", "3", "--per", "1h").stdout == "Rate api: 3 in 3600 s.\n"
         assert coordinator.rate("api", 10, per="1h", cost=3).take(False) is not None
         assert coordinator.rate("api").take(False) is None
@@ -77,7 +77,9 @@ def test_rates_are_set_and_reset(tmp_path, monkeypatch):
         assert call("reset", "other").exit_code == 1
         assert "set" in call("--name", "set").stdout
         assert call("set", "api", "many", "--per", "1h").exit_code == 64
-        done = [(operation.action, operation.old, operation.new) for operation in coordinator.operations("rate:api")]
+        done = [
+            (operation.action, operation.old, operation.new) for operation in coordinator.admin.operations("rate:api")
+        ]
     assert done == [
         ("reset", "3", None),
         ("rate_limit", "3 in 3600000 ms", None),
@@ -93,14 +95,14 @@ def test_members_are_removed_by_number_and_by_login(tmp_path, monkeypatch):
         lock = coordinator.mutex("etl")
         lock.acquire()
         other.mutex("dwh").acquire()
-        member = next(entry for entry in coordinator.entries("etl")).member_id
+        member = next(entry for entry in coordinator.admin.entries("etl")).member_id
         found = runner.invoke(cli.main, ["revoke", "--member", str(member)], prog_name="sqlsem")
         assert found.stdout.startswith("0 members are gone; members that still hold something have been told")
         until(lambda: lock.grant is None or lock.grant.lost, "the holder is told")
-        login = other.overview().members[0].login
+        login = other.admin.overview().members[0].login
         found = runner.invoke(cli.main, ["revoke", "--login", login, "--force"], prog_name="sqlsem")
         assert found.stdout.endswith("members are gone, with their rows.\n")
-        assert other.entries() == []
+        assert other.admin.entries() == []
         assert runner.invoke(cli.main, ["revoke", "1", "--login", login], prog_name="sqlsem").exit_code == 64
 
 

@@ -265,7 +265,7 @@ def test_a_signal_ends_the_wait(bench: Bench, name: str) -> None:
         out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out, err) == (128 + getattr(signal, name), "", "")
         assert len(bench.entries()) == 1
-        (past,) = coordinator.history("x")
+        (past,) = coordinator.admin.history("x")
         assert past.outcome == "cancelled"
     assert not (bench.folder / "never").exists()
 

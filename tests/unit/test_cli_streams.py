@@ -131,11 +131,11 @@ def day(how: str, folder: Path) -> tuple[dict[str, Any], Any]:
     assert (folder / "ran").exists(), "the command of run"
     with sqlsem.connect(url) as coordinator:
         left = (
-            [(task.task_id, task.status) for task in coordinator.tasks()],
-            [(resource.resource, resource.cap, resource.paused) for resource in coordinator.resources()],
-            [(hold.resource, hold.outcome) for hold in coordinator.history()],
-            [(operation.resource, operation.action) for operation in coordinator.operations()],
-            coordinator.entries(),
+            [(task.task_id, task.status) for task in coordinator.admin.tasks()],
+            [(resource.resource, resource.cap, resource.paused) for resource in coordinator.admin.resources()],
+            [(hold.resource, hold.outcome) for hold in coordinator.admin.history()],
+            [(operation.resource, operation.action) for operation in coordinator.admin.operations()],
+            coordinator.admin.entries(),
         )
     return json.loads(found.stdout), left
 
@@ -209,7 +209,7 @@ def test_run_holds_its_lock_with_any_streams(
     (queue,) = json.loads((tmp_path / "seen").read_text())
     assert [(one["resource"], one["state"]) for one in queue["entries"]] == [("m", "holds")]
     with sqlsem.connect(environment["SQLSEM_URL"]) as coordinator:
-        assert [hold.outcome for hold in coordinator.history("m")] == ["released"]
+        assert [hold.outcome for hold in coordinator.admin.history("m")] == ["released"]
 
 
 LOCALES = {
@@ -231,7 +231,7 @@ def test_commands_work_in_any_locale(name: str, tmp_path: Path, environment: dic
     Path(os.fsdecode(program)).write_text('#!/bin/sh\nprintf %s "$1" > "$0.told"\nexit 3\n')
     os.chmod(program, 0o755)
     with sqlsem.connect(environment["SQLSEM_URL"]) as coordinator:
-        coordinator.set_limit("b\xe4nk \u65e5", 3)
+        coordinator.admin.set_limit("b\xe4nk \u65e5", 3)
     words = [sys.executable, "-m", "sqlsem"]
     started: list[str | bytes] = [*words, "run", "--mutex", "m", "--", program, b"\xff\xe4"]
     found = subprocess.run(started, env=environment, timeout=PATIENCE, check=False, capture_output=True)

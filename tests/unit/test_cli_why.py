@@ -29,7 +29,7 @@ def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sql
     monkeypatch.setenv("SQLSEM_URL", f"sqlite:///{tmp_path}/queue.db")
     monkeypatch.delenv("COLUMNS", raising=False)
     with sqlsem.connect(f"sqlite:///{tmp_path}/queue.db") as coordinator:
-        coordinator.resources()  # the tables are there
+        coordinator.admin.resources()  # the tables are there
         yield coordinator
 
 
@@ -53,8 +53,8 @@ def waiting(coordinator: sqlsem.Coordinator) -> Iterator[int]:
             pass
     with coordinator.mutex("etl", note="orders"):
         late = Attempt(coordinator.mutex("etl"))
-        until(lambda: len(coordinator.entries()) == 2)
-        yield coordinator.entries()[1].position
+        until(lambda: len(coordinator.admin.entries()) == 2)
+        yield coordinator.admin.entries()[1].position
     late.granted()
     late.leave()
 
@@ -139,10 +139,10 @@ def test_when_a_task_will_be_started(coordinator: sqlsem.Coordinator) -> None:
 def test_a_chain(coordinator: sqlsem.Coordinator) -> None:
     with coordinator.mutex("a"), coordinator.mutex("c"):
         middle = Attempt(coordinator.all_of(coordinator.mutex("b"), coordinator.mutex("a")))
-        until(lambda: len(coordinator.entries()) == 4)
+        until(lambda: len(coordinator.admin.entries()) == 4)
         late = Attempt(coordinator.mutex("b"))
-        until(lambda: len(coordinator.entries()) == 5)
-        position = next(entry.position for entry in coordinator.entries("b") if entry.state == "waits")
+        until(lambda: len(coordinator.admin.entries()) == 5)
+        position = next(entry.position for entry in coordinator.admin.entries("b") if entry.state == "waits")
         text = done("why", str(position))
         assert "; in the end for " in text
         assert text.count(" waits for ") == 2
@@ -154,13 +154,13 @@ def test_a_chain(coordinator: sqlsem.Coordinator) -> None:
 
 def test_why_names_operators_actions(coordinator: sqlsem.Coordinator) -> None:
     assert done("history", "--operations") == "No operator has done anything yet.\n"
-    coordinator.set_limit("etl", 3)
-    coordinator.pause("etl")
+    coordinator.admin.set_limit("etl", 3)
+    coordinator.admin.pause("etl")
     heads, newest, oldest = done("history", "etl", "--operations").splitlines()
     assert heads.split()[:3] == ["WHEN", "LOGIN", "WHAT"]
     assert "pause" in newest
     assert "cap none \u2192 3" in oldest
-    login = coordinator.operations()[0].login
+    login = coordinator.admin.operations()[0].login
     told = json.loads(done("history", "--operations", "--who", str(login), "--json"))
     assert [one["action"] for one in told] == ["pause", "cap"]
     assert done("history", "--who", "nobody") == "Nothing has finished yet.\n"
@@ -197,7 +197,7 @@ def test_why_estimates_a_rates_waiter(coordinator: sqlsem.Coordinator) -> None:
     waiters = [threading.Thread(target=coordinator.rate("api", 2, per="1h").take) for _ in range(2)]
     for number, waiter in enumerate(waiters, 1):
         waiter.start()
-        until(lambda number=number: len(coordinator.entries("rate:api")) == number, "it waits")  # type: ignore[misc]
+        until(lambda number=number: len(coordinator.admin.entries("rate:api")) == number, "it waits")  # type: ignore[misc]
     told = done("why", "rate:api")
     assert (
         "rate 'api': 2 of 2 used in 1h00m, room in 1h00m; first in the queue, so it is granted in about 1:00:" in told
@@ -211,4 +211,4 @@ def test_why_estimates_a_rates_waiter(coordinator: sqlsem.Coordinator) -> None:
     grant.adjust(0)
     for waiter in waiters:
         waiter.join(60)
-    assert coordinator.entries("rate:api") == []
+    assert coordinator.admin.entries("rate:api") == []

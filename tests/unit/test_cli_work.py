@@ -46,7 +46,7 @@ from pathlib import Path
 def lock():
     import sqlsem
     with sqlsem.mutex("ours") as grant:
-        return len(sqlsem.default().entries("ours"))
+        return len(sqlsem.default().admin.entries("ours"))
 
 def note(text):
     with open("told", "a") as file:
@@ -95,7 +95,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def coordinator(url: str) -> Iterator[sqlsem.Coordinator]:
     with sqlsem.connect(url) as coordinator:
-        coordinator.resources()  # the tables are there
+        coordinator.admin.resources()  # the tables are there
         yield coordinator
 
 
@@ -179,7 +179,7 @@ def bench(tmp_path: Path, url: str) -> Iterator[Bench]:
 )
 def test_put_of_every_kind(coordinator: sqlsem.Coordinator, arguments: list[str], kind: str, body: object) -> None:
     number = put(*arguments)
-    (task,) = coordinator.tasks("q")
+    (task,) = coordinator.admin.tasks("q")
     assert (task.task_id, task.kind) == (number, kind)
     assert (task.body if kind in ("sql", "shell") else json.loads(task.body)) == body
     assert (task.order, task.max_attempts, task.on_failure, task.note) == (0, 1, "stop", None)
@@ -188,7 +188,7 @@ def test_put_of_every_kind(coordinator: sqlsem.Coordinator, arguments: list[str]
 @pytest.mark.parametrize(("option", "kind"), [("--sql", "sql"), ("--shell", "shell"), ("--json-body", "json")])
 def test_put_from_standard_input(coordinator: sqlsem.Coordinator, option: str, kind: str) -> None:
     done("put", "q", option, "-", stdin="[1,\n2]")
-    (task,) = coordinator.tasks("q")
+    (task,) = coordinator.admin.tasks("q")
     assert (task.kind, task.body) == (kind, "[1, 2]" if kind == "json" else "[1,\n2]")
 
 
@@ -197,7 +197,7 @@ def test_put_with_everything(coordinator: sqlsem.Coordinator) -> None:
         *("put", "q", "--sql", "x", "--order", "-7", "--after", "10m", "--max-attempts", "3", "--backoff", "5s"),
         *("--on-failure", "continue", "--note", "daily", "--json"),
     )
-    (task,) = coordinator.tasks("q")
+    (task,) = coordinator.admin.tasks("q")
     assert json.loads(text) == {"queue": "q", "task_id": task.task_id}
     assert (task.order, task.max_attempts, task.on_failure, task.note) == (-7, 3, "continue", "daily")
     assert (task.ready_at - task.put_at).total_seconds() == pytest.approx(600, abs=1)
@@ -233,7 +233,7 @@ def test_invalid_put_is_refused(coordinator: sqlsem.Coordinator, arguments: list
     result = call("put", "q", *arguments)
     assert result.exit_code == 64
     assert words in result.stderr
-    assert coordinator.tasks() == []
+    assert coordinator.admin.tasks() == []
 
 
 @pytest.mark.parametrize("command", [["put", "", "--sql", "a"], ["work", " x"], ["tasks", "x" * 256]])
@@ -261,7 +261,7 @@ def test_schedules(coordinator: sqlsem.Coordinator) -> None:
     assert done("schedules", "remove", "mine") == "Schedule mine was removed.\n"
     gone = call("schedules", "remove", "mine")
     assert (gone.exit_code, "There is no schedule 'mine'" in gone.stderr) == (1, True)
-    assert coordinator.tasks("q") == []
+    assert coordinator.admin.tasks("q") == []
     for wrong in (
         ["--every", "x"],
         ["--every", "0 2 * * *", "--time-zone", "Mars"],
@@ -291,7 +291,10 @@ def test_keys(coordinator: sqlsem.Coordinator) -> None:
     number = put("--sql", "1", "--unique", "k")
     assert put("--sql", "2", "--unique", "k") == number
     other = put("--sql", "3", "--replace", "k")
-    assert {task.task_id: task.status for task in coordinator.tasks("q")} == {number: "cancelled", other: "pending"}
+    assert {task.task_id: task.status for task in coordinator.admin.tasks("q")} == {
+        number: "cancelled",
+        other: "pending",
+    }
     assert f"{number}: replaced by task {other}" in done("tasks", "q")
     for wrong in (["--unique", "k", "--replace", "k"], ["--unique", ""], ["--replace", "a\nb"]):
         assert call("put", "q", "--sql", "x", *wrong).exit_code == 64
@@ -300,7 +303,7 @@ def test_keys(coordinator: sqlsem.Coordinator) -> None:
 def test_a_large_body(coordinator: sqlsem.Coordinator) -> None:
     body = "x" * 1_000_000
     done("put", "q", "--json-body", "-", stdin=json.dumps(body))
-    (task,) = coordinator.tasks("q")
+    (task,) = coordinator.admin.tasks("q")
     assert json.loads(task.body) == body
     assert len(done("tasks", "q")) < 2000
 
@@ -318,7 +321,7 @@ def test_work_of_every_kind(coordinator: sqlsem.Coordinator) -> None:
     result = work("--workers", "2")
     assert result.stdout == ""
     assert result.stderr.splitlines()[-1] == "sqlsem: 3 finished, 3 failed"
-    found = {task.task_id: task for task in coordinator.tasks("q")}
+    found = {task.task_id: task for task in coordinator.admin.tasks("q")}
     assert [found[n].status for n in (sql, shell, function)] == ["finished"] * 3
     assert [found[n].status for n in (bad, missing, claims)] == ["failed"] * 3
     assert found[shell].result == "hello\n"
@@ -420,7 +423,7 @@ def test_tasks_find_the_database_of_the_worker(url: str, tmp_path: Path, monkeyp
     done("--url", other, "put", "q", "--shell", 'echo "$SQLSEM_URL"')
     assert call("--url", other, "work", "q", "--idle-exit", "0").exit_code == 0
     with sqlsem.connect(other) as coordinator:
-        shell, function = coordinator.tasks("q")
+        shell, function = coordinator.admin.tasks("q")
     assert json.loads(function.result or "") == other
     assert shell.result == f"{other}\n"
 
@@ -464,11 +467,14 @@ def test_first_signal_finishes_running_tasks(
     process.send_signal(number)
     assert process.stderr is not None
     until(lambda: "finishing 1 task, then leaving" in process.stderr.readline(), "an answer")  # type: ignore[union-attr]
-    assert [task.status for task in coordinator.tasks("q")] == ["running", "pending"]
+    assert [task.status for task in coordinator.admin.tasks("q")] == ["running", "pending"]
     bench.open("a")
     _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err.splitlines()[-1]) == (0, "sqlsem: 1 finished, 0 failed")
-    assert {task.task_id: task.status for task in coordinator.tasks("q")} == {first: "finished", second: "pending"}
+    assert {task.task_id: task.status for task in coordinator.admin.tasks("q")} == {
+        first: "finished",
+        second: "pending",
+    }
     assert (bench.told("end a"), bench.told("start b")) == (1, 0)
 
 
@@ -505,11 +511,11 @@ def test_the_second_signal_gives_everything_back(
     assert process.returncode == code
     assert "sqlsem: 0 finished, 0 failed, 2 given back" in err
     # Nobody had to find out about the worker, which would have taken ten minutes on a server.
-    assert [(t.task_id, t.status, t.losses) for t in coordinator.tasks("q")] == [
+    assert [(t.task_id, t.status, t.losses) for t in coordinator.admin.tasks("q")] == [
         (function, "pending", 0),
         (shell, "pending", 0),
     ]
-    assert coordinator.attempts(function)[0].outcome == "returned"
+    assert coordinator.admin.attempts(function)[0].outcome == "returned"
     with pytest.raises(ProcessLookupError):  # ended, and collected or not ours
         until(lambda: os.kill(child, 0), "the command's end")
 
@@ -522,7 +528,7 @@ def test_a_hangup_is_as_two_signals(bench: Bench, coordinator: sqlsem.Coordinato
     process.send_signal(signal.SIGHUP)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGHUP
-    assert [task.status for task in coordinator.tasks("q")] == ["pending"]
+    assert [task.status for task in coordinator.admin.tasks("q")] == ["pending"]
 
 
 @posix
@@ -535,7 +541,7 @@ def test_the_task_of_a_killed_worker_is_run_again(bench: Bench, coordinator: sql
     killed.wait(PATIENCE)
     until(lambda: bench.told("start a") == 2, "the second start")
     bench.open("a")
-    until(lambda: coordinator.tasks("q", "finished"), "the end")
+    until(lambda: coordinator.admin.tasks("q", "finished"), "the end")
     other.send_signal(signal.SIGTERM)
     other.communicate(timeout=PATIENCE)
     attempts = json.loads(done("tasks", "log", str(number), "--json"))
@@ -678,7 +684,7 @@ def test_work_goes_on_when_the_terminal_is_gone(bench: Bench, coordinator: sqlse
         os.close(ours)
     put("--shell", "touch seen")
     bench.open("a")
-    until(lambda: len(coordinator.tasks("q", "finished")) == 2, "the work")
+    until(lambda: len(coordinator.admin.tasks("q", "finished")) == 2, "the work")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 0
 
@@ -821,7 +827,7 @@ def test_queues(coordinator: sqlsem.Coordinator) -> None:
     assert f"held up by task {bad}, which has failed; see it with: sqlsem tasks log {bad}" in done("queues", "q")
     (counts,) = json.loads(done("queues", "q", "--json"))
     assert (counts["pending"], counts["failed"], counts["blocked_by"]) == (1, 1, bad)
-    found = coordinator.queues()
+    found = coordinator.admin.queues()
     assert all(len(line) <= 80 for line in drawn(render_counts(found, 80), 80))
 
 
@@ -840,7 +846,10 @@ def test_queue_settings_are_shown(coordinator: sqlsem.Coordinator) -> None:
     assert "key 'b' of 'q': at most 3/1s started" in text
     (kept, _) = json.loads(done("queues", "--json"))[0]["limits"]
     assert (kept["task_rate"], kept["task_per"], kept["key_rate"], kept["key_per"]) == (1000, 60, 1, 3600)
-    assert {task.task_id: task.status for task in coordinator.tasks("q")} == {first: "finished", second: "pending"}
+    assert {task.task_id: task.status for task in coordinator.admin.tasks("q")} == {
+        first: "finished",
+        second: "pending",
+    }
     assert "rate, in" in done("tasks", "q")
     assert "the rate of its key 'a', 1/1h, is used up; there is room in" in done("why", "--task", str(second))
     done("queues", "set", "q", "--no-rate", "--no-rate-per-key", "--no-limit", "--no-per-key")
@@ -867,7 +876,7 @@ def test_queue_blockers_are_shown(coordinator: sqlsem.Coordinator) -> None:
         assert f"2 pending tasks wait for {bad}, which has failed" in text
     text = done("tasks", "q")
     assert text.rstrip().endswith("q: 2 pending, 1 failed")
-    found = coordinator.tasks("q")
+    found = coordinator.admin.tasks("q")
     narrow = drawn(render_tasks(found, 60), 60)
     assert any("the cause" in line for line in narrow)
     assert len(others) == 2
@@ -921,11 +930,11 @@ def test_retry_and_cancel(coordinator: sqlsem.Coordinator, tmp_path: Path) -> No
     failed = put("--", "test", "-e", "mended")
     held_up = put("--order", "5", "--shell", "true")
     work()
-    assert [t.status for t in coordinator.tasks("q")] == ["failed", "pending"]
+    assert [t.status for t in coordinator.admin.tasks("q")] == ["failed", "pending"]
     (tmp_path / "mended").touch()
     assert done("tasks", "retry", str(failed)) == f"Task {failed} is pending again.\n"
     work()
-    assert {t.task_id: t.status for t in coordinator.tasks("q")} == {failed: "finished", held_up: "finished"}
+    assert {t.task_id: t.status for t in coordinator.admin.tasks("q")} == {failed: "finished", held_up: "finished"}
     # What cannot be done is said, and the rest is done.
     waits = put("--sql", "x")
     result = call("tasks", "cancel", str(failed), str(waits), "987654")
@@ -933,7 +942,7 @@ def test_retry_and_cancel(coordinator: sqlsem.Coordinator, tmp_path: Path) -> No
     assert result.stdout == f"Task {waits} was cancelled.\n"
     assert f"Cannot cancel task {failed}" in result.stderr
     assert "there is no such task" in result.stderr
-    assert coordinator.tasks("q", "cancelled")[0].task_id == waits
+    assert coordinator.admin.tasks("q", "cancelled")[0].task_id == waits
     assert call("tasks", "retry", str(held_up)).exit_code == 1
     for wrong in (["tasks", "retry"], ["tasks", "cancel", "x"]):
         assert call(*wrong).exit_code == 64
@@ -975,7 +984,7 @@ def test_commands_without_a_shell(coordinator: sqlsem.Coordinator, tmp_path: Pat
     missing = put("--on-failure", "continue", "--", "./no-such-program", "x")
     assert f"$ {sys.executable} -c " in done("tasks", "q")
     work()
-    found = {task.task_id: task for task in coordinator.tasks("q")}
+    found = {task.task_id: task for task in coordinator.admin.tasks("q")}
     assert json.loads(found[number].result or "") == words
     assert not (tmp_path / "injected").exists()
     assert found[missing].error == "'./no-such-program' cannot be started: No such file or directory"
@@ -1010,7 +1019,7 @@ def test_worker_runs_allowed_kinds(coordinator: sqlsem.Coordinator, tmp_path: Pa
     ]
     good = put("--call", "json.decoder:JSONDecoder.__init__", *more)
     work("--kinds", "sql,call", "--modules", "jobs_of_ours,json")
-    found = {task.task_id: task for task in coordinator.tasks("q")}
+    found = {task.task_id: task for task in coordinator.admin.tasks("q")}
     assert (found[sql].status, found[ours].status, found[shell].status) == ("finished", "finished", "failed")
     assert "runs sql, call only, no task of kind shell" in (found[shell].error or "")
     assert not (tmp_path / "done").exists()
@@ -1071,7 +1080,7 @@ def test_tasks_get_no_password_unless_asked(url: str, monkeypatch: pytest.Monkey
     result = call("--url", url, "work", "q", "--idle-exit", "0", *option)
     assert "3 finished" in result.stderr, result.stderr  # and Python code that takes locks finds our database
     with sqlsem.connect(url) as coordinator:
-        found = {task.task_id: task.result or "" for task in coordinator.tasks("q")}
+        found = {task.task_id: task.result or "" for task in coordinator.admin.tasks("q")}
     for number in numbers[:2]:
         assert (url in found[number]) is asked
         assert ("withheld" in found[number]) is not asked
@@ -1081,7 +1090,7 @@ def test_tasks_get_no_password_unless_asked(url: str, monkeypatch: pytest.Monkey
 def test_sql_errors_keep_the_servers_message(coordinator: sqlsem.Coordinator) -> None:
     number = put("--sql", "SELECT 1; SELECT * FROM nowhere_at_all")
     work()
-    (task,) = coordinator.tasks("q")
+    (task,) = coordinator.admin.tasks("q")
     assert task.task_id == number
     assert re.fullmatch(r"The SQL failed: (SQLITE_ERROR: )?no such table: nowhere_at_all", task.error or "")
     assert "no such table: nowhere_at_all" in done("tasks", "q")

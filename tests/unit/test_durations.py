@@ -39,8 +39,8 @@ def test_the_same_everywhere(coordinator, tmp_path, value):
     with coordinator.batch("r", ["a"], window=value).part("a"):
         pass
     assert coordinator.batch("r", ["a"], window=value).wait(value).status == "succeeded"
-    coordinator.set_stale_after("a", value)
-    (resource,) = [one for one in coordinator.resources() if one.resource == "a"]
+    coordinator.admin.set_stale_after("a", value)
+    (resource,) = [one for one in coordinator.admin.resources() if one.resource == "a"]
     assert resource.stale_after == 3600.0
 
     async def main():

@@ -130,9 +130,9 @@ def test_session_has_every_capability():
     [
         (lambda locks: locks.queue("q"), "A queue needs work queues"),
         (lambda locks: locks.batch("r", ["a"], window=1), "A batch needs batches"),
-        (lambda locks: locks.tasks(), "needs work queues"),
-        (lambda locks: locks.history(), "needs history"),
-        (lambda locks: locks.set_stale_after("x", 1), "needs history, and what operators do"),
+        (lambda locks: locks.admin.tasks(), "needs work queues"),
+        (lambda locks: locks.admin.history(), "needs history"),
+        (lambda locks: locks.admin.set_stale_after("x", 1), "needs history, and what operators do"),
     ],
 )
 def test_missing_capability_is_refused_at_once(ask, match):
@@ -178,9 +178,9 @@ def test_stores_of_a_name_are_shared():
         with one.mutex("x"):
             assert not other.mutex("x").acquire(timeout=0)
             assert third.mutex("x").acquire(timeout=0)
-        assert [entry.resource for entry in third.entries()] == ["x"]
+        assert [entry.resource for entry in third.admin.entries()] == ["x"]
     with sqlsem.testing.memory("a") as again:
-        assert again.entries() == []
+        assert again.admin.entries() == []
 
 
 def test_memory_looks_at_many_at_once():
@@ -219,10 +219,10 @@ locks = sqlsem.testing.memory("a")
 with locks.mutex("x"):
     child = os.fork()
     if child == 0:
-        here = locks.mutex("x").acquire(timeout=5) and [entry.pid for entry in locks.entries()] == [os.getpid()]
+        here = locks.mutex("x").acquire(timeout=5) and [entry.pid for entry in locks.admin.entries()] == [os.getpid()]
         os._exit(0 if here else 1)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert [entry.pid for entry in locks.entries()] == [os.getpid()]
+    assert [entry.pid for entry in locks.admin.entries()] == [os.getpid()]
 sys.exit(code)
 """
 

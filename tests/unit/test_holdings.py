@@ -157,9 +157,9 @@ def test_grant_ended_by_commit_is_not_released_again(locks, holdings):
         grant.release()
         departure.settle.assert_called_once_with()
         assert grant.holding.depth == 1
-        assert [entry.position for entry in locks.entries("a")] == [grant.position]
+        assert [entry.position for entry in locks.admin.entries("a")] == [grant.position]
         departure.settle.return_value = False
-    assert locks.entries("a") == []
+    assert locks.admin.entries("a") == []
 
 
 def refusing(holdings, *asked, reentrant=False, timeout=None):
@@ -288,7 +288,7 @@ def test_child_does_not_release_its_parents_grants(locks):
         with mock.patch.object(os, "getpid", return_value=os.getpid() + 1), pytest.raises(sqlsem.NotHeld, match="fork"):
             grant.release()
         grant.check()
-        assert [entry.position for entry in locks.entries("a")] == [grant.position]
+        assert [entry.position for entry in locks.admin.entries("a")] == [grant.position]
 
 
 def told_of(locks, kind):
@@ -347,7 +347,7 @@ def test_rest_of_a_partly_lost_group_is_released(locks):
     with pytest.raises(sqlsem.LockLost), locks.all_of(locks.mutex("a"), locks.mutex("b")) as grant:
         grant.holding.lose("somebody took b")
     assert not any(member.knows(ticket) for ticket in grant.holding.tickets)
-    until(lambda: locks.entries("a") == locks.entries("b") == [], "the next ping removes them")
+    until(lambda: locks.admin.entries("a") == locks.admin.entries("b") == [], "the next ping removes them")
 
 
 def test_deferred_release_publishes_its_end(locks, holdings):
@@ -357,7 +357,7 @@ def test_deferred_release_publishes_its_end(locks, holdings):
     holdings.disown(lock.grant)
     until(lambda: released, "it is told")
     assert [event.resource for event in released] == ["a"]
-    until(lambda: locks.entries("a") == [], "the next ping removes it")
+    until(lambda: locks.admin.entries("a") == [], "the next ping removes it")
 
 
 def answer(result):

@@ -37,7 +37,7 @@ def test_the_block_is_left(coordinator):
         pytest.fail("it went on")
     assert ended.value.code == 143
     assert stopped == [term]
-    assert coordinator.entries("a") == []
+    assert coordinator.admin.entries("a") == []
     assert term.ending.is_set()
 
 
@@ -61,7 +61,7 @@ def test_signal_during_exit_waits_for_its_end(coordinator):
             pass
     assert ended.value.code == 143
     assert told == ["stopped"]
-    assert coordinator.entries("a") == []
+    assert coordinator.admin.entries("a") == []
 
 
 def test_second_signal_changes_nothing(coordinator):
@@ -74,7 +74,7 @@ def test_second_signal_changes_nothing(coordinator):
     with pytest.raises(SystemExit), coordinator.leader("a", on_stopped=stop):
         strike()
     assert told == ["stopped"]
-    assert coordinator.entries("a") == []
+    assert coordinator.admin.entries("a") == []
 
 
 def test_a_handler_of_the_programs_own(coordinator):

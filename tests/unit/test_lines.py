@@ -138,7 +138,7 @@ def test_waiters_without_connection_are_polled_together(pair, looks, monkeypatch
     assert number <= few, "about the twentieth part of the time for which they have stood"
     assert most >= together, "one statement for all"
     assert len(looks) <= 60
-    assert first.entries() == []
+    assert first.admin.entries() == []
 
 
 def test_ten_thousand_tasks_on_a_resource(pair, looks):
@@ -768,5 +768,5 @@ def test_struck_while_it_looks_the_others_go_on(pair, monkeypatch):
     assert sorted(outcomes, key=str) == sorted([Struck, Struck, type(None), type(None)], key=str)
     assert len(client.holdings.grants()) == 2
     assert not client.waiter_queues.waiters()
-    rows = [entry for entry in other.entries() if entry.resource.startswith("r")]
+    rows = [entry for entry in other.admin.entries() if entry.resource.startswith("r")]
     assert len(rows) == 2

@@ -169,9 +169,9 @@ def test_as_an_error_it_comes_before_anything_is_asked_for(debugging):
     with warnings.catch_warnings(), pytest.raises(LockOrderWarning):
         warnings.simplefilter("error")
         publish(debugging)
-    assert debugging.entries() == []
-    assert {hold.resource for hold in debugging.history()} == {"customer", "etl"}
-    assert len(debugging.history()) == 3  # not a fourth
+    assert debugging.admin.entries() == []
+    assert {hold.resource for hold in debugging.admin.history()} == {"customer", "etl"}
+    assert len(debugging.admin.history()) == 3  # not a fourth
 
 
 def test_tasks(debugging):

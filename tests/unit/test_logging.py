@@ -22,7 +22,7 @@ PATIENCE = 60.0
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[sqlsem.Coordinator]:
     with sqlsem.connect(f"sqlite:///{tmp_path}/queue.db") as coordinator:
-        coordinator.resources()
+        coordinator.admin.resources()
         yield coordinator
 
 
@@ -72,7 +72,7 @@ def test_attempts_to_look_are_told_in_words(
         return connect(self, purpose)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(coordinator.engine), "connect", connect_at_last)
-    coordinator.resources()
+    coordinator.admin.resources()
     assert caplog.messages == ["A look failed, trying again: nobody is there"]
 
 
@@ -96,17 +96,17 @@ with sqlsem.connect(sys.argv[1], grace=0.2) as coordinator:
         assert process.stdout is not None
         assert process.stdout.readline() == f"{number}\n"
         with pytest.raises(sqlsem.NotHeld, match="it runs"):
-            coordinator.retry_task(number)
+            coordinator.admin.retry_task(number)
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
     time.sleep(0.3)  # longer than its grace
     if what == "cancel":
-        coordinator.cancel_task(number)
-        assert coordinator.tasks("q")[0].status == "cancelled"
+        coordinator.admin.cancel_task(number)
+        assert coordinator.admin.tasks("q")[0].status == "cancelled"
     elif what == "retry":
-        coordinator.retry_task(number)
-        assert coordinator.tasks("q")[0].status == "pending"
+        coordinator.admin.retry_task(number)
+        assert coordinator.admin.tasks("q")[0].status == "pending"
     else:
         worker = sqlsem.tasks.Worker(queue, idle_exit=0)
         queue.claiming._recovered_at = float("inf")  # it has just looked, before the other one died

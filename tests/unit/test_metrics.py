@@ -168,9 +168,9 @@ def test_waiting_is_attributed_to_holders(url):
     with sqlsem.connect(url) as locks:
         exporter = Exporter(locks)
         locks.queue("q").put({"a": 1})
-        locks.set_limit("capped", 3)
-        locks.pause("stopped")
-        locks.set_priorities("ranked", "5m")
+        locks.admin.set_limit("capped", 3)
+        locks.admin.pause("stopped")
+        locks.admin.set_priorities("ranked", "5m")
         locks.rate("api", {"1m": 10, 3600: 4}, cost=3).take().adjust(5)
         with locks.mutex("load:7", note=ODD):
 
@@ -181,7 +181,7 @@ def test_waiting_is_attributed_to_holders(url):
             waiting = [threading.Thread(target=wait) for _ in range(2)]
             for thread in waiting:
                 thread.start()
-            until(lambda: len(locks.entries("load:7")) == 3, "two wait")
+            until(lambda: len(locks.admin.entries("load:7")) == 3, "two wait")
             values(exporter)
             exporter._answer = None
             found = values(exporter)
@@ -253,7 +253,7 @@ def many(url, number):
     import sqlite3
 
     with sqlsem.connect(url) as locks:
-        locks.pause("r0")
+        locks.admin.pause("r0")
         with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
             columns = [row[1] for row in connection.execute("PRAGMA table_info(sqlsem_resource)")]
             (row,) = connection.execute("SELECT * FROM sqlsem_resource").fetchall()
@@ -291,7 +291,7 @@ def test_abnormal_ends_are_exported(url):
     with sqlsem.connect(url) as locks:
         lock = locks.mutex("load:7")
         lock.acquire()
-        locks.revoke(lock.grant.position, force=True)
+        locks.admin.revoke(lock.grant.position, force=True)
         exporter = Exporter(locks, once=True)
         exporter.count_ends()
         found = values(exporter)
@@ -305,7 +305,7 @@ def test_abnormal_ends_are_counted(url):
     def revoke(locks, name):
         lock = locks.mutex(name)
         lock.acquire()
-        locks.revoke(lock.grant.position, force=True)
+        locks.admin.revoke(lock.grant.position, force=True)
 
     def look(exporter):
         exporter._answer = None
@@ -439,7 +439,7 @@ def told(tmp_path_factory):
     """All names of metrics that there are, as samples."""
     with sqlsem.connect(f"sqlite:///{tmp_path_factory.mktemp('all')}/locks.db") as locks:
         locks.queue("q").put({"a": 1})
-        locks.set_limit("etl", 3)
+        locks.admin.set_limit("etl", 3)
         collector, exporter = Collector(coordinator=locks), Exporter(locks)
         for _ in range(2):
             with locks.mutex("etl"):
@@ -514,7 +514,7 @@ def test_prometheus_takes_them(url, tmp_path):
     done = subprocess.run([PROMTOOL, "check", "rules", str(rules)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with sqlsem.connect(url) as locks:
-        locks.resources()
+        locks.admin.resources()
     text = CliRunner().invoke(main, ["--url", url, "metrics", "--once"]).output
     done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -177,7 +177,7 @@ class Planted:
         self.count = 0
         self.rng = random.Random(20261122)
         with sqlsem.connect(self.url) as coordinator:
-            coordinator.entries()
+            coordinator.admin.entries()
         with contextlib.closing(sqlite3.connect(folder / "hostile.db")) as self.db:
             self.queues = [self.word() for _ in range(3)]
             self.batches = [self.word() for _ in range(3)]

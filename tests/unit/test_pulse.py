@@ -179,7 +179,7 @@ def test_check_after_a_pause_waits_for_verification(tmp_path, monkeypatch, taken
 
         grant = locks.mutex("a").acquire() and locks.client.holdings.grants()[0]
         with member.main._lock:  # no ping comes between
-            operator.revoke(grant.position, force=taken == "removed")
+            operator.admin.revoke(grant.position, force=taken == "removed")
             monkeypatch.setattr(member, "prove", proving)
             member._proved -= 100
         lost = grant.lost
@@ -210,11 +210,11 @@ def test_revoked_row_is_dropped_despite_failed_release(tmp_path, monkeypatch):
         (ticket,) = member.tickets.values()
         session = member.main.session
         with member.main._lock:  # no ping comes between
-            operator.revoke(ticket.position)
+            operator.admin.revoke(ticket.position)
             with monkeypatch.context() as broken:
                 broken.setattr(type(session), "release", lambda *_: (_ for _ in ()).throw(Busy("locked")))
                 with pytest.raises(Busy):
                     member._compare(session, member.member_id)
             assert not member.knows(ticket)
-        until(lambda: operator.entries("a") == [], "the next ping gives it back")
-        assert operator.history("a")[0].outcome == "revoked"
+        until(lambda: operator.admin.entries("a") == [], "the next ping gives it back")
+        assert operator.admin.history("a")[0].outcome == "revoked"

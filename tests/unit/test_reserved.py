@@ -101,7 +101,7 @@ def test_sqlite_reserves_the_same_names(tmp_path):
                 connection.execute("INSERT INTO ProcessControl (resource_id, requesting_id) VALUES (?, 'me')", (name,))
         connection.execute("INSERT INTO ProcessControl (resource_id, requesting_id) VALUES ('Rate:x', 'me')")
         connection.close()
-        assert [entry.resource for entry in coordinator.entries()] == ["Rate:x", "free"]
+        assert [entry.resource for entry in coordinator.admin.entries()] == ["Rate:x", "free"]
         with coordinator.once("x", "1h") as run:
             assert run is not None
 

@@ -276,7 +276,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     url = f"sqlite:///{tmp_path}/queue.db"
     monkeypatch.setenv("SQLSEM_URL", url)
     with sqlsem.connect(url) as coordinator:
-        coordinator.resources()  # the tables are there
+        coordinator.admin.resources()  # the tables are there
     return url
 
 

@@ -394,14 +394,14 @@ def pins(bench: Bench, notes: Notes) -> None:
     """Revoke what an open transaction has asserted: it waits, and nobody else does."""
     session, looking, other = bench.session(), bench.session(), bench.session()
     operator = bench.coordinator(grace=10)
-    operator.reap()  # connects
+    operator.admin.reap()  # connects
     other.acquire(bench.name())
     resource = bench.name()
     position = session.acquire(resource).position
     assert position is not None
     with session.transaction():
         session.rows("assert_holding", resource, position)
-        revoking = later(lambda: operator.revoke(position, force=True))
+        revoking = later(lambda: operator.admin.revoke(position, force=True))
         began = time.monotonic()
         free = bench.name()
         code = other.acquire(free).code
@@ -416,6 +416,6 @@ def pins(bench: Bench, notes: Notes) -> None:
     with contextlib.suppress(Unavailable):  # it gave up in time
         revoking.result(PATIENCE)
     if looking.rows("positions", resource):
-        operator.revoke(position, force=True)
+        operator.admin.revoke(position, force=True)
     bench.until(lambda: not looking.rows("positions", resource), "the end of a row that was revoked", PATIENCE)
     notes.note(f"revoked after the commit; somebody else's pair took {took * 1000:.0f} ms meanwhile")

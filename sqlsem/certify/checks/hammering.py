@@ -254,9 +254,9 @@ def _storm_of_library(coordinator: Coordinator, names: list[str], over: threadin
         name = random.choice(names)
         try:
             if random.random() < 0.3:
-                for entry in coordinator.entries(name)[:1]:
-                    coordinator.revoke(entry.position, force=True)
-                coordinator.reap()
+                for entry in coordinator.admin.entries(name)[:1]:
+                    coordinator.admin.revoke(entry.position, force=True)
+                coordinator.admin.reap()
             lock = coordinator.mutex(name)
             if lock.acquire(timeout=0.2):
                 lock.release()

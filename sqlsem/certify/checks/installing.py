@@ -84,7 +84,7 @@ def _locks(bench: Bench, coordinator: Coordinator) -> None:
         with other.adopt(token):
             pass
     ranked = name()
-    coordinator.set_priorities(ranked)
+    coordinator.admin.set_priorities(ranked)
     with coordinator.mutex(ranked, priority=5):
         pass
     with coordinator.rate(name(), 10, "1m"):
@@ -98,24 +98,24 @@ def _locks(bench: Bench, coordinator: Coordinator) -> None:
 
 def _operators(bench: Bench, coordinator: Coordinator) -> None:
     name = bench.name()
-    coordinator.set_limit(name, 2)
-    coordinator.set_stale_after(name, 60)
-    coordinator.set_rate(name, 10, "1m")
-    coordinator.reset_rate(name)
-    coordinator.pause(name)
-    coordinator.resume(name)
+    coordinator.admin.set_limit(name, 2)
+    coordinator.admin.set_stale_after(name, 60)
+    coordinator.admin.set_rate(name, 10, "1m")
+    coordinator.admin.reset_rate(name)
+    coordinator.admin.pause(name)
+    coordinator.admin.resume(name)
     lock = coordinator.limit(name)
     lock.acquire(timeout=PATIENCE)
-    coordinator.revoke(lock.grant.position, force=True)
+    coordinator.admin.revoke(lock.grant.position, force=True)
     with contextlib.suppress(Exception):  # it is lost, which the next heartbeat tells
         lock.release()
-    coordinator.reap()
-    coordinator.overview()
-    coordinator.entries()
-    coordinator.resources()
-    coordinator.history()
-    coordinator.operations()
-    coordinator.rates()
+    coordinator.admin.reap()
+    coordinator.admin.overview()
+    coordinator.admin.entries()
+    coordinator.admin.resources()
+    coordinator.admin.history()
+    coordinator.admin.operations()
+    coordinator.admin.rates()
 
 
 def _tasks(bench: Bench, coordinator: Coordinator) -> None:
@@ -130,13 +130,13 @@ def _tasks(bench: Bench, coordinator: Coordinator) -> None:
         with task:
             pass
     queue.schedule("0 2 * * *", {"a": 3}, name=name)
-    coordinator.schedules(name)
-    coordinator.remove_schedule(name)
-    coordinator.queues()
-    coordinator.queue_limits()
-    coordinator.tasks()
-    coordinator.attempts(first)
-    coordinator.cancel_task(queue.put({"a": 4}))
+    coordinator.admin.schedules(name)
+    coordinator.admin.remove_schedule(name)
+    coordinator.admin.queues()
+    coordinator.admin.queue_limits()
+    coordinator.admin.tasks()
+    coordinator.admin.attempts(first)
+    coordinator.admin.cancel_task(queue.put({"a": 4}))
     batch = coordinator.batch(bench.name("batch"), ["a", "b"], window="1h")
     for part in ("a", "b"):
         with batch.part(part):

@@ -109,7 +109,7 @@ def beside_waiters(bench: Bench, notes: Notes) -> None:
         other.release()
 
     pairs = milliseconds(pair)
-    coordinator.revoke_members(member=coordinator.client.member.member_id, force=True)
+    coordinator.admin.revoke_members(member=coordinator.client.member.member_id, force=True)
     bench.close_opened()
     for call in waiting:
         with contextlib.suppress(Exception):  # they were cut off

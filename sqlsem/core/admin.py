@@ -1,4 +1,7 @@
-"""What people see and operators do; a coordinator has these calls."""
+"""The calls of operators (`sqlsem.Admin`): read all queues, tasks and members, and change what others own.
+
+It needs no membership: each call opens a connection, and closes it. The database checks the role of the login.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ from sqlsem.model import (
 from sqlsem.model_rates import RateEntry, RateRequest, Windows, windows_of
 from sqlsem.names import RATE_PREFIX
 
-__all__ = ["Operators"]
+__all__ = ["BaseAdmin"]
 
 T = TypeVar("T")
 
@@ -51,8 +54,8 @@ T = TypeVar("T")
 RUNS = 1
 
 
-class Views:
-    """What needs no membership and changes nothing."""
+class AdminViews:
+    """The calls that only read. They need no membership."""
 
     def __init__(self, client: DatabaseClient) -> None:
         #: For the package; programs have no use for it.
@@ -67,7 +70,7 @@ class Views:
         """All that is there at one instant: queues, members, work queues, open batches, and how long locks were held of
         late. Raises `Unavailable` when the database is out of reach.
 
-        >>> coordinator.overview().members[0].host  # doctest: +SKIP
+        >>> coordinator.admin.overview().members[0].host  # doctest: +SKIP
         'etl1'
         """
         return self.client.with_connection(lambda session: session.overview(), AdminSession)
@@ -76,7 +79,7 @@ class Views:
         """Return the locks inside the database that a session keeps for longer than a call needs them: whose session it
         is, what waits for it, and the statement that ends it. Of one resource, or all; only PostgreSQL tells.
 
-        >>> for kept in coordinator.kept_locks("etl"):  # doctest: +SKIP
+        >>> for kept in coordinator.admin.kept_locks("etl"):  # doctest: +SKIP
         ...     print(kept.words, kept.remedy)
         """
         check_some("The resource name", resource)
@@ -133,7 +136,7 @@ class Views:
                 ``"key_rate"`` or ``"weight"``.
             who: Of this login, host, ``host:pid`` or program.
 
-        >>> coordinator.operations("etl", action="pause")[0].login  # doctest: +SKIP
+        >>> coordinator.admin.operations("etl", action="pause")[0].login  # doctest: +SKIP
         'anna'
         """
         check_some("The name", name)
@@ -142,8 +145,8 @@ class Views:
         return self.client.with_connection(lambda session: session.operations(name, most, **wanted), AdminSession)
 
 
-class Operators(Views):
-    """Everything that needs no membership: looking, and changing what others have."""
+class BaseAdmin(AdminViews):
+    """`sqlsem.Admin` without its calls on schedules, which know the package of tasks."""
 
     def rates(self, name: str | None = None) -> list[RateEntry]:
         """Every window of one rate or all, and how much of it is used just now."""
@@ -160,7 +163,7 @@ class Operators(Views):
             limit: As of `sqlsem.rate`, also several windows; None lifts the limit of the window ``per``.
             per: The window.
 
-        >>> coordinator.set_rate("api", 100, per="1m")  # doctest: +SKIP
+        >>> coordinator.admin.set_rate("api", 100, per="1m")  # doctest: +SKIP
         """
         resource = RateRequest(name, ()).resource
         if limit is None:
@@ -194,7 +197,7 @@ class Operators(Views):
         Raises:
             ConfigurationError: It would be lifted while requests count on it that declare none.
 
-        >>> coordinator.set_limit("tenant:*", 4)  # doctest: +SKIP
+        >>> coordinator.admin.set_limit("tenant:*", 4)  # doctest: +SKIP
         """
         name = check_name("The resource name", resource)
         if limit is not None:
@@ -221,7 +224,7 @@ class Operators(Views):
                 only by those that come less than (difference in priority) times this after it, so that nobody starves.
                 None ends it: those who wait by priority then get `ConfigurationError`.
 
-        >>> coordinator.set_priorities("etl", "5m")  # doctest: +SKIP
+        >>> coordinator.admin.set_priorities("etl", "5m")  # doctest: +SKIP
         """
         name, value = check_name("The resource name", resource), None
         if ageing is not None:
@@ -287,7 +290,7 @@ class Operators(Views):
         Returns how many triggers were made, those of partitions included; 0 where they were there already. Raises
         `ConfigurationError`: no such table, it is guarded by another resource, this login may not.
 
-        >>> coordinator.guard_table("public.ledger", "ledger")  # doctest: +SKIP
+        >>> coordinator.admin.guard_table("public.ledger", "ledger")  # doctest: +SKIP
         1
         """
         name = check_name("The resource name", resource)
@@ -317,7 +320,7 @@ class Operators(Views):
 
         Reads all tasks that are kept (``history_days``). Raises `Unavailable` when the database is out of reach.
 
-        >>> [(one.queue, one.pending) for one in coordinator.queues()]  # doctest: +SKIP
+        >>> [(one.queue, one.pending) for one in coordinator.admin.queues()]  # doctest: +SKIP
         """
         check_some("The queue's name", queue)
         return self.client.with_connection(lambda session: session.queue_counts(queue), TaskSession)
@@ -333,7 +336,7 @@ class Operators(Views):
         """Which work queues, and which keys of them, wait for their rate, as far as a worker has found that used up; of
         one queue or all; see `Queue.set_rate`.
 
-        >>> [(one.task_key, one.seconds) for one in coordinator.queue_waits("mails")]  # doctest: +SKIP
+        >>> [(one.task_key, one.seconds) for one in coordinator.admin.queue_waits("mails")]  # doctest: +SKIP
         """
         check_some("The queue's name", queue)
         return self.client.with_connection(lambda session: session.queue_waits(queue), QueueLimitSession)
@@ -382,7 +385,7 @@ class Operators(Views):
 
         Raises `NotHeld` when there is no such task, or it has ended.
 
-        >>> coordinator.cancel_task(17)  # doctest: +SKIP
+        >>> coordinator.admin.cancel_task(17)  # doctest: +SKIP
         """
         check_id("The task's number", task_id)
         code = self.client.with_connection(lambda session: session.cancel_task(task_id), TaskSession)

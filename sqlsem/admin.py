@@ -1,0 +1,55 @@
+"""The API of operators: read all queues, tasks and members of a database, and change what others own."""
+
+from __future__ import annotations
+
+from sqlsem import tasks
+from sqlsem.core.admin import BaseAdmin
+from sqlsem.engines.protocol import Session
+from sqlsem.engines.schedules import ScheduleSession
+from sqlsem.errors import NotHeld
+from sqlsem.model import Schedule, check_name, check_some
+
+__all__ = ["Admin"]
+
+
+class Admin(BaseAdmin):
+    """What operators see and change in one database: `sqlsem.Coordinator.admin`.
+
+    No call joins the database as a member, so that operators can work where locks cannot. The database checks the role
+    of the login: readers may look, operators may change.
+
+    >>> with sqlsem.connect("postgresql://ops@db/dwh") as coordinator:  # doctest: +SKIP
+    ...     coordinator.admin.pause("etl")
+    """
+
+    def schedules(self, queue: str | None = None) -> list[Schedule]:
+        """The schedules of one queue or all, by name; see `Queue.schedule`."""
+        check_some("The queue's name", queue)
+        return self.client.with_connection(lambda session: session.list_schedules(None, queue), ScheduleSession)
+
+    def pause_schedule(self, name: str) -> None:
+        """Put nothing of a schedule until `resume_schedule`. Raises `NotHeld` when there is none."""
+        self._set_schedule(name, "pause")
+
+    def resume_schedule(self, name: str) -> None:
+        """Undo `pause_schedule`; the times that were due meanwhile are left out. Errors as there."""
+        self._set_schedule(name, "resume")
+
+    def remove_schedule(self, name: str) -> None:
+        """Remove a schedule; tasks that it has put stay. Errors as for `pause_schedule`."""
+        self._set_schedule(name, "remove")
+
+    def _set_schedule(self, name: str, what: str) -> None:
+        check_name("The schedule's name", name)
+
+        def change(session: Session) -> bool:
+            due = None
+            if what == "resume":
+                found = session.list_schedules(name, None)
+                if not found:
+                    return False
+                due = tasks.next_due(found[0].cron, found[0].time_zone, found[0].taken_at)
+            return session.set_schedule(name, what, due)
+
+        if not self.client.with_connection(change, ScheduleSession):
+            raise NotHeld(f"There is no schedule {name!r} that you may {what}; see: sqlsem schedules")
