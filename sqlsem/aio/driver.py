@@ -32,7 +32,7 @@ from sqlsem.core.holdings import BaseGrant
 from sqlsem.core.main_connection import unavailable
 from sqlsem.core.permits import Permit
 from sqlsem.core.threads import voice
-from sqlsem.core.wait_pool import MOST_IDLE_SESSIONS
+from sqlsem.core.wait_pool import MAX_IDLE_CONNECTIONS
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import monotonic
@@ -163,7 +163,7 @@ class Driver:
         self._operations: set[Operation[Any]] = set()
         self.idle: list[AsyncSession] = []
         # (Kept here, too: after a fork what the child finds of its parent's loop must not touch the child's own.)
-        self._places = client.event_loops.places
+        self._permits = client.event_loops.permits
         self._turnstile = _Turnstile(loop)
         self._ended = False
         self._keeper: AsyncIterator[None] | None = None
@@ -290,7 +290,7 @@ class Driver:
 
     async def _wait_in_thread(self, effect: WaitFor) -> Any:
         place = Permit()  # which the job keeps, until it ends or is dropped
-        if not self._places.take(place):
+        if not self._permits.acquire(place):
             return NO_CONNECTION
 
         def wait(effect: WaitFor, place: Permit = place) -> Any:
@@ -298,7 +298,7 @@ class Driver:
 
         job = self.client.event_loops.submit("waits", wait, effect)
         try:
-            job.add_done_callback(lambda _: self._places.give_back(place))
+            job.add_done_callback(lambda _: self._permits.release(place))
             await self._end_of(job)
         except BaseException:
             job.cancel()
@@ -310,18 +310,18 @@ class Driver:
         client = self.client
         place, session = Permit(), None
         try:
-            if not self._places.take(place):
+            if not self._permits.acquire(place):
                 return NO_CONNECTION
             session = self.idle.pop() if self.idle else None
             if session is None:
                 session = await client.engine.connect_async("wait")
-            with client.wait_pool.awaiting(session, effect.timeout):
+            with client.wait_pool.expecting_answer(session, effect.timeout):
                 wait = session.upgrade if effect.upgrade else session.wait
                 return await wait(effect.ticket, effect.timeout)
         finally:
-            self._places.give_back(place)
+            self._permits.release(place)
             if session is not None:
-                room = len(self.idle) < MOST_IDLE_SESSIONS and not self._ended and not client.closed
+                room = len(self.idle) < MAX_IDLE_CONNECTIONS and not self._ended and not client.closed
                 if room and session.usable:
                     self.idle.append(session)
                 else:

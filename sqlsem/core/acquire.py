@@ -176,7 +176,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             return
         if self._suspected is not False:  # (None if an interrupt came before the answer)
             self.client.deadlock_monitor.remove(self.tickets)
-        self.client.waiter_queues.leave(self.waiters.values())
+        self.client.waiter_queues.remove(self.waiters.values())
 
     def choose_as_victim(self, deadlock: deadlocks.Found) -> None:
         """Have this request raise `Deadlock`. Called by another thread."""
@@ -239,7 +239,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             self.tickets = tickets or []
             member.add(self.tickets)
             for ticket in self.tickets:
-                self.client.waiter_queues.spare(ticket.resource, session, member_id)
+                self.client.waiter_queues.drop_wakeup_locks(ticket.resource, session, member_id)
             if self.rolled_back:
                 self.forget_rows()
             return tickets is not None
@@ -287,7 +287,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         if waiter is None:
             (request,) = (request for request in self.requests if request.resource == ticket.resource)
             waiter = self.waiters[ticket.position] = Waiter(ticket, request, self.new_event())
-            lines.enter(waiter)
+            lines.add(waiter)
             self.client.contention_monitor.came(ticket.resource, ticket.position)
             if self.client.event_bus.wants("waiting", logging.INFO):
                 yield from self._tell_waiting(waiter)
@@ -295,46 +295,50 @@ class Acquisition(WaitingOperation, Generic[G]):
             return None  # lost while we waited
         if self._suspected is None:
             self._suspected = self.client.deadlock_monitor.add(self, self.tickets, self.caller.number)
-        place = lines.place(waiter)
+        place = lines.state(waiter)
         if place is WaiterState.ANSWERED:
             self.checked(waiter.answer)
         elif self.deadlock is not None:
-            lines.settle(waiter, (yield from self.poll_or_give_up(waiter)))
-        elif place is WaiterState.KEPT_OUT:
+            lines.set_answer(waiter, (yield from self.poll_or_give_up(waiter)))
+        elif place is WaiterState.BLOCKED_LOCALLY:
             yield Sleep(waiter, self.remaining(KEPT_OUT_SECONDS))
-        elif place is WaiterState.FIRST and lines.stay(waiter, self.client.holdings.ahead_of(ticket)):
+        elif place is WaiterState.HEAD and lines.should_wait_locally(waiter, self.client.holdings.ahead_of(ticket)):
             yield Sleep(waiter, self.remaining())
-        elif place is not WaiterState.FIRST or lines.leads(waiter) or not (yield from self._wait_in_session(waiter)):
+        elif (
+            place is not WaiterState.HEAD
+            or lines.is_poll_leader(waiter)
+            or not (yield from self._wait_in_session(waiter))
+        ):
             yield from self._stand(waiter, place)
         return waiter.answer
 
     def _wait_in_session(self, waiter: Waiter) -> Effects[bool]:
         """Wait on a connection of the pool. Return False if none was free."""
         lines = self.client.waiter_queues
-        lines.sit(waiter)
+        lines.mark_blocking(waiter)
         timeout = self.remaining()
         answer = yield from self.wait(waiter, min(timeout, SUSPECT_SLICE_SECONDS) if self._suspected else timeout)
         if answer is NO_CONNECTION:
             return False
         if answer is not False:
-            lines.settle(waiter, answer)
+            lines.set_answer(waiter, answer)
         return True
 
     def _stand(self, waiter: Waiter, place: WaiterState) -> Effects[None]:
         """Sleep until the next poll is due, then poll for all due waiters unless another thread has done so."""
         lines, last = self.client.waiter_queues, False
-        if place is not WaiterState.LET_IN_TOO:
-            pause = lines.stand(waiter)
+        if place is not WaiterState.SHARED_WAKEUP:
+            pause = lines.poll_delay(waiter)
             left = self.remaining(pause)
             last = left < pause
             if left > 0:
                 yield Sleep(waiter, left)
-        chosen = lines.begin_look(waiter, last)
+        chosen = lines.begin_poll(waiter, last)
         if chosen:
             try:
-                yield Call("wait", lines.looking(chosen), self.retry_timeout)
+                yield Call("wait", lines.poll_call(chosen), self.retry_timeout)
             finally:
-                lines.end_look()
+                lines.end_poll()
 
     def _require_rows(self, holding: Holding) -> Effects[None]:
         """Check that the rows still exist: the main connection may have been lost during the wait."""
@@ -371,7 +375,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         ahead.
         """
         client, ticket = self.client, waiter.ticket
-        behind = client.waiter_queues.behind(waiter) or client.holdings.behind(waiter.request, ticket.position)
+        behind = client.waiter_queues.blocker_of(waiter) or client.holdings.behind(waiter.request, ticket.position)
         if behind is None:
             try:
                 entries = yield Call("look", lambda session, _: session.entries(ticket.resource), 0.0)

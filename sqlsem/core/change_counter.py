@@ -1,4 +1,4 @@
-"""What wakes those in this process who wait for work."""
+"""A counter of changes that threads can wait on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ChangeCounter"]
 
 
 class ChangeCounter:
-    """Counts the changes that this process has made to its queues, for those who wait for one."""
+    """Counts the changes that this process makes to its work queues, and wakes the threads that wait for a change."""
 
     def __init__(self, closing: threading.Event) -> None:
         self._closing = closing
@@ -16,16 +16,16 @@ class ChangeCounter:
         self._version = 0
 
     def version(self) -> int:
-        """Grows with each change. Read it before you look, and pass it to `wait_changed`."""
+        """Return the number of changes. Read it before you read the queue, and pass it to `wait_changed`."""
         return self._version
 
     def notify(self) -> None:
-        """Something has changed."""
+        """Count a change, and wake all waiting threads."""
         with self._changed:
             self._version += 1
             self._changed.notify_all()
 
     def wait_changed(self, version: int, timeout: float) -> None:
-        """Wait, for so many seconds at most, until there is another version than this."""
+        """Wait until the version differs from this one, for ``timeout`` seconds at most."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != version or self._closing.is_set(), timeout)

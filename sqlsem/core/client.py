@@ -76,7 +76,7 @@ class DatabaseClient:
         looks: What was seen of queues a moment ago, and when (see `sqlsem.core.timeout_details`).
         lines: Who of it waits.
         turns: Who of it waits by priority.
-        waiting_room: The sessions to wait in.
+        wait_pool: The sessions to wait in.
         watch: Looks for deadlocks.
         minder: Learns what is asked of its tasks.
         wanted: Looks for those who wait behind what is held here.
@@ -151,7 +151,7 @@ class DatabaseClient:
         if isinstance(effect, Call):
             return member.main.call(effect.what, effect.call, effect.retry_timeout, sign=effect.sign)
         if isinstance(effect, WaitFor):
-            with self.wait_pool.session(effect.timeout) as session:
+            with self.wait_pool.connection(effect.timeout) as session:
                 if session is None:
                     return NO_CONNECTION
                 wait = session.upgrade if effect.upgrade else session.wait
@@ -248,13 +248,13 @@ class DatabaseClient:
         """A number was given back: the next one of ours may have it. (Told by the thread that did it: a task would only
         hear of it a moment later.)
         """
-        self.priority_waiters.nudge(ticket.resource)
-        self.waiter_queues.hand_over(ticket.resource, session, member_id)
+        self.priority_waiters.notify(ticket.resource)
+        self.waiter_queues.grant_next_local(ticket.resource, session, member_id)
 
     def notify_waiters(self, resource: str) -> None:
         """Something left this resource: looking may pay for those of ours who wait there."""
-        self.priority_waiters.nudge(resource)
-        self.waiter_queues.nudge(resource)
+        self.priority_waiters.notify(resource)
+        self.waiter_queues.notify(resource)
 
     def interrupt_overdue(self) -> None:
         """End waits whose answer is overdue."""
@@ -263,7 +263,7 @@ class DatabaseClient:
     def clean_up(self) -> None:
         """Give up what belonged to event loops that are closed; and nobody shall wait who was not told to go."""
         self.event_loops.tidy()
-        self.waiter_queues.tend()
+        self.waiter_queues.wake_missed()
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class DatabaseClient:
         self.member.closing.set()
         self.waiter_queues.wake(None)
         self.priority_waiters.wake(None)
-        self.wait_pool.dismiss()
+        self.wait_pool.interrupt_all()
         self.notifications.close()
         self.cancellation_monitor.close()
         callbacks = self.mark_lost(self._held_by_others(by), CLOSED)  # before anybody else can be granted
@@ -302,7 +302,7 @@ class DatabaseClient:
         self.mark_lost(None, CLOSED)
         self.loss_log_pool.close(TELL_SECONDS)
         self.callback_pool.close(TELL_SECONDS)
-        self.wait_pool.close()
+        self.wait_pool.close_idle()
         self.event_loops.close()
         _processes.discard(self)
 
@@ -371,11 +371,11 @@ def _dropped(
 
     def close() -> None:
         member.closing.set()
-        room.dismiss()
+        room.interrupt_all()
         news.close()
         minder.close()
         member.close()
-        room.close()
+        room.close_idle()
         for pool in (*pools, *more_pools.values()):
             pool.close()
 

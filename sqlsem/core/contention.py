@@ -55,8 +55,8 @@ class ContentionMonitor(Monitor):
     every = 1.0
     what = "those who wait behind this process"
 
-    def __init__(self, member: Membership, waiting_room: WaitConnectionPool) -> None:
-        super().__init__(member, waiting_room)
+    def __init__(self, member: Membership, wait_pool: WaitConnectionPool) -> None:
+        super().__init__(member, wait_pool)
         self._watched: list[_Watched] = []
 
     def add(self, holding: Holding, is_set: Callable[[], bool], set_: Callable[[], object]) -> None:

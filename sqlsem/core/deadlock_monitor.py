@@ -36,9 +36,9 @@ class DeadlockMonitor(Monitor):
     what = "deadlocks"
 
     def __init__(
-        self, member: Membership, holdings: Holdings, waiting_room: WaitConnectionPool, above: nesting.Above
+        self, member: Membership, holdings: Holdings, wait_pool: WaitConnectionPool, above: nesting.Above
     ) -> None:
-        super().__init__(member, waiting_room)
+        super().__init__(member, wait_pool)
         self._holdings = holdings
         self._above = above
         self._suspects: dict[int, DeadlockCandidate] = {}  # by the positions that it waits at

@@ -39,7 +39,7 @@ class EventLoops:
     def __init__(self, member: Membership) -> None:
         self._member = member
         self.drivers: dict[Any, LoopDriver] = {}
-        self.places = PermitPool(member.engine.async_sessions)  # to wait in the database
+        self.permits = PermitPool(member.engine.async_sessions)  # to wait in the database
         self.pools: dict[str, Pool] = {}
 
     def submit(self, pool: str, call: Callable[..., T], *arguments: Any) -> Future[T]:

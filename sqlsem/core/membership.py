@@ -483,11 +483,11 @@ class Membership:
         self.urge()
         doubting = Permit()
         try:
-            self._doubting.take(doubting)
+            self._doubting.acquire(doubting)
             with self._proofs:
                 self._proofs.wait_for(lambda: self._proved >= asked or self.closing.is_set(), seconds)
         finally:
-            self._doubting.give_back(doubting)
+            self._doubting.release(doubting)
         if self._proved < asked and not self.closing.is_set() and (self.trust or believe):
             self._give_up("the thread that asks for it does not go on" if believe else "")
 

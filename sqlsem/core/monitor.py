@@ -32,9 +32,9 @@ class Monitor(abc.ABC):
     every: ClassVar[float]
     what: ClassVar[str]
 
-    def __init__(self, member: Membership, waiting_room: WaitConnectionPool) -> None:
+    def __init__(self, member: Membership, wait_pool: WaitConnectionPool) -> None:
         self.member = member
-        self.waiting_room = waiting_room
+        self.wait_pool = wait_pool
         self.state_lock = member.state_lock
         self.thread = SupervisedThread(self.name, self.run, member.closing)
         self._session: Session | None = None
@@ -67,10 +67,10 @@ class Monitor(abc.ABC):
                     break
             try:
                 if self._session is None:
-                    self._session = self.waiting_room.idle_session()
+                    self._session = self.wait_pool.take_idle()
                 if self._session is None:
                     self._session = self.member.engine.connect("wait")
-                with self.waiting_room.awaiting(self._session, ANSWER_SECONDS):
+                with self.wait_pool.expecting_answer(self._session, ANSWER_SECONDS):
                     self.look(self._session)
             except Exception as exc:
                 if not self.member.closing.is_set():
@@ -80,7 +80,7 @@ class Monitor(abc.ABC):
                 if session is not None:
                     session.close()
         if session is not None:
-            self.waiting_room.keep(session)
+            self.wait_pool.put_idle(session)
 
     def close(self) -> None:
         """Wait for the thread, which ends by itself."""

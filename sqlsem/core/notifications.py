@@ -43,7 +43,7 @@ class NotificationListener:
         """Somebody waits meanwhile."""
         place = Permit()
         try:
-            self._waiting.take(place)
+            self._waiting.acquire(place)
             if not self._silent and not self._closing.is_set():
                 try:
                     self._thread.begin()
@@ -51,7 +51,7 @@ class NotificationListener:
                     log.warning("Nobody listens for tasks that others put, which is tried again: %s", exc)
             yield
         finally:
-            self._waiting.give_back(place)
+            self._waiting.release(place)
 
     def sessions(self) -> list[Session]:
         """Its connection, if it has one."""

@@ -1,8 +1,8 @@
-"""Counting who is there, so that nobody is counted for longer, wherever an interrupt strikes.
+"""A pool of permits, as a semaphore has, whose count is right wherever an interrupt strikes.
 
-A number that is raised before a ``try`` and lowered in its ``finally`` is wrong for ever when a signal handler raises
-in between. So each one who is counted has a token of its own, which is known here for as long as it lives, and may be
-given back any number of times.
+A counter that is raised before a ``try`` and lowered in its ``finally`` stays wrong if a signal handler raises in
+between. Here each user has a permit object. The pool knows it weakly, so a permit that is dropped is free again, and a
+permit may be released any number of times.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ __all__ = ["Permit", "PermitPool"]
 
 
 class Permit:
-    """What somebody holds who is counted. Made before the ``try`` whose ``finally`` gives it back."""
+    """A user's claim to be counted. Make it before the ``try`` whose ``finally`` releases it."""
 
     __slots__ = ("__weakref__",)
 
 
 class PermitPool:
-    """So many, or any number: who has a token here has one of them."""
+    """A pool of ``size`` permits, or of any number."""
 
-    def __init__(self, most: float = math.inf) -> None:
-        self.most = most
+    def __init__(self, size: float = math.inf) -> None:
+        self.size = size
         self._lock = threading.Lock()
-        self._taken: weakref.WeakSet[Permit] = weakref.WeakSet()
+        self._acquired: weakref.WeakSet[Permit] = weakref.WeakSet()
 
     def __len__(self) -> int:
-        """How many are taken."""
-        return len(self._taken)
+        """Return how many permits are acquired."""
+        return len(self._acquired)
 
-    def take(self, token: Permit) -> bool:
-        """Whether there was one; it is free again after `give_back`, or when nobody has the token any more."""
+    def acquire(self, permit: Permit) -> bool:
+        """Return True if a permit was free. It is free again after `release`, or when the object is dropped."""
         with self._lock:
-            room = len(self._taken) < self.most
-            if room:
-                self._taken.add(token)
-            return room
+            is_free = len(self._acquired) < self.size
+            if is_free:
+                self._acquired.add(permit)
+            return is_free
 
-    def give_back(self, token: Permit) -> None:
-        """It is free again. May be repeated, and be called by who never had one."""
-        self._taken.discard(token)
+    def release(self, permit: Permit) -> None:
+        """Free a permit. Idempotent; a permit that was never acquired is ignored."""
+        self._acquired.discard(permit)

@@ -1,8 +1,8 @@
-"""Who of this process waits in lines of priority: who tells whom when looking may pay. No I/O.
+"""The waiters of this process in priority queues, and which of them notifies which. No I/O.
 
-Whose turn it is the database decides, at each look (`sqlsem.engines.priorities`). So a look at the wrong time costs
-a call and nothing else. One who waits right behind another one of this process is told when that has left; the others
-look from time to time, and are told of what this process gives back.
+The database decides at each poll which waiter is granted (`sqlsem.engines.priorities`), so a poll at the wrong time
+costs a call and nothing else. A waiter right behind another one of this process is notified when that one leaves. The
+others poll from time to time, and are notified of what this process releases.
 """
 
 from __future__ import annotations
@@ -16,71 +16,75 @@ __all__ = ["PriorityWaiters"]
 
 
 class PriorityWaiters:
-    """Those of this process who wait in lines of priority, by resource and place."""
+    """The waiters of this process in priority queues, by resource and position."""
 
     def __init__(self, state_lock: threading.Lock) -> None:
         self._state_lock = state_lock
-        self._lines: dict[str, dict[int, Waiter]] = {}
-        self._behind: dict[Waiter, int] = {}  # another one of ours, which is there still
+        self._queues: dict[str, dict[int, Waiter]] = {}
+        self._behind: dict[Waiter, int] = {}  # the position of the waiter of ours right ahead, if there still is one
 
-    def enter(self, waiter: Waiter) -> None:
-        """Somebody begins to wait."""
+    def add(self, waiter: Waiter) -> None:
+        """Put a waiter into the queue of its resource."""
         with self._state_lock:
-            self._lines.setdefault(waiter.request.resource, {})[waiter.position] = waiter
+            self._queues.setdefault(waiter.request.resource, {})[waiter.position] = waiter
 
-    def leave(self, waiter: Waiter) -> None:
-        """It waits no more; those right behind it are told. May be repeated."""
+    def remove(self, waiter: Waiter) -> None:
+        """Take a waiter out, and wake the waiters right behind it. Idempotent."""
         with self._state_lock:
-            line = self._lines.get(waiter.request.resource, {})
-            line.pop(waiter.position, None)
+            queue = self._queues.get(waiter.request.resource, {})
+            queue.pop(waiter.position, None)
             self._behind.pop(waiter, None)
-            woken = [one for one in line.values() if self._behind.get(one) == waiter.position]
-            for one in woken:
-                del self._behind[one]
-            if not line:
-                self._lines.pop(waiter.request.resource, None)
+            woken = [other for other in queue.values() if self._behind.get(other) == waiter.position]
+            for other in woken:
+                del self._behind[other]
+            if not queue:
+                self._queues.pop(waiter.request.resource, None)
         _wake(woken)
 
-    def stands_behind(self, waiter: Waiter, position: int | None) -> bool:
-        """Whether who waits right before it is one of ours, who will tell it. That one looks again where it stood
-        behind this one: an operator has changed the ageing, and so the order.
+    def is_behind_local(self, waiter: Waiter, position: int | None) -> bool:
+        """Return True if the waiter just ahead, at ``position``, is ours and will notify this one.
+
+        If the two were in the opposite order before (an operator has changed the ageing), the other one polls again.
         """
         with self._state_lock:
             self._behind.pop(waiter, None)
-            before = None if position is None else self._lines.get(waiter.request.resource, {}).get(position)
-            if before is None or position is None:
+            ahead = None if position is None else self._queues.get(waiter.request.resource, {}).get(position)
+            if ahead is None or position is None:
                 return False
             self._behind[waiter] = position
-            turned_round = self._stands_behind(before, waiter)
-            if turned_round:
-                del self._behind[before]
-        if turned_round:
-            before.event.set()
+            reversed_ = self._is_behind(ahead, waiter)
+            if reversed_:
+                del self._behind[ahead]
+        if reversed_:
+            ahead.event.set()
         return True
 
-    def _stands_behind(self, one: Waiter | None, other: Waiter) -> bool:
-        """With the lock: directly or not. (Nobody stands behind himself: who closes such a ring breaks it.)"""
-        line = self._lines.get(other.request.resource, {})
-        while one is not None and one is not other:
-            one = line.get(self._behind.get(one, 0))
-        return one is other
+    def _is_behind(self, waiter: Waiter | None, other: Waiter) -> bool:
+        """Return True if the waiter is directly or indirectly behind the other. Called with the lock held. (There are
+        no cycles: the call that would close one breaks it.)
+        """
+        queue = self._queues.get(other.request.resource, {})
+        while waiter is not None and waiter is not other:
+            waiter = queue.get(self._behind.get(waiter, 0))
+        return waiter is other
 
-    def nudge(self, resource: str) -> None:
-        """Something left this resource."""
-        if resource not in self._lines:
+    def notify(self, resource: str) -> None:
+        """Wake the waiters of a resource that no other waiter will notify: a row of it was removed."""
+        if resource not in self._queues:
             return
         with self._state_lock:
-            woken = [one for one in self._lines.get(resource, {}).values() if one not in self._behind]
+            queue = self._queues.get(resource, {})
+            woken = [waiter for waiter in queue.values() if waiter not in self._behind]
         _wake(woken)
 
     def wake(self, positions: Collection[int] | None) -> None:
-        """Something happened to these places (None: to all)."""
+        """Wake the waiters at these positions (None: all)."""
         _wake(waiter for waiter in self.waiters() if positions is None or waiter.position in positions)
 
     def waiters(self) -> list[Waiter]:
-        """All of them."""
+        """Return all waiters."""
         with self._state_lock:
-            return [one for line in self._lines.values() for one in line.values()]
+            return [waiter for queue in self._queues.values() for waiter in queue.values()]
 
 
 def _wake(waiters: Iterable[Waiter]) -> None:

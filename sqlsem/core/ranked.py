@@ -46,7 +46,7 @@ class RankedAcquisition(Acquisition[G]):
         """As of any lock."""
         super().close()
         if self._waiter is not None:
-            self.client.priority_waiters.leave(self._waiter)
+            self.client.priority_waiters.remove(self._waiter)
 
     def _register_all(self) -> Effects[bool]:
         if self.timeout != 0:
@@ -65,7 +65,7 @@ class RankedAcquisition(Acquisition[G]):
         place, request = turn.ticket, self.requests[0]
         ticket = Ticket(request.resource, place.position, place.requesting_id, False)
         self._waiter = self.waiters[place.position] = Waiter(ticket, request, self.new_event())
-        self.client.priority_waiters.enter(self._waiter)
+        self.client.priority_waiters.add(self._waiter)
         self.client.contention_monitor.came_ranked(request)
         yield from self._tell_waiting(self._waiter)
         return (yield from self._wait_in_line(self._waiter, place, turn))
@@ -81,7 +81,7 @@ class RankedAcquisition(Acquisition[G]):
             if self.remaining() <= 0:
                 yield from self.rollback("timeout")
                 return False
-            told = self.client.priority_waiters.stands_behind(waiter, turn.before)
+            told = self.client.priority_waiters.is_behind_local(waiter, turn.before)
             yield Sleep(waiter, max(0.0, self.remaining(BEHIND_SECONDS if told else self._pause(turn.ahead))))
             found = (yield from self._ask(place)) if self.member.knows(place) else PriorityAnswer(None, False)
             if found is None:

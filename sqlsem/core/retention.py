@@ -1,4 +1,8 @@
-"""What is past keeping is removed by those who add to it, off the way of those who acquire and release."""
+"""Deletes history and finished tasks that are older than the retention time.
+
+Runs on the heartbeat thread, so that acquiring and releasing do not wait for it. Each process deletes at least as fast
+as it adds rows.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +15,20 @@ from sqlsem.model import monotonic
 
 __all__ = ["RetentionCleaner"]
 
-#: It is looked for it every so many pings, and after so many requests and claims of ours.
+#: Rows are deleted every `EVERY_PINGS` heartbeats, and after `EVERY_REQUESTS` requests and claims of this process.
 EVERY_PINGS, EVERY_REQUESTS = 200, 500
-#: So many rows at a time, and a moment for others in between.
+#: The rows deleted in one statement, and the pause between two statements.
 ROWS, PAUSE_SECONDS = 500, 0.005
 
 
 class RetentionCleaner:
-    """Prunes the history, and tasks that have ended, as fast as this process adds to them or faster."""
+    """Deletes expired rows after heartbeats."""
 
-    def __init__(self, engine: Engine, main: MainConnection, most_seconds: float) -> None:
+    def __init__(self, engine: Engine, main: MainConnection, max_seconds: float) -> None:
         self._main = main
-        self._most = most_seconds  # what it may take at a time
+        self._max_seconds = max_seconds  # for one run
         self._pings = 0
-        self._done = 0  # what this process had done when it was last looked
+        self._done = 0  # the requests and claims at the last run
         self._prunes: list[Callable[[Session, int], int]] = []
         if engine.has(AdminSession):
             self._prunes.append(lambda session, _: session.prune(ROWS))
@@ -32,11 +36,11 @@ class RetentionCleaner:
             self._prunes.append(lambda session, _: session.prune_tasks(ROWS) if session.has_feature("queue") else 0)
 
     def after_ping(self, done: int) -> None:
-        """This process has done so much so far."""
+        """Delete expired rows if it is time. ``done``: how many requests and claims this process has made."""
         self._pings += 1
         if self._pings % EVERY_PINGS and done - self._done < EVERY_REQUESTS:
             return
         self._done = done
-        prunes, until = self._prunes, monotonic() + self._most
+        prunes, until = self._prunes, monotonic() + self._max_seconds
         while prunes and monotonic() < until and not self._main.closing.wait(PAUSE_SECONDS):
             prunes = [prune for prune in prunes if self._main.call("prune", prune, 0.0) == ROWS]

@@ -1,4 +1,9 @@
-"""The sessions in which those of this process wait who are the first of their line (`sqlsem.core.waiter_queues`)."""
+"""A small pool of connections on which the waiters of this process block, one per head of a queue.
+
+Used by heads of queues (`sqlsem.core.waiter_queues`) and upgrading readers. Waits whose answer is overdue are
+interrupted, and so are all waits when the coordinator is closed. An interrupt in the program leaves no connection
+counted as used (`sqlsem.core.permits`).
+"""
 
 from __future__ import annotations
 
@@ -12,114 +17,114 @@ from sqlsem.core.threads import voice
 from sqlsem.engines.base import EngineConnection, Session
 from sqlsem.model import monotonic
 
-__all__ = ["MOST_IDLE_SESSIONS", "MOST_WAITING_SESSIONS", "WaitConnectionPool"]
+__all__ = ["MAX_BLOCKED_CONNECTIONS", "MAX_IDLE_CONNECTIONS", "WaitConnectionPool"]
 
 log = voice
 
-#: Connections that may wait in the database at the same time; of more, those that are left are looked at together.
-MOST_WAITING_SESSIONS = 8
-#: Connections kept for the next wait. With the main session that makes three.
-MOST_IDLE_SESSIONS = 2
+#: Connections on which waiters may block at the same time. The remaining waiters are polled together.
+MAX_BLOCKED_CONNECTIONS = 8
+#: Connections kept for the next wait. With the main connection that makes three.
+MAX_IDLE_CONNECTIONS = 2
 #: Seconds by which the answer to a wait may be late, at the least.
 OVERDUE_SECONDS = 3.0
 
 
 class PooledConnection(Permit):
-    """Where one of ours waits, for as long as a ``with`` block lasts. (No generator, which takes longer to end: what it
-    waited for is nobody's meanwhile.)
+    """A connection to wait on, for the time of a ``with`` block. (Not a generator, which takes longer to end: the
+    granted lock has no owner meanwhile.)
     """
 
-    __slots__ = ("_room", "session", "timeout")
+    __slots__ = ("_pool", "session", "timeout")
 
-    def __init__(self, room: WaitConnectionPool, timeout: float) -> None:
-        self._room = room
+    def __init__(self, pool: WaitConnectionPool, timeout: float) -> None:
+        self._pool = pool
         self.timeout = timeout
         self.session: Session | None = None
 
     def __enter__(self) -> Session | None:
         try:
-            return self._room.sit(self)
+            return self._pool.acquire(self)
         except BaseException:
-            self._room.rise(self, False)
+            self._pool.release(self, False)
             raise
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._room.rise(self, kind is None)
+        self._pool.release(self, kind is None)
 
 
 class WaitConnectionPool:
-    """A small pool of sessions."""
+    """The connections that wait, and those kept for the next wait."""
 
     def __init__(self, member: Membership) -> None:
         self._member = member
         self._engine = member.engine
         self._state_lock = member.state_lock
         self._idle: list[Session] = []
-        #: Sessions that wait, and until when the answer is due. (What an interrupt leaves of one is not kept here.)
+        #: Waiting connections, and when each answer is due. (Weak: an interrupt may leave one here.)
         self._due: weakref.WeakKeyDictionary[EngineConnection, float] = weakref.WeakKeyDictionary()
-        self._places = PermitPool(MOST_WAITING_SESSIONS)
+        self._permits = PermitPool(MAX_BLOCKED_CONNECTIONS)
 
-    def session(self, timeout: float) -> PooledConnection:
-        """For a ``with`` block: a session to wait in, or None when too many of ours wait already."""
+    def connection(self, timeout: float) -> PooledConnection:
+        """Return a context manager that gives a connection to wait on, or None if all of them are in use."""
         return PooledConnection(self, timeout)
 
-    def sit(self, seat: PooledConnection) -> Session | None:
-        """The session that is its own until `rise`."""
-        if not self._places.take(seat):
+    def acquire(self, connection: PooledConnection) -> Session | None:
+        """Give the caller a session until `release`; None if all connections are in use."""
+        if not self._permits.acquire(connection):
             return None
-        seat.session = self.idle_session()
-        if seat.session is None:
-            seat.session = self._engine.connect("wait")
-        self._await(seat.session, seat.timeout)
-        return seat.session
+        connection.session = self.take_idle()
+        if connection.session is None:
+            connection.session = self._engine.connect("wait")
+        self._expect_answer(connection.session, connection.timeout)
+        return connection.session
 
-    def rise(self, seat: PooledConnection, sound: bool) -> None:
-        """It has waited; ``sound``: its session serves the next one."""
-        session = seat.session
-        # (All in one, as the grant that ends a wait is not its owner's before.)
+    def release(self, connection: PooledConnection, usable: bool) -> None:
+        """End a wait. A ``usable`` session is kept for the next one."""
+        session = connection.session
+        # (Under one lock: until the wait has ended, the grant has no owner.)
         with self._state_lock:
-            self._places.give_back(seat)
+            self._permits.release(connection)
             if session is not None:
                 self._due.pop(session, None)
-                sound = sound and self._keep(session)
-        if session is not None and not sound:
+                usable = usable and self._keep(session)
+        if session is not None and not usable:
             session.close()
 
-    def idle_session(self) -> Session | None:
-        """One that nobody uses, if there is one; `keep` takes it back."""
+    def take_idle(self) -> Session | None:
+        """Return an idle session, if there is one. Give it back with `put_idle`."""
         with self._state_lock:
             return self._idle.pop() if self._idle else None
 
-    def keep(self, session: Session) -> None:
-        """Keep a session that is in order for the next wait, or close it."""
+    def put_idle(self, session: Session) -> None:
+        """Keep a working session for the next wait, or close it if there are enough."""
         with self._state_lock:
             kept = self._keep(session)
         if not kept:
             session.close()
 
     def _keep(self, session: Session) -> bool:
-        kept = not self._member.closing.is_set() and len(self._idle) < MOST_IDLE_SESSIONS
+        kept = not self._member.closing.is_set() and len(self._idle) < MAX_IDLE_CONNECTIONS
         if kept:
             self._idle.append(session)
         return kept
 
     @contextlib.contextmanager
-    def awaiting(self, session: EngineConnection, timeout: float) -> Iterator[None]:
-        """While a session waits it is interrupted when its answer is overdue, and when its coordinator is closed."""
+    def expecting_answer(self, session: EngineConnection, timeout: float) -> Iterator[None]:
+        """Interrupt the session if its answer is overdue in this block, and when the coordinator is closed."""
         try:
-            self._await(session, timeout)
+            self._expect_answer(session, timeout)
             yield
         finally:
             with self._state_lock:
                 self._due.pop(session, None)
 
-    def _await(self, session: EngineConnection, timeout: float) -> None:
+    def _expect_answer(self, session: EngineConnection, timeout: float) -> None:
         with self._state_lock:
             self._due[session] = monotonic() + timeout + max(OVERDUE_SECONDS, self._member.trust)
         self._member.main.require_open()
 
     def interrupt_overdue(self) -> None:
-        """End waits whose answer is overdue: the line may be dead without a word."""
+        """Interrupt the waits whose answer is overdue: the network may have failed without an error."""
         now = monotonic()
         with self._state_lock:
             overdue = [session for session, due in self._due.items() if due < now]
@@ -127,22 +132,22 @@ class WaitConnectionPool:
             log.warning("%s does not answer a wait; dropping the connection", self._engine.label)
             session.interrupt()
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- closing ------------------------------------------------------------------------------------------------
 
-    def dismiss(self) -> None:
-        """End all waits."""
+    def interrupt_all(self) -> None:
+        """Interrupt all waits."""
         with self._state_lock:
             waiting = list(self._due)
         for session in waiting:
             session.interrupt()
 
-    def close(self) -> None:
-        """Close what nobody uses."""
+    def close_idle(self) -> None:
+        """Close the idle connections."""
         with self._state_lock:
             idle, self._idle = self._idle, []
         for session in idle:
             session.close()
 
     def sessions(self) -> list[EngineConnection]:
-        """All that are open. (Without the lock: for a forked child.)"""
+        """Return all open connections. (Takes no lock: for a forked child.)"""
         return [*self._idle, *self._due]

@@ -1,19 +1,18 @@
-"""Who of this process waits: a line for each resource, and the looks at those that have no session to wait in.
+"""The waiters of this process: one FIFO queue per resource, and the polling for waiters without a connection.
 
-Who of a line waits *exposed* is not kept out by an earlier one of ours (`Request.keeps_out`), so something has to look
-for it. All others sleep until those before them have left: thousands may wait, and cost nothing.
+A waiter is a *candidate* if no earlier waiter of this process blocks it (`Request.keeps_out`). Only candidates ask the
+database. The others sleep until the waiters before them have left, so thousands of them cost nothing.
 
-The first of a line waits in the database, in a session of its own, as long as there are any. Where it cannot be let in
-before this process itself has given something back, it waits *at home*: it sleeps, and whoever
-gives that back looks for it in the same call (`WaiterQueues.hand_over`). The other exposed ones *stand*: they are
-looked at together, one statement for as many as are due. One of them *leads*: it sleeps no longer than until somebody
-is due, and looks then for all. The answers are handed out by whoever carries out the statement.
+The head of a queue blocks on a connection of its own, as long as there is a free one. If it cannot be granted before
+this process releases something, it waits *locally*: it sleeps without a connection, and the call that releases polls
+it (`WaiterQueues.grant_next_local`). All other candidates are *polled* together, in one statement for all that are due.
+One of them is the *poll leader*: it sleeps until the next waiter is due, and then polls for all.
 
 Invariants
     The state lock guards everything here.
-    Who is answered is in no line any more, and those behind it have been woken.
-    Nothing depends on the leader alone: when it leaves, another one takes its place; when it is lost, whoever wakes
-    next does. What an interrupt breaks off in here is made up for by the pulse (`WaiterQueues.tend`).
+    A waiter that has its answer is in no queue, and the waiters behind it have been woken.
+    Nothing depends on the poll leader alone. When it leaves, another waiter becomes the leader; if it is lost, the next
+    waiter that wakes does. The heartbeat repairs what an interrupt left undone (`WaiterQueues.wake_missed`).
 """
 
 from __future__ import annotations
@@ -38,42 +37,42 @@ __all__ = ["Waiter", "WaiterQueues", "WaiterState"]
 
 log = voice
 
-#: The longest pause between two looks at one that stands, and the sleep of those that do not lead.
+#: The longest pause between two polls of a waiter, and the sleep of polled waiters that do not lead.
 LONGEST_SECONDS = 4.0
-#: The first pause. Each further one is this share of the time that it has stood for.
+#: The first pause between polls. Each further pause is this share of the time since the first poll.
 FIRST_SECONDS, SHARE = 0.005, 0.05
-#: Looks take no more than this share of the time.
+#: Polls take at most this share of the time.
 BUSY = 0.05
-#: At the most so many in one statement.
-MOST_IN_A_LOOK = 1000
-#: Where more of one line have what those behind them are woken by, only the first ones keep it, and those at the ends
-#: of runs (`LockSession.drop_wakeup_locks`).
-MOST_KEPT, FRONT = 256, 64
-#: Where what was given back went to another process, the next so many of ours do not wait at home.
-NOT_AT_HOME = 16
+#: The most waiters in one statement.
+MAX_POLLED = 1000
+#: If more waiters of a queue than `MAX_WAKEUP_LOCKS` have a wakeup lock, only the first `FRONT` keep it, and the last
+#: waiter of each run of equal requests (`LockSession.drop_wakeup_locks`).
+MAX_WAKEUP_LOCKS, FRONT = 256, 64
+#: After another process was granted what this process released, the next waiters do not wait locally: so many.
+NO_LOCAL_WAITS = 16
 
 _position = attrgetter("position")
 
 
 class WaiterState(enum.Enum):
-    """Where somebody waits."""
+    """How a waiter waits."""
 
-    ANSWERED = "nowhere any more"
-    KEPT_OUT = "behind one of ours that would be let in before it"
-    FIRST = "first in its line"
-    EXPOSED = "not first, yet it might be let in"
-    LET_IN_TOO = "right behind one that was let in, and that it shares with"
+    ANSWERED = "it has its answer, and is in no queue"
+    BLOCKED_LOCALLY = "an earlier waiter of this process must be granted first"
+    HEAD = "first in its queue"
+    CANDIDATE = "not first, but no earlier waiter of this process blocks it"
+    SHARED_WAKEUP = "right behind a granted waiter whose lock it can share"
 
 
 class Waiter:
-    """One of our own requests that waits. Setting ``event`` says that looking now may pay.
+    """A waiting request of this process. A set ``event`` means: polling may pay now.
 
-    ``answer``: True when it is granted, None when its row is gone; False until that is known.
+    ``answer``: True if granted, None if its row is gone, False until either is known.
     """
 
     __slots__ = (
-        *("answer", "at_home", "began", "behind", "event", "kind"),
-        *("position", "request", "since", "spared", "ticket"),
+        *("answer", "began", "behind", "event", "has_wakeup_lock", "kind", "position"),
+        *("request", "since", "ticket", "waits_locally"),
     )
 
     def __init__(self, ticket: Ticket, request: Request, event: threading.Event) -> None:
@@ -83,50 +82,50 @@ class Waiter:
         self.kind = (request.access, request.limit, request.weight)
         self.event = event
         self.answer: bool | None = False
-        self.at_home = False
-        self.spared = False  # nobody need be woken by its end
-        self.since = math.inf  # it has stood
+        self.waits_locally = False
+        self.has_wakeup_lock = True  # on which a waiter behind it may sleep
+        self.since = math.inf  # when it was first polled
         self.began = monotonic()
-        self.behind: Behind | None = None  # whom it waits behind, where somebody wanted to know
+        self.behind: Behind | None = None  # its blocker, if the `waiting` event was published
 
 
 class _WaiterQueue:
-    """Those of one resource, by position; and by what they ask, as that alone says who keeps out whom."""
+    """The waiters of one resource, by position and by kind: the kind alone decides which requests block each other."""
 
     def __init__(self) -> None:
         self.waiters: list[Waiter] = []
         self._kinds: dict[tuple[str, int | None, int], list[Waiter]] = {}
-        #: The kind of the one that was let in last, where others of its kind may be let in with it.
-        self.opened: tuple[str, int | None, int] | None = None
-        #: Those that were let in, and whose grants are not in the books yet.
-        self.let_in: list[Waiter] = []
-        #: So many do not wait at home.
-        self.strangers = 0
-        #: So many are spared, and when to spare more: when so many are not.
-        self.spared, self.most_kept = 0, MOST_KEPT
+        #: The kind of the waiter granted last, if further waiters of that kind may share its lock.
+        self.shared_kind: tuple[str, int | None, int] | None = None
+        #: Granted waiters whose grants are not registered yet.
+        self.granted: list[Waiter] = []
+        #: How many waiters must not wait locally.
+        self.no_local_waits = 0
+        #: The number of waiters without a wakeup lock, and of those with one at which to drop more.
+        self.without_lock, self.drop_at = 0, MAX_WAKEUP_LOCKS
 
     def add(self, waiter: Waiter) -> None:
         insort(self.waiters, waiter, key=_position)
         kind = self._kinds.get(waiter.kind)
-        if kind is None:  # (None is ever empty, wherever an interrupt strikes.)
+        if kind is None:  # (An interrupt leaves no empty list here.)
             self._kinds[waiter.kind] = [waiter]
         else:
             insort(kind, waiter, key=_position)
 
     def remove(self, waiter: Waiter) -> bool:
-        """Whether it was there."""
+        """Return True if the waiter was in this queue."""
         kind = self._kinds.get(waiter.kind, [])
-        there = kind == [waiter]
-        if there:  # (As in `add`: none is ever empty.)
+        removed = kind == [waiter]
+        if removed:  # (As in `add`: an interrupt leaves no empty list.)
             del self._kinds[waiter.kind]
         else:
-            there = _take(kind, waiter)
-        there = _take(self.waiters, waiter) or there
-        self.spared -= there and waiter.spared
-        return there
+            removed = _remove(kind, waiter)
+        removed = _remove(self.waiters, waiter) or removed
+        self.without_lock -= removed and not waiter.has_wakeup_lock
+        return removed
 
-    def exposed(self) -> list[Waiter]:
-        """Those that no earlier one keeps out. Of each kind, the first one keeps out the others."""
+    def candidates(self) -> list[Waiter]:
+        """Return the waiters that no earlier one blocks. The first of each kind blocks the others of that kind."""
         if len(self._kinds) <= 1:
             return self.waiters[:1]
         firsts = sorted((kind[0] for kind in self._kinds.values()), key=_position)
@@ -136,339 +135,344 @@ class _WaiterQueue:
             if not any(earlier.request.keeps_out(later.request) for earlier in firsts[:number])
         ]
 
-    def place(self, waiter: Waiter) -> WaiterState:
-        if self.waiters[0] is not waiter and waiter not in self.exposed():
-            return WaiterState.KEPT_OUT
-        if self.opened == waiter.kind:
-            return WaiterState.LET_IN_TOO
-        return WaiterState.FIRST if self.waiters[0] is waiter else WaiterState.EXPOSED
+    def state(self, waiter: Waiter) -> WaiterState:
+        if self.waiters[0] is not waiter and waiter not in self.candidates():
+            return WaiterState.BLOCKED_LOCALLY
+        if self.shared_kind == waiter.kind:
+            return WaiterState.SHARED_WAKEUP
+        return WaiterState.HEAD if self.waiters[0] is waiter else WaiterState.CANDIDATE
 
     @property
-    def crowded(self) -> bool:
-        """Whether so many are not spared that it pays to look whom to spare."""
-        return len(self.waiters) - self.spared >= self.most_kept
+    def has_many_locks(self) -> bool:
+        """True if so many waiters have a wakeup lock that it pays to drop some."""
+        return len(self.waiters) - self.without_lock >= self.drop_at
 
-    def spare(self) -> list[Waiter]:
-        """Those in the middle, from now on: right behind each stands another one of ours that asks for the same."""
-        if not self.crowded:
+    def drop_wakeup_locks(self) -> list[Waiter]:
+        """Mark and return the waiters that need no wakeup lock: those behind the front whose next waiter is also ours
+        and of the same kind.
+        """
+        if not self.has_many_locks:
             return []
         middle = itertools.pairwise(itertools.islice(self.waiters, FRONT, None))
-        chosen = [one for one, after in middle if not one.spared and one.kind == after.kind and not one.request.shared]
+        chosen = [
+            waiter
+            for waiter, after in middle
+            if waiter.has_wakeup_lock and waiter.kind == after.kind and not waiter.request.shared
+        ]
         for waiter in chosen:
-            waiter.spared = True
-        self.spared += len(chosen)
-        self.most_kept = max(MOST_KEPT, 2 * (len(self.waiters) - self.spared))
+            waiter.has_wakeup_lock = False
+        self.without_lock += len(chosen)
+        self.drop_at = max(MAX_WAKEUP_LOCKS, 2 * (len(self.waiters) - self.without_lock))
         return chosen
 
-    def keep(self) -> list[Waiter]:
-        """Those whose turn is near, and that were spared."""
-        if not any(one.spared for one in self.waiters[: FRONT // 2]):
+    def restore_wakeup_locks(self) -> list[Waiter]:
+        """Mark and return the waiters near the front that have no wakeup lock."""
+        if all(waiter.has_wakeup_lock for waiter in self.waiters[: FRONT // 2]):
             return []
-        chosen = [one for one in self.waiters[:FRONT] if one.spared]
+        chosen = [waiter for waiter in self.waiters[:FRONT] if not waiter.has_wakeup_lock]
         for waiter in chosen:
-            waiter.spared = False
-        self.spared -= len(chosen)
+            waiter.has_wakeup_lock = True
+        self.without_lock -= len(chosen)
         return chosen
 
-    def like(self, waiter: Waiter) -> Iterable[Waiter]:
-        """It, and those behind it that ask for the same, up to one that does not."""
-        behind = itertools.islice(self.waiters, bisect_left(self.waiters, waiter.position, key=_position), None)
-        return itertools.takewhile(lambda one: one.kind == waiter.kind, behind)
+    def run_of(self, waiter: Waiter) -> Iterable[Waiter]:
+        """Yield this waiter and its successors until the kind differs."""
+        successors = itertools.islice(self.waiters, bisect_left(self.waiters, waiter.position, key=_position), None)
+        return itertools.takewhile(lambda successor: successor.kind == waiter.kind, successors)
 
 
-def _take(waiters: list[Waiter], waiter: Waiter) -> bool:
-    place = bisect_left(waiters, waiter.position, key=_position)
-    there = place < len(waiters) and waiters[place] is waiter
-    if there:
-        del waiters[place]
-    return there
+def _remove(waiters: list[Waiter], waiter: Waiter) -> bool:
+    index = bisect_left(waiters, waiter.position, key=_position)
+    exists = index < len(waiters) and waiters[index] is waiter
+    if exists:
+        del waiters[index]
+    return exists
 
 
 class WaiterQueues:
-    """All who wait for their turn. (Not those who upgrade: they are inside.)"""
+    """All waiters of this process, except readers that upgrade: these hold their lock already."""
 
     def __init__(self, state_lock: threading.Lock) -> None:
         self._state_lock = state_lock
-        self._lines: dict[str, _WaiterQueue] = {}
-        self._standing: dict[Waiter, float] = {}  # and when each is due
+        self._queues: dict[str, _WaiterQueue] = {}
+        self._polled: dict[Waiter, float] = {}  # and when each is due
         self._leader: Waiter | None = None
-        self._look_at = math.inf  # when the leader wakes
-        self._looking_until = -math.inf  # somebody looks, unless it was lost on the way
-        self._rest_until = -math.inf  # the last look took so long that the next one has to wait
+        self._poll_at = math.inf  # when the poll leader wakes
+        self._polling_until = -math.inf  # a waiter polls, unless it was lost on the way
+        self._rest_until = -math.inf  # the last poll took so long that the next one has to wait
 
     def waiters(self) -> list[Waiter]:
-        """All of them."""
+        """Return all waiters."""
         with self._state_lock:
-            return [waiter for line in self._lines.values() for waiter in line.waiters]
+            return [waiter for queue in self._queues.values() for waiter in queue.waiters]
 
-    def enter(self, waiter: Waiter) -> None:
-        """Somebody begins to wait."""
+    def add(self, waiter: Waiter) -> None:
+        """Put a waiter into the queue of its resource."""
         with self._state_lock:
-            self._lines.setdefault(waiter.ticket.resource, _WaiterQueue()).add(waiter)
+            self._queues.setdefault(waiter.ticket.resource, _WaiterQueue()).add(waiter)
 
-    def leave(self, waiters: Collection[Waiter]) -> None:
-        """They wait no more, and those behind them come forward. May be repeated."""
+    def remove(self, waiters: Collection[Waiter]) -> None:
+        """Take waiters out, and wake the waiters that have become candidates. Idempotent."""
         with self._state_lock:
             woken: list[Waiter] = []
             for waiter in waiters:
                 if waiter.answer is False:
-                    waiter.answer = None  # from now on, should an interrupt come in between
+                    waiter.answer = None  # at once, in case an interrupt comes in between
             for waiter in waiters:
-                # (Usually it has its answer, and nobody of ours stands behind it: then nothing is left to do.)
-                if waiter.ticket.resource in self._lines or waiter in self._standing or self._leader is waiter:
+                # (Usually the waiter has its answer, and no waiter of ours is behind it: nothing is left to do.)
+                if waiter.ticket.resource in self._queues or waiter in self._polled or self._leader is waiter:
                     woken += self._remove(waiter)
-                line = self._lines.get(waiter.ticket.resource)
-                if line is not None and waiter in line.let_in:
-                    line.let_in.remove(waiter)
+                queue = self._queues.get(waiter.ticket.resource)
+                if queue is not None and waiter in queue.granted:
+                    queue.granted.remove(waiter)
         if woken:
             _wake(woken)
 
-    def settle(self, waiter: Waiter, answer: bool | None) -> None:
-        """This is its answer, unless it has one. (From its own thread or task, which is awake.)"""
+    def set_answer(self, waiter: Waiter, answer: bool | None) -> None:
+        """Set the waiter's answer, unless it has one. Called by the waiter's own thread or task, which is awake."""
         with self._state_lock:
             woken = self._answer(waiter, answer)
         if len(woken) > 1:
-            _wake(one for one in woken if one is not waiter)
+            _wake(other for other in woken if other is not waiter)
 
-    def place(self, waiter: Waiter) -> WaiterState:
-        """Where one that has entered waits."""
+    def state(self, waiter: Waiter) -> WaiterState:
+        """Return how a waiter that was added waits now."""
         with self._state_lock:
-            line = self._lines.get(waiter.ticket.resource)
-            if waiter.answer is not False or line is None:
+            queue = self._queues.get(waiter.ticket.resource)
+            if waiter.answer is not False or queue is None:
                 return WaiterState.ANSWERED
-            return line.place(waiter)
+            return queue.state(waiter)
 
-    def behind(self, waiter: Waiter) -> Behind | None:
-        """Whom one waits behind that is kept out by an earlier one of ours: whom that one waits behind, else itself."""
+    def blocker_of(self, waiter: Waiter) -> Behind | None:
+        """Return what blocks a waiter behind an earlier one of ours: the earlier waiter's blocker, or that waiter."""
         with self._state_lock:
-            line = self._lines.get(waiter.ticket.resource)
-            for one in line.waiters if line is not None else ():
-                if one.position >= waiter.position:
+            queue = self._queues.get(waiter.ticket.resource)
+            for earlier in queue.waiters if queue is not None else ():
+                if earlier.position >= waiter.position:
                     break
-                if one.request.keeps_out(waiter.request):
-                    if one.behind is not None or not meets(waiter.request, one.request.access):
-                        return one.behind
-                    seconds = monotonic() - one.began
-                    return ours(one.request, one.ticket, "waits", seconds)
+                if earlier.request.keeps_out(waiter.request):
+                    if earlier.behind is not None or not meets(waiter.request, earlier.request.access):
+                        return earlier.behind
+                    seconds = monotonic() - earlier.began
+                    return ours(earlier.request, earlier.ticket, "waits", seconds)
         return None
 
-    def nudge(self, resource: str) -> None:
-        """Something left this resource: looking for those who are exposed there may pay."""
-        if resource not in self._lines:
+    def notify(self, resource: str) -> None:
+        """Wake the candidates of a resource: a row of it was removed, so polling may pay."""
+        if resource not in self._queues:
             return
         with self._state_lock:
-            line = self._lines.get(resource)
-            exposed = line.exposed() if line is not None else []
-            for waiter in exposed:
-                if waiter in self._standing:
-                    self._standing[waiter] = -math.inf
-        _wake(exposed)
+            queue = self._queues.get(resource)
+            candidates = queue.candidates() if queue is not None else []
+            for waiter in candidates:
+                if waiter in self._polled:
+                    self._polled[waiter] = -math.inf
+        _wake(candidates)
 
     def wake(self, positions: Iterable[int] | None) -> None:
-        """Something happened to these rows (None: to all): who waits with them shall see to it."""
-        wanted = None if positions is None else set(positions)
-        _wake(waiter for waiter in self.waiters() if wanted is None or waiter.position in wanted)
+        """Wake the waiters with these rows (None: all), so that they check their rows."""
+        chosen = None if positions is None else set(positions)
+        _wake(waiter for waiter in self.waiters() if chosen is None or waiter.position in chosen)
 
-    def tend(self) -> None:
-        """Wake those who have to see to themselves, in case that they were not told."""
+    def wake_missed(self) -> None:
+        """Wake heads and the poll leader if an interrupt kept them from being notified."""
         with self._state_lock:
-            firsts = [line.waiters[0] for line in self._lines.values() if line.waiters]
-        self.leave([first for first in firsts if first.answer is not False])
+            heads = [queue.waiters[0] for queue in self._queues.values() if queue.waiters]
+        self.remove([head for head in heads if head.answer is not False])
         with self._state_lock:
-            late = bool(self._standing) and monotonic() > self._look_at + LONGEST_SECONDS
-            woken = [first for first in firsts if late or not (first in self._standing or first.at_home)]
+            late = bool(self._polled) and monotonic() > self._poll_at + LONGEST_SECONDS
+            woken = [head for head in heads if late or not (head in self._polled or head.waits_locally)]
         _wake(woken)
 
     def _remove(self, waiter: Waiter) -> list[Waiter]:
-        """Take one out; those that have to be woken."""
-        woken = self._sit(waiter)
-        line = self._lines.get(waiter.ticket.resource)
-        if line is not None and line.waiters == [waiter]:  # the usual case: nobody is left behind it
-            del self._lines[waiter.ticket.resource]
-        elif line is not None:
-            before = line.exposed()
-            if line.remove(waiter):
-                woken += [one for one in line.exposed() if one not in before]
-            if not line.waiters:
-                del self._lines[waiter.ticket.resource]
+        """Take one waiter out; return the waiters to wake."""
+        woken = self._stop_polling(waiter)
+        queue = self._queues.get(waiter.ticket.resource)
+        if queue is not None and queue.waiters == [waiter]:  # the usual case: no waiter is left behind it
+            del self._queues[waiter.ticket.resource]
+        elif queue is not None:
+            before = queue.candidates()
+            if queue.remove(waiter):
+                woken += [candidate for candidate in queue.candidates() if candidate not in before]
+            if not queue.waiters:
+                del self._queues[waiter.ticket.resource]
         return woken
 
     def _answer(self, waiter: Waiter, answer: bool | None) -> list[Waiter]:
         if waiter.answer is not False:
             return []
         waiter.answer = answer
-        line = self._lines.get(waiter.ticket.resource)
-        if line is not None:
-            line.opened = waiter.kind if answer and waiter.request.shared else None
+        queue = self._queues.get(waiter.ticket.resource)
+        if queue is not None:
+            queue.shared_kind = waiter.kind if answer and waiter.request.shared else None
             if answer:
-                line.let_in.append(waiter)
+                queue.granted.append(waiter)
         return [waiter, *self._remove(waiter)]
 
-    # -- handing over -------------------------------------------------------------------------------------------
+    # -- local waits and wakeup locks ---------------------------------------------------------------------------
 
-    def stay(self, waiter: Waiter, held: Iterable[Request]) -> bool:
-        """Whether it waits at home for a slice: it cannot be let in, whoever else is there, while we hold these, with
-        what was just let in. Not where others came first when we gave back of late, and not for two slices on end, so
-        that nobody depends on what was believed to be ours.
+    def should_wait_locally(self, waiter: Waiter, held: Iterable[Request]) -> bool:
+        """Return True if the waiter should sleep locally for one slice, because rows in ``held`` (ours), or grants not
+        registered yet, block it whatever other processes do.
+
+        False if another process was granted after our recent releases, or if the previous slice was local too: a wrong
+        belief about what we hold costs one slice at most.
         """
         with self._state_lock:
-            line = self._lines.get(waiter.ticket.resource)
-            if waiter.answer is not False or line is None:
+            queue = self._queues.get(waiter.ticket.resource)
+            if waiter.answer is not False or queue is None:
                 return False
-            if waiter.at_home or line.strangers:
-                line.strangers = max(0, line.strangers - 1)
-                waiter.at_home = False
+            if waiter.waits_locally or queue.no_local_waits:
+                queue.no_local_waits = max(0, queue.no_local_waits - 1)
+                waiter.waits_locally = False
                 return False
-            ours = [*held, *(one.request for one in line.let_in if one.position < waiter.position)]
-            waiter.at_home = not waiter.request.fits(ours, None)
-            return waiter.at_home
+            granted = (earlier.request for earlier in queue.granted if earlier.position < waiter.position)
+            waiter.waits_locally = not waiter.request.fits([*held, *granted], None)
+            return waiter.waits_locally
 
-    def hand_over(self, resource: str, session: Session, member_id: int) -> None:
-        """On the main session, right after something of ours has left: let those in who waited for that at home."""
+    def grant_next_local(self, resource: str, session: Session, member_id: int) -> None:
+        """Poll the waiters that wait locally, on the main connection and right after a row of ours was removed."""
         with self._state_lock:
-            line = self._lines.get(resource)
-            if line is None:
+            queue = self._queues.get(resource)
+            if queue is None:
                 return
-            chosen = [one for one in line.exposed() if one.at_home]
+            chosen = [candidate for candidate in queue.candidates() if candidate.waits_locally]
             for waiter in chosen:
-                waiter.at_home = False
+                waiter.waits_locally = False
         try:
             if chosen:
-                self.looking(chosen)(session, member_id)
-        except SqlsemError as exc:  # what has left has left; who is not let in now sees to itself
-            log.debug("Could not look for the next one of %r: %s", resource, exc)
+                self.poll_call(chosen)(session, member_id)
+        except SqlsemError as exc:  # the release has succeeded; a waiter that is not granted now polls itself
+            log.debug("Cannot poll the next waiter of %r: %s", resource, exc)
         finally:
             if not chosen or chosen[0].answer is False:
                 if chosen:
                     with self._state_lock:
-                        line.strangers = NOT_AT_HOME
-                self.nudge(resource)
-        if line.spared:
+                        queue.no_local_waits = NO_LOCAL_WAITS
+                self.notify(resource)
+        if queue.without_lock:
             with self._state_lock:
-                near = line.keep()
+                near = queue.restore_wakeup_locks()
             try:
                 if near:
-                    session.restore_wakeup_locks(member_id, [one.ticket for one in near])
-            except SqlsemError as exc:  # those behind them look from time to time
-                log.debug("Those of %r whose turn is near are found by looking: %s", resource, exc)
+                    session.restore_wakeup_locks(member_id, [waiter.ticket for waiter in near])
+            except SqlsemError as exc:  # the waiters behind them poll from time to time
+                log.debug("Cannot restore the wakeup locks of %r, its waiters poll: %s", resource, exc)
 
-    def spare(self, resource: str, session: Session, member_id: int) -> None:
-        """On the main session, after somebody of ours has got a number: of very many of one line most need nothing in
-        the database by which those behind them are woken.
-        """
-        line = self._lines.get(resource)
-        if line is None or not line.crowded:
+    def drop_wakeup_locks(self, resource: str, session: Session, member_id: int) -> None:
+        """Drop wakeup locks of a long queue, on the main connection, after a request of ours was inserted."""
+        queue = self._queues.get(resource)
+        if queue is None or not queue.has_many_locks:
             return
         with self._state_lock:
-            chosen = line.spare()
+            chosen = queue.drop_wakeup_locks()
         try:
             if chosen:
-                session.drop_wakeup_locks(member_id, [one.ticket for one in chosen])
+                session.drop_wakeup_locks(member_id, [waiter.ticket for waiter in chosen])
         except SqlsemError as exc:
-            log.debug("Those who wait for %r keep their entry locks: %s", resource, exc)
+            log.debug("Cannot drop wakeup locks of the waiters for %r: %s", resource, exc)
 
-    # -- looks at those that stand ------------------------------------------------------------------------------
+    # -- polling ------------------------------------------------------------------------------------------------
 
-    def sit(self, waiter: Waiter) -> None:
-        """It waits in a session, or is about to: nobody need look for it."""
+    def mark_blocking(self, waiter: Waiter) -> None:
+        """Stop polling for a waiter that blocks on a connection, or is about to."""
         with self._state_lock:
-            woken = self._sit(waiter)
+            woken = self._stop_polling(waiter)
         _wake(woken)
 
-    def _sit(self, waiter: Waiter) -> list[Waiter]:
-        self._standing.pop(waiter, None)
+    def _stop_polling(self, waiter: Waiter) -> list[Waiter]:
+        self._polled.pop(waiter, None)
         if self._leader is not waiter:
             return []
-        self._leader = next(iter(self._standing), None)
+        self._leader = next(iter(self._polled), None)
         return [] if self._leader is None else [self._leader]
 
-    def stand(self, waiter: Waiter) -> float:
-        """It has no session to wait in. For how many seconds it may sleep."""
+    def poll_delay(self, waiter: Waiter) -> float:
+        """Poll for a waiter that has no connection to block on. Return the seconds for which it may sleep."""
         with self._state_lock:
             now = monotonic()
             if waiter.answer is not False:
                 return 0.0
-            if waiter not in self._standing:
+            if waiter not in self._polled:
                 waiter.since = min(waiter.since, now)
-                self._standing[waiter] = now + FIRST_SECONDS
+                self._polled[waiter] = now + FIRST_SECONDS
             if self._leader is waiter:
-                self._look_at = max(min(self._standing.values()), self._rest_until)
-            elif self._leader is None or max(self._standing[waiter], self._rest_until) < self._look_at:
-                self._leader, self._look_at = waiter, max(self._standing[waiter], self._rest_until)
+                self._poll_at = max(min(self._polled.values()), self._rest_until)
+            elif self._leader is None or max(self._polled[waiter], self._rest_until) < self._poll_at:
+                self._leader, self._poll_at = waiter, max(self._polled[waiter], self._rest_until)
             else:
                 return LONGEST_SECONDS * random.uniform(0.8, 1.2)
-            return max(0.0, self._look_at - now)
+            return max(0.0, self._poll_at - now)
 
-    def leads(self, waiter: Waiter) -> bool:
-        """Whether it looks for others, too, and so has to stand. (One that is alone waits in a session again, as soon
-        as it may: the last one may have been lost with its connection.)
+    def is_poll_leader(self, waiter: Waiter) -> bool:
+        """Return True if the waiter polls for others too, and so must not block. (A leader without others blocks on a
+        connection as soon as one is free: the last one may have been lost with its connection.)
         """
-        return self._leader is waiter and len(self._standing) > 1
+        return self._leader is waiter and len(self._polled) > 1
 
-    def begin_look(self, waiter: Waiter, last: bool = False) -> list[Waiter]:
-        """Whom this one shall look for now: nobody while another one looks. ``last``: itself, for it sleeps no more.
+    def begin_poll(self, waiter: Waiter, last: bool = False) -> list[Waiter]:
+        """Return the waiters for which this one shall poll now: none while another waiter polls. ``last``: only
+        itself, as it does not sleep again.
 
-        `end_look` comes after it, whatever happens in between.
+        Call `end_poll` afterwards, whatever happens in between.
         """
         with self._state_lock:
             now = monotonic()
-            line = self._lines.get(waiter.ticket.resource)
-            if waiter.answer is not False or line is None:
+            queue = self._queues.get(waiter.ticket.resource)
+            if waiter.answer is not False or queue is None:
                 return []
-            if (
-                line.place(waiter) is WaiterState.LET_IN_TOO
-            ):  # those that share with it are let in with it, or wait with it
-                line.opened = None
-                return list(itertools.islice(line.like(waiter), MOST_IN_A_LOOK))
+            if queue.state(waiter) is WaiterState.SHARED_WAKEUP:  # its run is granted with it, or waits with it
+                queue.shared_kind = None
+                return list(itertools.islice(queue.run_of(waiter), MAX_POLLED))
             if last:
                 return [waiter]
-            if now < self._looking_until:
+            if now < self._polling_until:
                 return []
-            due = sorted((at, number, one) for number, (one, at) in enumerate(self._standing.items()) if at <= now)
+            due = sorted((at, number, other) for number, (other, at) in enumerate(self._polled.items()) if at <= now)
             if not due:
                 return []
-            # Those that will be due soon come along, each by half a pause too early.
-            chosen = [one for one, at in self._standing.items() if at <= now + _pause(one, now) / 2]
-            chosen = [one for *_, one in due] + [one for one in chosen if self._standing[one] > now]
-            self._looking_until = now + 2 * LONGEST_SECONDS
-            return chosen[:MOST_IN_A_LOOK]
+            # Waiters that are due soon come along, each by half a pause too early.
+            chosen = [other for other, at in self._polled.items() if at <= now + _pause(other, now) / 2]
+            chosen = [other for *_, other in due] + [other for other in chosen if self._polled[other] > now]
+            self._polling_until = now + 2 * LONGEST_SECONDS
+            return chosen[:MAX_POLLED]
 
-    def looking(self, waiters: Sequence[Waiter]) -> Callable[[Session, int], None]:
-        """The call that looks for these, and hands out what it finds."""
+    def poll_call(self, waiters: Sequence[Waiter]) -> Callable[[Session, int], None]:
+        """Return the call that polls for these waiters and sets their answers."""
 
-        def look(session: Session, member_id: int) -> None:
+        def poll(session: Session, member_id: int) -> None:
             began = monotonic()
-            if len(waiters) == 1:  # as it is after each hand-over: there is a shorter way
-                (one,) = waiters
-                answers = {one.position: session.wait(one.ticket, 0.0, threading.Event())}
+            if len(waiters) == 1:  # as after each local release: a single wait is cheaper
+                (waiter,) = waiters
+                answers = {waiter.position: session.wait(waiter.ticket, 0.0, threading.Event())}
             else:
                 answers = session.poll(member_id, [waiter.ticket for waiter in waiters])
-            self._hand_out(waiters, answers, began)
+            self._set_answers(waiters, answers, began)
 
-        return look
+        return poll
 
-    def _hand_out(self, waiters: Sequence[Waiter], answers: dict[int, bool | None], began: float) -> None:
+    def _set_answers(self, waiters: Sequence[Waiter], answers: dict[int, bool | None], began: float) -> None:
         woken = []
         with self._state_lock:
             now = monotonic()
-            if self._looking_until > now:
+            if self._polling_until > now:
                 self._rest_until = now + min((now - began) / BUSY, LONGEST_SECONDS)
             for waiter in waiters:
                 answer = answers.get(waiter.position, False)
                 if answer is not False:
                     woken += self._answer(waiter, answer)
-                elif waiter in self._standing:
-                    self._standing[waiter] = now + _pause(waiter, now)
+                elif waiter in self._polled:
+                    self._polled[waiter] = now + _pause(waiter, now)
         _wake(woken)
 
-    def end_look(self) -> None:
-        """Nobody looks now."""
+    def end_poll(self) -> None:
+        """Allow other waiters to poll."""
         with self._state_lock:
-            self._looking_until = -math.inf
+            self._polling_until = -math.inf
 
 
 def _pause(waiter: Waiter, now: float) -> float:
-    """Until the next look at one that stands."""
+    """Return the seconds until the next poll of a waiter."""
     return min(max(FIRST_SECONDS, (now - waiter.since) * SHARE), LONGEST_SECONDS)
 
 

@@ -134,7 +134,7 @@ class Dashboard:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         place = Permit()
-        if not self.feed.streams.take(place):  # before the answer is begun: many may ask at once
+        if not self.feed.streams.acquire(place):  # before the answer is begun: many may ask at once
             return self._refuse(request, 503, "Too many have this page open; close some.")
         asked = Asked.of(request.query_params)
         stream = self.feed.stream(place, asked.url(), lambda: self._pages.board(self.feed.seen, asked))

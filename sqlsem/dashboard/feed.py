@@ -78,4 +78,4 @@ class Feed:
                     except asyncio.TimeoutError:
                         yield ": still here\n\n"
         finally:
-            self.streams.give_back(place)
+            self.streams.release(place)

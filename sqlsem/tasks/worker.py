@@ -399,10 +399,10 @@ class Worker:
     def _counted_as_busy(self) -> Iterator[None]:
         token = Permit()
         try:
-            self._busy.take(token)
+            self._busy.acquire(token)
             yield
         finally:
-            self._busy.give_back(token)
+            self._busy.release(token)
             with self._changed:
                 self._changed.notify_all()
 

@@ -156,7 +156,7 @@ def test_an_operator_takes_its_row_as_it_sleeps(party, name):
 def test_released_row_is_forgotten_before_local_notify(connect, name, monkeypatch):
     """They sleep as long as what they find there keeps them out, and nobody would wake them."""
     coordinator = connect()
-    told, found, tell = [], [], DatabaseClient.returned
+    told, found, tell = [], [], DatabaseClient.handle_release
 
     def returned(client, ticket, session, member_id):
         told.append(ticket.resource)

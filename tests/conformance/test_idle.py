@@ -35,7 +35,7 @@ def fail_once(number):
 def seldom(monkeypatch):
     """Nobody looks by himself before a test has given up: who begins was told, or knew when."""
     monkeypatch.setattr(claiming, "RECOVER_SECONDS", (4 * PATIENCE, 4 * PATIENCE))
-    monkeypatch.setattr(claiming, "pauses", partial(backoff_delays, first=4 * PATIENCE))
+    monkeypatch.setattr(claiming, "backoff_delays", partial(backoff_delays, first=4 * PATIENCE))
 
 
 @pytest.fixture

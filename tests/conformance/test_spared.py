@@ -109,14 +109,14 @@ def test_release_without_wakeup_lock_logs_nothing(party, locked, name):
 
 
 def test_a_member_that_comes_back_spares_as_many(party, database, locked, name):
-    number = waiter_queues.MOST_KEPT + 100
+    number = waiter_queues.MAX_WAKEUP_LOCKS + 100
     participant = party()
     several = [participant.ask(name) for _ in range(number)]
     participant.spare(several)
     participant.session.close()
     until(lambda: not any(locked(several)), "the session has ended")
     again = party(participant.member)
-    assert locked(several) == [True] * waiter_queues.MOST_KEPT + [False] * 99 + [True]
+    assert locked(several) == [True] * waiter_queues.MAX_WAKEUP_LOCKS + [False] * 99 + [True]
     again.release(*several)
     assert again.told == []
     assert not any(locked(several))
@@ -223,7 +223,7 @@ def test_limit_waiter_sees_release_just_before_sleep(make_database, postgres_ser
 
 def test_crowd_of_a_process_takes_few_wakeup_locks(connect, database, name, locked):
     """In the order in which they asked, though most of them give up."""
-    number, most = 1200, waiter_queues.MOST_KEPT + 16
+    number, most = 1200, waiter_queues.MAX_WAKEUP_LOCKS + 16
     holder, coordinator = connect(grace=60), connect(grace=60)
     with coordinator.mutex(name):  # connects
         pass

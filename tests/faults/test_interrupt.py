@@ -13,7 +13,7 @@ from support import until
 from support.striking import PACKAGE, after_calls, interrupted, leaves_with
 
 import sqlsem
-from sqlsem.core.wait_pool import MOST_WAITING_SESSIONS
+from sqlsem.core.wait_pool import MAX_BLOCKED_CONNECTIONS
 from sqlsem.tasks import Json
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
@@ -241,8 +241,8 @@ def strike_every_line(channel, url, options, name, what):
         pass
     # All places to wait in are there.
     with contextlib.ExitStack() as waiting:
-        for _ in range(MOST_WAITING_SESSIONS):
-            assert waiting.enter_context(coordinator.client.wait_pool.session(1.0)) is not None
+        for _ in range(MAX_BLOCKED_CONNECTIONS):
+            assert waiting.enter_context(coordinator.client.wait_pool.connection(1.0)) is not None
     channel.tell("well")
     channel.ask()
 

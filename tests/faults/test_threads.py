@@ -9,7 +9,7 @@ import pytest
 from support import Recorder, check_history, started_since, until
 
 from sqlsem import all_of
-from sqlsem.core.wait_pool import MOST_IDLE_SESSIONS, MOST_WAITING_SESSIONS
+from sqlsem.core.wait_pool import MAX_BLOCKED_CONNECTIONS, MAX_IDLE_CONNECTIONS
 
 MANY = 50
 
@@ -46,7 +46,7 @@ def test_fifty_threads_share_a_coordinator(connect, database, name, threads):
 def test_more_waiters_than_waiting_sessions(agents, connect, database, name, threads, waiting):
     """Every resource is held by another process, so that all must wait in the database."""
     (other,) = agents(1, grace=60)
-    resources = [f"{name}-{number}" for number in range(MOST_WAITING_SESSIONS + 4)]
+    resources = [f"{name}-{number}" for number in range(MAX_BLOCKED_CONNECTIONS + 4)]
     for number, resource in enumerate(resources):
         other.hold("mutex", resource, thread=f"t{number}")
     coordinator = connect(grace=30)
@@ -70,8 +70,8 @@ def test_more_waiters_than_waiting_sessions(agents, connect, database, name, thr
     assert database.queue(name) == []
     if database.engine == "postgresql":
         # Beside ours, the other process has its main session.
-        assert max(counts) <= 1 + MOST_WAITING_SESSIONS + 1
-        until(lambda: connections(database) <= 1 + MOST_IDLE_SESSIONS + 1, "those that are too many are closed")
+        assert max(counts) <= 1 + MAX_BLOCKED_CONNECTIONS + 1
+        until(lambda: connections(database) <= 1 + MAX_IDLE_CONNECTIONS + 1, "those that are too many are closed")
 
 
 def connections(database):

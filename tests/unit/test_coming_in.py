@@ -95,7 +95,7 @@ def test_tasks_keep_their_places_to_wait_in(tmp_path):
                 break
         assert number > 5
         gc.collect()
-        places = coordinator.client.event_loops.places
+        places = coordinator.client.event_loops.permits
         deadline = time.monotonic() + 60
         while len(places) and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -49,7 +49,7 @@ def looks(monkeypatch):
 
 
 def without_sessions(coordinator, monkeypatch):
-    monkeypatch.setattr(coordinator.client.wait_pool._places, "most", 0)
+    monkeypatch.setattr(coordinator.client.wait_pool._permits, "size", 0)
 
 
 def waiters(coordinator):
@@ -118,7 +118,7 @@ def test_waiters_without_connection_are_polled_together(pair, looks, monkeypatch
             pass
 
     async def main():
-        monkeypatch.setattr(other.client.event_loops.places, "most", 0)
+        monkeypatch.setattr(other.client.event_loops.permits, "size", 0)
         tasks = [asyncio.create_task(enter(name)) for name in names]
         while waiters(other) < resources:
             await asyncio.sleep(0.01)
@@ -189,7 +189,7 @@ class Room:
         ticket = Ticket(resource, position, "me", False)
         waiter = Waiter(ticket, Request(resource, access, limit, weight), threading.Event())
         if enter:
-            self.lines.enter(waiter)
+            self.lines.add(waiter)
         return waiter
 
     def poll(self, member_id, tickets):
@@ -203,10 +203,10 @@ class Room:
 
     def looks_for(self, waiter, last=False):
         """Whom this one looks for, and the look is carried out."""
-        chosen = self.lines.begin_look(waiter, last)
+        chosen = self.lines.begin_poll(waiter, last)
         if chosen:
-            self.lines.looking(chosen)(self, 1)
-            self.lines.end_look()
+            self.lines.poll_call(chosen)(self, 1)
+            self.lines.end_poll()
         return [one.position for one in chosen]
 
 
@@ -225,7 +225,7 @@ def woken(*waiters):
 def test_each_gets_its_own_answer(room):
     several = [room.waiter(number, f"r{number}") for number in range(10)]
     for waiter in several:
-        room.lines.stand(waiter)
+        room.lines.poll_delay(waiter)
     room.granted, room.gone = {3, 7}, {5}
     room.now += 1
     assert sorted(room.looks_for(several[0])) == list(range(10)), "all, and nobody is left out"
@@ -233,20 +233,20 @@ def test_each_gets_its_own_answer(room):
     assert answers == {**dict.fromkeys(range(10), False), 3: True, 7: True, 5: None}
     assert set(woken(*several)) == {3, 5, 7}
     assert [one.position for one in room.lines.waiters()] == [0, 1, 2, 4, 6, 8, 9], "who is answered is in no line"
-    assert [room.lines.place(several[number]) for number in (3, 5, 4)] == [
+    assert [room.lines.state(several[number]) for number in (3, 5, 4)] == [
         *[WaiterState.ANSWERED] * 2,
-        WaiterState.FIRST,
+        WaiterState.HEAD,
     ]
 
 
 def test_poll_leader_polls_for_all_at_the_needed_rate(room):
     several = [room.waiter(number, f"r{number}") for number in range(50)]
-    sleeps = {waiter: room.now + room.lines.stand(waiter) for waiter in several}
+    sleeps = {waiter: room.now + room.lines.poll_delay(waiter) for waiter in several}
     looks, until_then = 0, room.now + 300
     while room.now < until_then:
         waiter, room.now = min(sleeps.items(), key=lambda item: item[1])
         looks += bool(room.looks_for(waiter))
-        sleeps[waiter] = room.now + room.lines.stand(waiter)
+        sleeps[waiter] = room.now + room.lines.poll_delay(waiter)
     assert len(room.asked) == looks < 250
     late = [one for one in room.asked if len(one) < 50]
     assert len(late) < 20
@@ -254,20 +254,20 @@ def test_poll_leader_polls_for_all_at_the_needed_rate(room):
     while room.now < until_then + 100:
         waiter, room.now = min(sleeps.items(), key=lambda item: item[1])
         looks += bool(room.looks_for(waiter))
-        sleeps[waiter] = room.now + room.lines.stand(waiter)
+        sleeps[waiter] = room.now + room.lines.poll_delay(waiter)
     assert looks - before <= 100 / waiter_queues.LONGEST_SECONDS * 2.1, "one statement a slice, or little more"
 
 
 def test_poll_leader_is_replaced_when_it_leaves(room):
     several = [room.waiter(number, f"r{number}") for number in range(3)]
     for waiter in several:
-        room.lines.stand(waiter)
-    (leader,) = [waiter for waiter in several if room.lines.leads(waiter)]
-    room.lines.leave([leader])
+        room.lines.poll_delay(waiter)
+    (leader,) = [waiter for waiter in several if room.lines.is_poll_leader(waiter)]
+    room.lines.remove([leader])
     rest = [waiter for waiter in several if waiter is not leader]
-    (next_one,) = [waiter for waiter in rest if room.lines.leads(waiter)]
+    (next_one,) = [waiter for waiter in rest if room.lines.is_poll_leader(waiter)]
     assert woken(*rest) == [next_one.position]
-    assert room.lines.stand(next_one) < 1
+    assert room.lines.poll_delay(next_one) < 1
     room.now += 1
     assert sorted(room.looks_for(next_one)) == [waiter.position for waiter in rest]
 
@@ -276,25 +276,25 @@ def test_poll_leader_is_replaced_when_it_is_lost(room):
     """Its loop stands still, say; or it began to look, and was struck before it had asked."""
     several = [room.waiter(number, f"r{number}") for number in range(3)]
     for waiter in several:
-        room.lines.stand(waiter)
+        room.lines.poll_delay(waiter)
     room.now += 1
-    assert room.lines.begin_look(several[0])
-    assert room.lines.begin_look(several[1]) == [], "while one looks no other does"
+    assert room.lines.begin_poll(several[0])
+    assert room.lines.begin_poll(several[1]) == [], "while one looks no other does"
     room.now += 3 * waiter_queues.LONGEST_SECONDS
     assert len(room.looks_for(several[1])) == 3
     room.now += 10 * waiter_queues.LONGEST_SECONDS
-    room.lines.tend()
+    room.lines.wake_missed()
     assert len(woken(*several)) == 3, "the pulse sees that nobody looks"
 
 
 def test_a_look_that_fails_says_nothing_and_is_made_again(room):
     several = [room.waiter(number, f"r{number}") for number in range(3)]
     for waiter in several:
-        room.lines.stand(waiter)
+        room.lines.poll_delay(waiter)
     room.now += 1
-    chosen = room.lines.begin_look(several[0])
+    chosen = room.lines.begin_poll(several[0])
     assert len(chosen) == 3
-    room.lines.end_look()
+    room.lines.end_poll()
     room.granted = {0, 1, 2}
     assert len(room.looks_for(several[1])) == 3
     assert all(waiter.answer for waiter in several)
@@ -316,16 +316,16 @@ class Locks:
 
 
 def test_middle_waiters_drop_their_wakeup_locks(room):
-    few, session = waiter_queues.MOST_KEPT, Locks()
+    few, session = waiter_queues.MAX_WAKEUP_LOCKS, Locks()
     for number in range(few):
-        room.lines.spare("a", session, 1)
+        room.lines.drop_wakeup_locks("a", session, 1)
         room.waiter(number)
     assert session.calls == 0, "of a few, nobody"
-    room.lines.spare("a", session, 1)
+    room.lines.drop_wakeup_locks("a", session, 1)
     assert session.spared == set(range(waiter_queues.FRONT, few - 1))
     for number in range(few, 100 * few):
         room.waiter(number)
-        room.lines.spare("a", session, 1)
+        room.lines.drop_wakeup_locks("a", session, 1)
     kept = 100 * few - len(session.spared)
     assert kept <= few
     assert session.calls <= 100 * few / (few - waiter_queues.FRONT - 1) + 1, "and only now and then"
@@ -334,31 +334,31 @@ def test_middle_waiters_drop_their_wakeup_locks(room):
 @pytest.mark.parametrize("kind", [{"limit": 2}, {"access": "read"}])
 def test_wakeup_lock_is_kept_before_another_access(room, kind):
     """And it is not asked again and again whether somebody can be."""
-    session, number = Locks(), 40 * waiter_queues.MOST_KEPT
+    session, number = Locks(), 40 * waiter_queues.MAX_WAKEUP_LOCKS
     for position in range(number):
         room.waiter(position, **(kind if position % 2 else {}))
-        room.lines.spare("a", session, 1)
+        room.lines.drop_wakeup_locks("a", session, 1)
     assert session.spared == set()
     assert session.calls < 10
 
 
 def test_readers_keep_their_wakeup_locks(room):
     session = Locks()
-    for position in range(2 * waiter_queues.MOST_KEPT):
+    for position in range(2 * waiter_queues.MAX_WAKEUP_LOCKS):
         room.waiter(position, access="read")
-        room.lines.spare("a", session, 1)
+        room.lines.drop_wakeup_locks("a", session, 1)
     assert session.spared == set()
 
 
 def test_wakeup_lock_is_restored_near_the_head(room):
-    number, session = 2 * waiter_queues.MOST_KEPT, Locks()
+    number, session = 2 * waiter_queues.MAX_WAKEUP_LOCKS, Locks()
     several = [room.waiter(position) for position in range(number)]
-    room.lines.spare("a", session, 1)
+    room.lines.drop_wakeup_locks("a", session, 1)
     spared, calls = set(session.spared), session.calls
     for position, waiter in enumerate(several[:-1]):
-        room.lines.settle(waiter, True)
-        room.lines.leave([waiter])
-        room.lines.hand_over("a", session, 1)
+        room.lines.set_answer(waiter, True)
+        room.lines.remove([waiter])
+        room.lines.grant_next_local("a", session, 1)
         near = set(range(position + 1, min(position + waiter_queues.FRONT // 2, number - 1)))
         assert near & spared <= session.kept, position
     assert session.kept == spared
@@ -374,45 +374,45 @@ def test_refused_wakeup_lock_change_is_retried(room, what):
         raise sqlsem.Unavailable("no")
 
     setattr(session, what, refuse)
-    several = [room.waiter(position) for position in range(2 * waiter_queues.MOST_KEPT)]
-    room.lines.spare("a", session, 1)
+    several = [room.waiter(position) for position in range(2 * waiter_queues.MAX_WAKEUP_LOCKS)]
+    room.lines.drop_wakeup_locks("a", session, 1)
     for waiter in several[: waiter_queues.FRONT]:
-        room.lines.leave([waiter])
-        room.lines.hand_over("a", session, 1)
+        room.lines.remove([waiter])
+        room.lines.grant_next_local("a", session, 1)
 
 
 def test_withdrawn_waiter_lets_the_next_come_forward(room):
     first, second, third = (room.waiter(number) for number in (1, 2, 3))
-    room.lines.stand(first)
+    room.lines.poll_delay(first)
     room.now += 1
-    chosen = room.lines.begin_look(first)
-    room.lines.leave([first])
+    chosen = room.lines.begin_poll(first)
+    room.lines.remove([first])
     assert woken(first, second, third) == [2]
     room.granted = {1}
-    room.lines.looking(chosen)(room, 1)
-    room.lines.end_look()
+    room.lines.poll_call(chosen)(room, 1)
+    room.lines.end_poll()
     assert first.answer is not True
-    assert [room.lines.place(one) for one in (second, third)] == [WaiterState.FIRST, WaiterState.KEPT_OUT]
-    room.lines.leave([first])
+    assert [room.lines.state(one) for one in (second, third)] == [WaiterState.HEAD, WaiterState.BLOCKED_LOCALLY]
+    room.lines.remove([first])
     assert room.lines.waiters() == [second, third]
 
 
 def test_a_nudge_asks_for_a_look_now(room):
     several = [room.waiter(number, f"r{number}") for number in range(3)]
     for waiter in several:
-        room.lines.stand(waiter)
+        room.lines.poll_delay(waiter)
     room.now += 50
     room.looks_for(several[0])
     room.now += 0.001
-    assert room.lines.begin_look(several[1]) == []
-    room.lines.nudge("r1")
+    assert room.lines.begin_poll(several[1]) == []
+    room.lines.notify("r1")
     assert woken(*several) == [1]
     assert room.looks_for(several[1]) == [1], "and for nobody else"
 
 
 def test_last_poll_at_the_timeout(room):
     waiter = room.waiter(1)
-    room.lines.stand(waiter)
+    room.lines.poll_delay(waiter)
     room.now += 50
     room.looks_for(waiter)
     assert room.looks_for(waiter) == []
@@ -424,7 +424,7 @@ def test_last_poll_at_the_timeout(room):
 def test_poll_covers_a_thousand_rows_per_statement(room):
     several = [room.waiter(number, f"r{number}") for number in range(2500)]
     for waiter in several:
-        room.lines.stand(waiter)
+        room.lines.poll_delay(waiter)
     room.now += 1
     asked = []
     while chosen := room.looks_for(several[0]):
@@ -445,111 +445,111 @@ def test_candidates_are_blocked_by_no_earlier_waiter(room, seed):
     ]
     there = [room.waiter(position, **chance.choice(kinds), enter=False) for position in range(12)]
     for waiter in chance.sample(there, len(there)):
-        room.lines.enter(waiter)
+        room.lines.add(waiter)
     while there:
         exposed = [
             later
             for number, later in enumerate(there)
             if not any(earlier.request.keeps_out(later.request) for earlier in there[:number])
         ]
-        found = [waiter for waiter in there if room.lines.place(waiter) is not WaiterState.KEPT_OUT]
+        found = [waiter for waiter in there if room.lines.state(waiter) is not WaiterState.BLOCKED_LOCALLY]
         assert found == exposed
-        assert room.lines.place(there[0]) is WaiterState.FIRST
+        assert room.lines.state(there[0]) is WaiterState.HEAD
         woken(*there)
         gone = there.pop(chance.randrange(len(there)))
-        room.lines.leave([gone])
-        now_exposed = {one.position for one in there if room.lines.place(one) is not WaiterState.KEPT_OUT}
+        room.lines.remove([gone])
+        now_exposed = {one.position for one in there if room.lines.state(one) is not WaiterState.BLOCKED_LOCALLY}
         assert set(woken(*there)) == now_exposed - {one.position for one in exposed}
-    assert room.lines._lines == {}
+    assert room.lines._queues == {}
 
 
 def test_release_grants_local_waiters(room):
     """In the same call; and where somebody else came first, the next ones wait in the database."""
     held = Request("a")
     first, second = room.waiter(1), room.waiter(2)
-    assert room.lines.stay(first, [held])
+    assert room.lines.should_wait_locally(first, [held])
     room.granted = {1}
-    room.lines.hand_over("a", room, 1)
+    room.lines.grant_next_local("a", room, 1)
     assert first.answer is True
     assert room.asked == [[1]]
     assert woken(first, second) == [1, 2]
     # The grant of the first one is not in the books yet: the second one waits for it all the same.
-    assert room.lines.place(second) is WaiterState.FIRST
-    assert room.lines.stay(second, [])
-    room.lines.leave([first])
+    assert room.lines.state(second) is WaiterState.HEAD
+    assert room.lines.should_wait_locally(second, [])
+    room.lines.remove([first])
     assert woken(second) == []
-    room.lines.hand_over("a", room, 1)
+    room.lines.grant_next_local("a", room, 1)
     assert woken(second) == [2], "another process came first: to the database"
-    assert not room.lines.stay(second, [held])
-    for _ in range(waiter_queues.NOT_AT_HOME):
-        stays = room.lines.stay(second, [held])
+    assert not room.lines.should_wait_locally(second, [held])
+    for _ in range(waiter_queues.NO_LOCAL_WAITS):
+        stays = room.lines.should_wait_locally(second, [held])
     assert stays
 
 
 def test_local_wait_lasts_a_single_slice(room):
     """What is believed to be ours may be nobody's."""
     waiter = room.waiter(1)
-    assert [room.lines.stay(waiter, [Request("a")]) for _ in range(4)] == [True, False, True, False]
+    assert [room.lines.should_wait_locally(waiter, [Request("a")]) for _ in range(4)] == [True, False, True, False]
 
 
 def test_possibly_granted_waiter_does_not_wait_locally(room):
     three = room.waiter(5, limit=3)
-    assert not room.lines.stay(three, [])
-    assert not room.lines.stay(three, [Request("a", limit=3)] * 2)
-    assert room.lines.stay(three, [Request("a", limit=3)] * 3)
+    assert not room.lines.should_wait_locally(three, [])
+    assert not room.lines.should_wait_locally(three, [Request("a", limit=3)] * 2)
+    assert room.lines.should_wait_locally(three, [Request("a", limit=3)] * 3)
     other = room.waiter(3, "b", "read")
-    assert not room.lines.stay(other, [Request("b", "read")] * 9)
-    assert room.lines.stay(other, [Request("b", "read"), Request("b", "write")])
+    assert not room.lines.should_wait_locally(other, [Request("b", "read")] * 9)
+    assert room.lines.should_wait_locally(other, [Request("b", "read"), Request("b", "write")])
 
 
 def test_failed_local_hand_off_is_harmless(room):
     waiter = room.waiter(1)
-    assert room.lines.stay(waiter, [Request("a")])
+    assert room.lines.should_wait_locally(waiter, [Request("a")])
     session = mock.Mock()
     session.wait.side_effect = sqlsem.Unavailable("gone")
-    room.lines.hand_over("a", session, 1)
+    room.lines.grant_next_local("a", session, 1)
     assert woken(waiter) == [1]
     assert waiter.answer is False
-    assert not room.lines.stay(waiter, [Request("a")])
+    assert not room.lines.should_wait_locally(waiter, [Request("a")])
 
 
 def test_answered_waiter_waits_nowhere(room):
     first, second = room.waiter(1), room.waiter(2)
-    room.lines.settle(first, True)
-    assert [room.lines.place(one) for one in (first, second)] == [WaiterState.ANSWERED, WaiterState.FIRST]
+    room.lines.set_answer(first, True)
+    assert [room.lines.state(one) for one in (first, second)] == [WaiterState.ANSWERED, WaiterState.HEAD]
 
 
 def test_poll_interval_grows_with_the_wait(room):
     waiter, began = room.waiter(1), room.now
-    room.lines.stand(waiter)
+    room.lines.poll_delay(waiter)
     for stood in (0.05, 1.0, 20.0, 70.0, 1000.0):
         room.now = began + stood
         assert room.looks_for(waiter) == [1]
         expected = min(max(waiter_queues.FIRST_SECONDS, stood * waiter_queues.SHARE), waiter_queues.LONGEST_SECONDS)
-        assert room.lines.stand(waiter) == pytest.approx(expected)
+        assert room.lines.poll_delay(waiter) == pytest.approx(expected)
 
 
 def test_readers_beside_a_granted_reader_are_polled(room):
     """A heavy writer without a limit of its own waits first; readers behind it may pass, and do so together."""
     writer = room.waiter(1, limit=None, weight=2)
     readers = [room.waiter(number, access="read", limit=None) for number in (2, 3, 4)]
-    room.lines.settle(readers[0], True)
-    assert room.lines.place(writer) is WaiterState.FIRST
-    assert room.lines.place(readers[1]) is WaiterState.LET_IN_TOO
+    room.lines.set_answer(readers[0], True)
+    assert room.lines.state(writer) is WaiterState.HEAD
+    assert room.lines.state(readers[1]) is WaiterState.SHARED_WAKEUP
     assert room.looks_for(readers[1]) == [3, 4]
 
 
 def test_head_waiter_is_more_than_a_candidate(room):
     room.waiter(1, limit=None)
     reader = room.waiter(2, access="read", limit=None)
-    assert room.lines.place(reader) is WaiterState.EXPOSED
+    assert room.lines.state(reader) is WaiterState.CANDIDATE
 
 
 def test_answered_waiter_neither_waits_locally_nor_sleeps(room):
     first, second = room.waiter(1), room.waiter(2)
-    room.lines.settle(first, True)
-    assert not room.lines.stay(first, [Request("a")])
-    assert room.lines.stand(first) == 0
+    room.lines.set_answer(first, True)
+    assert not room.lines.should_wait_locally(first, [Request("a")])
+    assert room.lines.poll_delay(first) == 0
     assert room.lines.waiters() == [second]
 
 
@@ -567,24 +567,24 @@ def test_heartbeat_wakes_unpolled_heads(room):
     """And those that stand when whoever leads has not looked for long after it should have."""
     in_session, standing, at_home = (room.waiter(number, f"r{number}") for number in (1, 2, 3))
     behind = room.waiter(4, "r1")
-    pause = room.lines.stand(standing)
-    assert room.lines.stay(at_home, [Request("r3")])
-    room.lines.tend()
+    pause = room.lines.poll_delay(standing)
+    assert room.lines.should_wait_locally(at_home, [Request("r3")])
+    room.lines.wake_missed()
     assert woken(in_session, standing, at_home, behind) == [1]
     room.now += pause + waiter_queues.LONGEST_SECONDS - 0.001
-    room.lines.tend()
+    room.lines.wake_missed()
     assert woken(in_session, standing, at_home, behind) == [1]
     room.now += 0.002
-    room.lines.tend()
+    room.lines.wake_missed()
     assert 2 in woken(in_session, standing, at_home, behind)
 
 
 def test_poll_leader_is_replaced_when_it_waits_in_session(room):
     first, second = (room.waiter(number, f"r{number}") for number in (1, 2))
     for waiter in (first, second):
-        room.lines.stand(waiter)
-    assert room.lines.leads(first)
-    room.lines.sit(first)
+        room.lines.poll_delay(waiter)
+    assert room.lines.is_poll_leader(first)
+    room.lines.mark_blocking(first)
     assert woken(first, second) == [2]
     room.now += 1
     assert room.looks_for(second) == [2]
@@ -592,13 +592,13 @@ def test_poll_leader_is_replaced_when_it_waits_in_session(room):
 
 def test_next_waiters_use_the_database_after_others(room):
     waiter = room.waiter(1)
-    room.lines.hand_over("a", room, 1)
+    room.lines.grant_next_local("a", room, 1)
     assert room.asked == [], "nobody waits at home"
-    assert room.lines.stay(waiter, [Request("a")])
-    room.lines.hand_over("a", room, 1)
+    assert room.lines.should_wait_locally(waiter, [Request("a")])
+    room.lines.grant_next_local("a", room, 1)
     assert room.asked == [[1]]
-    stays = [room.lines.stay(waiter, [Request("a")]) for _ in range(waiter_queues.NOT_AT_HOME + 1)]
-    assert stays == [False] * waiter_queues.NOT_AT_HOME + [True]
+    stays = [room.lines.should_wait_locally(waiter, [Request("a")]) for _ in range(waiter_queues.NO_LOCAL_WAITS + 1)]
+    assert stays == [False] * waiter_queues.NO_LOCAL_WAITS + [True]
 
 
 def test_blockers_of_a_locally_blocked_waiter(room):
@@ -606,14 +606,14 @@ def test_blockers_of_a_locally_blocked_waiter(room):
     room.now += 5
     second, other = room.waiter(2), room.waiter(3, "b")
     room.now += 2
-    found = room.lines.behind(second)
+    found = room.lines.blocker_of(second)
     assert (found.position, found.state, found.seconds) == (1, "waits", 7)
-    assert room.lines.behind(first) is None
-    assert room.lines.behind(other) is None
+    assert room.lines.blocker_of(first) is None
+    assert room.lines.blocker_of(other) is None
     first.behind = found
-    assert room.lines.behind(room.waiter(4)) is found, "whom that one waits behind is the one to be told of"
+    assert room.lines.blocker_of(room.waiter(4)) is found, "whom that one waits behind is the one to be told of"
     readers = [room.waiter(number, "c", "read", None) for number in (5, 6)]
-    assert room.lines.behind(readers[1]) is None, "they share: both wait for the same one"
+    assert room.lines.blocker_of(readers[1]) is None, "they share: both wait for the same one"
 
 
 @pytest.mark.parametrize("limit", [1, 3], ids=["of a kind that is there", "of a new kind"])
@@ -632,11 +632,11 @@ def test_interrupted_entry_leaves_no_trace(room, monkeypatch, strike, limit):
 
     monkeypatch.setattr(waiter_queues, "insort", strikes)
     with contextlib.suppress(KeyboardInterrupt):
-        room.lines.enter(struck)
-    room.lines.nudge("a")
-    room.lines.leave([struck])
+        room.lines.add(struck)
+    room.lines.notify("a")
+    room.lines.remove([struck])
     assert room.lines.waiters() == late
-    assert [room.lines.place(one) for one in late] == [WaiterState.FIRST, WaiterState.KEPT_OUT]
+    assert [room.lines.state(one) for one in late] == [WaiterState.HEAD, WaiterState.BLOCKED_LOCALLY]
 
 
 def test_interrupt_at_any_line_of_removal_is_harmless(room):
@@ -661,7 +661,7 @@ def test_interrupt_at_any_line_of_removal_is_harmless(room):
         before = sys.gettrace()
         sys.settrace(trace)
         try:
-            room.lines.leave([waiter])
+            room.lines.remove([waiter])
         except KeyboardInterrupt:
             return True
         finally:
@@ -671,23 +671,23 @@ def test_interrupt_at_any_line_of_removal_is_harmless(room):
     for strike in range(1, 200):
         first, *late = (room.waiter(number, f"r{strike}", weight=number, limit=9) for number in (1, 2, 3))
         was_struck = leave(first, strike)
-        room.lines.nudge(first.ticket.resource)  # as others do
-        room.lines.leave([first])
+        room.lines.notify(first.ticket.resource)  # as others do
+        room.lines.remove([first])
         assert [one for one in room.lines.waiters() if one.ticket.resource == f"r{strike}"] == late
-        assert room.lines.place(late[0]) is WaiterState.FIRST
-        room.lines.leave(late)
+        assert room.lines.state(late[0]) is WaiterState.HEAD
+        room.lines.remove(late)
         if not was_struck:
             break
     assert struck[0] == strike - 1 > 10
-    assert room.lines._lines == {}
+    assert room.lines._queues == {}
 
 
 def test_interrupted_entry_blocks_no_waiter(room):
     first, second = room.waiter(1), room.waiter(2)
     first.answer = True  # and then it was struck
-    room.lines.tend()
+    room.lines.wake_missed()
     assert woken(second) == [2]
-    assert room.lines.place(second) is WaiterState.FIRST
+    assert room.lines.state(second) is WaiterState.HEAD
 
 
 def test_half_granted_request_blocks_no_waiter(pair):

@@ -15,28 +15,28 @@ def client(tmp_path):
 
 def test_where_there_is_no_room_idle_sessions_stay(client, monkeypatch):
     room = client.wait_pool
-    with room.session(1.0) as kept:
+    with room.connection(1.0) as kept:
         pass
-    monkeypatch.setattr(room._places, "most", 0)
-    with room.session(1.0) as session:
+    monkeypatch.setattr(room._permits, "size", 0)
+    with room.connection(1.0) as session:
         assert session is None
     monkeypatch.undo()
-    with room.session(1.0) as session:
+    with room.connection(1.0) as session:
         assert session is kept
 
 
 def test_few_are_kept(client):
     room, made = client.wait_pool, []
-    with room.session(1.0) as connection, room.session(1.0) as two, room.session(1.0) as three:
+    with room.connection(1.0) as connection, room.connection(1.0) as two, room.connection(1.0) as three:
         made += [connection, two, three]
     assert len(set(map(id, made))) == 3
-    assert len(room.sessions()) == wait_pool.MOST_IDLE_SESSIONS
+    assert len(room.sessions()) == wait_pool.MAX_IDLE_CONNECTIONS
 
 
 def test_failed_connection_is_closed(client):
     room = client.wait_pool
-    with pytest.raises(ZeroDivisionError), room.session(1.0) as session:
+    with pytest.raises(ZeroDivisionError), room.connection(1.0) as session:
         raise ZeroDivisionError
     assert room.sessions() == []
-    with room.session(1.0) as another:
+    with room.connection(1.0) as another:
         assert another is not session
