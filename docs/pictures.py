@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.browsers import chromium
-from support.overviews import FakeLive, a_night
+from support.overviews import FakePoller, a_night
 
 import sqlsem
 from sqlsem import cli
 from sqlsem.admin import Admin
 from sqlsem.dashboard import server
 from sqlsem.dashboard.app import Dashboard
-from sqlsem.dashboard.pages import Asked, Pages
+from sqlsem.dashboard.pages import PageQuery, Pages
 from sqlsem.hosts import LOOPBACK, Hosts
 from sqlsem.insight.overview import Overview
 from sqlsem.model import Entry
@@ -113,7 +113,7 @@ def top() -> str:
     """``sqlsem top``, as SVG."""
 
     async def draw() -> str:
-        app = Top(FakeLive(a_night()))
+        app = Top(FakePoller(a_night()))
         async with app.run_test(size=(110, 28)) as pilot:
             await pilot.pause()
             return app.export_screenshot(title="$ sqlsem top")
@@ -123,10 +123,10 @@ def top() -> str:
 
 def page() -> str:
     """The dashboard's page, as HTML."""
-    live = FakeLive(a_night())
+    live = FakePoller(a_night())
     pages = Pages(live.where, live.every)
-    told = {"said": "", "can_change": False, "entered": False, "private": False, "word": ""}
-    return pages.draw("page.html", **told, **pages.values(live.seen, Asked.of({})))
+    values = {"notice": "", "can_change": False, "logged_in": False, "private": False, "csrf_token": ""}
+    return pages.draw("page.html", **values, **pages.values(live.snapshot, PageQuery.of({})))
 
 
 class _Said(HTMLParser):
@@ -159,7 +159,7 @@ def dashboard() -> bytes:
     """The dashboard as a browser shows it, as PNG; what it says stands in it, too."""
     from playwright.sync_api import sync_playwright
 
-    shown = Dashboard(FakeLive(a_night()), Hosts(LOOPBACK))
+    shown = Dashboard(FakePoller(a_night()), Hosts(LOOPBACK))
     place = server.listen("127.0.0.1", 0)
     running = server.Server(shown, lambda: None)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [place]})

@@ -19,8 +19,8 @@ from sqlsem.cli.options import age, duration, json_option, most_option, often, r
 from sqlsem.errors import Unavailable
 from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.reasons import Reason, reasons
-from sqlsem.live import take_away
 from sqlsem.model import Entry, Resource
+from sqlsem.poller import revoke_row
 from sqlsem.printable import clean
 from sqlsem.terminal import output
 from sqlsem.terminal.queues import as_dict, by_resource, render_history, render_operations, render_queues
@@ -29,7 +29,7 @@ from sqlsem.terminal.tables import process_name, seconds_in_words
 __all__ = ["history", "ls", "pause", "reap", "resume", "revoke", "set_"]
 
 #: Queues, and why those wait who wait.
-Seen = tuple[list[tuple[Resource, list[Entry]]], dict[int, Reason]]
+Queues = tuple[list[tuple[Resource, list[Entry]]], dict[int, Reason]]
 #: How requests end.
 OUTCOMES = ("released", "timeout", "cancelled", "reaped", "revoked", "lost", "upgraded", "downgraded", "handed_over")
 
@@ -58,7 +58,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
             for line in kept_lines(coordinator, resource):
                 output.say(line)
 
-        def look() -> Seen:
+        def look() -> Queues:
             found = coordinator.admin.overview()
             if resource is not None:
                 entries = [entry for entry in found.entries if entry.resource == resource]
@@ -94,7 +94,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
                 time.sleep(watch)
 
 
-def _watch(look: Callable[[], Seen], console: Console, only: str | None, every: float) -> None:
+def _watch(look: Callable[[], Queues], console: Console, only: str | None, every: float) -> None:
     """Draw the queue again and again; while the database is away, what was seen last."""
     seen: RenderableType = Text("")
     with output.picture(console, vertical_overflow="visible") as live:
@@ -327,7 +327,7 @@ def revoke(options: Connecting, position: int | None, member: int | None, login:
         )
         return
     with options.coordinator(looks=True) as coordinator:
-        entry, gone = take_away(coordinator, position, force=force)
+        entry, gone = revoke_row(coordinator, position, force=force)
     what = f"Position {position}"
     if entry is not None:
         who = process_name(entry.host, entry.pid, entry.requesting_id)

@@ -16,7 +16,7 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import often
 from sqlsem.errors import ConfigurationError
 from sqlsem.hosts import LOOPBACK, Hosts, is_loopback
-from sqlsem.live import Live
+from sqlsem.poller import Poller
 from sqlsem.terminal import output
 
 __all__ = ["dashboard", "top"]
@@ -59,8 +59,8 @@ def top(options: Connecting, interval: float) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("sqlsem top needs a terminal; for a pipe or a file there is: sqlsem ls --watch 2")
     with options.coordinator(looks=True) as coordinator:
-        live = Live(coordinator, interval)
-        live.first_look()
+        live = Poller(coordinator, interval)
+        live.poll_once()
         program = Top(live)
         program.run()
     return program.return_code or 0
@@ -129,8 +129,8 @@ def dashboard(
     private = private or bool(names) or not local
     token, made = _token(token_file) if allow_changes or private else (None, False)
     with options.coordinator(looks=True) as coordinator:
-        live = Live(coordinator, interval)
-        live.first_look()
+        live = Poller(coordinator, interval)
+        live.poll_once()
         hosts = Hosts({host, *names, *(LOOPBACK if local else ())})
         application = Dashboard(live, hosts, token, private=private, allow_changes=allow_changes)
         place = server.listen(host, port)

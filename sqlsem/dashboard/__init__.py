@@ -1,9 +1,9 @@
-"""``sqlsem dashboard``: what ``sqlsem top`` shows, for a browser, with Starlette (``pip install 'sqlsem[dashboard]'``).
+"""``sqlsem dashboard``: the views of ``sqlsem top`` in a browser, by Starlette (``pip install 'sqlsem[dashboard]'``).
 
-app.py        the pages, and what is done from them
-pages.py      how they are drawn
-feed.py       one look for all who have a page open
-guarding.py   who may ask, and from where
-connection.py how long a browser may take, and how many may be connected
-server.py     uvicorn, until somebody ends it
+app.py        the pages and their actions
+pages.py      draws the pages
+feed.py       sends each new board to all browsers; one poll for all of them
+access.py     checks hosts, origins and the token
+connection.py limits the number of connections and the time for a request
+server.py     runs uvicorn
 """

@@ -1,4 +1,7 @@
-"""The pages, and what is done from them."""
+"""The pages of the dashboard and their actions, as a Starlette application.
+
+Every change is confirmed on a page that shows its consequences, and needs a session that has shown the token.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from sqlsem.core.permits import Permit
+from sqlsem.dashboard.access import HostFilter, Sessions, cookie_of, is_cross_site, read_form
 from sqlsem.dashboard.feed import Feed
-from sqlsem.dashboard.guarding import Doors, Guard, cookie_of, from_elsewhere, read_form
-from sqlsem.dashboard.pages import Asked, Pages, action_of, row_of
+from sqlsem.dashboard.pages import PageQuery, Pages, action_of, row_of
 from sqlsem.errors import SqlsemError
 from sqlsem.hosts import Hosts
 from sqlsem.insight.consequences import Action, consequence
-from sqlsem.live import Live, in_a_line
 from sqlsem.model import MAX_INT
+from sqlsem.poller import Poller, one_line
 from sqlsem.printable import clean
 
 __all__ = ["Dashboard"]
@@ -39,28 +42,28 @@ class Dashboard:
     """The application.
 
     Args:
-        live: Looks at the database; started and stopped with the application.
-        hosts: The names by which it may be asked for.
-        token: What has to be shown; None: nobody has to, and nothing can be changed.
-        allow_changes: Whether who has shown it may change anything.
-        private: Whether it has to be shown to look, too.
+        poller: Polls the database; started and stopped with the application.
+        hosts: The host names that requests may use.
+        token: The secret that a browser has to show; None: none is needed, and nothing can be changed.
+        allow_changes: A browser that has shown the token may make changes.
+        private: The token is needed for reading, too.
     """
 
     def __init__(
         self,
-        live: Live,
+        poller: Poller,
         hosts: Hosts,
         token: str | None = None,
         *,
         allow_changes: bool = False,
         private: bool = False,
     ) -> None:
-        self._live = live
-        self._doors = Doors(token)
+        self._poller = poller
+        self._sessions = Sessions(token)
         self._changes = allow_changes and token is not None
         self._private = private
-        self._pages = Pages(live.where, live.every)
-        self.feed = Feed(live)
+        self._pages = Pages(poller.where, poller.every)
+        self.feed = Feed(poller)
         self.app = Starlette(
             routes=[
                 Route("/", self._inside(self._show)),
@@ -72,7 +75,7 @@ class Dashboard:
                 Route("/logout", self._logout, methods=["POST"]),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
-            middleware=[Middleware(Guard, hosts=hosts)],
+            middleware=[Middleware(HostFilter, hosts=hosts)],
             exception_handlers={HTTPException: self._fail, Exception: self._fault},
             lifespan=self._lifespan,
         )
@@ -88,84 +91,85 @@ class Dashboard:
     # -- drawing ------------------------------------------------------------------------------------------------
 
     def _page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
-        session = self._doors.session(request)
-        said = ""
+        session = self._sessions.session(request)
+        notice = ""
         if session is not None:
-            said, session.said = session.said, ""
+            notice, session.notice = session.notice, ""
+        logged_in = session is not None
         text = self._pages.draw(
             template,
-            **{"said": said, "can_change": self._changes, "entered": session is not None, "private": self._private},
-            **{"word": self._doors.word(request) if session is not None else "", **values},
+            **{"notice": notice, "can_change": self._changes, "logged_in": logged_in, "private": self._private},
+            **{"csrf_token": self._sessions.csrf_token(request) if logged_in else "", **values},
         )
         return HTMLResponse(text, status)
 
-    def _refuse(self, request: Request, status: int, told: str) -> Response:
-        return self._page(request, "told.html", status, title="This cannot be done", told=clean(told))
+    def _refuse(self, request: Request, status: int, message: str) -> Response:
+        return self._page(request, "message.html", status, title="This cannot be done", message=clean(message))
 
     async def _fail(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)
-        told = {404: "There is no such page.", 405: "This page is not asked for in this way."}
-        return self._refuse(request, exc.status_code, told.get(exc.status_code, exc.detail))
+        messages = {404: "There is no such page.", 405: "This page does not take such a request."}
+        return self._refuse(request, exc.status_code, messages.get(exc.status_code, exc.detail))
 
     async def _fault(self, request: Request, exc: Exception) -> Response:
         return self._refuse(request, 500, f"This is a fault of sqlsem's ({type(exc).__name__}); its log has more.")
 
     def _inside(self, handler: Handler) -> Handler:
-        """Who only looks needs no token, unless the dashboard is private."""
+        """Require a session for a page if the dashboard is private."""
 
         @functools.wraps(handler)
         async def checked(request: Request) -> Response:
-            if self._private and self._doors.session(request) is None:
+            if self._private and self._sessions.session(request) is None:
                 return RedirectResponse("/login", 303)
             return await handler(request)
 
         return checked
 
-    # -- looking ------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------
 
     async def _show(self, request: Request) -> Response:
-        asked = Asked.of(request.query_params)
-        values = await run_in_threadpool(self._pages.values, self.feed.seen, asked)
+        query = PageQuery.of(request.query_params)
+        values = await run_in_threadpool(self._pages.values, self.feed.snapshot, query)
         return self._page(request, "page.html", **values)
 
     async def _events(self, request: Request) -> Response:
-        if from_elsewhere(request, strict=False):
-            return self._refuse(request, 403, "Another site's page may not listen.")
+        if is_cross_site(request, strict=False):
+            return self._refuse(request, 403, "A page of another site may not listen.")
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        place = Permit()
-        if not self.feed.streams.acquire(place):  # before the answer is begun: many may ask at once
-            return self._refuse(request, 503, "Too many have this page open; close some.")
-        asked = Asked.of(request.query_params)
-        stream = self.feed.stream(place, asked.url(), lambda: self._pages.board(self.feed.seen, asked))
+        token = Permit()
+        if not self.feed.streams.acquire(token):  # before the response begins: many requests may arrive at once
+            return self._refuse(request, 503, "This page is open too often; close some.")
+        query = PageQuery.of(request.query_params)
+        stream = self.feed.stream(token, query.url(), lambda: self._pages.board(self.feed.snapshot, query))
         return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def _row(self, request: Request) -> Response:
-        asked = Asked.of(request.query_params)
-        found = row_of(self.feed.seen, asked, request.query_params.get("key", ""))
-        if found is None:
+        query = PageQuery.of(request.query_params)
+        result = row_of(self.feed.snapshot, query, request.query_params.get("key", ""))
+        if result is None:
             return self._refuse(request, 404, "That row is gone.")
-        listing, row = found
+        listing, row = result
         actions = [Action(kind, row.resource, row.position, row.task_id) for kind in row.actions]
-        return self._page(request, "row.html", asked=asked, found=listing, row=row, actions=actions)
+        return self._page(request, "row.html", query=query, listing=listing, row=row, actions=actions)
 
     # -- changing -----------------------------------------------------------------------------------------------
 
     async def _ask(self, request: Request) -> Response:
-        """What would come of an action; with the button that does it, for those who may."""
-        asked, action = Asked.of(request.query_params), action_of(request.query_params)
-        seen = self.feed.seen
+        """Show the consequences of an action, with a button that performs it if the browser may."""
+        query, action = PageQuery.of(request.query_params), action_of(request.query_params)
+        snapshot = self.feed.snapshot
         if action is None or (action.cap or 0) > MAX_INT:
-            return self._refuse(request, 400, "That is nothing that could be done; a cap is a whole number from 1.")
+            return self._refuse(request, 400, "There is no such action; a cap is a whole number from 1.")
         if not self._changes:
             return self._refuse(request, 403, ONLY_SHOWS)
-        refusal = self._live.refusal(action)
+        refusal = self._poller.refusal(action)
         if refusal is not None:
             return self._refuse(request, 403, refusal)
-        if seen.overview is None:
-            return self._refuse(request, 503, "Nothing has been seen of the database yet.")
-        told = consequence(seen.overview, action)
-        return self._page(request, "ask.html", asked=asked, action=action, told=told, seen=seen)
+        if snapshot.overview is None:
+            return self._refuse(request, 503, "The database has not answered yet.")
+        result = consequence(snapshot.overview, action)
+        return self._page(request, "ask.html", query=query, action=action, consequence=result, snapshot=snapshot)
 
     async def _do(self, request: Request) -> Response:
         try:
@@ -174,38 +178,38 @@ class Dashboard:
             return self._refuse(request, 400, f"{exc}.")
         if not self._changes:
             return self._refuse(request, 403, ONLY_SHOWS)
-        if not self._doors.may_change(request, form.get("word", "")):
-            told = "Show the token first, and use the buttons of these pages: nothing was changed."
-            return self._refuse(request, 403, told)
+        if not self._sessions.may_change(request, form.get("csrf_token", "")):
+            message = "Show the token first, and use the buttons of these pages: nothing was changed."
+            return self._refuse(request, 403, message)
         action = action_of(form)
-        session = self._doors.session(request)
+        session = self._sessions.session(request)
         assert session is not None
         if action is None or (action.cap or 0) > MAX_INT:
-            return self._refuse(request, 400, "That is nothing that could be done.")
+            return self._refuse(request, 400, "There is no such action.")
         try:
-            session.said = await run_in_threadpool(self._live.perform, action)
+            session.notice = await run_in_threadpool(self._poller.perform, action)
         except SqlsemError as exc:
-            return self._refuse(request, 409, in_a_line(exc))
-        return RedirectResponse(Asked.of(form).url(), 303)
+            return self._refuse(request, 409, one_line(exc))
+        return RedirectResponse(PageQuery.of(form).url(), 303)
 
     # -- the token ----------------------------------------------------------------------------------------------
 
     async def _login(self, request: Request) -> Response:
-        if self._doors.token is None:
+        if self._sessions.token is None:
             return self._refuse(request, 403, ONLY_SHOWS)
         if request.method != "POST":
             return self._page(request, "login.html", failed="")
-        if from_elsewhere(request, strict=True):
-            return self._refuse(request, 403, "Another site's page may not do this.")
+        if is_cross_site(request, strict=True):
+            return self._refuse(request, 403, "A page of another site may not do this.")
         try:
-            shown = (await read_form(request)).get("token", "")
+            token = (await read_form(request)).get("token", "")
         except ValueError as exc:
             return self._refuse(request, 400, f"{exc}.")
-        name = self._doors.enter(shown.strip())
+        name = self._sessions.log_in(token.strip())
         if name is None:
-            status = 429 if self._doors.too_many_failures() else 403
+            status = 429 if self._sessions.too_many_failures() else 403
             return self._page(request, "login.html", status, failed="That is not the token.")
-        self._doors.leave(request)  # one that it had before
+        self._sessions.log_out(request)  # from an earlier session
         answer = RedirectResponse("/", 303)
         secure = request.headers["origin"].startswith("https:")
         answer.set_cookie(cookie_of(request), name, path="/", secure=secure, httponly=True, samesite="strict")
@@ -213,11 +217,11 @@ class Dashboard:
 
     async def _logout(self, request: Request) -> Response:
         try:
-            word = (await read_form(request)).get("word", "")
+            csrf_token = (await read_form(request)).get("csrf_token", "")
         except ValueError as exc:
             return self._refuse(request, 400, f"{exc}.")
-        if self._doors.may_change(request, word):
-            self._doors.leave(request)
+        if self._sessions.may_change(request, csrf_token):
+            self._sessions.log_out(request)
         answer = RedirectResponse("/", 303)
         answer.delete_cookie(cookie_of(request), path="/", httponly=True, samesite="strict")
         return answer

@@ -1,4 +1,4 @@
-"""Connections to the dashboard: how many there may be, and how long a client may take. Any client can open many."""
+"""Connections to the dashboard: limits their number and the time that a client may take. Any client can open many."""
 
 from __future__ import annotations
 
@@ -7,72 +7,74 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["MOST_CONNECTIONS", "MOST_HEADER_BYTES", "Connection"]
+__all__ = ["MAX_CONNECTIONS", "MAX_HEADER_BYTES", "Connection"]
 
-#: Connections at the same time; far below the number of files that a process may usually open (1024).
-MOST_CONNECTIONS = 400
-#: Seconds for a client to send a request whole, or to read what it was sent.
-PATIENCE_SECONDS = 10.0
-#: Between two looks at a connection, seconds.
-LOOK_SECONDS = 1.0
-#: The longest request line with its headers, bytes.
-MOST_HEADER_BYTES = 16_384
+#: The number of connections; far below the usual limit of open files of a process (1024).
+MAX_CONNECTIONS = 400
+#: How long a client may take to send a whole request, or to read a response, in seconds.
+TIMEOUT_SECONDS = 10.0
+#: The pause between two checks of a connection, in seconds.
+CHECK_SECONDS = 1.0
+#: The longest request line with its headers, in bytes.
+MAX_HEADER_BYTES = 16_384
 
 
 class Connection(H11Protocol):
-    """Limits what uvicorn does not: the number of connections, and the time for a request and for reading an answer.
+    """Adds limits that uvicorn lacks: the number of connections, and the time for a request and to read a response.
 
-    When there are too many, the one that has owed us a request for the longest makes room for the new one.
+    If there are too many connections, the one whose client has been idle for the longest is closed.
     """
 
-    _looking: asyncio.TimerHandle | None = None
-    _stuck: asyncio.TimerHandle | None = None
+    _check_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
     _answered: Any = None
-    #: Since when the client has owed us a request, or the rest of one.
-    _owes_since = 0.0
+    #: When we began to wait for a request of the client, or for the rest of one.
+    _waiting_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin, if there is room."""
+        """Accept the connection; close the one that has waited for the longest if there are too many."""
         super().connection_made(transport)
-        self._owes_since = self.loop.time()
-        if len(self.connections) > MOST_CONNECTIONS:
-            others = [
-                connection for connection in self.connections if isinstance(connection, Connection) and connection.owes
+        self._waiting_since = self.loop.time()
+        if len(self.connections) > MAX_CONNECTIONS:
+            idle = [
+                connection
+                for connection in self.connections
+                if isinstance(connection, Connection) and connection.waits_for_client
             ]
-            min(others, key=lambda one: one._owes_since, default=self).transport.abort()
-        self._look()
+            min(idle, key=lambda connection: connection._waiting_since, default=self).transport.abort()
+        self._check()
 
     @property
-    def owes(self) -> bool:
-        """True if it is the client's turn."""
+    def waits_for_client(self) -> bool:
+        """True if the client has to send a request, or the rest of one."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self.loop.time()
-        if self.cycle is not self._answered or not self.owes:
-            self._answered, self._owes_since = self.cycle, now
-        elif now - self._owes_since > PATIENCE_SECONDS:
+        if self.cycle is not self._answered or not self.waits_for_client:
+            self._answered, self._waiting_since = self.cycle, now
+        elif now - self._waiting_since > TIMEOUT_SECONDS:
             self.transport.abort()
             return
-        self._looking = self.loop.call_later(LOOK_SECONDS, self._look)
+        self._check_timer = self.loop.call_later(CHECK_SECONDS, self._check)
 
     def pause_writing(self) -> None:
-        """Wait for the client to read, but not for ever."""
+        """Wait for the client to read, up to `TIMEOUT_SECONDS`."""
         super().pause_writing()
-        self._stuck = self.loop.call_later(PATIENCE_SECONDS, self.transport.abort)
+        self._write_timer = self.loop.call_later(TIMEOUT_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: the client has read."""
-        self._forget(self._stuck)
+        """Continue: the client has read."""
+        self._cancel(self._write_timer)
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the timers with the connection."""
-        self._forget(self._looking)
-        self._forget(self._stuck)
+        """Cancel the timers of the connection."""
+        self._cancel(self._check_timer)
+        self._cancel(self._write_timer)
         super().connection_lost(exc)
 
     @staticmethod
-    def _forget(timer: asyncio.TimerHandle | None) -> None:
+    def _cancel(timer: asyncio.TimerHandle | None) -> None:
         if timer is not None:
             timer.cancel()

@@ -1,4 +1,4 @@
-"""One look for all who have a page open: it is drawn once for those who see the same, and handed to each."""
+"""Sends the board to all open pages after each poll: drawn once for all pages with the same view."""
 
 from __future__ import annotations
 
@@ -8,74 +8,74 @@ from collections.abc import AsyncIterator, Callable
 from starlette.concurrency import run_in_threadpool
 
 from sqlsem.core.permits import Permit, PermitPool
-from sqlsem.live import Live, Seen
+from sqlsem.poller import Poller, Snapshot
 
 __all__ = ["Feed"]
 
-#: Pages that are open at the same time.
-MOST_STREAMS = 200
-#: Seconds after which something is sent though there is nothing to say: so it is found out that nobody reads it.
-HEARTBEAT = 15.0
+#: The number of open pages.
+MAX_STREAMS = 200
+#: Seconds after which a comment is sent if there is no event: otherwise a closed connection would not be noticed.
+KEEPALIVE_SECONDS = 15.0
 
 
 class Feed:
-    """Hands what a `Live` sees to the streams. All of it happens in the event loop, but for the drawing."""
+    """Passes the snapshots of a `Poller` to the streams. Runs in the event loop, except for the drawing."""
 
-    def __init__(self, live: Live) -> None:
-        self._live = live
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
         self._next: asyncio.Event = asyncio.Event()
         self._drawn: dict[str, str] = {}
         self._ended = False
-        self.streams = PermitPool(MOST_STREAMS)
+        self.streams = PermitPool(MAX_STREAMS)
 
     @property
-    def seen(self) -> Seen:
-        """What was seen last."""
-        return self._live.seen
+    def snapshot(self) -> Snapshot:
+        """The last snapshot."""
+        return self._poller.snapshot
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start to poll."""
         loop = asyncio.get_running_loop()
 
-        def tell(seen: Seen) -> None:
+        def on_snapshot(_: Snapshot) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._tell)
+                loop.call_soon_threadsafe(self._wake_streams)
 
-        self._live.start(tell)
+        self._poller.start(on_snapshot)
 
     def stop(self) -> None:
-        """Look no more, and end the streams."""
+        """Stop polling, and end the streams."""
         self._ended = True
-        self._tell()
-        self._live.stop()
+        self._wake_streams()
+        self._poller.stop()
 
-    def _tell(self) -> None:
+    def _wake_streams(self) -> None:
         self._drawn.clear()
         self._next.set()
         self._next = asyncio.Event()
 
-    async def stream(self, place: Permit, what: str, draw: Callable[[], str]) -> AsyncIterator[str]:
-        """Yield server-sent events: what ``draw`` gives, now and after each look.
+    async def stream(self, token: Permit, key: str, draw: Callable[[], str]) -> AsyncIterator[str]:
+        """Yield server-sent events: the result of ``draw``, now and after each poll.
 
         Args:
-            place: One of `streams`, which is given back at the end. (A stream that is never begun has no end: its
-                place is free again when nobody has it any more.)
-            what: The same for all who see the same.
-            draw: Draws that.
+            token: A slot of `streams`, released at the end. (If a stream never begins, its slot is free when the token
+                is garbage-collected.)
+            key: Pages with the same key share one drawing.
+            draw: Draws the board.
         """
         try:
             while not self._ended:
                 following = self._next
-                text = self._drawn.get(what)
+                text = self._drawn.get(key)
                 if text is None:
                     text = await run_in_threadpool(draw)
-                    if following is self._next:  # nothing has been seen meanwhile
-                        self._drawn[what] = text
+                    if following is self._next:  # no newer snapshot has arrived
+                        self._drawn[key] = text
                 yield "event: board\n" + "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"
                 while not following.is_set():
                     try:
-                        await asyncio.wait_for(following.wait(), HEARTBEAT)
+                        await asyncio.wait_for(following.wait(), KEEPALIVE_SECONDS)
                     except asyncio.TimeoutError:
                         yield ": still here\n\n"
         finally:
-            self.streams.release(place)
+            self.streams.release(token)

@@ -1,4 +1,4 @@
-"""How the pages are drawn. Their texts were cleaned before (`sqlsem.printable`), and Jinja escapes them."""
+"""Draws the pages of the dashboard. Texts are clean already (`sqlsem.printable`), and Jinja escapes them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import jinja2
 
 from sqlsem.insight.board import ORDER, VIEWS, Listing, Row, listing, offered_views, summary
 from sqlsem.insight.consequences import Action, Kind
-from sqlsem.live import Seen
+from sqlsem.poller import Snapshot
 from sqlsem.printable import clean
 
-__all__ = ["MOST_ROWS", "Asked", "Pages"]
+__all__ = ["MAX_ROWS", "PageQuery", "Pages"]
 
-#: Rows on a page; filters find the others.
-MOST_ROWS = 2000
-#: The longest text that is looked for.
-MOST_WORDS = 200
+#: The number of rows on a page; filters find the others.
+MAX_ROWS = 2000
+#: The longest text of a filter.
+MAX_FILTER_LENGTH = 200
 
-#: What the actions are called on a button.
+#: The texts of the buttons.
 LABELS: dict[Kind, str] = {
     "pause": "Pause the resource",
     "resume": "Resume the resource",
@@ -33,30 +33,30 @@ LABELS: dict[Kind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a page is asked to show: a view, how it is sorted, words that must stand in its rows."""
+class PageQuery:
+    """The query of a page's URL: the view, its sort column, and words that rows must contain."""
 
     view: str
     sort: str
     words: str
 
     @classmethod
-    def of(cls, query: Any) -> Asked:
-        """From the query of a URL; what is not known is left out."""
+    def of(cls, query: Any) -> PageQuery:
+        """Make one from the query of a URL; unknown values are ignored."""
         view = query.get("view", "")
         view = view if view in VIEWS else next(iter(VIEWS))
         sort = query.get("sort", "")
-        return cls(view, sort if sort in VIEWS[view].sorts else ORDER, clean(query.get("q", ""))[:MOST_WORDS])
+        return cls(view, sort if sort in VIEWS[view].sorts else ORDER, clean(query.get("q", ""))[:MAX_FILTER_LENGTH])
 
     def url(self, path: str = "/", **others: str) -> str:
-        """A URL that asks for the same, but for ``others``."""
+        """Return the URL of this query, changed by ``others``."""
         values = {"view": self.view, "sort": self.sort, "q": self.words, **others}
         values = {name: value for name, value in values.items() if value and (name, value) != ("sort", ORDER)}
         return f"{path}?{urllib.parse.urlencode(values)}"
 
 
 class Pages:
-    """Draws; ``where`` is the database in words, ``every`` how often it is looked at."""
+    """Draws pages. ``where``: the database's name for people; ``every``: seconds between two polls."""
 
     def __init__(self, where: str, every: float) -> None:
         self._environment = jinja2.Environment(
@@ -69,37 +69,39 @@ class Pages:
         self._environment.globals |= {"where": clean(where), "every": every, "views": VIEWS, "labels": LABELS}
 
     def draw(self, template: str, **values: Any) -> str:
-        """A page."""
+        """Return a page as HTML."""
         return self._environment.get_template(template).render(values)
 
-    def board(self, seen: Seen, asked: Asked) -> str:
-        """The part of the page that changes."""
-        return self.draw("board.html", **self.values(seen, asked))
+    def board(self, snapshot: Snapshot, query: PageQuery) -> str:
+        """Return the part of the page that changes, as HTML."""
+        return self.draw("board.html", **self.values(snapshot, query))
 
-    def values(self, seen: Seen, asked: Asked) -> dict[str, Any]:
-        """What the board is drawn from."""
-        found = None if seen.overview is None else listing(seen.overview, seen.why, asked.view, asked.sort, asked.words)
+    def values(self, snapshot: Snapshot, query: PageQuery) -> dict[str, Any]:
+        """Return the values for the template of the board."""
+        board = None
+        if snapshot.overview is not None:
+            board = listing(snapshot.overview, snapshot.why, query.view, query.sort, query.words)
         return {
-            "seen": seen,
-            "asked": asked,
-            "found": found,
-            "offered": offered_views(seen.overview, asked.view),
-            "rows": () if found is None else found.rows[:MOST_ROWS],
-            "left": 0 if found is None else max(0, len(found.rows) - MOST_ROWS),
-            "summary": "" if seen.overview is None else summary(seen.overview),
+            "snapshot": snapshot,
+            "query": query,
+            "listing": board,
+            "offered": offered_views(snapshot.overview, query.view),
+            "rows": () if board is None else board.rows[:MAX_ROWS],
+            "left": 0 if board is None else max(0, len(board.rows) - MAX_ROWS),
+            "summary": "" if snapshot.overview is None else summary(snapshot.overview),
         }
 
 
-def row_of(seen: Seen, asked: Asked, key: str) -> tuple[Listing, Row] | None:
-    """A row, wherever it stands by now."""
-    if seen.overview is None:
+def row_of(snapshot: Snapshot, query: PageQuery, key: str) -> tuple[Listing, Row] | None:
+    """Return a row by its key, with its listing; None if it is gone."""
+    if snapshot.overview is None:
         return None
-    found = listing(seen.overview, seen.why, asked.view, asked.sort)
-    return next(((found, row) for row in found.rows if row.key == key), None)
+    board = listing(snapshot.overview, snapshot.why, query.view, query.sort)
+    return next(((board, row) for row in board.rows if row.key == key), None)
 
 
 def action_of(values: Any) -> Action | None:
-    """The action that a query or a form names; None where it is none."""
+    """Return the action that a query or a form names; None if it is invalid."""
     kind = values.get("kind", "")
     if kind not in LABELS:
         return None

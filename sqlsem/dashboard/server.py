@@ -1,4 +1,4 @@
-"""The server, until somebody ends it."""
+"""Runs the dashboard with uvicorn, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import uvicorn
 
 from sqlsem.dashboard.app import Dashboard
-from sqlsem.dashboard.connection import MOST_HEADER_BYTES, Connection
+from sqlsem.dashboard.connection import MAX_HEADER_BYTES, Connection
 from sqlsem.errors import ConfigurationError
 from sqlsem.printable import CleanFilter
 
@@ -19,9 +19,9 @@ CLEAN = CleanFilter()
 
 
 class Server(uvicorn.Server):
-    """One whose streams end when it does: uvicorn waits for those who read, and they for us.
+    """A uvicorn server that ends its streams at shutdown: uvicorn waits for them, and they would never end.
 
-    ``ready`` is called once it answers; ``tls``: files of the certificate, and of its key if that is not in there.
+    ``ready`` is called when it accepts requests; ``tls``: the file of the certificate, and of its key if separate.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Server(uvicorn.Server):
                 dashboard.app,
                 http=Connection,
                 ws="none",
-                h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 log_config=None,
                 access_log=False,
                 proxy_headers=False,
@@ -51,18 +51,18 @@ class Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does it."""
+        """Start, then call ``ready``."""
         await super().startup(sockets)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does it, once nobody reads any more."""
+        """End the streams, then shut down."""
         self._dashboard.feed.stop()
         await super().shutdown(sockets)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A place to listen at; port 0: one that is free. Raises `ConfigurationError` where that cannot be."""
+    """Return a listening socket; port 0: any free port. Raises `ConfigurationError` if that is not possible."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
@@ -73,7 +73,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    dashboard: Dashboard, place: socket.socket, ready: Callable[[], None], tls: tuple[str, str | None] | None = None
+    dashboard: Dashboard, listener: socket.socket, ready: Callable[[], None], tls: tuple[str, str | None] | None = None
 ) -> None:
     """Serve until a signal ends it (Ctrl-C, SIGTERM); see `Server`."""
-    Server(dashboard, ready, tls).run(sockets=[place])
+    Server(dashboard, ready, tls).run(sockets=[listener])

@@ -1,1 +1,1 @@
-"""``sqlsem top``: what goes on, on a terminal, with Textual (``pip install 'sqlsem[top]'``)."""
+"""``sqlsem top``: a live view of the database on a terminal, with Textual (``pip install 'sqlsem[top]'``)."""

@@ -1,4 +1,4 @@
-"""What asks before anything is done: it shows what would come of it, as things are now."""
+"""Dialogs that confirm an action: each shows the consequences that the action would have now."""
 
 from __future__ import annotations
 
@@ -22,62 +22,62 @@ HELP = """\
                 work queues, batches, times, rates
 arrows, j, k    move; Page up and down, Home, End
 /               only rows that have all these words in them
-                (Enter keeps them, Escape takes them away)
+                (Enter keeps the filter, Escape removes it)
 s, S            sort by the next column, by the one before
-Space           freeze what you see, go on
+Space           freeze the screen, unfreeze it
 p, r            pause the resource, resume it
 c               cap the resource, or lift its cap
-x, X            revoke the request: its holder is told, and has
-                its grace to stop; X does not wait for it
+x, X            revoke the request: its holder is notified, and
+                has its grace to stop; X does not wait for it
 t               retry the failed task that holds its queue up
-q, Ctrl-C       end
+q, Ctrl-C       quit
 
-Whatever changes something shows first what would come of it,
-and is done only when you say y.
+Every action first shows its consequences, and is performed
+only when you press y.
 
 Any key goes back."""
 
 
 class Dialog(ModalScreen[Action | None]):
-    """A box in the middle; what it says follows what is seen."""
+    """A box in the middle of the screen; its text is updated after each poll."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "No", show=False)]
 
     def __init__(self, overview: Overview, action: Action) -> None:
         super().__init__()
         self.overview = overview
-        self.wanted: Action | None = action
-        self.told: Consequence | None = None
+        self.action: Action | None = action
+        self.consequence: Consequence | None = None
 
     def action_leave(self) -> None:
-        """Nothing is done."""
+        """Close the dialog without an action."""
         self.dismiss(None)
 
     def on_mount(self) -> None:
-        """Say it for the first time."""
-        self.follow(self.overview)
+        """Show the consequences."""
+        self.update_overview(self.overview)
 
-    def follow(self, overview: Overview) -> None:
-        """Say what would come of it now."""
+    def update_overview(self, overview: Overview) -> None:
+        """Show the consequences that the action would have now."""
         self.overview = overview
-        self.told = None if self.wanted is None else consequence(overview, self.wanted)
-        self.query_one("#told", Static).update(self.words())
+        self.consequence = None if self.action is None else consequence(overview, self.action)
+        self.query_one("#consequence", Static).update(self.text())
 
-    def words(self) -> Text:
-        """What it says."""
-        told = self.told
-        if told is None:
+    def text(self) -> Text:
+        """Return the text of the dialog."""
+        result = self.consequence
+        if result is None:
             return Text("A cap is a whole number from 1; leave it empty to lift the cap.")
-        text = Text(told.question, style="bold")
-        for line in told.lines:
+        text = Text(result.question, style="bold")
+        for line in result.lines:
             text.append(f"\n\n{line}", style="not bold")
-        if told.possible:
-            text.append(f"\n\nThe same as: {told.action.command}", style="not bold dim")
+        if result.possible:
+            text.append(f"\n\nThe same as: {result.action.command}", style="not bold dim")
         return text
 
 
 class Confirm(Dialog):
-    """Asks whether to do something; what it returns is done."""
+    """Asks whether to perform an action; returns it if the user agrees."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "agree", "Yes", show=False),
@@ -85,26 +85,26 @@ class Confirm(Dialog):
     ]
 
     def compose(self) -> ComposeResult:
-        """The box."""
+        """Yield the widgets of the box."""
         with Vertical(classes="box"):
             with VerticalScroll(can_focus=False):
-                yield Static(id="told")
+                yield Static(id="consequence")
             yield Static(id="keys")
 
-    def follow(self, overview: Overview) -> None:
-        """Say what would come of it now, and whether it can be."""
-        super().follow(overview)
-        possible = self.told is not None and self.told.possible
+    def update_overview(self, overview: Overview) -> None:
+        """Show the consequences, and the keys for an action that is possible."""
+        super().update_overview(overview)
+        possible = self.consequence is not None and self.consequence.possible
         self.query_one("#keys", Static).update("y  yes, do it     n  no" if possible else "n  back")
 
     def action_agree(self) -> None:
-        """Do it, if it can be done as things are."""
-        if self.told is not None and self.told.possible:
-            self.dismiss(self.wanted)
+        """Return the action, if it is possible now."""
+        if self.consequence is not None and self.consequence.possible:
+            self.dismiss(self.action)
 
 
 class AskCap(Dialog):
-    """Asks for a cap, and says what would come of the one that stands there; it is confirmed afterwards."""
+    """Asks for a cap, and shows its consequences while the user types. `Confirm` follows."""
 
     def __init__(self, overview: Overview, resource: str, cap: int | None) -> None:
         super().__init__(overview, Action("uncap", resource=resource))
@@ -112,39 +112,39 @@ class AskCap(Dialog):
         self._cap = cap
 
     def compose(self) -> ComposeResult:
-        """The box."""
+        """Yield the widgets of the box."""
         with Vertical(classes="box"):
             yield Static("Never more than (leave it empty to lift the cap):")
             yield Input("" if self._cap is None else str(self._cap), id="cap", max_length=10)
             with VerticalScroll(can_focus=False):
-                yield Static(id="told")
+                yield Static(id="consequence")
             yield Static("Enter  go on     Escape  back", id="keys")
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Another cap, other consequences."""
+        """Show the consequences of the new cap."""
         text = event.value.strip()
         if not text:
-            self.wanted = Action("uncap", resource=self._resource)
+            self.action = Action("uncap", resource=self._resource)
         elif text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_INT:
-            self.wanted = Action("cap", resource=self._resource, cap=int(text))
+            self.action = Action("cap", resource=self._resource, cap=int(text))
         else:
-            self.wanted = None
-        self.follow(self.overview)
+            self.action = None
+        self.update_overview(self.overview)
 
     def on_input_submitted(self) -> None:
-        """Go on to be asked."""
-        if self.told is not None and self.told.possible:
-            self.dismiss(self.wanted)
+        """Return the action, to be confirmed."""
+        if self.consequence is not None and self.consequence.possible:
+            self.dismiss(self.action)
 
 
 class Help(ModalScreen[None]):
-    """The keys."""
+    """The list of keys."""
 
     def compose(self) -> ComposeResult:
-        """The box."""
+        """Yield the widgets of the box."""
         with Vertical(classes="box"):
             yield Static(HELP)
 
     def on_key(self) -> None:
-        """Back."""
+        """Close the list."""
         self.dismiss(None)

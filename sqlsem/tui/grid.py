@@ -1,4 +1,4 @@
-"""A table that is drawn line by line as it is scrolled, so that its length costs nothing."""
+"""A table widget that draws only its visible lines, so a long table costs nothing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sqlsem.terminal.tables import STYLES, fit, line
 
 __all__ = ["Grid"]
 
-#: From this width on the columns are shown that can be spared.
+#: Below this width columns marked `extra` are hidden.
 WIDE = 110
-#: What stands before the line under the cursor: colours may be off.
+#: The mark before the line under the cursor (colours may be off).
 MARK, NO_MARK = "> ", "  "
 
 
 class Grid(ScrollView, can_focus=True):
-    """The rows of a `Listing`, with a cursor that stays on its row when others come and go."""
+    """The rows of a `Listing`, with a cursor that stays on its row when other rows come and go."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "Up", show=False),
@@ -37,7 +37,7 @@ class Grid(ScrollView, can_focus=True):
     ]
 
     class Moved(Message):
-        """The cursor stands on another row, or its row has changed."""
+        """The cursor is on another row, or its row has changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,12 +52,12 @@ class Grid(ScrollView, can_focus=True):
         rows = self._listing.rows if self._listing is not None else ()
         return rows[self._at] if self._at < len(rows) else None
 
-    def show(self, listing: Listing, *, afresh: bool = False) -> None:
-        """Show this now. ``afresh``: it is another view, so the cursor stands at its beginning."""
+    def show(self, listing: Listing, *, new_view: bool = False) -> None:
+        """Show other rows. ``new_view``: put the cursor on the first one."""
         before = self.row
         self._listing = listing
         keys = {row.key: number for number, row in enumerate(listing.rows)}
-        if afresh:
+        if new_view:
             self._at = 0
         elif before is not None:
             self._at = keys.get(before.key, min(self._at, max(0, len(keys) - 1)))
@@ -65,7 +65,7 @@ class Grid(ScrollView, can_focus=True):
         self._follow()
 
     def _lay_out(self) -> None:
-        """The widths of the columns, as things are."""
+        """Compute the widths of the columns."""
         if self._listing is None:
             return
         width = self.size.width or 80
@@ -79,7 +79,7 @@ class Grid(ScrollView, can_focus=True):
         self.refresh()
 
     def _follow(self) -> None:
-        """Scroll to the cursor. (The first line is the heads', and stays.)"""
+        """Scroll to the cursor. (The heads in the first line do not scroll.)"""
         room = max(1, self.size.height - 1)
         top = round(self.scroll_y)
         if self._at < top or (self._at == 1 and top == 1):
@@ -89,25 +89,25 @@ class Grid(ScrollView, can_focus=True):
         self.post_message(self.Moved())
 
     def on_resize(self, event: Resize) -> None:
-        """Other widths."""
+        """Compute the widths again."""
         self._lay_out()
         self._follow()
 
     def on_click(self, event: Click) -> None:
-        """The cursor goes where one points."""
+        """Move the cursor to the row that was clicked."""
         if event.y > 0:
             self._go_to(round(self.scroll_y) + event.y - 1)
 
     def action_move(self, by: int) -> None:
-        """A row up or down."""
+        """Move the cursor by rows."""
         self._go_to(self._at + by)
 
     def action_page(self, by: int) -> None:
-        """As many as are seen."""
+        """Move the cursor by screens."""
         self._go_to(self._at + by * max(1, self.size.height - 1))
 
     def action_to(self, at: int) -> None:
-        """The first or the last one."""
+        """Move the cursor to the first row, or to the last one (-1)."""
         self._go_to(at if at >= 0 else len(self._listing.rows if self._listing else ()) - 1)
 
     def _go_to(self, at: int) -> None:
@@ -119,21 +119,21 @@ class Grid(ScrollView, can_focus=True):
     # -- drawing ------------------------------------------------------------------------------------------------
 
     def render_line(self, y: int) -> Strip:
-        """A line of what is seen."""
+        """Draw a visible line."""
         width = self.size.width
         listing = self._listing
         if listing is None or y == 0:
             return self._strip(self._heads(), Style(bold=True, underline=True), width)
         number = round(self.scroll_y) + y - 1
         if not listing.rows:
-            told = "Nothing here has these words in it." if listing.total else listing.view.empty_text
-            return self._strip(NO_MARK + told if y == 1 else "", Style(), width)
+            message = "No row has these words in it." if listing.total else listing.view.empty_text
+            return self._strip(NO_MARK + message if y == 1 else "", Style(), width)
         if number >= len(listing.rows):
             return self._strip("", Style(), width)
         row = listing.rows[number]
-        here = number == self._at
-        style = Style.parse(STYLES.get(row.state, "")) + Style(bold=row.heading or None, reverse=here or None)
-        return self._strip((MARK if here else NO_MARK) + self._text(row), style, width)
+        is_current = number == self._at
+        style = Style.parse(STYLES.get(row.state, "")) + Style(bold=row.heading or None, reverse=is_current or None)
+        return self._strip((MARK if is_current else NO_MARK) + self._text(row), style, width)
 
     def _heads(self) -> str:
         if self._listing is None:
@@ -153,5 +153,5 @@ class Grid(ScrollView, can_focus=True):
         return {at for at, column in enumerate(columns) if column.right}
 
     def _strip(self, text: str, style: Style, width: int) -> Strip:
-        """A line as wide as the widget, in its own colours where the style has none."""
+        """Return a line as wide as the widget, in the widget's colours if the style has none."""
         return Strip([Segment(text, self.rich_style + style)]).adjust_cell_length(width, self.rich_style + style)

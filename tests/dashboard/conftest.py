@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support import until
-from support.overviews import FakeLive, a_night
+from support.overviews import FakePoller, a_night
 
 from sqlsem.dashboard import server
 from sqlsem.dashboard.app import Dashboard
@@ -17,8 +17,8 @@ from sqlsem.hosts import LOOPBACK, Hosts
 
 
 @pytest.fixture
-def live() -> FakeLive:
-    return FakeLive(a_night())
+def live() -> FakePoller:
+    return FakePoller(a_night())
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from support import PATIENCE, until
-from support.overviews import FakeLive, entry, overview
+from support.overviews import FakePoller, entry, overview
 
 from sqlsem.dashboard import connection, feed
 
@@ -26,8 +26,8 @@ HALVES = {"headers": b"GET / HTTP/1.1\r\n" + HOST + b"X-Half: ", "form": FORM, "
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr(connection, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "CHECK_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_garbage_leaves_the_log_empty(live, serve, connect, silent):
 
 
 def test_connections_without_end_make_room(live, serve, connect, monkeypatch, silent):
-    monkeypatch.setattr(connection, "MOST_CONNECTIONS", 20)
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 20)
     url = serve(live)
     opened = [connect(url, HALVES["headers"]) for _ in range(100)]
     assert answers(url)
@@ -113,7 +113,7 @@ def test_connections_without_end_make_room(live, serve, connect, monkeypatch, si
 
 
 def test_an_answer_that_is_not_read_is_given_up(serve, impatient, silent):
-    url = serve(FakeLive(overview(entry(position, note="x" * 900) for position in range(1, 2001))))
+    url = serve(FakePoller(overview(entry(position, note="x" * 900) for position in range(1, 2001))))
     host, _, port = url.removeprefix("http://").rpartition(":")
     (server,) = serve.servers
     with socket.socket() as made:
@@ -125,7 +125,7 @@ def test_an_answer_that_is_not_read_is_given_up(serve, impatient, silent):
 
 
 def test_streams_are_limited_when_asked_for_at_once(live, serve, connect, monkeypatch, silent):
-    monkeypatch.setattr(feed, "MOST_STREAMS", 20)
+    monkeypatch.setattr(feed, "MAX_STREAMS", 20)
     url = serve(live)
     asked = [connect(url, b"GET /events?q=%d HTTP/1.1\r\n" % number + HOST + b"\r\n") for number in range(100)]
     told = [int(one.recv(12).split()[1]) for one in asked]

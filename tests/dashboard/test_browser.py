@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 from support import browsers, until
-from support.overviews import ANSI, BIDI, MARKUP, NOW, FakeLive, a_night, entry, overview, resource
+from support.overviews import ANSI, BIDI, MARKUP, NOW, FakePoller, a_night, entry, overview, resource
 
 from sqlsem.insight.board import VIEWS
 from sqlsem.insight.consequences import Action
-from sqlsem.live import Seen
+from sqlsem.poller import Snapshot
 
 if browsers.lacks():
     pytest.skip(f"needs {browsers.lacks()}", allow_module_level=True)
@@ -53,7 +53,7 @@ def open_page(browser):
 
 
 def live_of(rows):
-    return FakeLive(overview([entry(1, "holds"), *(entry(position) for position in range(2, rows + 1))]))
+    return FakePoller(overview([entry(1, "holds"), *(entry(position) for position in range(2, rows + 1))]))
 
 
 def enter(page, url):
@@ -94,7 +94,7 @@ def test_anybody_can_read_it(live, serve, open_page, size, scheme):
         assert violations(page) == [], address
         wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wider <= 0, address
-    live.see(dataclasses.replace(live.seen, down_since=NOW, trouble="connection refused"))
+    live.see(dataclasses.replace(live.snapshot, down_since=NOW, trouble="connection refused"))
     page.goto(url)
     expect(page.locator("#board .outage")).to_contain_text("connection refused")
     assert violations(page) == []
@@ -113,13 +113,13 @@ def test_dark_is_dark(live, serve, open_page):
 def test_it_follows_what_happens(live, serve, open_page):
     page = open_page(serve(live))
     expect(page.locator("#p4")).to_be_visible()
-    live.see(Seen(overview([entry(70, "holds", note="new")]), NOW))
+    live.see(Snapshot(overview([entry(70, "holds", note="new")]), NOW))
     expect(page.locator("#p70")).to_be_visible()
     expect(page.locator("#p4")).to_have_count(0)
-    live.see(dataclasses.replace(live.seen, down_since=NOW, trouble="connection refused"))
-    expect(page.locator("#board .outage")).to_contain_text("Nothing has been seen of the database since")
+    live.see(dataclasses.replace(live.snapshot, down_since=NOW, trouble="connection refused"))
+    expect(page.locator("#board .outage")).to_contain_text("The database has not answered since")
     expect(page.locator("#p70")).to_be_visible()
-    live.see(Seen(a_night(), NOW))
+    live.see(Snapshot(a_night(), NOW))
     expect(page.locator("#p4")).to_be_visible()
     expect(page.locator("#board .outage")).to_have_count(0)
 
@@ -144,7 +144,7 @@ def test_by_keyboard_alone(live, serve, open_page):
     expect(page.locator("#p5")).to_be_focused()
     # The focus stays where it is when something happens.
     before = page.locator("#board").element_handle()
-    live.see(Seen(overview([entry(5, host="db2"), entry(6, host="db2")]), NOW, rights=live.seen.rights))
+    live.see(Snapshot(overview([entry(5, host="db2"), entry(6, host="db2")]), NOW, rights=live.snapshot.rights))
     expect(page.locator("#p6")).to_be_visible()
     assert not before.evaluate("one => one.isConnected"), "it was replaced"
     expect(page.locator("#p5")).to_be_focused()
@@ -162,7 +162,7 @@ def test_by_keyboard_alone(live, serve, open_page):
             break
     assert live.done == []
     page.keyboard.press("Enter")
-    expect(page.locator(".said")).to_have_text("done: sqlsem revoke 5")
+    expect(page.locator(".notice")).to_have_text("done: sqlsem revoke 5")
     assert live.done == [Action("revoke", resource="etl", position=5)]
     assert page.url == f"{url}/?view=queues&q=db2"
 
@@ -178,7 +178,7 @@ def test_each_thing_that_has_the_focus_is_seen(live, serve, open_page):
 def test_frozen_it_shows_nothing_new(live, serve, open_page):
     page = open_page(serve(live))
     page.get_by_role("button", name="Freeze").click()
-    live.see(Seen(overview([entry(70, "holds")]), NOW))
+    live.see(Snapshot(overview([entry(70, "holds")]), NOW))
     other = open_page(page.url)
     expect(other.locator("#p70")).to_be_visible()
     expect(page.locator("#p4")).to_be_visible()
@@ -207,7 +207,7 @@ def test_a_thousand_rows(serve, open_page):
         }"""
     )
     assert took < 1500, "ms, to show all of them anew; there is a look every two seconds"
-    live.see(Seen(overview([*live.seen.overview.entries, entry(1001)]), NOW))
+    live.see(Snapshot(overview([*live.snapshot.overview.entries, entry(1001)]), NOW))
     expect(page.locator("#p1001")).to_be_attached()
     page.fill("#q", "db1:1800")
     expect(page.locator("#board a.row")).to_have_count(2)
@@ -216,7 +216,7 @@ def test_a_thousand_rows(serve, open_page):
 @pytest.mark.parametrize("name", [MARKUP, ANSI, BIDI, '"><img src=x onerror=alert(1)>', "a</script><script>alert(2)"])
 def test_names_with_markup_do_nothing(serve, open_page, name):
     entries = [entry(1, "holds", name, host=name, note=name, program=name), entry(2, "waits", name, limit=1)]
-    live = FakeLive(overview(entries, [resource(name, paused=True, paused_by=name)]))
+    live = FakePoller(overview(entries, [resource(name, paused=True, paused_by=name)]))
     url = serve(live, token=TOKEN, allow_changes=True)
     page = open_page(url)
     enter(page, url)
@@ -224,8 +224,8 @@ def test_names_with_markup_do_nothing(serve, open_page, name):
     page.get_by_role("button", name="Resume the resource").click()
     expect(page.get_by_role("heading")).to_have_count(2)
     page.get_by_role("button", name="Yes, do it").click()
-    expect(page.locator(".said")).to_be_visible()
-    live.see(Seen(overview(entries), NOW))
+    expect(page.locator(".notice")).to_be_visible()
+    live.see(Snapshot(overview(entries), NOW))
     expect(page.locator("#board")).not_to_contain_text("PAUSED")
     # A browser ends lines in fields in its own way; all else comes back as it was.
     assert [action.resource for action in live.done] == [name]
@@ -291,5 +291,5 @@ def test_without_scripts_it_works_too(live, serve, open_page):
     page.locator("#p5").click()
     page.get_by_role("button", name="Pause the resource").click()
     page.get_by_role("button", name="Yes, do it").click()
-    expect(page.locator(".said")).to_contain_text("sqlsem pause etl")
+    expect(page.locator(".notice")).to_contain_text("sqlsem pause etl")
     until(lambda: len(live.done) == 1, "it is done")

@@ -89,8 +89,8 @@ def test_from_its_start_to_its_end(database, connect, name, start):
         until(lambda: name in client.get("/").text, "the lock is seen")
         assert client.post("/login", data={"token": token}).status_code == 303
         asked = client.get("/ask", params={"kind": "pause", "resource": name}).text
-        word = re.search(r'name="word" value="(\w+)"', asked)[1]
-        answer = client.post("/do", data={"kind": "pause", "resource": name, "word": word})
+        csrf_token = re.search(r'name="csrf_token" value="(\w+)"', asked)[1]
+        answer = client.post("/do", data={"kind": "pause", "resource": name, "csrf_token": csrf_token})
         assert answer.status_code == 303
         assert [resource.paused for resource in coordinator.admin.resources() if resource.resource == name] == [True]
         coordinator.admin.resume(name)
@@ -113,11 +113,11 @@ def test_the_database_goes_away_and_comes_back(own_postgres_server, make_databas
 
         told(lambda line: "0 resources" in line)
         own_postgres_server.stop("immediate")
-        told(lambda line: "Nothing has been seen of the database since" in line)
+        told(lambda line: "The database has not answered since" in line)
         assert httpx.get(home, timeout=PATIENCE).status_code == 200
         own_postgres_server.start()
         told(lambda line: "<table" in line or "No request holds or waits." in line)
-        until(lambda: "Nothing has been seen" not in httpx.get(home, timeout=PATIENCE).text, "it has recovered")
+        until(lambda: "has not answered" not in httpx.get(home, timeout=PATIENCE).text, "it has recovered")
 
 
 @pytest.mark.engines("postgresql")
@@ -125,7 +125,7 @@ def test_it_can_be_started_while_the_database_is_away(own_postgres_server, make_
     url = make_database(own_postgres_server).url
     own_postgres_server.stop("immediate")
     home = f"http://{start(url, 'dashboard', '--port', '0', '--interval', '0.2').home}"
-    assert "Nothing has been seen yet." in httpx.get(home, timeout=PATIENCE).text
+    assert "There is no data yet." in httpx.get(home, timeout=PATIENCE).text
     own_postgres_server.start()
     until(lambda: "0 resources" in httpx.get(home, timeout=PATIENCE).text, "it is seen")
 

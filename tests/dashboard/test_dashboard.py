@@ -9,16 +9,16 @@ from html.parser import HTMLParser
 import pytest
 from starlette.testclient import TestClient
 from support import until
-from support.overviews import ANSI, BIDI, MARKUP, NOW, FakeLive, a_night, entry, overview, resource
+from support.overviews import ANSI, BIDI, MARKUP, NOW, FakePoller, a_night, entry, overview, resource
 
 import sqlsem
-from sqlsem.dashboard import feed, guarding
+from sqlsem.dashboard import access, feed
 from sqlsem.dashboard.app import Dashboard
 from sqlsem.dashboard.feed import Feed
 from sqlsem.hosts import LOOPBACK, Hosts, is_loopback
 from sqlsem.insight.board import VIEWS
 from sqlsem.insight.consequences import Action
-from sqlsem.live import Seen
+from sqlsem.poller import Snapshot
 
 try:
     import httpx2 as httpx
@@ -45,13 +45,13 @@ def enter(client, token=TOKEN):
     return client.post("/login", data={"token": token})
 
 
-def word(client):
+def csrf_token(client):
     """What the forms of this session carry."""
-    return re.search(r'name="word" value="([0-9a-f]+)"', client.get("/").text)[1]
+    return re.search(r'name="csrf_token" value="([0-9a-f]+)"', client.get("/").text)[1]
 
 
 def do(client, **fields):
-    return client.post("/do", data={"word": word(client), **fields})
+    return client.post("/do", data={"csrf_token": csrf_token(client), **fields})
 
 
 class Text(HTMLParser):
@@ -106,7 +106,7 @@ def test_rates_where_there_are_some(client):
     assert "rate 'api': 103 of 100 used in 1m00s, room in 12s; 0 in line" in page
     assert "Pause the resource" in page
     assert "Cap it" not in page
-    without = client_of(FakeLive(overview([entry(1, "holds")])))
+    without = client_of(FakePoller(overview([entry(1, "holds")])))
     assert "Rates" not in text(without.get("/"))
     assert "No rate has been used of late." in text(without.get("/?view=rates"))
 
@@ -138,7 +138,7 @@ def test_a_row_by_itself(client):
 
 
 def test_thousands_of_rows():
-    client = client_of(FakeLive(overview(entry(position) for position in range(1, 2501))))
+    client = client_of(FakePoller(overview(entry(position) for position in range(1, 2501))))
     page = client.get("/")
     assert page.text.count("<tr class=") == 2000
     assert "There are 501 more rows; filter to see them." in text(page)
@@ -151,7 +151,7 @@ def test_names_that_would_be_markup(name):
         entry(1, "holds", name, host=name, note=name, program=name, owner=name, requesting_id=name),
         entry(2, "waits", name, limit=1),
     ]
-    live = FakeLive(overview(entries, [resource(name, paused=True, paused_by=name)]))
+    live = FakePoller(overview(entries, [resource(name, paused=True, paused_by=name)]))
     live.where = f"database {name}"
     client = client_of(live)
     enter(client)
@@ -167,7 +167,7 @@ def test_names_that_would_be_markup(name):
         *(client.get("/ask", params=asked), client.get("/ask", params={"kind": "resume", "resource": name})),
         do(client, **asked),
     ]
-    own = set(Text(client_of(FakeLive(a_night())).get("/").text).tags) | {"h3", "dl", "dt", "dd", "code", "input"}
+    own = set(Text(client_of(FakePoller(a_night())).get("/").text).tags) | {"h3", "dl", "dt", "dd", "code", "input"}
     for page in pages:
         found = Text(page.text)
         assert set(found.tags) - {"script"} <= own | {"h2"}
@@ -187,19 +187,19 @@ def test_names_that_would_be_markup(name):
 
 
 def test_before_anything_was_seen():
-    client = client_of(FakeLive(Seen(down_since=NOW, trouble="Cannot reach it")))
+    client = client_of(FakePoller(Snapshot(down_since=NOW, trouble="Cannot reach it")))
     told = text(client.get("/"))
-    assert "Nothing has been seen of the database since 03:12:05; it is looked for every 2 s. Cannot reach it" in told
-    assert "Nothing has been seen yet." in told
+    assert "The database has not answered since 03:12:05; trying again every 2 s. Cannot reach it" in told
+    assert "There is no data yet." in told
     assert client.get("/row?key=p1").status_code == 404
     enter(client)
     assert client.get("/ask?kind=pause&resource=etl").status_code == 503
 
 
 def test_an_outage_is_told_and_what_was_seen_last_is_shown(live, client):
-    live.seen = dataclasses.replace(live.seen, down_since=NOW, trouble="connection refused")
+    live.snapshot = dataclasses.replace(live.snapshot, down_since=NOW, trouble="connection refused")
     told = text(client.get("/"))
-    assert "What you see is of 03:12:05. connection refused" in told
+    assert "The data below is of 03:12:05. connection refused" in told
     assert "db1:801" in told
 
 
@@ -211,7 +211,7 @@ def test_what_is_not_there(client):
 
 
 def test_a_fault_of_ours_is_a_page_too(live):
-    class Broken(FakeLive):
+    class Broken(FakePoller):
         def refusal(self, action):
             raise ZeroDivisionError
 
@@ -291,7 +291,7 @@ def test_what_fails_is_told(live, client):
 
 
 def test_a_reader_is_told_beforehand():
-    client = client_of(FakeLive(a_night(), rights=()))
+    client = client_of(FakePoller(a_night(), rights=()))
     enter(client)
     answer = client.get("/ask?kind=pause&resource=etl")
     assert answer.status_code == 403
@@ -322,7 +322,7 @@ def test_private_without_leave_to_change(live):
 def refused(live, client, **request):
     """A change that is fine but for what ``request`` makes of it."""
     enter(client)
-    fields = {"kind": "pause", "resource": "etl", "word": word(client)}
+    fields = {"kind": "pause", "resource": "etl", "csrf_token": csrf_token(client)}
     headers = request.pop("headers", {})
     if request.pop("without_cookie", False):
         client.cookies.clear()
@@ -338,19 +338,19 @@ def test_a_change_without_a_token_or_with_a_wrong_one(live, client):
         assert answer.status_code == 403
         assert "set-cookie" not in answer.headers
         assert wrong == "" or wrong not in answer.text
-    assert client.post("/do", data={"kind": "pause", "resource": "etl", "word": "0" * 64}).status_code == 403
+    assert client.post("/do", data={"kind": "pause", "resource": "etl", "csrf_token": "0" * 64}).status_code == 403
     assert live.done == []
 
 
 def test_a_change_without_its_cookie_or_word(live):
     assert refused(live, client_of(live), without_cookie=True) == 403
-    assert refused(live, client_of(live), word="") == 403
-    assert refused(live, client_of(live), word="0" * 64) == 403
-    assert refused(live, client_of(live), word="ä") == 403
+    assert refused(live, client_of(live), csrf_token="") == 403
+    assert refused(live, client_of(live), csrf_token="0" * 64) == 403
+    assert refused(live, client_of(live), csrf_token="ä") == 403
     # Of another session.
     other = client_of(live)
     enter(other)
-    assert refused(live, client_of(live), word=word(other)) == 403
+    assert refused(live, client_of(live), csrf_token=csrf_token(other)) == 403
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_a_change_from_another_origin(live, headers):
 def test_a_change_that_does_not_say_where_it_comes_from(live):
     client = client_of(live)
     enter(client)
-    fields = {"kind": "pause", "resource": "etl", "word": word(client)}
+    fields = {"kind": "pause", "resource": "etl", "csrf_token": csrf_token(client)}
     del client.headers["origin"]
     assert client.post("/do", data=fields).status_code == 403
     assert client.post("/login", data={"token": TOKEN}).status_code == 403
@@ -456,18 +456,18 @@ def test_the_cookie_is_out_of_reach_for_scripts_and_other_sites(client):
 
 def test_forgetting_the_token(live, client):
     enter(client)
-    mine = word(client)
+    mine = csrf_token(client)
     cookie = client.cookies["sqlsem-8765"]
-    assert client.post("/logout", data={"word": "0"}).status_code == 303
+    assert client.post("/logout", data={"csrf_token": "0"}).status_code == 303
     client.cookies.set("sqlsem-8765", cookie)
-    assert client.post("/logout", data={"word": mine}).status_code == 303
+    assert client.post("/logout", data={"csrf_token": mine}).status_code == 303
     client.cookies.set("sqlsem-8765", cookie, domain="127.0.0.1")
-    assert client.post("/do", data={"kind": "pause", "resource": "etl", "word": mine}).status_code == 403
+    assert client.post("/do", data={"kind": "pause", "resource": "etl", "csrf_token": mine}).status_code == 403
     assert live.done == []
 
 
 def test_wrong_tokens_do_not_lock_the_right_one_out(client, caplog):
-    for _ in range(guarding.MOST_FAILURES):
+    for _ in range(access.MAX_FAILURES):
         assert enter(client, "wrong").status_code == 403
     for _ in range(50):
         answer = enter(client, "wrong")
@@ -479,24 +479,24 @@ def test_wrong_tokens_do_not_lock_the_right_one_out(client, caplog):
 
 def test_a_session_ends(live, client, monkeypatch):
     enter(client)
-    fields = {"kind": "pause", "resource": "etl", "word": word(client)}
-    now = time.monotonic() + guarding.SESSION_SECONDS + 1
-    monkeypatch.setattr(guarding.time, "monotonic", lambda: now)
+    fields = {"kind": "pause", "resource": "etl", "csrf_token": csrf_token(client)}
+    now = time.monotonic() + access.SESSION_SECONDS + 1
+    monkeypatch.setattr(access.time, "monotonic", lambda: now)
     assert client.post("/do", data=fields).status_code == 403
     assert live.done == []
 
 
 def test_there_are_only_so_many_sessions():
-    doors = guarding.Doors(TOKEN)
-    names = [doors.enter(TOKEN) for _ in range(guarding.MOST_SESSIONS + 5)]
+    sessions = access.Sessions(TOKEN)
+    names = [sessions.log_in(TOKEN) for _ in range(access.MAX_SESSIONS + 5)]
     assert len(set(names)) == len(names)
-    assert len(doors._sessions) == guarding.MOST_SESSIONS
+    assert len(sessions._sessions) == access.MAX_SESSIONS
 
 
 @pytest.mark.parametrize("token", ["short", "ä" * 20, ""])
 def test_tokens_that_could_be_guessed_are_refused(token):
     with pytest.raises(sqlsem.ConfigurationError, match="at least 16") as caught:
-        guarding.Doors(token)
+        access.Sessions(token)
     assert not token or token not in str(caught.value)
 
 
@@ -528,14 +528,14 @@ def test_what_is_seen_is_sent_at_once(live, serve):
     url = serve(live)
     stream = events(url, "/events?view=queues&q=db1")
     assert "db1:801" in next(stream)
-    live.see(Seen(overview([entry(7, "holds")]), NOW))
+    live.see(Snapshot(overview([entry(7, "holds")]), NOW))
     assert "db1:807" in next(stream)
-    live.see(dataclasses.replace(live.seen, down_since=NOW, trouble="gone"))
+    live.see(dataclasses.replace(live.snapshot, down_since=NOW, trouble="gone"))
     told = next(stream)
-    assert "Nothing has been seen of the database since 03:12:05" in str(Text(told))
+    assert "The database has not answered since 03:12:05" in str(Text(told))
     assert "db1:807" in told
-    live.see(Seen(a_night(), NOW))
-    assert "Nothing has been seen" not in next(stream)
+    live.see(Snapshot(a_night(), NOW))
+    assert "has not answered" not in next(stream)
     stream.close()
 
 
@@ -555,7 +555,7 @@ def test_many_who_see_the_same_have_it_drawn_once(live, serve, monkeypatch):
 
 
 def test_only_so_many_streams(live, serve, monkeypatch):
-    monkeypatch.setattr(feed, "MOST_STREAMS", 1)
+    monkeypatch.setattr(feed, "MAX_STREAMS", 1)
     url = serve(live)
     stream = events(url)
     next(stream)

@@ -10,9 +10,9 @@ from typing import Any
 from sqlsem.insight.consequences import Action
 from sqlsem.insight.overview import Hold, HoldTimes, MemberEntry, Overview
 from sqlsem.insight.reasons import reasons
-from sqlsem.live import Seen
 from sqlsem.model import BatchEntry, Entry, PartEntry, QueueCounts, Resource
 from sqlsem.model_rates import RateEntry
+from sqlsem.poller import Snapshot
 
 #: The database's clock.
 NOW = datetime(2026, 11, 22, 3, 12, 5, tzinfo=timezone.utc)
@@ -89,36 +89,36 @@ def a_night() -> Overview:
     return overview(entries, resources, members=members, queues=queues, batches=batches, holds=holds, rates=rates)
 
 
-class FakeLive:
-    """A `sqlsem.live.Live` without a database: `see` sets its overview, ``done`` collects the actions."""
+class FakePoller:
+    """A `sqlsem.poller.Poller` without a database: `see` sets its overview, ``done`` collects the actions."""
 
     where = "PostgreSQL database dwh on db.example:5432"
     every = 2.0
 
-    def __init__(self, seen: Seen | Overview, rights: Iterable[str] = ("operate", "retry")) -> None:
+    def __init__(self, seen: Snapshot | Overview, rights: Iterable[str] = ("operate", "retry")) -> None:
         rights = frozenset(rights)
-        self.seen = seen if isinstance(seen, Seen) else Seen(seen, NOW, rights=rights, why=reasons(seen))
+        self.snapshot = seen if isinstance(seen, Snapshot) else Snapshot(seen, NOW, rights=rights, why=reasons(seen))
         self.done: list[Action] = []
         self.failure: Exception | None = None
         self.stopped = threading.Event()
-        self._tell: Callable[[Seen], None] = lambda seen: None
+        self._tell: Callable[[Snapshot], None] = lambda seen: None
 
-    def start(self, tell: Callable[[Seen], None]) -> None:
+    def start(self, tell: Callable[[Snapshot], None]) -> None:
         self._tell = tell
-        tell(self.seen)
+        tell(self.snapshot)
 
     def stop(self) -> None:
         self.stopped.set()
 
-    def look_now(self) -> None:
-        self._tell(self.seen)
+    def poll_now(self) -> None:
+        self._tell(self.snapshot)
 
-    def see(self, seen: Seen) -> None:
-        self.seen = seen
+    def see(self, seen: Snapshot) -> None:
+        self.snapshot = seen
         self._tell(seen)
 
     def refusal(self, action: Action) -> str | None:
-        if self.seen.rights is None or action.right in self.seen.rights:
+        if self.snapshot.rights is None or action.right in self.snapshot.rights:
             return None
         return "This login may look, and no more"
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
-from support.overviews import ANSI, BIDI, MARKUP, NOW, FakeLive, a_night, entry, overview, resource
+from support.overviews import ANSI, BIDI, MARKUP, NOW, FakePoller, a_night, entry, overview, resource
 
 import sqlsem
 from sqlsem.insight.board import VIEWS
 from sqlsem.insight.consequences import Action
-from sqlsem.live import Seen
+from sqlsem.poller import Snapshot
 from sqlsem.tui.app import Top
 from sqlsem.tui.grid import Grid
 
@@ -80,7 +80,7 @@ def row(text):
 @pytest.mark.parametrize("size", [NARROW, WIDE], ids=["80", "200"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_each_view_looks_as_it_should(view, size):
-    text = shown(FakeLive(a_night()), str(list(VIEWS).index(view) + 1), size=size)
+    text = shown(FakePoller(a_night()), str(list(VIEWS).index(view) + 1), size=size)
     lines = text.splitlines()
     assert len(lines) <= size[1]
     assert max(map(cell_len, lines)) <= size[0]
@@ -91,7 +91,7 @@ def test_each_view_looks_as_it_should(view, size):
 
 
 def test_without_colour_it_says_the_same(monkeypatch):
-    text = shown(FakeLive(a_night()), "j", "j")
+    text = shown(FakePoller(a_night()), "j", "j")
     assert "> " in text
     monkeypatch.setenv("NO_COLOR", "1")
 
@@ -108,14 +108,14 @@ def test_without_colour_it_says_the_same(monkeypatch):
         assert len(colours) > 1
         assert all(one.red == one.green == one.blue for one in colours if one is not None), colours
 
-    drive(FakeLive(a_night()), script)
+    drive(FakePoller(a_night()), script)
     # What the colours say stands there in words as well, and the cursor has a mark.
     assert row(text).split()[:2] == ["9", "revoked"]
     assert all(word in text for word in ("holds", "waits", "dead", "PAUSED"))
 
 
 def test_a_long_queue_is_drawn_as_far_as_it_is_seen():
-    live = FakeLive(overview(entry(position) for position in range(1, 10_001)))
+    live = FakePoller(overview(entry(position) for position in range(1, 10_001)))
 
     async def script(app, press):
         assert row(await press("end")).split()[0] == "10000"
@@ -130,7 +130,7 @@ def test_a_long_queue_is_drawn_as_far_as_it_is_seen():
 @pytest.mark.parametrize("name", [MARKUP, ANSI, BIDI, "[red]x[/red]"])
 def test_names_that_would_steer_a_terminal(name):
     entries = [entry(1, "holds", name, host=name, note=name, limit=1), entry(2, "waits", name, limit=1)]
-    live = FakeLive(overview(entries, [resource(name, paused=True, paused_by=name)]))
+    live = FakePoller(overview(entries, [resource(name, paused=True, paused_by=name)]))
 
     async def script(app, press):
         for keys in (["j"], ["x"], ["n", "r"], ["n", "2"], ["slash", *"zz"]):
@@ -141,23 +141,23 @@ def test_names_that_would_steer_a_terminal(name):
         assert all(message.isprintable() for message in said(app))
 
     drive(live, script)
-    assert "[red]x" in shown(FakeLive(overview([entry(1, "holds", "[red]x[/red]")])))
+    assert "[red]x" in shown(FakePoller(overview([entry(1, "holds", "[red]x[/red]")])))
 
 
 # -- looking around
 
 
 def test_the_cursor_stays_on_its_row():
-    live = FakeLive(overview([entry(1, "holds"), entry(2), entry(3)]))
+    live = FakePoller(overview([entry(1, "holds"), entry(2), entry(3)]))
 
     async def script(app, press):
         assert row(await press("j", "j", "j")).split()[:2] == ["3", "waits"]
         # Others come and go before it, and it is let in.
-        live.see(Seen(overview([entry(0, "holds", "a"), entry(3, "holds"), entry(4)]), NOW))
+        live.see(Snapshot(overview([entry(0, "holds", "a"), entry(3, "holds"), entry(4)]), NOW))
         assert row(await press()).split()[:2] == ["3", "holds"]
-        live.see(Seen(overview([entry(0, "holds", "a")]), NOW))
+        live.see(Snapshot(overview([entry(0, "holds", "a")]), NOW))
         assert row(await press()).split()[:2] == ["0", "holds"], "its row is gone"
-        live.see(Seen(overview(), NOW))
+        live.see(Snapshot(overview(), NOW))
         assert "No request holds or waits." in await press()
 
     drive(live, script)
@@ -173,8 +173,8 @@ def test_a_filter_while_one_types_and_afterwards():
         assert "/db2" in await press("3", "1")
         assert "1 of 9" not in await press("escape")
 
-    drive(FakeLive(a_night()), script)
-    assert "Nothing here has these words in it." in shown(FakeLive(a_night()), "slash", *"qqq")
+    drive(FakePoller(a_night()), script)
+    assert "No row has these words in it." in shown(FakePoller(a_night()), "slash", *"qqq")
 
 
 def test_sorting_goes_through_the_columns_and_back():
@@ -186,7 +186,7 @@ def test_sorting_goes_through_the_columns_and_back():
         assert "by STATE" in await press("S")
         assert "by " not in (await press("3")).splitlines()[3], "each view is sorted by itself"
 
-    drive(FakeLive(a_night()), script)
+    drive(FakePoller(a_night()), script)
 
 
 def test_views_in_turn():
@@ -194,11 +194,11 @@ def test_views_in_turn():
         assert "[2 Leaders]" in await press("tab")
         assert "[7 Rates]" in await press("shift+tab", "shift+tab")
 
-    drive(FakeLive(a_night()), script)
+    drive(FakePoller(a_night()), script)
 
 
 def test_rates_are_there_where_any_is_used():
-    live = FakeLive(overview([entry(1, "holds")]))
+    live = FakePoller(overview([entry(1, "holds")]))
 
     async def script(app, press):
         text = await press()
@@ -206,7 +206,7 @@ def test_rates_are_there_where_any_is_used():
         assert "7 Rates" not in text
         assert "[6 Times]" in await press("shift+tab"), "it is not gone to"
         assert "No rate has been used of late." in await press("7")
-        live.see(Seen(dataclasses.replace(overview(in_line()), rates=a_night().rates), NOW))
+        live.see(Snapshot(dataclasses.replace(overview(in_line()), rates=a_night().rates), NOW))
         text = await press()
         assert row(text).split()[:6] == ["api", "1.0s", "10", "3", "7", "2"]
         assert "103 of 100 used in 1m00s, room in 12s" in await press("1")
@@ -220,11 +220,11 @@ def test_rates_are_there_where_any_is_used():
 
 
 def test_frozen_it_shows_nothing_new():
-    live = FakeLive(overview([entry(1, "holds")]))
+    live = FakePoller(overview([entry(1, "holds")]))
 
     async def script(app, press):
         assert "FROZEN" in await press("space")
-        live.see(Seen(overview([entry(7, "holds")]), NOW))
+        live.see(Snapshot(overview([entry(7, "holds")]), NOW))
         assert "db1:801" in await press()
         assert "db1:807" in await press("space")
 
@@ -236,11 +236,11 @@ def test_the_keys_are_explained():
         assert "pause the resource" in await press("question_mark")
         assert "pause the resource" not in await press("p")
 
-    drive(FakeLive(a_night()), script)
+    drive(FakePoller(a_night()), script)
 
 
 def test_it_ends_and_looks_no_more():
-    live = FakeLive(a_night())
+    live = FakePoller(a_night())
 
     async def script(app, press):
         await press("q")
@@ -269,7 +269,7 @@ ACTIONS = {
 @pytest.mark.parametrize("name", ACTIONS)
 def test_an_action_shows_its_consequence_and_asks(name):
     way, key, question, action = ACTIONS[name]
-    live = FakeLive(a_night())
+    live = FakePoller(a_night())
 
     async def script(app, press):
         await press(*way)
@@ -287,7 +287,7 @@ def test_an_action_shows_its_consequence_and_asks(name):
 
 
 def test_a_cap_is_asked_for_and_its_consequence_follows_as_one_types():
-    live = FakeLive(overview([entry(1, "holds", limit=9), entry(2, limit=9), entry(3, limit=9)], [resource(cap=1)]))
+    live = FakePoller(overview([entry(1, "holds", limit=9), entry(2, limit=9), entry(3, limit=9)], [resource(cap=1)]))
 
     async def script(app, press):
         text = await press("c")
@@ -311,13 +311,13 @@ def test_a_cap_is_asked_for_and_its_consequence_follows_as_one_types():
 
 
 def test_what_is_asked_follows_what_is_seen():
-    live = FakeLive(overview([entry(1, "holds", limit=1), entry(2, limit=1)]))
+    live = FakePoller(overview([entry(1, "holds", limit=1), entry(2, limit=1)]))
 
     async def script(app, press):
         assert "Grants 2 (db1:802); no request waits behind." in await press("j", "x")
-        live.see(Seen(overview([entry(1, "holds", limit=1), entry(5, limit=1)]), NOW))
+        live.see(Snapshot(overview([entry(1, "holds", limit=1), entry(5, limit=1)]), NOW))
         assert "Grants 5 (db1:805)" in await press()
-        live.see(Seen(overview([entry(5, "holds", limit=1)]), NOW))
+        live.see(Snapshot(overview([entry(5, "holds", limit=1)]), NOW))
         text = await press()
         assert "Position 1 is gone already" in text
         assert "yes, do it" not in text
@@ -334,11 +334,11 @@ def test_a_key_that_makes_no_sense_here_says_so(key):
         assert len(said(app)) == 1
         assert said(app)[0].startswith("There is no ")
 
-    drive(FakeLive(a_night()), script)
+    drive(FakePoller(a_night()), script)
 
 
 def test_what_fails_is_told():
-    live = FakeLive(a_night())
+    live = FakePoller(a_night())
     live.failure = sqlsem.NotHeld("There is no row at position 1;\nsee: sqlsem ls")
 
     async def script(app, press):
@@ -349,7 +349,7 @@ def test_what_fails_is_told():
 
 
 def test_a_reader_is_told_before_it_is_asked():
-    live = FakeLive(a_night(), rights=())
+    live = FakePoller(a_night(), rights=())
 
     async def script(app, press):
         assert "READ-ONLY" in (await press("j")).splitlines()[0]
@@ -365,33 +365,33 @@ def test_a_reader_is_told_before_it_is_asked():
 
 
 def test_it_goes_on_through_an_outage():
-    live = FakeLive(a_night())
+    live = FakePoller(a_night())
 
     async def script(app, press):
         down = dataclasses.replace(
-            live.seen, down_since=NOW + timedelta(seconds=3), trouble="Cannot reach it: connection refused"
+            live.snapshot, down_since=NOW + timedelta(seconds=3), trouble="Cannot reach it: connection refused"
         )
         live.see(down)
         text = await press()
         told = " ".join(text.split())
-        assert "NOTHING SEEN since 03:12:08; looking again every 2.0s. What you see is of 03:12:05." in told
+        assert "NO ANSWER since 03:12:08; trying again every 2.0s. The data below is of 03:12:05." in told
         assert "connection refused" in told
         assert "db1:801" in text, "what was seen last"
-        live.see(Seen(overview([entry(7, "holds")]), NOW))
+        live.see(Snapshot(overview([entry(7, "holds")]), NOW))
         text = await press()
-        assert "NOTHING SEEN" not in text
+        assert "NO ANSWER" not in text
         assert "db1:807" in text
 
     drive(live, script)
 
 
 def test_it_can_be_started_while_the_database_is_away():
-    live = FakeLive(Seen(down_since=NOW, trouble="Cannot reach it"))
+    live = FakePoller(Snapshot(down_since=NOW, trouble="Cannot reach it"))
 
     async def script(app, press):
-        assert "NOTHING SEEN since 03:12:05" in await press()
+        assert "NO ANSWER since 03:12:05" in await press()
         await press("x", "p", "c", "slash", "a", "enter", "s", "3")
-        live.see(Seen(a_night(), NOW))
+        live.see(Snapshot(a_night(), NOW))
         assert "lives" in await press("escape")
 
     drive(live, script)

@@ -83,7 +83,7 @@ def test_lost_leader_ends_command_and_campaigns_again(bench, coordinator):
     assert first.poll() is None
     second.kill()  # and its command with it, by the guard
     until(lambda: len(pids(bench.told)) == 3, "the first one leads again")
-    until(lambda: not alive(pids(bench.told)[1]), "the guard has ended the command")
+    until(lambda: not alive(pids(bench.told)[1]), "the killer has ended the command")
     assert coordinator.leader("scheduler").current().pid == first.pid
     fences = [int(line.split()[2]) for line in lines(bench.told)]
     assert fences == sorted(set(fences))

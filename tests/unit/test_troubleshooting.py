@@ -37,7 +37,7 @@ ABOUT_WHAT_IS_WRITTEN = (
         "core/rate_grants.py",
         "core/event_bus.py",
         "core/terms.py",
-        "dashboard/guarding.py",
+        "dashboard/access.py",
         "engines/__init__.py",
         "engines/memory.py",
         "engines/mssql/odbc.py",

@@ -1,5 +1,5 @@
 "use strict";
-// Replaces the board by what the server has drawn after each look. Everything works without this script, too.
+// Replaces the board by the one that the server has drawn after each poll. All pages work without this script, too.
 (() => {
   const silence = document.getElementById("silence");
   const filter = document.getElementById("q");
@@ -11,7 +11,7 @@
   const time = () => new Date().toTimeString().slice(0, 8);
 
   const show = () => {
-    // Not while somebody marks text to copy it.
+    // Not while the user marks text to copy it.
     const selection = document.getSelection();
     const board = document.getElementById("board");
     if (latest === null || frozen() || (selection && !selection.isCollapsed && board.contains(selection.anchorNode))) return;

@@ -1,10 +1,10 @@
-"""Who may ask, and from where: hosts, origins, the token, and what browsers are told not to do.
+"""Access checks of the dashboard: host names, origins, sessions and the token; and the security headers.
 
-A browser that somebody uses for other things as well may be led to send requests here. So a request counts only
+Another site's page may make a browser send requests here. So
 
-- when it names a host that we are called by (a foreign name that was made to lead here, DNS rebinding, does not), and
-- if it changes anything, when it comes from a page of ours (origin), with a session that was opened by the token, and
-  with the word that only pages of that session have.
+- every request must name a host of ours (which stops DNS rebinding), and
+- a request that changes anything must come from a page of ours (origin), in a session that has shown the token, with
+  the CSRF token that only pages of that session have.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from sqlsem.hosts import Hosts
 
 log = logging.getLogger("sqlsem")
 
-__all__ = ["Doors", "Guard", "cookie_of", "from_elsewhere", "read_form"]
+__all__ = ["HostFilter", "Sessions", "cookie_of", "is_cross_site", "read_form"]
 
-#: Seconds after which a session has to show the token again.
+#: How long a session lasts, in seconds.
 SESSION_SECONDS = 12 * 3600.0
-#: Sessions at the same time; the oldest give way.
-MOST_SESSIONS = 100
-#: More wrong tokens than this within a minute are answered by 429, and logged once.
-MOST_FAILURES = 10
-#: The shortest token that somebody may choose: shorter ones can be guessed.
-SHORTEST_TOKEN = 16
-#: The longest form, bytes.
-MOST_BYTES = 10_000
+#: The number of sessions; above it the oldest ones end.
+MAX_SESSIONS = 100
+#: Above this number of wrong tokens within a minute the response is 429, which is logged once.
+MAX_FAILURES = 10
+#: The shortest token that is accepted: shorter ones can be guessed.
+MIN_TOKEN_LENGTH = 16
+#: The longest form, in bytes.
+MAX_FORM_BYTES = 10_000
 
 HEADERS = {
-    # Nothing but our own files, and nothing that stands in the page itself.
+    # Only our own files; no inline scripts and styles.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -56,15 +56,15 @@ HEADERS = {
 }
 
 
-class Guard:
-    """Refuses requests that do not name a host of ours, and adds the headers to every answer."""
+class HostFilter:
+    """Refuses requests that do not name a host of ours, and adds the headers to every response."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app = app
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Handle a request (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -77,40 +77,38 @@ class Guard:
             await send(message)
 
         if not self._hosts.accept(HTTPConnection(scope).headers.getlist("host")):
-            told = "This dashboard is not known by that name; start it with --name if it should be.\n"
-            await PlainTextResponse(told, 421)(scope, receive, send_with_headers)
+            message = "This dashboard is not known by that name; start it with --name if it should be.\n"
+            await PlainTextResponse(message, 421)(scope, receive, send_with_headers)
             return
-        with contextlib.suppress(ClientDisconnect):  # nobody is left to be answered, and it is no fault of ours
+        with contextlib.suppress(ClientDisconnect):  # no error of ours
             await self._app(scope, receive, send_with_headers)
 
 
 def cookie_of(request: Request) -> str:
-    """What the session's cookie is called. (Browsers send cookies to all ports of a host: two dashboards would take
-    each other's.)
-    """
+    """Return the name of the session's cookie, with the port: browsers send cookies to all ports of a host."""
     return f"sqlsem-{request.url.port or request.url.scheme}"
 
 
-def from_elsewhere(request: Request, *, strict: bool) -> bool:
-    """Whether another site's page has sent this. ``strict``: it must say that it was ours."""
+def is_cross_site(request: Request, *, strict: bool) -> bool:
+    """Return True if a page of another site has sent this request. ``strict``: also if the origin is unknown."""
     site = request.headers.get("sec-fetch-site", "same-origin")
     if site not in ("same-origin", "none"):
         return True
     origin = request.headers.get("origin")
     if origin is None:
         return strict
-    # The host is one of ours: `Guard` has seen to that.
+    # `HostFilter` has checked the host.
     return origin not in {f"{scheme}://{request.headers['host']}" for scheme in ("http", "https")}
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form that was sent. Raises `ValueError` for what is none."""
+    """Return the fields of a form. Raises `ValueError` if the request has none."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise ValueError("This is no form")
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MOST_BYTES:
+        if len(body) > MAX_FORM_BYTES:
             raise ValueError("This form is too long")
     return dict(urllib.parse.parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=20))
 
@@ -120,15 +118,15 @@ class Session:
     """A browser that has shown the token."""
 
     until: float
-    said: str = ""  # what to tell it on its next page
+    notice: str = ""  # a message for its next page
 
 
 @dataclass
-class Doors:
-    """Who has shown the token.
+class Sessions:
+    """The sessions of browsers that have shown the token.
 
     Attributes:
-        token: What has to be shown; None: nobody can change anything.
+        token: The secret that a browser has to show; None: no browser can change anything.
     """
 
     token: str | None
@@ -137,30 +135,30 @@ class Doors:
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
 
     def __post_init__(self) -> None:
-        if self.token is not None and (len(self.token) < SHORTEST_TOKEN or not self.token.isascii()):
+        if self.token is not None and (len(self.token) < MIN_TOKEN_LENGTH or not self.token.isascii()):
             raise ConfigurationError(
-                f"The dashboard's token must have at least {SHORTEST_TOKEN} characters, all of them ASCII; one is made "
-                f"when none is given"
+                f"The dashboard's token must have at least {MIN_TOKEN_LENGTH} characters, all of them ASCII; one is "
+                f"made when none is given"
             )
 
     def too_many_failures(self) -> bool:
         """True if more wrong tokens than usual were shown within the last minute."""
-        return len(self._failures) > MOST_FAILURES
+        return len(self._failures) > MAX_FAILURES
 
-    def enter(self, shown: str) -> str | None:
-        """Return the id of a new session, if that is the token.
+    def log_in(self, token: str) -> str | None:
+        """Return the id of a new session; None if the token is wrong.
 
-        The token always opens one, however many wrong ones were shown before: otherwise anybody who reaches the port
-        could lock its owner out. A token is too long to be guessed (`SHORTEST_TOKEN`).
+        The right token is accepted however many wrong ones came before: otherwise any client that reaches the port
+        could lock the owner out. A token is too long to be guessed (`MIN_TOKEN_LENGTH`).
         """
         if self.token is None:
             return None
-        if not hmac.compare_digest(shown.encode(errors="surrogatepass"), self.token.encode()):
+        if not hmac.compare_digest(token.encode(errors="surrogatepass"), self.token.encode()):
             self._count_failure()
             return None
         name = secrets.token_urlsafe(32)
         self._sessions[name] = Session(time.monotonic() + SESSION_SECONDS)
-        while len(self._sessions) > MOST_SESSIONS:
+        while len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
         return name
 
@@ -168,33 +166,33 @@ class Doors:
         now = time.monotonic()
         while self._failures and now - self._failures[0] > 60:
             self._failures.popleft()
-        if len(self._failures) == MOST_FAILURES:
-            log.warning("More than %d wrong tokens were shown to the dashboard within a minute", MOST_FAILURES)
-        if not self.too_many_failures():  # one more than are allowed is all that has to be known
+        if len(self._failures) == MAX_FAILURES:
+            log.warning("More than %d wrong tokens were shown to the dashboard within a minute", MAX_FAILURES)
+        if not self.too_many_failures():  # (the deque needs only one more than are allowed)
             self._failures.append(now)
 
     def session(self, request: Request) -> Session | None:
-        """The session that a request has."""
+        """Return the session of a request; None if it has none, or it has expired."""
         name = request.cookies.get(cookie_of(request), "")
-        found = self._sessions.get(name)
-        if found is not None and found.until < time.monotonic():
+        session = self._sessions.get(name)
+        if session is not None and session.until < time.monotonic():
             del self._sessions[name]
             return None
-        return found
+        return session
 
-    def leave(self, request: Request) -> None:
-        """The session is over."""
+    def log_out(self, request: Request) -> None:
+        """End the session of a request."""
         self._sessions.pop(request.cookies.get(cookie_of(request), ""), None)
 
-    def word(self, request: Request) -> str:
-        """What the forms of a session carry, and no other site can know."""
+    def csrf_token(self, request: Request) -> str:
+        """Return the CSRF token of a session: its forms contain it, and no other site can know it."""
         name = request.cookies.get(cookie_of(request), "")
         return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
 
-    def may_change(self, request: Request, word: str) -> bool:
-        """Whether a form comes from a page of ours, of a session that has shown the token."""
+    def may_change(self, request: Request, csrf_token: str) -> bool:
+        """Return True if a form comes from a page of ours, in a session that has shown the token."""
         return (
-            not from_elsewhere(request, strict=True)
+            not is_cross_site(request, strict=True)
             and self.session(request) is not None
-            and hmac.compare_digest(word.encode(), self.word(request).encode())
+            and hmac.compare_digest(csrf_token.encode(), self.csrf_token(request).encode())
         )

@@ -8,7 +8,7 @@ from support import PATIENCE, until
 
 import sqlsem
 from sqlsem.insight.consequences import Action
-from sqlsem.live import Live
+from sqlsem.poller import Poller
 
 
 class Recorded:
@@ -28,7 +28,7 @@ def live(connect):
     made = []
 
     def live(coordinator=None, every=0.05):
-        made.append(Live(coordinator or connect(), every))
+        made.append(Poller(coordinator or connect(), every))
         return made[-1]
 
     yield live
@@ -80,7 +80,7 @@ def test_each_poll_runs_a_single_statement(connect, live, monkeypatch):
 
     monkeypatch.setattr(coordinator.engine, "connect", connect_recorded)
     watcher = live(coordinator)
-    watcher.first_look()
+    watcher.poll_once()
     assert [what for what in asked if what != "interrupt"] == ["check_schema", "rights", "overview"]
     asked.clear()
     looks = []
@@ -94,17 +94,17 @@ def test_each_poll_runs_a_single_statement(connect, live, monkeypatch):
 def test_it_looks_at_once_when_asked(live):
     looks = []
     watcher = live(every=3600)
-    watcher.first_look()
+    watcher.poll_once()
     watcher.start(looks.append)
     until(lambda: len(looks) == 1, "what was seen first is told")
-    watcher.look_now()
+    watcher.poll_now()
     until(lambda: len(looks) == 2, "another look")
 
 
 def test_poller_sees_operators_actions(connect, live, name):
     coordinator, other = connect(), connect()
     watcher = live(coordinator)
-    watcher.first_look()
+    watcher.poll_once()
     with pytest.raises(sqlsem.LockLost), other.limit(name, 3) as grant:
         for action, words in (
             (Action("pause", resource=name), "is paused"),
@@ -114,7 +114,7 @@ def test_poller_sees_operators_actions(connect, live, name):
         ):
             assert words in watcher.perform(action)
         assert all(found.cap is None for found in coordinator.admin.resources() if found.resource == name)
-        assert "has been told" in watcher.perform(Action("revoke", position=grant.position))
+        assert "has been notified" in watcher.perform(Action("revoke", position=grant.position))
         until(lambda: grant.lost, "it hears of that")
     with pytest.raises(sqlsem.LockLost), other.mutex(name) as grant:
         assert "is gone" in watcher.perform(Action("revoke_now", position=grant.position))
@@ -134,8 +134,8 @@ def test_a_file_that_may_only_be_read(database, live):
     reader = sqlsem.connect(f"{database.url}?mode=ro")
     with contextlib.closing(reader):
         watcher = live(reader)
-        watcher.first_look()
-        assert watcher.seen.rights == frozenset()
+        watcher.poll_once()
+        assert watcher.snapshot.rights == frozenset()
         with pytest.raises(sqlsem.ConfigurationError, match="can only be read"):
             watcher.perform(Action("pause", resource="x"))
 
@@ -143,9 +143,9 @@ def test_a_file_that_may_only_be_read(database, live):
 @pytest.mark.engines("sqlite")
 def test_permanent_error_is_raised_at_once(tmp_path):
     with sqlsem.connect(f"sqlite:///{tmp_path / 'none.db'}?mode=ro") as coordinator:
-        live = Live(coordinator, 1)
+        live = Poller(coordinator, 1)
         with pytest.raises(sqlsem.SchemaError, match="is not there"):
-            live.first_look()
+            live.poll_once()
 
 
 @pytest.mark.engines("sqlite")
@@ -167,7 +167,7 @@ def test_a_fault_of_ours_ends_nothing(connect, live, monkeypatch, caplog):
 def test_a_database_that_goes_away_and_comes_back(own_postgres_server, make_database):
     there = make_database(own_postgres_server)
     with there.coordinator(retry=1) as coordinator:
-        live = Live(coordinator, 0.05)
+        live = Poller(coordinator, 0.05)
         until_seen = following(live)
         until_seen(lambda seen: seen.overview is not None)
         own_postgres_server.stop("immediate")

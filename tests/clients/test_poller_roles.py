@@ -6,7 +6,7 @@ import pytest
 
 import sqlsem
 from sqlsem.insight.consequences import Action
-from sqlsem.live import Live
+from sqlsem.poller import Poller
 
 pytestmark = pytest.mark.engines("postgresql")
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.engines("postgresql")
 )
 def test_rights_are_known_beforehand(login, name, role, rights):
     with contextlib.closing(login(role).coordinator(retry=1)) as coordinator:
-        live = Live(coordinator, 1)
-        live.first_look()
-        assert live.seen.overview is not None
-        assert live.seen.rights == rights
+        live = Poller(coordinator, 1)
+        live.poll_once()
+        assert live.snapshot.overview is not None
+        assert live.snapshot.rights == rights
         action = Action("pause", resource=name)
         if rights:
             assert live.refusal(action) is None
