@@ -131,7 +131,7 @@ class MainConnection:
         def over(state: tenacity.RetryCallState) -> bool:
             failure = state.outcome.exception() if state.outcome is not None else None
             # A slow server is given more time for each attempt; callers without time to spare do not wait for that.
-            patient = isinstance(failure, Unanswered) and failure.patient and longest >= self._retry
+            patient = isinstance(failure, Unanswered) and failure.retry_once_more and longest >= self._retry
             return not patient and monotonic() - began >= longest
 
         return {

@@ -75,7 +75,7 @@ class NotificationListener:
                     self.heard = True
                     self._bell.notify()
                     while not self._closing.is_set():
-                        if session.hear(HEAR_SECONDS) and self._waiting:
+                        if session.wait_notification(HEAR_SECONDS) and self._waiting:
                             self._bell.notify()
                 finally:
                     self.heard, self._session = False, None

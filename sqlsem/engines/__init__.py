@@ -1,7 +1,7 @@
-"""The engines: this is the one place that names them, and each is a module or package that is loaded when asked for.
+"""The registry of engines: maps a URL to the module or package of its engine, which is imported on first use.
 
-What an engine is stands in `sqlsem.engines.base`, what it may offer in `sqlsem.engines.protocol`; the smallest one is
-`sqlsem.engines.memory`.
+`sqlsem.engines.base` defines an engine, `sqlsem.engines.protocol` the capabilities of its sessions, and
+`sqlsem.engines.memory` is the smallest example.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from sqlsem.errors import ConfigurationError
 
 
 class SqlalchemyEngine(Protocol):
-    """What we use of an engine of SQLAlchemy."""
+    """The part of an SQLAlchemy engine that sqlsem uses."""
 
     @property
     def url(self) -> Any:
-        """Where it connects to."""
+        """The URL to connect to."""
 
     @property
     def dialect(self) -> Any:
-        """What it speaks, and by which driver."""
+        """The SQL dialect, with the name of the driver."""
 
     def raw_connection(self) -> Any:
-        """A connection out of its pool."""
+        """Return a connection of the engine's pool."""
 
 
-#: What a database may be named by.
+#: The types that name a database.
 Database = str | os.PathLike[str] | SqlalchemyEngine
 
 #: URL scheme → module, whose ``engine`` is a subclass of `Engine`.
@@ -43,14 +43,14 @@ SCHEMES = {
     "sqlserver": "mssql",
     "memory": "memory",
 }
-#: Those with tables, as ``sqlsem sql ENGINE`` takes them.
+#: The engines with tables, as ``sqlsem sql ENGINE`` accepts them.
 ENGINES = ("sqlite", "postgresql", "mssql")
-#: Those that other hosts cannot reach, in words.
+#: Descriptions of the engines that other hosts cannot reach.
 LOCAL = {"sqlite": "an SQLite file, which is this host's only", "memory": "the memory of this process"}
 
 
 def load(name: str) -> type[Engine]:
-    """The engine class of that name (one that `SCHEMES` leads to)."""
+    """Return the engine class of that name (a value of `SCHEMES`)."""
     if name not in SCHEMES.values():
         raise ConfigurationError(f"There is no engine {name!r}; there are {', '.join(dict.fromkeys(SCHEMES.values()))}")
     engine: type[Engine] = importlib.import_module(f"sqlsem.engines.{name}").engine
@@ -58,14 +58,14 @@ def load(name: str) -> type[Engine]:
 
 
 def of_url(url: str) -> type[Engine]:
-    """The engine class that a URL or an ODBC connection string asks for; raises as `name_of_url`."""
+    """Return the engine class for a URL or an ODBC connection string; raises as `name_of_url`."""
     return load(name_of_url(url))
 
 
 def name_of_url(url: str) -> str:
-    """The name of the engine that a URL or an ODBC connection string asks for; its driver need not be there.
+    """Return the name of the engine for a URL or an ODBC connection string; its driver need not be installed.
 
-    Raises `ConfigurationError` for a scheme that no engine knows. Never repeats the URL: it may hold a password.
+    Raises `ConfigurationError` for an unknown scheme. The message never repeats the URL, which may hold a password.
     """
     _require_text(url)
     scheme, separator, _ = url.partition("://")
@@ -84,7 +84,7 @@ def name_of_url(url: str) -> str:
 
 
 def _require_text(url: str) -> None:
-    """Refuse what drivers would stumble over, each in its own way."""
+    """Raise `ConfigurationError` for text that drivers reject, each with an error of its own."""
     try:
         whole = urllib.parse.unquote(url, errors="strict")
         whole.encode()
@@ -104,9 +104,9 @@ def _require_text(url: str) -> None:
 
 
 def locate(database: object) -> tuple[str, Creator | None]:
-    """The URL of what somebody calls a database, and what makes its connections, if it brings that along.
+    """Return the URL of a database that a caller named, and its connection factory, if it has one.
 
-    Raises `ConfigurationError` for what is none.
+    Raises `ConfigurationError` if ``database`` names no database.
     """
     if isinstance(database, str):
         return plain(database), None
@@ -121,7 +121,7 @@ def locate(database: object) -> tuple[str, Creator | None]:
 
 
 def plain(url: str) -> str:
-    """A URL without what only SQLAlchemy reads: ``postgresql+psycopg://…`` is ``postgresql://…``."""
+    """Return a URL without the driver that only SQLAlchemy reads: ``postgresql+psycopg://…`` is ``postgresql://…``."""
     scheme, separator, rest = url.partition("://")
     kind, plus, _ = scheme.partition("+")
     if not separator or not plus or kind.lower() not in SCHEMES:
@@ -140,7 +140,7 @@ def _of_sqlalchemy(given: Any) -> tuple[str, Creator | None]:
     awaited = hasattr(given, "sync_engine")
     if (kind, driver) in (("postgresql", "psycopg"), ("mssql", "pyodbc")) and not awaited:
         return f"{kind}://", given.raw_connection
-    if kind == "postgresql":  # by a driver that is not ours, or asyncio: on connections of our own
+    if kind == "postgresql":  # another driver, or asyncio: sqlsem opens its own connections
         return plain(given.url.render_as_string(hide_password=False)), None
     raise ConfigurationError(
         f"An engine of SQLAlchemy for {kind}+{driver} cannot be used; there are sqlite, postgresql and mssql+pyodbc"
@@ -148,16 +148,16 @@ def _of_sqlalchemy(given: Any) -> tuple[str, Creator | None]:
 
 
 def unpooled(creator: Creator) -> Creator:
-    """The same, but what a pool of SQLAlchemy lends (``creator=engine.raw_connection``) is taken out of it for good, as
-    our connections live as long as the process.
+    """Return a factory that detaches each connection from its SQLAlchemy pool (``creator=engine.raw_connection``):
+    sqlsem's connections live as long as the process, and would use up the pool.
     """
 
     def create() -> Any:
         connection = creator()
         if not hasattr(connection, "dbapi_connection") or not hasattr(connection, "detach"):
             return connection
-        found = connection.dbapi_connection
+        driver_connection = connection.dbapi_connection
         connection.detach()
-        return found
+        return driver_connection
 
     return create

@@ -1,4 +1,4 @@
-"""What engines make of what a database has answered."""
+"""Conversion of a database's answers into values and errors, shared by the engines. No I/O."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = [
     "not_adopted",
 ]
 
-#: What `AdminSession.rights` may find, in the order in which the databases are asked.
+#: The rights that `AdminSession.rights` may return, in the order in which the databases return them.
 RIGHTS = ("operate", "retry")
 
 
 def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:
-    """Why a reader cannot become the writer while another one of these waits for that."""
+    """Return the error for a reader that cannot upgrade because another reader of ``entries`` is upgrading."""
     other = "another reader"
     for entry in entries:
         if entry.access.startswith(UPGRADE) and entry.position != ticket.position:
@@ -40,24 +40,26 @@ def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:
 
 
 def granted_rights(answers: Iterable[object]) -> frozenset[str]:
-    """The rights of `RIGHTS` for which the database said yes."""
+    """Return the rights of `RIGHTS` that the database granted."""
     return frozenset(name for name, granted in zip(RIGHTS, answers, strict=True) if granted)
 
 
-#: Why a token is not adopted, as the databases tell it.
+#: The databases' codes for the reasons why a token cannot be adopted.
 UNKNOWN, USED, TOO_LATE, OTHER_LOGIN = -1, -2, -3, -4
 
 
 def not_adopted(
     code: int, where: str, who: str | None, seconds: float | None, resource: str | None, position: int | None
 ) -> SqlsemError:
-    """Why a token is not adopted: which lock it was for, and since when; ``who`` used it, or whose login it is for."""
+    """Return the error for a token that cannot be adopted. ``who``: the process that used the token, or the login that
+    it is for. ``seconds``: the age of the hand-over.
+    """
     lock = f"the lock on {resource!r} (position {position})"
     ago = f"{seconds or 0.0:.1f} s ago"
     if code == UNKNOWN:
         return NotHeld(
-            f"This token is not known in {where}: it is none, of another database, or was over more than a day ago; "
-            f"have the lock handed over again"
+            f"This token is not known in {where}: it is no token, belongs to another database, or expired more than a "
+            f"day ago; have the lock handed over again"
         )
     if code == USED:
         return NotHeld(
@@ -79,19 +81,19 @@ def not_adopted(
 
 
 def adopted(rows: Sequence[Sequence[Any]], requesting_id: str, where: str) -> list[tuple[Request, Ticket]]:
-    """What has been adopted, from a server's rows: code, words, seconds, resource, position, access, limit, weight,
-    note. Raises what `not_adopted` makes of a code.
+    """Return the adopted requests from a server's rows: code, words, seconds, resource, position, access, limit,
+    weight, note. Raises the error of `not_adopted` for a code other than 0.
     """
-    found = []
+    result = []
     for code, words, seconds, resource, position, access, limit, weight, note in rows:
         if code != 0:
             raise not_adopted(code, where, words, seconds, resource, position)
-        found.append(
+        result.append(
             (Request(resource, access, limit, weight, note), Ticket(resource, int(position), requesting_id, True))
         )
-    return found
+    return result
 
 
 def hash_of(token: str) -> str:
-    """What is kept of a token."""
+    """Return the hash under which a database stores a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()

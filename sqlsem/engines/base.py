@@ -1,4 +1,7 @@
-"""What every engine offers: an `Engine` that opens sessions, which speak the protocol in `sqlsem.engines.protocol`."""
+"""The base class of engines: an `Engine` opens sessions, which implement `sqlsem.engines.protocol`.
+
+An engine knows the database's URL and its label for messages; neither its repr nor an error shows the password.
+"""
 
 from __future__ import annotations
 
@@ -54,74 +57,73 @@ __all__ = [
     "time_limited",
 ]
 
-#: What ``creator=`` is: returns a new DB-API connection.
+#: The type of ``creator=``: returns a new DB-API connection.
 Creator = Callable[[], Any]
 
 
 class Disconnected(Unavailable):
-    """This session is gone or never came; another may do better."""
+    """The session is lost or could not be opened; a new one may succeed."""
 
 
 class Refused(Disconnected):
-    """The server has answered, and makes no connection now: its address is right."""
+    """The server answered and refused the connection for now: its address is right."""
 
 
 class Replaced(Disconnected):
-    """The database of this session is not the one that other programs find: nothing in it counts any more."""
+    """The session has another database open than other programs find at its path: nothing in it counts any more."""
 
 
 class Unanswered(Disconnected):
-    """A statement was given up that took longer than it may. The server may be slow rather than gone: the next attempt
-    is given more time, so another try is worth it even when no time is left for tries (``patient``), up to a point.
+    """A statement exceeded its timeout. The server may be slow rather than unreachable. ``retry_once_more``: the next
+    attempt has a longer timeout, so it is worth trying even after the caller's retry timeout.
     """
 
-    patient = False
+    retry_once_more = False
 
     @classmethod
     def of(cls, exc: Disconnected, allowance: AdaptiveTimeout) -> Unanswered:
-        """What is to be raised in place of ``exc``, which came of giving a statement up."""
-        told = cls(f"{exc} (no answer came within {allowance.seconds:.1f} s)")
-        told.patient = allowance.grow()
-        return told
+        """Return the error to raise instead of ``exc``, after a statement was interrupted at its timeout."""
+        error = cls(f"{exc} (no answer came within {allowance.seconds:.1f} s)")
+        error.retry_once_more = allowance.grow()
+        return error
 
 
 class Busy(Unavailable):
-    """Somebody holds a lock in the database for longer than we are willing to wait in one go; try again."""
+    """Another session held a lock in the database for longer than one call waits; try again."""
 
 
 class AdaptiveTimeout:
-    """How long an answer may take: ``base`` seconds, and twice as long after each time that was too short.
+    """A timeout of ``base`` seconds that doubles each time it is exceeded, up to a cap.
 
-    Else a server that needs longer, as it has to compile something first, would be asked, cut short, and asked again
-    for ever. What never answers is given up later and later, but not much.
+    Without growth, a slow first call (plan compilation) would time out on every retry.
     """
 
-    #: How often it is doubled at the most.
+    #: The maximum number of doublings.
     MAX_DOUBLINGS = 3
-    #: When nothing was cut short for so many seconds, it is as at first.
+    #: Seconds without a timeout after which it is back at ``base``.
     RESET_SECONDS = 300.0
 
     def __init__(self, base: float) -> None:
         self.base = base
-        self._times, self._since = 0, -math.inf
+        self._doublings, self._exceeded_at = 0, -math.inf
 
     @property
     def seconds(self) -> float:
-        """What an answer may take now."""
-        if monotonic() - self._since > self.RESET_SECONDS:
-            self._times = 0
-        return self.base * float(2**self._times)
+        """The current timeout."""
+        if monotonic() - self._exceeded_at > self.RESET_SECONDS:
+            self._doublings = 0
+        return self.base * float(2**self._doublings)
 
     def grow(self) -> bool:
-        """That was too short. Whether the next attempt is given more."""
-        patient = self._times < self.MAX_DOUBLINGS
-        self._times, self._since = min(self._times + 1, self.MAX_DOUBLINGS), monotonic()
-        return patient
+        """Record that the timeout was exceeded; return True if the next one is longer."""
+        grows = self._doublings < self.MAX_DOUBLINGS
+        self._doublings, self._exceeded_at = min(self._doublings + 1, self.MAX_DOUBLINGS), monotonic()
+        return grows
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How this process takes part; durations in seconds."""
+    """The settings of one client; durations in seconds."""
 
     grace: float = 5.0
     lease: float | None = None
@@ -129,36 +131,35 @@ class Options:
     table: str = "ProcessControl"
     #: Seconds that one statement of the main session may wait for a gate, so that heartbeats get through.
     gate_timeout: float = 1.0
-    #: Seconds to reach a server that does not answer.
+    #: Seconds to wait for a server that does not answer a connection attempt.
     connect_timeout: float = 10.0
 
 
-#: What `sqlsem init` does unless it is told otherwise.
+#: The features that `sqlsem init` installs without an option: those that the database has, or all of a new one.
 KEEP_FEATURES = FeatureSelection()
 
 
 class Engine(abc.ABC):
-    """A database that can be reached: knows its URL (and keeps the password to itself)."""
+    """One database, from which sessions are opened."""
 
     name: ClassVar[str]
-    #: What `open_session` gives: from what it derives from follows what this engine offers.
+    #: The class of this engine's sessions; its base classes are the capabilities of this engine.
     session_class: ClassVar[type[LockSession]]
-    #: Whether a living member's beacon can be lost, as one that hangs on a connection can.
+    #: True if a living member can lose its beacon, as with a beacon that is tied to a connection.
     beacon_may_fail: ClassVar[bool] = True
-    #: Whether a worker claims short tasks while it runs others: a server does that work meanwhile.
+    #: True if workers claim short tasks while they run others: the server does that work meanwhile.
     prefetches: ClassVar[bool] = False
-    #: Sessions in which the tasks of one event loop may wait at the same time. With the main session that makes four.
+    #: The number of sessions in which the tasks of one event loop may wait at the same time, beside the main session.
     async_sessions: ClassVar[int] = 3
-    #: Seconds for the statements that make a new connection ready: the server may fall silent there too. None: a file
-    #: does not.
+    #: Seconds for the statements that prepare a new connection. None: a file always answers.
     setup_timeout: ClassVar[float | None] = 5.0
-    #: Seconds between two pings of a member that holds nothing and waits for nothing.
+    #: Seconds between two heartbeats of a member that holds nothing and waits for nothing.
     idle_heartbeat_seconds: ClassVar[float] = 60.0
-    #: What else an operator has to know about a table that is guarded from now on.
+    #: A hint for the operator who has guarded a table.
     guard_hint: ClassVar[str] = ""
-    #: Whether a database that is not there is created (SQLite). Set to False by who only looks.
+    #: True if a missing database file is created (SQLite). Callers that only read set it to False.
     creates: bool = True
-    #: What `CommitReleaseSession.database_identity` has said last.
+    #: The last answer of `CommitReleaseSession.database_identity`.
     known_identity: str | None = None
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
@@ -166,26 +167,26 @@ class Engine(abc.ABC):
         sql.check_identifier("The table's name", options.table)
         self.options = options
         self.creator = creator
-        #: What the statements that make a connection ready may take, altogether.
+        #: The timeout of all statements together that prepare a connection.
         self.setup = None if self.setup_timeout is None else AdaptiveTimeout(self.setup_timeout)
         #: The features that the database is known to have.
         self.installed = Installed(lambda: self.label, self.read_settings)
         if self.has(SchemaSession):
-            self.queries()  # now: later, a fork in the middle of it would leave the import system locked in the child
+            self.queries()  # now: a fork during a later import would leave the import lock held in the child
 
     @property
     @abc.abstractmethod
     def label(self) -> str:
-        """The database in words, for messages: never with a password."""
+        """The database's name for messages, without a password."""
 
     @property
     def schema_label(self) -> str:
-        """Where in the database the tables are, in words."""
+        """The location of the tables in the database, for messages."""
         return f"schema {self.options.schema}"
 
     @property
     def local_file(self) -> Path | None:
-        """The file of this host in which the database is, if it is one."""
+        """The database's file on this host, if it is a file."""
         return None
 
     # -- capabilities -------------------------------------------------------------------------------------------
@@ -211,11 +212,11 @@ class Engine(abc.ABC):
     # -- sessions -----------------------------------------------------------------------------------------------
 
     def connect(self, purpose: str) -> Session:
-        """Open a session; ``purpose`` ('main', 'wait', 'look', 'work') is shown to DBAs where the engine can. For what
-        not every engine offers, ask `require` first.
+        """Open a session. ``purpose``: 'main', 'wait', 'look' or 'work'; shown to DBAs if the engine can. Call
+        `require` first for a capability that not every engine has.
 
-        Raises `Disconnected` when the database is out of reach (worth another try), `ConfigurationError` when it
-        never will be (missing driver, wrong password).
+        Raises `Disconnected` if the database cannot be reached now, `ConfigurationError` if a retry cannot help
+        (missing driver, wrong password).
         """
         session = self.open_session(purpose)
         try:
@@ -228,21 +229,23 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def open_session(self, purpose: str) -> LockSession:
-        """The connection of `connect`, before the first statement."""
+        """Return the session of `connect`, before its first statement."""
 
     def pin(self, cursor: Any, ticket: Ticket) -> bool:
-        """Inside the transaction of the caller's ``cursor``: is the row there, and kept there until that ends?"""
-        asked = self.pin_steps(cursor, ticket)
+        """Pin the row of ``ticket`` until the transaction of the caller's ``cursor`` ends; return False if it is
+        gone.
+        """
+        steps = self.pin_steps(cursor, ticket)
         answer = None
         while True:
             try:
-                answer = asked.send(answer)
+                answer = steps.send(answer)
             except StopIteration as done:
-                there: bool = done.value
-                return there
+                pinned: bool = done.value
+                return pinned
 
     def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
-        """`pin`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
+        """As `pin`; yields the results of the cursor's methods, which asyncio callers await."""
         raise ConfigurationError(f"{self.label} has no rows that a transaction could keep: ask check() instead")
 
     def identity_steps(self, cursor: Any) -> Generator[Any, Any, str]:
@@ -258,12 +261,12 @@ class Engine(abc.ABC):
         yield cursor.execute(self.queries()["release_on_commit"], (word,))
 
     def same_database(self, one: str, other: str) -> bool:
-        """Whether two such words mean the same database."""
+        """Return True if two database identities mean the same database."""
         return one == other
 
     def session_notes(self, cursor: Any) -> Generator[Any, Any, tuple[int, str]]:
-        """Which of the server's sessions that is, by its number, and the grants that it counts on in guarded tables, as
-        `session_entry` tells them, with blanks between. Yields as `pin_steps` does.
+        """Return the number of the cursor's session on the server, and the grants that the session asserts for guarded
+        tables: values of `session_entry`, separated by blanks. Yields as `pin_steps` does.
         """
         raise ConfigurationError(
             f"{self.label} has no guarded tables, for which a connection could count on a grant: call "
@@ -271,28 +274,28 @@ class Engine(abc.ABC):
         )
 
     def owns_session(self, connection: Any, number: int) -> bool:
-        """Whether the server's session of that number is this connection's own, as far as can be told."""
+        """Return False if the server's session of that number is known to belong to another connection."""
         return True
 
     def session_entry(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, str]:
-        """A grant as a session notes it; empty when it is gone. Yields as `pin_steps` does."""
+        """Return the text by which a session notes a grant; empty if the grant is gone. Yields as `pin_steps` does."""
         yield cursor.execute(self.queries()["session_entry"], (ticket.resource, ticket.position, ticket.requesting_id))
         row = yield cursor.fetchone()
         return str(borrowed.values(row)[0]) if row else ""
 
     def note_session(self, cursor: Any, entries: str) -> Generator[Any, Any, None]:
-        """Have the session of ``cursor`` count on those grants; yields as `pin_steps` does."""
+        """Note these grants in the session of ``cursor``; yields as `pin_steps` does."""
         yield cursor.execute(self.queries()["note_session"], (entries,))
 
     def session_on(self, cursor: Any) -> Session:
-        """A session that runs its statements by the caller's ``cursor``, inside the caller's own transaction, and says
-        what goes wrong in the driver's own words. To put tasks with.
+        """Return a session that runs its statements by the caller's ``cursor``, in the caller's transaction. Errors are
+        raised unchanged from the driver. Used by ``put(…, cursor=…)``.
         """
-        raise ConfigurationError(f"{self.label} does not offer what is to be done in a transaction of the caller's")
+        raise ConfigurationError(f"{self.label} cannot do this in a transaction of the caller's")
 
     @property
     def supports_async(self) -> bool:
-        """Whether `connect_async` can be used here: the driver has connections for asyncio."""
+        """True if the driver has connections for asyncio, so that `connect_async` works."""
         return False
 
     async def connect_async(self, purpose: str) -> AsyncSession:
@@ -301,16 +304,16 @@ class Engine(abc.ABC):
 
     @property
     def read_only_hint(self) -> str:
-        """What to tell somebody who may look, and no more."""
+        """The message for a login that may only read."""
         return (
-            f"This login may look, and no more; an administrator can add it to the role {self.options.schema}_operator "
+            f"This login may only read; an administrator can add it to the role {self.options.schema}_operator "
             f"(see: sqlsem sql {self.name} permissions)"
         )
 
     # -- the tables ---------------------------------------------------------------------------------------------
 
     def read_settings(self) -> dict[str, str] | None:
-        """Table ``setting`` (empty: not there), without changing anything; None when it cannot be told."""
+        """Return table ``setting`` (empty if it is missing) without changing anything; None if it cannot be read."""
         session = self.connect("look")
         try:
             return session.settings() or {}
@@ -320,18 +323,18 @@ class Engine(abc.ABC):
             session.close()
 
     def is_permission_error(self, exc: BaseException) -> bool:
-        """Whether an error of ours says that the database's login lacks a right."""
+        """Return True if an error of sqlsem was caused by a missing right of the login."""
         return False
 
     def queries(self) -> Mapping[str, str]:
-        """The client's statements for this engine; `SchemaError` for one whose feature the database lacks."""
+        """Return the client's statements; reading one raises `SchemaError` if the database lacks its feature."""
         texts = sql.queries(self.name, self.options.schema, self.options.table)
         feature_of = sql.query_features(self.name)
         return texts if set(feature_of.values()) <= {CORE} else Statements(texts, feature_of, self.installed)
 
     def plan(self, settings: Mapping[str, str], wish: FeatureSelection = KEEP_FEATURES) -> list[tuple[int | None, str]]:
-        """The scripts that bring tables with these settings (empty: there are none) up to date, and add the features
-        wished for. Raises `SchemaError` rather than downgrade.
+        """Return the scripts that upgrade tables with these settings (empty: no tables) and add the features of
+        ``wish``. Raises `SchemaError` rather than downgrade.
         """
         version = setting_number(settings, "schema_version") if settings else 0
         if version > sql.LATEST:
@@ -341,11 +344,11 @@ class Engine(abc.ABC):
             )
         names = {"schema": self.options.schema, "table": self.options.table}
         features = wish.features(settings)
-        there = from_setting(settings.get("features")) if settings else features
+        present = from_setting(settings.get("features")) if settings else features
         scripts: list[tuple[int | None, str]] = []
-        scripts += sql.migrations(self.name, version, features=there, **names)
-        if features - there:
-            scripts += [(None, text) for _, text in sql.migrations(self.name, 0, features=features - there, **names)]
+        scripts += sql.migrations(self.name, version, features=present, **names)
+        if features - present:
+            scripts += [(None, text) for _, text in sql.migrations(self.name, 0, features=features - present, **names)]
         for name in sql.rerunnable(self.name, features):
             scripts.append((None, sql.script(self.name, name, features=features, **names)))
         return scripts
@@ -355,25 +358,25 @@ class Engine(abc.ABC):
 
 
 def program_name() -> str:
-    """What this process is called where people see it."""
+    """Return the name of this program for displays."""
     return os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
 
 
 def here() -> str:
-    """Where something is done, for what is written down of it: host, process and program, in lines."""
+    """Return this host, process number and program, one a line, for the log of an operation."""
     return f"{socket.gethostname()}\n{os.getpid()}\n{program_name()}"
 
 
 @contextlib.contextmanager
 def time_limited(session: EngineConnection, limit: AdaptiveTimeout | float | None) -> Iterator[None]:
-    """Interrupt what goes on with a session after so many seconds: the other side may never answer."""
+    """Interrupt the call that runs on a session after ``limit`` seconds: the server may never answer."""
     if limit is None:
         yield
         return
-    over = threading.Event()
+    expired = threading.Event()
 
     def end() -> None:
-        over.set()
+        expired.set()
         session.interrupt()
 
     timer = runtime.current().timer(limit.seconds if isinstance(limit, AdaptiveTimeout) else limit, end)
@@ -381,7 +384,7 @@ def time_limited(session: EngineConnection, limit: AdaptiveTimeout | float | Non
     try:
         yield
     except Disconnected as exc:
-        if over.is_set() and isinstance(limit, AdaptiveTimeout):
+        if expired.is_set() and isinstance(limit, AdaptiveTimeout):
             raise Unanswered.of(exc, limit) from exc
         raise
     finally:

@@ -68,7 +68,7 @@ __all__ = [
     "TaskSession",
 ]
 
-#: The scripts to run on tables with some settings (empty: none there), each with the version that it leads to, if any.
+#: Returns the scripts for tables with these settings (empty: no tables), each with the schema version after it, if any.
 Plan = Callable[[Mapping[str, str]], Iterable["tuple[int | None, str]"]]
 
 
@@ -83,14 +83,14 @@ class Check:
 
 
 class EngineConnection(abc.ABC):
-    """A connection that can be made to end from another thread, and let go of in a forked child."""
+    """A connection that another thread can interrupt, and that a forked child can discard."""
 
     @abc.abstractmethod
     def interrupt(self) -> None:
-        """From another thread: make a call that is under way fail soon with `Disconnected`."""
+        """Make the running call fail soon with `Disconnected`; called from another thread."""
 
     def abandon(self) -> None:  # noqa: B027 - most sessions hold nothing that a fork copies
-        """In a forked child: let go of what the parent's session uses, without a word to the server."""
+        """Close what a forked child inherited of the parent's session, without sending anything to the server."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -98,8 +98,8 @@ class EngineConnection(abc.ABC):
 
 
 class LockSession(EngineConnection, WakeupLocks, InPlace):
-    """One connection. Not for two threads at once. The coordinator keeps one *main* session (the member's beacon,
-    registration, release, pings) and borrows others to wait in; the engine decides only how each step is done.
+    """One connection, used by one thread at a time. The client keeps one *main* session (the member's beacon,
+    registration, release, heartbeats) and borrows others to wait in.
 
     A call that makes a member hold something renews the member's lease in the same transaction: `register`,
     `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_callback`. So do `register_member`,
@@ -110,10 +110,10 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
     offers: ClassVar[str] = "locks"
 
     def prepare(self, purpose: str) -> None:
-        """Make a connection ready that was just opened."""
+        """Prepare a new connection."""
 
     def check_schema(self) -> dict[str, str]:
-        """The settings, when this client can work with the database; else `SchemaError` with the remedy."""
+        """Return table ``setting``; raise `SchemaError` if this client cannot work with the database."""
         return {}
 
     def has_feature(self, feature: str) -> bool:
@@ -122,29 +122,29 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
 
     @property
     def usable(self) -> bool:
-        """Whether another call may succeed on this session."""
+        """False if no further call can succeed on this session."""
         return True
 
     def recover(self) -> None:
-        """After an exception, which may have come out of a signal handler: end what that has left open."""
+        """End a transaction that an exception, perhaps of a signal handler, left open."""
 
     # -- membership (main session) ------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def register_member(self, host: str, pid: int, program: str) -> int:
-        """Become a new member, whose beacon this session holds. Returns its number."""
+        """Add a member whose beacon this session holds; return its number."""
 
     @abc.abstractmethod
     def reattach_member(self, member_id: int) -> bool:
-        """Take over an existing member on this new session; False when it has been given up meanwhile."""
+        """Move an existing member to this new session; return False if the member was removed meanwhile."""
 
     @abc.abstractmethod
     def heartbeat(self, member_id: int) -> Heartbeat:
-        """Give a sign of life: renew the lease; and tell which rows are ours."""
+        """Renew the member's lease, and return its rows."""
 
     @abc.abstractmethod
     def deregister_member(self, member_id: int) -> None:
-        """Leave for good, with all rows."""
+        """Remove the member and all its rows."""
 
     # -- requests (main session) --------------------------------------------------------------------------------
 
@@ -152,100 +152,98 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
     def register(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
     ) -> list[Ticket] | None:
-        """Take a number for each request, all in one transaction; None when ``only_if_free`` and one was not.
-        `ConfigurationError` where one names no limit, and the server has none for its resource.
+        """Add a row for each request, all in one transaction; return None if ``only_if_free`` and one is not free.
+        Raises `ConfigurationError` for a request without a limit if the server has none for its resource.
 
-        Repeated with the same ``uid``, it finds the rows of the first time. May raise `Busy`.
+        Idempotent by ``uid``: a repeated call returns the rows of the first one. May raise `Busy`.
         """
 
     @abc.abstractmethod
     def release(self, ticket: Ticket, outcome: str) -> bool:
-        """Give a number back; False when the row was not there any more. May raise `Busy`."""
+        """Remove a row; return False if it was gone. May raise `Busy`."""
 
     @abc.abstractmethod
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
-        """Give back all that one `register` may have left; how many rows that was."""
+        """Remove the rows of one `register` call; return their number."""
 
     # -- waiting (any session) ----------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
-        """Wait up to ``timeout`` seconds for the turn of ``ticket``: True when granted, False when not yet,
-        None when its row is gone. Setting ``wakeup`` from another thread says that looking now may pay.
+        """Wait up to ``timeout`` seconds until ``ticket`` is granted: True if granted, False if not yet, None if its
+        row is gone. Another thread sets ``wakeup`` if polling now may succeed.
         """
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
-        """Whose turn has come, of many of this member's (on the main session): by position, True where it is granted,
-        now or before; None where the row is gone, taken away, or another member's. Who has to wait on is left out.
+        """Poll several waiters of this member at once, on the main session. Returns {position: True (granted, now or
+        before) | None (row gone, revoked or another member's)}; waiters that still wait are omitted.
 
-        For each ticket the answer is that of `wait` without time, and what `wait` does for it is done: grants are
-        written down with a sign of life (`Disconnected` when the member was given up), and where somebody has to wait
-        on, those at the head of its queue are tested, and removed when they are dead. But it is one statement, or one
-        transaction, for all, in any order and of any resources; it reads no more than decides; and it waits for nothing
-        but a gate (`Busy`). May be repeated: what was granted, and not heard of, is said again.
+        Does for each ticket what `wait` does without time: writes grants and renews the lease (`Disconnected` if the
+        member was removed), and checks the head of the queue if a waiter still waits. One statement or transaction
+        for all tickets, in any order and of any resources; waits only for a gate (`Busy`). Idempotent.
 
-        This one asks for one ticket after the other, for engines that have nothing better.
+        This default polls one ticket after the other.
         """
         never = threading.Event()
         answers = {ticket.position: self.wait(ticket, 0.0, never) for ticket in tickets}
         return {position: answer for position, answer in answers.items() if answer is not False}
 
-    # -- looking (any session) ----------------------------------------------------------------------------------
+    # -- reading (any session) ----------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def entries(self, resource: str | None) -> list[Entry]:
-        """The queue, one or all resources, in order. The dead are shown so, and removed by nobody who looks."""
+        """Return the queue of one or all resources, in order. Rows of dead members are marked, not removed."""
 
     @abc.abstractmethod
     def resources(self) -> list[Resource]:
-        """All resources that have rows or settings."""
+        """Return all resources that have rows or settings."""
 
 
 class ConversionSession(LockSession):
-    """Readers become the writer, and writers become readers: on any session, but `downgrade` on the main one."""
+    """Upgrades of readers and downgrades of writers: on any session, but `downgrade` on the main one."""
 
     offers = "upgrades and downgrades"
 
     @abc.abstractmethod
     def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
-        """Have the reader of ``ticket`` begin to become the writer; where it is alone it is at once. ``only_if_free``:
+        """Begin to upgrade the reader of ``ticket``; a reader that holds alone is the writer at once. ``only_if_free``:
         change nothing otherwise.
 
-        May be repeated. Once begun it lets nobody new in, until `upgrade` has ended it or `downgrade` is called. Raises
-        `Deadlock` when another reader of the resource is upgrading; then nothing was changed. May raise `Busy`.
+        Idempotent. From then on no new request is granted, until `upgrade` has ended or `downgrade` is called. Raises
+        `Deadlock`, without any change, if another reader of the resource is upgrading. May raise `Busy`.
         """
 
     @abc.abstractmethod
     def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
-        """Wait up to ``timeout`` seconds until the reader of ``ticket``, which has begun to upgrade, is alone and the
-        writer: True when it is, False when not yet (or `downgrade` was called), None when its row is gone.
+        """Wait up to ``timeout`` seconds until the upgrading reader of ``ticket`` holds alone and is the writer: True
+        if it is, False if not yet (or if `downgrade` was called), None if its row is gone.
         """
 
     @abc.abstractmethod
     def downgrade(self, ticket: Ticket) -> bool:
-        """Make the writer of ``ticket`` a reader, or have a reader give up its upgrade; False when the row is gone.
-        Those behind who may now enter are woken. May be repeated. May raise `Busy`.
+        """Make the writer of ``ticket`` a reader, or end a reader's upgrade; return False if the row is gone.
+        Wakes the waiters that can be granted now. Idempotent. May raise `Busy`.
         """
 
 
 class DeadlockSession(LockSession):
-    """Those who wait for each other are found, and one of them is told."""
+    """Search for deadlocks."""
 
     offers = "a search for deadlocks"
 
     @abc.abstractmethod
     def find_deadlock(self, member_id: int) -> Found | None:
-        """The deadlock whose youngest request is this member's, if there is one: it has to be given up."""
+        """Return the deadlock whose youngest request is this member's, if any: the member cancels that request."""
 
 
 class AdminSession(LockSession, SettingSession, RemovalSession):
-    """What operators see and do."""
+    """History and operators' actions."""
 
     offers = "history, and what operators do"
 
     @abc.abstractmethod
     def overview(self) -> Overview:
-        """All that is there at one instant, by two statements on a server; in time that grows with what is there."""
+        """Return all rows at one instant, by two statements on a server; takes time in proportion to the rows."""
 
     @abc.abstractmethod
     def history(
@@ -258,8 +256,8 @@ class AdminSession(LockSession, SettingSession, RemovalSession):
         outcome: str | None = None,
         who: str | None = None,
     ) -> list[Past]:
-        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least.
-        ``who``: its login, host, ``host:pid``, program or id, or the login that ended it.
+        """Return finished requests, newest first, that ended at most ``since`` and at least ``until`` seconds ago.
+        ``who``: the request's login, host, ``host:pid``, program or id, or the login that ended it.
         """
 
     @abc.abstractmethod
@@ -273,59 +271,60 @@ class AdminSession(LockSession, SettingSession, RemovalSession):
         action: str | None = None,
         who: str | None = None,
     ) -> list[Operation]:
-        """What operators did, newest first; to a resource or queue of that name, or to all. What does it writes it."""
+        """Return operators' actions, newest first, on a resource or queue of that name, or on all."""
 
     @abc.abstractmethod
     def rights(self) -> frozenset[str]:
-        """Return what this login may do beside looking: ``operate`` (cap, pause, revoke, reap), ``retry`` (its own)."""
+        """Return this login's rights beside reading: ``operate`` (cap, pause, revoke, reap), ``retry`` (own tasks)."""
 
     @abc.abstractmethod
     def revoke(self, position: int, force: bool) -> int:
-        """Take a row away: 0 it is gone, 1 its living owner has been told and has ``grace``, -1 no such row."""
+        """Revoke a row: 0 it is gone, 1 its living owner is notified and has its grace, -1 no such row."""
 
     @abc.abstractmethod
     def reap(self) -> int:
-        """Test everybody now and remove the dead; the number of rows removed."""
+        """Check all members now and remove dead ones; return the number of rows removed."""
 
     @abc.abstractmethod
     def prune(self, most: int) -> int:
-        """Remove at most ``most`` rows each of history, and of what operators did, that are past keeping: the more."""
+        """Remove up to ``most`` expired rows each of the history and of the operators' log; return the larger
+        number.
+        """
 
 
 class TaskSession(LockSession):
-    """The work queue."""
+    """Work queues."""
 
     offers = "work queues"
 
     @abc.abstractmethod
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        """Put them, all or none; their numbers. Repeated with the same ``uid``, it finds those of the first time. One
-        with a key is put alone: where its ``unique`` is another open one's, that one's number is returned; where its
-        ``replace`` is, that one is cancelled (or gives up the key, while it runs). `ConfigurationError` where this
-        login may not do that.
+        """Put all tasks or none, and return their numbers. Idempotent by ``uid``. A task with a key is put alone: if an
+        open task has the same ``unique`` key, its number is returned; if it has the ``replace`` key, it is cancelled
+        (or loses the key while it runs). Raises `ConfigurationError` if this login lacks the right.
         """
 
     @abc.abstractmethod
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
-        """The first task that may run now, claimed. ``again``: an earlier call with this ``uid`` may have succeeded."""
+        """Claim the first task that may run now. ``again``: an earlier call with this ``uid`` may have succeeded."""
 
     @abc.abstractmethod
     def end_task(self, member_id: int, end: End) -> str | None:
-        """The task's new status; None when it is ours no more. May be repeated."""
+        """End an attempt and return the task's new status; None if this member has lost the task. Idempotent."""
 
     @abc.abstractmethod
     def next_task(
         self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
     ) -> tuple[str | None, Claimed | None]:
-        """`end_task` and `claim_task` in one round trip."""
+        """Call `end_task` and `claim_task` in one round trip."""
 
     def next_tasks(
         self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
     ) -> tuple[list[str | None], list[Claimed]]:
-        """End several tasks, whose new statuses are given as by `end_task`, and claim up to ``most``: those that come
-        first, as far as they are calls or SQL whose worker has never died; another one is claimed alone.
+        """End several tasks as `end_task` does, and claim up to ``most``: the first ones, as long as they are calls or
+        SQL whose worker has never died. Any other task is claimed alone.
 
-        Both may be repeated. Engines that can do this in one round trip do; here one is claimed.
+        Idempotent. Engines that can do this in one round trip override it; this default claims one task.
         """
         if not most:
             return [self.end_task(member_id, end) for end in ends], []
@@ -339,80 +338,78 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:
-        """Give back what a claim may have left whose answer was lost for good; how many."""
+        """Return to the queue the tasks of a claim whose answer was lost; return their number."""
 
     @abc.abstractmethod
     def recover_tasks(self, queue: str | None, mine: int | None) -> int:
-        """Test the members that run tasks, make those of the dead pending again; how many."""
+        """Check the members that run tasks; return the number of tasks of dead members that are pending again."""
 
     def next_ready(self, queue: str) -> float | None:
-        """Seconds until the next task may run that waits for its time; None where there is none, or nobody can tell."""
+        """Return the seconds until the next delayed task may run; None if there is none, or it is unknown."""
         return None
 
     def listen(self) -> bool:
-        """Have this session, which does nothing else, told of tasks; False where that cannot be."""
+        """Subscribe this session, which does nothing else, to notifications of tasks; return False if it cannot."""
         return False
 
-    def hear(self, timeout: float) -> bool:
-        """Wait so many seconds for news of tasks, which others may have put or ended. A hint, and no more than that."""
+    def wait_notification(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds for a notification that tasks were put or ended. It is only a hint."""
         raise NotImplementedError
 
     @abc.abstractmethod
     def queue_state(self, queue: str) -> QueueState:
-        """What is left to do."""
+        """Return what is left to do."""
 
     @abc.abstractmethod
     def queue_counts(self, queue: str | None) -> list[QueueCounts]:
-        """One queue, or all of which anything is kept, as counts."""
+        """Return the counts of one queue, or of all that have tasks."""
 
     @abc.abstractmethod
     def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
-        """Open ones in the order in which they will run, then the ended, newest first; all but the first ``skip``."""
+        """Return open tasks in the order in which they will run, then ended ones, newest first; leave out ``skip``."""
 
     @abc.abstractmethod
     def task_attempts(self, task_id: int) -> list[Attempt]:
-        """Every attempt at a task, the running one too."""
+        """Return every attempt at a task, including the running one."""
 
     @abc.abstractmethod
     def set_task(self, task_id: int, what: str) -> int:
-        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state, -3 another one with its
-        key is open. The task of a dead worker is pending again first (and so retried by that).
+        """Retry or cancel a task (``what``): 0 done, 1 it runs, -1 no such task, -2 not possible in its state, -3
+        another task with its key is open. The task of a dead worker becomes pending first (which is its retry).
         """
 
     @abc.abstractmethod
     def cancel_task(self, task_id: int) -> int:
-        """As `set_task` to 'cancel'; but of a task that runs its worker is told (1), and it is cancelled when that has
-        ended it.
-        """
+        """As `set_task` with 'cancel'; but for a running task ask its worker to cancel it (1)."""
 
     @abc.abstractmethod
     def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
-        """Of those of these tasks of a member of which anything is asked: how long they may run (s), and who wants
-        them cancelled.
+        """Return (task number, time limit in s, login that asked to cancel it) for each of a member's tasks that has a
+        time limit or a cancel request.
         """
 
     @abc.abstractmethod
     def prune_tasks(self, most: int) -> int:
-        """Remove at most ``most`` tasks that ended and are past keeping, with their log."""
+        """Remove up to ``most`` expired tasks with their log; return their number."""
 
     @abc.abstractmethod
     def execute(self, text: str) -> str | None:
-        """Run the SQL text of a task, in one transaction unless the text begins its own; what came of it, in words."""
+        """Run the SQL of a task, in one transaction unless the text begins its own; return a summary, if any."""
 
     def cancel_running(self) -> None:
-        """From another thread: end the SQL of a task, on the server too where that can be told."""
+        """Cancel the running SQL of a task, on the server too if the engine can; called from another thread."""
         self.interrupt()
 
 
 class BatchSession(LockSession):
-    """Batches: many processes do parts of one thing, and the last one out goes on."""
+    """Batches: many processes run the parts, and the last one to finish runs the callback."""
 
     offers = "batches"
 
     @abc.abstractmethod
     def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
-        """Test the members that run parts or callbacks (of one name, or all) and act for the dead: the batches in
-        which parts have failed by that.
+        """Check the members that run parts or callbacks (of one name, or all), and end those of dead members. Return
+        the batches in which parts failed by that.
         """
 
     @abc.abstractmethod
@@ -427,8 +424,8 @@ class BatchSession(LockSession):
         uid: str,
         callback: tuple[str | None, str | None],
     ) -> PartStart:
-        """Start a part in the newest batch, or in a new one where that has succeeded, was abandoned or is late.
-        (Its last part joins it again until the callback has ended well.) ``callback``: kind and body. Repeatable.
+        """Start a part in the newest batch, or in a new one if that has succeeded, was abandoned or is late. (Its last
+        part joins it again until the callback has succeeded.) ``callback``: kind and body. Idempotent.
         """
 
     @abc.abstractmethod
@@ -442,53 +439,53 @@ class BatchSession(LockSession):
         owner: str,
         callback: tuple[str | None, str | None],
     ) -> PartEnd:
-        """End a part, badly where there is an error. May be repeated; an error after a success gives back the
-        callback that came with that.
+        """End a part; it failed if there is an error. Idempotent; an error after a success returns the callback that
+        was claimed with the success.
         """
 
     @abc.abstractmethod
     def claim_callback(
         self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
     ) -> Callback | None:
-        """Claim a callback that nobody runs: the oldest of a name, or that of one batch, also when it has failed.
-        ``own``: the caller knows what to run for those that are only known to who declared them. May be repeated.
+        """Claim a callback that no process runs: the oldest of a name, or that of one batch, also a failed one.
+        ``own``: the caller has declared the callback, so it can also run one that only its declarer knows. Idempotent.
         """
 
     @abc.abstractmethod
     def return_callback(self, member_id: int, uid: str) -> bool:
-        """Give back what a claim may have left whose answer was lost for good; whether it had."""
+        """Return the callback of a claim whose answer was lost; return False if there was none."""
 
     @abc.abstractmethod
     def end_callback(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
-        """End a callback; False when it is ours no more. May be repeated."""
+        """End a callback; return False if this member has lost it. Idempotent."""
 
     @abc.abstractmethod
     def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
-        """Abandon the newest batch of a name, or one by its number, unless it is over: its number, or None."""
+        """Abandon the newest batch of a name, or one by its number, unless it has ended; return its number, or None."""
 
     @abc.abstractmethod
     def list_batches(self, name: str | None, batch_id: int | None, most: int) -> list[BatchEntry]:
-        """Batches with their parts, newest first."""
+        """Return batches with their parts, newest first."""
 
 
 class SchemaSession(LockSession):
-    """Tables that are installed, upgraded and looked after."""
+    """Installation, upgrade and diagnosis of the tables."""
 
     offers = "tables"
 
     @property
     @abc.abstractmethod
     def installed(self) -> Installed:
-        """The features that the database has."""
+        """The features that are installed in the database."""
 
     @abc.abstractmethod
     def settings(self) -> dict[str, str] | None:
-        """Table ``setting``; None when the schema is not there."""
+        """Return table ``setting``; None if the tables are missing."""
 
     @abc.abstractmethod
     def install(self, plan: Plan) -> None:
-        """Under the install lock and in one transaction: read the version, run the scripts that ``plan`` gives for it.
-        A number beside a script is the schema's version after it.
+        """Read the schema's version and run the scripts that ``plan`` returns for it, under the install lock and in one
+        transaction.
         """
 
     def has_feature(self, feature: str) -> bool:
@@ -496,10 +493,10 @@ class SchemaSession(LockSession):
 
     @abc.abstractmethod
     def diagnose(self) -> list[Check]:
-        """Engine-specific checks for ``sqlsem doctor``."""
+        """Run the engine's checks for ``sqlsem doctor``."""
 
     def check_schema(self) -> dict[str, str]:
-        """The settings, when this client can work with the schema; else `SchemaError` with the remedy."""
+        """Return table ``setting``; raise `SchemaError` if this client cannot work with the schema."""
         settings = checked(self.settings())
         self.installed.note(settings)
         return settings
@@ -534,12 +531,12 @@ class Session(
 
 
 class AsyncSession(EngineConnection):
-    """One connection of an event loop, to wait in."""
+    """One connection of an event loop, used to wait."""
 
     @property
     @abc.abstractmethod
     def usable(self) -> bool:
-        """Whether another wait may succeed on this session; not when it was cancelled in the middle of something."""
+        """False if no further wait can succeed, as after a cancellation in the middle of a call."""
 
     @abc.abstractmethod
     async def wait(self, ticket: Ticket, timeout: float) -> bool | None:

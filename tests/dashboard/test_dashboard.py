@@ -295,7 +295,7 @@ def test_a_reader_is_told_beforehand():
     enter(client)
     answer = client.get("/ask?kind=pause&resource=etl")
     assert answer.status_code == 403
-    assert "This login may look, and no more" in text(answer)
+    assert "This login may only read" in text(answer)
 
 
 def test_without_leave_to_change_nothing_is_offered_or_done(live):

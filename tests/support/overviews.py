@@ -120,7 +120,7 @@ class FakePoller:
     def refusal(self, action: Action) -> str | None:
         if self.snapshot.rights is None or action.right in self.snapshot.rights:
             return None
-        return "This login may look, and no more"
+        return "This login may only read"
 
     def perform(self, action: Action) -> str:
         if self.failure is not None:

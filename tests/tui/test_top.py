@@ -356,7 +356,7 @@ def test_a_reader_is_told_before_it_is_asked():
         for key in "pxXc":
             text = await press(key)
             assert "yes" not in text
-        assert said(app) == ["This login may look, and no more"] * 4
+        assert said(app) == ["This login may only read"] * 4
 
     drive(live, script)
 

@@ -90,7 +90,7 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
         self.rows("listen")
         return True
 
-    def hear(self, timeout: float) -> bool:
+    def wait_notification(self, timeout: float) -> bool:
         with self.translated():
             return any(True for _ in self.connection.notifies(timeout=timeout, stop_after=1))
 

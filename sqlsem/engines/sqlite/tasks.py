@@ -203,7 +203,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         self._heard = self._version()
         return True
 
-    def hear(self, timeout: float) -> bool:
+    def wait_notification(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
         while (version := self._version()) == self._heard:
             if self.interrupted or time.monotonic() >= deadline:
