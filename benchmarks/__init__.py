@@ -1,1 +1,1 @@
-"""Measurements, side by side with peers in the same run: ``python -m benchmarks --help``. Not tests."""
+"""Measurements of sqlsem beside its peers in the same run: ``python -m benchmarks --help``. Not tests."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [OPTIONS] [MEASUREMENT]…``: figures of sqlsem and its peers, taken in one run."""
+"""Run ``python -m benchmarks [OPTIONS] [MEASUREMENT]…``: figures of sqlsem and its peers, taken in one run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MEASUREMENTS: dict[str, Callable[[str, str, dict[str, Any]], Any]] = {
         *(shown.tasks, shown.puts, shown.idle, shown.claim, growth, estimates, guards, rates),
     )
 }
-#: Those that are there for SQL Server, whose peers have no queues.
+#: The measurements for SQL Server, whose peers have no queues.
 LOCKS = ("uncontended", "handoff", "limit", "aio", "waiters", "connections", "throughput")
-#: What runs when nothing is named. (The slopes take a while, too; estimates have to do with no database, and guards are
+#: The measurements that run by default. (The slopes take long; estimates need no database, and guards are
 #: PostgreSQL's.)
 USUAL = [name for name in MEASUREMENTS if name not in ("growth", "estimates", "guards", "rates")]
 
@@ -97,7 +97,7 @@ def main(
     """Measure sqlsem beside its peers.
 
     MEASUREMENT is any of those named in docs/performance.md; left out, all of them but growth, estimates, guards and
-    rates. Compare the ratios, not the figures: these belong to the machine and its mood.
+    rates. Compare the ratios, not the figures: these depend on the machine and its load.
     """
     if realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))

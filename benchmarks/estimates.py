@@ -1,5 +1,5 @@
-"""How often the truth lies in the range that `sqlsem why` tells, of requests and of tasks: histories are replayed, and
-at many moments of each what was to be known then is compared with what came.
+"""Measure how often the truth lies in the range that `sqlsem why` estimates, for requests and tasks. Histories are
+replayed; at many moments of each, the estimate from the data of that moment is compared with what followed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sqlsem.model import Entry, Request, TaskEntry
 
 __all__ = ["estimates"]
 
-#: The share of ranges that shall hold the truth.
+#: The share of ranges that should contain the truth.
 NOMINAL = 0.8
-#: Requests of each history, and of these those before which nobody asks.
+#: Requests of each history, and the number of first ones without an estimate.
 REQUESTS, FIRST = 600, 150
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 Ask = tuple[Request, float]
-#: Of one who waits: its place, whether the truth lay in the range, the width of that, the truth.
+#: Of one waiter: its place, True if the truth was in the range, the width of the range, the truth.
 Found = tuple[int, bool, float, float]
 
 
@@ -98,7 +98,7 @@ HISTORIES: dict[str, Callable[[random.Random, int], Ask]] = {
 
 
 def history(make: Callable[[random.Random, int], Ask], chance: random.Random) -> list[Done]:
-    """Requests come in bursts, as jobs of a night do, and are let in by the rule."""
+    """Return requests that come in bursts, as jobs of a night do, and are granted by the rule."""
     asked: list[Done] = []
     moment = 0.0
     while len(asked) < REQUESTS:
@@ -127,7 +127,7 @@ def history(make: Callable[[random.Random, int], Ask], chance: random.Random) ->
 
 
 def seen(done: list[Done], now: float) -> Overview:
-    """What was to be seen at a moment."""
+    """Return the overview at a moment."""
     entries = [
         Entry(
             "r", one.position, "waits" if one.granted is None or one.granted > now else "holds", one.request.access,
@@ -145,7 +145,7 @@ def seen(done: list[Done], now: float) -> Overview:
 
 
 def _told(done: list[Done], moments: int, chance: random.Random) -> Iterator[Found]:
-    """At so many moments, of one who waits."""
+    """Return the results at so many moments, of one waiter each."""
     asked = [one for one in done[FIRST:] if one.granted is not None and one.granted - one.asked > 1]
     for choice in chance.choices(asked, k=moments):
         assert choice.granted is not None
@@ -214,7 +214,9 @@ TASKS: dict[str, tuple[int, Callable[[random.Random, int], Work]]] = {
 
 
 def worked_off(make: Callable[[random.Random, int], Work], workers: int, chance: random.Random) -> list[Job]:
-    """Tasks are put in bursts, as those of a night are; the next burst comes when the one before it is done."""
+    """Return tasks that are put in bursts, as those of a night are; the next burst comes when the one before it is
+    done.
+    """
     jobs: list[Job] = []
     moment = 0.0
     while len(jobs) < REQUESTS:
@@ -237,7 +239,7 @@ def worked_off(make: Callable[[random.Random, int], Work], workers: int, chance:
 
 
 def listed(jobs: list[Job], now: float) -> list[TaskEntry]:
-    """The tasks that were to be seen at a moment: those that were open, and those that had ended last."""
+    """Return the tasks visible at a moment: the open ones, and the last ended ones."""
 
     def at(seconds: float) -> datetime:
         return BEGIN + timedelta(seconds=seconds)
@@ -257,7 +259,7 @@ def listed(jobs: list[Job], now: float) -> list[TaskEntry]:
 
 
 def _told_of_tasks(jobs: list[Job], moments: int, chance: random.Random) -> Iterator[Found]:
-    """The same of tasks."""
+    """Return the results for tasks."""
     asked = [job for job in jobs[FIRST:] if job.started - job.put > 1]
     for choice in chance.choices(asked, k=moments):
         now = chance.uniform(choice.put, choice.started)
@@ -271,7 +273,7 @@ def _told_of_tasks(jobs: list[Job], moments: int, chance: random.Random) -> Iter
 
 
 def estimates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The share of ranges that held the truth, for some kinds of histories. (The same on every engine.)"""
+    """Return the share of ranges that contained the truth, for some kinds of histories. (The same on every engine.)"""
     moments = options["moments"] // 3
     requests = {name: partial(_of_requests, make, moments) for name, make in HISTORIES.items()}
     tasks = {name: partial(_of_tasks, make, workers, moments) for name, (workers, make) in TASKS.items()}

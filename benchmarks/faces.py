@@ -1,4 +1,4 @@
-"""The face for asyncio beside that for threads, on one coordinator. Nothing here prints."""
+"""Compare the API for asyncio with that for threads, on one coordinator. Nothing here prints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACES = ("threads", "asyncio")
 
 
 def uncontended(url: str, rounds: int) -> dict[str, Pair]:
-    """Acquire and release with nobody else there, by turns."""
+    """Acquire and release without contention, by turns."""
     times: dict[str, tuple[list[int], list[int]]] = {face: ([], []) for face in FACES}
 
     def note(face: str, number: int, before: int, between: int, after: int) -> None:
@@ -48,7 +48,7 @@ def uncontended(url: str, rounds: int) -> dict[str, Pair]:
 
 
 def _contend(face: str, url: str, at_once: int, hold: float, seconds: float, ready: Any, results: Any) -> None:
-    """``at_once`` threads or tasks of this process want the mutex all the time."""
+    """Contend for the mutex with ``at_once`` threads or tasks of this process."""
     visits: list[Visit] = []
 
     def note(number: int, asked: int, granted: int, leaving: int) -> None:
@@ -80,7 +80,7 @@ def _contend(face: str, url: str, at_once: int, hold: float, seconds: float, rea
     with sqlsem.connect(url) as coordinator:
         if face == "threads":
             lock = coordinator.mutex(subjects.NAME)
-            for _ in range(5):  # opens what one waits in, too
+            for _ in range(5):  # also opens the sessions that wait
                 with lock:
                     time.sleep(0.01)
             start = threading.Barrier(at_once + 1)
@@ -106,7 +106,7 @@ def _contend(face: str, url: str, at_once: int, hold: float, seconds: float, rea
 
 
 def handoff(url: str, number: int, at_once: int, hold: float, seconds: float, turns: int) -> dict[str, Contention]:
-    """``number`` processes with ``at_once`` each, in turns of the faces."""
+    """Contend with ``number`` processes of ``at_once`` each, the APIs in turns."""
     found = {face: Contention() for face in FACES}
     for _ in range(turns):
         for face, contention in found.items():

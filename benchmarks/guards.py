@@ -1,4 +1,4 @@
-"""What the trigger of a guarded table costs per statement: inserts of one row, beside a table without it."""
+"""Measure the cost of a guarded table's trigger per statement: inserts of one row, beside a table without it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ HOLDERS = 50
 
 
 def guards(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Microseconds for an insert: without a guard; asserted; by a session's grant; that with other holders beside."""
+    """Return the microseconds of an insert: without a guard; asserted; by a session's grant; the last with other
+    holders.
+    """
     if engine != "postgresql":
         console.print("guards: only PostgreSQL is measured.")
         return {}
@@ -57,7 +59,7 @@ def guards(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
                 found.setdefault(f"asserted{suffix}", []).append(asserting)
                 with grant.session(connection):
                     found.setdefault(f"grant.session{suffix}", []).append(turn(guarded, lambda: None))
-    best = {what: min(times) for what, times in found.items()}  # other programs only ever add
+    best = {what: min(times) for what, times in found.items()}  # other programs only add time
     shown = table("A statement on a guarded table (µs)", "", "insert", "more than without")
     for what, least in best.items():
         shown.add_row(what, f"{least:.0f}", f"{least - best['no guard']:.0f}")

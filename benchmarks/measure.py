@@ -1,4 +1,4 @@
-"""The measurements. Nothing here prints.
+"""Take the measurements. Nothing here prints.
 
 Times of different processes are compared by `time.monotonic_ns`, one clock for the whole machine.
 """
@@ -22,7 +22,7 @@ from benchmarks import servers, subjects
 from sqlsem.engines import protocol
 from sqlsem.engines.base import Session
 
-#: Asked so much earlier (ns) and served later: overtaken, and not merely a tie.
+#: Requested so much earlier (ns) and granted later: overtaken, and not merely a tie.
 OVERTAKEN = 2_000_000
 #: Forked from a clean server process where there is one: 100 waiters then start in a second.
 processes: Any = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
@@ -30,7 +30,7 @@ if os.name == "posix":
     processes.set_forkserver_preload(["benchmarks.measure"])
 
 
-# -- one process, nobody else ---------------------------------------------------------------------------------------
+# -- one process, no contention ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -45,13 +45,13 @@ class Pair:
         return self.acquire + self.release
 
 
-#: Seconds for which the uncontended pairs do not count: so new a folder is looked at more closely (SQLite).
+#: Seconds for which the uncontended pairs do not count: SQLite checks a new folder more closely.
 WARM_SECONDS = 1.6
 
 
 def uncontended(engine: str, url: str, rounds: int) -> dict[str, Pair]:
-    """Acquire and release with nobody else there. The subjects take turns, pair by pair: a processor that changes its
-    pace, or another program, then disturbs all alike.
+    """Acquire and release without contention. The subjects take turns, pair by pair: a processor that changes its pace,
+    or another program, then disturbs all alike.
     """
     made = {name: make(url) for name, make in subjects.UNCONTENDED[engine].items()}
     times: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in made}
@@ -79,7 +79,7 @@ def uncontended(engine: str, url: str, rounds: int) -> dict[str, Pair]:
 
 @dataclass
 class Visit:
-    """One stay inside; nanoseconds."""
+    """One hold; nanoseconds."""
 
     process: int
     asked: int
@@ -91,7 +91,7 @@ class Visit:
 
 @dataclass
 class HandOffs:
-    """How long it took from one who left to the next who was in."""
+    """Return the time from one holder's release to the next holder's grant."""
 
     handoffs: list[float] = field(default_factory=list)  # µs
 
@@ -106,16 +106,16 @@ class HandOffs:
 
 @dataclass
 class Contention(HandOffs):
-    """What many processes saw who all wanted the same mutex all the time."""
+    """The figures of many processes that all contend for the same mutex."""
 
     visits: list[Visit] = field(default_factory=list)
     seconds: float = 0.0
-    to_others: list[float] = field(default_factory=list)  # those of them to another process
+    to_others: list[float] = field(default_factory=list)  # the hand-offs to another process
     overtaking: int = 0
     overlaps: int = 0
 
     def add(self, visits: list[Visit]) -> None:
-        """The visits of one run."""
+        """Compute the figures from the visits of one run."""
         visits.sort(key=lambda visit: visit.granted)
         self.visits += visits
         self.seconds += (visits[-1].left - visits[0].granted) / 1e9
@@ -124,7 +124,7 @@ class Contention(HandOffs):
             if following.process != one.process:
                 self.to_others.append(self.handoffs[-1])
             self.overlaps += following.granted < one.leaving
-        earliest = visits[-1].asked  # of those served later
+        earliest = visits[-1].asked  # of those granted later
         for visit in reversed(visits):
             self.overtaking += earliest < visit.asked - OVERTAKEN
             earliest = min(earliest, visit.asked)
@@ -139,7 +139,7 @@ class Contention(HandOffs):
 
     @property
     def to_itself(self) -> float:
-        """How many per cent got back what they had just given back."""
+        """The per cent of grants to the process that has just released."""
         return 100 * (1 - len(self.to_others) / len(self.handoffs))
 
     @property
@@ -161,7 +161,7 @@ def _contend(
     engine: str, name: str, url: str, hold: float, seconds: float, warm: float, ready: Any, results: Any
 ) -> None:
     subject = subjects.SUBJECTS[engine][name](url)
-    for _ in range(5):  # opens what one waits in, too
+    for _ in range(5):  # also opens the sessions that wait
         subject.acquire()
         time.sleep(0.01)
         subject.release()
@@ -186,7 +186,8 @@ def _contend(
 def contend(
     engine: str, name: str, url: str, number: int, hold: float, seconds: float, warm: float = 0.0
 ) -> list[Visit]:
-    """``number`` processes take the mutex, hold it for ``hold`` seconds and ask again at once, for ``seconds``.
+    """Contend: ``number`` processes take the mutex, hold it for ``hold`` seconds and ask again at once, for
+    ``seconds``.
 
     The first ``warm`` seconds do not count: some servers compile the first calls of a session.
     """
@@ -194,7 +195,9 @@ def contend(
 
 
 def together(number: int, seconds: float, target: Callable[..., None], *arguments: Any) -> list[Visit]:
-    """The visits of ``number`` processes that run ``target(*arguments, ready, results)`` for about ``seconds``."""
+    """Return the visits of ``number`` processes that run ``target(*arguments, ready, results)`` for about
+    ``seconds``.
+    """
     ready, results = processes.Barrier(number), processes.Queue()
     everything = (*arguments, ready, results)
     workers = [processes.Process(target=target, args=everything, daemon=True) for _ in range(number)]
@@ -216,7 +219,7 @@ def handoff(
     turns: int,
     told: Callable[[str], None],
 ) -> dict[str, Contention]:
-    """Contention by each subject, in turns (ABAB…), so that what disturbs the machine disturbs all alike."""
+    """Measure contention for each subject, in turns (ABAB…), so that disturbances of the machine affect all alike."""
     found = {name: Contention() for name in subjects.SUBJECTS[engine]}
     for turn in range(turns):
         for name, contention in found.items():
@@ -230,18 +233,18 @@ def handoff(
 
 @dataclass
 class Admission(HandOffs):
-    """What many processes saw who all wanted one of a few places all the time."""
+    """The figures of many processes that all contend for a limit."""
 
     late: int = 0  # grants seen by their owners more than `OVERTAKEN` after that of a later position
     grants: int = 0
 
     def add(self, visits: list[Visit], limit: int) -> None:
-        """The visits of one run."""
+        """Compute the figures from the visits of one run."""
         self.grants += len(visits)
         granted = sorted(visits, key=lambda visit: visit.granted)
         leaving = sorted(visit.leaving for visit in visits)
         for visit, left in zip(granted[limit:], leaving, strict=False):
-            # So many had to leave before. Who asked after that has waited for nobody.
+            # So many had to leave before. A later request has waited for none of them.
             if visit.asked < left:
                 self.handoffs.append((visit.granted - left) / 1000)
         earliest = granted[-1].granted  # of later positions
@@ -279,7 +282,7 @@ def _enter_and_leave(url: str, limit: int, hold: float, seconds: float, ready: A
 def admission(
     url: str, limits: Sequence[int], number: int, hold: float, seconds: float, turns: int
 ) -> dict[int, Admission]:
-    """``number`` processes and so many places, in turns of the limits."""
+    """Contend for a limit with ``number`` processes, in turns of the limits."""
     found = {limit: Admission() for limit in limits}
     for _ in range(turns):
         for limit, one in found.items():
@@ -292,7 +295,7 @@ def admission(
 
 @dataclass
 class Waiting:
-    """What ``number`` waiting processes cost, a second."""
+    """The cost of ``number`` waiting processes, a second."""
 
     number: int
     seconds: float
@@ -302,7 +305,7 @@ class Waiting:
     client_cpu: float  # the same for one waiter, milliseconds
 
 
-#: What a session can be asked for.
+#: The calls of a session.
 CALLS = [
     name
     for name, _ in inspect.getmembers(protocol.Session, inspect.isfunction)
@@ -312,7 +315,7 @@ CALLS = [
 
 @contextlib.contextmanager
 def counting_calls(kind: type[Any], count: list[int] | None = None) -> Iterator[list[int]]:
-    """Counts what is asked of any session of that class in this process, on top of ``count``."""
+    """Count the calls of all sessions of that class in this process, on top of ``count``."""
     count = [0] if count is None else count
 
     def counted(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -356,7 +359,7 @@ def _await_turn(url: str, ready: Any, go: Any, seconds: float, results: Any) -> 
 
 
 def waiters(engine: str, url: str, number: int, seconds: float) -> Waiting:
-    """``number`` processes wait behind one that holds for as long as it takes."""
+    """Let ``number`` processes wait behind a holder for the time of the measurement."""
     with sqlsem.connect(url) as coordinator:
         holder = coordinator.mutex("waiters")
         holder.acquire()
@@ -369,7 +372,7 @@ def waiters(engine: str, url: str, number: int, seconds: float) -> Waiting:
         deadline = time.monotonic() + 120
         while len(coordinator.admin.entries("waiters")) <= number and time.monotonic() < deadline:
             time.sleep(0.1)
-        time.sleep(2)  # until the dust has settled
+        time.sleep(2)  # until the start is over
         go.wait(60)
         used, counted = servers.cpu_seconds(url), transactions(engine, url)
         began = time.monotonic()
@@ -393,7 +396,9 @@ def waiters(engine: str, url: str, number: int, seconds: float) -> Waiting:
 
 
 def transactions(engine: str, url: str) -> Any:
-    """Transactions so far in this database, which in autocommit are statements; None where nobody counts."""
+    """Return the transactions so far in this database, which in autocommit are statements; None if they are not
+    counted.
+    """
     if engine != "postgresql":
         return None
     import psycopg
@@ -410,7 +415,9 @@ def transactions(engine: str, url: str) -> Any:
 
 
 def connections(url: str, locks: int, waiting: int) -> tuple[int, int]:
-    """Connections open with ``locks`` mutexes held by one process; and the most with ``waiting`` waiting threads."""
+    """Return the open connections of one process with ``locks`` mutexes; and the most with ``waiting`` waiting
+    threads.
+    """
     with sqlsem.connect(url) as coordinator, sqlsem.connect(url) as other:
         opened = _count_connections(coordinator)
         held = [coordinator.mutex(f"held-{number}") for number in range(locks)]

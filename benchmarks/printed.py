@@ -1,4 +1,4 @@
-"""How figures are printed: tables, in which what misses its target is red."""
+"""Print figures in tables; a figure that misses its target is red."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if not console.is_terminal:
 
 
 def table(title: str, *columns: str) -> Table:
-    """An empty one; all columns but the first are numbers."""
+    """Return an empty table; all columns but the first are numbers."""
     made = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
     for number, column in enumerate(columns):
         made.add_column(column, justify="right" if number else "left")
@@ -22,7 +22,7 @@ def table(title: str, *columns: str) -> Table:
 
 
 def judged(value: float | None, target: float, form: str = ".2f", *, least: bool = False) -> str:
-    """A figure, and what it shall be at most, or at ``least``."""
+    """Return a figure, and its target: at most, or at ``least``."""
     if value is None:
         return "-"
     good = value >= target if least else value <= target
@@ -30,5 +30,5 @@ def judged(value: float | None, target: float, form: str = ".2f", *, least: bool
 
 
 def ahead(ratio: float) -> str:
-    """How many times as much ours is."""
+    """Return our figure as a multiple of the peer's."""
     return f"[{'green' if ratio > 1 else 'red'}]{ratio:.2f}[/]"

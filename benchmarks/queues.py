@@ -1,9 +1,9 @@
-"""Work queues: how fast sqlsem and its peers get many empty tasks done, and what a claim costs in a large table.
+"""Measure work queues: how fast sqlsem and its peers do many empty tasks, and what a claim costs in a large table.
 
 Every subject has a database of its own for every measurement, and its tasks are put before the clock starts. Workers
-are processes with one task at a time, or one process with many at a time. They begin together; the clock stops when the
-last task is done, as the subject's own tables say, and not when the workers have noticed that nothing is left. Each
-task notes in memory that it was run, so that none may be lost and none run twice.
+are processes with one task at a time, or one process with many at a time. They begin together. The clock stops when the
+last task is done by the subject's own tables, not when the workers have noticed that nothing is left. Each task records
+in memory that it was run, so that none may be lost and none run twice.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ ran: list[int] = []
 
 
 def note(number: int) -> None:
-    """The task."""
+    """Count a task."""
     ran.append(number)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Somebody's work queue."""
+    """A work queue under test."""
 
     package: str
-    #: Makes the tables, where they do not make themselves.
+    #: Creates the tables, unless the queue does so itself.
     prepare: Callable[[str], None]
-    #: Puts so many tasks, the way that is fastest.
+    #: Puts so many tasks in the fastest way.
     put: Callable[[str, int], None]
     #: Given (url, tasks at a time, gate): passes the gate when all is ready, then works until nothing is left.
     work: Callable[[str, int, Callable[[], None]], None]
-    #: How many were done, once each, as its tables say; and when the last was (None where they do not tell).
+    #: The number of tasks done, once each, by its tables; and when the last was done (None if the tables do not have
+    #: it).
     done: Callable[[str], tuple[int, float | None]]
     processes: bool = True  # several may share the work
-    at_once: bool = True  # one process may be told how many tasks it runs at a time
+    at_once: bool = True  # the number of parallel tasks of a process can be set
 
 
 def rows(url: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
@@ -71,7 +72,7 @@ def rows(url: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def database(url: str, name: str) -> Iterator[str]:
-    """The URL of a fresh database: on that server, or in the folder of that file."""
+    """Return the URL of a fresh database: on that server, or in the folder of that file."""
     if url.startswith("sqlite"):
         with tempfile.TemporaryDirectory(dir=Path(url.removeprefix("sqlite:///")).parent) as folder:
             yield f"sqlite:///{folder}/{name}.db"
@@ -93,7 +94,7 @@ def _put(url: str, number: int) -> None:
 
 
 def _work(most: int = claim_buffer.MAX_GROUP_SIZE) -> Callable[[str, int, Callable[[], None]], None]:
-    """Works in groups of as many tasks as are short enough, up to ``most``."""
+    """Work in groups of as many tasks as are short enough, up to ``most``."""
 
     def work(url: str, at_once: int, gate: Callable[[], None]) -> None:
         worker_module.MAX_GROUP_SIZE = most  # type: ignore[attr-defined]  # in a process that does nothing else
@@ -308,7 +309,7 @@ def _persist_queue_work(url: str, at_once: int, gate: Callable[[], None]) -> Non
         last: dict[str, Any] = {}
         while True:
             try:
-                # From the last one on: otherwise it would walk past all that were done, each time.
+                # From the last one on: otherwise each search would pass all done tasks.
                 item = queue.get(block=False, raw=True, **last)
             except Empty:
                 return
@@ -329,7 +330,7 @@ def _persist_queue_done(url: str) -> tuple[int, float | None]:
 
 
 def install(url: str) -> None:
-    """The tables, where they do not make themselves."""
+    """Create the tables of a subject that does not do so itself."""
     locks.install(url)
 
 
@@ -338,7 +339,7 @@ def _nothing(url: str) -> None:
 
 
 _OURS = Subject("sqlsem", install, _put, _work(), _done)
-#: Batches of which size are compared.
+#: The batch sizes that are compared.
 BATCHES = (1, 10, 100)
 _FIXED = {f"sqlsem, batches of {most}": Subject("sqlsem", install, _put, _work(most), _done) for most in BATCHES}
 #: Engine → subjects; the first is ours.
@@ -370,7 +371,7 @@ SUBJECTS: dict[str, dict[str, Subject]] = {
 
 
 def ours(name: str) -> str:
-    """With which of ours a subject is compared: the one with batches of the same size, where there is one."""
+    """Return the subject of ours to compare with: the one with the same batch size, if there is one."""
     _, batches, size = name.partition(", batches of ")
     if batches:
         return f"sqlsem, batches of {size}"
@@ -378,7 +379,7 @@ def ours(name: str) -> str:
 
 
 def subjects(engine: str) -> dict[str, Subject]:
-    """Those that are installed."""
+    """Return the installed subjects."""
     there = {
         name: subject
         for name, subject in SUBJECTS[engine].items()
@@ -415,12 +416,12 @@ def _child(engine: str, name: str, url: str, at_once: int, gate: Any, results: A
 
 
 def rate(engine: str, name: str, url: str, number: int, workers: int, at_once: int) -> float:
-    """Tasks a second, by ``workers`` processes with ``at_once`` tasks at a time each."""
+    """Return the tasks a second of ``workers`` processes with ``at_once`` tasks at a time each."""
     subject = SUBJECTS[engine][name]
     with database(url, "bench_tasks") as place:
         subject.prepare(place)
         subject.put(place, number)
-        if engine == "postgresql":  # as autovacuum would, sooner or later; and lest one pays for another's writes
+        if engine == "postgresql":  # autovacuum would do it some time; so that no subject pays for another's writes
             for statement in ("ANALYZE", "CHECKPOINT"):
                 rows(place, statement)
         context = multiprocessing.get_context("spawn")
@@ -444,11 +445,11 @@ def rate(engine: str, name: str, url: str, number: int, workers: int, at_once: i
     return number / float(ended - min(begin for begin, _, _ in outcomes))
 
 
-# -- putting, and being idle ------------------------------------------------------------------------------------------
+# -- putting, and idle workers ----------------------------------------------------------------------------------------
 
 
 def put_seconds(engine: str, name: str, url: str, number: int) -> float:
-    """What it takes to put so many, connecting included."""
+    """Return the seconds to put so many tasks, including connecting."""
     subject = SUBJECTS[engine][name]
     with database(url, "bench_put") as place:
         subject.prepare(place)
@@ -482,7 +483,7 @@ def _idle_child(url: str, threads: int, ready: Any, counted: Any, stop: Any, res
 
 @dataclass(frozen=True)
 class Idle:
-    """What idle workers cost, and how long a task that another process puts waits for one of them."""
+    """The cost of idle workers, and how long a task of another process waits for one of them."""
 
     statements: float  # a second and process
     p50: float  # ms, from the call of put to the begin of the task
@@ -490,7 +491,7 @@ class Idle:
 
 
 def idle(engine: str, url: str, processes: int, threads: int, seconds: float, number: int) -> Idle:
-    """Workers in so many processes, which have nothing to do; then ``number`` tasks, now and then one."""
+    """Run workers in so many processes without tasks; then ``number`` tasks, one now and then."""
     context = measure.processes
     with database(url, "bench_idle") as place:
         install(place)
@@ -525,7 +526,7 @@ def idle(engine: str, url: str, processes: int, threads: int, seconds: float, nu
 
 # -- the cost of a claim ----------------------------------------------------------------------------------------------
 
-#: As put_many and workers leave them: ended ones first, as they were put before.
+#: As put_many and workers leave them: ended tasks first, because they were put before.
 _COPIES = {
     "sqlite": """
 WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {number})
@@ -577,7 +578,7 @@ class Cost:
 
 
 def claim_cost(engine: str, url: str, pending: int, finished: int, claims: int) -> Cost:
-    """Claims by turns from a queue of 1,000 pending tasks and from one with ``pending`` and ``finished`` ones."""
+    """Claim by turns from a queue of 1,000 pending tasks and from one with ``pending`` and ``finished`` ones."""
     times: list[list[float]] = [[], []]
     with contextlib.ExitStack() as stack:
         claimed = []

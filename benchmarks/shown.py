@@ -1,4 +1,4 @@
-"""The measurements as tables: ``NAME(engine, url, options)`` prints one, and returns its figures."""
+"""Print the measurements as tables: ``NAME(engine, url, options)`` prints one, and returns its figures."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from benchmarks import faces, measure, queues, subjects
 from benchmarks.printed import ENGINES, ahead, console, judged, table
 
-#: The most that we may take of what the peer takes.
+#: The largest ratio of our time to the peer's.
 PAIR = {"postgresql": 1.25, "mssql": 1.5, "sqlite": 1.2}
 HANDOFF = {"postgresql": 1.5, "mssql": 1.8, "sqlite": 1.5}
 HANDOFF_P99 = {"postgresql": 2.0, "mssql": 3.0, "sqlite": 1.0}
-#: A limit's p99 of the mutex's, and the per cent of grants that are seen late.
+#: The p99 of a limit relative to the mutex's, and the per cent of grants that are seen late.
 LIMIT_P99, LATE = 1.0, 1.0
 STATEMENTS, CONNECTIONS, CLAIM = 1.0, 3, 1.5
-#: Tasks a second of eight threads of those of one, at the least; seconds to put 100,000; ms until one is taken up.
+#: Tasks a second of eight threads relative to one thread, at least; seconds to put 100,000; ms until a task starts.
 THREADS, PUT, TAKEN_UP = 0.9, 3.0, 50.0
-#: asyncio's hand-off of that of threads, between processes and in one.
+#: Hand-offs of asyncio relative to threads, between processes and in one.
 AIO, AIO_INSIDE = 1.5, 1.3
 
 
-#: Contenders of the hand-off, and the seconds for which they do not count (T-SQL is compiled in each session).
+#: Contenders of the hand-off, and the seconds that do not count (T-SQL is compiled in each session).
 PROCESSES = {"postgresql": 8, "mssql": 4, "sqlite": 8}
 WARM = {"postgresql": 0.0, "mssql": 8.0, "sqlite": 0.0}
 
@@ -52,7 +52,7 @@ def handoff(engine: str, url: str, options: dict[str, Any]) -> Any:
         *("barged %", "longest wait ms", "overlaps", "grants/s"),
     )
     for name, one in found.items():
-        # Judged are those to another process, as to oneself, with others waiting, is no hand-off.
+        # Only hand-offs to another process are judged: a grant to the releasing process, while others wait, is none.
         ratios = (one.to_another / found[peer].to_another, one.to_another_p99 / found[peer].to_another_p99)
         p50, p99 = (
             judged(ratio, target[engine]) if name == "sqlsem" else f"{ratio:.2f}"
@@ -77,7 +77,7 @@ def handoff(engine: str, url: str, options: dict[str, Any]) -> Any:
 
 
 def limit(engine: str, url: str, options: dict[str, Any]) -> Any:
-    """A limit of 3 beside a limit of 1."""
+    """Compare a limit of 3 with a limit of 1."""
     number, hold = options["crew"], options["hold"]
     with console.status("limit"):
         found = measure.admission(url, (3, 1), number, hold / 1000, options["seconds"], options["turns"])
@@ -126,7 +126,7 @@ def waiters(engine: str, url: str, options: dict[str, Any]) -> Any:
         f"{ENGINES[engine]}: {found.number} waiting processes, for {found.seconds:.0f} s",
         *("calls/s and waiter", "statements/s and waiter", "server's CPU %", "CPU ms/s of one waiter"),
     )
-    # Without a server, a call is a wait that looks at the file by itself.
+    # Without a server, a call is a wait that reads the file itself.
     shown.add_row(
         judged(found.calls, STATEMENTS),
         "-" if found.statements is None else judged(found.statements, STATEMENTS),
@@ -168,7 +168,7 @@ def throughput(engine: str, url: str, options: dict[str, Any]) -> Any:
 
 
 def tasks(engine: str, url: str, options: dict[str, Any]) -> Any:
-    """Tasks a second, ours and the peers'."""
+    """Print the tasks a second, ours and the peers'."""
     number, workers = options["tasks"], options["workers"]
     forms = {"1 worker": (1, 1), f"{workers} processes": (workers, 1), f"{workers} in 1 process": (1, workers)}
     there = queues.subjects(engine)
@@ -203,7 +203,7 @@ def tasks(engine: str, url: str, options: dict[str, Any]) -> Any:
 
 
 def puts(engine: str, url: str, options: dict[str, Any]) -> Any:
-    """Putting many tasks at once."""
+    """Print the seconds to put many tasks at once."""
     number = options["put"]
     found: dict[str, float] = {}
     for name, subject in queues.subjects(engine).items():
@@ -223,7 +223,7 @@ def puts(engine: str, url: str, options: dict[str, Any]) -> Any:
 
 
 def idle(engine: str, url: str, options: dict[str, Any]) -> Any:
-    """Workers that have nothing to do, until another process puts something."""
+    """Print the cost of idle workers, and the wait of a task that another process puts."""
     results = {}
     shown = table(
         f"{ENGINES[engine]}: idle workers, and what another process puts",
@@ -242,7 +242,7 @@ def idle(engine: str, url: str, options: dict[str, Any]) -> Any:
 
 
 def claim(engine: str, url: str, options: dict[str, Any]) -> Any:
-    """What a claim costs in a large table."""
+    """Print the cost of a claim in a large table."""
     with console.status("the cost of a claim"):
         cost = queues.claim_cost(engine, url, options["pending"], options["finished"], options["claims"])
     shown = table(

@@ -1,4 +1,4 @@
-"""What is measured: one mutex, by sqlsem and by its peers, each with ``acquire``, ``release`` and ``close``."""
+"""The subjects: one mutex, by sqlsem and by its peers, each with ``acquire``, ``release`` and ``close``."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class RawPostgres:
 
 
 class LeastRow:
-    """The least that a row costs which everybody can see and which is on disk before anyone goes on: one function that
-    takes a gate and inserts it, one that deletes it, for which nobody waits. (No lock: nobody waits for anybody.)
+    """The least cost of a row that is visible to all and on disk before the call returns: one function that takes a
+    gate and inserts it, one that deletes it, without waiters. (It is no lock: no caller waits for another.)
     """
 
     MADE = """
@@ -111,7 +111,7 @@ class FileLock:
     def __init__(self, url: str) -> None:
         import filelock
 
-        # (In a folder of its own: a file that comes and goes beside a database makes sqlsem look more closely.)
+        # (In a folder of its own: a file that comes and goes beside a database makes sqlsem check more closely.)
         folder = Path(url.removeprefix("sqlite:///") + "-beside")
         folder.mkdir(exist_ok=True)
         lock = filelock.FileLock(folder / "lock")
@@ -156,7 +156,7 @@ def _odbc(url: str) -> Callable[[], Any]:
     return connect
 
 
-#: Engine → its subjects; the first is ours, the second the one that ratios are taken to.
+#: Engine → its subjects; the first is ours, the second the base of the ratios.
 SUBJECTS: dict[str, dict[str, Callable[[str], Subject]]] = {
     "postgresql": {"sqlsem": Sqlsem, "pg_advisory_lock": RawPostgres},
     "mssql": {"sqlsem": Sqlsem, "sp_getapplock": RawSqlServer},
@@ -165,7 +165,7 @@ SUBJECTS: dict[str, dict[str, Callable[[str], Subject]]] = {
 if importlib.util.find_spec("sqlalchemy_dlock") is not None:
     SUBJECTS["postgresql"]["sqlalchemy-dlock"] = SqlalchemyDlock
     SUBJECTS["mssql"]["sqlalchemy-dlock"] = SqlalchemyDlock
-#: When nobody contends: in place of the second, what ratios are taken to.
+#: Without contention: the base of the ratios in place of the second.
 UNCONTENDED: dict[str, dict[str, Callable[[str], Subject]]] = {
     engine: {"sqlsem": Sqlsem, **({"least durable row": LeastRow} if engine == "postgresql" else {}), **subjects}
     for engine, subjects in SUBJECTS.items()
@@ -173,7 +173,7 @@ UNCONTENDED: dict[str, dict[str, Callable[[str], Subject]]] = {
 
 
 def install(url: str, **options: Any) -> None:
-    """The tables, where they do not make themselves."""
+    """Create the tables of a subject that does not do so itself."""
     coordinator = sqlsem.connect(url, **options)
     session = coordinator.engine.connect("look")
     try:

@@ -1,13 +1,13 @@
-"""The specifications, and whether each of their properties can fail.
+"""Check the specifications, and that each of their properties can fail.
 
     python proof/check.py                all of it (some minutes)
     python proof/check.py Lines Rates    of these modules
     python proof/check.py --table        … and print the table of proof/README.md
     python proof/check.py --simulate     the larger bounds, at random (as long as you let it)
 
-Each check is a configuration with some of its constants replaced. Where ``Mutant`` names something that is left out,
-TLC must find what is promised violated: a property that nothing can violate says nothing. The exit code is 1 when a
-check does not come out as it should.
+Each check is a configuration with some of its constants replaced. If ``Mutant`` names a step that is left out, TLC must
+find a violated property: a property that no mutant violates proves nothing. The exit code is 1 if the result of a check
+is not the expected one.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ __all__ = ["CHECKS", "Check", "carry_out"]
 
 @dataclass(frozen=True)
 class Check:
-    """A configuration, what is replaced in it, and what TLC shall find: '' for nothing."""
+    """A configuration, its replaced constants, and the result that TLC must find: '' for no violation."""
 
     module: str
     config: str
     finds: tuple[str, ...] = ()  # one of them
     constants: dict[str, str] = field(default_factory=dict)
-    words: str = ""  # what is left out, or what it is about
+    words: str = ""  # the step that is left out, or the subject
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The text for readers."""
         said = ", ".join(f"{name} = {value}" for name, value in self.constants.items())
         return f"{self.config}: {said}" if said else self.config
 
@@ -62,7 +62,7 @@ ONE = {"Requester": "{a}", "AnyTurn": "TRUE", "AtOnce": "TRUE", "MaxRequests": "
 CHECKS = (
     Check("Ungated", "Gated", words="the three statements that sqlsem began with, and a gate"),
     Check("Ungated", "Ungated", ("Alone",), words="the three statements that sqlsem began with"),
-    # The rule, the gate, looks, grants, upgrades.
+    # The rule, the gate, polls, grants, upgrades.
     Check("MCLines", "Lines", words="three readers and writers of one resource"),
     Check("MCLines", "Lines", constants={"Request": "Limits"}, words="three that share a limit, with weights"),
     Check(
@@ -108,7 +108,7 @@ CHECKS = (
         "what keeps a reader behind out leaves meanwhile",
     ),
     _mutant("MCLines", "LinesServed", "the dead stay", "time", "nobody removes the dead"),
-    # Locks that travel.
+    # Hand-overs.
     Check("MCHandOver", "HandOver", words="a giver, two others with the token"),
     _mutant("MCHandOver", "HandOver", "giver goes on", "OneWorks", "the giver works until it has its answer"),
     _mutant(
@@ -141,7 +141,7 @@ CHECKS = (
         "what is in the future is dropped",
     ),
     _mutant("MCRates", "Rates", "barging", "InTurn", "who is not first in the queue takes, too"),
-    # Who is dead, and who knows what it has lost, in time.
+    # Dead members, and how a holder learns of its loss, in time.
     Check("MCQueue", "Queue", words="two processes, one mutex, one fault; registrations taken apart"),
     Check(
         "MCQueue",
@@ -207,7 +207,7 @@ CHECKS = (
     _mutant("MCParked", "Parked", "asked apart", "time", "rows are put into one line after the other"),
     _mutant("MCParked", "Parked", "no lease", "time", "parked rows have no end where no worker claims"),
 )
-#: Larger bounds, at random: of each module a configuration.
+#: Larger bounds, at random: a configuration of each module.
 LARGE = (
     Check("MCLines", "Lines", constants={"Request": "Both", "MaxRequests": "2", "MaxFaults": "2"}),
     Check("MCHandOver", "HandOver", constants={"Ttl": "4", "MaxFaults": "4"}),
@@ -222,7 +222,7 @@ LARGE = (
 
 
 def carry_out(check: Check, *, seconds: float = 600, simulate: int | None = None) -> tuple[bool, tlc.Outcome]:
-    """Whether it comes out as it should, and what TLC says."""
+    """Return True if the result is the expected one, and TLC's result."""
     outcome = tlc.run(check.module, check.text(), seconds=seconds, simulate=simulate)
     if not check.finds:
         return not outcome.violated, outcome

@@ -1,13 +1,13 @@
-"""Seeded bugs: is each of those in proof/mutants/ found?
+"""Check that the tests find each seeded bug of proof/mutants.
 
     python proof/run_mutants.py                     all that can be run here
     python proof/run_mutants.py sqlite-no-gate …    these
     python proof/run_mutants.py --table             … and print the table of docs/guarantees.md
 
-A mutant is a patch with a head: which ``bug`` it is, where such a one was ``seen``, which tests shall ``find`` it
+A mutant is a patch with a head: which ``bug`` it is, where such a bug was ``seen``, which tests must ``find`` it
 (arguments for pytest), and what it ``needs`` ("mssql": a server in $SQLSEM_TEST_MSSQL). It is applied to a copy of the
-project, never to the project itself. The tests get 60 seconds; they must hold without the patch, or they would find
-nothing (``--quick``: not asked). One that is not found is a gap in the tests: the exit code is 1.
+project, never to the project itself. The tests get 60 seconds; they must pass without the patch, or a failure would
+prove nothing (``--quick``: not checked). A mutant that is not found is a gap in the tests: the exit code is 1.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SECONDS = 60
 PATIENCE = 20
 #: The same on SQL Server: Babelfish takes most of it for the installation of the routines.
 SECONDS_ON_A_SERVER = 300
-#: Of the project, what the tests need.
+#: The parts of the project that the tests need.
 COPIED = ("sqlsem", "tests", "clients", "proof", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
 
 
 @dataclass(frozen=True)
 class Hunk:
-    """Some lines of a file, and what is to stand in their place."""
+    """Some lines of a file, and their replacement."""
 
     file: str
     line: int
@@ -49,7 +49,7 @@ class Hunk:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A patch, with what its head says."""
+    """A patch, with the fields of its head."""
 
     name: str
     bug: str
@@ -60,16 +60,16 @@ class Mutant:
 
     @property
     def files(self) -> list[str]:
-        """Those that it changes."""
+        """The files that it changes."""
         return sorted({hunk.file for hunk in self.hunks})
 
     def mutated(self, root: Path) -> dict[str, str]:
-        """The files as they are with the patch; raises `ValueError` where it does not apply."""
+        """Return the files with the patch applied; raises `ValueError` if it does not apply."""
         texts = {file: (root / file).read_text(encoding="utf-8") for file in self.files}
         for hunk in self.hunks:
             text = texts[hunk.file]
             places = [found.start() for found in re.finditer(re.escape(hunk.before), text)]
-            # (At the beginning of a line; of several, the one nearest to where it was.)
+            # (At the beginning of a line; of several places, the one nearest to the old line number.)
             places = [place for place in places if place == 0 or text[place - 1] == "\n"]
             if not places:
                 raise ValueError(
@@ -101,7 +101,7 @@ def parse(path: Path) -> Mutant:
 
 
 def all_mutants() -> list[Mutant]:
-    """Those in the folder, by their names."""
+    """Return the patches in the folder, by name."""
     return [parse(path) for path in sorted(FOLDER.glob("*.patch"))]
 
 
@@ -122,12 +122,12 @@ class Copy:
     def _write(self, file: str, text: str) -> None:
         path = self.root / file
         path.write_text(text, encoding="utf-8")
-        self._writes += 2  # bytecode is kept by time and size: no two versions have one time
+        self._writes += 2  # bytecode is cached by time and size: no two versions may have the same time
         os.utime(path, (self._writes, self._writes))
 
     @contextlib.contextmanager
     def with_bug(self, mutant: Mutant) -> Iterator[None]:
-        """The copy, with the patch applied for so long."""
+        """Apply a patch to the copy for the length of a block."""
         before = {file: (self.root / file).read_text(encoding="utf-8") for file in mutant.files}
         for file, text in mutant.mutated(self.root).items():
             self._write(file, text)
@@ -138,8 +138,8 @@ class Copy:
                 self._write(file, text)
 
     def run(self, find: str, limit: float = SECONDS) -> tuple[int | None, float, str]:
-        """pytest's exit code (None: it took too long), the seconds, and the first test that failed or last lines."""
-        shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)  # what was found before counts for nothing
+        """Return pytest's exit code (None: timeout), the seconds, and the first failed test or the last lines."""
+        shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)  # forget earlier findings
         command = [
             sys.executable,
             "-m",
@@ -174,15 +174,17 @@ class Copy:
             text = output.read()
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
         if code is None and re.search(r"^[.sx]*F$", text, re.MULTILINE):
-            code = 1  # found, and what follows a test, as dropping a database does, took the rest of the time
+            code = 1  # found: the teardown of a test, such as dropping a database, took the rest of the time
             failed = re.search(r"/(tests/\S+\.py):\d+: ", text)
         return code, seconds, failed[1] if failed else text[-2000:]
 
 
 @contextlib.contextmanager
 def environment(folder: Path) -> Iterator[dict[str, str]]:
-    """What the tests see: the copy, and one PostgreSQL server for all of them, where one can be had."""
-    # A bug that lets somebody wait for ever is found when a test gives up.
+    """Return the environment of the tests: the copy, and one PostgreSQL server for all of them, if one can be
+    started.
+    """
+    # A bug that makes a request wait for ever is found when a test gives up.
     found = {**os.environ, "PYTHONPATH": str(folder), "SQLSEM_TEST_PATIENCE": str(PATIENCE)}
     found.pop("SQLSEM_URL", None)
     if "SQLSEM_TEST_POSTGRES" in found:
@@ -204,7 +206,7 @@ def environment(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def lacks(mutant: Mutant, seen: dict[str, str]) -> str:
-    """Why it cannot be tried here; empty where it can."""
+    """Return why it cannot be tried here; empty if it can."""
     if mutant.needs == "mssql" and not seen.get("SQLSEM_TEST_MSSQL"):
         return "needs SQL Server: set SQLSEM_TEST_MSSQL"
     if "postgresql" in mutant.find and not seen.get("SQLSEM_TEST_POSTGRES"):
@@ -213,7 +215,7 @@ def lacks(mutant: Mutant, seen: dict[str, str]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code: 1 where one was not found, or a test does not hold without any."""
+    """Return the exit code: 1 if a mutant was not found, or a test fails without a mutant."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="of patches; all if left out")
     parser.add_argument("--table", action="store_true", help="print the table of docs/guarantees.md at the end")
@@ -253,7 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def shown(test: str) -> str:
-    """A test's name without its folder and its engine."""
+    """Return a test's name without its folder and its engine."""
     test = re.sub(r"::test_every_order_of_steps\[\w+?-(\w+)\]", r", \1", test.removeprefix("tests/"))
     return re.sub(r"\[.*", "", test)
 

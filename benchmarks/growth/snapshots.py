@@ -1,9 +1,9 @@
-"""What work costs while somebody keeps an old snapshot open. Nothing here prints.
+"""Measure the cost of work while a session keeps an old snapshot open. Nothing here prints.
 
-Every subject does one thing after the other in a database of its own. The snapshot (or the prepared transaction, or the
-reader of a file) is opened after the first few, and closed at the end. The cost is the median of those that follow a
-checkpoint. Who gets too slow is stopped when its time is over, so its curve ends earlier. Beside each of those that are
-timed one is done in another database without any snapshot: what disturbs the machine disturbs both.
+Every subject repeats one step in a database of its own. The snapshot (or the prepared transaction, or the reader of a
+file) is opened after the first few steps, and closed at the end. The cost is the median of the steps that follow a
+checkpoint. A subject that gets too slow is stopped when its time is over, so its curve ends earlier. Beside each timed
+step, another one is done in a database without any snapshot, so that disturbances of the machine affect both.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from typing import Any
 import sqlsem
 from benchmarks import queues, servers
 
-#: Those that follow a checkpoint and are timed; those done before the snapshot is opened.
+#: Timed steps after a checkpoint; steps before the snapshot is opened.
 WINDOW, WARM = 200, 100
 NAME = "snapshot"
 Step = Callable[[], object]
-#: Makes everything ready for so many steps, in a fresh database.
+#: Prepares so many steps, in a fresh database.
 Work = Callable[[str, int], contextlib.AbstractContextManager[Step]]
-#: Keeps something old open in a database.
+#: Keeps an old snapshot open in a database.
 Snapshot = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
 @dataclass
 class Point:
-    """Medians in microseconds, after so many were done under the snapshot: there, and without one."""
+    """Medians in microseconds, after so many steps under the snapshot: there, and without one."""
 
     done: int
     cost: float
@@ -44,21 +44,23 @@ class Point:
 
 @dataclass
 class Curve:
-    """How the cost grew."""
+    """The growth of the cost."""
 
     points: list[Point] = field(default_factory=list)
-    after: float = 0.0  # once the snapshot is gone, of what it costs without
+    after: float = 0.0  # once the snapshot is gone, relative to the cost without one
     ended: bool = True  # not stopped earlier
 
     @property
     def growth(self) -> float:
-        """The last of what the first is; without the part that the machine's mood has in it."""
+        """Return the ratio of the last to the first, divided by that of the control, which removes the machine's
+        drift.
+        """
         first, last = self.points[0], self.points[-1]
         return (last.cost / last.without) / (first.cost / first.without)
 
 
 def checkpoints(most: int) -> list[int]:
-    """0, and some up to ``most``."""
+    """Return 0, and some numbers up to ``most``."""
     steps = [one * 10**power for power in range(3, 7) for one in (1, 2, 5)]
     return [0, *(step for step in steps if step < most), most]
 
@@ -68,7 +70,7 @@ def checkpoints(most: int) -> list[int]:
 
 @contextlib.contextmanager
 def repeatable_read(url: str) -> Iterator[None]:
-    """An open transaction that has looked at something, as that of a dump or of a loading job."""
+    """Keep a transaction open that has read something, as a dump or a loading job does."""
     import psycopg
 
     with psycopg.connect(url) as connection:
@@ -80,7 +82,7 @@ def repeatable_read(url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def prepared(url: str) -> Iterator[None]:
-    """A prepared transaction that nobody ends."""
+    """Keep a prepared transaction that is never ended."""
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
@@ -93,7 +95,7 @@ def prepared(url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def standby(url: str) -> Iterator[None]:
-    """A reader on a standby, which has told the server of it (hot_standby_feedback)."""
+    """Keep a reader on a standby, which reports it to the server (hot_standby_feedback)."""
     import psycopg
 
     with servers.standby(url) as replica:
@@ -114,7 +116,7 @@ def standby(url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reader(url: str) -> Iterator[None]:
-    """A reader of the file: what was written after it began stays in the write-ahead log."""
+    """Keep a reader of the file: later writes stay in the write-ahead log."""
     with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
         connection.execute("BEGIN")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -128,7 +130,7 @@ SNAPSHOTS: dict[str, dict[str, Snapshot]] = {
 }
 
 
-# -- what is done -----------------------------------------------------------------------------------------------------
+# -- the steps --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -178,7 +180,7 @@ _RAW_END = "UPDATE raw_queue SET state = 'done' WHERE id = %s"
 
 @contextlib.contextmanager
 def raw_tasks(url: str, number: int) -> Iterator[Step]:
-    """``FOR UPDATE SKIP LOCKED`` and an index of what is pending."""
+    """``FOR UPDATE SKIP LOCKED`` with an index of the pending tasks."""
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
@@ -257,7 +259,7 @@ PACKAGES = {"Procrastinate": "procrastinate", "PgQueuer": "pgqueuer"}
 
 
 def subjects(engine: str) -> dict[str, Work]:
-    """Whose tasks can be compared: those that are installed."""
+    """Return the subjects whose tasks can be compared: the installed ones."""
     there = {subject.package for subject in queues.subjects(engine).values()}
     return {name: work for name, work in WORK[engine].items() if name not in PACKAGES or PACKAGES[name] in there}
 
@@ -269,11 +271,11 @@ def curve(
     most: int,
     seconds: float,
 ) -> Curve:
-    """The cost of a step, up to ``most`` of them under the snapshot, for so many seconds at most."""
+    """Measure the cost of a step, up to ``most`` of them under the snapshot, for so many seconds at most."""
     found, marks = Curve(), checkpoints(most)
     spare = WARM + (len(marks) + 1) * WINDOW
     with contextlib.ExitStack() as stack:
-        # What a standby tells of holds for all databases of its server.
+        # A standby reports snapshots of all databases of its server.
         beside = stack.enter_context(servers.postgres()) if snapshot is standby else url
         place, other = (
             stack.enter_context(queues.database(where, f"bench_{name}"))

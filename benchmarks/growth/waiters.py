@@ -1,7 +1,7 @@
-"""Many waiters on one resource. Nothing here prints.
+"""Measure many waiters on one resource. Nothing here prints.
 
-The waiters are tasks of asyncio, all in one process or a hundred in each of several. They wait behind a holder for as
-long as it takes to see what idle waiters cost; then the holder lets go, and each passes the mutex on at once.
+The waiters are tasks of asyncio, all in one process or a hundred in each of several. They wait behind a holder until
+the cost of idle waiters is measured. Then the holder releases, and each waiter passes the mutex on at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.queues import database, install, rows
 from sqlsem.model import Request
 
 NAME = "crowd"
-#: Hand-offs after which the rate is known, seconds for them, and for all to be in the queue.
+#: Hand-offs after which the rate is known, seconds for them, and for all waiters to be in the queue.
 HANDOFFS, HANDOFF_SECONDS, QUEUE_SECONDS = 500, 20.0, 90.0
 #: Tries and registrations that are timed.
 PROBES = 60
@@ -30,24 +30,24 @@ PROBES = 60
 
 @dataclass
 class Crowd:
-    """What so many waiters cost."""
+    """The cost of so many waiters."""
 
     waiters: int
     processes: int
     rate: float  # hand-offs a second
     attempt: float | None = None  # µs, median: a try, which is refused
-    registration: float | None = None  # µs, median: getting into the queue, at its end
+    registration: float | None = None  # µs, median: joining the queue, at its end
     statements: float | None = None  # a second and process
     server_cpu: float | None = None  # seconds a second
     client_cpu: float | None = None  # the same, all waiting processes
 
 
 class _Shared:
-    """What the processes have in common."""
+    """The state that the processes share."""
 
     def __init__(self) -> None:
         context = measure.processes
-        self.granted = context.Value("l", 0, lock=False)  # whoever counts holds the mutex
+        self.granted = context.Value("l", 0, lock=False)  # only the holder of the mutex counts
         self.goal = context.Value("l", 0, lock=False)
         self.first, self.last = context.Value("d", 0, lock=False), context.Value("d", 0, lock=False)
         self.reached = context.Event()
@@ -63,13 +63,13 @@ class _Shared:
             self.reached.set()
 
     def rate(self) -> float:
-        """Hand-offs a second, from the first grant to the goal, or as far as they get in time."""
+        """Return the hand-offs a second, from the first grant to the goal, or to the timeout."""
         self.reached.wait(HANDOFF_SECONDS)
         return float((self.granted.value - 1) / max(self.last.value - self.first.value, 1e-6))
 
 
 def _wait_as_tasks(url: str, number: int, shared: _Shared) -> None:
-    """A process: so many tasks that wait."""
+    """Run one process with so many waiting tasks."""
 
     async def crowd(coordinator: sqlsem.Coordinator, count: list[int]) -> None:
         lock = coordinator.aio.mutex(NAME)
@@ -108,7 +108,7 @@ def _in_queue(url: str) -> int:
 
 @contextlib.contextmanager
 def _started(target: Callable[..., None], number: int, *arguments: Any) -> Iterator[list[Any]]:
-    """So many processes, which are killed at the end: giving up a long queue in order would take long."""
+    """Run so many processes, which are killed at the end: leaving a long queue in order would take long."""
     children = [measure.processes.Process(target=target, args=arguments, daemon=True) for _ in range(number)]
     try:
         for child in children:
@@ -122,7 +122,7 @@ def _started(target: Callable[..., None], number: int, *arguments: Any) -> Itera
 
 
 def crowd(engine: str, url: str, waiters: int, processes: int, seconds: float) -> Crowd | None:
-    """``waiters`` tasks in so many processes. None when they do not get into the queue in time."""
+    """Measure ``waiters`` tasks in so many processes. None if they do not get into the queue in time."""
     shared = _Shared()
     shared.goal.value = min(HANDOFFS, waiters)
     with database(url, "bench_crowd") as place, contextlib.ExitStack() as stack:
@@ -138,7 +138,7 @@ def crowd(engine: str, url: str, waiters: int, processes: int, seconds: float) -
                 lock.release()
                 return None
             time.sleep(0.2)
-        time.sleep(min(3.0, seconds))  # until the dust has settled
+        time.sleep(min(3.0, seconds))  # until the start is over
         found = Crowd(waiters, processes, 0.0)
         _idle(found, place, shared, seconds)
         _probe(found, other)
@@ -148,8 +148,8 @@ def crowd(engine: str, url: str, waiters: int, processes: int, seconds: float) -
 
 
 def _idle(found: Crowd, url: str, shared: _Shared, seconds: float) -> None:
-    """What they cost while nothing happens. (They count what they send: a server's own counters lag behind by a second,
-    and count what connects as well.)
+    """Measure the cost while nothing happens. (The clients count their calls: a server's counters lag behind by a
+    second, and count connections as well.)
     """
     used, began = servers.cpu_seconds(url), time.monotonic()
     shared.begin.set()
@@ -165,7 +165,7 @@ def _idle(found: Crowd, url: str, shared: _Shared, seconds: float) -> None:
 
 
 def _probe(found: Crowd, coordinator: sqlsem.Coordinator) -> None:
-    """What it costs to try, and to get into the queue."""
+    """Measure a try, and joining the queue."""
     lock = coordinator.mutex(NAME)
     tries, registrations = [], []
     for _ in range(PROBES):
@@ -209,7 +209,7 @@ def _wait_with_connections(url: str, number: int, shared: _Shared, ready: Any) -
 
 
 def raw_crowd(url: str, waiters: int, processes: int = 1) -> Crowd:
-    """As many connections that wait for ``pg_advisory_lock``, in so many processes."""
+    """Measure as many connections that wait for ``pg_advisory_lock``, in so many processes."""
     import psycopg
 
     shared, ready = _Shared(), measure.processes.Semaphore(0)
