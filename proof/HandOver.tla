@@ -1,16 +1,16 @@
 ------------------------------------- MODULE HandOver -----------------------------------
 (***************************************************************************************)
-(* A lock that travels (sql/postgresql/handovers.sql, sqlsem/core/handover.py): the    *)
-(* giver hands it over under a token, and whoever adopts it has the same row. From the *)
-(* one to the other the row is that of a member in transit, which lives by a lease.    *)
-(* Behind it somebody waits for the mutex. Answers may be lost, and calls repeated.    *)
+(* A hand-over (sql/postgresql/handovers.sql, sqlsem/core/handover.py): the giver      *)
+(* hands the lock over under a token, and the process that adopts it has the same row. *)
+(* In between the row belongs to a member in transit, which lives by a lease. Another  *)
+(* process waits behind it for the mutex. Answers may be lost, and calls repeated.     *)
 (***************************************************************************************)
 EXTENDS Integers, FiniteSets
 
 CONSTANTS
     Giver, Adopter,     \* processes: one, and a set (the giver may adopt, too: let it be among them)
-    Ttl,                \* ticks after which what is in transit is over
-    MaxFaults,          \* crashes, answers that are lost, what an operator takes away
+    Ttl,                \* ticks after which the lease in transit is over
+    MaxFaults,          \* crashes, lost answers, revocations
     Mutant
 
 Process == Adopter \cup {Giver}
@@ -18,15 +18,15 @@ Transit == "in transit"
 Nobody == "nobody"
 
 VARIABLES
-    owner,              \* whose the row is: a process, Transit, or Nobody when it is gone
-    number,             \* its queue_position; 2 has the one who waits
+    owner,              \* the owner of the row: a process, Transit, or Nobody when it is gone
+    number,             \* its queue_position; the waiter has 2
     revoked,
     age,                \* of the lease in transit
-    adopted,            \* by whom, as table handover has it
-    given,              \* whether the token is in table handover
-    suspected,          \* whose member somebody has found dead
-    pc,                 \* of a process: "idle", "holds", "giving", "told" (it has the token's answer), "adopting", "left", "lost", "dead"
-    works,              \* who works under the lock; "next" is the one who waits
+    adopted,            \* the adopter in table handover
+    given,              \* TRUE if the token is in table handover
+    suspected,          \* the owner whose member was found dead
+    pc,                 \* of a process: "idle", "holds", "giving", "answered" (it has the token's answer), "adopting", "left", "lost", "dead"
+    works,              \* the processes that work under the lock; "next" is the waiter
     faults
 
 vars == <<owner, number, revoked, age, adopted, given, suspected, pc, works, faults>>
@@ -41,7 +41,7 @@ Row == <<owner, number, revoked, age>>
 Handover == <<adopted, given>>
 
 -----------------------------------------------------------------------------------------
-(* hand_over: who calls it works no more, whatever the answer will be. *)
+(* hand_over: the caller stops working, whatever the answer will be. *)
 
 Call(p) ==
     /\ p = Giver /\ pc[p] = "holds" /\ ~given
@@ -54,14 +54,14 @@ HandOver(p) ==      \* on the server; a call that is repeated finds the token
     /\ owner' = Transit /\ age' = 0 /\ given' = TRUE
     /\ UNCHANGED <<number, revoked, adopted, suspected, pc, works, faults>>
 
-Told(p) ==          \* from here on others may have the token
+Answered(p) ==          \* from here on other processes may have the token
     /\ pc[p] = "giving" /\ given
-    /\ pc' = [pc EXCEPT ![p] = "told"]
+    /\ pc' = [pc EXCEPT ![p] = "answered"]
     /\ works' = works \ {p}
     /\ UNCHANGED <<Row, Handover, suspected, faults>>
 
-(* No answer in time, or the row was gone: lost, and if it is ours after all nobody shall hold it (disown). *)
-NotTold(p) ==
+(* No answer in time, or the row was gone: mark it lost; if it is still our row, it is removed. *)
+Unanswered(p) ==
     /\ pc[p] = "giving"
     /\ IF ~given /\ (owner # p \/ revoked) THEN UNCHANGED faults     \* refused
        ELSE faults < MaxFaults /\ faults' = faults + 1
@@ -73,7 +73,7 @@ NotTold(p) ==
 (* adopt *)
 
 Adopting(p) ==
-    /\ p \in Adopter /\ pc[Giver] \in {"told", "adopting"} /\ pc[p] \in {"idle", "told"}
+    /\ p \in Adopter /\ pc[Giver] \in {"answered", "adopting"} /\ pc[p] \in {"idle", "answered"}
     /\ pc' = [pc EXCEPT ![p] = "adopting"]
     /\ UNCHANGED <<Row, Handover, suspected, works, faults>>
 
@@ -98,7 +98,7 @@ Refused(p) ==       \* used, or too late
     /\ UNCHANGED <<Row, Handover, suspected, works, faults>>
 
 -----------------------------------------------------------------------------------------
-(* The program leaves, and the row goes: if it is its own. *)
+(* The program leaves, and the row is removed, if it is its own. *)
 
 Leave(p) ==
     /\ pc[p] = "holds"
@@ -107,12 +107,12 @@ Leave(p) ==
     /\ UNCHANGED <<Row, Handover, suspected, faults>>
 
 Release(p) ==
-    /\ pc[p] \in {"left", "lost"} \/ (pc[p] = "told" /\ Mutant = "release by position")
+    /\ pc[p] \in {"left", "lost"} \/ (pc[p] = "answered" /\ Mutant = "release by position")
     /\ IF Mutant = "release by position" THEN owner # Nobody ELSE owner = p
     /\ owner' = Nobody
     /\ UNCHANGED <<number, revoked, age, Handover, suspected, pc, works, faults>>
 
-(* Anybody finds a member dead, and then removes it with what is its own at that time. *)
+(* Any process finds a member dead, and then removes it with the rows that it has at that time. *)
 Over(m) == IF m = Transit THEN age > Ttl ELSE pc[m] = "dead"
 
 Suspect ==
@@ -126,7 +126,7 @@ Reap ==
     /\ suspected' = Nobody
     /\ UNCHANGED <<number, revoked, age, Handover, pc, works, faults>>
 
-TakeAway ==         \* what an operator has revoked goes when nobody works under it (Queue.tla)
+RemoveRevoked ==         \* a revoked row is removed when no program works under it (Queue.tla)
     /\ revoked /\ owner # Nobody /\ owner \notin works
     /\ owner' = Nobody
     /\ UNCHANGED <<number, revoked, age, Handover, suspected, pc, works, faults>>
@@ -148,7 +148,7 @@ Crash(p) ==
 Revoke ==
     /\ Fault /\ owner # Nobody /\ ~revoked
     /\ revoked' = TRUE
-    /\ works' = works \ {owner}         \* (it is told first: Queue.tla)
+    /\ works' = works \ {owner}         \* (it is notified first: Queue.tla)
     /\ pc' = [p \in Process |-> IF pc[p] = "holds" THEN "lost" ELSE pc[p]]
     /\ UNCHANGED <<owner, number, age, Handover, suspected>>
 
@@ -157,16 +157,16 @@ Tick ==
     /\ age' = age + 1
     /\ UNCHANGED <<owner, number, revoked, Handover, suspected, pc, works, faults>>
 
-Do(p) == Call(p) \/ HandOver(p) \/ Told(p) \/ Adopt(p) \/ Enter(p) \/ Refused(p) \/ Leave(p) \/ Release(p)
+Do(p) == Call(p) \/ HandOver(p) \/ Answered(p) \/ Adopt(p) \/ Enter(p) \/ Refused(p) \/ Leave(p) \/ Release(p)
 Next ==
-    \/ \E p \in Process : Do(p) \/ Adopting(p) \/ NotTold(p) \/ Crash(p)
-    \/ Suspect \/ Reap \/ TakeAway \/ NextGoesIn \/ Revoke \/ Tick
+    \/ \E p \in Process : Do(p) \/ Adopting(p) \/ Unanswered(p) \/ Crash(p)
+    \/ Suspect \/ Reap \/ RemoveRevoked \/ NextGoesIn \/ Revoke \/ Tick
 
-(* Nobody has to adopt. *)
+(* No process has to adopt. *)
 Fairness ==
-    /\ \A p \in Process : WF_vars(HandOver(p)) /\ WF_vars(Told(p)) /\ WF_vars(NotTold(p)) /\ WF_vars(Adopt(p)) /\ WF_vars(Enter(p))
+    /\ \A p \in Process : WF_vars(HandOver(p)) /\ WF_vars(Answered(p)) /\ WF_vars(Unanswered(p)) /\ WF_vars(Adopt(p)) /\ WF_vars(Enter(p))
                           /\ WF_vars(Refused(p)) /\ WF_vars(Leave(p)) /\ WF_vars(Release(p))
-    /\ WF_vars(Suspect) /\ WF_vars(Reap) /\ WF_vars(TakeAway) /\ WF_vars(NextGoesIn) /\ WF_vars(Tick)
+    /\ WF_vars(Suspect) /\ WF_vars(Reap) /\ WF_vars(RemoveRevoked) /\ WF_vars(NextGoesIn) /\ WF_vars(Tick)
 Spec == Init /\ [][Next]_vars /\ Fairness
 
 -----------------------------------------------------------------------------------------
@@ -176,6 +176,6 @@ OneWorks == Cardinality(works) <= 1
 LoserKnows == \A p \in works \ {"next"} : owner = p \/ pc[p] = "giving"
 (* A token is used once. *)
 UsedOnce == [][adopted # Nobody => adopted' = adopted]_vars
-(* G3: whoever waits behind it goes in. *)
+(* G3: the waiter behind it is granted. *)
 Served == <>("next" \in works)
 =========================================================================================

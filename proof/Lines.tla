@@ -1,31 +1,32 @@
 -------------------------------------- MODULE Lines -------------------------------------
 (***************************************************************************************)
-(* The lines of several resources, without time: registering under the gate, looking   *)
-(* and granting in steps of their own, readers and limits, upgrades and downgrades,    *)
-(* operators and the dead. Who may be taken for dead, and that a loser knows it first, *)
-(* is Queue.tla's matter: here a row is only removed when nobody works under it.       *)
-(* Names are those of the code: sql/postgresql/routines.sql and conversions.sql.       *)
+(* The queues of several resources, without time: a registration under the gate, polls *)
+(* and grants in steps of their own, readers and limits, upgrades and downgrades,      *)
+(* operators and dead members. When a member counts as dead, and that a holder learns  *)
+(* of its loss first, is the matter of Queue.tla: here a row is removed only while no  *)
+(* program works under it. Names are those of the code: sql/postgresql/routines.sql    *)
+(* and conversions.sql.                                                                *)
 (***************************************************************************************)
 EXTENDS Rule
 
 CONSTANTS
     Requester,
-    Request,        \* what may be asked for: [resource, access, limit, weight]
+    Request,        \* the possible requests: [resource, access, limit, weight]
     MaxRequests,    \* how many requests each makes
-    MaxFaults       \* crashes, and rows that operators take away
+    MaxFaults       \* crashes, and rows that operators revoke
 
 Resource == {q.resource : q \in Request}
 None == "none"
 Idle == [step |-> None]
 
 VARIABLES
-    rows,           \* what is committed: [requester, number, ask, granted, revoked]
-    gate,           \* of each resource: who has it
+    rows,           \* the committed rows: [requester, number, ask, granted, revoked]
+    gate,           \* of each resource: its holder
     given,          \* of each resource: the last queue_position
-    call,           \* of each requester: what its session does on the server
-    believes,       \* under what somebody works: [requester, number, ask]
+    call,           \* of each requester: the call of its session on the server
+    believes,       \* the locks that programs work under: [requester, number, ask]
     alive,
-    requests,       \* how many each has begun
+    requests,       \* the number of requests of each
     faults
 
 vars == <<rows, gate, given, call, believes, alive, requests, faults>>
@@ -57,12 +58,12 @@ TakeGate(r) ==
     /\ call[r].step = "gate"
     /\ gate[call[r].ask.resource] = None \/ Mutant = "no gate"
     /\ gate' = [gate EXCEPT ![call[r].ask.resource] = r]
-    /\ call' = [call EXCEPT ![r].step = "place"]
+    /\ call' = [call EXCEPT ![r].step = "insert"]
     /\ UNCHANGED <<rows, given, believes, alive, requests, faults>>
 
-(* Inserts, and grants at once where the rule allows it (who inserts a row by hand looks later). *)
-Place(r, number, granted) ==
-    /\ call[r].step = "place"
+(* Insert, and grant at once where the rule allows it (a row inserted by hand is polled later). *)
+Insert(r, number, granted) ==
+    /\ call[r].step = "insert"
     /\ number > given[call[r].ask.resource]
     /\ granted => Fits(rows, call[r].ask, number)
     /\ given' = [given EXCEPT ![call[r].ask.resource] = number]
@@ -80,9 +81,9 @@ Commit(r) ==
     /\ UNCHANGED <<given, believes, alive, requests, faults>>
 
 -----------------------------------------------------------------------------------------
-(* wait: looks without the gate, and writes the grant, which is committed in a step of its own. *)
+(* wait: poll without the gate, and write the grant, which is committed in a step of its own. *)
 
-Look(r, o) ==
+Poll(r, o) ==
     /\ Ready(r) /\ o \in Mine(r) /\ ~o.granted /\ ~o.revoked /\ Fits(rows, o.ask, o.number)
     /\ call' = [call EXCEPT ![r] = [step |-> "grant", row |-> o]]
     /\ UNCHANGED <<rows, gate, given, believes, alive, requests, faults>>
@@ -93,7 +94,7 @@ Grant(r) ==
     /\ call' = [call EXCEPT ![r] = Idle]
     /\ UNCHANGED <<gate, given, believes, alive, requests, faults>>
 
-(* The answer reaches the program: it works under its row, as what the row is. *)
+(* The answer reaches the program, which works under its row, with the row's access. *)
 Enter(r, o) ==
     /\ Ready(r) /\ o \in Mine(r) /\ o.granted /\ ~o.revoked
     /\ LET new == [requester |-> r, number |-> o.number, ask |-> AsHeld(o).ask]
@@ -106,7 +107,7 @@ Enter(r, o) ==
 
 Others(o) == {p \in Of(o.ask.resource) : ~Same(p, o) /\ (p.number < o.number \/ p.granted)}
 
-(* Under the gate: who is inside, which readers behind fit, and what stands between must not leave before the commit. *)
+(* Under the gate: read the holders and the readers behind that fit; rows between them must not leave before the commit. *)
 BeginUpgrade(r, o) ==
     LET s == o.ask.resource
         behind == {p \in Of(s) : p.number > o.number /\ p.ask.access = "read" /\ ~p.granted}
@@ -120,7 +121,7 @@ BeginUpgrade(r, o) ==
                 kept |-> {p \in Of(s) : p.ask.access # "read" /\ \E b \in behind : o.number < p.number /\ p.number < b.number}]]
     /\ UNCHANGED <<rows, given, believes, alive, requests, faults>>
 
-(* It writes at once where it is alone. Else it lets those in who fit, as they may just have seen that they do. *)
+(* Alone, it is the writer at once. Otherwise it grants the readers that fit: they may just have seen that they do. *)
 Convert(r) ==
     LET c == call[r]
         alone == c.others = {} /\ c.free = {}
@@ -141,7 +142,7 @@ Upgrade(r, o) ==
     /\ rows' = (rows \ {o}) \cup {[o EXCEPT !.ask.access = "write"]}
     /\ UNCHANGED <<gate, given, call, believes, alive, requests, faults>>
 
-(* A writer that goes on as a reader writes no more before that is so; an upgrade that is given up goes on as a reader. *)
+(* A downgrading writer stops writing first; a cancelled upgrade goes on as a reader. *)
 Downgrade(r, o) ==
     /\ Ready(r) /\ o \in Mine(r) /\ o.granted /\ ~o.revoked /\ o.ask.limit = 1 /\ o.ask.access \in {"write", "upgrade"}
     /\ rows' = (rows \ {o}) \cup {[o EXCEPT !.ask.access = "read"]}
@@ -149,7 +150,7 @@ Downgrade(r, o) ==
     /\ UNCHANGED <<gate, given, call, alive, requests, faults>>
 
 -----------------------------------------------------------------------------------------
-(* The program leaves first, then the row goes. *)
+(* The program stops working first, then its row is removed. *)
 
 Leave(r, b) ==
     /\ alive[r] /\ b \in Works(r)
@@ -164,7 +165,7 @@ End(r, o) ==
 Release(r, o) == o.granted /\ End(r, o)
 Cancel(r, o) == ~o.granted /\ End(r, o)
 
-(* The row of one that is dead, or that an operator has taken away. *)
+(* Remove the row of a dead member, or a revoked row. *)
 Remove(o) ==
     /\ o \in rows /\ (~alive[o.requester] \/ o.revoked) /\ ~Believed(o) /\ ~Locked(o)
     /\ call[o.requester].step # "upgrade"       \* (its transaction has its member, and its row, locked)
@@ -173,7 +174,7 @@ Remove(o) ==
     /\ UNCHANGED <<gate, given, call, believes, alive, requests, faults>>
 
 -----------------------------------------------------------------------------------------
-(* What goes wrong. *)
+(* Faults. *)
 
 Fault == faults < MaxFaults /\ faults' = faults + 1
 
@@ -183,7 +184,7 @@ Crash(r) ==
     /\ believes' = believes \ Works(r)
     /\ UNCHANGED <<rows, gate, given, call, requests>>
 
-(* What the dead one's session still does is done, or undone. *)
+(* The last call of a dead process's session is committed, or rolled back. *)
 SessionEnds(r) ==
     /\ ~alive[r] /\ call[r] # Idle
     /\ call' = [call EXCEPT ![r] = Idle]
@@ -200,8 +201,8 @@ Number(r) == given[call[r].ask.resource] + 1
 
 Asks(r) == \E q \in Request : requests[r] < MaxRequests /\ Mine(r) = {} /\ Register(r, q)
 Server(r) == TakeGate(r) \/ Commit(r) \/ Grant(r) \/ Convert(r) \/ SessionEnds(r)
-PermitPool(r) == call[r].step = "place" /\ Place(r, Number(r), Fits(rows, call[r].ask, Number(r)))
-Looks(r) == \E o \in rows : Look(r, o)
+Inserts(r) == call[r].step = "insert" /\ Insert(r, Number(r), Fits(rows, call[r].ask, Number(r)))
+Polls(r) == \E o \in rows : Poll(r, o)
 Enters(r) == \E o \in rows : Enter(r, o)
 Upgrades(r) == \E o \in rows : Upgrade(r, o)
 Leaves(r) == \E b \in believes : Leave(r, b)
@@ -209,37 +210,37 @@ Releases(r) == \E o \in rows : Release(r, o)
 Removes(r) == \E o \in Mine(r) : Remove(o)
 
 Next == \E r \in Requester :
-    \/ Asks(r) \/ Server(r) \/ PermitPool(r) \/ Looks(r) \/ Enters(r) \/ Upgrades(r) \/ Leaves(r) \/ Releases(r) \/ Removes(r)
+    \/ Asks(r) \/ Server(r) \/ Inserts(r) \/ Polls(r) \/ Enters(r) \/ Upgrades(r) \/ Leaves(r) \/ Releases(r) \/ Removes(r)
     \/ Crash(r)
     \/ \E o \in rows : BeginUpgrade(r, o) \/ Downgrade(r, o) \/ Cancel(r, o) \/ (o.requester = r /\ Revoke(o))
 
-(* Whoever lives does what it has begun, leaves in the end, and those who look find the dead. Nobody has to upgrade. *)
+(* A living process ends its call, leaves in the end, and a poll finds the dead. No process has to upgrade. *)
 Fairness == \A r \in Requester :
     /\ WF_vars(TakeGate(r)) /\ WF_vars(Commit(r)) /\ WF_vars(Grant(r)) /\ WF_vars(Convert(r)) /\ WF_vars(SessionEnds(r))
-    /\ WF_vars(PermitPool(r)) /\ WF_vars(Looks(r)) /\ WF_vars(Upgrades(r)) /\ WF_vars(Removes(r))
+    /\ WF_vars(Inserts(r)) /\ WF_vars(Polls(r)) /\ WF_vars(Upgrades(r)) /\ WF_vars(Removes(r))
     /\ SF_vars(Leaves(r)) /\ SF_vars(Releases(r) /\ \A o \in Mine(r) : o.ask.access # "upgrade")
 
 Spec == Init /\ [][Next]_vars /\ Fairness
 
 -----------------------------------------------------------------------------------------
-(* What is promised. *)
+(* Promises. *)
 
-(* G1, of the table, and of those who work. *)
+(* G1, of the table, and of the working programs. *)
 SafeRows == \A s \in Resource : Together({AsHeld(o) : o \in {p \in Of(s) : p.granted}})
 SafeWork == \A s \in Resource : Together({b \in believes : b.ask.resource = s})
 
-(* G2: nobody is overtaken, and numbers appear in order. *)
+(* G2: no request is overtaken, and numbers appear in order. *)
 Ordered == InTurn({AsHeld(o) : o \in rows})
 InOrder == \A r \in Requester : call[r].step = "commit" =>
                \A o \in Of(call[r].row.ask.resource) : o.number < call[r].row.number
 
-(* G5: who works has its row, and it is what the program takes it for. *)
+(* G5: a working program has its row, with the access that the program believes. *)
 LoserKnows == \A b \in believes : \E o \in rows :
     Same(b, o) /\ o.granted /\ o.requester = b.requester /\ (b.ask.access = "write" => o.ask.access = "write")
 
 Safe == SafeRows /\ SafeWork /\ Ordered /\ InOrder /\ LoserKnows
 
-(* G3: whoever waits goes in, unless it dies or its row goes. *)
+(* G3: each waiter is granted, unless it dies or its row is removed. *)
 Waits(r) == alive[r] /\ \E o \in Mine(r) : ~o.granted \/ o.ask.access = "upgrade"
 Served == \A r \in Requester : Waits(r) ~> ~Waits(r)
 =========================================================================================

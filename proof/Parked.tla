@@ -1,20 +1,21 @@
 -------------------------------------- MODULE Parked ------------------------------------
 (***************************************************************************************)
-(* Tasks with locks (sql/postgresql/parked.sql): a parked task stands in the lines of  *)
-(* its locks by rows of the parking member of its queue, which lives by a lease that   *)
-(* claims alone renew. The claim that starts it grants all of its rows, and makes them *)
-(* the worker's. Beside the tasks one process wants a lock for itself. Lines are of    *)
-(* mutexes, each step is a transaction: what happens inside of one is Lines.tla's.     *)
+(* Tasks with locks (sql/postgresql/parked.sql): a blocked task waits in the queues of *)
+(* its locks, by rows of a member of its work queue (the parking member), whose lease  *)
+(* only claims renew. The claim that starts the task grants all of its rows, and moves *)
+(* them to the worker. Beside the tasks one process requests a lock for itself. The    *)
+(* queues are of mutexes, and each step is a transaction, whose parts are in           *)
+(* Lines.tla.                                                                          *)
 (***************************************************************************************)
 EXTENDS Integers, Sequences, FiniteSets
 
 CONSTANTS
     Task, Worker, Resource,
     Wants,          \* of each task: its locks
-    Wanted,         \* the lock that the process wants for itself
+    Wanted,         \* the lock that the process requests for itself
     MaxAttempts,
     Lease,          \* ticks without a claim after which the parking member is over
-    MaxFaults,      \* workers that are given up, rows that an operator takes away
+    MaxFaults,      \* workers that are removed, rows that an operator revokes
     Mutant
 
 Parking == "parking"
@@ -22,22 +23,22 @@ Process == "process"
 Nobody == "nobody"
 
 VARIABLES
-    line,           \* of each resource: its rows, in order: [who: a task, or the process; member, granted]
+    queue,           \* of each resource: its rows, in order: [who: a task, or the process; member, granted]
     status,         \* of each task: "pending", "running", "done"
-    asked,          \* whether it stands in the lines (locks_left IS NOT NULL)
+    asked,          \* TRUE if it has rows in the queues
     attempt,
-    runner,         \* whose claim it is
+    runner,         \* the worker that claimed it
     age,            \* of the parking member's lease; above Lease it may be removed
-    works,          \* what workers believe to have: [worker, task, attempt]
-    there,          \* whether a worker is a member (not given up, not dead)
+    works,          \* the attempts that workers believe to run: [worker, task, attempt]
+    there,          \* TRUE while a worker is a member (not removed, not dead)
     alive,
     pc,             \* of the process: "idle", "waits", "holds", "done"
     faults
 
-vars == <<line, status, asked, attempt, runner, age, works, there, alive, pc, faults>>
+vars == <<queue, status, asked, attempt, runner, age, works, there, alive, pc, faults>>
 
 Init ==
-    /\ line = [s \in Resource |-> <<>>]
+    /\ queue = [s \in Resource |-> <<>>]
     /\ status = [t \in Task |-> "pending"] /\ asked = [t \in Task |-> FALSE]
     /\ attempt = [t \in Task |-> 0] /\ runner = [t \in Task |-> Nobody]
     /\ age = 0 /\ works = {} /\ there = [w \in Worker |-> TRUE] /\ alive = [w \in Worker |-> TRUE]
@@ -45,62 +46,62 @@ Init ==
 
 Row(who, member) == [who |-> who, member |-> member, granted |-> FALSE]
 Without(rows, Test(_)) == SelectSeq(rows, LAMBDA o : ~Test(o))
-Rows(t) == {s \in Resource : \E n \in 1..Len(line[s]) : line[s][n].who = t}
-First(t) == {s \in Resource : line[s] # <<>> /\ line[s][1].who = t}
+Rows(t) == {s \in Resource : \E n \in 1..Len(queue[s]) : queue[s][n].who = t}
+First(t) == {s \in Resource : queue[s] # <<>> /\ queue[s][1].who = t}
 Idle(w) == there[w] /\ alive[w] /\ \A t \in Task : runner[t] # w \/ status[t] # "running"
 Busy(w) == {b \in works : b.worker = w} # {}
 
 -----------------------------------------------------------------------------------------
-(* claim_parked: each claim renews the lease. Who claims puts rows into the lines, of all locks at once. *)
+(* claim_parked: each claim renews the lease, and inserts the rows of all locks of a task at once. *)
 
 AskForLocks(w, t) ==
     /\ Idle(w) /\ status[t] = "pending" /\ ~asked[t]
     /\ LET now == IF Mutant = "asked apart" THEN {s \in Wants[t] : s \notin Rows(t)} ELSE Wants[t]
        IN IF Mutant = "asked apart"
           THEN \E s \in now :
-                /\ line' = [line EXCEPT ![s] = Append(@, Row(t, Parking))]
+                /\ queue' = [queue EXCEPT ![s] = Append(@, Row(t, Parking))]
                 /\ asked' = [asked EXCEPT ![t] = now = {s}]
-          ELSE /\ line' = [s \in Resource |-> IF s \in now THEN Append(line[s], Row(t, Parking)) ELSE line[s]]
+          ELSE /\ queue' = [s \in Resource |-> IF s \in now THEN Append(queue[s], Row(t, Parking)) ELSE queue[s]]
                /\ asked' = [asked EXCEPT ![t] = TRUE]
     /\ age' = 0
     /\ UNCHANGED <<status, attempt, runner, works, there, alive, pc, faults>>
 
-(* Its turn has come in every line. (Those that lost a row leave the lines: LeaveLines.) *)
+(* It is first in every queue. (A task that lost a row leaves the queues: LeaveQueues.) *)
 Claim(w, t) ==
     /\ Idle(w) /\ ~Busy(w) /\ status[t] = "pending" /\ asked[t]
     /\ Wants[t] \subseteq First(t) \/ (Mutant = "rows uncounted" /\ Rows(t) \subseteq First(t))
-    /\ line' = [s \in Resource |-> IF s \in First(t) THEN [line[s] EXCEPT ![1].member = w, ![1].granted = TRUE] ELSE line[s]]
+    /\ queue' = [s \in Resource |-> IF s \in First(t) THEN [queue[s] EXCEPT ![1].member = w, ![1].granted = TRUE] ELSE queue[s]]
     /\ status' = [status EXCEPT ![t] = "running"] /\ asked' = [asked EXCEPT ![t] = FALSE]
     /\ attempt' = [attempt EXCEPT ![t] = @ + 1] /\ runner' = [runner EXCEPT ![t] = w]
     /\ age' = 0
     /\ UNCHANGED <<works, there, alive, pc, faults>>
 
-(* To grant what can be granted: what the code does not do. *)
+(* Grant single locks as soon as possible: the code does not do this. *)
 GrantOne(t) ==
     /\ Mutant = "granted apart" /\ status[t] = "pending" /\ asked[t]
-    /\ \E s \in First(t) : ~line[s][1].granted /\ line' = [line EXCEPT ![s][1].granted = TRUE]
+    /\ \E s \in First(t) : ~queue[s][1].granted /\ queue' = [queue EXCEPT ![s][1].granted = TRUE]
     /\ UNCHANGED <<status, asked, attempt, runner, age, works, there, alive, pc, faults>>
 
-LeaveLines(w, t) ==
+LeaveQueues(w, t) ==
     /\ Idle(w) /\ status[t] = "pending" /\ asked[t] /\ Rows(t) # Wants[t] /\ Mutant # "rows uncounted"
-    /\ line' = [s \in Resource |-> Without(line[s], LAMBDA o : o.who = t)]
+    /\ queue' = [s \in Resource |-> Without(queue[s], LAMBDA o : o.who = t)]
     /\ asked' = [asked EXCEPT ![t] = FALSE] /\ age' = 0
     /\ UNCHANGED <<status, attempt, runner, works, there, alive, pc, faults>>
 
-(* A worker that has nothing to do claims: it gets nothing, and the lease goes on. *)
+(* An idle worker claims: it gets nothing, and the lease is renewed. *)
 ClaimNothing(w) ==
     /\ Idle(w) /\ age > 0
     /\ age' = 0
-    /\ UNCHANGED <<line, status, asked, attempt, runner, works, there, alive, pc, faults>>
+    /\ UNCHANGED <<queue, status, asked, attempt, runner, works, there, alive, pc, faults>>
 
 Start(w, t) ==      \* the answer
     /\ alive[w] /\ there[w] /\ status[t] = "running" /\ runner[t] = w
     /\ [worker |-> w, task |-> t, attempt |-> attempt[t]] \notin works
     /\ works' = works \cup {[worker |-> w, task |-> t, attempt |-> attempt[t]]}
-    /\ UNCHANGED <<line, status, asked, attempt, runner, age, there, alive, pc, faults>>
+    /\ UNCHANGED <<queue, status, asked, attempt, runner, age, there, alive, pc, faults>>
 
 -----------------------------------------------------------------------------------------
-(* An attempt ends, with its rows, in one transaction. Who ends it must name it. *)
+(* An attempt ends, with its rows, in one transaction, which must name it. *)
 
 End(w, b, how) ==
     /\ alive[w] /\ b \in works /\ b.worker = w
@@ -108,31 +109,31 @@ End(w, b, how) ==
     /\ IF status[b.task] = "running" /\ (Mutant = "ended by the dead" \/ (runner[b.task] = w /\ attempt[b.task] = b.attempt))
        THEN /\ status' = [status EXCEPT ![b.task] = IF how = "failed" /\ attempt[b.task] < MaxAttempts THEN "pending" ELSE "done"]
             /\ runner' = [runner EXCEPT ![b.task] = Nobody]
-            /\ line' = IF Mutant = "locks kept" /\ how = "failed" THEN line
-                       ELSE [s \in Resource |-> Without(line[s], LAMBDA o : o.who = b.task)]
-       ELSE UNCHANGED <<status, runner, line>>
+            /\ queue' = IF Mutant = "locks kept" /\ how = "failed" THEN queue
+                       ELSE [s \in Resource |-> Without(queue[s], LAMBDA o : o.who = b.task)]
+       ELSE UNCHANGED <<status, runner, queue>>
     /\ UNCHANGED <<asked, attempt, age, there, alive, pc, faults>>
 
 -----------------------------------------------------------------------------------------
-(* A worker is given up: dead, or out of reach; then it works on, and its locks it knows to be lost (Queue.tla). *)
+(* A worker is removed: dead, or out of reach. The latter works on, and knows that its locks are lost (Queue.tla). *)
 
 Fault == faults < MaxFaults /\ faults' = faults + 1
 
 Crash(w) ==
     /\ Fault /\ alive[w]
     /\ alive' = [alive EXCEPT ![w] = FALSE] /\ works' = {b \in works : b.worker # w}
-    /\ UNCHANGED <<line, status, asked, attempt, runner, age, there, pc>>
+    /\ UNCHANGED <<queue, status, asked, attempt, runner, age, there, pc>>
 
 CutOff(w) ==
     /\ Fault /\ there[w]
     /\ there' = [there EXCEPT ![w] = FALSE]
-    /\ UNCHANGED <<line, status, asked, attempt, runner, age, works, alive, pc>>
+    /\ UNCHANGED <<queue, status, asked, attempt, runner, age, works, alive, pc>>
 
-(* Anybody finds it: its rows go, and its task is pending again. *)
+(* Any process finds it dead: its rows are removed, and its task is pending again. *)
 Reap(w) ==
     /\ ~alive[w] \/ ~there[w]
     /\ \E t \in Task : runner[t] = w
-    /\ line' = IF Mutant = "rows stay" THEN line ELSE [s \in Resource |-> Without(line[s], LAMBDA o : o.member = w)]
+    /\ queue' = IF Mutant = "rows stay" THEN queue ELSE [s \in Resource |-> Without(queue[s], LAMBDA o : o.member = w)]
     /\ status' = [t \in Task |-> IF runner[t] = w THEN "pending" ELSE status[t]]
     /\ runner' = [t \in Task |-> IF runner[t] = w THEN Nobody ELSE runner[t]]
     /\ UNCHANGED <<asked, attempt, age, works, there, alive, pc, faults>>
@@ -140,45 +141,45 @@ Reap(w) ==
 Enrol(w) ==
     /\ alive[w] /\ ~there[w] /\ \A t \in Task : runner[t] # w
     /\ there' = [there EXCEPT ![w] = TRUE]
-    /\ UNCHANGED <<line, status, asked, attempt, runner, age, works, alive, pc, faults>>
+    /\ UNCHANGED <<queue, status, asked, attempt, runner, age, works, alive, pc, faults>>
 
-(* Nobody has claimed for long: those who wait behind a row of the parking member remove it, with its rows. *)
+(* No worker has claimed for long: the waiters behind a row of the parking member remove it, with its rows. *)
 LeaseOver ==
     /\ age > Lease /\ Mutant # "no lease" /\ \E t \in Task : status[t] = "pending" /\ Rows(t) # {}
-    /\ line' = [s \in Resource |-> Without(line[s], LAMBDA o : o.member = Parking)]
+    /\ queue' = [s \in Resource |-> Without(queue[s], LAMBDA o : o.member = Parking)]
     /\ asked' = [t \in Task |-> FALSE]
     /\ UNCHANGED <<status, attempt, runner, age, works, there, alive, pc, faults>>
 
-TakeAway(t, s) ==   \* an operator
+Revoke(t, s) ==   \* by an operator
     /\ Fault /\ status[t] = "pending" /\ s \in Rows(t)
-    /\ line' = [line EXCEPT ![s] = Without(@, LAMBDA o : o.who = t)]
+    /\ queue' = [queue EXCEPT ![s] = Without(@, LAMBDA o : o.who = t)]
     /\ UNCHANGED <<status, asked, attempt, runner, age, works, there, alive, pc>>
 
 Tick == \* (time passes between any two claims; the lease matters when no worker is free to claim)
     /\ age <= Lease /\ \A w \in Worker : ~Idle(w)
     /\ age' = age + 1
-    /\ UNCHANGED <<line, status, asked, attempt, runner, works, there, alive, pc, faults>>
+    /\ UNCHANGED <<queue, status, asked, attempt, runner, works, there, alive, pc, faults>>
 
 -----------------------------------------------------------------------------------------
 Ask ==
     /\ pc = "idle" /\ pc' = "waits"
-    /\ line' = [line EXCEPT ![Wanted] = Append(@, Row(Process, Process))]
+    /\ queue' = [queue EXCEPT ![Wanted] = Append(@, Row(Process, Process))]
     /\ UNCHANGED <<status, asked, attempt, runner, age, works, there, alive, faults>>
 GoIn ==
-    /\ pc = "waits" /\ line[Wanted][1].who = Process
-    /\ line' = [line EXCEPT ![Wanted][1].granted = TRUE] /\ pc' = "holds"
+    /\ pc = "waits" /\ queue[Wanted][1].who = Process
+    /\ queue' = [queue EXCEPT ![Wanted][1].granted = TRUE] /\ pc' = "holds"
     /\ UNCHANGED <<status, asked, attempt, runner, age, works, there, alive, faults>>
 Release ==
     /\ pc = "holds" /\ pc' = "done"
-    /\ line' = [line EXCEPT ![Wanted] = Without(@, LAMBDA o : o.who = Process)]
+    /\ queue' = [queue EXCEPT ![Wanted] = Without(@, LAMBDA o : o.who = Process)]
     /\ UNCHANGED <<status, asked, attempt, runner, age, works, there, alive, faults>>
 
 Ends(w) == \E b \in works : End(w, b, "succeeded") \/ End(w, b, "failed")
-Claims(w) == \E t \in Task : AskForLocks(w, t) \/ Claim(w, t) \/ LeaveLines(w, t)
+Claims(w) == \E t \in Task : AskForLocks(w, t) \/ Claim(w, t) \/ LeaveQueues(w, t)
 Next ==
     \/ \E w \in Worker : Claims(w) \/ ClaimNothing(w) \/ Ends(w) \/ Crash(w) \/ CutOff(w) \/ Reap(w) \/ Enrol(w)
                          \/ \E t \in Task : Start(w, t)
-    \/ \E t \in Task : GrantOne(t) \/ \E s \in Resource : TakeAway(t, s)
+    \/ \E t \in Task : GrantOne(t) \/ \E s \in Resource : Revoke(t, s)
     \/ LeaseOver \/ Tick \/ Ask \/ GoIn \/ Release
 
 Fairness ==
@@ -190,17 +191,17 @@ Fairness ==
 Spec == Init /\ [][Next]_vars /\ Fairness
 
 -----------------------------------------------------------------------------------------
-(* A parked task holds nothing. *)
-HoldsNothing == \A s \in Resource : \A n \in 1..Len(line[s]) :
-    line[s][n].granted => line[s][n].who = Process \/ status[line[s][n].who] = "running"
-(* G1 for tasks: one that runs has all of its locks, granted, of its worker; and each lock is one's. *)
+(* A blocked task holds nothing. *)
+HoldsNothing == \A s \in Resource : \A n \in 1..Len(queue[s]) :
+    queue[s][n].granted => queue[s][n].who = Process \/ status[queue[s][n].who] = "running"
+(* G1 for tasks: a running task has all of its locks, granted to its worker; and each lock has one holder. *)
 RunsWithAll == \A t \in Task : status[t] = "running" =>
-    \A s \in Wants[t] : line[s] # <<>> /\ line[s][1].who = t /\ line[s][1].granted /\ line[s][1].member = runner[t]
-OneEach == \A s \in Resource : \A n \in 2..Len(line[s]) : ~line[s][n].granted
-(* An attempt is ended by who made it. *)
+    \A s \in Wants[t] : queue[s] # <<>> /\ queue[s][1].who = t /\ queue[s][1].granted /\ queue[s][1].member = runner[t]
+OneEach == \A s \in Resource : \A n \in 2..Len(queue[s]) : ~queue[s][n].granted
+(* An attempt is ended by its worker. *)
 EndsItsOwn == [][\A t \in Task : status[t] = "running" /\ status'[t] = "done" =>
     [worker |-> runner[t], task |-> t, attempt |-> attempt[t]] \in works \ works']_vars
-(* G3: the process goes in, whether there are workers or not; and while one lives every task ends. *)
+(* G3: the process is granted its lock, whether there are workers or not; and while a worker lives every task ends. *)
 Served == (pc = "waits") ~> (pc = "holds")
 Done == \A t \in Task : <>(status[t] = "done" \/ \A w \in Worker : ~alive[w])
 =========================================================================================

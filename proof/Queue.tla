@@ -1,29 +1,29 @@
 ------------------------------------- MODULE Queue -------------------------------------
 (***************************************************************************************)
-(* The queue of sqlsem in time: how the dead are found, and how a holder learns that   *)
-(* it has lost. Names are those of the code (sql/postgresql/routines.sql,              *)
+(* The queue of sqlsem in time: how dead members are found, and how a holder learns    *)
+(* that it has lost. Names are those of the code (sql/postgresql/routines.sql,         *)
 (* sqlsem/core/membership.py).                                                         *)
 (*                                                                                     *)
-(* One database, any number of processes. What the server does, and what the process   *)
-(* hears of it, are steps of their own: so a reply can be late, or lost after the      *)
-(* commit, and a session can outlive its process. Times are ages, which stop growing   *)
-(* when they decide nothing more; and what decides nothing more is forgotten (the ages *)
-(* of one who has no row, all that a dead process knew). So there are few states, and  *)
-(* behaviours have no end.                                                             *)
+(* One database, any number of processes. The server's steps, and the arrival of its   *)
+(* replies in the process, are steps of their own: so a reply can be late, or lost     *)
+(* after the commit, and a session can outlive its process. Times are ages, which stop *)
+(* growing when they decide nothing more. State that decides nothing more is           *)
+(* forgotten: the ages of a requester without a row, and all that a dead process knew. *)
+(* So there are few states, and behaviours have no end.                                *)
 (***************************************************************************************)
 EXTENDS Rule
 
 CONSTANTS
     Requester,      \* processes; each is a member with one session
-    Leased,         \* those of them that live by a lease instead of a beacon
-    Request,        \* what may be asked for: [resource, access, limit, weight]
-    MaxRequests,    \* how often each goes in
+    Leased,         \* the members with a lease instead of a beacon
+    Request,        \* the possible requests: [resource, access, limit, weight]
+    MaxRequests,    \* the number of requests of each
     Grace,          \* ticks after which a member that is missing, or a lease, is over
-    Margin,         \* so many ticks earlier a process stops trusting itself
-    MaxFaults,      \* crashes, pauses, cuts, restarts, revocations: so many in all
-    AtOnce,         \* whether a registration is one step; its own steps are in Lines.tla, too
-    Prompt,         \* whether calls of those who run are answered, and pings sent, before the lease is over
-    AnyTurn         \* whether a turn comes at any time, or never: as far as one process can see, so many others are there
+    Margin,         \* ticks earlier at which a process stops trusting itself
+    MaxFaults,      \* crashes, pauses, cuts, restarts, revocations: the number of all
+    AtOnce,         \* TRUE: a registration is one step; its own steps are in Lines.tla, too
+    Prompt,         \* TRUE: calls of running processes are answered, and pings sent, before the lease is over
+    AnyTurn         \* TRUE: a turn comes at any time, or never, as with any number of other processes
 
 ASSUME Margin \in 1..(Grace - 1) /\ Leased \subseteq Requester
 
@@ -35,23 +35,23 @@ Highest(S) == IF S = {} THEN 0 ELSE CHOOSE n \in S : \A m \in S : n >= m
 
 VARIABLES
     \* In the database
-    rows,           \* what is committed: [requester, number, ask, granted, revoked]
-    gate,           \* of each resource: who has it
+    rows,           \* the committed rows: [requester, number, ask, granted, revoked]
+    gate,           \* of each resource: its holder
     row,            \* the row that a session is inserting, if any: not committed
     member,         \* of each requester: [there, seen]
-    suspected,      \* members that somebody has found missing, as they are now
-    call,           \* what its session does: None, "gate", "place", "commit", "look", "grant"; or the answer that is
+    suspected,      \* members that were found missing, and have not changed since
+    call,           \* the call of its session: None, "gate", "insert", "commit", "poll", "grant"; or the answer that is
                     \* under way: "waits", "granted", "gone", "refused"
-    session,        \* whether the server has a session of it: so long it has its beacon
+    session,        \* TRUE while the server has its session, and so its beacon
     \* In the processes
     run,            \* "runs", "paused" or "dead"
-    linked,         \* whether its connection stands
+    linked,         \* TRUE while it is connected
     pc,             \* "idle", "asks", "waits", "holds" (it works), "leaves"
     ask,            \* the request
-    trust,          \* the age of its last proof of life
+    trust,          \* the age of its last heartbeat
     began,          \* the age of the call under way
     ping,           \* [phase, age, known]
-    requests,       \* how often it has gone in
+    requests,       \* the number of its requests
     faults
 
 vars == <<rows, gate, row, member, suspected, call, session, run, linked, pc, ask, trust, began, ping, requests, faults>>
@@ -69,7 +69,7 @@ Init ==
     /\ requests = [r \in Requester |-> 0] /\ faults = 0
 
 -----------------------------------------------------------------------------------------
-(* register. Only the order of the numbers that are there counts: so they are the smallest that will do. *)
+(* register. Only the order of the present numbers counts: so they are the smallest possible. *)
 
 Ask(r) ==
     /\ Up(r) /\ pc[r] = "idle" /\ call[r] = None /\ Mine(r) = {} /\ requests[r] < MaxRequests
@@ -80,7 +80,7 @@ Ask(r) ==
 
 Number(r) == 1 + Highest({o.number : o \in {p \in rows \cup UNION {row[x] : x \in Requester} : p.ask.resource = ask[r].resource}})
 New(r, may) == [requester |-> r, number |-> Number(r), ask |-> ask[r], granted |-> may, revoked |-> -1]
-Turn(q, number) == IF AnyTurn THEN BOOLEAN ELSE {Fits(rows, q, number)}     \* what looking may say
+Turn(q, number) == IF AnyTurn THEN BOOLEAN ELSE {Fits(rows, q, number)}     \* the possible answers of a poll
 Sign(r) == member' = [member EXCEPT ![r].seen = 0]                                        \* give_sign
 Reply(o) == IF o.granted /\ (o.revoked < 0 \/ Mutant = "repeated and revoked") THEN "granted" ELSE "waits"
 
@@ -88,13 +88,13 @@ TakeGate(r) ==
     /\ ~AtOnce /\ call[r] = "gate"
     /\ gate[ask[r].resource] = None \/ Mutant = "no gate"
     /\ gate' = [gate EXCEPT ![ask[r].resource] = r]
-    /\ call' = [call EXCEPT ![r] = "place"]
+    /\ call' = [call EXCEPT ![r] = "insert"]
     /\ UNCHANGED <<rows, row, member, suspected, session, run, linked, pc, ask, trust, began, ping, requests, faults>>
 
-(* Looks ahead and inserts, under the gate; nobody else sees it yet. A member that was given up is refused, and the same call
-   once more, after its answer was lost, finds its row by its uid. *)
-Place(r) ==
-    /\ call[r] = "place"
+(* Read the rows ahead and insert, under the gate; no other session sees the row yet. A removed member is refused. The same
+   call once more, after a lost answer, finds its row by its uid. *)
+Insert(r) ==
+    /\ call[r] = "insert"
     /\ IF member[r].there /\ Mine(r) = {}
        THEN /\ \E may \in Turn(ask[r], Number(r)) : row' = [row EXCEPT ![r] = {New(r, may)}]
             /\ call' = [call EXCEPT ![r] = "commit"]
@@ -123,22 +123,22 @@ Register(r) ==
             /\ UNCHANGED <<rows, member>>
     /\ UNCHANGED <<gate, row, suspected, session, run, linked, pc, ask, trust, began, ping, requests, faults>>
 
-(* The answer is lost: the same call again. *)
+(* The answer is lost: repeat the call. *)
 Again(r) ==
     /\ Up(r) /\ pc[r] = "asks" /\ call[r] = None
     /\ call' = [call EXCEPT ![r] = "gate"] /\ began' = [began EXCEPT ![r] = 0]
     /\ UNCHANGED <<rows, gate, row, member, suspected, session, run, linked, pc, ask, trust, ping, requests, faults>>
 
 -----------------------------------------------------------------------------------------
-(* wait: the call looks until it can write the grant, which is committed in a step of its own. *)
+(* wait: the call polls until it can write the grant, which is committed in a step of its own. *)
 
 Wait(r) ==
     /\ Up(r) /\ pc[r] = "waits" /\ call[r] = None
-    /\ call' = [call EXCEPT ![r] = "look"] /\ began' = [began EXCEPT ![r] = 0]
+    /\ call' = [call EXCEPT ![r] = "poll"] /\ began' = [began EXCEPT ![r] = 0]
     /\ UNCHANGED <<rows, gate, row, member, suspected, session, run, linked, pc, ask, trust, ping, requests, faults>>
 
-Look(r) ==
-    /\ call[r] = "look"
+Poll(r) ==
+    /\ call[r] = "poll"
     /\ \/ /\ Mine(r) = {} \/ \E o \in Mine(r) : o.revoked >= 0
           /\ call' = [call EXCEPT ![r] = "gone"]
        \/ /\ \E o \in Mine(r) : o.revoked < 0 /\ (o.granted \/ TRUE \in Turn(o.ask, o.number))
@@ -160,7 +160,7 @@ Answer(r) ==
     /\ IF call[r] \in {"gone", "refused"} THEN UNCHANGED trust
        ELSE trust' = [trust EXCEPT ![r] = IF Mutant = "answer at its end" THEN 0
                                           ELSE IF began[r] < @ \/ pc[r] = "asks" THEN began[r] ELSE @]
-    /\ IF pc[r] = "leaves" THEN UNCHANGED <<pc, requests>>       \* a ping was faster, and told that the row is gone
+    /\ IF pc[r] = "leaves" THEN UNCHANGED <<pc, requests>>       \* a ping reported earlier that the row is gone
        ELSE /\ pc' = [pc EXCEPT ![r] = CASE call[r] = "granted" -> "holds"
                                          [] call[r] = "waits" -> "waits"
                                          [] OTHER -> "leaves"]
@@ -168,7 +168,7 @@ Answer(r) ==
     /\ UNCHANGED <<rows, gate, row, member, suspected, session, run, linked, ask, ping, faults>>
 
 -----------------------------------------------------------------------------------------
-(* release: the program leaves first, then the row goes. Who was given up is a member again with its next call (enrol). *)
+(* release: the program stops first, then its row is removed. A removed member is registered again by its next call. *)
 
 Leave(r) ==
     /\ run[r] = "runs" /\ pc[r] = "holds"
@@ -176,7 +176,7 @@ Leave(r) ==
     /\ UNCHANGED <<rows, gate, row, member, suspected, call, session, run, linked, ask, trust, began, ping, requests, faults>>
 
 Release(r) ==
-    /\ Up(r) /\ pc[r] = "leaves" /\ call[r] \in {None, "look"}  \* (a wait is cancelled)
+    /\ Up(r) /\ pc[r] = "leaves" /\ call[r] \in {None, "poll"}  \* (a wait is cancelled)
     /\ rows' = rows \ Mine(r)
     /\ member' = [member EXCEPT ![r] = [there |-> TRUE, seen |-> 0]] /\ suspected' = suspected \ {r}
     /\ call' = [call EXCEPT ![r] = None] /\ pc' = [pc EXCEPT ![r] = "idle"] /\ ask' = [ask EXCEPT ![r] = Nothing]
@@ -184,7 +184,7 @@ Release(r) ==
     /\ UNCHANGED <<gate, row, session, run, linked, requests, faults>>
 
 -----------------------------------------------------------------------------------------
-(* The member's side: pings, and the watch that looks at the clock only. *)
+(* The member's side: pings, and the watchdog, which only reads the clock. *)
 
 Ping(r) ==
     /\ Up(r) /\ ping[r].phase = None /\ trust[r] > 0 /\ pc[r] \in {"waits", "holds"}
@@ -203,7 +203,7 @@ Proof(r) ==  \* the answer arrives: it proves the instant at which the ping bega
     /\ trust' = [trust EXCEPT ![r] = IF Mutant = "proof at its end" THEN 0
                                      ELSE IF ping[r].age < @ THEN ping[r].age ELSE @]
     /\ ping' = [ping EXCEPT ![r] = Silent]
-    \* A row that is gone, or was taken away, is given up: also one whose grant is still on its way here.
+    \* A row that is gone, or revoked, is marked lost: also one whose grant is still under way.
     /\ pc' = [pc EXCEPT ![r] = IF ~ping[r].known /\ (@ = "holds" \/ (@ = "waits" /\ Mutant # "grant unheard")) THEN "leaves" ELSE @]
     /\ UNCHANGED <<rows, gate, row, member, suspected, call, session, run, linked, ask, began, requests, faults>>
 
@@ -215,8 +215,8 @@ Doubt(r) ==
     /\ UNCHANGED <<rows, gate, row, member, suspected, call, session, run, linked, ask, trust, began, ping, requests, faults>>
 
 -----------------------------------------------------------------------------------------
-(* Whoever looks finds the dead: the test, and the removal that is sure that nothing has changed since. (missing_since, which
-   is written where the grace is not over yet, is for people: it decides nothing.) *)
+(* Any session finds dead members: the test, and the removal, which requires that nothing has changed since. (missing_since,
+   which is written while the grace is not over yet, is for operators: it decides nothing.) *)
 
 Over(r) == member[r].seen >= Grace
 Missing(r) == IF r \in Leased THEN Over(r) ELSE ~session[r] /\ (Over(r) \/ Mutant = "no grace")
@@ -236,7 +236,7 @@ Reap(r) ==
        ELSE UNCHANGED <<member, rows>>
     /\ UNCHANGED <<gate, row, call, session, run, linked, pc, ask, trust, began, ping, requests, faults>>
 
-(* A row that an operator has taken away from somebody who lives goes when its grace is over. *)
+(* The revoked row of a living member is removed when its grace is over. *)
 TakeAway(r) ==
     /\ \E o \in Mine(r) : o.revoked >= Grace
     /\ rows' = rows \ Mine(r)
@@ -247,7 +247,7 @@ TakeAway(r) ==
 
 Free(r) == [s \in Resource |-> IF gate[s] = r THEN None ELSE gate[s]]
 
-(* The server notices that nobody is there: the session's transaction is undone, its locks are free. *)
+(* The server notices that the client is gone: it rolls back the session's transaction, and its locks are free. *)
 SessionEnds(r) ==
     /\ session[r] /\ ~linked[r]
     /\ session' = [session EXCEPT ![r] = FALSE]
@@ -256,9 +256,9 @@ SessionEnds(r) ==
     /\ ask' = [ask EXCEPT ![r] = IF run[r] = "dead" THEN Nothing ELSE @]
     /\ UNCHANGED <<rows, member, suspected, run, linked, pc, trust, requests, faults>>
 
-(* resume_member, with a new beacon: so whoever has found it missing before does not find what it saw. That is no proof for
-   what it holds: an operator may have taken it away meanwhile, which the next ping tells. Or, when it was given up, enrol.
-   What the old session still does ends first: here for all, in truth for what it has locked. *)
+(* Reattach a member with a new beacon, so that an earlier test that found it missing no longer counts. That proves nothing
+   about its rows: an operator may have revoked one meanwhile, which the next ping reports. A removed member registers again.
+   The call of the old session ends first: here for all rows, in the code for the rows that it has locked. *)
 Reconnect(r) ==
     /\ run[r] = "runs" /\ ~linked[r] /\ ~session[r]
     /\ linked' = [linked EXCEPT ![r] = TRUE] /\ session' = [session EXCEPT ![r] = TRUE]
@@ -269,7 +269,7 @@ Reconnect(r) ==
     /\ UNCHANGED <<rows, gate, row, call, run, ask, began, ping, requests, faults>>
 
 -----------------------------------------------------------------------------------------
-(* What goes wrong, with those who have something to lose. *)
+(* Faults, of processes with something to lose. *)
 
 Fault == faults < MaxFaults /\ faults' = faults + 1
 
@@ -295,8 +295,8 @@ Cut(r) ==
     /\ linked' = [linked EXCEPT ![r] = FALSE]
     /\ UNCHANGED <<rows, gate, row, member, suspected, call, session, run, pc, ask, trust, began, ping, requests>>
 
-(* The server starts again: all sessions end at once. Signs of life are not durable, the last ones may be lost: so the first who
-   looks has every member begin its life anew. *)
+(* The server restarts: all sessions end at once. Heartbeats are not durable, the last ones may be lost: so the first check
+   gives every member its full grace again. *)
 Restart ==
     /\ Fault /\ \E r \in Requester : Engaged(r)
     /\ session' = [r \in Requester |-> ~Engaged(r) /\ session[r]] /\ linked' = [r \in Requester |-> ~Engaged(r) /\ linked[r]]
@@ -306,14 +306,14 @@ Restart ==
     /\ ask' = [r \in Requester |-> IF run[r] = "dead" THEN Nothing ELSE ask[r]]
     /\ UNCHANGED <<rows, suspected, run, pc, trust, requests>>
 
-(* Who waits just loses its place; who is inside is told, and has its grace. *)
+(* A waiter leaves the queue at once; a holder is notified, and has its grace. *)
 Revoke(r) ==
     /\ Fault /\ \E o \in Mine(r) : o.revoked < 0
     /\ rows' = (rows \ Mine(r)) \cup {[o EXCEPT !.revoked = 0] : o \in {x \in Mine(r) : x.granted}}
     /\ UNCHANGED <<gate, row, member, suspected, call, session, run, linked, pc, ask, trust, began, ping, requests>>
 
 -----------------------------------------------------------------------------------------
-(* Time passes; but a process that runs looks at its own clock before it goes on. *)
+(* Time passes; but a running process reads its own clock before it goes on. *)
 Older(age, most) == IF age < most THEN age + 1 ELSE most
 InTime(r) == IF pc[r] = "asks" \/ call[r] = "grant" THEN ~(Up(r) /\ session[r])
              ELSE pc[r] \in {"waits", "holds"} /\ Up(r) /\ session[r] => trust[r] < Grace - Margin
@@ -330,7 +330,7 @@ Tick ==
                                     ELSE [ping[r] EXCEPT !.age = Older(@, Grace - Margin)]]
     /\ UNCHANGED <<gate, row, suspected, call, session, run, linked, pc, ask, requests, faults>>
 
-Server(r) == TakeGate(r) \/ Place(r) \/ Commit(r) \/ Register(r) \/ Look(r) \/ Grant(r) \/ Pong(r) \/ SessionEnds(r)
+Server(r) == TakeGate(r) \/ Insert(r) \/ Commit(r) \/ Register(r) \/ Poll(r) \/ Grant(r) \/ Pong(r) \/ SessionEnds(r)
 Process(r) == Ask(r) \/ Again(r) \/ Wait(r) \/ Answer(r) \/ Leave(r) \/ Release(r) \/ Ping(r) \/ Proof(r) \/ Doubt(r)
               \/ Reconnect(r) \/ Wake(r)
 Anybody(r) == Suspect(r) \/ Reap(r) \/ TakeAway(r)
@@ -338,12 +338,12 @@ Faulty(r) == Crash(r) \/ Pause(r) \/ Cut(r) \/ Revoke(r)
 
 Next == Tick \/ Restart \/ \E r \in Requester : Server(r) \/ Process(r) \/ Anybody(r) \/ Faulty(r)
 
-(* Time passes; the server goes on with what it has begun; who runs does what it can do, wakes, and leaves in the end; and
-   somebody looks at whoever is missing. *)
+(* Time passes; the server ends the calls that it has begun; a running process takes its steps, wakes, and leaves in the end;
+   and each missing member is tested. *)
 Fairness ==
     /\ WF_vars(Tick)
     /\ \A r \in Requester :
-        /\ WF_vars(TakeGate(r)) /\ WF_vars(Place(r)) /\ WF_vars(Commit(r)) /\ WF_vars(Register(r)) /\ WF_vars(Look(r))
+        /\ WF_vars(TakeGate(r)) /\ WF_vars(Insert(r)) /\ WF_vars(Commit(r)) /\ WF_vars(Register(r)) /\ WF_vars(Poll(r))
         /\ WF_vars(Grant(r)) /\ WF_vars(Pong(r)) /\ WF_vars(SessionEnds(r))
         /\ WF_vars(Ask(r)) /\ WF_vars(Again(r)) /\ WF_vars(Wait(r)) /\ WF_vars(Answer(r)) /\ WF_vars(Leave(r)) /\ WF_vars(Release(r))
         /\ WF_vars(Ping(r)) /\ WF_vars(Proof(r)) /\ WF_vars(Doubt(r)) /\ WF_vars(Reconnect(r)) /\ WF_vars(Wake(r))
@@ -352,28 +352,28 @@ Fairness ==
 Spec == Init /\ [][Next]_vars /\ Fairness
 
 -----------------------------------------------------------------------------------------
-(* What is promised. *)
+(* Promises. *)
 
-(* Who works; who was stopped looks at its clock as it wakes, before it goes on. *)
+(* The working programs. A process that was stopped reads its clock as it wakes, before it goes on. *)
 Works(r) == pc[r] = "holds" /\ run[r] = "runs" /\ (~Doubtful(r) \/ Mutant = "no watch")
 
-(* G1, of the table, and of those who work as holders. *)
+(* G1, of the table, and of the working holders. *)
 SafeRows == \A s \in Resource : Together({o \in rows : o.granted /\ o.ask.resource = s})
 SafeWork == \A s \in Resource :
     Together({[requester |-> r, ask |-> ask[r]] : r \in {x \in Requester : Works(x) /\ ask[x].resource = s}})
 
-(* G2: nobody is overtaken, and numbers appear in order. *)
+(* G2: no request is overtaken, and numbers appear in order. *)
 Ordered == InTurn(rows)
 InOrder == \A r \in Requester : \A n \in row[r] : \A o \in rows :
               o.ask.resource = n.ask.resource => o.number < n.number
 
-(* G5: who works has its row. *)
+(* G5: a working program has its row. *)
 LoserKnows == \A r \in Requester : Works(r) => \E o \in Mine(r) : o.granted
 
-(* G4: a member is only removed while nothing proves that it lives. *)
+(* G4: a member is removed only while nothing proves that it lives. *)
 LivingAlone == [][\A r \in Requester : member[r].there /\ ~member'[r].there => (r \in Leased \/ ~session[r]) /\ Over(r)]_vars
 
-(* G3: whoever lives goes in, as often as it asks; and the dead have no rows in the end. *)
+(* G3: each request of a living process is granted; and the dead have no rows in the end. *)
 Served == \A r \in Requester : <>(requests[r] = MaxRequests \/ run[r] = "dead")
 Freed == \A r \in Requester : run[r] = "dead" ~> Mine(r) = {}
 ========================================================================================

@@ -1,14 +1,14 @@
 -------------------------------------- MODULE Rule --------------------------------------
 (***************************************************************************************)
-(* The rule of who may go in (sqlsem.model.Request.fits), and what must be true of     *)
-(* those who are in. A row is a record with at least                                   *)
+(* The rule that decides which requests are granted (sqlsem.model.Request.fits), and   *)
+(* what must be true of the granted ones. A row is a record with at least              *)
 (*   number    its queue_position                                                      *)
-(*   ask       [resource, access, limit, weight], what its requester asked for         *)
-(*   granted   whether it is in                                                        *)
+(*   ask       [resource, access, limit, weight], its request                          *)
+(*   granted   TRUE if it is granted                                                   *)
 (***************************************************************************************)
 EXTENDS Integers, FiniteSets
 
-CONSTANT Mutant         \* what is left out, to see that it is missed; "none" of it
+CONSTANT Mutant         \* the step that is left out, so that a promise fails; or "none"
 
 RECURSIVE Sum(_)
 Sum(some) == IF some = {} THEN 0
@@ -19,9 +19,9 @@ Least(S) == CHOOSE x \in S : \A y \in S : x <= y
 Conflict(a, b) == a.access = "write" \/ a.access # b.access
 
 -----------------------------------------------------------------------------------------
-(* What the engines reckon. *)
+(* What the engines compute. *)
 
-(* Those of the rows that count against a request with this number. *)
+(* The rows that count against a request with this number. *)
 Ahead(rows, q, number) ==
     {r \in rows :
         /\ r.ask.resource = q.resource /\ r.number < number
@@ -36,13 +36,13 @@ Fits(rows, q, number) ==
 -----------------------------------------------------------------------------------------
 (* What must be true. *)
 
-(* G1: may these be inside at one time? *)
+(* G1: may these be held at the same time? *)
 Together(S) ==
     \A a \in S : LET others == {b \in S : b # a /\ Conflict(a.ask, b.ask)}
                  IN Sum(others) + a.ask.weight <= Least({a.ask.limit} \cup {b.ask.limit : b \in others})
                     \/ others = {}
 
-(* G2: whoever is in has overtaken nobody: those ahead with whom it conflicts may be in as well. *)
+(* G2: a granted request has overtaken none: the conflicting ones ahead may be granted as well. *)
 InTurn(rows) ==
     \A o \in {r \in rows : r.granted} :
     \A p \in {r \in rows : r.ask.resource = o.ask.resource /\ r.number < o.number /\ Conflict(o.ask, r.ask)} :

@@ -1,35 +1,35 @@
 ----------------------------------- MODULE TraceLines -----------------------------------
 (***************************************************************************************)
-(* Whether a history that was recorded is a behaviour of Lines.tla (trace validation,  *)
-(* as CCF does it: "Smart Casual Verification of the Confidential Consortium           *)
-(* Framework", NSDI 2025). proof/traces.py makes module Trace of a history:            *)
-(*   Moments      a sequence of sets of events; events of one set have one time, and   *)
-(*                may have happened in any order                                       *)
+(* Whether a recorded history is a behaviour of Lines.tla (trace validation, as CCF    *)
+(* does it: "Smart Casual Verification of the Confidential Consortium Framework", NSDI *)
+(* 2025). proof/traces.py makes module Trace of a history:                             *)
+(*   Moments      a sequence of sets of events; events of one set have the same time,  *)
+(*                and may have happened in any order                                   *)
 (*   Requester, Request, UpgradeLater                                                  *)
-(* An event is [what, who, of, resource, number, access, limit, weight]: who does it,  *)
-(* and whose row it is. In between are steps that nobody has written down: the gate,   *)
-(* the commit, the look, the beginning of an upgrade. Some are taken as early as they  *)
-(* can be, or only where the next event needs them: what is accepted so is a behaviour *)
-(* all the same.                                                                       *)
+(* An event is [what, who, of, resource, number, access, limit, weight]: its actor,    *)
+(* and the owner of the row. The steps in between are not recorded: the gate, the      *)
+(* commit, the poll, the beginning of an upgrade. Some are taken as early as possible, *)
+(* or only where the next event needs them: a history accepted so is a behaviour all   *)
+(* the same.                                                                           *)
 (***************************************************************************************)
 EXTENDS Lines, Trace, Sequences, TLC
 
 VARIABLES
-    moment,         \* where the trace is
-    left,           \* what is left of it
-    letIn           \* rows that an upgrade has granted, and the trace has not told yet
+    moment,         \* the index of the present set
+    left,           \* its remaining events
+    early           \* rows that an upgrade has granted, before their events
 
-all == <<vars, moment, left, letIn>>
+all == <<vars, moment, left, early>>
 
 Key(e) == <<e.resource, e.number>>
 Id(o) == <<o.ask.resource, o.number>>
 AsAsked(e) == [resource |-> e.resource, access |-> e.access, limit |-> e.limit, weight |-> e.weight]
 RowOf(e) == {o \in rows : Id(o) = Key(e)}
 
-TraceInit == Init /\ moment = 1 /\ left = Moments[1] /\ letIn = {}
+TraceInit == Init /\ moment = 1 /\ left = Moments[1] /\ early = {}
 
-Hidden == UNCHANGED <<moment, left, letIn>>
-Told(e) ==
+Hidden == UNCHANGED <<moment, left, early>>
+Consume(e) ==
     /\ IF left = {e} /\ moment < Len(Moments)
        THEN moment' = moment + 1 /\ left' = Moments[moment + 1]
        ELSE moment' = moment /\ left' = left \ {e}
@@ -41,33 +41,33 @@ Registered(e) ==
     LET r == e.who IN
     \/ Register(r, AsAsked(e)) /\ Hidden
     \/ call[r].step = "gate" /\ call[r].ask = AsAsked(e) /\ TakeGate(r) /\ Hidden
-    \/ call[r].step = "place" /\ call[r].ask = AsAsked(e) /\ Place(r, e.number, FALSE) /\ Told(e) /\ UNCHANGED letIn
+    \/ call[r].step = "insert" /\ call[r].ask = AsAsked(e) /\ Insert(r, e.number, FALSE) /\ Consume(e) /\ UNCHANGED early
 
 Granted(e) ==
-    \/ \E o \in RowOf(e) : Look(e.who, o) /\ Hidden
+    \/ \E o \in RowOf(e) : Poll(e.who, o) /\ Hidden
     \/ /\ call[e.who].step = "grant" /\ Id(call[e.who].row) = Key(e)
-       /\ Grant(e.who) /\ Told(e) /\ UNCHANGED letIn
-    \/ Key(e) \in letIn /\ letIn' = letIn \ {Key(e)} /\ Told(e) /\ UNCHANGED vars
+       /\ Grant(e.who) /\ Consume(e) /\ UNCHANGED early
+    \/ Key(e) \in early /\ early' = early \ {Key(e)} /\ Consume(e) /\ UNCHANGED vars
 
-Entered(e) == \E o \in RowOf(e) : Enter(e.who, o) /\ Told(e) /\ UNCHANGED letIn
-Left(e) == \E b \in believes : Same(b, [ask |-> AsAsked(e), number |-> e.number]) /\ Leave(e.who, b) /\ Told(e) /\ UNCHANGED letIn
+Entered(e) == \E o \in RowOf(e) : Enter(e.who, o) /\ Consume(e) /\ UNCHANGED early
+Left(e) == \E b \in believes : Same(b, [ask |-> AsAsked(e), number |-> e.number]) /\ Leave(e.who, b) /\ Consume(e) /\ UNCHANGED early
 
-Ended(e) == \E o \in RowOf(e) : End(e.who, o) /\ Told(e) /\ UNCHANGED letIn
+Ended(e) == \E o \in RowOf(e) : End(e.who, o) /\ Consume(e) /\ UNCHANGED early
 
-(* It was given up, or an operator took it away: before that nobody worked under it any more. *)
+(* It was reaped, or an operator revoked it: its program had stopped working before. *)
 Removed(e) == \E o \in RowOf(e) :
     \/ o.requester = e.of /\ Believed(o) /\ Mutant # "told too late"
         /\ believes' = {b \in believes : ~Same(b, o)} /\ UNCHANGED <<rows, gate, given, call, alive, requests, faults>> /\ Hidden
     \/ o.requester = e.of /\ ~o.revoked /\ ~Believed(o) /\ o.granted /\ Revoke(o) /\ Hidden
-    \/ o.requester = e.of /\ ~o.granted /\ Revoke(o) /\ Told(e) /\ UNCHANGED letIn
-    \/ o.requester = e.of /\ Remove(o) /\ Told(e) /\ UNCHANGED letIn
+    \/ o.requester = e.of /\ ~o.granted /\ Revoke(o) /\ Consume(e) /\ UNCHANGED early
+    \/ o.requester = e.of /\ Remove(o) /\ Consume(e) /\ UNCHANGED early
 
 Upgraded(e) ==
-    \/ \E o \in RowOf(e) : Upgrade(e.who, o) /\ Told(e) /\ UNCHANGED letIn
+    \/ \E o \in RowOf(e) : Upgrade(e.who, o) /\ Consume(e) /\ UNCHANGED early
     \* (It was alone, and is the writer at once.)
     \/ \E o \in RowOf(e) : Others(o) = {} /\ BeginUpgrade(e.who, o) /\ call'[e.who].free = {} /\ Hidden
 
-Downgraded(e) == \E o \in RowOf(e) : Downgrade(e.who, o) /\ Told(e) /\ UNCHANGED letIn
+Downgraded(e) == \E o \in RowOf(e) : Downgrade(e.who, o) /\ Consume(e) /\ UNCHANGED early
 
 Event(e) ==
     CASE e.what = "registered" -> Registered(e)
@@ -80,34 +80,34 @@ Event(e) ==
       [] e.what = "downgraded" -> Downgraded(e)
 
 -----------------------------------------------------------------------------------------
-(* What nobody has written down, and happens as soon as it can. *)
+(* The unrecorded steps, taken as early as possible. *)
 
 Committing == {r \in Requester : call[r].step \in {"commit", "upgrade"}}
 
 Commits(r) ==
     \/ Commit(r) /\ Hidden
-    \* An upgrade of one that was alone is its event.
+    \* The upgrade of a row that was alone is its event.
     \/ /\ Convert(r)
        /\ IF call[r].others = {} /\ call[r].free = {}
-          THEN /\ UNCHANGED letIn
-               /\ \E e \in left : e.what = "upgraded" /\ Key(e) = Id(call[r].row) /\ Told(e)
-          ELSE letIn' = letIn \cup {Id(f) : f \in call[r].free} /\ UNCHANGED <<moment, left>>
+          THEN /\ UNCHANGED early
+               /\ \E e \in left : e.what = "upgraded" /\ Key(e) = Id(call[r].row) /\ Consume(e)
+          ELSE early' = early \cup {Id(f) : f \in call[r].free} /\ UNCHANGED <<moment, left>>
 
-(* A reader that the trace will have upgraded begins with it at some time before: the one thing that is to be guessed. *)
+(* A reader whose upgrade follows in the trace begins it at some earlier time: the only guess. *)
 Begins == \E o \in rows :
     /\ Id(o) \in UpgradeLater /\ o.ask.access = "read" /\ (Others(o) # {})
     /\ BeginUpgrade(o.requester, o) /\ Hidden
 
-(* What one has begun for an event it ends before others do theirs: of many orders one is enough. *)
+(* A requester ends the steps of its event before others begin theirs: of many orders one is enough. *)
 TraceNext ==
     LET busy == {r \in Requester : call[r] # Idle}
     IN IF Committing # {} THEN \E r \in Committing : Commits(r)
        ELSE IF busy # {} THEN \E e \in left : e.who \in busy /\ e.what \in {"registered", "granted"} /\ Event(e)
        ELSE Begins \/ \E e \in left : Event(e)
 
-(* TLC says that this is violated when it has come to the end of the trace: then the trace is accepted. *)
+(* TLC reports a violation at the end of the trace: then the trace is accepted. *)
 NotAccepted == ~(moment = Len(Moments) /\ left = {})
-(* How far it came: the last of these lines that are printed tells which moment cannot follow. *)
+(* The progress: the last printed line names the moment that cannot follow. *)
 Progress == IF moment > TLCGet(1) THEN TLCSet(1, moment) /\ PrintT(<<"moment", moment>>) ELSE TRUE
 ASSUME TLCSet(1, 0)
 =========================================================================================

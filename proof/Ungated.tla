@@ -1,8 +1,9 @@
 ------------------------------------ MODULE Ungated ------------------------------------
 (***************************************************************************************)
-(* The three statements that sqlsem began with: INSERT a row, look whether a row stands *)
-(* before it, DELETE it. A number is given when the row is inserted, and the row is     *)
-(* seen when its transaction commits: in between a later number may be seen first.      *)
+(* The three statements that sqlsem began with: INSERT a row, SELECT whether a row is  *)
+(* ahead of it, DELETE it. A number is given when the row is inserted, and the row is  *)
+(* visible when its transaction commits: in between a later number may be visible      *)
+(* first.                                                                              *)
 (***************************************************************************************)
 EXTENDS Integers, FiniteSets
 
@@ -15,7 +16,7 @@ vars == <<given, number, seen, pc, gate>>
 Init ==
     /\ given = 0 /\ gate = {}
     /\ number = [r \in Requester |-> 0]
-    /\ seen = {}                                \* whose rows are committed
+    /\ seen = {}                                \* requesters with a committed row
     /\ pc = [r \in Requester |-> "idle"]
 
 Insert(r) ==
@@ -33,7 +34,7 @@ Commit(r) ==
     /\ pc' = [pc EXCEPT ![r] = "waits"]
     /\ UNCHANGED <<given, number>>
 
-Look(r) ==
+Poll(r) ==
     /\ pc[r] = "waits" /\ \A o \in seen : number[o] >= number[r]
     /\ pc' = [pc EXCEPT ![r] = "holds"]
     /\ UNCHANGED <<given, number, seen, gate>>
@@ -44,7 +45,7 @@ Delete(r) ==
     /\ pc' = [pc EXCEPT ![r] = "gone"]
     /\ UNCHANGED <<given, number, gate>>
 
-Next == \E r \in Requester : Insert(r) \/ Commit(r) \/ Look(r) \/ Delete(r)
+Next == \E r \in Requester : Insert(r) \/ Commit(r) \/ Poll(r) \/ Delete(r)
 Spec == Init /\ [][Next]_vars
 
 Alone == Cardinality({r \in Requester : pc[r] = "holds"}) <= 1
