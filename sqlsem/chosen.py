@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sqlsem import config
 from sqlsem.coordinator import Coordinator, connect
 from sqlsem.core import defaults, lockorder
-from sqlsem.core.options import ConnectOptions, check_options
+from sqlsem.core.options import ConnectOptions, check_options, shows_options
 from sqlsem.engines import Database
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def default_url() -> str:
     return config.resolve().url
 
 
+@shows_options(ConnectOptions)
 def configure(
     url: Database | None = None,
     *,

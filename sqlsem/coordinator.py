@@ -21,6 +21,7 @@ from sqlsem.core.options import (
     QueueOptions,
     RateOptions,
     check_options,
+    shows_options,
 )
 from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.terms import Name
@@ -110,26 +111,32 @@ class Coordinator:
 
     # -- faces --------------------------------------------------------------------------------------------------
 
+    @shows_options(LockOptions)
     def mutex(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.mutex`."""
         return Lock(terms.mutex(name, options, self.client))
 
+    @shows_options(LockOptions)
     def limit(self, name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.limit`."""
         return Lock(terms.limit(name, limit, weight, options, self.client))
 
+    @shows_options(LockOptions)
     def read(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.read`."""
         return Lock(terms.read(name, options, self.client))
 
+    @shows_options(LockOptions)
     def write(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.write`."""
         return Lock(terms.write(name, options, self.client))
 
+    @shows_options(LockOptions)
     def stage(self, name: Name, order: int, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.stage`."""
         return Lock(terms.stage(name, order, options, self.client))
 
+    @shows_options(RateOptions)
     def rate(
         self,
         name: Name,
@@ -143,6 +150,7 @@ class Coordinator:
         """See `sqlsem.rate`."""
         return Rate(terms.rate(name, limit, per, cost, burst, options, self.client))
 
+    @shows_options(GroupOptions)
     def all_of(self, *several: Lock | Rate, **options: Unpack[GroupOptions]) -> Lock:
         """See `sqlsem.all_of`. The locks must be this coordinator's."""
         return Lock(terms.all_of(several, options, self.client))
@@ -177,12 +185,14 @@ class Coordinator:
         """See `sqlsem.once`."""
         return Once(Periodic(Period(name, per, offset), note, timeout, on_lost, self.client))
 
+    @shows_options(QueueOptions)
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
         """See `sqlsem.queue`."""
         check_options("queue()", options, QueueOptions.__optional_keys__)
         self.client.engine.require(TaskSession, "A queue")
         return tasks.queue(name, coordinator=self, **options)
 
+    @shows_options(BatchOptions)
     def batch(self, name: str, parts: Iterable[str], *, window: Duration, **options: Unpack[BatchOptions]) -> Batch:
         """See `sqlsem.batch`."""
         check_options("batch()", options, BatchOptions.__optional_keys__)
@@ -227,6 +237,7 @@ def coordinator_of(client: DatabaseClient) -> Coordinator:
     return made
 
 
+@shows_options(ConnectOptions)
 def connect(url: engines.Database, **options: Unpack[ConnectOptions]) -> Coordinator:
     """A coordinator for one database; see `Coordinator`. Connects when first used.
 

@@ -24,7 +24,7 @@ from sqlsem.core.grants import Grant, give_back
 from sqlsem.core.handover import Adoption
 from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
 from sqlsem.core.loose import Holds, LooseGrants
-from sqlsem.core.options import GroupOptions, ModuleLockOptions
+from sqlsem.core.options import GroupOptions, ModuleLockOptions, shows_options
 from sqlsem.core.permits import Permit
 from sqlsem.core.ranked import kind_of
 from sqlsem.core.rating import GroupTaking, Taking, split
@@ -307,6 +307,7 @@ class _Block:
         self._lock.__exit__(exc_type, exc, traceback)
 
 
+@shows_options(ModuleLockOptions)
 def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """One at a time, everywhere, in the order of asking.
 
@@ -336,6 +337,7 @@ def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     return Lock(terms.mutex(name, options))
 
 
+@shows_options(ModuleLockOptions)
 def limit(name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[ModuleLockOptions]) -> Lock:
     """At most ``limit`` at a time, everywhere; ``weight`` takes several of them at once. A semaphore: a thread that has
     one may take another one while there is room.
@@ -353,21 +355,25 @@ def limit(name: Name, limit: int | None = None, *, weight: int = 1, **options: U
     return Lock(terms.limit(name, limit, weight, options))
 
 
+@shows_options(ModuleLockOptions)
 def read(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """Beside other readers, but no writer; a writer that waits holds later readers back. Options as for `mutex`."""
     return Lock(terms.read(name, options))
 
 
+@shows_options(ModuleLockOptions)
 def write(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """Alone: no reader, no other writer. Options as for `mutex`."""
     return Lock(terms.write(name, options))
 
 
+@shows_options(ModuleLockOptions)
 def stage(name: Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
     """Beside others of the same order; waits for every earlier entry of another order. Options as for `mutex`."""
     return Lock(terms.stage(name, order, options))
 
 
+@shows_options(GroupOptions)
 def all_of(*locks: Lock | Rate, **options: Unpack[GroupOptions]) -> Lock:
     """Several locks as one: all numbers are taken at once, so that two such locks never wait for each other.
 

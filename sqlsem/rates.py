@@ -12,7 +12,7 @@ from sqlsem.core.blocking import require_no_event_loop
 from sqlsem.core.callers import this_thread
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import run_generator, run_operation
-from sqlsem.core.options import ModuleRateOptions
+from sqlsem.core.options import ModuleRateOptions, shows_options
 from sqlsem.core.rate_grants import BaseRateGrant, adjusting
 from sqlsem.core.rating import Taking, split
 from sqlsem.core.terms import Ask, Name, Terms
@@ -136,6 +136,7 @@ class Rate:
         return f"<Rate {self.terms}>"
 
 
+@shows_options(ModuleRateOptions)
 def rate(
     name: Name,
     limit: int | Windows | None = None,

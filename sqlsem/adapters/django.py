@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import sqlsem
+from sqlsem.core.options import ConnectOptions, shows_options
 from sqlsem.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from sqlsem.core.options import ConnectOptions
 
 __all__ = ["atomic", "coordinator"]
 
@@ -22,6 +22,7 @@ _guard = threading.Lock()
 _known: dict[str, sqlsem.Coordinator] = {}
 
 
+@shows_options(ConnectOptions)
 def coordinator(using: str = "default", **options: Unpack[ConnectOptions]) -> sqlsem.Coordinator:
     """Return the coordinator of one of ``DATABASES``; one for each alias and process.
 

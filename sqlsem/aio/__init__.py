@@ -28,7 +28,14 @@ from sqlsem.core.handover import Adoption
 from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
 from sqlsem.core.leading import Candidacy
 from sqlsem.core.loose import Holds, LooseGrants
-from sqlsem.core.options import GroupOptions, LockOptions, ModuleLockOptions, ModuleRateOptions, RateOptions
+from sqlsem.core.options import (
+    GroupOptions,
+    LockOptions,
+    ModuleLockOptions,
+    ModuleRateOptions,
+    RateOptions,
+    shows_options,
+)
 from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.permits import Permit
 from sqlsem.core.ranked import kind_of
@@ -273,6 +280,7 @@ async def _adopt(client: DatabaseClient, token: str, on_lost: LostCallback | Non
 # -- making locks ---------------------------------------------------------------------------------------------------
 
 
+@shows_options(ModuleLockOptions)
 def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """See `sqlsem.mutex`; ``cancel_on_lost=True`` also cancels the task when the lock is lost: its block then ends with
     `LockLost`.
@@ -280,26 +288,31 @@ def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     return Lock(terms.mutex(name, options))
 
 
+@shows_options(ModuleLockOptions)
 def limit(name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[ModuleLockOptions]) -> Lock:
     """See `sqlsem.limit` and `mutex`."""
     return Lock(terms.limit(name, limit, weight, options))
 
 
+@shows_options(ModuleLockOptions)
 def read(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """See `sqlsem.read` and `mutex`."""
     return Lock(terms.read(name, options))
 
 
+@shows_options(ModuleLockOptions)
 def write(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """See `sqlsem.write` and `mutex`."""
     return Lock(terms.write(name, options))
 
 
+@shows_options(ModuleLockOptions)
 def stage(name: Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
     """See `sqlsem.stage` and `mutex`."""
     return Lock(terms.stage(name, order, options))
 
 
+@shows_options(ModuleRateOptions)
 def rate(
     name: Name,
     limit: int | Windows | None = None,
@@ -313,6 +326,7 @@ def rate(
     return Rate(terms.rate(name, limit, per, cost, burst, options))
 
 
+@shows_options(GroupOptions)
 def all_of(*several: HasTerms, **options: Unpack[GroupOptions]) -> Lock:
     """See `sqlsem.all_of` and `mutex`."""
     return Lock(terms.all_of(several, options))
@@ -368,26 +382,32 @@ class AsyncLocks:
     def __init__(self, client: DatabaseClient) -> None:
         self._client = client
 
+    @shows_options(LockOptions)
     def mutex(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.mutex`."""
         return Lock(terms.mutex(name, options, self._client))
 
+    @shows_options(LockOptions)
     def limit(self, name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.limit`."""
         return Lock(terms.limit(name, limit, weight, options, self._client))
 
+    @shows_options(LockOptions)
     def read(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.read`."""
         return Lock(terms.read(name, options, self._client))
 
+    @shows_options(LockOptions)
     def write(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.write`."""
         return Lock(terms.write(name, options, self._client))
 
+    @shows_options(LockOptions)
     def stage(self, name: Name, order: int, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.stage`."""
         return Lock(terms.stage(name, order, options, self._client))
 
+    @shows_options(RateOptions)
     def rate(
         self,
         name: Name,
@@ -401,6 +421,7 @@ class AsyncLocks:
         """See `sqlsem.rate`."""
         return Rate(terms.rate(name, limit, per, cost, burst, options, self._client))
 
+    @shows_options(GroupOptions)
     def all_of(self, *several: HasTerms, **options: Unpack[GroupOptions]) -> Lock:
         """See `sqlsem.all_of`. The locks must be this coordinator's."""
         return Lock(terms.all_of(several, options, self._client))

@@ -5,8 +5,9 @@ Durations are seconds (``5``), text (``"10s"``, ``"1h30m"``) or a `timedelta`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, TypeVar
 
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.holdings import LostCallback
@@ -27,7 +28,10 @@ __all__ = [
     "RateOptions",
     "UnknownOption",
     "check_options",
+    "shows_options",
 ]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: Called with what went wrong with a batch, in the process that finds out.
 Alarm = Callable[[BatchFailed], object]
@@ -136,6 +140,16 @@ OTHER_WORDS = {
 }
 
 
+#: The value of each option that a call leaves out, for the signatures.
+DEFAULTS: dict[str, Any] = {
+    **{"reentrant": False, "cancel_on_lost": False},
+    **{"grace": 5.0, "retry": 10.0, "schema": "sqlsem", "table": "ProcessControl"},
+    **{"order": 0, "after": 0, "max_attempts": 1, "backoff": 1, "locks": ()},
+}
+#: Where one name has another default: that of `sqlsem.Queue.put` and of a queue.
+OTHER_DEFAULTS = {("PutOptions", "priority"): 0, ("QueueOptions", "on_failure"): "stop"}
+
+
 class UnknownOption(ConfigurationError, TypeError):
     """A function was given an option that it does not have."""
 
@@ -156,3 +170,34 @@ def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> 
             near = meant or difflib.get_close_matches(name, names, 1, 0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
             raise UnknownOption(f"{function} has no option {name!r}; {hint}")
+
+
+def shows_options(options: type[Any]) -> Callable[[F], F]:
+    """Let the signature of a function list the keywords of its ``**options`` one by one, with their defaults.
+
+    Editors and ``help`` read that signature. A decorator, which leaves the function itself as it is.
+
+    >>> inspect.signature(sqlsem.mutex).parameters["timeout"].default is None  # doctest: +SKIP
+    True
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        named = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        keywords = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=OTHER_DEFAULTS.get((options.__name__, name), DEFAULTS.get(name)),
+                annotation=getattr(annotation, "__forward_arg__", annotation),
+            )
+            for name, annotation in options.__annotations__.items()
+        ]
+        function.__signature__ = signature.replace(parameters=[*named, *keywords])  # type: ignore[attr-defined]
+        return function
+
+    return decorate

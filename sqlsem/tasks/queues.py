@@ -18,7 +18,7 @@ from sqlsem.core.cursors import cursor_of, refuse_autocommit
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.effects import run_generator
 from sqlsem.core.leaving import here
-from sqlsem.core.options import AnyLock, PutOptions, check_options
+from sqlsem.core.options import AnyLock, PutOptions, check_options, shows_options
 from sqlsem.core.terms import Terms
 from sqlsem.core.timeout_details import running_tasks
 from sqlsem.engines.base import Session
@@ -75,6 +75,7 @@ class Queue:
         #: For the package, not for programs.
         self.claiming = Claiming(name, coordinator)
 
+    @shows_options(PutOptions)
     def put(self, body: Any, *, cursor: Any = None, **options: Unpack[PutOptions]) -> int:
         """Put one task; return its number.
 
@@ -174,6 +175,7 @@ class Queue:
             self.claiming.client.queue_changes.notify()
         return task_ids
 
+    @shows_options(PutOptions)
     def schedule(
         self,
         cron: str,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sqlsem.coordinator import Coordinator, connect
+from sqlsem.core.options import ConnectOptions, shows_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["memory"]
 
 
-def memory(name: str | None = None, **options: Any) -> Coordinator:
+@shows_options(ConnectOptions)
+def memory(name: str | None = None, **options: Unpack[ConnectOptions]) -> Coordinator:
     """Return a coordinator whose locks are in the memory of this process, and gone with the last coordinator of that
     name.
 
