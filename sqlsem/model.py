@@ -1,4 +1,7 @@
-"""Frozen values that every other module speaks in. No I/O here."""
+"""Frozen values: requests, tickets, rows of the queue, history and batches. No I/O.
+
+All other modules pass these values on. Those of the work queue come from `sqlsem.model_tasks`.
+"""
 
 from __future__ import annotations
 
@@ -95,16 +98,16 @@ __all__ = [
     "task_locks",
 ]
 
-#: Excludes everything, and is excluded by everything.
+#: The access type that excludes all others.
 WRITE = "write"
-#: The label that readers share.
+#: The access type that readers share.
 READ = "read"
-#: What a reader is while it waits to be the writer. Nothing shares with it, and nobody can ask for it.
+#: The access type of a reader that waits to become the writer. It shares with nothing, and no request may name it.
 UPGRADE = "upgrade"
 
 
 class Upgrading(enum.Enum):
-    """What has come of a reader's wish to become the writer."""
+    """The answer to a reader that asks to become the writer."""
 
     DONE = "it writes"
     BEGUN = "it waits until it is alone"
@@ -114,11 +117,11 @@ class Upgrading(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of one resource: who may be inside beside me.
+    """A request for one resource: which other holders it tolerates.
 
     ``access`` is ``"write"`` (excludes all) or a label that shares with itself: ``"read"``, ``"stage:200"``.
-    ``limit`` is the weight that may be inside in all, my own included; None says nothing about it: what the server has
-    set for the resource counts (`fits`: ``cap``), and where that is nothing, nobody can register so.
+    ``limit`` is the total weight of the holders, including this one. None: the server's limit for the resource counts
+    (`fits`: ``cap``); without one, the request is refused.
 
     >>> Request("etl", limit=3, weight=2).weight
     2
@@ -129,7 +132,7 @@ class Request:
     limit: int | None = 1
     weight: int = 1
     note: str | None = None
-    #: From 0 to 99, higher ones first, where an operator has set priorities.
+    #: From 0 to 99, higher first; only where an operator has set priorities.
     priority: int | None = None
 
     def __post_init__(self) -> None:
@@ -152,7 +155,7 @@ class Request:
             check_count(f"The priority of a request for {self.resource!r}", self.priority, 0, 99)
             check_name(
                 "The name of a resource with priorities", self.resource, MAX_NAME - 9
-            )  # (that of its line is longer)
+            )  # (that of its priority queue is longer)
         if self.note is not None:
             if not isinstance(self.note, str):
                 raise ConfigurationError(f"The note must be a string, not {type(self.note).__name__}")
@@ -167,47 +170,46 @@ class Request:
 
     @property
     def shared(self) -> bool:
-        """Whether others with the same label may be inside at the same time."""
+        """True if holders with the same access type may hold at the same time."""
         return self.access != WRITE
 
     @property
     def exclusive(self) -> bool:
-        """Whether nobody else at all can be inside at the same time."""
+        """True if no other request can be granted at the same time."""
         return not self.shared and self.limit is not None and self.weight >= self.limit
 
     def fits(self, ahead: Iterable[Entry | Request], cap: int | None) -> bool:
-        """The rule: whether this may proceed, with these rows of its resource ahead of it."""
+        """Return True if this request can be granted with these rows of its resource ahead: the rule of all engines."""
         room, load = self.limit, self.weight
         if cap is not None:
             room = cap if room is None else min(room, cap)
-        for one in ahead:
-            if self.shared and one.access == self.access:
+        for row in ahead:
+            if self.shared and row.access == self.access:
                 continue
-            load += one.weight
-            if one.limit is not None:
-                room = one.limit if room is None else min(room, one.limit)
+            load += row.weight
+            if row.limit is not None:
+                room = row.limit if room is None else min(room, row.limit)
             if room is not None and load > room:
-                return False  # (for more rows only add to the load, and none raises the limit)
+                return False  # (further rows only add to the load, and none raises the limit)
         return room is None or load <= room
 
     def keeps_out(self, later: Request) -> bool:
-        """Whether a later request of the same resource cannot be let in as long as this one waits and could not be.
+        """Return True if a later request for the same resource cannot be granted while this request cannot.
 
-        The rows ahead of this one are ahead of the later one, too, and an operator's cap or pause is the same for both.
-        So let the later one fit (`fits`), and see whether this one does:
+        All rows ahead of this request are also ahead of the later one, and an operator's cap or pause is the same for
+        both. Suppose that the later request fits (`fits`); then this one fits, too, in these cases:
 
-        - The later one writes: all those ahead conflict with it, this one included. So the load on it is at least the
-          load on this one and this one's weight together, and its limits include all that bind this one.
-        - Both have one label: those that conflict with this one conflict with the later one as well, so the load and
-          the limits of others bind this one no more than that one. Its own weight is no greater, and it leaves at least
-          as much to others of its own limit. So it fits.
-        - They conflict, and together they are too much for the limits that they declare: then the later one has to wait
-          until this one has left, whoever else is there.
+        - The later request writes: all rows ahead conflict with it, this one included. So its load is at least the
+          load on this request plus this request's weight, and its limits include all limits that bind this request.
+        - Both have the same access type: every row that conflicts with this request conflicts with the later one, so
+          load and limits of other rows bind this request no more than the later one. This request's own weight is no
+          greater, and its own limit leaves other rows at least as much.
+        - They conflict, and their weights together exceed the limits that they declare: the later request waits until
+          this one has left, whatever other rows there are.
 
-        In all other cases somebody may stand there who stops this one alone. This holds at each instant, whatever
-        others are converted to. And where a reader that upgrades lets in those behind it who fit (which is written
-        down, and lasts), this one is let in as well: it fits at that instant, or it stands before the upgrader, and
-        fits for good.
+        In all other cases a third row may block this request alone. The result holds at each instant, whatever other
+        rows are converted to. It also holds when an upgrading reader grants the waiters behind it that fit (a grant
+        that is written and lasts): this request fits at that instant, or is ahead of the upgrading reader and fits.
         """
         if not later.shared:
             return True
@@ -217,23 +219,23 @@ class Request:
 
     @property
     def slack(self) -> float:
-        """The weight of others that its own limit lets be inside beside it."""
+        """The weight that its own limit leaves to other holders."""
         return math.inf if self.limit is None else self.limit - self.weight
 
     def excludes(self, other: Request) -> bool:
-        """Whether the other one can never be inside beside this, both being of one resource."""
+        """Return True if this and another request for the same resource can never be granted at the same time."""
         if self.shared and self.access == other.access:
             return False
-        limits = [one for one in (self.limit, other.limit) if one is not None]
+        limits = [limit for limit in (self.limit, other.limit) if limit is not None]
         return bool(limits) and self.weight + other.weight > min(limits)
 
     def describe(self) -> str:
-        """A few words for messages: ``limit 3 on 'etl'``."""
+        """Return a description for messages: ``limit 3 on 'etl'``."""
         return f"{access_in_words(self.access, self.limit)} on {self.resource!r}"
 
 
-class Ticket(NamedTuple):  # (Made at every lock, and faster than a frozen dataclass.)
-    """A number taken: one row in the table, waiting or granted."""
+class Ticket(NamedTuple):  # (Created at every acquisition; faster than a frozen dataclass.)
+    """One row of the queue, waiting or granted."""
 
     resource: str
     position: int
@@ -243,7 +245,7 @@ class Ticket(NamedTuple):  # (Made at every lock, and faster than a frozen datac
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a member's ping found: is the member still known, and which rows are its own."""
+    """The answer to a heartbeat: True if the member is still known, with the positions of its rows."""
 
     known: bool
     positions: frozenset[int] = frozenset()
@@ -252,11 +254,11 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the table as people see it (``sqlsem ls``). Durations are seconds by the database's clock."""
+    """One row of the queue for displays (``sqlsem ls``). Durations are seconds by the database's clock."""
 
     resource: str
     position: int
-    state: str  # 'holds', 'waits', 'revoked', or 'dead': anyone who looks next that may removes it
+    state: str  # 'holds', 'waits', 'revoked', or 'dead': the next check removes it
     access: str
     limit: int | None
     weight: int
@@ -269,17 +271,17 @@ class Entry:
     note: str | None
     requested_at: datetime
     granted_at: datetime | None
-    seconds: float  # held for, when it holds; waited for, when it waits
-    missing_for: float | None  # since somebody noticed that the beacon is missing, or since the last sign of life
+    seconds: float  # the time held if granted, else the time waited
+    missing_for: float | None  # since the beacon was found missing, or since the last heartbeat
     grace: float | None = None
 
     @property
     def in_transit(self) -> bool:
-        """Whether it was handed over, and nobody has adopted it yet."""
+        """True if it was handed over and not adopted yet."""
         return self.requesting_id.startswith("in transit ") and (self.owner or "").startswith("handed over by ")
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return plain(self)
 
 
@@ -298,37 +300,39 @@ class Past:
     granted_at: datetime | None
     ended_at: datetime
     waited: float
-    held: float | None  # of one that was found dead: until its last sign of life
-    outcome: str  # 'released', 'cancelled', 'timeout', 'reaped', 'revoked', 'lost'; 'upgraded', 'downgraded': goes on
+    held: float | None  # of a dead holder: until its last heartbeat
+    outcome: (
+        str  # 'released', 'cancelled', 'timeout', 'reaped', 'revoked', 'lost'; 'upgraded', 'downgraded': it goes on
+    )
     limit: int | None = None
     host: str | None = None
     pid: int | None = None
     program: str | None = None
     login: str | None = None
-    ended_by: str | None = None  # the login that ended it, when it was not the owner itself
+    ended_by: str | None = None  # the login that ended it, if it was not the owner
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
 class GuardedTable:
-    """A table into which only a transaction can write that has asserted a grant of ``resource``."""
+    """A table that only a transaction can write that has asserted a grant of ``resource``."""
 
     schema: str
     table: str
     resource: str
-    problem: str | None = None  # why some can write past the guard
+    problem: str | None = None  # why the guard can be bypassed
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What an operator did (``sqlsem history --operations``)."""
+    """One action of an operator (``sqlsem history --operations``)."""
 
     operation_id: int
     done_at: datetime
@@ -339,7 +343,7 @@ class Operation:
     #: 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'revoke_members', 'reap', 'forget'; of a rate
     #: 'reset' or 'rate_limit'; of a batch 'abandon'; of a task 'retry' or 'cancel'
     action: str
-    resource: str | None  # what it was done to: a resource, and a row of its queue;
+    resource: str | None  # its object: a resource, and a row of its queue;
     position: int | None
     queue: str | None  # or a work queue, and a task of it
     task_id: int | None
@@ -347,13 +351,13 @@ class Operation:
     new: str | None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What an operator has set for a resource (``sqlsem set``, ``pause``), with what goes on there."""
+    """An operator's settings of a resource (``sqlsem set``, ``pause``), with its numbers of holders and waiters."""
 
     resource: str
     cap: int | None
@@ -364,55 +368,55 @@ class Resource:
     paused_at: datetime | None = None
     paused_by: str | None = None  # a login, as is the next
     cap_by: str | None = None
-    pattern: str | None = None  # ``tenant:*``, where the cap is that one's, and not the resource's own
-    ageing: float | None = None  # with priorities: the seconds of waiting that a step of priority is worth
+    pattern: str | None = None  # ``tenant:*``, if the cap is that of a pattern
+    ageing: float | None = None  # with priorities: the seconds of waiting that equal a step of priority
 
     @property
     def whose_cap(self) -> str:
-        """Words to put after the cap, such as ``" by anna, for tenant:*"``."""
+        """The text after the cap, such as ``" by anna, for tenant:*"``."""
         by = f" by {self.cap_by}" if self.cap_by else ""
         return by if self.pattern is None else f"{by}, for {self.pattern}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """What the last part of a batch starts, claimed: who has it runs it, and says how it ended."""
+    """The claimed callback of a batch: the claiming process runs it and reports how it ended."""
 
     batch_id: int
     name: str
     attempt: int
-    kind: str  # 'sql', 'shell', 'call'; 'local': only the process knows it that declared it; 'session': some session's
+    kind: str  # 'sql', 'shell', 'call'; 'local': only the process that declared it can run it; 'session': a session's
     body: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class PartStart:
-    """What came of starting a part of a batch: 'started', or why not: 'running', 'in_callback' or 'differs'."""
+    """The answer to the start of a part: 'started', or the reason why not: 'running', 'in_callback' or 'differs'."""
 
     code: str
     batch_id: int
     attempt: int | None
-    previous: int | None  # the batch that expired by this
+    previous: int | None  # the batch that this start let expire
 
 
 @dataclass(frozen=True, slots=True)
 class PartEnd:
-    """What came of ending a part: 'succeeded', 'failed', 'late' or 'lost'."""
+    """The answer to the end of a part: 'succeeded', 'failed', 'late' or 'lost'."""
 
     code: str
     batch_id: int | None
     is_last: bool
     batch_status: str | None
-    callback: Callback | None  # ours to run
+    callback: Callback | None  # for this process to run
 
 
 @dataclass(frozen=True, slots=True)
 class PartEntry:
-    """One part of a batch as people see it."""
+    """One part of a batch for displays."""
 
     part: str
     status: str  # 'expected', 'running', 'succeeded' or 'failed'
@@ -424,15 +428,15 @@ class PartEntry:
     pid: int | None
     started_at: datetime | None
     ended_at: datetime | None
-    seconds: float | None  # how long it took, or has been running
+    seconds: float | None  # its duration so far
     error: str | None
-    missing_for: float | None  # how long its process has been missing
+    missing_for: float | None  # seconds for which its process has been missing
     login: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """One batch as people see it (``sqlsem batches``). Durations are seconds by the database's clock."""
+    """One batch for displays (``sqlsem batches``). Durations are seconds by the database's clock."""
 
     batch_id: int
     name: str
@@ -451,30 +455,30 @@ class BatchEntry:
     callback_seconds: float | None
     callback_error: str | None
     parts: tuple[PartEntry, ...] = ()
-    opened_by: str | None = None  # logins: that opened it, that kept its callback, and that ran that last
+    opened_by: str | None = None  # logins: that opened it, stored its callback, and ran the callback last
     callback_kept_by: str | None = None
     callback_login: str | None = None
 
     @classmethod
     def of_rows(cls, rows: Iterable[Sequence[Any]]) -> list[BatchEntry]:
-        """From rows of a batch and a part each, those of one batch together; at the end the logins of both."""
-        found: dict[int, BatchEntry] = {}
+        """Return the batches of rows that each hold a batch and a part; the last columns are the logins of both."""
+        batches: dict[int, BatchEntry] = {}
         for row in rows:
-            one = found.setdefault(
+            batch = batches.setdefault(
                 row[0],
                 dataclasses.replace(
                     cls(*row[:16]), opened_by=row[29], callback_kept_by=row[31], callback_login=row[32]
                 ),
             )
             part = PartEntry(row[16], row[17], bool(row[18]), *[*row[19:29], row[30]])
-            found[row[0]] = dataclasses.replace(one, parts=(*one.parts, part))
-        return list(found.values())
+            batches[row[0]] = dataclasses.replace(batch, parts=(*batch.parts, part))
+        return list(batches.values())
 
     @property
     def overdue(self) -> bool:
-        """Whether it is open, though its window is over."""
+        """True if it is open although its window has ended."""
         return self.status == "open" and self.seconds > self.window
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return {**plain(self), "overdue": self.overdue, "parts": [plain(part) for part in self.parts]}

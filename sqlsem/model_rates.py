@@ -1,4 +1,4 @@
-"""The values of rates: so much in so long."""
+"""The values of rates: windows, requests, answers and displays. No I/O."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ __all__ = [
     "windows_of",
 ]
 
-#: So many windows a rate may have.
+#: The maximum number of windows of a rate.
 MOST_WINDOWS = 10
-#: So many windows of one rate are known at a time, of all programs.
+#: The maximum number of windows of one rate that all programs together may declare.
 MOST_KNOWN_WINDOWS = 40
-#: A window is kept in so many parts (slots); a part counts until all of it is out of the window.
+#: The number of slots of a window; a slot counts until all of it is out of the window.
 PARTS = 100
-#: Those of a process that wait together, with one row in the line, want no more than may be used in so long.
+#: A batch of waiters of one process, which share a row in the queue, takes at most the use of this time.
 BATCH_MS = 50
-#: Who would have to wait for no longer than that does not stand in the line, where the engine can promise it its share.
+#: The longest wait for a reserved share; a request with a longer wait stands in the queue.
 AHEAD_MS = 500
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Window:
-    """At most ``limit`` in any ``ms`` milliseconds."""
+    """A window of a rate: at most ``limit`` in any ``ms`` milliseconds."""
 
     ms: int
     limit: int
 
     @property
     def slot_ms(self) -> int:
-        """The length of its slots."""
+        """The length of its slots in ms."""
         return -(-self.ms // PARTS)
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ def _words(ms: int) -> str:
 
 
 def windows_of(limit: object, per: object) -> tuple[Window, ...]:
-    """What ``rate(name, limit, per=…)`` means; ``limit`` may be a mapping of windows to limits, and no window where
+    """Return the windows of ``rate(name, limit, per=…)``; ``limit`` may map windows to limits. Returns no window if
     neither is given. Raises `ConfigurationError`.
 
     >>> [str(window) for window in windows_of({"1s": 10, "1m": 100}, None)]
@@ -78,9 +78,9 @@ def windows_of(limit: object, per: object) -> tuple[Window, ...]:
             raise ConfigurationError("A rate takes either a limit and per=…, or windows with their limits")
         pairs = list(limit.items())
     elif limit is None and per is None:
-        return ()  # an operator's limits
+        return ()  # the operator's limits count
     elif per is None:
-        raise ConfigurationError("A rate needs the time in which so much may be used: rate('api', 100, per='1m')")
+        raise ConfigurationError("A rate needs the time in which its limit may be used: rate('api', 100, per='1m')")
     else:
         pairs = [(per, limit)]
     if not 1 <= len(pairs) <= MOST_WINDOWS:
@@ -100,7 +100,7 @@ def windows_of(limit: object, per: object) -> tuple[Window, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RateRequest:
-    """What is asked of one rate.
+    """A request for a cost of one rate.
 
     >>> RateRequest("api", windows_of(100, "1m"), cost=7).describe()
     "rate 100/1m on 'api'"
@@ -138,25 +138,25 @@ class RateRequest:
                     f"A cost of {self.cost} can never fit into the burst of {self.burst} of rate {self.name!r}",
                     resource=self.resource,
                 )
-        self.queue_request()  # what cannot be a note is told at once
+        self.queue_request()  # refuses an invalid note at once
 
     @property
     def resource(self) -> str:
-        """Where those who wait for it wait."""
+        """The resource in whose queue requests for this rate wait."""
         return RATE_PREFIX + self.name
 
     @property
     def batch(self) -> int:
-        """How much a process takes at once for those of it that wait together: what may be used in `BATCH_MS`."""
+        """The most that a process takes at once for a batch of its waiters: the use of `BATCH_MS`."""
         at_once = min((window.limit * BATCH_MS // window.ms for window in self.windows), default=0)
         return at_once if self.burst is None else min(at_once, self.burst)
 
     def queue_request(self) -> Request:
-        """The request of one who waits: a mutex, as one after the other takes."""
+        """Return the request of a waiter in the queue: a mutex, as waiters take one after the other."""
         return Request(self.resource, note=self.note)
 
     def describe(self) -> str:
-        """A few words for messages."""
+        """Return a description for messages."""
         if not self.windows:
             return f"rate on {self.name!r}"
         return f"rate {' and '.join(map(str, self.windows))} on {self.name!r}"
@@ -164,8 +164,8 @@ class RateRequest:
 
 @dataclass(frozen=True, slots=True)
 class RateDemand:
-    """What one wants that asks together with others: so much, and for how many ms it would rather sleep than wait in
-    the line.
+    """The demand of one waiter of a batch: its cost, and the longest sleep (ms) for a reserved share instead of a wait
+    in the queue.
     """
 
     cost: int
@@ -173,19 +173,19 @@ class RateDemand:
 
 
 class RateStatus(enum.Enum):
-    """What has come of taking from a rate."""
+    """The result of taking from a rate."""
 
     TAKEN = 0
     TOO_EARLY = 1
-    OTHERS_FIRST = -1  # others wait, or it is paused
-    GONE = -2  # the row in the queue is not there any more
+    OTHERS_FIRST = -1  # other requests wait, or the rate is paused
+    GONE = -2  # the row in the queue was removed
 
 
 @dataclass(frozen=True, slots=True)
 class RateAnswer:
-    """What a database says. ``seconds``: to wait at the least, where it is too early; else until the moment for which
-    it was taken, which is promised and may lie ahead. ``times``: that moment, in ms by the database's clock, for each
-    of those that want it together and have it: what `adjust_rate` wants to know.
+    """A database's answer. ``seconds``: the shortest wait if it is too early; else the time until the reserved moment
+    of the first demand. ``times``: the reserved moments of the served demands, in ms by the database's clock, for
+    `adjust_rate`.
     """
 
     status: RateStatus
@@ -194,36 +194,36 @@ class RateAnswer:
 
     @property
     def taken_ms(self) -> int:
-        """For when it was taken, by whoever was first."""
+        """The moment for which the first demand was served."""
         return self.times[0]
 
     def due_in(self, number: int) -> float:
-        """In how many seconds the moment comes for which that one has it."""
+        """Return the seconds until the moment for which demand ``number`` was served."""
         return self.seconds + (self.times[number] - self.times[0]) / 1000
 
     @classmethod
     def of_row(cls, code: int, wait_ms: int | None, times: Sequence[int]) -> RateAnswer:
-        """As the routine `take_rate` says it."""
+        """Return the answer of routine `take_rate`."""
         return cls(RateStatus(code), (wait_ms or 0) / 1000, tuple(times))
 
 
 @dataclass(frozen=True, slots=True)
 class RateEntry:
-    """One window of a rate as people see it.
+    """One window of a rate for displays.
 
     Attributes:
-        name: The rate's.
-        window: Its length, in seconds.
-        limit: How much may be used in it: the lowest limit that counts, of programs that use it and of an operator.
-        used: How much counts just now.
-        idle: Seconds since it was last used.
-        taken: How much was ever taken while this window was known, also by adjusting more. It is forgotten with the
-            window, a day after that was last used.
-        returned: How much of that was given back, by adjusting less.
-        waits: How often it was not there at once.
-        free_in: Seconds until there is room in it for 1 more, also in the bucket of a burst; 0 where there is now.
-            Requests that wait have that first.
-        cap: The limit that an operator has set for windows of this length, or None.
+        name: The name of the rate.
+        window: Its length in seconds.
+        limit: The limit in force: the lowest of the limits of programs that use it and of an operator.
+        used: The use that counts now.
+        idle: Seconds since the last use.
+        taken: The sum of all use while the window is known, upward adjustments included. It is deleted with the
+            window, a day after the last use.
+        returned: The sum of downward adjustments.
+        waits: The number of requests that had to wait.
+        free_in: Seconds until there is room for 1 more, also in the bucket of a burst; 0 if there is room now.
+            Waiting requests come first.
+        cap: The operator's limit for windows of this length, or None.
     """
 
     name: str
@@ -239,7 +239,7 @@ class RateEntry:
 
     @property
     def resource(self) -> str:
-        """The resource in whose queue those stand who have to wait, as `Admin.entries` names it."""
+        """The resource in whose queue requests wait, as `Admin.entries` names it."""
         return RATE_PREFIX + self.name
 
     @classmethod
@@ -256,14 +256,14 @@ class RateEntry:
         free_in: float,
         cap: int | None = None,
     ) -> RateEntry:
-        """As the routine `rates` says it."""
+        """Return the entry of a row of routine `rates`."""
         name = str(resource).removeprefix(RATE_PREFIX)
         return cls(name, window_ms / 1000, limit, used, float(idle), taken, returned, waits, float(free_in), cap)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return asdict(self)
 
 
-#: A window, as programs write it: durations and limits.
+#: The windows of a rate as programs write them: limits by duration.
 Windows = Mapping[Duration, int]

@@ -1,4 +1,4 @@
-"""Frozen values of the work queue; other modules have them from `sqlsem.model`."""
+"""Frozen values of the work queue; other modules import them from `sqlsem.model`. No I/O."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ __all__ = [
     "task_locks",
 ]
 
-#: From and to which number each amount of a task goes, on every engine: in Python, at the command line, in SQL. Times
-#: are in milliseconds.
+#: The bounds of each number of a task, the same in Python, at the command line and in SQL. Times are in milliseconds.
 TASK_BOUNDS = {
     "after_ms": (0, 315_360_000_000),
     "backoff_ms": (0, 300_000),
@@ -37,12 +36,12 @@ TASK_BOUNDS = {
     "priority": (-(2**31), 2**31 - 1),
     "order": (-(2**31), 2**31 - 1),
 }
-#: So deep may JSON be nested, that every client can read it.
+#: The maximum nesting of JSON that every client can read.
 MAX_NESTED = 100
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """A value's fields, ready for JSON."""
+    """Return the fields of a value, ready for JSON."""
     return {
         name: item.isoformat() if isinstance(item, datetime) else item
         for name, item in dataclasses.asdict(value).items()
@@ -51,28 +50,28 @@ def plain(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TaskLock:
-    """A lock that a task was put with."""
+    """A lock that a task needs to run."""
 
     resource: str
     access: str = "write"  # as of a request
-    limit: int | None = 1  # None: the server's
+    limit: int | None = 1  # None: the server's limit
     weight: int = 1
-    position: int | None = None  # of its row in the queue of the resource; None: it has none now
+    position: int | None = None  # of its row in the queue of the resource, if it has one
 
     def as_option(self) -> dict[str, Any]:
-        """What is asked, as databases understand it."""
+        """Return the option as databases read it."""
         return {"resource": self.resource, "access": self.access, "limit": self.limit, "weight": self.weight}
 
 
 def task_locks(rows: str | None) -> tuple[TaskLock, ...]:
-    """Those of a task, as databases answer: a JSON list of resource, position, access, limit and weight of each."""
+    """Return the locks of a task from a database's JSON list of resource, position, access, limit and weight."""
     return tuple(
         TaskLock(resource, access, limit, weight, position)
         for resource, position, access, limit, weight in json.loads(rows or "[]")
     )
 
 
-class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to make, and there may be a hundred thousand.)
+class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to create; there may be 100,000.)
     """A task to be put; durations in seconds. ``body`` is text: SQL, a command, or JSON."""
 
     kind: str  # 'sql', 'shell', 'call', 'json'
@@ -84,154 +83,154 @@ class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to mak
     on_failure: str = "stop"  # or 'continue'
     note: str | None = None
     time_limit: float | None = None
-    unique: str | None = None  # a key: it is only put when no other one with this key is open
-    replace: str | None = None  # a key: it is put in the place of the one that has it
-    key: str | None = None  # whose it is: workers share themselves out between the keys
-    priority: int = 0  # among those of its key; higher ones first
-    locks: tuple[TaskLock, ...] = ()  # what it needs to run
+    unique: str | None = None  # a key: the task is only put if no open task has this key
+    replace: str | None = None  # a key: the task replaces the open one that has this key
+    key: str | None = None  # for fair queueing: workers are shared out among the keys
+    priority: int = 0  # among the tasks of its key; higher first
+    locks: tuple[TaskLock, ...] = ()  # the locks that it needs to run
 
     def as_options(self) -> dict[str, Any]:
-        """What is asked beside what it does, as schedules keep it and databases understand it: what is not as usual."""
-        asked: dict[str, Any] = {}
+        """Return the options that differ from the defaults, as databases read and schedules store them."""
+        options: dict[str, Any] = {}
         if self.order:
-            asked["order"] = self.order
+            options["order"] = self.order
         if self.after:
-            asked["after_ms"] = round(self.after * 1000)
+            options["after_ms"] = round(self.after * 1000)
         if self.max_attempts != 1:
-            asked["max_attempts"] = self.max_attempts
+            options["max_attempts"] = self.max_attempts
         if self.backoff != 1.0:
-            asked["backoff_ms"] = round(self.backoff * 1000)
+            options["backoff_ms"] = round(self.backoff * 1000)
         if self.on_failure != "stop":
-            asked["on_failure"] = self.on_failure
+            options["on_failure"] = self.on_failure
         if self.time_limit is not None:
-            asked["time_limit_ms"] = max(1, round(self.time_limit * 1000))
+            options["time_limit_ms"] = max(1, round(self.time_limit * 1000))
         if self.priority:
-            asked["priority"] = self.priority
+            options["priority"] = self.priority
         if self.locks:
-            asked["locks"] = [lock.as_option() for lock in self.locks]
-        asked.update(
+            options["locks"] = [lock.as_option() for lock in self.locks]
+        options.update(
             (name, text) for name in ("note", "unique", "replace", "key") if (text := getattr(self, name)) is not None
         )
-        return asked
+        return options
 
     def alike(self, kind: str, body: str) -> NewTask:
-        """Another one, put in the same way."""
+        """Return another task with the same options."""
         return NewTask(kind, body, *self[2:])
 
     @classmethod
-    def as_asked(cls, tasks: Sequence[NewTask]) -> list[dict[str, Any]]:
-        """What is asked of each, as databases understand it. (Those put together have the same options, mostly.)"""
-        asked: list[dict[str, Any]] = []
+    def as_documents(cls, tasks: Sequence[NewTask]) -> list[dict[str, Any]]:
+        """Return the JSON-ready tasks as databases read them. (Tasks put together mostly have the same options.)"""
+        documents: list[dict[str, Any]] = []
         before: NewTask | None = None
         options: dict[str, Any] = {}
         for task in tasks:
             if before is None or task[2:] != before[2:]:
                 before, options = task, task.as_options()
-            asked.append({"kind": task.kind, "body": task.body, **options})
-        return asked
+            documents.append({"kind": task.kind, "body": task.body, **options})
+        return documents
 
     @classmethod
     def of_options(cls, kind: str, body: str, kept: dict[str, Any]) -> NewTask:
-        """The task whose options are kept so."""
+        """Return the task with these stored options."""
         limit = kept.get("time_limit_ms")
         return cls(
             *(kind, body, kept.get("order", 0), kept.get("after_ms", 0) / 1000, kept.get("max_attempts", 1)),
             *(kept.get("backoff_ms", 1000) / 1000, kept.get("on_failure", "stop"), kept.get("note")),
             *(None if limit is None else limit / 1000, kept.get("unique"), kept.get("replace")),
-            *(kept.get("key"), kept.get("priority", 0), tuple(TaskLock(**one) for one in kept.get("locks", ()))),
+            *(kept.get("key"), kept.get("priority", 0), tuple(TaskLock(**lock) for lock in kept.get("locks", ()))),
         )
 
 
-class Claimed(NamedTuple):  # as `End`: made in no time, for short tasks
-    """A task that was claimed, as its worker sees it."""
+class Claimed(NamedTuple):  # a tuple, as `End`: fast to create, for short tasks
+    """A claimed task, as its worker gets it."""
 
     task_id: int
     order: int
     kind: str
     body: str
     note: str | None
-    attempt: int  # how often it has been claimed
+    attempt: int  # the number of claims so far
     failures: int
     max_attempts: int
-    locks: tuple[TaskLock, ...] = ()  # what it holds
+    locks: tuple[TaskLock, ...] = ()  # the granted locks
 
 
 class End(NamedTuple):
-    """How an attempt ended: 'finished', 'failed', 'returned' or 'cancelled'."""
+    """The end of an attempt: 'finished', 'failed', 'returned' or 'cancelled'."""
 
     task_id: int
     attempt: int
     outcome: str
     result: str | None = None
     error: str | None = None
-    last: bool = True  # whether the task is tried no more when this attempt has failed
+    last: bool = True  # True if the task is not retried when this attempt has failed
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """What is left to do in a queue."""
+    """The open tasks of a queue, in short."""
 
-    pending: bool  # something waits
+    pending: bool  # a task waits
     running: bool
-    next_pending: bool  # something of the lowest open order waits
-    failed: int | None  # the first failed task that holds up what comes later
+    next_pending: bool  # a task of the lowest open order waits
+    failed: int | None  # the first failed task that blocks later ones
     error: str | None
 
     @property
     def done(self) -> bool:
-        """Nothing waits and nothing runs."""
+        """True if no task waits and none runs."""
         return not self.pending and not self.running
 
     @property
     def stuck(self) -> bool:
-        """What waits is held up by a failed task."""
+        """True if a failed task blocks the waiting ones."""
         return self.failed is not None and self.pending and not self.running and not self.next_pending
 
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """One work queue as people see it (``sqlsem queues``)."""
+    """One work queue for displays (``sqlsem queues``)."""
 
     queue: str
     pending: int
-    running: int  # the lost among them
-    finished: int  # of these four as many as are kept
+    running: int  # lost ones included
+    finished: int  # this and the next two: those still stored
     failed: int
     cancelled: int
-    lost: int  # those that run and whose worker is dead
-    oldest: float | None  # seconds for which the oldest pending one could have been started
-    rate: float  # attempts that ended in the last five minutes, by the minute
-    blocked_by: int | None  # the failed task behind which the others wait
+    lost: int  # running tasks whose worker is dead
+    oldest: float | None  # seconds for which the oldest pending task has been ready
+    rate: float  # ended attempts a minute, over the last five minutes
+    blocked_by: int | None  # the failed task that blocks the others
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
-    """What operators have set of a work queue, or of one of its keys (``sqlsem queues limits``)."""
+    """An operator's settings of a work queue, or of one of its keys (``sqlsem queues limits``)."""
 
     queue: str
-    task_key: str | None  # None: of the queue
-    task_limit: int | None  # so many tasks run at a time: of the queue, or of this key
-    key_limit: int | None  # of each key, where it has none of its own
+    task_key: str | None  # None: settings of the queue
+    task_limit: int | None  # the maximum number of running tasks of the queue, or of this key
+    key_limit: int | None  # the same of each key without a limit of its own
     weight: int | None  # the key's share of the workers; None: 1
     set_at: datetime
     set_by: str | None  # a login
-    task_rate: int | None = None  # so many are started in any ``task_per`` seconds: of the queue, or of this key
+    task_rate: int | None = None  # the maximum number of starts in ``task_per`` seconds, of the queue or of this key
     task_per: float | None = None
-    key_rate: int | None = None  # and of each key, where it has none of its own, in any ``key_per`` seconds
+    key_rate: int | None = None  # the same of each key without a rate of its own, in ``key_per`` seconds
     key_per: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueWait:
-    """A work queue, or one of its keys, whose rate a claim has found used up."""
+    """A work queue, or one of its keys, whose rate was used up at a claim."""
 
     queue: str
     task_key: str | None  # None: the queue
@@ -240,7 +239,7 @@ class QueueWait:
 
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
-    """One task as people see it (``sqlsem tasks``). Durations are seconds by the database's clock."""
+    """One task for displays (``sqlsem tasks``). Durations are seconds by the database's clock."""
 
     task_id: int
     queue: str
@@ -258,7 +257,7 @@ class TaskEntry:
     ready_at: datetime
     claimed_at: datetime | None
     ended_at: datetime | None
-    seconds: float | None  # how long it ran, or has been running
+    seconds: float | None  # its duration so far
     member_id: int | None
     owner: str | None
     host: str | None
@@ -266,22 +265,22 @@ class TaskEntry:
     error: str | None
     result: str | None
     put_by: str | None = None  # a login
-    login: str | None = None  # of who runs it, or ran it last
+    login: str | None = None  # of the worker that runs it, or ran it last
     time_limit: float | None = None  # seconds
     unique: str | None = None
     cancel_asked_at: datetime | None = None
     cancel_asked_by: str | None = None  # a login
     key: str | None = None
     priority: int = 0
-    locks: tuple[TaskLock, ...] = ()  # what it was put with
+    locks: tuple[TaskLock, ...] = ()  # the locks that it needs
 
     @property
     def parked(self) -> bool:
-        """Whether it waits for its locks, or is about to."""
+        """True if it waits for its locks, or is about to."""
         return self.status == "pending" and bool(self.locks)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return plain(self)
 
 
@@ -295,17 +294,17 @@ class Schedule:
     time_zone: str
     kind: str
     body: str
-    options: dict[str, Any]  # of each task, as they are kept
+    options: dict[str, Any]  # of each task, as they are stored
     next_due: datetime | None
     last_due: datetime | None  # the latest time for which a task was put
     put_at: datetime
     put_by: str | None  # a login
     paused_at: datetime | None
     paused_by: str | None
-    taken_at: datetime  # when this was so, by the database's clock
+    taken_at: datetime  # the database's time of this answer
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return plain(self)
 
 
@@ -329,5 +328,5 @@ class Attempt:
     login: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return plain(self)

@@ -36,7 +36,7 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
     putting = "put_tasks"
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        return [row[0] for row in self.rows(self.putting, (queue, uid, json.dumps(NewTask.as_asked(tasks))))]
+        return [row[0] for row in self.rows(self.putting, (queue, uid, json.dumps(NewTask.as_documents(tasks))))]
 
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
         return _claimed(self.call("claim_task", member_id, queue, owner, uid, again))
