@@ -1,4 +1,8 @@
-"""What happens to locks, as `sqlsem.on` tells it and the logger writes it: one object, one line."""
+"""The events of locks, which `sqlsem.on` delivers and the logger writes: one object and one log line each.
+
+An event is immutable and holds plain values, so that callbacks may keep it. The fields of all events are those of
+`Event`.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +18,34 @@ __all__ = ["EVENTS", "Behind", "Deadlocked", "Event", "Granted", "Lost", "Releas
 
 
 def meets(request: Request, access: str) -> bool:
-    """Whether one ahead with that label counts for a request: all do but those that it shares with."""
+    """Return True if a row ahead with that access can block the request: all but rows that share the lock with it."""
     return not request.shared or request.access != access
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Whom a request waits behind: of those ahead that it cannot be inside with, the first one."""
+    """The blocker of a request: the first row ahead of it with which it cannot hold the lock together."""
 
     position: int
     state: str  # 'holds', 'waits', 'revoked' or 'dead'
-    seconds: float  # for which it has held or waited
+    seconds: float  # since its grant or request
     requesting_id: str
     owner: str | None
     host: str | None
     pid: int | None
     program: str | None
     note: str | None
-    others: int | None  # how many more are between them; None: nobody has looked
+    others: int | None  # how many more rows are in between; None: not known
 
     @classmethod
     def of(cls, entries: list[Entry], request: Request, position: int) -> Behind | None:
-        """From the queue of its resource."""
+        """Return the blocker of a request, from the queue of its resource."""
         ahead = [entry for entry in entries if entry.position < position and meets(request, entry.access)]
         return cls._first(ahead)
 
     @classmethod
-    def inside(cls, entries: list[Entry], position: int) -> Behind | None:
-        """For a reader that becomes the writer: who else is inside."""
+    def other_holder(cls, entries: list[Entry], position: int) -> Behind | None:
+        """Return the blocker of a reader that upgrades: another holder."""
         return cls._first([entry for entry in entries if entry.position != position and entry.granted_at is not None])
 
     @classmethod
@@ -63,94 +67,94 @@ class Behind:
         )
 
     def __str__(self) -> str:
-        who = self.requesting_id if self.host is None else f"{self.host}:{self.pid}"
+        client = self.requesting_id if self.host is None else f"{self.host}:{self.pid}"
         program = f" ({self.program})" if self.program else ""
         more = f" and {self.others} more" if self.others else ""
-        return f"{who}{program}, which {self.state} for {self.seconds:.1f} s{more}"
+        return f"{client}{program}, which {self.state} for {self.seconds:.1f} s{more}"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to one request of this process; of several had at once (``all_of``), to each."""
+    """An event of one request of this process. For ``all_of`` there is one event per request."""
 
-    #: What `sqlsem.on` calls it.
+    #: The kind, as in `sqlsem.on`.
     name: ClassVar[str] = ""
-    #: The logger's line, and at what level.
+    #: The text of the log line, and its level.
     template: ClassVar[str] = ""
     level: ClassVar[int] = logging.INFO
 
     resource: str
-    position: int | None  # None: it had no number yet
-    access: str  # 'write', 'read', 'stage:…'; 'upgrade': a reader becomes the writer
+    position: int | None  # None: it has no row yet
+    access: str  # 'write', 'read', 'stage:…'; 'upgrade': a reader upgrades
     limit: int | None
     weight: int
     note: str | None
     database: str  # without a password
-    caller: str  # the thread or the task: ``MainThread#1``
+    caller: str  # the thread or task: ``MainThread#1``
 
     @property
     def words(self) -> tuple[object, ...]:
-        """What goes into the line."""
+        """The values of the template."""
         return (self.described,)
 
     @property
     def described(self) -> str:
-        """The request in a few words, as ``limit 3 on 'etl'``."""
+        """The request in a few words, for example ``limit 3 on 'etl'``."""
         if self.access == "upgrade":
             return f"upgrade on {self.resource!r}"
         return Request(self.resource, self.access, self.limit, self.weight).describe()
 
     @property
     def log_level(self) -> int:
-        """At which the logger tells it."""
+        """The level of the log line."""
         return self.level
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values, ``event`` being its name; with nothing unprintable in it."""
-        found: dict[str, Any] = _cleaned({"event": self.name, **dataclasses.asdict(self)})
-        return found
+        """Return the fields as JSON values, with the kind as ``event``; unprintable characters are replaced."""
+        fields: dict[str, Any] = _cleaned({"event": self.name, **dataclasses.asdict(self)})
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Event):
-    """It begins to wait."""
+    """The request begins to wait."""
 
     name: ClassVar[str] = "waiting"
     template: ClassVar[str] = "Waiting for %r at %d%s"
 
-    behind: Behind | None  # None: nobody is known (somebody who has just left, a pause, a cap)
+    behind: Behind | None  # None: not known (the blocker has just left), or a pause or a cap
 
     @property
     def words(self) -> tuple[object, ...]:
-        """What goes into the line."""
+        """The values of the template."""
         return self.resource, self.position, "" if self.behind is None else f", behind {self.behind}"
 
 
 @dataclass(frozen=True, slots=True)
 class Granted(Event):
-    """It was let in. (At once: the logger tells that at DEBUG.)"""
+    """The request was granted. (The log line is at DEBUG if it did not wait.)"""
 
     name: ClassVar[str] = "granted"
     template: ClassVar[str] = "Granted %s at %d, after %.1f s"
 
     waited: float  # seconds
-    at_once: bool  # nobody was in the way
-    behind: Behind | None = None  # as it was told when the wait began
+    at_once: bool  # it did not wait
+    behind: Behind | None = None  # the blocker when the wait began
 
     @property
     def words(self) -> tuple[object, ...]:
-        """What goes into the line."""
+        """The values of the template."""
         return self.described, self.position, self.waited
 
     @property
     def log_level(self) -> int:
-        """At which the logger tells it."""
+        """The level of the log line."""
         return logging.DEBUG if self.at_once else logging.INFO
 
 
 @dataclass(frozen=True, slots=True)
 class Released(Event):
-    """It was given back."""
+    """The lock was released."""
 
     name: ClassVar[str] = "released"
     template: ClassVar[str] = "Released %r at %d, held for %.1f s"
@@ -160,35 +164,35 @@ class Released(Event):
 
     @property
     def words(self) -> tuple[object, ...]:
-        """What goes into the line."""
+        """The values of the template."""
         return self.resource, self.position, self.held
 
 
 @dataclass(frozen=True, slots=True)
 class Lost(Event):
-    """It is ours no more, and was not given back: others may be inside."""
+    """The lock was lost without a release: others may hold it now."""
 
     name: ClassVar[str] = "lost"
     template: ClassVar[str] = "Lost the lock on %r at %d: %s"
     level: ClassVar[int] = logging.ERROR
 
-    held: float | None  # seconds; None: its place was lost while it waited
+    held: float | None  # seconds; None: its row was lost while it waited
     why: str
 
     @property
     def words(self) -> tuple[object, ...]:
-        """What goes into the line."""
+        """The values of the template."""
         return self.resource, self.position, self.why
 
     @property
     def log_level(self) -> int:
-        """At which the logger tells it. (Of a place in the queue the one who waits is told by an error.)"""
+        """The level of the log line. (A lost waiting row is INFO: the waiter gets an exception.)"""
         return logging.INFO if self.held is None else logging.ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlocked(Event):
-    """It was given up, as it would have waited for ever; who asked is told by `sqlsem.Deadlock`."""
+    """The request was chosen as the victim of a deadlock; its caller gets `sqlsem.Deadlock`."""
 
     name: ClassVar[str] = "deadlock"
     template: ClassVar[str] = "Gave up %s: %s"
@@ -198,32 +202,34 @@ class Deadlocked(Event):
 
     @property
     def words(self) -> tuple[object, ...]:
-        """What goes into the line."""
+        """The values of the template."""
         return self.described, self.why
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOut(Event):
-    """It was not had in time, and is in the queue no more."""
+    """The request was not granted in time, and has left the queue."""
 
     name: ClassVar[str] = "timeout"
-    template: ClassVar[str] = "Not had within %g s: %s"
+    template: ClassVar[str] = "Not granted within %g s: %s"
 
     waited: float  # seconds
-    timeout: float  # seconds; 0: it was only wanted if it was free
-    behind: Behind | None = None  # as it was told when the wait began
+    timeout: float  # seconds; 0: the request did not wait
+    behind: Behind | None = None  # the blocker when the wait began
 
     @property
     def words(self) -> tuple[object, ...]:
-        """What goes into the line."""
+        """The values of the template."""
         return self.timeout, self.described
 
 
-#: All of them, by the names that `sqlsem.on` takes.
-EVENTS: dict[str, type[Event]] = {one.name: one for one in (Waiting, Granted, Released, Lost, Deadlocked, TimedOut)}
+#: The classes of events, by the kinds that `sqlsem.on` takes.
+EVENTS: dict[str, type[Event]] = {
+    event.name: event for event in (Waiting, Granted, Released, Lost, Deadlocked, TimedOut)
+}
 
 
 def _cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)
-    return {name: _cleaned(one) for name, one in value.items()} if isinstance(value, dict) else value
+    return {name: _cleaned(field) for name, field in value.items()} if isinstance(value, dict) else value

@@ -1,13 +1,13 @@
-"""Spans of OpenTelemetry for waiting and holding, with a link from who waits to who holds.
+"""OpenTelemetry spans for waiting and holding, with a link from the waiter to the holder.
 
 >>> sqlsem.otel.instrument()  # doctest: +SKIP
 
-Only the API is used (``pip install sqlsem[otel]``); what becomes of the spans is up to the program's SDK.
+Only the API is used (``pip install sqlsem[otel]``); the program's SDK decides where spans are exported.
 
-Who asks for a lock leaves, at the end of its row's ``requesting_id``, the ``traceparent`` of its current span. (So it
-needs no column and no statement of its own, comes with the row that a waiter looks at anyhow, and stays in the history.
-The note is the program's, and ``owner`` says who waits with what, so neither would do.) Where no span is current, one
-named ``sqlsem.lock`` begins, from asking to giving back, so that there is one to link to.
+A request stores the ``traceparent`` of its current span at the end of its row's ``requesting_id``. This needs no column
+and no statement, waiters read that row anyway, and it stays in the history. (The note belongs to the program, and
+``owner`` names the thread, so neither would do.) Without a current span, a span ``sqlsem.lock`` begins at the request
+and ends at the release, so that there is a span to link to.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class Instrumentation:
-    """What `instrument` has begun; ends with `undo`, or as a context manager."""
+    """The result of `instrument`: ends tracing with `undo`, or as a context manager."""
 
     def __init__(self, tracer: Tracer, coordinator: Coordinator | None) -> None:
-        self._signals = global_bus if coordinator is None else coordinator.client.event_bus
-        self._signals.set_tracer(functools.partial(_Acquired, tracer))
+        self._event_bus = global_bus if coordinator is None else coordinator.client.event_bus
+        self._event_bus.set_tracer(functools.partial(_Acquired, tracer))
 
     def undo(self) -> None:
-        """No further locks are traced. May be repeated."""
-        self._signals.set_tracer(None)
+        """Trace no further locks. Idempotent."""
+        self._event_bus.set_tracer(None)
 
     def __enter__(self) -> Instrumentation:
         return self
@@ -62,21 +62,21 @@ class Instrumentation:
 def instrument(
     tracer_provider: TracerProvider | None = None, *, coordinator: Coordinator | None = None
 ) -> Instrumentation:
-    """Have each wait and each hold be a span, ``sqlsem.wait`` and ``sqlsem.hold``, below the span that is current where
-    the lock is asked for. A wait has a link to the span of who held the lock, where that one is traced, too.
+    """Record each wait and each hold as a span, ``sqlsem.wait`` and ``sqlsem.hold``, below the span that is current at
+    the request. A wait has a link to the holder's span, if the holder is traced too.
 
     Args:
-        tracer_provider: Left out, the global one.
-        coordinator: Trace the locks of this one alone; left out, those of all databases.
+        tracer_provider: The provider; left out, the global one.
+        coordinator: Trace only the locks of this coordinator; left out, the locks of all databases.
 
-    Instrumenting again takes the place of what was there.
+    A further call replaces the previous instrumentation.
     """
     tracer = trace.get_tracer("sqlsem", tracer_provider=tracer_provider)
     return Instrumentation(tracer, coordinator)
 
 
 class _Acquired:
-    """The spans of one acquisition, and of what was had by it: a `sqlsem.core.event_bus.Trace`."""
+    """The spans of one acquisition and its grant: a `sqlsem.core.event_bus.Trace`."""
 
     def __init__(self, tracer: Tracer, requests: Sequence[Request], database: str, caller: str) -> None:
         self._tracer = tracer
@@ -90,23 +90,23 @@ class _Acquired:
             self._context = trace.set_span_in_context(self._whole, self._context)
         carrier: dict[str, str] = {}
         _propagator.inject(carrier, self._context)
-        #: What is left for those who wait behind it.
-        self.mark = f":{carrier['traceparent']}" if "traceparent" in carrier else ""
+        #: Appended to the row's ``requesting_id``.
+        self.suffix = f":{carrier['traceparent']}" if "traceparent" in carrier else ""
 
-    def tell(self, event: Event) -> None:
-        """What happens to it."""
+    def record(self, event: Event) -> None:
+        """Record an event in the spans."""
         if isinstance(event, Waiting):
             self._wait(event)
         elif isinstance(event, Granted):
             self._end_wait("granted")
             if event.access == "upgrade":
-                self._note("upgraded", event)
+                self._add_event("upgraded", event)
             elif self._holding is None:
                 self._holding = self._begin("sqlsem.hold", {"sqlsem.waited": event.waited})
             if self._holding is not None and event.position is not None:
                 self._holding.set_attribute("sqlsem.position", event.position)
         elif isinstance(event, TimedOut | Deadlocked):
-            self._end_wait(event.name, event.why if isinstance(event, Deadlocked) else "not had in time")
+            self._end_wait(event.name, event.why if isinstance(event, Deadlocked) else "not granted in time")
             if event.access != "upgrade":
                 self._end_whole()
         elif isinstance(event, Released):
@@ -115,8 +115,8 @@ class _Acquired:
             self._end_wait(event.name, event.why)
             self._end_hold(event.name, event.why)
 
-    def asked(self) -> None:
-        """The acquisition is over. What was neither had nor told to have failed was cancelled, or struck."""
+    def acquisition_ended(self) -> None:
+        """End the spans of an acquisition without an outcome: it was cancelled or interrupted."""
         if self._holding is None:
             self._end_wait("cancelled")
             self._end_whole()
@@ -128,27 +128,27 @@ class _Acquired:
         return self._tracer.start_span(name, self._context, attributes=attributes, links=links)
 
     def _wait(self, event: Waiting) -> None:
-        if self._waiting is not None:  # of several at once, for the next one
+        if self._waiting is not None:  # of `all_of`: the wait for the next lock
             self._waiting.add_event("waiting", _behind(event))
             return
         links = []
-        found = None if event.behind is None else _TRACEPARENT.search(event.behind.requesting_id)
-        if found is not None:
-            holder = _propagator.extract({"traceparent": found[1]}, context=context.Context())
+        match = None if event.behind is None else _TRACEPARENT.search(event.behind.requesting_id)
+        if match is not None:
+            holder = _propagator.extract({"traceparent": match[1]}, context=context.Context())
             links = [trace.Link(trace.get_current_span(holder).get_span_context(), {"sqlsem.role": "holder"})]
         self._waiting = self._begin("sqlsem.wait", _behind(event), links)
 
-    def _note(self, what: str, event: Event) -> None:
+    def _add_event(self, name: str, event: Event) -> None:
         if self._holding is not None:
-            self._holding.add_event(what, {"sqlsem.resource": clean(event.resource)})
+            self._holding.add_event(name, {"sqlsem.resource": clean(event.resource)})
 
-    def _end_wait(self, outcome: str, trouble: str | None = None) -> None:
+    def _end_wait(self, outcome: str, error: str | None = None) -> None:
         span, self._waiting = self._waiting, None
-        _end(span, outcome, trouble)
+        _end(span, outcome, error)
 
-    def _end_hold(self, outcome: str, trouble: str | None = None) -> None:
+    def _end_hold(self, outcome: str, error: str | None = None) -> None:
         span, self._holding = self._holding, None
-        _end(span, outcome, trouble)
+        _end(span, outcome, error)
         self._end_whole()
 
     def _end_whole(self) -> None:
@@ -157,27 +157,27 @@ class _Acquired:
             span.end()
 
 
-def _end(span: Span | None, outcome: str, trouble: str | None) -> None:
+def _end(span: Span | None, outcome: str, error: str | None) -> None:
     if span is not None:
         span.set_attribute("sqlsem.outcome", outcome)
-        if trouble is not None:
-            span.set_status(trace.Status(trace.StatusCode.ERROR, clean(trouble)))
+        if error is not None:
+            span.set_status(trace.Status(trace.StatusCode.ERROR, clean(error)))
         span.end()
 
 
 def _behind(event: Waiting) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {"sqlsem.waits_for": clean(event.resource)}
+    attributes: dict[str, AttributeValue] = {"sqlsem.waits_for": clean(event.resource)}
     if event.behind is not None:
-        found["sqlsem.behind"] = clean(str(event.behind))
+        attributes["sqlsem.behind"] = clean(str(event.behind))
         if event.behind.note is not None:
-            found["sqlsem.behind.note"] = clean(event.behind.note)
-    return found
+            attributes["sqlsem.behind.note"] = clean(event.behind.note)
+    return attributes
 
 
 def _attributes(requests: Sequence[Request], database: str, caller: str) -> dict[str, AttributeValue]:
-    """Of several, of the first one, but for the names."""
+    """Return the attributes of the first request, with the names of all."""
     first = requests[0]
-    found: dict[str, AttributeValue | None] = {
+    attributes: dict[str, AttributeValue | None] = {
         "sqlsem.resource": [clean(request.resource) for request in requests]
         if len(requests) > 1
         else clean(first.resource),
@@ -188,4 +188,4 @@ def _attributes(requests: Sequence[Request], database: str, caller: str) -> dict
         "sqlsem.database": clean(database),
         "sqlsem.caller": clean(caller),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}

@@ -91,9 +91,9 @@ class Acquisition(WaitingOperation, Generic[G]):
                 self._keep.append(again)
                 return again.grant
             self._hold = None
-        signals = self.client.event_bus
-        if signals.tracer is not None:
-            self.trace = signals.follow(self.requests, self.caller)
+        bus = self.client.event_bus
+        if bus.tracer is not None:
+            self.trace = bus.start_trace(self.requests, self.caller)
         try:
             possible = not holdings.refuse(self.requests, self.caller, self._terms.reentrant, self.timeout)
             if possible and lockorder.current is not None:
@@ -118,7 +118,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         yield from self._require_rows(holding)
         self._keep.append(hold)
         holding.told = True
-        if signals.taps["granted"] or log.isEnabledFor(logging.INFO if self.waiters else logging.DEBUG):
+        if bus.subscribers["granted"] or log.isEnabledFor(logging.INFO if self.waiters else logging.DEBUG):
             holdings.tell_granted(holding, grant.waited, self.waiters)
         return grant
 
@@ -157,7 +157,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             abandon(hold.grant, hold.token)
         elif hold.grant.holding.end(hold.token):
             holdings.forget(hold.grant)
-            if self.client.event_bus.wants("released", logging.DEBUG):
+            if self.client.event_bus.has_subscribers("released", logging.DEBUG):
                 holdings.tell_released(hold.grant.holding)
         if hold in self._keep:
             self._keep.remove(hold)
@@ -171,7 +171,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         """Leave the local queues, so that the next waiter of this process becomes the first. Idempotent."""
         self.member.settled(self.uid)
         if self.trace is not None:
-            self.client.event_bus.asked(self.trace)
+            self.client.event_bus.end_trace(self.trace)
         if not self.waiters:  # never waited
             return
         if self._suspected is not False:  # (None if an interrupt came before the answer)
@@ -218,8 +218,8 @@ class Acquisition(WaitingOperation, Generic[G]):
     def requesting_id(self) -> str:
         """Return the requester's name for the row, with the mark of a trace if it fits."""
         requesting_id = self.client.requesting_id(self.caller)
-        if self.trace is not None and len(requesting_id) + len(self.trace.mark) <= MAX_NAME:
-            requesting_id += self.trace.mark
+        if self.trace is not None and len(requesting_id) + len(self.trace.suffix) <= MAX_NAME:
+            requesting_id += self.trace.suffix
         return requesting_id
 
     def _register(self) -> Effects[bool]:
@@ -289,7 +289,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             waiter = self.waiters[ticket.position] = Waiter(ticket, request, self.new_event())
             lines.add(waiter)
             self.client.contention_monitor.came(ticket.resource, ticket.position)
-            if self.client.event_bus.wants("waiting", logging.INFO):
+            if self.client.event_bus.has_subscribers("waiting", logging.INFO):
                 yield from self._tell_waiting(waiter)
         if not self.member.knows(ticket):
             return None  # lost while we waited
@@ -354,21 +354,21 @@ class Acquisition(WaitingOperation, Generic[G]):
 
     def _tell(self, event: type[TimedOut | Deadlocked], **more: Any) -> None:
         """Publish that the requests were not granted."""
-        signals, tickets = self.client.event_bus, {ticket.resource: ticket.position for ticket in self.tickets}
-        if signals.wants(event.name, event.level):
+        bus, tickets = self.client.event_bus, {ticket.resource: ticket.position for ticket in self.tickets}
+        if bus.has_subscribers(event.name, event.level):
             waited = self.waited()
             for request in self.requests:
                 position = tickets.get(request.resource)
-                about = signals.about(request, position, self.caller)
+                about = bus.common_fields(request, position, self.caller)
                 if event is TimedOut and position in self.waiters:
                     more["behind"] = self.waiters[position].behind
-                signals.tell(event(**about, waited=waited, **more), self.trace)
+                bus.publish(event(**about, waited=waited, **more), self.trace)
 
     def tell_place_lost(self, ticket: Ticket) -> None:
         (request,) = (request for request in self.requests if request.resource == ticket.resource)
-        about = self.client.event_bus.about(request, ticket.position, self.caller)
+        about = self.client.event_bus.common_fields(request, ticket.position, self.caller)
         lost = Lost(**about, held=None, why="its row was taken out of the queue while it waited")
-        self.client.event_bus.tell(lost, self.trace)
+        self.client.event_bus.publish(lost, self.trace)
 
     def _tell_waiting(self, waiter: Waiter) -> Effects[None]:
         """Publish the `waiting` event with its blocker. Ask the database only if no waiter or holder of this process is
@@ -383,8 +383,8 @@ class Acquisition(WaitingOperation, Generic[G]):
             except SqlsemError as exc:
                 log.debug("Cannot see who is ahead: %s", exc)
         waiter.behind = behind
-        about = client.event_bus.about(waiter.request, ticket.position, self.caller)
-        client.event_bus.tell(Waiting(**about, behind=behind), self.trace)
+        about = client.event_bus.common_fields(waiter.request, ticket.position, self.caller)
+        client.event_bus.publish(Waiting(**about, behind=behind), self.trace)
 
 
 def locked(client: DatabaseClient, requests: Sequence[Request]) -> Effects[bool]:

@@ -65,7 +65,7 @@ class DatabaseClient:
     Attributes:
         engine: The database.
         retry: Seconds for which a call tries to reach it.
-        signals: Who is told what happens.
+        bus: Who is told what happens.
         callbacks: The threads in which ``on_lost`` is called.
         telling: The thread that tells of losses.
         member: This process as a member, with the main session.

@@ -133,17 +133,17 @@ class Upgrade(WaitingOperation):
         self._waiter.event.set()
 
     def _tell(self, event: type[Event], **more: Any) -> None:
-        signals = self.client.event_bus
-        if signals.wants(event.name, logging.INFO):
-            about = signals.about(self._holding.requests[0], self._ticket.position, self.caller)
-            signals.tell(event(**{**about, "access": UPGRADE, **more}), self._holding.trace)
+        bus = self.client.event_bus
+        if bus.has_subscribers(event.name, logging.INFO):
+            about = bus.common_fields(self._holding.requests[0], self._ticket.position, self.caller)
+            bus.publish(event(**{**about, "access": UPGRADE, **more}), self._holding.trace)
 
     def _tell_waiting(self) -> Effects[None]:
-        if self.client.event_bus.wants(Waiting.name, logging.INFO):
+        if self.client.event_bus.has_subscribers(Waiting.name, logging.INFO):
             behind = None
             try:
                 entries = yield Call("look", lambda session, _: session.entries(self._ticket.resource), 0.0)
-                behind = Behind.inside(entries, self._ticket.position)
+                behind = Behind.other_holder(entries, self._ticket.position)
             except SqlsemError as exc:
                 log.debug("Cannot read which readers remain: %s", exc)
             self._tell(Waiting, behind=behind)

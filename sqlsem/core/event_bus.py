@@ -1,14 +1,14 @@
-"""Who is told what happens to locks: the logger, the callbacks of `sqlsem.on`, and taps (metrics).
+"""Publishes lock events to the log, to subscribers of the package (metrics, traces) and to callbacks of the program.
 
-Taps are the package's own. They are called where it happens, by the thread or task that acquires, and must be quick.
+Subscribers of the package run in the thread or task that acquires, and must be quick.
 
-Callbacks are a program's. They may block, raise or take locks themselves, and none of that may harm a lock. So they
-are called by a thread of their own, ``sqlsem-events``, one after the other in the order of the events; coroutine
-functions are awaited by the event loop in which `EventBus.on` was called, one after the other too. Nobody waits for
-them. Those that fall behind lose what comes after `MOST_BEHIND` events. What happens to locks that a callback takes is
-told to nobody, as it would never end.
+Callbacks of the program may block, raise or acquire locks, and none of that may harm a lock. So the thread
+``sqlsem-events`` calls them one after the other, in the order of the events. Coroutine functions are awaited one after
+the other by the event loop in which `EventBus.on` was called. Nothing waits for a callback. If `MAX_BACKLOG` events
+wait for callbacks, further events are dropped. Events of locks that a callback acquires are not published to callbacks:
+that would never end.
 
-Where nobody listens, each event costs a look into a dictionary, and at the level of the logger.
+Without subscribers an event costs one look into a dictionary and one check of the logger's level.
 """
 
 from __future__ import annotations
@@ -40,46 +40,48 @@ log = voice
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")
 
-_changing = threading.Lock()  # who listens
+_changing = threading.Lock()  # held while subscribers are added or removed
 Subscriber = Callable[[Event], object]
 Listener = Callable[[E], object]
-#: So many events may wait for callbacks.
-MOST_BEHIND = 10_000
+#: The most events that may wait for callbacks.
+MAX_BACKLOG = 10_000
 
 _in_callback: contextvars.ContextVar[bool] = contextvars.ContextVar("sqlsem_in_callback", default=False)
 
 
 class Subscription(Generic[E]):
-    """Of one call of `sqlsem.on`; ends with `undo`, or as a context manager.
+    """The result of `sqlsem.on`: ends the subscription with `undo`, or as a context manager.
 
     >>> with sqlsem.on("lost", alarm):  # doctest: +SKIP
     ...     main()
 
-    Without a callback it is a decorator, which leaves the function as it is:
+    Without a callback it is a decorator, which returns the function unchanged:
 
     >>> @sqlsem.on("waiting")  # doctest: +SKIP
-    ... def tell(event):
+    ... def show(event):
     ...     print(f"{event.resource}: behind {event.behind}")
     """
 
-    def __init__(self, signals: EventBus, kind: str) -> None:
-        self._signals = signals
+    def __init__(self, bus: EventBus, kind: str) -> None:
+        self._event_bus = bus
         self.kind = kind
-        self._taps: list[Subscriber] = []
+        self._subscribers: list[Subscriber] = []
 
     def __call__(self, callback: Callable[[E], T]) -> Callable[[E], T]:
-        """Have it called, too. Raises `ConfigurationError` for a coroutine function where no event loop runs."""
+        """Subscribe a callback. Raises `ConfigurationError` for a coroutine function if no event loop runs."""
         if not callable(callback):
             raise ConfigurationError(f"on({self.kind!r}, …) takes a function of one argument, not {callback!r}")
-        tap = _awaited(callback) if _is_coroutine(callback) else functools.partial(_post, cast("Subscriber", callback))
-        self._taps.append(tap)
-        self._signals.add(self.kind, tap)
+        subscriber = (
+            _awaited(callback) if _is_coroutine(callback) else functools.partial(_post, cast("Subscriber", callback))
+        )
+        self._subscribers.append(subscriber)
+        self._event_bus.add(self.kind, subscriber)
         return callback
 
     def undo(self) -> None:
-        """End it. What has happened before may still be told. May be repeated."""
-        while self._taps:
-            self._signals.remove(self.kind, self._taps.pop())
+        """Unsubscribe. Earlier events may still be delivered. Idempotent."""
+        while self._subscribers:
+            self._event_bus.remove(self.kind, self._subscribers.pop())
 
     def __enter__(self) -> Subscription[E]:
         return self
@@ -88,45 +90,45 @@ class Subscription(Generic[E]):
         self.undo()
 
     def __repr__(self) -> str:
-        return f"<Subscription {self.kind!r}{'' if self._taps else ', to nobody'}>"
+        return f"<Subscription {self.kind!r}{'' if self._subscribers else ', to nobody'}>"
 
 
 class TraceContext(Protocol):
-    """Follows one acquisition, and what was had by it. Called by the one who acquires, and by who ends it: quick."""
+    """Traces one acquisition and its grant. Called by the threads or tasks that acquire and release: must be quick."""
 
-    #: What is left at the end of the row's ``requesting_id``, for those who wait behind it.
-    mark: str
+    #: Appended to the row's ``requesting_id``, so that waiters behind the row can link to this trace.
+    suffix: str
 
-    def tell(self, event: Event) -> None:
-        """What happens to it."""
+    def record(self, event: Event) -> None:
+        """Record an event of the acquisition or the grant."""
 
-    def asked(self) -> None:
-        """The acquisition is over, well or not; what it had may be held on. May be repeated."""
+    def acquisition_ended(self) -> None:
+        """Record that the acquisition succeeded or failed; its grant may still be held. Idempotent."""
 
 
-#: Begins to follow what is asked: the requests, in which database, and by whom.
+#: Starts the trace of an acquisition: the requests, the database, the caller.
 Tracer = Callable[["Sequence[Request]", str, str], TraceContext]
 
 
 class EventBus:
-    """Who listens to the locks of one coordinator. ``above`` are those who listen to all of them.
+    """The subscribers to the lock events of one coordinator. ``parent``: the bus of all coordinators.
 
     Attributes:
-        taps: Who is told of each kind, those above included.
-        tracer: What follows each acquisition, if anything does.
+        subscribers: The subscribers to each kind of event, including the parent's.
+        tracer: Starts the trace of each acquisition, if there is one.
     """
 
-    def __init__(self, database: str = "", above: EventBus | None = None) -> None:
+    def __init__(self, database: str = "", parent: EventBus | None = None) -> None:
         self._database = database
-        self._above = above
+        self._parent = parent
         self._own: dict[str, tuple[Subscriber, ...]] = dict.fromkeys(EVENTS, ())
         self._own_tracer: Tracer | None = None
-        self.taps: dict[str, tuple[Subscriber, ...]] = {}
+        self.subscribers: dict[str, tuple[Subscriber, ...]] = {}
         self.tracer: Tracer | None = None
-        self._below: weakref.WeakSet[EventBus] = weakref.WeakSet()
+        self._children: weakref.WeakSet[EventBus] = weakref.WeakSet()
         with _changing:
-            if above is not None:
-                above._below.add(self)
+            if parent is not None:
+                parent._children.add(self)
             self._refresh()
 
     @overload
@@ -145,20 +147,19 @@ class EventBus:
     def on(self, kind: Literal["timeout"], callback: Listener[TimedOut] | None = None) -> Subscription[TimedOut]: ...
 
     def on(self, kind: str, callback: Callable[..., object] | None = None) -> Subscription[Any]:
-        """Have a function called with an event of `sqlsem.events` whenever that happens to a lock of this process:
-        ``sqlsem.on`` for the locks of all databases, ``coordinator.on`` for those of one.
+        """Call a function with an event of `sqlsem.events` whenever it happens to a lock of this process: ``sqlsem.on``
+        for the locks of all databases, ``coordinator.on`` for those of one.
 
         Args:
             kind: ``"waiting"``, ``"granted"``, ``"released"``, ``"lost"``, ``"deadlock"`` or ``"timeout"``.
-            callback: Left out, what is returned is a decorator.
+            callback: The function; left out, the result is a decorator.
 
-        A function is called by the thread ``sqlsem-events``, which calls all of them one after the other; a coroutine
-        function is awaited in the event loop that runs now. A callback that blocks delays other callbacks and no lock;
-        one that raises is written to the log (ERROR), and called the next time all the same. At most 10,000 events wait
-        for callbacks; what comes then is dropped, with a warning. Locks that a callback itself takes are told to
-        nobody.
+        The thread ``sqlsem-events`` calls all functions one after the other; a coroutine function is awaited in the
+        event loop that runs now. A callback that blocks delays other callbacks and no lock. If a callback raises, the
+        error is logged (ERROR), and the callback stays subscribed. At most 10,000 events wait for callbacks; further
+        events are dropped, with a warning. Events of locks that a callback itself acquires are not delivered.
 
-        Raises `ConfigurationError` for a kind that does not exist.
+        Raises `ConfigurationError` for an unknown kind.
 
         >>> undo = sqlsem.on("lost", lambda event: page(event.resource, event.why)).undo  # doctest: +SKIP
         """
@@ -169,28 +170,30 @@ class EventBus:
             subscription(callback)
         return subscription
 
-    def add(self, kind: str, tap: Subscriber) -> None:
-        """Have it told of each such event, at once."""
+    def add(self, kind: str, subscriber: Subscriber) -> None:
+        """Call a subscriber at once with each event of a kind."""
         with _changing:
-            self._own[kind] = (*self._own[kind], tap)
+            self._own[kind] = (*self._own[kind], subscriber)
             self._refresh()
 
-    def remove(self, kind: str, tap: Subscriber) -> None:
-        """End that."""
+    def remove(self, kind: str, subscriber: Subscriber) -> None:
+        """Remove a subscriber of a kind."""
         with _changing:
-            self._own[kind] = tuple(one for one in self._own[kind] if one is not tap)
+            self._own[kind] = tuple(other for other in self._own[kind] if other is not subscriber)
             self._refresh()
 
     def _refresh(self) -> None:
-        """With the lock: who is told now, so that nobody has to look for it while something happens."""
-        above = self._above
-        self.taps = {kind: own if above is None else (*own, *above.taps[kind]) for kind, own in self._own.items()}
-        self.tracer = self._own_tracer or (None if above is None else above.tracer)
-        for one in list(self._below):
-            one._refresh()
+        """Recompute the subscribers, own and parent's, so that publishing need not. Called with the lock held."""
+        parent = self._parent
+        self.subscribers = {
+            kind: own if parent is None else (*own, *parent.subscribers[kind]) for kind, own in self._own.items()
+        }
+        self.tracer = self._own_tracer or (None if parent is None else parent.tracer)
+        for child in list(self._children):
+            child._refresh()
 
     def set_tracer(self, tracer: Tracer | None) -> None:
-        """What follows each acquisition from now on."""
+        """Trace each acquisition from now on; None: stop tracing."""
         with _changing:
             self._own_tracer = tracer
             self._refresh()
@@ -199,51 +202,51 @@ class EventBus:
             if tracer is not None:
                 self.add(kind, _traced)
 
-    def follow(self, requests: Sequence[Request], caller: Caller) -> TraceContext | None:
-        """What follows an acquisition that begins, if anything does. Never raises."""
+    def start_trace(self, requests: Sequence[Request], caller: Caller) -> TraceContext | None:
+        """Start the trace of an acquisition, if there is a tracer. Never raises."""
         tracer = self.tracer
         try:
             return None if tracer is None else tracer(requests, self._database, caller.owner)
         except Exception:
-            log.exception("Tracing of %r failed", requests[0].resource)
+            log.exception("Tracing the acquisition of %r failed", requests[0].resource)
             return None
 
-    def asked(self, trace: TraceContext) -> None:
-        """An acquisition that is followed is over. Never raises."""
+    def end_trace(self, trace: TraceContext) -> None:
+        """Tell a trace that its acquisition has ended. Never raises."""
         try:
-            trace.asked()
+            trace.acquisition_ended()
         except Exception:
             log.exception("Tracing failed")
 
-    def about(self, request: Request, position: int | None, caller: Caller) -> dict[str, Any]:
-        """What all events have."""
+    def common_fields(self, request: Request, position: int | None, caller: Caller) -> dict[str, Any]:
+        """Return the fields that all events have."""
         return {
             **{name: getattr(request, name) for name in ("resource", "access", "limit", "weight", "note")},
             **{"position": position, "database": self._database, "caller": caller.owner},
         }
 
-    def wants(self, kind: str, level: int) -> bool:
-        """Whether anybody is to be told, the logger at this level included."""
-        return bool(self.taps[kind]) or log.isEnabledFor(level)
+    def has_subscribers(self, kind: str, level: int) -> bool:
+        """Return True if there are subscribers of this kind, or the logger is enabled for ``level``."""
+        return bool(self.subscribers[kind]) or log.isEnabledFor(level)
 
-    def tell(self, event: Event, trace: TraceContext | None = None) -> None:
-        """Tell everybody. Never raises, and waits for nothing."""
+    def publish(self, event: Event, trace: TraceContext | None = None) -> None:
+        """Log an event and pass it to all subscribers. Never raises, and does not block."""
         level = event.log_level
         if log.isEnabledFor(level):
             log.log(level, event.template, *event.words, extra=event.as_dict())
-        taps = self.taps[event.name]
-        for tap in taps if trace is None else (*taps, trace.tell):
+        subscribers = self.subscribers[event.name]
+        for subscriber in subscribers if trace is None else (*subscribers, trace.record):
             try:
-                tap(event)
+                subscriber(event)
             except Exception:
-                log.exception("Telling of %r at %s failed", event.resource, event.position)
+                log.exception("Publishing the event of %r at %s failed", event.resource, event.position)
 
 
 def _traced(_: Event) -> None:
-    """Somebody wants to know, and hears of it otherwise."""
+    """Do nothing: has a kind of event published for its trace."""
 
 
-#: Those who listen to the locks of all databases.
+#: The subscribers to the lock events of all databases.
 global_bus = EventBus()
 
 
@@ -258,11 +261,11 @@ def _is_coroutine(callback: Callable[..., object]) -> bool:
 
 
 def _name(callback: Callable[..., object], event: Event) -> str:
-    return f"What listens to {event.name!r}, {callback!r},"
+    return f"The subscriber to {event.name!r}, {callback!r},"
 
 
 class _DeliveryQueue:
-    """The thread that calls back. (A `queue.SimpleQueue` may be put into from anywhere, a signal handler too.)"""
+    """The thread that calls callbacks. (A signal handler, too, may put into a `queue.SimpleQueue`.)"""
 
     def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -270,13 +273,13 @@ class _DeliveryQueue:
         self.dropping = False
 
     def put(self, job: Callable[[], object]) -> None:
-        behind = self.jobs.qsize()
-        if behind >= MOST_BEHIND:
+        backlog = self.jobs.qsize()
+        if backlog >= MAX_BACKLOG:
             if not self.dropping:
                 self.dropping = True
-                _tell_dropping()
+                _log_dropping()
             return
-        self.dropping = self.dropping and behind > MOST_BEHIND // 2
+        self.dropping = self.dropping and backlog > MAX_BACKLOG // 2
         self.jobs.put(job)
         self.thread.begin()
 
@@ -288,25 +291,25 @@ class _DeliveryQueue:
             job()
 
 
-def _tell_dropping() -> None:
-    log.warning("What listens to events (sqlsem.on) is %d behind: events are dropped until it catches up", MOST_BEHIND)
+def _log_dropping() -> None:
+    log.warning("Callbacks of sqlsem.on are %d events behind: events are dropped until they catch up", MAX_BACKLOG)
 
 
 _deliveries = _DeliveryQueue()
 
 
-def _begin_anew() -> None:
-    """In a forked child, which has no threads, and whose parent tells what happened before."""
+def _reset_after_fork() -> None:
+    """Start afresh in a forked child: it has no threads, and its parent delivers the earlier events."""
     global _deliveries, _changing
     _deliveries, _changing = _DeliveryQueue(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def drain(seconds: float) -> None:
-    """Wait, for so long at most, until what has happened so far was told."""
+    """Wait, for ``seconds`` at most, until the events so far were delivered."""
     if _deliveries.thread.runs and not _in_callback.get():
         done = threading.Event()
         _deliveries.jobs.put(done.set)
@@ -319,7 +322,7 @@ def _post(callback: Callable[[Event], object], event: Event) -> None:
 
 
 class _AsyncHandler:
-    """Calls a coroutine function in its event loop: a tap."""
+    """A subscriber that calls a coroutine function in its event loop."""
 
     def __init__(self, callback: Callable[[Event], Any], loop: asyncio.AbstractEventLoop) -> None:
         self._callback = callback
@@ -331,16 +334,16 @@ class _AsyncHandler:
     def __call__(self, event: Event) -> None:
         if _in_callback.get() or self._loop.is_closed():
             return
-        if len(self._events) >= MOST_BEHIND:
+        if len(self._events) >= MAX_BACKLOG:
             if not self._dropping:
                 self._dropping = True
-                _tell_dropping()
+                _log_dropping()
             return
         self._events.append(event)
         if self._task is None:
             try:
                 self._loop.call_soon_threadsafe(self._start)
-            except RuntimeError:  # closed this instant: nobody is left who could care
+            except RuntimeError:  # the loop was closed at this moment, so no task can need the event
                 self._events.clear()
 
     def _start(self) -> None:
@@ -348,7 +351,7 @@ class _AsyncHandler:
             self._task = self._loop.create_task(self._serve(), name="sqlsem-events")
 
     async def _serve(self) -> None:
-        _in_callback.set(True)  # of this task alone
+        _in_callback.set(True)  # in this task only
         try:
             while self._events:
                 event = self._events.popleft()
@@ -357,17 +360,17 @@ class _AsyncHandler:
                 except Exception:
                     log.exception("%s failed", _name(self._callback, event))
             self._dropping = False
-        except BaseException:  # cancelled, as the loop ends
+        except BaseException:  # the task was cancelled because the loop ends
             self._events.clear()
             raise
         finally:
             self._task = None
-            if self._events:  # one came at this instant
+            if self._events:  # an event came at this moment
                 self._loop.call_soon(self._start)
 
 
 def _awaited(callback: Callable[..., object]) -> Subscriber:
-    import asyncio  # programs without it need not load it
+    import asyncio  # here: programs without asyncio do not load it
 
     try:
         loop = asyncio.get_running_loop()

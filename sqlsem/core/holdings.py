@@ -255,9 +255,9 @@ def abandon(grant: BaseGrant, by: Permit) -> None:
 class Holdings:
     """All grants of this process that are neither released nor lost."""
 
-    def __init__(self, member: Membership, signals: EventBus) -> None:
+    def __init__(self, member: Membership, bus: EventBus) -> None:
         self._member = member
-        self._signals = signals
+        self._event_bus = bus
         self.state_lock = member.state_lock
         self._grants: set[BaseGrant] = set()
         #: Of each thread or task, by resource, what it has, until that is released.
@@ -399,7 +399,7 @@ class Holdings:
                     yield from self._return(ticket, holding)
                 if holding.why_lost is not None:
                     self.tell_lost(holding)
-                elif self._signals.taps["released"] or log.isEnabledFor(logging.DEBUG):
+                elif self._event_bus.subscribers["released"] or log.isEnabledFor(logging.DEBUG):
                     self.tell_released(holding)
             elif len(holding.tickets) > 1:  # one of its rows was lost: the next ping gives the others back
                 self._member.forget(holding.tickets)
@@ -428,7 +428,7 @@ class Holdings:
     def disown(self, grant: BaseGrant) -> None:
         """Giving back was interrupted, or cannot be waited for: the next ping does it."""
         self.forget(grant)
-        if self._signals.wants("released", logging.DEBUG):
+        if self._event_bus.has_subscribers("released", logging.DEBUG):
             self.tell_released(grant.holding)
         self._member.disown()
         self._member.forget(grant.holding.tickets)
@@ -473,10 +473,10 @@ class Holdings:
         """It is held from now on; those of its rows that had to wait, by position."""
         for request, ticket in zip(holding.requests, holding.tickets, strict=True):
             waiter = waiters.get(ticket.position)
-            about = self._signals.about(request, ticket.position, holding.caller)
+            about = self._event_bus.common_fields(request, ticket.position, holding.caller)
             behind = None if waiter is None else waiter.behind
             event = Granted(**about, waited=waited, at_once=not waiters, behind=behind)
-            self._signals.tell(event, holding.trace)
+            self._event_bus.publish(event, holding.trace)
 
     def tell_released(self, holding: Holding) -> None:
         """It was given back, unless its end was told before."""
@@ -498,8 +498,8 @@ class Holdings:
 
     def _tell(self, event: type[Released | Lost], holding: Holding, **more: Any) -> None:
         for request, ticket in zip(holding.requests, holding.tickets, strict=True):
-            about = self._signals.about(request, ticket.position, holding.caller)
-            self._signals.tell(event(**about, **more), holding.trace)
+            about = self._event_bus.common_fields(request, ticket.position, holding.caller)
+            self._event_bus.publish(event(**about, **more), holding.trace)
 
     # -- losing -------------------------------------------------------------------------------------------------
 

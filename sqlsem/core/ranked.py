@@ -152,16 +152,16 @@ class RankedAcquisition(Acquisition[G]):
             )
 
     def _tell_waiting(self, waiter: Waiter) -> Effects[None]:
-        signals, resource = self.client.event_bus, waiter.ticket.resource
-        if not signals.wants(Waiting.name, logging.INFO):
+        bus, resource = self.client.event_bus, waiter.ticket.resource
+        if not bus.has_subscribers(Waiting.name, logging.INFO):
             return
         try:
             entries = yield Call("look", lambda session, _: session.entries(resource), 0.0)
             waiter.behind = Behind.of(entries, waiter.request, LAST)
         except SqlsemError as exc:
             log.debug("Cannot see who holds it: %s", exc)
-        about = signals.about(waiter.request, waiter.position, self.caller)
-        signals.tell(Waiting(**about, behind=waiter.behind), self.trace)
+        about = bus.common_fields(waiter.request, waiter.position, self.caller)
+        bus.publish(Waiting(**about, behind=waiter.behind), self.trace)
 
 
 def kind_of(requests: Sequence[Request]) -> type[Acquisition[Any]]:

@@ -183,10 +183,10 @@ class Taking(Generic[R]):
 
     def _tell_late(self) -> None:
         """That it was not had in time; once, as its place in the line may have told it."""
-        signals = self._client.event_bus
-        if self._timeout is not None and not self._told and signals.wants(TimedOut.name, TimedOut.level):
-            about = signals.about(self._request.queue_request(), None, self._caller)
-            signals.tell(TimedOut(**about, waited=monotonic() - self._began, timeout=self._timeout))
+        bus = self._client.event_bus
+        if self._timeout is not None and not self._told and bus.has_subscribers(TimedOut.name, TimedOut.level):
+            about = bus.common_fields(self._request.queue_request(), None, self._caller)
+            bus.publish(TimedOut(**about, waited=monotonic() - self._began, timeout=self._timeout))
 
     def rollback(self, outcome: str = "cancelled") -> Effects[None]:
         """Leave the line, and give back what was taken. Repeatable. What cannot be given back now counts as used."""

@@ -183,7 +183,7 @@ def spawn(job: Callable[[], object], name: str) -> runtime.Thread:
 
 
 def spawn_in_handler(job: Callable[[], object], name: str) -> None:
-    """As `spawn`, in a handler of signals: it may have interrupted a thread that is starting another one, whose lock
+    """As `spawn`, in a handler of bus: it may have interrupted a thread that is starting another one, whose lock
     `threading` would wait for.
     """
     _thread.start_new_thread(call_out, (f"The thread {name}", job))

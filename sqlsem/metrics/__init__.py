@@ -83,14 +83,14 @@ class Collector:
         }
         if blame:
             self._taps["waiting"] = self._ignored
-        self._signals: EventBus = global_bus if self._client is None else self._client.event_bus
+        self._event_bus: EventBus = global_bus if self._client is None else self._client.event_bus
         for kind, tap in self._taps.items():
-            self._signals.add(kind, tap)
+            self._event_bus.add(kind, tap)
 
     def close(self) -> None:
         """Stop counting."""
         for kind, tap in self._taps.items():
-            self._signals.remove(kind, tap)
+            self._event_bus.remove(kind, tap)
 
     def describe(self) -> Sequence[Metric]:
         """Return no metrics in advance; without this method, a registry would collect at once."""

@@ -231,7 +231,7 @@ def test_callbacks_that_raise_or_block_harm_no_lock(connect, name, caplog):
         gate.set()
         event_bus.drain(PATIENCE)
     assert found == ["sqlsem-events"] * 3
-    assert sum("What listens to" in message for message in caplog.messages) == 6
+    assert sum("The subscriber to" in message for message in caplog.messages) == 6
 
 
 def test_a_callback_may_take_locks_which_are_not_told(connect, name):
@@ -251,7 +251,7 @@ def test_a_callback_may_take_locks_which_are_not_told(connect, name):
 
 
 def test_unread_events_are_dropped(connect, name, monkeypatch, caplog):
-    monkeypatch.setattr(event_bus, "MOST_BEHIND", 10)
+    monkeypatch.setattr(event_bus, "MAX_BACKLOG", 10)
     coordinator = connect()
     gate, found = threading.Event(), []
 

@@ -351,7 +351,7 @@ def test_listener_is_called_again_after_it_raised(connect, name, said, raised):
             with coordinator.mutex(name):
                 pass
             until(lambda number=number: len(called) == number, "it is called")
-    until(lambda: said("What listens to 'granted'"), "the failure is logged")
+    until(lambda: said("The subscriber to 'granted'"), "the failure is logged")
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def test_wait_log_line_names_the_holders(coordinator: sqlsem.Coordinator, caplog
     assert told[waiting] == "INFO"
     assert f", behind {grant.holding.tickets[0].requesting_id.rpartition(':')[0].rpartition(':')[0]}" in waiting
     assert ", which holds for " in waiting
-    assert told["Not had within 0 s: write on 'etl'"] == "INFO"
+    assert told["Not granted within 0 s: write on 'etl'"] == "INFO"
     (released,) = (one for one in told if one.startswith(f"Released 'etl' at {grant.position}, held for "))
     assert told[released] == "DEBUG"
     position = int(waiting.split()[4].rstrip(","))

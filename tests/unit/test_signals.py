@@ -109,7 +109,9 @@ def test_a_tap_that_fails_harms_no_lock(caplog):
         locks.client.event_bus.add("granted", fails)
         with locks.mutex("etl"):
             pass
-    assert [record.levelname for record in caplog.records if "Telling of 'etl'" in record.getMessage()] == ["ERROR"]
+    assert [
+        record.levelname for record in caplog.records if "Publishing the event of 'etl'" in record.getMessage()
+    ] == ["ERROR"]
 
 
 def test_unread_subscription_is_bounded():
