@@ -1,21 +1,21 @@
-"""Batches: parts that run side by side, each in a process of its own; the last one out starts what comes next, once.
+"""Batches: parts that run side by side, each in its own process; the last one to succeed runs a callback, once.
 
-A batch is open from the start of its first part until every part has ended. When all of them have succeeded within the
-window, exactly one of them, the last, is told so, and runs the callback. Everything about the batches of one name
-is decided in the database, one decision after the other, so that parts that end at the same instant are told apart.
+A batch is open from the start of its first part until every part has ended. When all parts have succeeded within the
+window, the last of them runs the callback. The database decides which one that is: it serializes all changes of the
+batches of one name, so one of several parts that end at the same instant is the last.
 
-A part, and the callback, belongs to this process's member. When the process dies the part has failed, and the
-callback is done again by the next one who looks. So it is run again only after the process that ran it died
-or lost the database for longer than its grace: make it one that may be repeated.
+A part, and the callback, belongs to this process's member. When the process dies, the part has failed, and another
+process runs the callback again. So the callback runs twice only if the process that ran it died or lost the database
+for longer than its grace: write one that may be repeated.
 
 >>> nightly = sqlsem.batch("nightly", ["sales", "stock"], window="6h", on_success=publish)  # doctest: +SKIP
 >>> with nightly.part("sales"):  # doctest: +SKIP
 ...     load_sales()
 
-batches        declaring a batch, waiting for it, looking
-part          one run of a part
-callback  what comes after a batch, claimed and run
-declaration   what these have in common
+batches      the API of programs and operators: declaring a batch, waiting for it, listing, abandoning
+part         one run of a part
+callback     claims and runs the callback of a batch
+declaration  the state that these share
 """
 
 from sqlsem.batches.batches import Batch, abandon, batch, list_batches, resume

@@ -1,4 +1,4 @@
-"""Batches as programs have them, and what people see and operators do."""
+"""`Batch`, the API of programs, and the functions of operators: list, resume, abandon."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["Batch", "abandon", "batch", "list_batches", "resume"]
 
 log = logging.getLogger("sqlsem")
 
-#: Between two tests whether those who run its parts still live.
+#: The pause between two checks whether the processes that run parts are alive.
 RECOVER_SECONDS = 1.0
-#: The batches that are looked at, unless otherwise said.
-MOST_BATCHES = 20
+#: How many batches are listed by default.
+LIST_LENGTH = 20
 
 
 class Batch:
@@ -54,26 +54,26 @@ class Batch:
         self.window = self._declaration.window
 
     def part(self, name: str) -> Part:
-        """One run of one part: ``with batch.part("a"): …``. Raises `ConfigurationError` when there is no such part."""
+        """Return one run of a part: ``with batch.part("a"): …``. Raises `ConfigurationError` for an unknown part."""
         if name not in self.parts:
             raise ConfigurationError(f"Batch {self.name!r} has no part {name!r}; it has {', '.join(self.parts)}")
         return Part(self._declaration, name)
 
     def entry(self) -> BatchEntry | None:
-        """The newest batch of this name, with its parts; None when there never was one."""
+        """Return the newest batch of this name, with its parts; None if there never was one."""
         return self._declaration.entry()
 
     def wait(self, timeout: Duration | None = None, *, started: bool = False) -> BatchEntry:
         """Wait until the newest batch (or the first, if there was none) has succeeded, and its callback is done.
 
         Args:
-            timeout: Wait so long at the most, then raise `Timeout`.
-            started: It is enough that the callback runs.
+            timeout: Raise `Timeout` after this time.
+            started: Return when the callback runs, rather than when it has ended.
 
-        Raises `BatchFailed` when the batch has failed, its window is over, or its callback has failed. Tests
-        whether those who run its parts still live, and takes over a callback whose process died.
+        Raises `BatchFailed` if the batch has failed, its window is over, or its callback has failed. Meanwhile checks
+        whether the processes that run its parts are alive, and takes over a callback whose process died.
         """
-        left = backoff_delays(None if timeout is None else check_duration("timeout", timeout))
+        pause_lengths = backoff_delays(None if timeout is None else check_duration("timeout", timeout))
         batch_id, recovered_at = None, -RECOVER_SECONDS
         while True:
             if monotonic() >= recovered_at + RECOVER_SECONDS:
@@ -82,44 +82,44 @@ class Batch:
             entry = self._declaration.entry(batch_id)
             if entry is not None:
                 batch_id = entry.batch_id
-                self._require_well(entry)
+                self._raise_failure(entry)
                 if entry.callback_status in ("none", "finished") and entry.status == "succeeded":
                     return entry
                 if entry.callback_status == "running" and started:
                     return entry
                 if entry.callback_status == "pending" and self.resume():
                     continue
-            pause = next(left, None)
+            pause = next(pause_lengths, None)
             if pause is None:
                 raise Timeout(f"{_state(self.name, entry)} after {timeout} of waiting", resource=self.name)
             time.sleep(pause)
 
-    def _require_well(self, entry: BatchEntry) -> None:
+    def _raise_failure(self, entry: BatchEntry) -> None:
         failed = errors_in(entry, "failed")
         if entry.status == "abandoned":
-            lacks = errors_in(entry, "failed", "expected", "running")
+            missing = errors_in(entry, "failed", "expected", "running")
             raise self._declaration.failure(
-                f"was abandoned ({listed(lacks)}); the next start of a part begins a new one", entry.batch_id, lacks
+                f"was abandoned ({listed(missing)}); the next start of a part begins a new one", entry.batch_id, missing
             )
         if entry.status == "failed":
             raise self._declaration.failure(
                 f"has failed: {listed(failed)}; run these parts again", entry.batch_id, failed
             )
         if entry.status == "expired" or entry.overdue:
-            lacks = errors_in(entry, "failed", "expected", "running")
+            missing = errors_in(entry, "failed", "expected", "running")
             raise self._declaration.failure(
-                f"was not done within {entry.window:g} s: {listed(lacks)}", entry.batch_id, lacks
+                f"was not done within {entry.window:g} s: {listed(missing)}", entry.batch_id, missing
             )
         if entry.callback_status == "failed":
             raise self._declaration.failure(
-                f"has succeeded, but its callback failed: {brief(entry.callback_error)}; mend that and run: "
+                f"has succeeded, but its callback failed: {brief(entry.callback_error)}; correct that and run: "
                 f"sqlsem batches resume {entry.batch_id}",
                 entry.batch_id,
             )
 
     def resume(self) -> bool:
-        """Run the callback of a batch of this name whose process died before its end, if there is one: whether
-        there was. Raises `BatchFailed` when it fails.
+        """Run the callback of a batch of this name if its process died before the end. Return True if there was one.
+        Raises `BatchFailed` if the callback fails.
         """
         return callback.resume(self._declaration)
 
@@ -132,25 +132,25 @@ def _state(name: str, entry: BatchEntry | None) -> str:
         return f"No part of batch {name!r} has started"
     if entry.status == "succeeded":
         return f"The callback of batch {entry.batch_id} of {name!r} is still {entry.callback_status}"
-    waits = ", ".join(f"{part.part} ({part.status})" for part in entry.parts if part.status != "succeeded")
-    return f"Batch {entry.batch_id} of {name!r} still waits for {waits}"
+    missing = ", ".join(f"{part.part} ({part.status})" for part in entry.parts if part.status != "succeeded")
+    return f"Batch {entry.batch_id} of {name!r} still waits for {missing}"
 
 
-def list_batches(coordinator: Coordinated, name: str | None = None, most: int = MOST_BATCHES) -> list[BatchEntry]:
-    """Batches with their parts, of one name or all, newest first."""
-    return _look(coordinator, name, None, most)
+def list_batches(coordinator: Coordinated, name: str | None = None, most: int = LIST_LENGTH) -> list[BatchEntry]:
+    """Return batches with their parts, of one name or all, newest first."""
+    return _read(coordinator, name, None, most)
 
 
-def _look(
-    coordinator: Coordinated, name: str | None, batch_id: int | None, most: int = MOST_BATCHES
+def _read(
+    coordinator: Coordinated, name: str | None, batch_id: int | None, most: int = LIST_LENGTH
 ) -> list[BatchEntry]:
     return coordinator.client.with_connection(lambda session: session.list_batches(name, batch_id, most), BatchSession)
 
 
 def abandon(coordinator: Coordinated, which: int | str) -> int | None:
-    """Abandon the newest batch of a name, or the batch of that number, for operators: one that is open, that has
-    failed, or whose callback is pending or has failed. The next start of a part begins a new batch. Return its
-    number; None when there is none to abandon.
+    """Abandon the newest batch of a name, or the batch of that number; for operators. Return its number; None if there
+    is none to abandon. Only a batch that is open or has failed, or whose callback is pending or has failed, can be
+    abandoned. The next start of a part begins a new batch.
     """
     name = check_name("The batch's name", which) if isinstance(which, str) else None
     batch_id = which if isinstance(which, int) else None
@@ -158,20 +158,20 @@ def abandon(coordinator: Coordinated, which: int | str) -> int | None:
 
 
 def resume(coordinator: Coordinated, which: int | str) -> bool:
-    """Run a callback that nobody runs: of the oldest such batch of a name, or of the batch of that number, then
-    also one that has failed. False when there is none. Raises `BatchFailed` when it fails, `ConfigurationError` when
-    only the process that declared it can run it, or there is no such batch.
+    """Run the callback that was left by a dead process: of the oldest such batch of a name, or of the batch of that
+    number, whose callback may also have failed. Return False if there is none. Raises `BatchFailed` if the callback
+    fails, `ConfigurationError` if only the process that declared it can run it, or there is no such batch.
     """
     name = check_name("The batch's name", which) if isinstance(which, str) else None
     batch_id = which if isinstance(which, int) else None
-    found = _look(coordinator, name, batch_id)
-    if not found:
+    entries = _read(coordinator, name, batch_id)
+    if not entries:
         raise ConfigurationError(f"There is no batch {which!r}; see: sqlsem batches")
-    # It logs what it finds out.
-    Declaration(found[0].name, [part.part for part in found[0].parts], 1, None, coordinator).recover()
+    # `recover` logs failures, as there is no `on_failed`.
+    Declaration(entries[0].name, [part.part for part in entries[0].parts], 1, None, coordinator).recover()
     claim = callback.claim_callback(coordinator.client, name, batch_id, own=False)
     if claim is None:
-        for entry in _look(coordinator, name, batch_id):
+        for entry in _read(coordinator, name, batch_id):
             if entry.callback_status == "pending":
                 raise ConfigurationError(
                     f"The callback of batch {entry.batch_id} of {entry.name!r} is not run here: {why_not_here(entry)}"
@@ -190,7 +190,7 @@ def batch(
     on_failed: Alarm | None = None,
     coordinator: Coordinated | None = None,
 ) -> Batch:
-    """A batch: parts that run side by side, the last of which to succeed starts what comes next, exactly once.
+    """Declare a batch: parts that run side by side; the last one to succeed runs a callback, exactly once.
 
     >>> publish = sqlsem.Sql("EXEC publish")  # doctest: +SKIP
     >>> nightly = sqlsem.batch("nightly", ["a", "b", "c"], window="6h", on_success=publish)  # doctest: +SKIP
@@ -198,19 +198,19 @@ def batch(
     ...     load_a()
 
     Args:
-        name: Its name.
-        parts: The names of all its parts. Every process declares the same.
+        name: The batch's name.
+        parts: The names of all parts. Every process declares the same ones.
         window: How long a batch may take from the start of its first part; seconds, a `timedelta`, or ``"90m"``,
-            ``"6h"``, ``"2d"``. A success that comes later does not count; the first start after it begins a new batch.
-        on_success: The callback, which the last part to succeed runs: a function without arguments, or a `sqlsem.Call`,
-            `sqlsem.Sql` or `sqlsem.Shell`. What can be found by its name can be resumed by any process, also by
-            ``sqlsem batches resume``; a lambda or a function inside another only by a process that declares it. Declare
-            the same in all parts.
-        on_failed: Called with a `BatchFailed` in the process that finds out: its own part failed, another's process
-            died, an earlier batch expired with parts missing, the callback failed. What it raises is logged.
-        coordinator: The database; left out, the default one.
+            ``"6h"``, ``"2d"``. A later success does not count; the first start after the window begins a new batch.
+        on_success: The callback: a function without arguments, or a `sqlsem.Call`, `sqlsem.Sql` or `sqlsem.Shell`.
+            Any process can resume a callback that can be imported by name, also by ``sqlsem batches resume``. A lambda
+            or a nested function can be resumed only by a process that declares it. Declare the same in all parts.
+        on_failed: Called with a `BatchFailed` in the process that detects the failure: its own part failed, the
+            process of another part died, an earlier batch expired with parts missing, or the callback failed. An
+            exception of it is logged.
+        coordinator: The database's; left out, the default one.
 
-    Raises `ConfigurationError` for no parts, the same part twice, a window of zero or less, and a callback that cannot
-    be called, imported or kept.
+    Raises `ConfigurationError` for no parts, a part that is named twice, a window of zero or less, and a callback that
+    cannot be called, imported or kept.
     """
     return Batch(name, parts, window=window, on_success=on_success, on_failed=on_failed, coordinator=coordinator)

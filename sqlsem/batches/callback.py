@@ -1,4 +1,4 @@
-"""What comes after a batch: claimed by one process, run there, and how it ended."""
+"""The callback of a batch: one process claims it, runs it, and records how it ended."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sqlsem.engines.base import Session
 from sqlsem.errors import BatchFailed, SqlsemError
 from sqlsem.model import Callback
 
-__all__ = ["CallbackClaim", "carry_out", "claim_callback", "resume", "take_over"]
+__all__ = ["CallbackClaim", "claim_callback", "resume", "run_callback", "take_over"]
 
 log = logging.getLogger("sqlsem")
 
 
 class CallbackClaim(Claim):
-    """A callback that is ours to run. Until it has run, its end is that others may."""
+    """A claimed callback. If the claim is dropped before the callback has run, another process may run it."""
 
     def __init__(self, client: DatabaseClient, callback: Callback, uid: str) -> None:
         self._client = client
@@ -31,13 +31,13 @@ class CallbackClaim(Claim):
         self.opened(client.claims, lambda session, me: session.return_callback(me, uid))
 
     def run(self, function: Callable[[], object] | None, alarm: Alarm) -> None:
-        """Run it, as kept or as this function, and record how it ended. Raises `BatchFailed` when it failed."""
+        """Run the callback, or ``function`` in its place, and record how it ended. Raises `BatchFailed` if it fails."""
         try:
             try:
                 self._run(function)
             except BaseException as exc:
                 if self.is_inherited:
-                    raise  # a child that was forked in it: its parent has it
+                    raise  # in a child that the callback forked: the parent has the claim
                 failure = self._record_failure(exc)
                 alarm(failure)
                 if not isinstance(exc, Exception):
@@ -62,19 +62,19 @@ class CallbackClaim(Claim):
             bodies.run(self.callback.kind, self.callback.body or "", self._client)
 
     def _record_failure(self, exc: BaseException) -> BatchFailed:
-        words = bodies.format_error(exc)
+        error = bodies.format_error(exc)
         try:
-            self._record(words)
-        except SqlsemError as struck:
-            log.warning("%s: %s", self.title, struck)
+            self._record(error)
+        except SqlsemError as record_error:
+            log.warning("%s: %s", self.title, record_error)
         failure = self._failure(
-            f"has failed: {brief(words)}; mend that and run: sqlsem batches resume {self.callback.batch_id}"
+            f"has failed: {brief(error)}; correct that and run: sqlsem batches resume {self.callback.batch_id}"
         )
         failure.__cause__ = exc
         return failure
 
     def _record(self, error: str | None) -> bool:
-        """How it ended; False when it was given up meanwhile."""
+        """Record how the callback ended; return False if the claim was lost meanwhile."""
         batch_id, attempt = self.callback.batch_id, self.callback.attempt
         return self.end_by("end of a callback", lambda session, me: session.end_callback(me, batch_id, attempt, error))
 
@@ -85,7 +85,7 @@ class CallbackClaim(Claim):
 def claim_callback(
     client: DatabaseClient, name: str | None, batch_id: int | None, *, own: bool
 ) -> CallbackClaim | None:
-    """A callback that nobody runs, of a batch of this name or number. ``own``: this process declares it."""
+    """Claim a callback that no process runs, of a batch of this name or number. ``own``: this process declares it."""
     uid, owner = uuid.uuid4().hex, owner_name()
 
     def claim(session: Session, me: int) -> CallbackClaim | None:
@@ -99,8 +99,8 @@ def claim_callback(
         raise
 
 
-def carry_out(declaration: Declaration, claim: CallbackClaim) -> None:
-    """Run it as this process declares it. (What is kept is for those who declare nothing themselves.)"""
+def run_callback(declaration: Declaration, claim: CallbackClaim) -> None:
+    """Run a callback as this process declares it. (The text in the database is for processes that declare none.)"""
     kind, body = declaration.kept
     if kind is not None:
         claim.callback = dataclasses.replace(claim.callback, kind=kind, body=body)
@@ -114,13 +114,13 @@ def resume(declaration: Declaration) -> bool:
     if claim is None:
         return False
     log.warning("Taking over: %s", claim.title)
-    carry_out(declaration, claim)
+    run_callback(declaration, claim)
     return True
 
 
 def take_over(declaration: Declaration) -> None:
-    """What others have left undone must not keep us from our own."""
+    """Run the callback that a dead process left, if any. An error is logged, and does not stop our own part."""
     try:
         resume(declaration)
     except SqlsemError as exc:
-        log.warning("Looking after earlier batches of %r: %s", declaration.name, exc)
+        log.warning("Cannot resume earlier batches of %r: %s", declaration.name, exc)

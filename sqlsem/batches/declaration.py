@@ -1,4 +1,4 @@
-"""A batch as this process declares it, and what the database says of the batches of that name."""
+"""A batch as this process declares it, and the calls that read and recover the batches of that name."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = ["Declaration", "brief", "errors_in", "listed", "why_not_here"]
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 
-#: What is quoted of an error in a message about something else.
-MOST_QUOTED_CHARACTERS = 200
-LEAST_WINDOW_SECONDS = 0.001
-MOST_PARTS = 10_000
+#: So much of an error is quoted in another message.
+MAX_QUOTED_CHARACTERS = 200
+MIN_WINDOW_SECONDS = 0.001
+MAX_PARTS = 10_000
 
 
 class Declaration:
-    """What `Batch`, its parts and its callback have in common.
+    """The state that `Batch`, its parts and its callback share.
 
     Attributes:
         name, parts, window: As of `Batch`.
-        kept: What comes after it, as it is kept: its kind and text. Nothing: this process has not declared it.
-        function: What comes after it, if it is a function that only this process knows.
+        kept: The kind and text of the callback for the database; (None, None) if this process declares none.
+        function: The callback, if it is a function of this process.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Declaration:
         self.parts = tuple(check_name(f"A part of batch {name!r}", part) for part in parts)
         if not self.parts:
             raise ConfigurationError(f"Batch {name!r} has no parts; name all of them: parts=['a', 'b']")
-        if len(self.parts) > MOST_PARTS:
-            raise ConfigurationError(f"Batch {name!r} has {len(self.parts)} parts, at most {MOST_PARTS} are allowed")
-        given = Counter(self.parts)
-        twice = sorted(part for part, times in given.items() if times > 1)
+        if len(self.parts) > MAX_PARTS:
+            raise ConfigurationError(f"Batch {name!r} has {len(self.parts)} parts, at most {MAX_PARTS} are allowed")
+        counts = Counter(self.parts)
+        twice = sorted(part for part, count in counts.items() if count > 1)
         if twice:
             raise ConfigurationError(f"Batch {name!r} names a part twice: {', '.join(twice)}; each part is one job")
         self.window = check_duration(f"The window of batch {name!r}", window, zero=False)
-        if self.window < LEAST_WINDOW_SECONDS:
+        if self.window < MIN_WINDOW_SECONDS:
             raise ConfigurationError(f"The window of batch {name!r} must be at least a millisecond, not {window!r}")
         if on_failed is not None and not callable(on_failed):
             raise ConfigurationError(f"on_failed must be a function that takes a BatchFailed, not {on_failed!r}")
@@ -70,17 +70,17 @@ class Declaration:
 
     @property
     def client(self) -> DatabaseClient:
-        """In which database; without a coordinator the default one, as it is now."""
+        """The client of the batch's database; without a coordinator, that of the current default one."""
         client = client_of(self._given)
         client.engine.require(BatchSession, f"Batch {self.name!r}")
         return client
 
     def declare_callback(self, what: Any) -> None:
-        """Keep what the last part runs; see `sqlsem.batch`."""
+        """Set the callback; see `sqlsem.batch`."""
         function = None
         if isinstance(what, bodies.Call):
-            found = bodies.import_by_name(what.function)
-            if not callable(found) or inspect.iscoroutinefunction(found):
+            target = bodies.import_by_name(what.function)
+            if not callable(target) or inspect.iscoroutinefunction(target):
                 raise ConfigurationError(f"{what.function} is no plain function, so batch {self.name!r} cannot call it")
             kind, body = bodies.encode(what)
         elif isinstance(what, bodies.Sql | bodies.Shell):
@@ -101,17 +101,17 @@ class Declaration:
     # -- in the database ----------------------------------------------------------------------------------------
 
     def call(self, what: str, call: Callable[[Session, int], T]) -> T:
-        """A call of the main session, which may be repeated."""
+        """Call ``call`` with the main session. It may be repeated after a lost reply."""
         return self.client.member.call(what, call)
 
     def entry(self, batch_id: int | None = None) -> BatchEntry | None:
-        """A batch with its parts; the newest one of this name, if no other is asked for."""
+        """Return a batch with its parts: the one with that number, or the newest one of this name."""
         name = self.name if batch_id is None else None
-        found = self.call("look at a batch", lambda session, _: session.list_batches(name, batch_id, 1))
-        return found[0] if found else None
+        entries = self.call("look at a batch", lambda session, _: session.list_batches(name, batch_id, 1))
+        return entries[0] if entries else None
 
     def why_pending(self, batch_id: int | None) -> str | None:
-        """Return why the callback of a batch waits for another process, if it does. Raises nothing."""
+        """Return why the callback of a batch waits for another process; None if it does not. Raises no errors."""
         try:
             entry = self.entry(batch_id)
         except SqlsemError as exc:
@@ -122,15 +122,15 @@ class Declaration:
         return why_not_here(entry)
 
     def recover(self) -> None:
-        """Act for those whose process died; the alarm for each batch in which a part failed by that."""
+        """Mark parts of dead processes as failed; raise the alarm for each batch in which a part failed so."""
         for batch_id in self.call("recovery of a batch", lambda session, me: session.recover_batches(self.name, me)):
             failed = self.errors_of(batch_id, "failed")
             self.alarm(self.failure(f"has failed parts: {listed(failed)}; run these again", batch_id, failed))
 
-    # -- what goes wrong ----------------------------------------------------------------------------------------
+    # -- failures -----------------------------------------------------------------------------------------------
 
     def errors_of(self, batch_id: int, *states: str) -> dict[str, str]:
-        """As `errors_in`. For what is told once: rather with less than not at all."""
+        """Read a batch and return `errors_in` it; an empty result if it cannot be read: a report must not fail."""
         try:
             entry = self.entry(batch_id)
         except SqlsemError as exc:
@@ -139,12 +139,12 @@ class Declaration:
         return errors_in(entry, *states) if entry is not None else {}
 
     def failure(self, what: str, batch_id: int | None, failed: dict[str, str] | None = None) -> BatchFailed:
-        """What has gone wrong with a batch, with whose parts."""
+        """Return a `BatchFailed` about a batch and its failed parts."""
         which = f"Batch {batch_id} of" if batch_id is not None else "Batch"
         return BatchFailed(f"{which} {self.name!r} {what}", resource=self.name, batch_id=batch_id, failed=failed)
 
     def alarm(self, failure: BatchFailed) -> None:
-        """Tell the hook. What goes wrong in it must not hide what it is told."""
+        """Log a failure and call ``on_failed``. An exception of that is logged: it must not hide the failure."""
         log.error("%s", failure)
         if self._on_failed is not None:
             try:
@@ -159,8 +159,8 @@ def why_not_here(entry: BatchEntry) -> str:
         return "it is the code of a database session, which runs it by batch_resume"
     if entry.callback_kind == "local":
         return (
-            "it is a function that is not kept here; it is resumed by a process that declares it (Batch.resume(), or "
-            "the next start of a part)"
+            "it is a function that only its own program knows; a process that declares it can resume it "
+            "(Batch.resume(), or the next start of a part)"
         )
     return (
         f"login {entry.callback_kept_by} keeps it, and only that login, putters and operators may run it: "
@@ -169,16 +169,16 @@ def why_not_here(entry: BatchEntry) -> str:
 
 
 def errors_in(entry: BatchEntry, *states: str) -> dict[str, str]:
-    """The parts in these states, with what is wrong with each."""
-    words = {"expected": "never started", "running": "still running"}
-    return {part.part: part.error or words.get(part.status, "") for part in entry.parts if part.status in states}
+    """Return the parts in these states, each with its error."""
+    texts = {"expected": "never started", "running": "still running"}
+    return {part.part: part.error or texts.get(part.status, "") for part in entry.parts if part.status in states}
 
 
 def brief(error: str | None) -> str:
-    """An error, in a message about something else."""
-    return first_line(error)[:MOST_QUOTED_CHARACTERS]
+    """Return the first line of an error, shortened, for another message."""
+    return first_line(error)[:MAX_QUOTED_CHARACTERS]
 
 
 def listed(failed: dict[str, str]) -> str:
-    """Parts, and what is wrong with each."""
+    """Return parts and their errors as text."""
     return ", ".join(f"{part} ({brief(error)})" for part, error in failed.items()) or "nothing is known"

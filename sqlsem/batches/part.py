@@ -1,4 +1,4 @@
-"""A part of a batch: claimed when it starts, and ended with its block."""
+"""`Part`, one run of a part of a batch: claimed at its start, ended by its ``with`` block or by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from sqlsem.batches.callback import CallbackClaim, carry_out, take_over
+from sqlsem.batches.callback import CallbackClaim, run_callback, take_over
 from sqlsem.batches.declaration import Declaration, brief, listed
 from sqlsem.bodies import format_error
 from sqlsem.core.backoff import backoff_delays
@@ -22,24 +22,23 @@ log = logging.getLogger("sqlsem")
 
 
 class Part(Claim):
-    """One run of a part, made by `Batch.part`. Leave its ``with`` block well and the part has succeeded; with an error,
-    whatever its kind, and it has failed. (Without a block: `start`, then `done` or `failed`.) To be used once.
+    """One run of a part, made by `Batch.part`; to be used once. The part has succeeded at the end of its ``with``
+    block, and has failed if the block raises any exception. (Without a block: `start`, then `done` or `failed`.)
 
-    A part that has succeeded ends well, whatever became of the others: `Batch.wait` and ``on_failed`` tell which of
-    them failed. Leaving the block raises `BatchFailed` when the part does not count, as it ended after the window or
-    after an operator had abandoned the batch, or was given up because the database was out of reach; and when this part
-    was the last one and the callback failed. Run the part again then. A part may be run again at any time: the
-    batch waits for it once more.
+    A success raises no error if other parts failed: `Batch.wait` and ``on_failed`` report these. The end of the block
+    raises `BatchFailed` if the success does not count: it came after the window, an operator had abandoned the batch,
+    or the claim was lost during an outage. It also raises if this part was the last one and the callback failed. Run
+    the part again then. A part may run again at any time: the batch waits for it once more.
 
     Attributes:
         name: The part's name.
         batch_id: The number of the batch, once started.
         attempt: How often the part was started in this batch.
-        is_last: After the end: whether this success was the last, and so the batch's.
+        is_last: True after the end if this success was the last, i.e. the batch's.
     """
 
     _started = False
-    _callback: CallbackClaim | None = None  # ours to run, when this part was the last
+    _callback: CallbackClaim | None = None  # if this part was the last one
 
     def __init__(self, declaration: Declaration, name: str) -> None:
         self._declaration = declaration
@@ -53,9 +52,9 @@ class Part(Claim):
     # -- its start ----------------------------------------------------------------------------------------------
 
     def start(self) -> Part:
-        """Start the part, in the newest batch or, where that has succeeded or its window is over, in a new one.
+        """Start the part in the newest batch; in a new one if that has succeeded or its window is over.
 
-        Raises `ConfigurationError` when the part runs already, and when the open batch has other parts.
+        Raises `ConfigurationError` if the part runs already, and if the open batch has other parts.
         """
         if self._started:
             raise NotHeld(f"{self!r} was started before; each run needs a part of its own: batch.part({self.name!r})")
@@ -65,7 +64,7 @@ class Part(Claim):
         self._started = True
         self._uid = uuid.uuid4().hex
         try:
-            # It may be recorded as started from here on.
+            # From here on the database may have recorded the start.
             self.opened(self._client.claims, self._ending("interrupted while it was started"))
             began = self._start()
             if began.code != "started":
@@ -73,18 +72,19 @@ class Part(Claim):
                 raise ConfigurationError(self._why_refused(began), resource=self._declaration.name)
             self.batch_id, self.attempt = began.batch_id, began.attempt
             if began.previous is not None:
-                self._tell_expired(began.previous)
+                self._report_expired(began.previous)
             if before not in (None, began.batch_id):
                 take_over(self._declaration)
             self._closing = self._ending("it was dropped without an end")
             return self
         except BaseException:
-            self.leave()  # who called does not have it
+            self.leave()  # the caller gets no part to end
             raise
 
     def _batch_to_repeat(self) -> int | None:
-        """Return the newest batch if this part was its last one and the callback has not ended. This start may
-        repeat a process that died in the callback: then it joins that batch, and runs the callback at its end.
+        """Return the newest batch if this part was its last one and the callback has not ended.
+
+        This process may replace one that died in the callback: then the part joins that batch, and runs the callback.
         """
         self._declaration.recover()
         entry = self._declaration.entry()
@@ -99,14 +99,14 @@ class Part(Claim):
         def start(session: Session, me: int) -> PartStart:
             return session.start_part(me, asked.name, name, asked.parts, asked.window, owner, uid, asked.kept)
 
-        # Where its process is missing, it may be dead: that is known when its grace is over.
-        left = backoff_delays(self._client.retry)
+        # The process that runs it may be dead: wait until its grace is over.
+        pause_lengths = backoff_delays(self._client.retry)
         while True:
             began = self._client.member.call("start of a part", start, sign=True)
             if began.code not in ("running", "in_callback"):
                 return began
             running = _part_of(asked.entry(began.batch_id), name)
-            pause = next(left, None)
+            pause = next(pause_lengths, None)
             is_missing = began.code == "in_callback" or (running is not None and running.missing_for is not None)
             if pause is None or not is_missing:
                 return began
@@ -118,9 +118,9 @@ class Part(Claim):
         entry = self._declaration.entry(began.batch_id)
         parts = entry.parts if entry is not None else ()
         if began.code == "differs":
-            there, ours = {part.part for part in parts}, set(self._declaration.parts)
-            more = f"it also has {', '.join(sorted(there - ours))}" if there - ours else ""
-            less = f"it lacks {', '.join(sorted(ours - there))}" if ours - there else ""
+            existing, declared = {part.part for part in parts}, set(self._declaration.parts)
+            more = f"it also has {', '.join(sorted(existing - declared))}" if existing - declared else ""
+            less = f"it lacks {', '.join(sorted(declared - existing))}" if declared - existing else ""
             return (
                 f"Batch {of} is open with other parts: {' and '.join(filter(None, (more, less)))}; "
                 f"{_opened(entry)}declare the same in all parts (a change takes effect with the next batch), or have "
@@ -132,30 +132,31 @@ class Part(Claim):
                 f"process is missing, but not yet for its grace: start part {self.name!r} again in a moment"
             )
         running = _part_of(entry, self.name)
-        where = "elsewhere"
+        runner = "elsewhere"
         if running is not None:
-            where = f"{running.host}:{running.pid} since {running.started_at}, login {running.login}"
+            runner = f"{running.host}:{running.pid} since {running.started_at}, login {running.login}"
         if running is not None and running.missing_for is not None:
-            where += f", missing for {running.missing_for:.0f} s but not yet for its grace"
-        return f"{self.title} runs already ({where}); wait until it has ended"
+            runner += f", missing for {running.missing_for:.0f} s but not yet for its grace"
+        return f"{self.title} runs already ({runner}); wait until it has ended"
 
-    def _tell_expired(self, batch_id: int) -> None:
-        lacks = self._declaration.errors_of(batch_id, "failed", "expected", "running")
+    def _report_expired(self, batch_id: int) -> None:
+        missing = self._declaration.errors_of(batch_id, "failed", "expected", "running")
         self._declaration.alarm(
             self._declaration.failure(
-                f"has expired: {listed(lacks)}; a new batch has begun without it", batch_id, lacks
+                f"has expired: {listed(missing)}; a new batch has begun without it", batch_id, missing
             )
         )
 
     # -- its end ------------------------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """The part has succeeded. When it was the last, runs the callback. Whether it was. See the class for what
-        it raises.
+        """Record the part as succeeded; run the callback if it was the last. Return True if it was.
+
+        Raises `BatchFailed`; see the class.
         """
         self.require_open()
         try:
-            # Should it have been recorded all the same, what is done otherwise gives the callback back.
+            # If the end was recorded though the reply was lost, the deferred call returns the callback's claim.
             ended = self._record(None, otherwise="its end could not be recorded")
             self.is_last = ended.is_last
         except BaseException as exc:
@@ -172,17 +173,17 @@ class Part(Claim):
             self._declaration.alarm(failure)
             raise
         if self._callback is not None:
-            carry_out(self._declaration, self._callback)
+            run_callback(self._declaration, self._callback)
         does_not_count = self._why_it_does_not_count(ended)
         if does_not_count is not None:
             self._declaration.alarm(does_not_count)
             raise does_not_count
-        self._tell_what_keeps_the_batch(ended)
+        self._report_incomplete_batch(ended)
         take_over(self._declaration)
         return self.is_last
 
-    def _tell_what_keeps_the_batch(self, ended: PartEnd) -> None:
-        """Call the alarm when this was the last part to end, and nothing follows. The part itself has succeeded."""
+    def _report_incomplete_batch(self, ended: PartEnd) -> None:
+        """Raise the alarm if this part was the last to end, but no callback runs. The part itself has succeeded."""
         if ended.batch_status == "failed" and ended.batch_id is not None:
             failed = self._declaration.errors_of(ended.batch_id, "failed")
             self._declaration.alarm(
@@ -222,16 +223,16 @@ class Part(Claim):
         return None
 
     def failed(self, error: BaseException | str) -> None:
-        """The part has failed. Tells the alarm hook at once."""
+        """Record the part as failed, and call ``on_failed``."""
         self.require_open()
-        words = format_error(error) or "it said nothing"
+        text = format_error(error) or "it said nothing"
         failure = self._declaration.failure(
-            f"has a failed part: {self.name!r} ({brief(words)}); run it again", self.batch_id, {self.name: words}
+            f"has a failed part: {self.name!r} ({brief(text)}); run it again", self.batch_id, {self.name: text}
         )
         if isinstance(error, BaseException):
             failure.__cause__ = error
         try:
-            self._record(words, otherwise=words)
+            self._record(text, otherwise=text)
         except BaseException:
             self.leave()
             raise
@@ -240,12 +241,12 @@ class Part(Claim):
         take_over(self._declaration)
 
     def _record(self, error: str | None, *, otherwise: str) -> PartEnd:
-        """Record its end; what cannot be recorded now, as failed by ``otherwise``."""
+        """Record the end; if that fails, a deferred call records it as failed with the error ``otherwise``."""
         self._closing = self._ending(otherwise)
         try:
             self._declaration.recover()
         except SqlsemError as exc:
-            log.warning("Looking after other parts of %r: %s", self._declaration.name, exc)
+            log.warning("Cannot check the other parts of %r: %s", self._declaration.name, exc)
         end_part = self._ending(error)
 
         def end(session: Session, me: int) -> PartEnd:
@@ -257,7 +258,7 @@ class Part(Claim):
         return self.end_by("end of a part", end, otherwise=self._closing)
 
     def _ending(self, error: str | None) -> Callable[[Session, int], PartEnd]:
-        """What ends it. (Not of this object itself, which may be on its way out.)"""
+        """Return the call that ends the part. (It must not refer to this object, which may be being deleted.)"""
         of, name, uid, owner, kept = self._declaration.name, self.name, self._uid, owner_name(), self._declaration.kept
         return lambda session, me: session.end_part(me, of, name, uid, error, owner, kept)
 

@@ -137,11 +137,11 @@ class Dashboard:
             return self._refuse(request, 403, "A page of another site may not listen.")
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        token = Permit()
-        if not self.feed.streams.acquire(token):  # before the response begins: many requests may arrive at once
+        permit = Permit()
+        if not self.feed.streams.acquire(permit):  # before the response begins: many requests may arrive at once
             return self._refuse(request, 503, "This page is open too often; close some.")
         query = PageQuery.of(request.query_params)
-        stream = self.feed.stream(token, query.url(), lambda: self._pages.board(self.feed.snapshot, query))
+        stream = self.feed.stream(permit, query.url(), lambda: self._pages.board(self.feed.snapshot, query))
         return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def _row(self, request: Request) -> Response:

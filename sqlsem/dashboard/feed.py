@@ -54,11 +54,11 @@ class Feed:
         self._next.set()
         self._next = asyncio.Event()
 
-    async def stream(self, token: Permit, key: str, draw: Callable[[], str]) -> AsyncIterator[str]:
+    async def stream(self, permit: Permit, key: str, draw: Callable[[], str]) -> AsyncIterator[str]:
         """Yield server-sent events: the result of ``draw``, now and after each poll.
 
         Args:
-            token: A slot of `streams`, released at the end. (If a stream never begins, its slot is free when the token
+            permit: One of `streams`, released at the end. (If a stream never begins, it is free again when the permit
                 is garbage-collected.)
             key: Pages with the same key share one drawing.
             draw: Draws the board.
@@ -78,4 +78,4 @@ class Feed:
                     except asyncio.TimeoutError:
                         yield ": still here\n\n"
         finally:
-            self.streams.release(token)
+            self.streams.release(permit)
