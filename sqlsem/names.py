@@ -8,7 +8,7 @@ __all__ = ["ONCE_PREFIX", "PRIORITY_PREFIX", "RATE_PREFIX", "RESERVED", "TASKS_P
 
 #: What the names of resources begin with that sqlsem uses itself.
 RATE_PREFIX, ONCE_PREFIX, PRIORITY_PREFIX, TASKS_PREFIX = "rate:", "once:", "priority:", "tasks:"
-#: For each of them what that is, and what to do instead of locking it. (`check_free` of the SQL is the same table.)
+#: For each prefix: its purpose, and what to do instead of locking it. (`check_not_reserved` in SQL has the same table.)
 RESERVED = {
     RATE_PREFIX: ("the queue of a rate", "take from the rate (sqlsem.rate, run --rate), or choose another name"),
     ONCE_PREFIX: ("what runs once per period", "begin a run (sqlsem.once, run --once-per), or choose another name"),

@@ -494,9 +494,9 @@ def member(**answers: Answer | Callable[[Said], Answer]) -> Callable[[Said], Ans
 
     common: dict[str, Any] = {
         "settings": result(("name", "value"), ("schema_version", str(sql.LATEST)), ("oldest_client", "1")),
-        "enrol": result(("member_id",), (7,)),
-        "resume_member": result(("known",), (1,)),
-        "ping": ping,
+        "register_member": result(("member_id",), (7,)),
+        "reattach_member": result(("known",), (1,)),
+        "heartbeat": ping,
         "register": register,
         "release": result(("code",), (0,)),
         **answers,

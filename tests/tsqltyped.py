@@ -29,7 +29,7 @@ from tsqltypes import DATABASE, LITERAL, MAX, UNKNOWN, Label, Type, Value, shown
 
 FAULTS = Path(__file__).resolve().parent / "support" / "tsqlfaults.sql"
 #: Procedures whose OUTPUT is as long as their input, which no flow of types shows.
-SAME_SIZE = {"clean": "puts a question mark in the place of one character"}
+SAME_SIZE = {"escape_control_chars": "puts a question mark in the place of one character"}
 Selected = list[tuple[str, Value]] | None
 #: A frame in which any name may be anything.
 ANY: Frame = {"": None}

@@ -1585,9 +1585,9 @@ internal sealed class SqlSemCalls
         var rows = await Run(
             asynchronous, TimeSpan.Zero,
             postgres
-                ? prefix + "enrol(CAST({0} AS varchar), CAST({1} AS integer), CAST({2} AS varchar), "
+                ? prefix + "register_member(CAST({0} AS varchar), CAST({1} AS integer), CAST({2} AS varchar), "
                     + "CAST({3} AS integer), CAST({4} AS integer))"
-                : prefix + "enrol {0}, {1}, {2}, {3}, {4}, @answer = 1",
+                : prefix + "register_member {0}, {1}, {2}, {3}, {4}, @answer = 1",
             null, cancel, Environment.MachineName, ProcessId, program, Milliseconds(options.Grace),
             lease == null ? NoNumber : Milliseconds(lease.Value)).ConfigureAwait(false);
         return Number(rows, 0);
@@ -1628,7 +1628,7 @@ internal sealed class SqlSemCalls
             return Number(rows, 0) == 1;
         }
         foreach (var row in await Run(
-            asynchronous, TimeSpan.Zero, prefix + "ping {0}", transaction, cancel, member).ConfigureAwait(false))
+            asynchronous, TimeSpan.Zero, prefix + "heartbeat {0}", transaction, cancel, member).ConfigureAwait(false))
         {
             if (ToLong(row[0]) != 1)
                 return false;
@@ -1775,7 +1775,7 @@ internal sealed class SqlSemCalls
         {
             await Run(
                 asynchronous, TimeSpan.Zero,
-                postgres ? prefix + "resign(CAST({0} AS bigint))" : prefix + "resign {0}", null, cancel,
+                postgres ? prefix + "deregister_member(CAST({0} AS bigint))" : prefix + "deregister_member {0}", null, cancel,
                 member).ConfigureAwait(false);
             return true;
         });

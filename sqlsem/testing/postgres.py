@@ -56,7 +56,9 @@ SILENT_SECONDS = 30.0
 #: Calls that are no steps: they prepare a connection, or only read.
 QUIET = frozenset(("backend", "session", "version", "settings", "installed"))
 #: Calls that leave nothing in the database.
-LOOKS = frozenset(("deadlock_rows", "living", "entries", "past", "overview", "priorities", "whereabouts", "has_left"))
+LOOKS = frozenset(
+    ("deadlock_rows", "living", "entries", "past", "overview", "priorities", "database_identity", "has_left")
+)
 _SAID = re.compile(r"simulated: (stops|waits) (\S+)")
 #: Names and ids that are drawn at random, or made from the process's number.
 _OWN = re.compile(r"[:#\n]|\.\d|[0-9a-f]{16}|\.py$")

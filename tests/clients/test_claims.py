@@ -38,8 +38,8 @@ adopt | uo | token:token requesting_id:me lease_seconds:seconds
 adopt_rows | uo | p_member:member p_requesting_id:me p_owner:text p_uid:uid p_token:token
 asked_of_tasks | w | p_member:member p_tasks:tasks
 assert_holding | uo | resource:resource queue_position:position requesting_id:me
-attend | uo | p_member:member p_resource:resource p_position:position
-attend_head | uo | p_resource:rate_id p_position:position p_requesting_id:me
+renew_waiter_lease | uo | p_member:member p_resource:resource p_position:position
+renew_rate_waiter_lease | uo | p_resource:rate_id p_position:position p_requesting_id:me
 batch_callback_ended | uo | name:batch error:text
 batch_part_done | uo | name:batch part:part
 batch_part_failed | uo | name:batch part:part error:text
@@ -48,7 +48,7 @@ batch_resume | uo | name:batch
 begin_upgrade | uo | p_resource:resource p_position:position p_requesting_id:me p_try:flag
 cancel | uo | p_member:member p_uid:uid p_outcome:outcome
 cancel_task | po | p_task:task
-check_free | uo | p_resource:resource
+check_not_reserved | uo | p_resource:resource
 check_guard | uo |
 check_lease | uo | p_seconds:seconds
 check_name | upwo | p_what:text p_name:text
@@ -62,14 +62,14 @@ claim_parked | w | p_member:member p_queue:queue p_owner:text p_uid:uid p_again:
     p_row_owner:text
 claim_task | w | p_member:member p_queue:queue p_owner:text p_uid:uid p_again:flag
 deadlock_rows | uo | p_member:member
-deadlock_words | uo | p_member:member
+describe_deadlock | uo | p_member:member
 downgrade | uo | p_resource:resource p_position:position p_requesting_id:me
 end_callback | uo | p_member:member p_batch:batch_id p_attempt:count p_error:text
 end_part | uo | p_member:member p_name:batch p_part:part p_uid:uid p_outcome:part_end p_error:text p_owner:text
     p_callback_kind:kind p_callback_body:text
 end_task | w | p_member:member p_task:task p_attempt:count p_outcome:end p_result:text p_error:text
-ended_how | uo | p_resource:resource p_position:position p_since:moment
-enrol | upwo | p_host:text p_pid:count p_program:text p_grace_ms:ms p_lease_ms:ms
+row_outcome | uo | p_resource:resource p_position:position p_since:moment
+register_member | upwo | p_host:text p_pid:count p_program:text p_grace_ms:ms p_lease_ms:ms
 entries | uwor | p_resource:resource
 error_words | w | p_state:choice p_message:text p_detail:text p_hint:text p_context:text
 estimate | uor | queue_position:position
@@ -77,18 +77,18 @@ family | uor | p_table:table
 find_deadlock | uo | p_member:member
 fire_schedule | w | p_name:schedule p_due:moment p_last:moment p_next:moment p_put:flag
 forget_left | uwo | p_word:word
-free_waits | uo |
-guard | upwo | p_what:choice
+release_wait_locks | uo |
+require_outside_transaction | upwo | p_what:choice
 guard_table | uo | p_table:table p_resource:resource
 guarded_tables | uor |
 guards | uor |
 hand_over | uo | resource:resource queue_position:position ttl_seconds:seconds to_login:login requesting_id:me
 hand_over_rows | uwo | p_member:member p_positions:positions p_hash:hash p_ttl_ms:ms p_to:login
 has_left | uwo | p_word:word
-has_others | uo | p_member:member p_position:position
-hold_entry | uo | p_resource:resource p_position:position p_requesting_id:me
+has_other_rows | uo | p_member:member p_position:position
+retake_wakeup_lock | uo | p_resource:resource p_position:position p_requesting_id:me
 is_outermost | uo | p_stack:text
-keep_entries | uo | p_member:member p_positions:positions
+restore_wakeup_locks | uo | p_member:member p_positions:positions
 kept_locks | upwor | p_resource:resource
 leave_behind | uo | p_member:member
 release_on_commit | uwo | p_word:word
@@ -96,9 +96,9 @@ list_batches | uor | p_name:batch p_batch:batch_id p_most:count
 list_schedules | pwor | p_name:schedule p_queue:queue
 list_tasks | pwor | p_queue:queue p_status:choice p_most:count
 listen_for_tasks | pwor |
-living | uo | p_members:members p_mine:member
-look_all | uo | p_member:member p_resources:resources p_positions:positions
-look_around | upwo | enclosed:flag
+live_members | uo | p_members:members p_mine:member
+poll_waiters | uo | p_member:member p_resources:resources p_positions:positions
+detect_transaction | upwo | enclosed:flag
 mark_once | uo | p_name:once p_position:position p_requesting_id:me
 new_token | uo |
 new_uid | uo |
@@ -120,7 +120,7 @@ past | uor | p_resource:resource p_most:count p_since:seconds p_until:seconds p_
 past | uor | p_resource:resource p_most:count p_since:seconds p_until:seconds p_outcome:choice p_who:login
 pause | o | resource:resource
 pin | uwo | p_resource:resource p_position:position p_requesting_id:me
-ping | upwo | p_member:member
+heartbeat | upwo | p_member:member
 priorities | uor |
 prune | upwo | p_most:count
 prune_operations | upwo | p_most:count
@@ -138,7 +138,7 @@ rates | uor | p_resource:rate_id
 reap | o |
 recover_batches | uo | p_name:batch p_mine:member
 recover_tasks | pwo | p_queue:queue p_mine:member
-refused_commit | upwo |
+commit_error | upwo |
 register | uo | p_member:member p_requesting_id:me p_owner:text p_uid:uid p_try:flag p_resource:resource
     p_access:choice p_limit:count p_weight:count p_note:text
 register_all | uo | p_member:member p_requesting_id:me p_owner:text p_uid:uid p_try:flag p_requests:requests
@@ -148,11 +148,11 @@ release_rows | uo | p_resource:resource p_position:position p_requesting_id:me
 renew | uo | resource:resource queue_position:position requesting_id:me lease_seconds:seconds
 renew_row | uo | p_resource:resource p_position:position p_requesting_id:me p_lease_ms:ms
 reset_rate | o | p_resource:rate_id
-resign | upwo | p_member:member
+deregister_member | upwo | p_member:member
 resource_settings | uor |
 resources | uor |
 resume | o | resource:resource
-resume_member | upwo | p_member:member
+reattach_member | upwo | p_member:member
 return_callback | uo | p_member:member p_uid:uid
 return_claim | w | p_member:member p_queue:queue p_uid:uid
 revoke | o | p_position:position p_force:flag
@@ -181,9 +181,9 @@ adjust | uo | rate:rate taken_ms:ms cost:count actual:count
 adjust_rate | uo | p_resource:rate_id p_taken_ms:ms p_more:count
 show_tasks | pwor | p_queue:queue p_status:choice p_most:count p_skip:count
 sleep_until_due | uo | p_resource:rate_id p_cost:count p_taken_ms:ms p_wait_ms:ms
-spare_entries | uo | p_member:member p_resource:resource p_positions:positions
-spared_entries | uo | p_member:member p_positions:positions
-stand_alone | upwo | what:choice
+drop_wakeup_locks | uo | p_member:member p_resource:resource p_positions:positions
+missing_wakeup_locks | uo | p_member:member p_positions:positions
+require_autocommit | upwo | what:choice
 start_part | uo | p_member:member p_name:batch p_part:part p_parts:part_list p_window_ms:ms p_owner:text
     p_uid:uid p_callback_kind:kind p_callback_body:text
 status | uor | resource:resource
@@ -191,11 +191,11 @@ take | uo | rate:rate rate_limit:count per_ms:ms cost:count timeout_ms:ms burst:
     more_per_ms:counts note:text requesting_id:me
 take_rate | uo | p_resource:rate_id p_cost:count p_limits:counts p_windows:counts p_burst:count
     p_position:position p_requesting_id:me p_more:counts p_ahead:counts
-take_turn | uo | p_member:member p_requesting_id:me p_owner:text p_uid:uid p_try:flag p_resource:resource
+acquire_by_priority | uo | p_member:member p_requesting_id:me p_owner:text p_uid:uid p_try:flag p_resource:resource
     p_access:choice p_limit:count p_weight:count p_note:text p_priority:count p_place:count
 task_attempts | pwor | p_task:task
 tend_queue | pwo | p_queue:queue p_mine:member
-time_left | uo | p_timeout_ms:ms p_started:moment
+remaining_ms | uo | p_timeout_ms:ms p_started:moment
 token_hash | uo | p_token:token
 try | uo | resource:resource concurrency_limit:count access:choice weight:count note:text requesting_id:me
     lease_seconds:seconds
@@ -203,7 +203,7 @@ unguard_table | uo | p_table:table
 upgrade | uo | p_resource:resource p_position:position p_requesting_id:me p_timeout_ms:ms
 wait | uo | p_resource:resource p_position:position p_timeout_ms:ms
 waits_for_itself | uo | p_member:member p_resource:resource p_position:position
-whereabouts | upwor |
+database_identity | upwor |
 why | uor | queue_position:position
 work | w | queue:queue idle_seconds:seconds
 """
@@ -311,7 +311,7 @@ class Party:
     def begin(self):
         """What it has, anew where it has lost it."""
         if self.role in "upwo":
-            self.member = self.value("enrol('h', 1, 'p', 5000, 3600000)")
+            self.member = self.value("register_member('h', 1, 'p', 5000, 3600000)")
         if self.role in "uo":
             uids = [f"{self.name}-{self.member}-{number}" for number in range(3)]
             register = "register(%s, 'me', 'me', %s, false, %s, 'write', 1, 1, NULL)"
@@ -482,7 +482,7 @@ LEFT_TO_TABLES = {
     "put_tasks_once": {"23505"},  # it was put before: the client counts on this
     "register": {"22001", "23505"},  # called at every lock; a uid is the client's own
     "register_all": {"22001", "22023", "23505"},
-    "time_left": {"22008"},  # PostgreSQL before 17 subtracts no infinite times
+    "remaining_ms": {"22008"},  # PostgreSQL before 17 subtracts no infinite times
     "save_schedule": {"22001", "23502", "23514"},
 }
 
@@ -654,7 +654,7 @@ def test_members_of_a_login_are_bounded_and_removed_by_operators(login, database
         with first.connection, other.connection, operator:
             owner.execute("UPDATE sqlsem.setting SET value = '3' WHERE name = 'max_members'")
             try:
-                enrol = "enrol('h', 1, 'p', 5000, 3600000)"
+                enrol = "register_member('h', 1, 'p', 5000, 3600000)"
                 assert [first.value(enrol) is not None for _ in range(2)] == [True, True]
                 with pytest.raises(errors.ProgramLimitExceeded, match="has 3 members, and no more are allowed"):
                     first.value(enrol)

@@ -377,7 +377,7 @@ def test_guard_trigger_ignores_the_writers_search_path(database, connect, guarde
             "current_setting(text, boolean) RETURNS text",
             "split_part(text, text, integer) RETURNS text",
             "pg_current_xact_id() RETURNS xid8",
-            "may_keep(name) RETURNS boolean",
+            "may_pin(name) RETURNS boolean",
         ):
             connection.execute(
                 f"CREATE FUNCTION {schema}.{text} LANGUAGE plpgsql AS "

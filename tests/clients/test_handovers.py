@@ -182,8 +182,8 @@ def test_row_in_transit_needs_its_token(three, database, name):
             value("sqlsem.pin(%s, %s, %s)", name, grant.position, transit)
         assert value("sqlsem.hand_over_rows(%s, ARRAY[%s], %s, 1000, NULL)", member, grant.position, "0" * 64) == -1
         assert value("sqlsem.release(%s, %s, %s)", name, grant.position, transit) == -1
-        assert value("sqlsem.resume_member(%s)", member) is False
-        assert value("known FROM sqlsem.ping(%s)", member) is False
+        assert value("sqlsem.reattach_member(%s)", member) is False
+        assert value("known FROM sqlsem.heartbeat(%s)", member) is False
     assert database.rows("SELECT lease_until FROM sqlsem.member WHERE member_id = ?", member) == before
     with contextlib.closing(meant.coordinator()) as taker:
         adopted = taker.adopt(token)

@@ -20,7 +20,7 @@ def name_of(login):
 
 
 def enrol(connection, grace=0, lease=None):
-    return connection.execute("SELECT sqlsem.enrol('h', 7, 'p', %s, %s)", (grace, lease)).fetchone()[0]
+    return connection.execute("SELECT sqlsem.register_member('h', 7, 'p', %s, %s)", (grace, lease)).fetchone()[0]
 
 
 def register(connection, member, resource, uid="u", try_=False, requesting_id="me", owner=None):
@@ -214,7 +214,7 @@ def test_numbers_with_taken_locks_are_skipped(user, login, database, name):
         later, granted = register(connection, member, name("b"), uid="v")
         assert granted
         assert later > position + 20
-        connection.execute("SELECT sqlsem.resign(%s)", (member,))
+        connection.execute("SELECT sqlsem.deregister_member(%s)", (member,))
 
 
 # -- the installation -----------------------------------------------------------------------------------------------
@@ -248,7 +248,8 @@ def test_schema_of_another_owner_is_refused(empty):
 
 
 @pytest.mark.parametrize(
-    "thing", ["FUNCTION sqlsem.plain(text) RETURNS text LANGUAGE sql AS 'SELECT $1'", "TABLE sqlsem.notes ()"]
+    "thing",
+    ["FUNCTION sqlsem.escape_control_chars(text) RETURNS text LANGUAGE sql AS 'SELECT $1'", "TABLE sqlsem.notes ()"],
 )
 def test_foreign_objects_in_the_schema_are_refused(empty, thing):
     villain = villain_of(empty)
@@ -373,9 +374,9 @@ def test_a_sign_of_life_with_each_grant(database, name):
         second = seen()
         assert second > first
         connection.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position))
-        connection.execute("SELECT sqlsem.ping(%s)", (member,))
+        connection.execute("SELECT sqlsem.heartbeat(%s)", (member,))
         assert seen() > second
-        connection.execute("SELECT sqlsem.resign(%s)", (member,))
+        connection.execute("SELECT sqlsem.deregister_member(%s)", (member,))
 
 
 def test_after_a_failover_members_have_their_grace(orphan, user, database, name):

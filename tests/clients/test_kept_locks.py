@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engines("postgresql")
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Routines that take a lock which their caller names.
-GIVEN = {"is_free", "sleep_on", "free_at_end", "lock_alone"}
+GIVEN = {"is_free", "wait_until_lock_free", "release_session_lock_after_commit", "take_exclusive_lock"}
 #: Longest waits of a session that bounds them itself, in these tests.
 PATIENCE_MS = 300
 
@@ -254,14 +254,14 @@ def test_stranger_keeps_a_put_lock(database, login, stranger, name, shared):
 
 def test_stranger_keeps_a_members_lock(database, user, stranger, name):
     with contextlib.closing(bounded(user)) as victim:
-        member = victim.execute("SELECT sqlsem.enrol('h', 7, 'p', 0, NULL)").fetchone()[0]
+        member = victim.execute("SELECT sqlsem.register_member('h', 7, 'p', 0, NULL)").fetchone()[0]
         keep(stranger, database, 7, member)
         with pytest.raises(psycopg.errors.LockNotAvailable):
             victim.execute(
                 "SELECT sqlsem.register(%s, 'me', NULL, 'u', false, %s, 'write', 1, 1, NULL)", (member, name)
             )
         assert_named(database, stranger, "number")
-        victim.execute("SELECT sqlsem.resign(%s)", (member,))
+        victim.execute("SELECT sqlsem.deregister_member(%s)", (member,))
 
 
 #: Each kind that a stranger can keep has a test above.
@@ -318,7 +318,7 @@ def test_stranger_stops_no_wait_no_claim_and_no_limit(database, login, user, str
 
 def test_gate_of_an_open_registration_is_named(database, user, name):
     with user.raw(autocommit=False) as connection:
-        member = connection.execute("SELECT sqlsem.enrol('h', 7, 'p', 0, NULL)").fetchone()[0]
+        member = connection.execute("SELECT sqlsem.register_member('h', 7, 'p', 0, NULL)").fetchone()[0]
         connection.commit()
         connection.execute(
             "SELECT sqlsem.register(%s, 'me', NULL, 'u', false, %s, 'write', 1, 1, NULL)", (member, name)

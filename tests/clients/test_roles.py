@@ -118,9 +118,9 @@ def test_no_routine_is_open_to_everybody(database, login):
             assert not bare & {
                 "remove",
                 "bury",
-                "suspect",
-                "suspect_all",
-                "place",
+                "check_if_dead",
+                "reap_dead_members",
+                "insert_request",
                 "ahead",
                 "reap",
                 "revoke",
@@ -152,13 +152,13 @@ def test_row_of_another_login_is_protected(database, user, login, name):
                 ("SELECT sqlsem.release_rows(%(name)s, %(position)s, 'me')", -1),
                 ("SELECT sqlsem.renew(%(name)s, %(position)s, 'me')", -1),
                 ("SELECT sqlsem.renew(%(name)s, %(position)s, 'me', 0.1)", -1),
-                ("SELECT sqlsem.attend(%(member)s, %(name)s, %(position)s)", False),
-                ("SELECT known FROM sqlsem.ping(%(member)s)", False),
-                ("SELECT sqlsem.resume_member(%(member)s)", False),
+                ("SELECT sqlsem.renew_waiter_lease(%(member)s, %(name)s, %(position)s)", False),
+                ("SELECT known FROM sqlsem.heartbeat(%(member)s)", False),
+                ("SELECT sqlsem.reattach_member(%(member)s)", False),
             ):
                 values = {"name": name, "position": position, "member": member}
                 assert theirs.execute(text, values).fetchone() == (answer,), text
-            theirs.execute("SELECT sqlsem.resign(%s)", (member,))
+            theirs.execute("SELECT sqlsem.deregister_member(%s)", (member,))
             with pytest.raises(errors.InsufficientPrivilege, match="another login"):
                 theirs.execute(
                     "SELECT sqlsem.register(%s, 'me', NULL, %s, false, %s, 'write', 1, 1, NULL)", (member, name, name)

@@ -448,7 +448,7 @@ def test_unattended_waiting_row_is_removed(database, session, name):
             name,
             name,
         )
-        assert two.value("sqlsem.attend(%s, %s, %s)", member, name, position) is True
+        assert two.value("sqlsem.renew_waiter_lease(%s, %s, %s)", member, name, position) is True
     began = time.monotonic()
     three.start(name)
     waiting(database, name, 2)

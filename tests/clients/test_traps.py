@@ -527,13 +527,13 @@ def call_assert_holding(start, patience):
 
 def call_stand_alone(start, patience):
     one = start()
-    one.execute("CALL sqlsem.stand_alone('this')")
-    assert called(one, "CALL sqlsem.look_around()") == (False,)
+    one.execute("CALL sqlsem.require_autocommit('this')")
+    assert called(one, "CALL sqlsem.detect_transaction()") == (False,)
     with pytest.raises(psycopg.Error, match="inside an open transaction"):
         with one.transaction():
-            one.execute("CALL sqlsem.stand_alone('this')")
+            one.execute("CALL sqlsem.require_autocommit('this')")
     with one.transaction():
-        assert called(one, "CALL sqlsem.look_around()") == (True,)
+        assert called(one, "CALL sqlsem.detect_transaction()") == (True,)
 
 
 def call_take(start, patience):
@@ -603,8 +603,8 @@ SCENARIOS = {
     "acquire_row": call_acquire,
     "try": call_try,
     "assert_holding": call_assert_holding,
-    "stand_alone": call_stand_alone,
-    "look_around": call_stand_alone,
+    "require_autocommit": call_stand_alone,
+    "detect_transaction": call_stand_alone,
     "take": call_take,
     "sleep_until_due": call_sleep_until_due,
     "work": call_work,

@@ -295,7 +295,7 @@ class SqlClient:
         self.main = database.raw()
         self.waiting = database.raw()
         self.longest = 0.0  # between two heartbeats
-        self.member = self.value("sqlsem.enrol('h', 1, 'client', 5000, NULL)")
+        self.member = self.value("sqlsem.register_member('h', 1, 'client', 5000, NULL)")
         self.position, self.granted = self.main.execute(
             "SELECT queue_position, granted FROM sqlsem.register(%s, 'r', 'o', gen_random_uuid()::varchar, false, "
             "%s, 'write', 1, 1, NULL)",
@@ -311,7 +311,7 @@ class SqlClient:
         last = time.monotonic()
         while not self.stop.wait(0.1):
             known, positions = self.main.execute(
-                "SELECT known, positions FROM sqlsem.ping(%s)", (self.member,)
+                "SELECT known, positions FROM sqlsem.heartbeat(%s)", (self.member,)
             ).fetchone()
             assert known
             assert positions == [self.position]

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
 
 #: Instead of now and then.
 AT_EVERY_CALL = """
-CREATE OR REPLACE FUNCTION sqlsem.marks_now() RETURNS boolean LANGUAGE sql VOLATILE AS 'SELECT true'
+CREATE OR REPLACE FUNCTION sqlsem.is_time_for_row_mark() RETURNS boolean LANGUAGE sql VOLATILE AS 'SELECT true'
 """
 
 
@@ -199,7 +199,7 @@ def test_gate_is_free_while_waiters_sleep(party, before):
     if BEFORE[before] is None:
         # It leaves between two looks of the one that waits.
         database.rows(
-            "CREATE OR REPLACE FUNCTION sqlsem.marks_now() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$ BEGIN"
+            "CREATE OR REPLACE FUNCTION sqlsem.is_time_for_row_mark() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
             f" DELETE FROM {database.table} WHERE queue_position = {tickets[0].position}; RETURN true; END $$"
         )
     waits = other.ask("r", limit=2 if before == "as many as may be" else 1)

@@ -210,7 +210,7 @@ def test_another_login_cannot_act_for_a_member(database, member, stranger, name)
     assert call("release(%s::varchar, %s, %s::varchar)", name, ticket.position, "me") == (-1,)
     assert call("cancel(%s, %s::varchar, 'cancelled')", number, f"{name}.1") == (0,)
     assert call("ping(%s)", number) == (False, None, None)
-    assert call("resume_member(%s)", number) == (False,)
+    assert call("reattach_member(%s)", number) == (False,)
     call("resign(%s)", number)
     for routine, arguments in (
         ("register", "%s, 'me', 'x', 'x', false, %s::varchar, 'write', 1, 1, NULL"),

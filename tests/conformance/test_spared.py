@@ -127,9 +127,9 @@ def test_wakeup_locks_are_kept_by_older_routines(party, locked, name, monkeypatc
     """The tables were upgraded by another installation, and not with the latest routines: locks work on."""
     participant = party()
     several = [participant.ask(name) for _ in range(4)]
-    queries = {"keep_entries": "SELECT sqlsem.not_there(%s, %s)"}
+    queries = {"restore_wakeup_locks": "SELECT sqlsem.not_there(%s, %s)"}
     if why == "older routines":
-        queries["spare_entries"] = "SELECT sqlsem.not_there(%s, %s, %s)"
+        queries["drop_wakeup_locks"] = "SELECT sqlsem.not_there(%s, %s, %s)"
     else:
         participant.session.connection.execute("SET ROLE pg_monitor")
     monkeypatch.setattr(participant.session, "queries", {**participant.session.queries, **queries})
@@ -176,7 +176,9 @@ def test_waiter_behind_row_without_wakeup_lock_sleeps(party, database, name):
     execute("SET track_functions = 'pl'")
     assert other.session.wait(mine, 1.0, threading.Event()) is False
     execute("SELECT pg_stat_force_next_flush()")
-    ((calls,),) = execute("SELECT sum(calls) FROM pg_stat_user_functions WHERE funcname IN ('sleep_on', 'suspect')")
+    ((calls,),) = execute(
+        "SELECT sum(calls) FROM pg_stat_user_functions WHERE funcname IN ('wait_until_lock_free', 'check_if_dead')"
+    )
     assert (calls or 0) < 200, "it looks from time to time, and does not spin"
 
 

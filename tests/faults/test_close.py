@@ -132,7 +132,7 @@ def test_a_row_that_is_being_written_is_taken_along(connect, database, name, thr
         threads.start(lambda: (coordinator.close(), closing.set()))
         asleep = (
             "SELECT 1 FROM pg_stat_activity "
-            "WHERE datname = current_database() AND wait_event = 'PgSleep' AND strpos(query, 'resign') > 0"
+            "WHERE datname = current_database() AND wait_event = 'PgSleep' AND strpos(query, 'deregister_member') > 0"
         )
         until(lambda: closing.is_set() or database.rows(asleep), "the session to leave")
     finally:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not have_postgres(), reason="PostgreSQL only")
 
 def mark_always(database):
     database.rows(
-        "CREATE OR REPLACE FUNCTION sqlsem.marks_now() RETURNS boolean LANGUAGE sql VOLATILE AS 'SELECT true'"
+        "CREATE OR REPLACE FUNCTION sqlsem.is_time_for_row_mark() RETURNS boolean LANGUAGE sql AS 'SELECT true'"
     )
     return database
 
@@ -120,7 +120,7 @@ def test_rows_of_a_long_queue_match_the_model(marking, name, rows, most):
     assert low_water(marking, name)[-1][0] > min(alive), "the survivors were put to the test"
     judged = dict(
         raw.execute(
-            "SELECT queue_position, eligible FROM sqlsem.ProcessControl AS t, sqlsem.ahead(t.resource_id,"
+            "SELECT queue_position, eligible FROM sqlsem.ProcessControl AS t, sqlsem.eligibility(t.resource_id,"
             " t.queue_position, t.access_type, t.concurrency_limit, t.weight, NULL) WHERE t.resource_id = %s",
             (name,),
         ).fetchall()
@@ -362,11 +362,13 @@ def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
         "a try in vain": registering("r", True),
         "a registration that waits": registering("r", False),
         "a wait": pages(raw, "SELECT sqlsem.wait('r', %s, 0)", last.position),
-        "a look at all": pages(raw, "SELECT sqlsem.look_all(%s, ARRAY['r'], ARRAY[%s::bigint])", member, last.position),
-        "a ping": pages(raw, "SELECT * FROM sqlsem.rows_of(%s)", member),
-        "the rule": pages(raw, "SELECT * FROM sqlsem.ahead('r', %s, 'write', 1, 1, NULL)", last.position),
+        "a look at all": pages(
+            raw, "SELECT sqlsem.poll_waiters(%s, ARRAY['r'], ARRAY[%s::bigint])", member, last.position
+        ),
+        "a ping": pages(raw, "SELECT * FROM sqlsem.member_rows(%s)", member),
+        "the rule": pages(raw, "SELECT * FROM sqlsem.eligibility('r', %s, 'write', 1, 1, NULL)", last.position),
         "the rule, where all is free": pages(
-            raw, "SELECT * FROM sqlsem.ahead('free', 10000000000, 'write', 1, 1, NULL)"
+            raw, "SELECT * FROM sqlsem.eligibility('free', 10000000000, 'write', 1, 1, NULL)"
         ),
         "a cancel": pages(raw, "SELECT sqlsem.cancel(%s, 'nothing', 'cancelled')", member),
     }
@@ -423,7 +425,7 @@ def test_a_registration_reads_no_more_than_decides(postgres_server, make_databas
                 raw, "SELECT * FROM sqlsem.register(%s, 'me', 'o', 'x', true, 'r', 'write', 3, 1, NULL)", member
             ),
             "wait": pages(raw, "SELECT sqlsem.wait('r', %s, 0)", last),
-            "rule": pages(raw, "SELECT * FROM sqlsem.ahead('r', %s, 'write', 3, 1, NULL)", last),
+            "rule": pages(raw, "SELECT * FROM sqlsem.eligibility('r', %s, 'write', 3, 1, NULL)", last),
         }
     print(seen)
     for what, few in seen[50].items():

@@ -30,8 +30,13 @@ def test_it_starts(agent):
 @pytest.mark.parametrize(
     ("number", "text", "error", "words"),
     [
-        (2812, "Could not find stored procedure 'sqlsem.enrol'.", "SqlSemSchemaException", "sqlsem init"),
-        (229, "The EXECUTE permission was denied on 'enrol'.", "SqlSemConfigurationException", "role sqlsem_user"),
+        (2812, "Could not find stored procedure 'sqlsem.register_member'.", "SqlSemSchemaException", "sqlsem init"),
+        (
+            229,
+            "The EXECUTE permission was denied on 'register_member'.",
+            "SqlSemConfigurationException",
+            "role sqlsem_user",
+        ),
         (40613, "Database 'books' is not currently available.", "SqlSemTimeoutException", "not granted within"),
     ],
 )
@@ -39,7 +44,7 @@ def test_errors(agent, number, text, error, words, before):
     """Each number by itself: test_numbers.py."""
 
     def answer(said):
-        if "enrol" in said.text or "register" in said.text or "acquire" in said.text:
+        if "register_member" in said.text or "register" in said.text or "acquire" in said.text:
             return before + failure(number, text)
         return result(("",), (0,)) if "SELECT" in said.text else done()
 
@@ -100,7 +105,7 @@ def naps(seconds):
 
 
 def pings(server):
-    return len(server.texts(r"\.ping "))
+    return len(server.texts(r"\.heartbeat "))
 
 
 def beats(*, good, then, path=None):
@@ -115,7 +120,7 @@ def beats(*, good, then, path=None):
         times.append(time.monotonic())
         return HELD
 
-    return member(ping=ping), times
+    return member(heartbeat=ping), times
 
 
 HELD = result(("known", "position", "revoked"), (1, 1, 0))
@@ -175,7 +180,7 @@ def test_a_wait_sends_the_heartbeats_of_held_locks(agent):
     granted = [result(("position", "granted"), (1, 1)), result(("position", "granted"), (2, 0))]
     answers = {"register": lambda _: granted.pop(0), "wait": Later(0.3, result(("code",), (-1,)))}
     answers["cancel"] = result(("cancelled",), (1,))
-    answers["ping"] = result(("known", "position", "revoked"), (1, 1, 0), (1, 2, 0))
+    answers["heartbeat"] = result(("known", "position", "revoked"), (1, 1, 0), (1, 2, 0))
     server, told = agent(
         member(**answers),
         {**KEPT, "grace": "4"},
@@ -184,4 +189,4 @@ def test_a_wait_sends_the_heartbeats_of_held_locks(agent):
     )
     assert [event["event"] for event in told[1:]] == ["granted", "failed", "released"], told
     waits = [number for number, message in enumerate(server.said) if ".wait " in message.text]
-    assert [message for message in server.said[waits[0] : waits[-1]] if ".ping " in message.text]
+    assert [message for message in server.said[waits[0] : waits[-1]] if ".heartbeat " in message.text]

@@ -149,7 +149,7 @@ def test_dotnet_understands_our_own_numbers(agent):
     assert acquired(agent, list(OURS)) == OURS
 
 
-@pytest.mark.parametrize("routine", ["release", "ping"])
+@pytest.mark.parametrize("routine", ["release", "heartbeat"])
 def test_dotnet_repeats_a_busy_call(agent, routine):
     whole, left = member(), []
     step = "release" if routine == "release" else "check"
@@ -186,7 +186,7 @@ def test_dotnet_enrols_again_where_its_session_changed_once(agent):
     whole, left = member(), [50003]
 
     def answer(said):
-        return failure(left.pop(), OURS_CHANGED) if ".ping " in said.text and left else whole(said)
+        return failure(left.pop(), OURS_CHANGED) if ".heartbeat " in said.text and left else whole(said)
 
     found = agent(answer, {"do": "acquire", "name": "books"}, {"do": "release"})
     assert [event["event"] for event in found] == ["granted", "released"]

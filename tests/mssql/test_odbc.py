@@ -184,9 +184,9 @@ def test_a_member_resumes_where_its_session_changed(tds, url_of):
     changed, resumed = [failure(*CHANGED)], []
 
     def answer(said):
-        if ".resume_member" in said.text:
+        if ".reattach_member" in said.text:
             resumed.append(said.session)
-        if ".ping" in said.text and changed:
+        if ".heartbeat" in said.text and changed:
             return changed.pop()
         return whole(said)
 
@@ -632,7 +632,7 @@ def test_a_data_source_does_not_reconnect_in_silence(tds, driver, tmp_path):
 
 
 @pytest.mark.parametrize("before", [b"", EATEN], ids=["alone", "warned"])
-@pytest.mark.parametrize("routine", ["enrol", "register", "release", "ping", "settings"])
+@pytest.mark.parametrize("routine", ["register_member", "register", "release", "heartbeat", "settings"])
 def test_a_deadlock_between_rows_is_nobodys_business(tds, url_of, routine, before):
     """Neither Deadlock nor Unavailable: it is done again."""
     whole = member()
@@ -651,5 +651,5 @@ def test_a_deadlock_between_rows_is_nobodys_business(tds, url_of, routine, befor
 
     with sqlsem.connect(url_of(tds(answer)), retry=PATIENCE, grace=1) as coordinator:
         with coordinator.mutex("a"):
-            until(lambda: len(asked) >= 2 or routine != "ping")
+            until(lambda: len(asked) >= 2 or routine != "heartbeat")
         assert len(asked) >= 2

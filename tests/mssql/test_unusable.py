@@ -33,7 +33,7 @@ REFUSALS = {
 
 def read_only(there):
     """Answer as a database that is read-only; ``there``: with the sqlsem tables."""
-    others = member(register=READ_ONLY, enrol=READ_ONLY)
+    others = member(register=READ_ONLY, register_member=READ_ONLY)
 
     def answer(said):
         if "@@ERROR" in said.text:

@@ -152,7 +152,7 @@ def test_user_does_not_undo_an_operators_hold(plain, connect, name):
     made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect(), on_success=sqlsem.Sql("SELECT 1"))
     with made.part("a"):
         pass
-    member = plain("EXEC {s}.enrol N'host', 1, N'program', 60000, @answer = 1")
+    member = plain("EXEC {s}.register_member N'host', 1, N'program', 60000, @answer = 1")
     text = "EXEC {s}.start_part ?, ?, N'b', N'a\nb\nc', 60000, N'me', N'uid', N'shell', N'rm', @answer = 1"
     assert plain(text, member, name) == "started"
     text = "EXEC {s}.end_part ?, ?, N'b', N'uid', N'succeeded', NULL, N'me', N'shell', N'rm', @answer = 1"
@@ -162,7 +162,7 @@ def test_user_does_not_undo_an_operators_hold(plain, connect, name):
     with made.part("c"):
         pass
     assert made.entry().callback_status == "finished"
-    plain("EXEC {s}.resign ?; SELECT 1", member)
+    plain("EXEC {s}.deregister_member ?; SELECT 1", member)
 
 
 def test_an_end_that_is_neither_ends_nothing(session, name, connect, refused):
@@ -191,7 +191,7 @@ class Clock:
         # (A day ahead: what ends by the real clock is in time.)
         session.rows(f"INSERT INTO {{s}}.{self.table} (now) VALUES (DATEADD(day, 1, SYSUTCDATETIME()))")
         session.rows(batch.replace(before, f"CREATE PROCEDURE {session.schema}.{self.routine}\n"))
-        ((self.member,),) = session.rows("EXEC {s}.enrol N'host', 1, N'program', 60000, @answer = 1")
+        ((self.member,),) = session.rows("EXEC {s}.register_member N'host', 1, N'program', 60000, @answer = 1")
 
     def step(self, seconds):
         self.session.rows(f"UPDATE {{s}}.{self.table} SET now = DATEADD(second, ?, now)", seconds)
@@ -211,7 +211,7 @@ class Clock:
         assert code == "succeeded"
 
     def close(self):
-        self.session.rows("EXEC {s}.resign ?", self.member)
+        self.session.rows("EXEC {s}.deregister_member ?", self.member)
         self.session.rows(f"DROP PROCEDURE {{s}}.{self.routine}; DROP TABLE {{s}}.{self.table}")
 
 

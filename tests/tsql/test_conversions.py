@@ -17,13 +17,13 @@ def member(new_session):
 
     def member():
         connection = new_session()
-        ((connection.member,),) = connection.rows("EXEC {s}.enrol N'host', 1, N'program', 60000, @answer = 1")
+        ((connection.member,),) = connection.rows("EXEC {s}.register_member N'host', 1, N'program', 60000, @answer = 1")
         made.append(connection)
         return connection
 
     yield member
     for one in made:
-        one.rows("EXEC {s}.resign ?", one.member)
+        one.rows("EXEC {s}.deregister_member ?", one.member)
 
 
 def register(one, resource, wanted, attended_ms=None):

@@ -21,7 +21,7 @@ class Queue:
     def register(self, access: str = "write", limit: int = 1, weight: int = 1, attended_ms: int | None = None) -> int:
         self.members.append(
             self.session.rows(
-                "DECLARE @m bigint; EXEC {s}.enrol N'host', 1, N'test', 60000, NULL, @m OUTPUT; SELECT @m"
+                "DECLARE @m bigint; EXEC {s}.register_member N'host', 1, N'test', 60000, NULL, @m OUTPUT; SELECT @m"
             )[0][0]
         )
         uid = f"{self.name} {next(self._uid)}"
@@ -52,7 +52,7 @@ def queue(session: Callable[[], Any], name: str) -> Iterator[Queue]:
     found = Queue(session(), name)
     yield found
     for member in found.members:
-        found.session.rows("EXEC {s}.resign ?", member)
+        found.session.rows("EXEC {s}.deregister_member ?", member)
 
 
 def test_release_grants_the_next_row(queue: Queue) -> None:
@@ -158,10 +158,10 @@ def mark_of(queue: Queue) -> int:
 def test_mark_stands_below_the_first_row(queue: Queue) -> None:
     first = queue.register("read")
     second = queue.register("read")
-    queue.session.rows("EXEC {s}.raise_mark ?", queue.name)
+    queue.session.rows("EXEC {s}.advance_low_water_mark ?", queue.name)
     assert mark_of(queue) == first - 1
     queue.release(first)
-    queue.session.rows("EXEC {s}.raise_mark ?", queue.name)
+    queue.session.rows("EXEC {s}.advance_low_water_mark ?", queue.name)
     assert mark_of(queue) == second - 1
     writer = queue.register()
     assert queue.wait(writer) == -1
@@ -170,7 +170,7 @@ def test_mark_stands_below_the_first_row(queue: Queue) -> None:
 
 
 def test_release_raises_the_mark_now_and_then(queue: Queue) -> None:
-    queue.session.rows("EXEC {s}.raise_mark ?", queue.name)
+    queue.session.rows("EXEC {s}.advance_low_water_mark ?", queue.name)
     for _ in range(1000):  # once in 33
         position = queue.register()
         queue.release(position)

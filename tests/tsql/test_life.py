@@ -17,7 +17,7 @@ def member(new_session):
 
     def member(grace_ms=0, lease_ms=None):
         connection = new_session()
-        text = "DECLARE @m bigint; EXEC {s}.enrol N'host' , 17, N'program', ?, ?, @m OUTPUT; SELECT @m"
+        text = "DECLARE @m bigint; EXEC {s}.register_member N'host' , 17, N'program', ?, ?, @m OUTPUT; SELECT @m"
         return connection, connection.rows(text, grace_ms, lease_ms)[0][0]
 
     return member
@@ -87,7 +87,7 @@ def test_waiter_sleeps_on_the_lock_of_the_row_ahead(member, database, name):
     remains(lambda: not waiting.done(), 1, "it sleeps")
     holder.close()
     assert waiting.result(30) == 0
-    waiter.rows("EXEC {s}.resign ?", second)
+    waiter.rows("EXEC {s}.deregister_member ?", second)
 
 
 def test_waiter_tests_the_owner_of_a_free_lock(member, database, name):
@@ -98,7 +98,7 @@ def test_waiter_tests_the_owner_of_a_free_lock(member, database, name):
     waiting = waiter.later(waiter.call, "wait", name, position, 60000)
     holder.close()
     assert waiting.result(30) == 0
-    waiter.rows("EXEC {s}.resign ?", second)
+    waiter.rows("EXEC {s}.deregister_member ?", second)
 
 
 def test_waiter_tests_the_head_of_the_queue(member, database, name):
@@ -110,9 +110,9 @@ def test_waiter_tests_the_head_of_the_queue(member, database, name):
     holder.die()
     assert waiter.call("wait", name, position, 0) == 1
     assert len(database.queue(name)) == 2
-    between.rows("EXEC {s}.resign ?", second)
+    between.rows("EXEC {s}.deregister_member ?", second)
     assert waiter.call("wait", name, position, 0) == 0
-    waiter.rows("EXEC {s}.resign ?", third)
+    waiter.rows("EXEC {s}.deregister_member ?", third)
 
 
 def test_waiter_tests_each_of_several_holders(member, database, name):
@@ -125,7 +125,7 @@ def test_waiter_tests_each_of_several_holders(member, database, name):
     other.close()
     assert waiting.result(30) == 0
     for session, number in ((one, first), (waiter, third)):
-        session.rows("EXEC {s}.resign ?", number)
+        session.rows("EXEC {s}.deregister_member ?", number)
 
 
 def test_next_waiter_has_a_wakeup_lock(session, database, name):
@@ -149,7 +149,7 @@ def test_wait_for_a_revoked_row(member, database, name):
     assert [one.call("wait", name, position, 0) for position in positions] == [0, -1]
     database.rows(f"UPDATE {database.beside('entry')} SET revoked_at = SYSUTCDATETIME() WHERE resource_id = ?", name)
     assert [one.call("wait", name, position, 0) for position in positions] == [-2, -2]
-    one.rows("EXEC {s}.resign ?", number)
+    one.rows("EXEC {s}.deregister_member ?", number)
     assert database.queue(name) == []
 
 
@@ -185,13 +185,13 @@ def test_a_sign_of_life_that_comes_while_it_is_tested(member, session, database,
         f"lease_until = DATEADD(second, -1, SYSUTCDATETIME()) WHERE member_id = ?",
         number,
     )
-    holder.rows("BEGIN TRANSACTION; EXEC {s}.give_sign ?", number)
+    holder.rows("BEGIN TRANSACTION; EXEC {s}.touch_member ?", number)
     trying = connection.later(connection.acquire, name, routine="try")
     remains(lambda: not trying.done(), 2, "it waits")
     holder.rows("COMMIT TRANSACTION")
     assert trying.result(30).code == -1
     assert states(database, name) == [("holds", None, 0.0)]
-    holder.rows("EXEC {s}.resign ?", number)
+    holder.rows("EXEC {s}.deregister_member ?", number)
 
 
 def test_granting_call_renews_the_heartbeat(member, database, name):
@@ -232,7 +232,7 @@ def test_granting_call_renews_the_heartbeat(member, database, name):
     age(5)  # younger than an eighth: left alone
     one.rows(REGISTER, number, name("two"))
     assert left() <= 75
-    one.rows("EXEC {s}.resign ?", number)
+    one.rows("EXEC {s}.deregister_member ?", number)
 
 
 def test_dead_worker_is_seen_by_list_cancel_and_retry(member, session, database, name):
@@ -308,11 +308,11 @@ def test_control_characters(member, refused, database, name):
             one.rows(REGISTER, number, name(bad))
         with refused(50000, "control character"):
             one.rows(f"INSERT INTO {database.table} (resource_id, requesting_id) VALUES (?, N'me')", name(bad))
-    text = "DECLARE @m bigint; EXEC {s}.enrol ?, 1, N'p', 0, 60000, @m OUTPUT; SELECT @m"
+    text = "DECLARE @m bigint; EXEC {s}.register_member ?, 1, N'p', 0, 60000, @m OUTPUT; SELECT @m"
     ((other,),) = one.rows(text, "ho\x1b[2Jst\x9b")
     assert database.rows(f"SELECT host FROM {database.beside('member')} WHERE member_id = ?", other) == [("ho?[2Jst?",)]
     for each in (number, other):
-        one.rows("EXEC {s}.resign ?", each)
+        one.rows("EXEC {s}.deregister_member ?", each)
 
 
 def test_a_per_cent_sign_in_a_name(session, refused, name):

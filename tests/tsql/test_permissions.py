@@ -13,18 +13,17 @@ import pytest
 
 pytestmark = pytest.mark.engines("mssql")
 
-MEMBERS = {"enrol", "resume_member", "ping", "resign", "warm_up", "prune", "prune_tasks", "prune_operations",
-           "settings", "overview"}  # fmt: skip
-LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "register_all", "wait", "look_all",
-         "take_turn", "cancel", "pin", "find_deadlock", "begin_upgrade", "upgrade", "downgrade", "recover_batches",
-         "start_part",
-         "end_part", "claim_callback", "return_callback", "end_callback", "batch_part_start", "batch_part_done",
-         "batch_part_failed", "batch_resume", "batch_callback_ended", "hand_over_rows", "adopt_rows", "hand_over",
-         "adopt", "take_rate", "adjust_rate", "take", "adjust",
-         "once_begin", "once_done", "once_due", "mark_once", "once_forget",
-         "release_on_commit", "has_left", "forget_left"}  # fmt: skip
-LOOKS = {"entries", "may_enter", "status", "past", "resources", "list_batches", "resource_settings", "operations",
-         "why", "estimate", "guarded_tables", "rates", "priorities", "once_last"}  # fmt: skip
+MEMBERS = {"register_member", "reattach_member", "heartbeat", "deregister_member", "warm_up", "prune",
+           "prune_tasks", "prune_operations", "settings", "overview"}  # fmt: skip
+LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "register_all", "wait",
+         "poll_waiters", "acquire_by_priority", "cancel", "pin", "find_deadlock", "begin_upgrade",
+         "upgrade", "downgrade", "recover_batches", "start_part", "end_part", "claim_callback",
+         "return_callback", "end_callback", "batch_part_start", "batch_part_done", "batch_part_failed",
+         "batch_resume", "batch_callback_ended", "hand_over_rows", "adopt_rows", "hand_over", "adopt",
+         "take_rate", "adjust_rate", "take", "adjust", "once_begin", "once_done", "once_due", "mark_once",
+         "once_forget", "release_on_commit", "has_left", "forget_left"}  # fmt: skip
+LOOKS = {"entries", "may_enter", "status", "past", "resources", "list_batches", "resource_settings",
+         "operations", "why", "estimate", "guarded_tables", "rates", "priorities", "once_last"}  # fmt: skip
 PUTS = {"put", "put_task", "save_schedule"}
 WORKS = {"work", "claim_task", "claim_tasks", "claim_parked", "end_task", "next_task", "return_claim",
          "asked_of_tasks", "fire_schedule"}  # fmt: skip
@@ -42,21 +41,22 @@ HELD = {
 }  # with tasks
 GUARDS = {"guard_table", "unguard_table", "session_entry"}
 ASKED = {"check_guard"}  # of the triggers of guarded tables
-OPERATORS = {"set_queue", "set_resource", "set_limit", "pause", "resume", "revoke", "reap", "abandon_batch",
-             "revoke_members", "set_rate", "reset_rate"}  # fmt: skip
-INTERNAL = {"acquire_ranked", "refuse_unranked",
-            "remove", "let_go", "bury", "suspect", "suspect_all", "check_name", "check_free", "check_lease",
-            "check_request",
-            "session_name", "session_member", "doze", "release_rows", "test_member", "take_task", "session_claim",
-            "session_end", "session_leftovers", "lock_batch", "keep_callback", "parts_in", "refuse", "clean",
-            "give_sign", "may_run_callback", "take_beacon", "check_life", "worker_sign", "sees_all",
-            "session_part_end", "convert_row", "wake_those_behind", "await_free", "nap",
-            "check_registration", "check_period", "check_work", "put_task_by", "read_ages", "task_of_turn",
-            "find_table", "check_locks", "check_may_lock", "keep_locks", "park_task", "end_rows", "leave_lines",
+OPERATORS = {"set_queue", "set_resource", "set_limit", "pause", "resume", "revoke", "reap",
+             "abandon_batch", "revoke_members", "set_rate", "reset_rate"}  # fmt: skip
+INTERNAL = {"session_acquire_by_priority", "require_priority", "remove", "release_session_lock",
+            "delete_member_rows", "check_if_dead", "reap_dead_members", "check_name", "check_not_reserved",
+            "check_lease", "check_request", "session_name", "session_member", "client_sleep",
+            "release_rows", "check_liveness", "take_task", "session_claim", "session_end",
+            "session_leftovers", "lock_batch", "keep_callback", "parts_in", "refuse",
+            "escape_control_chars", "touch_member", "may_run_callback", "take_beacon",
+            "check_grace_or_lease", "touch_worker", "sees_all", "session_part_end", "convert_row",
+            "rotate_wakeup_lock", "wait_until_lock_free", "backoff_sleep", "check_registration",
+            "check_period", "check_work", "put_task_by", "ages_to_times", "task_of_turn", "find_table",
+            "check_locks", "check_may_lock", "keep_locks", "park_task", "end_rows", "leave_lines",
             "parking_member", "has_room", "ask_for_locks", "look_at_lines", "parked_task", "suspect_lines",
             "check_rate", "check_rate_name", "use_rate", "begin_window", "take_tokens", "turn_back_rate",
             "check_task_options", "check_due", "check_members", "may_start", "play_forward",
-            "take_slot", "look_pause", "raise_mark", "check_origin", "set_numbers"}  # fmt: skip
+            "take_waiter_slot", "poll_pause", "advance_low_water_mark", "check_origin", "set_numbers"}  # fmt: skip
 TENDS = {"recover_tasks", "tend_queue"}
 CHANGES = {"set_task", "cancel_task", "set_schedule"}
 EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | TENDS | CHANGES | GUARDS | ASKED
@@ -149,9 +149,9 @@ def may(connection, database, right, names):
     return found
 
 
-TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting", "task", "task_log", "batch",
-          "batch_part", "operation", "schedule", "handover", "queue_setting", "queue_key", "queue_wait", "once_run",
-          "rate_window", "rate_slot", "task_lock", "parking"}  # fmt: skip
+TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting", "task", "task_log",
+          "batch", "batch_part", "operation", "schedule", "handover", "queue_setting", "queue_key",
+          "queue_wait", "once_run", "rate_window", "rate_slot", "task_lock", "parking"}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ def test_unattended_priority_entry_is_removed(new_session, session, connect, dat
     assert holder.acquire(name, priority=0).code == 0
     member = other.rows(
         "DECLARE @m bigint; EXEC {s}.session_member NULL, @m OUTPUT; "
-        "EXEC {s}.take_turn @m, N'cut off', N'me', N'cut', 0, ?, N'write', 1, 1, NULL, 99, NULL, @attended_ms = 200; "
+        "EXEC {s}.acquire_by_priority @m, N'cut off', N'me', N'cut', 0, ?, N'write', 1, 1, NULL, 99, NULL, "
+        "@attended_ms = 200; "
         "SELECT @m",
         str(name),
     )

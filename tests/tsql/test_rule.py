@@ -78,7 +78,7 @@ def test_the_rule_is_that_of_requests(database, name, fill, number):
             )
             found = connection.execute(
                 f"SELECT t.queue_position, a.eligible, a.blocker, a.until FROM {database.beside('entry')} AS t "
-                f"CROSS APPLY {database.schema}.ahead(t.resource_id, t.queue_position, t.access_type, "
+                f"CROSS APPLY {database.schema}.eligibility(t.resource_id, t.queue_position, t.access_type, "
                 f"t.concurrency_limit, t.weight, NULL) AS a WHERE t.resource_id = ? ORDER BY t.queue_position",
                 resource,
             ).fetchall()
@@ -106,7 +106,7 @@ def test_waiter_sleeps_on_the_deciding_row(database, name, fill):
         def ahead(position, limit=3, weight=1):
             return tuple(
                 connection.execute(
-                    f"SELECT eligible, blocker, until FROM {database.schema}.ahead(?, ?, N'write', ?, ?, NULL)",
+                    f"SELECT eligible, blocker, until FROM {database.schema}.eligibility(?, ?, N'write', ?, ?, NULL)",
                     name,
                     position,
                     limit,

@@ -68,7 +68,7 @@ def note(notes, n):
 
 def note_and_await(notes, n, other):
     """A task that ends when another note is there."""
-    return f"{note(notes, n)}; WHILE NOT EXISTS (SELECT 1 FROM {notes} WHERE n = {other}) EXEC {{s}}.doze 10"
+    return f"{note(notes, n)}; WHILE NOT EXISTS (SELECT 1 FROM {notes} WHERE n = {other}) EXEC {{s}}.client_sleep 10"
 
 
 # -- several sessions -----------------------------------------------------------------------------------------------
@@ -80,7 +80,10 @@ def test_ten_tasks_two_at_a_time(session, database, put, notes, name):
     for n in range(10):
         both = n // 2 * 2 + 2
         tasks.append(
-            put(f"{note(notes, n)}; WHILE (SELECT COUNT(*) FROM {notes}) < {both} EXEC {{s}}.doze 5", note=f"no {n}")
+            put(
+                f"{note(notes, n)}; WHILE (SELECT COUNT(*) FROM {notes}) < {both} EXEC {{s}}.client_sleep 5",
+                note=f"no {n}",
+            )
         )
     connection, other, looker = session(), session(), session()
     workers = [connection.later(work, connection, name, 0.5), other.later(work, other, name, 0.5)]
@@ -344,7 +347,7 @@ def test_the_sessions_own_settings_do_no_harm(new_session, session, database, pu
 
 def test_a_task_may_put_tasks_and_work(session, database, put, notes, name):
     ((age,),) = session().rows(
-        "EXEC {s}.doze 300; EXEC (N'SELECT DATEDIFF_BIG(millisecond, last_request_start_time, GETDATE()) "
+        "EXEC {s}.client_sleep 300; EXEC (N'SELECT DATEDIFF_BIG(millisecond, last_request_start_time, GETDATE()) "
         "FROM sys.dm_exec_sessions WHERE session_id = @@SPID')"
     )
     if age < 200:

@@ -530,7 +530,7 @@ def test_sql_has_the_routines_for_sessions(url: str) -> None:
     whole = done("sql", "postgresql")
     places = [
         whole.index(one)
-        for one in ("CREATE TABLE", "FUNCTION sqlsem.enrol", "PROCEDURE sqlsem.acquire", "GRANT EXECUTE")
+        for one in ("CREATE TABLE", "FUNCTION sqlsem.register_member", "PROCEDURE sqlsem.acquire", "GRANT EXECUTE")
     ]
     assert places == sorted(places), "the order in which to run them"
     assert "PROCEDURE sqlsem.acquire" in done("sql", "postgresql", "public")

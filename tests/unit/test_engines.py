@@ -23,12 +23,12 @@ LOADED = [engines.load(name) for name in ("sqlite", "memory", "mssql")]
 #: Statements that only one of two servers has, and why.
 DIFFERENT = {
     "backend": "PostgreSQL: behind a pooler it changes",
-    "hold_entry": "PostgreSQL: an entry lock is the session's, and so taken in a statement of its own",
-    "spare_entries": "PostgreSQL: its table of locks is of one size",
-    "keep_entries": "PostgreSQL: the same",
-    "spared_entries": "PostgreSQL: the same",
+    "retake_wakeup_lock": "PostgreSQL: an entry lock is the session's, and so taken in a statement of its own",
+    "drop_wakeup_locks": "PostgreSQL: its table of locks is of one size",
+    "restore_wakeup_locks": "PostgreSQL: the same",
+    "missing_wakeup_locks": "PostgreSQL: the same",
     "deadlock_rows": "PostgreSQL: the client searches among them, as it is faster than PL/pgSQL",
-    "living": "PostgreSQL: and asks who of a deadlock lives",
+    "live_members": "PostgreSQL: and asks which members of a deadlock live",
     "find_deadlock": "SQL Server: the routine does it",
     "listen": "PostgreSQL: is told of tasks (NOTIFY)",
     "next_ready": "PostgreSQL: and so looks for what is put for later only when that is ready",
@@ -67,14 +67,15 @@ def test_two_servers_send_the_same_statements():
 def test_equal_statements_have_equal_names():
     servers = statements("postgresql") | statements("mssql")
     assert statements("sqlite") & servers == {
-        *("version", "settings", "set_version", "enrol", "resume_member", "resign", "pin", "prune"),
+        *("version", "settings", "set_version", "register_member", "reattach_member", "deregister_member"),
+        *("pin", "prune"),
         *("entries", "past", "resources", "set_resource", "revoke"),
         *("put_task", "claim_task", "end_task", "recover_tasks", "queue_state", "task_attempts"),
         *("queue_counts", "set_queue", "queue_limits", "queue_waits", "cancel_task", "asked_of_tasks"),
         *("save_schedule", "fire_schedule", "list_schedules", "clock"),
         *("operations", "prune_operations", "resource_settings", "priorities"),
         *("once_due", "once_last", "once_forget", "mark_once"),
-        *("whereabouts", "release_on_commit", "has_left", "forget_left"),
+        *("database_identity", "release_on_commit", "has_left", "forget_left"),
         *(
             "next_ready",
             "prune_tasks",

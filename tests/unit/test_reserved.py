@@ -79,7 +79,7 @@ def test_scan_finds_a_new_prefix(text, suffix):
 @pytest.mark.parametrize("engine", ["postgresql", "mssql"])
 @pytest.mark.parametrize("file", ["public.sql", "routines.sql"])
 def test_sql_reserves_the_same_names(engine, file):
-    """In `check_free`, at the INSERT of a bare row, and where priorities are set."""
+    """In `check_not_reserved`, at the INSERT of a bare row, and where priorities are set."""
     text = (ROOT / "sql" / engine / file).read_text(encoding="utf-8")
     if engine == "postgresql":
         lists = [{f"{word}:" for word in words.split("|")} for words in re.findall(r"\^\(([a-z|]+)\):", text)]

@@ -218,7 +218,7 @@ def test_a_hand_off_to_a_waiter_that_grants_itself() -> None:
 
 
 #: Procedures that every pair, hand-off and heartbeat runs through.
-HOT = ("register", "release", "wait", "ping")
+HOT = ("register", "release", "wait", "heartbeat")
 
 
 @pytest.mark.parametrize("name", HOT)
@@ -248,5 +248,7 @@ def test_walk_sees_an_added_statement(monkeypatch: pytest.MonkeyPatch) -> None:
     before, text = pair(), PROCEDURES["release"]
     monkeypatch.setitem(PROCEDURES, "release", text.replace("DELETE", "SET @tries = 4;\n        DELETE", 1))
     assert pair() - before == {"statements": 1}
-    monkeypatch.setitem(PROCEDURES, "release", text.replace("DELETE", "EXEC sqlsem.let_go @name;\n        DELETE", 1))
+    monkeypatch.setitem(
+        PROCEDURES, "release", text.replace("DELETE", "EXEC sqlsem.release_session_lock @name;\n        DELETE", 1)
+    )
     assert (pair() - before)["calls"] == 1

@@ -148,11 +148,11 @@ def test_a_row_is_taken_by_the_key_that_others_take_it_by():
 
 
 def test_liveness_is_not_tested_under_the_gate():
-    for name in ("register", "register_all", "take_turn"):
+    for name in ("register", "register_all", "acquire_by_priority"):
         text = PROCEDURES[name]
         inside = re.findall(r"BEGIN TRANSACTION;(.*?)(?:COMMIT|ROLLBACK) TRANSACTION;", text, re.DOTALL)
-        assert all("suspect" not in one for one in inside), name
-    assert "suspect_all" in PROCEDURES["register"]
+        assert all("check_if_dead" not in one for one in inside), name
+    assert "reap_dead_members" in PROCEDURES["register"]
 
 
 def test_display_routines_wait_for_no_lock():
@@ -165,7 +165,7 @@ def test_display_routines_wait_for_no_lock():
 
 def test_bare_participants_decide_on_committed_rows():
     """may_enter and its rule: a row that an open transaction has deleted may come back."""
-    rule = text_of("routines").partition("CREATE FUNCTION sqlsem.ahead (")[2].partition("\nGO\n")[0]
+    rule = text_of("routines").partition("CREATE FUNCTION sqlsem.eligibility (")[2].partition("\nGO\n")[0]
     for text in (PROCEDURES["may_enter"], rule):
         reads = re.findall(r"(?:FROM|JOIN) sqlsem\.entry\b(?: AS \w+)?([^\n]*)", text)
         assert reads
@@ -274,7 +274,7 @@ APPLICATION_LOCKS = frozenset(
     | {"install", "doctor", "origin"}
 )
 #: Routines that are given the name of a lock by their caller.
-NAMED_BY_CALLER = frozenset({("let_go", "@name"), ("await_free", "@name")})
+NAMED_BY_CALLER = frozenset({("release_session_lock", "@name"), ("wait_until_lock_free", "@name")})
 
 
 def lock_calls() -> Iterator[tuple[str, str]]:
@@ -364,16 +364,16 @@ def test_kinds_of_application_locks_differ_in_two_characters() -> None:
 
 def test_look_from_the_head_begins_at_the_mark() -> None:
     """From the first position on it would pass the ghosts of all rows that left."""
-    rule = text_of("routines").partition("CREATE FUNCTION sqlsem.ahead (")[2].partition("\nGO\n")[0]
+    rule = text_of("routines").partition("CREATE FUNCTION sqlsem.eligibility (")[2].partition("\nGO\n")[0]
     looks = re.findall(r"sqlsem\.entry\b.*?(?:WHERE|ORDER BY)", rule, re.DOTALL)
     assert [look for look in looks if "queue_position > f.mark" not in look] == looks[-1:], (
         "the last one is by request_uid"
     )
     assert len(looks) == 3
-    for name in ("register", "wait", "suspect_all", "raise_mark", "take_rate"):
-        assert "sqlsem.lowest(@resource)" in PROCEDURES[name], name
+    for name in ("register", "wait", "reap_dead_members", "advance_low_water_mark", "take_rate"):
+        assert "sqlsem.low_water_mark(@resource)" in PROCEDURES[name], name
     # NULL where the second of two answers would be would hide all rows.
-    lowest = text_of("routines").partition("CREATE FUNCTION sqlsem.lowest (")[2].partition("\nGO\n")[0]
+    lowest = text_of("routines").partition("CREATE FUNCTION sqlsem.low_water_mark (")[2].partition("\nGO\n")[0]
     assert "SELECT ISNULL((SELECT w.mark" in lowest
 
 

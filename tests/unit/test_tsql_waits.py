@@ -13,16 +13,16 @@ import pytest
 from unit.test_tsql_text import PROCEDURES
 
 #: Sleeps for which a slot is taken in the same transaction: procedure and what is called.
-WITH_A_SLOT = {("wait", "nap"), ("wait", "@left"), ("doze", "WAITFOR")}
+WITH_A_SLOT = {("wait", "backoff_sleep"), ("wait", "@left"), ("client_sleep", "WAITFOR")}
 #: Sleeps for which none is taken, and why.
 WITHOUT = {
-    ("await_free", "@timeout_ms"): "its callers say how long",
-    ("nap", "await_free"): "its callers take a slot",
-    ("upgrade", "nap"): "it holds a lock, for which others wait",
-    ("upgrade", "await_free"): "it holds a lock, for which others wait",
+    ("wait_until_lock_free", "@timeout_ms"): "its callers say how long",
+    ("backoff_sleep", "wait_until_lock_free"): "its callers take a slot",
+    ("upgrade", "backoff_sleep"): "it holds a lock, for which others wait",
+    ("upgrade", "wait_until_lock_free"): "it holds a lock, for which others wait",
     ("register", "@patience"): "a gate is held for the length of one registration",
     ("register_all", "@patience"): "a gate is held for the length of one registration",
-    ("take_turn", "@patience"): "a gate is held for the length of one registration",
+    ("acquire_by_priority", "@patience"): "a gate is held for the length of one registration",
     ("begin_upgrade", "@patience"): "a gate is held for the length of one registration",
     ("lock_batch", "@patience"): "held for the length of one decision",
     ("hand_over_rows", "@patience"): "for a pin, and the caller is a holder",
@@ -49,7 +49,9 @@ def sleeps(procedures: dict[str, str]) -> Iterator[tuple[str, str, int]]:
                 yield name, timeout[1], call.start()
             else:
                 assert int(timeout[1]) <= LONGEST, (name, words)
-        for call in re.finditer(r"EXEC (?:@\w+ = )?sqlsem\.(nap|await_free) ([^;]*)|(WAITFOR)", text):
+        for call in re.finditer(
+            r"EXEC (?:@\w+ = )?sqlsem\.(backoff_sleep|wait_until_lock_free) ([^;]*)|(WAITFOR)", text
+        ):
             if not re.search(r", \d+$", (call[2] or "").strip()):
                 yield name, call[3] or call[1], call.start()
 
@@ -59,7 +61,9 @@ def unslotted(procedures: dict[str, str]) -> list[tuple[str, str]]:
     found = []
     for name, what, at in sleeps(procedures):
         transaction = procedures[name][:at].rpartition("BEGIN TRANSACTION")[2]
-        slotted = "sqlsem.take_slot" in transaction and "COMMIT" not in transaction.partition("take_slot")[0]
+        slotted = (
+            "sqlsem.take_waiter_slot" in transaction and "COMMIT" not in transaction.partition("take_waiter_slot")[0]
+        )
         if (name, what) in WITHOUT:
             continue
         if not slotted or (name, what) not in WITH_A_SLOT:
@@ -78,10 +82,10 @@ def test_the_tables_name_no_sleep_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("wait", "EXEC @slot = sqlsem.take_slot;", ""),
-        ("doze", "EXEC @slot = sqlsem.take_slot;", ""),
-        ("acquire", "EXEC sqlsem.doze @pause", "WAITFOR DELAY '00:00:05'"),
-        ("acquire", "EXEC sqlsem.doze @pause", "EXEC @code = sqlsem.await_free @name, @left"),
+        ("wait", "EXEC @slot = sqlsem.take_waiter_slot;", ""),
+        ("client_sleep", "EXEC @slot = sqlsem.take_waiter_slot;", ""),
+        ("acquire", "EXEC sqlsem.client_sleep @pause", "WAITFOR DELAY '00:00:05'"),
+        ("acquire", "EXEC sqlsem.client_sleep @pause", "EXEC @code = sqlsem.wait_until_lock_free @name, @left"),
     ],
 )
 def test_a_sleep_without_a_slot_is_found(name: str, old: str, new: str) -> None:
@@ -91,7 +95,7 @@ def test_a_sleep_without_a_slot_is_found(name: str, old: str, new: str) -> None:
 
 def test_a_session_that_finds_no_slot_does_not_sleep() -> None:
     """In `wait`: it returns 2 before each of its sleeps."""
-    parts = PROCEDURES["wait"].split("EXEC @slot = sqlsem.take_slot;")[1:]
+    parts = PROCEDURES["wait"].split("EXEC @slot = sqlsem.take_waiter_slot;")[1:]
     assert len(parts) == 2
     for part in parts:
         assert re.match(r"\s*IF @slot (= 0|< 0)\s", part)

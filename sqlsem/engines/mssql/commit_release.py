@@ -10,7 +10,7 @@ class SqlServerCommitRelease(SqlServerConnection, CommitReleaseSession):
     """What those transactions leave."""
 
     def database_identity(self) -> str:
-        return str(self.value("whereabouts"))
+        return str(self.value("database_identity"))
 
     def is_committed(self, word: str) -> bool:
         return bool(self.value("has_left", word))

@@ -33,7 +33,7 @@ from sqlsem.model import (
 from sqlsem.model_rates import RateEntry
 
 #: The first and the longest pause between two looks where nothing in the database can be waited for (a lease, a paused
-#: resource), as `look_pause` has them.
+#: resource), as `poll_pause` has them.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.04, 0.8
 #: The first and the longest pause of a wait that finds no slot on the server (setting ``max_server_waiters``).
 FIRST_ELSEWHERE_SECONDS, LONGEST_ELSEWHERE_SECONDS = 0.25, 1.0
@@ -47,13 +47,15 @@ class SqlServerLocks(
     def register_member(self, host: str, pid: int, program: str) -> int:
         lease = self.options.lease
         lease_ms = None if lease is None else int(lease * 1000)
-        return int(self.value("enrol", host[:255], pid, program[:255], int(self.options.grace * 1000), lease_ms))
+        return int(
+            self.value("register_member", host[:255], pid, program[:255], int(self.options.grace * 1000), lease_ms)
+        )
 
     def reattach_member(self, member_id: int) -> bool:
-        return bool(self.value("resume_member", member_id))
+        return bool(self.value("reattach_member", member_id))
 
     def heartbeat(self, member_id: int) -> Heartbeat:
-        rows = self.rows("ping", member_id)
+        rows = self.rows("heartbeat", member_id)
         if not rows or not rows[0][0]:
             return Heartbeat(False)
         return Heartbeat(
@@ -63,7 +65,7 @@ class SqlServerLocks(
         )
 
     def deregister_member(self, member_id: int) -> None:
-        self.rows("resign", member_id)
+        self.rows("deregister_member", member_id)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -99,7 +101,9 @@ class SqlServerLocks(
         return self._wait("wait", (ticket.resource, ticket.position), timeout, wakeup)
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
-        rows = self.rows("look_all", member_id, json.dumps([ticket.position for ticket in tickets])) if tickets else []
+        rows = (
+            self.rows("poll_waiters", member_id, json.dumps([ticket.position for ticket in tickets])) if tickets else []
+        )
         return {int(position): True if granted else None for position, granted in rows}
 
     def _wait(self, name: str, key: tuple[Any, ...], timeout: float, wakeup: threading.Event) -> bool | None:
@@ -169,7 +173,7 @@ class SqlServerLocks(
         asked = (request.resource, request.access, request.limit, request.weight, request.note, request.priority)
         common = (member_id, requesting_id, owner, uid, int(only_if_free))
         patience = int(self.options.gate_timeout * 1000)
-        row = self.rows("take_turn", *common, *asked, place and place.position, patience)[0]
+        row = self.rows("acquire_by_priority", *common, *asked, place and place.position, patience)[0]
         return PriorityAnswer.of(request, requesting_id, *row)
 
     def priorities(self) -> dict[str, float]:

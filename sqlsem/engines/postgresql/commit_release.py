@@ -10,7 +10,7 @@ class PostgresCommitRelease(PostgresConnection, CommitReleaseSession):
     """What those transactions leave."""
 
     def database_identity(self) -> str:
-        return str(self.row("whereabouts")[0])
+        return str(self.row("database_identity")[0])
 
     def is_committed(self, word: str) -> bool:
         return bool(self.row("has_left", word)[0])

@@ -45,20 +45,20 @@ class PostgresLocks(
 
     def register_member(self, host: str, pid: int, program: str) -> int:
         grace, lease = int(self.options.grace * 1000), self.options.lease
-        return self.number("enrol", host, pid, program, grace, None if lease is None else int(lease * 1000))
+        return self.number("register_member", host, pid, program, grace, None if lease is None else int(lease * 1000))
 
     def reattach_member(self, member_id: int) -> bool:
-        there = bool(self.row("resume_member", member_id)[0])
+        there = bool(self.row("reattach_member", member_id)[0])
         if there:
             self.came_back(member_id)
         return there
 
     def heartbeat(self, member_id: int) -> Heartbeat:
-        known, positions, revoked = self.call("ping", member_id)
+        known, positions, revoked = self.call("heartbeat", member_id)
         return Heartbeat(known, frozenset(positions or ()), frozenset(revoked or ()))
 
     def deregister_member(self, member_id: int) -> None:
-        self.rows("resign", (member_id,))
+        self.rows("deregister_member", (member_id,))
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class PostgresLocks(
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         resources, positions = [ticket.resource for ticket in tickets], [ticket.position for ticket in tickets]
-        _, granted, gone = self.row("look_all", member_id, resources, positions)
+        _, granted, gone = self.row("poll_waiters", member_id, resources, positions)
         return {**dict.fromkeys(granted or (), True), **dict.fromkeys(gone or ())}
 
     def _wait(self, name: str, key: tuple[Any, ...], timeout: float) -> bool | None:
@@ -121,7 +121,7 @@ class PostgresLocks(
             return False
         if self.options.lease is None:
             try:
-                self.rows("hold_entry", key)
+                self.rows("retake_wakeup_lock", key)
             except Busy as exc:  # it only spares those who wait from looking from time to time
                 log.info("Those who wait behind %r at %d will look for it: %s", ticket.resource, ticket.position, exc)
         return True
@@ -146,7 +146,7 @@ class PostgresLocks(
         for cycle in deadlocks.find([deadlocks.Row(*row[:8]) for row in rows], caps):
             if cycle.victim.member == member_id:
                 members = sorted({node[0] for node in cycle.nodes})
-                people = {row[0]: (row[1], row[2], row[3]) for row in self.rows("living", (members, member_id))}
+                people = {row[0]: (row[1], row[2], row[3]) for row in self.rows("live_members", (members, member_id))}
                 return deadlocks.steps_of(cycle, people) if people else None
         return None
 
@@ -164,7 +164,7 @@ class PostgresLocks(
     ) -> PriorityAnswer:
         asked = (request.resource, request.access, request.limit, request.weight, request.note, request.priority)
         common = (member_id, requesting_id, owner, uid, only_if_free)
-        position, granted, before, ahead = self.row("take_turn", *common, *asked, place and place.position)
+        position, granted, before, ahead = self.row("acquire_by_priority", *common, *asked, place and place.position)
         return PriorityAnswer.of(request, requesting_id, position, granted, before, ahead)
 
     def priorities(self) -> dict[str, float]:

@@ -32,14 +32,14 @@ class PostgresWakeupLocks(PostgresConnection):
         """This session is a member's from now on, and has taken the locks of its rows again, or not of all."""
         if self.options.lease is None:
             with contextlib.suppress(SchemaError, ConfigurationError):  # older routines or rights, and none is spared
-                self._spared = {position: member_id for (position,) in self.rows("spared_entries", (member_id,))}
+                self._spared = {position: member_id for (position,) in self.rows("missing_wakeup_locks", (member_id,))}
 
     def drop_wakeup_locks(self, member_id: int, tickets: Sequence[Ticket]) -> None:
         if tickets and self.options.lease is None:
             positions = [ticket.position for ticket in tickets]
             self._spared.update(dict.fromkeys(positions, member_id))  # first, as the answer may be lost
             try:
-                self.rows("spare_entries", (member_id, tickets[0].resource, positions))
+                self.rows("drop_wakeup_locks", (member_id, tickets[0].resource, positions))
             except (SchemaError, ConfigurationError):  # older routines, or rights
                 self._spared.clear()
                 raise
@@ -47,7 +47,7 @@ class PostgresWakeupLocks(PostgresConnection):
     def restore_wakeup_locks(self, member_id: int, tickets: Sequence[Ticket]) -> None:
         spared = [ticket.position for ticket in tickets if ticket.position in self._spared] if self._spared else []
         if spared:
-            self.rows("keep_entries", (member_id, spared))
+            self.rows("restore_wakeup_locks", (member_id, spared))
             for position in spared:
                 self._spared.pop(position, None)
 

@@ -55,7 +55,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
             before = self._setting_of(resource)
             self.run("set_resource", {"resource": resource, "what": what, "value": value, "login": user_name()})
             after = self._setting_of(resource)
-            self.run("tidy_resource", {"resource": resource})
+            self.run("delete_empty_settings", {"resource": resource})
             if before[what] != after[what]:
                 if what == "paused":
                     self.note_operation("pause" if value else "resume", resource=resource)
@@ -129,7 +129,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
             with self.engine.beacons.look(member["beacon"]) as look:
                 if not look.held:
                     with fork.held_off, self.writing():
-                        self.run("resign", (member["member_id"],))
+                        self.run("deregister_member", (member["member_id"],))
                     look.remove()
         self._sweep()
         gone = len(before - self._positions())

@@ -11,7 +11,7 @@ class SqliteCommitRelease(SqliteConnection, CommitReleaseSession):
     """What those transactions leave."""
 
     def database_identity(self) -> str:
-        return str(self.row("whereabouts")["place"])
+        return str(self.row("database_identity")["place"])
 
     def is_committed(self, word: str) -> bool:
         return self.row("has_left", (word,)) is not None

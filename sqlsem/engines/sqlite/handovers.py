@@ -73,7 +73,7 @@ class SqliteHandovers(SqliteConversions, TransferSession):
                 rows = self.rows("rows_in_transit", (given["member_id"],))
                 if transit is None or transit["lease_until"] < transit["now"] or len(rows) != given["row_count"]:
                     raise refusal(TOO_LATE)
-                self.run("resign", (given["member_id"],))
+                self.run("deregister_member", (given["member_id"],))
                 for number, row in enumerate(rows, 1):
                     self.run(
                         "move_row",

@@ -38,7 +38,7 @@ class SqliteMembers(SqliteConnection):
             "lease": None if lease is None else int(lease * 1000),
         }
         with fork.held_off, self.writing():
-            number = self.run("enrol", values).lastrowid
+            number = self.run("register_member", values).lastrowid
             self.engine.files = self.files
         assert number is not None
         self.member_id = number
@@ -48,7 +48,7 @@ class SqliteMembers(SqliteConnection):
         beacon = self._light()
         self.member_id = member_id
         with fork.held_off, self.writing():
-            there = self.run("resume_member", {"beacon": beacon, "member": member_id}).rowcount == 1
+            there = self.run("reattach_member", {"beacon": beacon, "member": member_id}).rowcount == 1
             known, self.engine.files = self.engine.files, self.files
         # (In another file a member of that number need not be this one, and what it holds was not asked of this file.)
         same = known is None or self.files is None or known.database == self.files.database
@@ -79,7 +79,7 @@ class SqliteMembers(SqliteConnection):
     def deregister_member(self, member_id: int) -> None:
         with fork.held_off, self.writing():
             self.end_all_rows(member_id, "released")
-            self.run("resign", (member_id,))
+            self.run("deregister_member", (member_id,))
         self.put_out()
 
     def require_member(self, member_id: int) -> None:
@@ -166,7 +166,7 @@ class SqliteMembers(SqliteConnection):
                 if self.row("given_up", {**key, "dead": dead}) is None:
                     return False
                 self.end_all_rows(member_id, "reaped", min(member["now"], max(member["seen_at"], look.seen or 0.0)))
-                self.run("resign", (member_id,))
+                self.run("deregister_member", (member_id,))
             look.remove()
         return True
 

@@ -99,4 +99,4 @@ class SqlitePriorities(SqliteLocks, PrioritySession):
             "position": own and own["queue_position"],
             "at": own and own["requested_at"],
         }
-        return self.row("before_place", values)
+        return self.row("preceding_request", values)

@@ -138,7 +138,7 @@ BEGIN
         SELECT TOP (1) @member = member_id FROM @found WHERE member_id > @before ORDER BY member_id;
         IF @member = @before
             BREAK;
-        EXEC {schema}.test_member @member, @mine;
+        EXEC {schema}.check_liveness @member, @mine;
         -- Decided by number, once: who is gone does not come back, and the number is never used again.
         IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
             INSERT INTO @gone (member_id) VALUES (@member);
@@ -277,7 +277,7 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC {schema}.lock_batch @name;
-        EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
+        EXEC {schema}.touch_worker @member, @host OUTPUT, @pid OUTPUT;
         SET @now = SYSUTCDATETIME();
         SELECT TOP (1) @id = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
         WHERE batch_name = @name ORDER BY batch_id DESC;
@@ -456,7 +456,7 @@ BEGIN
                @limit = DATEADD(millisecond, CAST(window_ms % 1000 AS int),
                                 DATEADD(second, CAST(window_ms / 1000 AS int), opened_at))
         FROM {schema}.batch WHERE batch_id = @id;
-        EXEC @known = {schema}.give_sign @member;  -- the callback may come with it
+        EXEC @known = {schema}.touch_member @member;  -- the callback may come with it
         IF @known = 0 OR @id IS NULL OR @part_member <> @member
            OR (@status = N'failed' AND @part_error = N'its process died')
             SET @code = N'lost';
@@ -554,9 +554,9 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC {schema}.lock_batch @lock;
-        EXEC @known = {schema}.give_sign @member;
+        EXEC @known = {schema}.touch_member @member;
         IF @known = 0
-            THROW 50005, N'sqlsem: this member is not known here (any more), or is another login''s; enrol again', 1;
+            THROW 50005, N'sqlsem: this member is not known here (any more), or is another login''s; register again', 1;
         IF @batch IS NULL
             INSERT INTO @batches (batch_id)
             SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_callback))

@@ -23,17 +23,17 @@ EXEC {schema}.warm_up 0
 -- name: warm_wait
 EXEC {schema}.warm_up 1
 
--- name: enrol
-EXEC {schema}.enrol ?, ?, ?, ?, ?, @answer = 1
+-- name: register_member
+EXEC {schema}.register_member ?, ?, ?, ?, ?, @answer = 1
 
--- name: resume_member
-EXEC {schema}.resume_member ?, 1
+-- name: reattach_member
+EXEC {schema}.reattach_member ?, 1
 
--- name: ping
-EXEC {schema}.ping ?
+-- name: heartbeat
+EXEC {schema}.heartbeat ?
 
--- name: resign
-EXEC {schema}.resign ?
+-- name: deregister_member
+EXEC {schema}.deregister_member ?
 
 -- name: register
 EXEC {schema}.register ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, 1
@@ -42,15 +42,15 @@ EXEC {schema}.register ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, 1
 EXEC {schema}.register_all ?, ?, ?, ?, ?, ?, ?
 
 -- feature: priorities
--- name: take_turn
-EXEC {schema}.take_turn ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
+-- name: acquire_by_priority
+EXEC {schema}.acquire_by_priority ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
 -- end of feature: priorities
 
 -- name: wait
 EXEC {schema}.wait ?, ?, ?, 1
 
--- name: look_all
-EXEC {schema}.look_all ?, ?
+-- name: poll_waiters
+EXEC {schema}.poll_waiters ?, ?
 
 -- name: release
 EXEC {schema}.release ?, ?, ?, ?, 1
@@ -114,7 +114,7 @@ EXEC {schema}.find_deadlock ?, @answer = 1
 -- name: pin
 EXEC {schema}.pin ?, ?, ?, 1
 
--- name: whereabouts
+-- name: database_identity
 -- Of one server: the database. (tempdb is made anew when a server starts, and seen by everybody: so a copy elsewhere differs.)
 SELECT CONCAT(@@SERVERNAME, N' ', DB_ID(), N' ', DB_NAME(), N' ',
               (SELECT CONVERT(nvarchar(40), create_date, 126) FROM sys.databases WHERE name = N'tempdb'))

@@ -52,11 +52,11 @@ BEGIN
             SELECT @other = MIN(queue_position) FROM {schema}.entry
             WHERE resource_id = @resource AND queue_position <> @position AND access_type IN (N'upgrade:new', N'upgrade');
             IF @other IS NOT NULL
-                EXEC {schema}.suspect @resource, @other, @member;
+                EXEC {schema}.check_if_dead @resource, @other, @member;
             IF @try = 1 AND EXISTS (SELECT 1 FROM {schema}.entry
                                     WHERE resource_id = @resource AND queue_position <> @position
                                       AND (queue_position < @position OR granted_at IS NOT NULL))
-                EXEC {schema}.suspect_all @resource, @member;
+                EXEC {schema}.reap_dead_members @resource, @member;
             BEGIN TRANSACTION;
             -- Nobody registers, and nobody else begins to upgrade, until this is committed.
             EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
@@ -119,7 +119,7 @@ BEGIN
                                   OVER (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
                                   2147483647) AS declared
                   FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE resource_id = @resource) AS r
-            CROSS JOIN {schema}.set_for(@resource) AS o
+            CROSS JOIN {schema}.effective_settings(@resource) AS o
             WHERE r.queue_position > @position AND r.access_type = N'read' AND r.granted_at IS NULL AND r.revoked_at IS NULL
               AND r.ahead_weight + r.weight <= COALESCE(r.concurrency_limit, 2147483647)
               AND r.ahead_weight + r.weight <= r.declared
@@ -170,7 +170,7 @@ BEGIN
             SET @let_in = 1;
         END;
         IF @let_in = 1  -- they may sleep on our entry lock, since the label changed
-            EXEC {schema}.wake_those_behind @position;
+            EXEC {schema}.rotate_wakeup_lock @position;
     END TRY
     BEGIN CATCH
         IF @@TRANCOUNT > 0
@@ -182,7 +182,7 @@ BEGIN
     IF @result = 0
     BEGIN
         -- As in wait.
-        EXEC @sign = {schema}.give_sign @member;
+        EXEC @sign = {schema}.touch_member @member;
         IF @sign = 0
             SET @result = -2;
     END;
@@ -240,26 +240,26 @@ BEGIN
             IF @left <= 0
             BEGIN
                 -- Once a call, look at all the others too (as wait does).
-                EXEC @code = {schema}.suspect_all @resource, @member;
+                EXEC @code = {schema}.reap_dead_members @resource, @member;
                 SET @result = CASE WHEN @code = 1 THEN 1 ELSE -1 END;
                 BREAK;
             END;
             SET @name = CONCAT(N'entry.sqlsem.{schema}.', @other);
-            EXEC @code = {schema}.await_free @name, 0;
+            EXEC @code = {schema}.wait_until_lock_free @name, 0;
             IF @code >= 0
             BEGIN
                 -- Nobody holds it: released this instant, or its owner has no session, or its owner died.
-                EXEC @code = {schema}.suspect @resource, @other, @member;
+                EXEC @code = {schema}.check_if_dead @resource, @other, @member;
                 IF @code > 0
                     CONTINUE;
-                EXEC @code = {schema}.nap @position, @left, @pause OUTPUT;
+                EXEC @code = {schema}.backoff_sleep @position, @left, @pause OUTPUT;
                 IF @code < 0
                     SET @result = -1;
                 CONTINUE;
             END;
             -- Look up now and then: any of the others may have died, or we may be taken away.
             SET @left = CASE WHEN @left < 2000 THEN @left ELSE 2000 END;
-            EXEC @code = {schema}.await_free @name, @left;
+            EXEC @code = {schema}.wait_until_lock_free @name, @left;
             IF @code IN (-2, -3)  -- the engine gave up; let the caller sleep
                 SET @result = -1;
         END;
@@ -273,7 +273,7 @@ BEGIN
     END CATCH;
     IF @result = 0
     BEGIN
-        EXEC @code = {schema}.give_sign @member;
+        EXEC @code = {schema}.touch_member @member;
         IF @code = 0
             SET @result = -2;
     END;
@@ -318,9 +318,9 @@ GO
 
 -- Lets go of the entry lock of a row of this session's, where it has it, and takes it again behind those who are woken by
 -- that. Without it those who wait would look from time to time: nothing is lost but their sleep.
-IF OBJECT_ID(N'{schema}.wake_those_behind') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wake_those_behind AS RETURN 0');
+IF OBJECT_ID(N'{schema}.rotate_wakeup_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.rotate_wakeup_lock AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.wake_those_behind @position bigint
+ALTER PROCEDURE {schema}.rotate_wakeup_lock @position bigint
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -392,7 +392,7 @@ BEGIN
         THROW;
     END CATCH;
     IF @code = 0 AND @access <> N'read'
-        EXEC {schema}.wake_those_behind @position;
+        EXEC {schema}.rotate_wakeup_lock @position;
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;

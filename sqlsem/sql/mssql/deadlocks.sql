@@ -86,7 +86,7 @@ BEGIN
            b.member_id, b.owner, b.resource_id, DENSE_RANK() OVER (ORDER BY b.resource_id), b.queue_position,
            b.access_type, b.concurrency_limit, o.cap, b.weight, b.granted, b.waits, 0, 0
     FROM b LEFT JOIN l ON l.resource_id = b.resource_id
-    CROSS APPLY {schema}.set_for(b.resource_id) AS o
+    CROSS APPLY {schema}.effective_settings(b.resource_id) AS o
     WHERE b.busy = 1 OR (b.waits = 1 AND b.queue_position < l.last_one);
 
     -- 1. Down the queues, as long as that frees anybody: somebody is let in when all rows of theirs are.
@@ -217,7 +217,7 @@ BEGIN
         ORDER BY member_id;
         IF @one = @before
             BREAK;
-        EXEC {schema}.test_member @one, @member;
+        EXEC {schema}.check_liveness @one, @member;
         IF NOT EXISTS (SELECT 1 FROM {schema}.member
                        WHERE member_id = @one AND missing_since IS NULL
                          AND (lease_until IS NULL OR lease_until >= SYSUTCDATETIME()))

@@ -47,7 +47,7 @@ BEGIN
             @host nvarchar(255), @pid int, @program nvarchar(255), @resource nvarchar(255), @first bigint, @first_resource nvarchar(255), @tries int = 5,
             @position bigint, @before bigint, @name nvarchar(255), @now datetime2(6), @patience int;
     DECLARE @given TABLE (position bigint NOT NULL PRIMARY KEY);
-    EXEC {schema}.check_life N'lease', @ttl_ms;
+    EXEC {schema}.check_grace_or_lease N'lease', @ttl_ms;
     IF @hash IS NULL OR LEN(@hash) <> 64
         THROW 50000, N'sqlsem: the hash of a token is 64 hexadecimal digits', 1;
     INSERT INTO @given (position) SELECT CAST(value AS bigint) FROM OPENJSON(@positions);
@@ -157,7 +157,7 @@ BEGIN
         IF @position = @before
             BREAK;
         SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
-        EXEC {schema}.let_go @name;
+        EXEC {schema}.release_session_lock @name;
     END;
     IF @answer = 1
         SELECT @code AS code;
@@ -229,7 +229,7 @@ BEGIN
                 SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
                 WHERE member_id = @member AND login = @me;
                 IF @@ROWCOUNT = 0
-                    THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
+                    THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
                 SET @moved = 0;
                 SET @one = -1;
                 WHILE @lock > 0
@@ -405,7 +405,7 @@ BEGIN TRY
         RETURN 0;
     END;
     IF @lease_ms IS NOT NULL
-        EXEC {schema}.resign @member;
+        EXEC {schema}.deregister_member @member;
     SET @where = CONCAT(N'position ', @position, N' on ''', @resource, N'''');
     SET @resource = NULL;
     SET @position = NULL;

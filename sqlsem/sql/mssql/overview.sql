@@ -186,7 +186,7 @@ BEGIN
     DECLARE @member TABLE (member_id bigint NOT NULL PRIMARY KEY, missing int NULL);
     DECLARE @row TABLE (
         place int NOT NULL PRIMARY KEY, access_type nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL, concurrency_limit bigint NOT NULL,
-        weight bigint NOT NULL, state nvarchar(10) NOT NULL, held float NULL, time_left float NULL, kind nvarchar(1100) NOT NULL);
+        weight bigint NOT NULL, state nvarchar(10) NOT NULL, held float NULL, remaining_ms float NULL, kind nvarchar(1100) NOT NULL);
     DECLARE @hold TABLE (place int NOT NULL PRIMARY KEY, held float NOT NULL, kind nvarchar(1100) NOT NULL);
     -- Of the row at hand: how long the holds were that are like it, in order; and when it goes in.
     DECLARE @like TABLE (rank int NOT NULL PRIMARY KEY, held float NOT NULL);
@@ -196,7 +196,7 @@ BEGIN
     DECLARE @stay TABLE (place int NOT NULL, play int NOT NULL, leaves float NOT NULL, PRIMARY KEY (play, place));
     SELECT @low = NULL, @likely = NULL, @high = NULL, @held_low = NULL, @held_high = NULL, @holds = NULL;
     SELECT @resource = resource_id FROM {schema}.entry WITH (NOLOCK) WHERE queue_position = @queue_position;
-    SELECT @cap = s.cap, @paused_at = s.paused_at FROM {schema}.set_for(@resource) AS s;
+    SELECT @cap = s.cap, @paused_at = s.paused_at FROM {schema}.effective_settings(@resource) AS s;
     IF @resource IS NULL OR @paused_at IS NOT NULL
        OR 60 < (SELECT COUNT(*) FROM (SELECT TOP (61) t.queue_position FROM {schema}.entry AS t WITH (NOLOCK)
                                       WHERE t.resource_id = @resource AND t.queue_position < @queue_position) AS a)
@@ -219,7 +219,7 @@ BEGIN
     WHERE m.member_id IN (SELECT t.member_id FROM {schema}.entry AS t WITH (NOLOCK)
                           WHERE t.resource_id = @resource AND t.queue_position <= @queue_position);
     -- (Who is dead has no time left, nor has who leaves without having been let in.)
-    INSERT INTO @row (place, access_type, concurrency_limit, weight, state, held, time_left, kind)
+    INSERT INTO @row (place, access_type, concurrency_limit, weight, state, held, remaining_ms, kind)
     SELECT ROW_NUMBER() OVER (ORDER BY t.queue_position), t.access_type, COALESCE(t.concurrency_limit, 2147483647),
            COALESCE(t.weight, 1), CASE WHEN t.revoked_at IS NULL AND h.holds = 0 THEN N'waits' ELSE N'holds' END,
            DATEDIFF_BIG(microsecond, COALESCE(t.granted_at, t.requested_at), @now) / CAST(1000000 AS float),
@@ -229,7 +229,7 @@ BEGIN
                 THEN DATEDIFF_BIG(microsecond, @now, DATEADD(millisecond, m.grace_ms, COALESCE(m.missing_since, m.seen_at)))
                      / CAST(1000000 AS float) END,
            {schema}.kind_of(t.note, m.program)
-    FROM {schema}.standing(@resource) AS h
+    FROM {schema}.row_states(@resource) AS h
     JOIN {schema}.entry AS t WITH (NOLOCK) ON t.resource_id = h.resource_id AND t.queue_position = h.queue_position
     LEFT JOIN @member AS b ON b.member_id = t.member_id
     LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id
@@ -247,7 +247,7 @@ BEGIN
     WHILE @place < @rows
     BEGIN
         SET @place = @place + 1;
-        SELECT @access = access_type, @limit = concurrency_limit, @weight = weight, @state = state, @held = held, @left = time_left, @kind = kind
+        SELECT @access = access_type, @limit = concurrency_limit, @weight = weight, @state = state, @held = held, @left = remaining_ms, @kind = kind
         FROM @row WHERE place = @place;
         DELETE FROM @like;
         INSERT INTO @like (rank, held)
@@ -371,7 +371,7 @@ BEGIN TRY
            CASE WHEN t.member_id IS NOT NULL AND m.member_id IS NULL THEN N'dead'
                 WHEN t.revoked_at IS NOT NULL THEN N'revoked' WHEN h.holds = 1 THEN N'holds' ELSE N'waits' END,
            COALESCE(t.granted_at, t.requested_at), m.host, m.pid, m.program, t.note, 0
-    FROM {schema}.standing(@resource) AS h
+    FROM {schema}.row_states(@resource) AS h
     JOIN {schema}.entry AS t WITH (NOLOCK) ON t.resource_id = h.resource_id AND t.queue_position = h.queue_position
     LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id;
     -- Who is dead, as entries tells it.

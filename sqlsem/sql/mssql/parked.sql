@@ -37,7 +37,7 @@ BEGIN
         SET @number = @number + 1;
         SELECT @resource = a_resource, @access = an_access, @limit = a_limit, @weight = a_weight FROM @asked WHERE number = @number;
         EXEC {schema}.check_name N'resource', @resource;
-        EXEC {schema}.check_free @resource;
+        EXEC {schema}.check_not_reserved @resource;
         IF @access COLLATE Latin1_General_100_BIN2 NOT IN (N'write', N'read')
            AND (@access COLLATE Latin1_General_100_BIN2 NOT LIKE N'stage:%[0-9]' OR TRY_CAST(SUBSTRING(@access, 7, 100) AS bigint) IS NULL
                 OR DATALENGTH(@access) > 64)
@@ -46,7 +46,7 @@ BEGIN
                 OR (@access <> N'write' AND COALESCE(@limit, 0) <> 1)
             SET @message = CONCAT(N'sqlsem: on ''', @resource, N''' limit ', @limit, N' with weight ', @weight,
                 N' cannot be: 1 <= weight <= limit, and limit 1 with another access than write');
-        ELSE IF @limit IS NULL AND NOT EXISTS (SELECT 1 FROM {schema}.set_for(@resource) WHERE cap IS NOT NULL)
+        ELSE IF @limit IS NULL AND NOT EXISTS (SELECT 1 FROM {schema}.effective_settings(@resource) WHERE cap IS NOT NULL)
         BEGIN
             SET @message = CONCAT(N'sqlsem: no limit is set for ''', @resource, N''', and the task names none; an operator sets one ',
                 N'with: sqlsem set ', @resource, N' --limit N --allow-new, or EXEC {schema}.set_limit; or name a limit');
@@ -139,7 +139,7 @@ BEGIN
             EXEC @code = {schema}.remove @resource, @position, @outcome;
             SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
             IF @code <> -2
-                EXEC {schema}.let_go @name;
+                EXEC {schema}.release_session_lock @name;
         END;
     END;
 END;
@@ -272,7 +272,7 @@ BEGIN
             INSERT INTO @full (key_name) VALUES (COALESCE(@key, N''));
             CONTINUE;
         END;
-        IF EXISTS (SELECT 1 FROM {schema}.task_lock AS l CROSS APPLY {schema}.set_for(l.resource_id) AS o
+        IF EXISTS (SELECT 1 FROM {schema}.task_lock AS l CROSS APPLY {schema}.effective_settings(l.resource_id) AS o
                    WHERE l.task_id = @task AND l.concurrency_limit IS NULL AND o.cap IS NULL)
             CONTINUE;  -- until an operator sets one
         -- In one order. Not waited for long, as others may wait for what this transaction has.
@@ -345,7 +345,7 @@ BEGIN
         FROM @line WHERE place > @before AND kind <> @blocked ORDER BY place;
         IF @place = @before
             BREAK;
-        SELECT @eligible = eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL);
+        SELECT @eligible = eligible FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL);
         IF @eligible = 1
         BEGIN
             UPDATE {schema}.task_lock SET waits = 0 WHERE task_id = @task AND number = @number;
@@ -395,7 +395,7 @@ BEGIN
             WHERE l.task_id = @one AND l.number = @number AND t.member_id = @parking AND t.revoked_at IS NULL;
             IF @position IS NOT NULL
             BEGIN
-                SELECT @eligible = eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL);
+                SELECT @eligible = eligible FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL);
                 SET @there = @there + 1;
                 SET @free = @free + @eligible;
             END;
@@ -447,7 +447,7 @@ BEGIN
         IF @requesting_id IS NULL OR CONCAT(@requesting_id, @row_owner, @uid) COLLATE Latin1_General_100_BIN2
            LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
             THROW 50000, N'sqlsem: bad request: requesting_id and uid must be printable text', 1;
-        EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
+        EXEC {schema}.touch_worker @member, @host OUTPUT, @pid OUTPUT;
         BEGIN TRY
             IF NOT EXISTS (SELECT 1 FROM {schema}.parking WHERE queue_name = @queue)
                 INSERT INTO {schema}.parking (queue_name) VALUES (LEFT(@queue, 255));
@@ -485,7 +485,7 @@ BEGIN
                     SET @written = @@ROWCOUNT;
                     -- Whether it may go in still: a reader ahead that has begun to upgrade since sees that it is granted, or we
                     -- see that one (begin_upgrade).
-                    SELECT @eligible = eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL);
+                    SELECT @eligible = eligible FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL);
                     SET @count = @count + @written * @eligible;
                 END;
                 IF @count = @locks
@@ -562,7 +562,7 @@ BEGIN
     BEGIN
         SET @place = @place + 1;
         SELECT @resource = resource_id FROM @some WHERE place = @place;
-        EXEC @code = {schema}.suspect_all @resource, -1;
+        EXEC @code = {schema}.reap_dead_members @resource, -1;
     END;
 END;
 GO

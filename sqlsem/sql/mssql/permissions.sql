@@ -61,7 +61,7 @@ FROM (VALUES
              (N'resume', N'o'), (N'revoke', N'o'), (N'reap', N'o'),
              -- end of feature: operate
              -- feature: priorities
-             (N'take_turn', N'uo'), (N'priorities', N'uor'),
+             (N'acquire_by_priority', N'uo'), (N'priorities', N'uor'),
              -- end of feature: priorities
              -- feature: conversions
              (N'begin_upgrade', N'uo'), (N'upgrade', N'uo'), (N'downgrade', N'uo'),
@@ -98,9 +98,9 @@ FROM (VALUES
              (N'list_batches', N'uor'), (N'abandon_batch', N'o'),
              -- end of feature: batches
              -- (Of these a worker needs some for the locks of its tasks, which are its own to keep and to give back.)
-             (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'), (N'resign', N'upwo'), (N'warm_up', N'upwo'),
+             (N'register_member', N'upwo'), (N'reattach_member', N'upwo'), (N'heartbeat', N'upwo'), (N'deregister_member', N'upwo'), (N'warm_up', N'upwo'),
              (N'prune', N'upwo'), (N'prune_operations', N'upwo'), (N'settings', N'upwor'), (N'register', N'uo'),
-             (N'register_all', N'uo'), (N'wait', N'uo'), (N'look_all', N'uo'), (N'release', N'uwo'), (N'cancel', N'uo'),
+             (N'register_all', N'uo'), (N'wait', N'uo'), (N'poll_waiters', N'uo'), (N'release', N'uwo'), (N'cancel', N'uo'),
              (N'pin', N'uwo'), (N'find_deadlock', N'uo'), (N'acquire', N'uo'), (N'try', N'uo'), (N'renew', N'uo'),
              (N'assert_holding', N'uo'), (N'entries', N'uwor'), (N'may_enter', N'uwor'), (N'status', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
              (N'operations', N'uor')

@@ -19,10 +19,10 @@ GO
 
 -- The moment by which a request stands in a line: that of asking, less the ageing for each step of priority.
 BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.before_place;
-DROP FUNCTION IF EXISTS {schema}.ranked_at;
+DROP FUNCTION IF EXISTS {schema}.preceding_request;
+DROP FUNCTION IF EXISTS {schema}.priority_rank;
 GO
-CREATE FUNCTION {schema}.ranked_at(@at datetime2(6), @priority int, @ageing int) RETURNS datetime2(6) AS
+CREATE FUNCTION {schema}.priority_rank(@at datetime2(6), @priority int, @ageing int) RETURNS datetime2(6) AS
 BEGIN
     DECLARE @ms bigint = CAST(@priority AS bigint) * @ageing;
     RETURN DATEADD(millisecond, -CAST(@ms % 1000 AS int), DATEADD(second, -CAST(@ms / 1000 AS int), @at));
@@ -30,17 +30,17 @@ END;
 GO
 -- The place right before one in a line, if there is any, and how many there are. A request without a place (@place NULL) comes
 -- after all of its own rank.
-CREATE FUNCTION {schema}.before_place(@line nvarchar(255), @place bigint, @at datetime2(6), @priority int, @ageing int)
+CREATE FUNCTION {schema}.preceding_request(@line nvarchar(255), @place bigint, @at datetime2(6), @priority int, @ageing int)
 RETURNS TABLE AS RETURN (
     SELECT TOP (1) r.queue_position AS before, COUNT(*) OVER () AS ahead
-    FROM (SELECT t.queue_position, {schema}.ranked_at(t.requested_at, t.weight - 1, @ageing) AS ranked_at
+    FROM (SELECT t.queue_position, {schema}.priority_rank(t.requested_at, t.weight - 1, @ageing) AS priority_rank
           FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
           WHERE t.resource_id = @line AND t.access_type = N'read' AND t.concurrency_limit = 100 AND t.member_id IS NOT NULL
             AND t.revoked_at IS NULL AND t.queue_position <> COALESCE(@place, -1)) AS r
-    WHERE r.ranked_at < {schema}.ranked_at(@at, @priority, @ageing)
-       OR (r.ranked_at = {schema}.ranked_at(@at, @priority, @ageing)
+    WHERE r.priority_rank < {schema}.priority_rank(@at, @priority, @ageing)
+       OR (r.priority_rank = {schema}.priority_rank(@at, @priority, @ageing)
            AND r.queue_position < COALESCE(@place, 9223372036854775807))
-    ORDER BY r.ranked_at DESC, r.queue_position DESC
+    ORDER BY r.priority_rank DESC, r.queue_position DESC
 );
 GO
 COMMIT TRANSACTION;
@@ -52,9 +52,9 @@ GO
 --   no @position    nothing is left: @try, and it was not free; or the place is gone
 -- With the @uid of a call whose answer was lost it finds what that did. With @attended_ms a place goes after so long, should
 -- attended_until not be moved on.
-IF OBJECT_ID(N'{schema}.take_turn') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_turn AS RETURN 0');
+IF OBJECT_ID(N'{schema}.acquire_by_priority') IS NULL EXEC (N'CREATE PROCEDURE {schema}.acquire_by_priority AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.take_turn
+ALTER PROCEDURE {schema}.acquire_by_priority
     @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
     @resource nvarchar(400), @access nvarchar(100), @limit int, @weight int, @note nvarchar(1000), @priority int, @place bigint,
     @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT, @before bigint = NULL OUTPUT,
@@ -66,7 +66,7 @@ BEGIN
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: take_turn must not be called inside an open transaction; commit first and use autocommit', 1;
+        THROW 50001, N'sqlsem: acquire_by_priority must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @line nvarchar(255) = LEFT(N'priority:' + @resource, 255), @gate nvarchar(255), @other nvarchar(255), @swap nvarchar(255),
             @uid_place nvarchar(70) = CONCAT(@uid, N'.1'), @class int = @priority + 1, @ageing int, @own bigint, @at datetime2(6),
@@ -99,21 +99,21 @@ BEGIN
         WHERE resource_id = @line AND queue_position = @place AND member_id = @member AND revoked_at IS NULL;
     IF @own IS NOT NULL
     BEGIN
-        SELECT @before = before, @ahead = ahead FROM {schema}.before_place(@line, @own, @at, @priority, @ageing);
+        SELECT @before = before, @ahead = ahead FROM {schema}.preceding_request(@line, @own, @at, @priority, @ageing);
         IF @before IS NOT NULL
         BEGIN
             SET @position = @own;
-            EXEC @code = {schema}.suspect @line, @before, @member;
+            EXEC @code = {schema}.check_if_dead @line, @before, @member;
             IF @code > 0
                 SET @before = NULL;
         END
         ELSE
         BEGIN
-            SELECT @eligible = eligible FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, NULL);
+            SELECT @eligible = eligible FROM {schema}.eligibility(@resource, 9223372036854775807, @access, @limit, @weight, NULL);
             IF @eligible = 0
             BEGIN
                 SET @position = @own;
-                EXEC {schema}.suspect_all @resource, @member;
+                EXEC {schema}.reap_dead_members @resource, @member;
             END;
         END;
     END;
@@ -148,7 +148,7 @@ BEGIN
                     BREAK;
                 END;
                 SET @at = COALESCE(@at, SYSUTCDATETIME());
-                SELECT @before = before, @ahead = ahead FROM {schema}.before_place(@line, @own, @at, @priority, @ageing);
+                SELECT @before = before, @ahead = ahead FROM {schema}.preceding_request(@line, @own, @at, @priority, @ageing);
                 IF @before IS NULL
                     EXEC {schema}.register @member, @requesting_id, @owner, @uid, 1, @resource, @access, @limit, @weight, @note, 0,
                         @position OUTPUT, @granted OUTPUT, @attended_ms = @attended_ms, @ranked = 1;
@@ -181,9 +181,9 @@ BEGIN
             -- A try in vain: are those ahead alive?
             SET @looked = 1;
             IF @before IS NOT NULL
-                EXEC @code = {schema}.suspect @line, @before, @member;
+                EXEC @code = {schema}.check_if_dead @line, @before, @member;
             ELSE
-                EXEC @code = {schema}.suspect_all @resource, @member;
+                EXEC @code = {schema}.reap_dead_members @resource, @member;
             IF @code = 0
                 BREAK;
         END;
@@ -195,14 +195,14 @@ BEGIN
            AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE queue_position = @position)
         BEGIN
             SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
-            EXEC {schema}.let_go @name;
+            EXEC {schema}.release_session_lock @name;
         END;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     IF @freed IS NOT NULL
-        EXEC {schema}.let_go @freed;
+        EXEC {schema}.release_session_lock @freed;
     IF @answer = 1
         SELECT @position AS queue_position, @granted AS granted, @before AS before, @ahead AS ahead;
 END;

@@ -40,9 +40,9 @@ END;
 GO
 
 -- Refuses names that sqlsem uses itself, and patterns. (RESERVED of the Python client is the same table.)
-IF OBJECT_ID(N'{schema}.check_free') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_free AS RETURN 0');
+IF OBJECT_ID(N'{schema}.check_not_reserved') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_not_reserved AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.check_free @resource nvarchar(400)
+ALTER PROCEDURE {schema}.check_not_reserved @resource nvarchar(400)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -78,7 +78,7 @@ BEGIN
         EXEC {schema}.refuse 50000, @message;
     END;
     SET @lease_ms = FLOOR(@seconds * 1000);
-    EXEC {schema}.check_life N'lease', @lease_ms;
+    EXEC {schema}.check_grace_or_lease N'lease', @lease_ms;
 END;
 GO
 
@@ -94,7 +94,7 @@ BEGIN
     DECLARE @message nvarchar(1000), @word nvarchar(101), @order nvarchar(100);
     EXEC {schema}.check_name N'resource', @resource;
     IF @own = 0
-        EXEC {schema}.check_free @resource;
+        EXEC {schema}.check_not_reserved @resource;
     EXEC {schema}.check_name N'requesting_id', @requesting_id;
     -- The bar, because = ignores blanks at the end.
     SET @word = CONCAT(LOWER(@access COLLATE Latin1_General_100_BIN2), N'|');
@@ -182,7 +182,7 @@ BEGIN
                 BREAK;
             BEGIN TRANSACTION;
             DELETE FROM {schema}.member WHERE member_id = @old;
-            EXEC {schema}.bury @old, N'reaped', @old_host, NULL, @old_program, @old_login, @seen_at;
+            EXEC {schema}.delete_member_rows @old, N'reaped', @old_host, NULL, @old_program, @old_login, @seen_at;
             COMMIT TRANSACTION;
         END;
     END
@@ -190,22 +190,22 @@ BEGIN
         DELETE FROM {schema}.member
         WHERE pid IS NULL AND lease_until < SYSUTCDATETIME()
           AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WHERE t.member_id = member.member_id);
-    EXEC {schema}.enrol @host, NULL, @program, 0, @lease_ms, @member OUTPUT;
+    EXEC {schema}.register_member @host, NULL, @program, 0, @lease_ms, @member OUTPUT;
 END;
 GO
 
 -- Sleeps, at most 999 ms. In text of its own, as an engine that speaks T-SQL on top of PostgreSQL knows no WAITFOR. -1 where more
--- sessions wait than may (take_slot).
-IF OBJECT_ID(N'{schema}.doze') IS NULL EXEC (N'CREATE PROCEDURE {schema}.doze AS RETURN 0');
+-- sessions wait than may (take_waiter_slot).
+IF OBJECT_ID(N'{schema}.client_sleep') IS NULL EXEC (N'CREATE PROCEDURE {schema}.client_sleep AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.doze @ms int
+ALTER PROCEDURE {schema}.client_sleep @ms int
 AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
     DECLARE @time nvarchar(10) = RIGHT(CONCAT(N'00', @ms), 3), @slot int;
     BEGIN TRANSACTION;
-    EXEC @slot = {schema}.take_slot;
+    EXEC @slot = {schema}.take_waiter_slot;
     IF @@VERSION LIKE N'%PostgreSQL%'
         EXEC (N'DECLARE @n int; SELECT @n = 1 WHERE pg_sleep(0.' + @time + N') IS NULL');
     ELSE
@@ -253,9 +253,9 @@ GO
 -- feature: priorities
 -- acquire, where priorities are set for the resource (priorities.sql). What a session holds is its own only, so nobody waits for who
 -- waits here, if it holds nothing else.
-IF OBJECT_ID(N'{schema}.acquire_ranked') IS NULL EXEC (N'CREATE PROCEDURE {schema}.acquire_ranked AS RETURN 0');
+IF OBJECT_ID(N'{schema}.session_acquire_by_priority') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_acquire_by_priority AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.acquire_ranked
+ALTER PROCEDURE {schema}.session_acquire_by_priority
     @resource nvarchar(400), @limit int, @access nvarchar(100), @weight int, @deadline datetime2(6), @try bit,
     @note nvarchar(1000), @requesting_id nvarchar(255), @priority int, @position bigint OUTPUT
 AS
@@ -285,7 +285,7 @@ BEGIN
                 SET @slice = CASE WHEN @left > 3000 THEN 3000 WHEN @left < 100 THEN 100 ELSE @left END;
                 SET @number = 0;
                 BEGIN TRY
-                    EXEC {schema}.take_turn @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight, @note,
+                    EXEC {schema}.acquire_by_priority @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight, @note,
                         @priority, @place, @slice, @position OUTPUT, @granted OUTPUT, @before OUTPUT, @ahead OUTPUT,
                         @attended_ms = 5000;
                 END TRY
@@ -327,7 +327,7 @@ BEGIN
                 SET @pause = CASE WHEN @pause > 900 THEN 900 ELSE @pause END;
                 UPDATE {schema}.entry SET attended_until = DATEADD(millisecond, @pause + 5000, SYSUTCDATETIME())
                 WHERE resource_id = @line AND queue_position = @place;
-                EXEC @slot = {schema}.doze @pause;
+                EXEC @slot = {schema}.client_sleep @pause;
                 IF @slot < 0 AND @slept = 0
                     THROW 50002, N'sqlsem: busy: as many sessions wait on this server as may (setting max_server_waiters); try again later', 1;
                 SET @slept = 1;
@@ -369,7 +369,7 @@ ALTER PROCEDURE {schema}.acquire
     @resource nvarchar(400), @limit int = 1, @access nvarchar(100) = N'write', @weight int = 1, @timeout_ms int = -1,
     @note nvarchar(1000) = NULL, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
     @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT, @priority int = NULL,
-    @own bit = 0  -- 1: of a routine of sqlsem, for a name that check_free keeps for it
+    @own bit = 0  -- 1: of a routine of sqlsem, for a name that check_not_reserved keeps for it
 AS
 BEGIN TRY
     SET ROWCOUNT 0;
@@ -420,7 +420,7 @@ BEGIN TRY
         -- feature: priorities
         IF @priority IS NOT NULL
         BEGIN
-            EXEC @result = {schema}.acquire_ranked @resource, @limit, @access, @weight, @deadline, @try, @note, @requesting_id, @priority,
+            EXEC @result = {schema}.session_acquire_by_priority @resource, @limit, @access, @weight, @deadline, @try, @note, @requesting_id, @priority,
                 @position OUTPUT;
             SET @fence = @position;
             RETURN @result;
@@ -487,7 +487,7 @@ BEGIN TRY
                      AND t.granted_at IS NOT NULL AND (@access = N'write' OR t.access_type <> @access)
                ) > (SELECT MIN(COALESCE(t.concurrency_limit, o.cap, 2147483647))
                     FROM {schema}.entry AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
-                    CROSS JOIN {schema}.set_for(@resource) AS o
+                    CROSS JOIN {schema}.effective_settings(@resource) AS o
                     WHERE t.resource_id = @resource AND t.member_id = @member AND t.queue_position <= @position
                       AND (t.queue_position = @position OR @access = N'write' OR t.access_type <> @access))
             BEGIN
@@ -544,8 +544,8 @@ BEGIN TRY
                     IF DATEDIFF_BIG(millisecond, @began, SYSUTCDATETIME()) < @slice
                     BEGIN
                         SET @pause = CASE WHEN @pause > @left THEN @left ELSE @pause END;
-                        EXEC {schema}.doze @pause;
-                        SET @pause = CASE WHEN @pause > 400 THEN 800 ELSE @pause * 2 END;  -- as look_pause
+                        EXEC {schema}.client_sleep @pause;
+                        SET @pause = CASE WHEN @pause > 400 THEN 800 ELSE @pause * 2 END;  -- as poll_pause
                     END
                     ELSE
                         SET @pause = 40;
@@ -588,7 +588,7 @@ BEGIN TRY
                 SET @uid = NULL;
             IF @result IS NULL AND @lease_ms IS NOT NULL
             BEGIN
-                EXEC {schema}.resign @member;
+                EXEC {schema}.deregister_member @member;
                 SET @member = NULL;
             END;
         END;
@@ -603,7 +603,7 @@ BEGIN TRY
             IF @member IS NOT NULL
                 EXEC {schema}.cancel @member, @uid, N'cancelled';
             IF @member IS NOT NULL AND @lease_ms IS NOT NULL
-                EXEC {schema}.resign @member;
+                EXEC {schema}.deregister_member @member;
         END TRY
         BEGIN CATCH
             -- The first error says more. The row goes soon, as nobody attends to it.
@@ -619,7 +619,7 @@ BEGIN TRY
     BEGIN
         SET @position = NULL;
         IF @lease_ms IS NOT NULL AND @member IS NOT NULL
-            EXEC {schema}.resign @member;
+            EXEC {schema}.deregister_member @member;
     END;
     IF @result = -3
     BEGIN
@@ -788,7 +788,7 @@ BEGIN
         FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
         WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL;
         IF @code = 0
-            SELECT @code = eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL);
+            SELECT @code = eligible FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL);
     END TRY
     BEGIN CATCH
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)

@@ -365,7 +365,7 @@ BEGIN
                 SET @code = -2;
             ELSE IF EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
                             WHERE resource_id = @resource AND queue_position < COALESCE(@position, 9223372036854775807))
-                 OR EXISTS (SELECT 1 FROM {schema}.set_for(@resource) WHERE paused_at IS NOT NULL)
+                 OR EXISTS (SELECT 1 FROM {schema}.effective_settings(@resource) WHERE paused_at IS NOT NULL)
                 SET @code = -1;
             ELSE
             BEGIN
@@ -379,11 +379,11 @@ BEGIN
             -- The dead are in nobody's way.
             SET @first = NULL;
             SELECT TOP (1) @first = t.queue_position
-            FROM {schema}.lowest(@resource) AS f
+            FROM {schema}.low_water_mark(@resource) AS f
             JOIN {schema}.entry AS t ON t.resource_id = @resource AND t.queue_position > f.mark ORDER BY t.queue_position;
             IF @first IS NULL
                 BREAK;
-            EXEC @got = {schema}.suspect @resource, @first, -1;
+            EXEC @got = {schema}.check_if_dead @resource, @first, -1;
             IF @got = 0
                 BREAK;
         END;
@@ -662,7 +662,7 @@ BEGIN
             END;
             SET @pause = CASE WHEN @code = -1 THEN 500 WHEN @wait_ms > 900 THEN 900 ELSE @wait_ms END;
             SET @pause = CASE WHEN @pause > @left THEN @left ELSE @pause END;
-            EXEC {schema}.doze @pause;
+            EXEC {schema}.client_sleep @pause;
         END;
     END TRY
     BEGIN CATCH

@@ -46,9 +46,9 @@ END;
 GO
 
 -- What people read must not move their cursor: control characters become question marks.
-IF OBJECT_ID(N'{schema}.clean') IS NULL EXEC (N'CREATE PROCEDURE {schema}.clean AS RETURN 0');
+IF OBJECT_ID(N'{schema}.escape_control_chars') IS NULL EXEC (N'CREATE PROCEDURE {schema}.escape_control_chars AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.clean @text nvarchar(1000) OUTPUT
+ALTER PROCEDURE {schema}.escape_control_chars @text nvarchar(1000) OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -207,9 +207,9 @@ GO
 -- any pattern there is a row '*' in table resource, which says so: patterns cost a look only where there are some. (Never what is
 -- not committed, also for looks: a limit that cannot be lifted is, for an instant.)
 BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.set_for;
+DROP FUNCTION IF EXISTS {schema}.effective_settings;
 GO
-CREATE FUNCTION {schema}.set_for (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
+CREATE FUNCTION {schema}.effective_settings (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
     SELECT CASE WHEN o.cap IS NOT NULL OR p.resource_id IS NULL THEN o.cap
                 ELSE (SELECT l.cap FROM {schema}.pattern_of(@resource) AS l) END AS cap, o.paused_at
     FROM (SELECT 1 AS one) AS n
@@ -249,9 +249,9 @@ GO
 
 -- The position at or below which no row of a resource stands. (ISNULL and not COALESCE, which asks twice, and might get two answers.)
 BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.lowest;
+DROP FUNCTION IF EXISTS {schema}.low_water_mark;
 GO
-CREATE FUNCTION {schema}.lowest (@resource nvarchar(255)) RETURNS TABLE AS RETURN (
+CREATE FUNCTION {schema}.low_water_mark (@resource nvarchar(255)) RETURNS TABLE AS RETURN (
     SELECT ISNULL((SELECT w.mark FROM {schema}.low_water AS w WITH (READCOMMITTEDLOCK, READPAST, ROWLOCK)
                    WHERE w.resource_id = @resource), 0) AS mark
 );
@@ -268,16 +268,16 @@ GO
 -- However many there are, the first ones decide: each weighs 1 at least, so where @limit - @weight + 1 of them stand there is no
 -- room, and where fewer do these are all. 9223372036854775807 stands for no limit, and for no row.
 BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.ahead;
+DROP FUNCTION IF EXISTS {schema}.eligibility;
 GO
-CREATE FUNCTION {schema}.ahead (
+CREATE FUNCTION {schema}.eligibility (
     @resource nvarchar(255), @position bigint, @access nvarchar(64), @limit int, @weight int, @uid nvarchar(80))
 RETURNS TABLE AS RETURN (
     WITH o AS (
-        SELECT cap, paused_at FROM {schema}.set_for(@resource)
+        SELECT cap, paused_at FROM {schema}.effective_settings(@resource)
     ),
     f AS (
-        SELECT mark FROM {schema}.lowest(@resource)
+        SELECT mark FROM {schema}.low_water_mark(@resource)
     ),
     r AS (
         SELECT TOP (COALESCE(@limit, (SELECT CASE WHEN cap < @weight THEN @weight ELSE cap END FROM o), 2147483647) - @weight + 1) queue_position, weight,
@@ -321,9 +321,9 @@ GO
 -- rows of other labels declare less than all of them together is looked for them.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.bare_holds;
-DROP FUNCTION IF EXISTS {schema}.standing;
+DROP FUNCTION IF EXISTS {schema}.row_states;
 GO
-CREATE FUNCTION {schema}.standing (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
+CREATE FUNCTION {schema}.row_states (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
     WITH q AS (
         SELECT t.resource_id, t.queue_position, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.granted_at,
                t.revoked_at,
@@ -355,7 +355,7 @@ CREATE FUNCTION {schema}.standing (@resource nvarchar(400)) RETURNS TABLE AS RET
                              WHERE t.resource_id = r.resource_id AND t.queue_position < r.queue_position
                                AND t.access_type <> r.access_type AND t.concurrency_limit < r.needed) THEN 0
                 ELSE 1 END AS holds
-    FROM r CROSS APPLY {schema}.set_for(r.resource_id) AS o
+    FROM r CROSS APPLY {schema}.effective_settings(r.resource_id) AS o
 );
 GO
 COMMIT TRANSACTION;
@@ -407,9 +407,9 @@ END;
 GO
 
 -- Frees a lock of this session's; nothing happens where it has none.
-IF OBJECT_ID(N'{schema}.let_go') IS NULL EXEC (N'CREATE PROCEDURE {schema}.let_go AS RETURN 0');
+IF OBJECT_ID(N'{schema}.release_session_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_session_lock AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.let_go @name nvarchar(255)
+ALTER PROCEDURE {schema}.release_session_lock @name nvarchar(255)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -421,9 +421,9 @@ GO
 
 -- Waits until nobody holds a lock that this session has not: a share of it is taken and given back. Returns what
 -- sp_getapplock says: below 0 somebody holds it still.
-IF OBJECT_ID(N'{schema}.await_free') IS NULL EXEC (N'CREATE PROCEDURE {schema}.await_free AS RETURN 0');
+IF OBJECT_ID(N'{schema}.wait_until_lock_free') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wait_until_lock_free AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.await_free @name nvarchar(255), @timeout_ms int
+ALTER PROCEDURE {schema}.wait_until_lock_free @name nvarchar(255), @timeout_ms int
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -439,25 +439,25 @@ GO
 
 -- Sleeps for @pause ms, at most @left, and has the next pause be longer: waits for a lock that surely is held, the own row's.
 -- -1 when it is not (a lease): then the caller has to sleep.
-IF OBJECT_ID(N'{schema}.nap') IS NULL EXEC (N'CREATE PROCEDURE {schema}.nap AS RETURN 0');
+IF OBJECT_ID(N'{schema}.backoff_sleep') IS NULL EXEC (N'CREATE PROCEDURE {schema}.backoff_sleep AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.nap @position bigint, @left int, @pause float OUTPUT
+ALTER PROCEDURE {schema}.backoff_sleep @position bigint, @left int, @pause float OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @name nvarchar(255) = CONCAT(N'entry.sqlsem.{schema}.', @position), @code int,
-            @nap int = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
+            @wait_ms int = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
     SET @pause = CASE WHEN @pause * 1.5 > 500 THEN 500 ELSE @pause * 1.5 END;
-    EXEC @code = {schema}.await_free @name, @nap;
+    EXEC @code = {schema}.wait_until_lock_free @name, @wait_ms;
     RETURN CASE WHEN @code >= 0 THEN -1 ELSE 0 END;
 END;
 GO
 
 -- Removes all rows of a member. Entry locks are freed by their sessions' end, or by release. The number removed.
 -- What an open transaction has pinned stays until that ends; it is found then.
-IF OBJECT_ID(N'{schema}.bury') IS NULL EXEC (N'CREATE PROCEDURE {schema}.bury AS RETURN 0');
+IF OBJECT_ID(N'{schema}.delete_member_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.delete_member_rows AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.bury
+ALTER PROCEDURE {schema}.delete_member_rows
     @member bigint, @outcome nvarchar(16), @host nvarchar(255) = NULL, @pid int = NULL, @program nvarchar(255) = NULL,
     @login nvarchar(128) = NULL, @seen_at datetime2(6) = NULL
 AS
@@ -484,9 +484,9 @@ GO
 -- its last sign of life older than its grace, or when its lease has run out; one that is only missing has that noted, for
 -- people. Its grace and its lease begin anew when the server starts, or another one takes over (check_origin); where a restart
 -- cannot be seen, its grace begins when it is first missed. 1 when it wrote something.
-IF OBJECT_ID(N'{schema}.test_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.test_member AS RETURN 0');
+IF OBJECT_ID(N'{schema}.check_liveness') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_liveness AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.test_member @member bigint, @mine bigint
+ALTER PROCEDURE {schema}.check_liveness @member bigint, @mine bigint
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -509,7 +509,7 @@ BEGIN
         SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
         IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
             RETURN 0;
-        EXEC @code = {schema}.await_free @name, 0;
+        EXEC @code = {schema}.wait_until_lock_free @name, 0;
         IF @code < 0
             RETURN 0;
         SET @start = (SELECT grace_from FROM {schema}.origin());
@@ -536,7 +536,7 @@ BEGIN
       AND ((lease_until IS NULL AND seen_at = @seen_at) OR lease_until < SYSUTCDATETIME());
     SET @there = @@ROWCOUNT;
     IF @there > 0
-        EXEC {schema}.bury @member, N'reaped', @host, @pid, @program, @login, @seen_at;
+        EXEC {schema}.delete_member_rows @member, N'reaped', @host, @pid, @program, @login, @seen_at;
     COMMIT TRANSACTION;
     RETURN CASE WHEN @there > 0 THEN 1 ELSE 0 END;
 END;
@@ -545,9 +545,9 @@ GO
 -- The member gives a sign of life, and renews its lease, where the last one is older than an eighth of its grace or lease:
 -- what grants, claims or starts something for it calls this, so that what it is given stands on a fresh sign. 1, or 0 where it
 -- was given up (or is another login's).
-IF OBJECT_ID(N'{schema}.give_sign') IS NULL EXEC (N'CREATE PROCEDURE {schema}.give_sign AS RETURN 0');
+IF OBJECT_ID(N'{schema}.touch_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.touch_member AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.give_sign @member bigint
+ALTER PROCEDURE {schema}.touch_member @member bigint
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -568,10 +568,10 @@ BEGIN
 END;
 GO
 
--- The sign of life that a claim begins with (see give_sign), and who it is that claims.
-IF OBJECT_ID(N'{schema}.worker_sign') IS NULL EXEC (N'CREATE PROCEDURE {schema}.worker_sign AS RETURN 0');
+-- The sign of life that a claim begins with (see touch_member), and who it is that claims.
+IF OBJECT_ID(N'{schema}.touch_worker') IS NULL EXEC (N'CREATE PROCEDURE {schema}.touch_worker AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.worker_sign @member bigint, @host nvarchar(255) OUTPUT, @pid int OUTPUT
+ALTER PROCEDURE {schema}.touch_worker @member bigint, @host nvarchar(255) OUTPUT, @pid int OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -582,18 +582,18 @@ BEGIN
                        THEN 1 ELSE 0 END
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     IF @due = 1
-        EXEC @there = {schema}.give_sign @member;
+        EXEC @there = {schema}.touch_member @member;
     IF COALESCE(@there, 0) = 0
-        THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
+        THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
 END;
 GO
 
 -- Tests whether the owner of a row that blocks still lives, and acts on it: notes the time when it is first missed,
 -- removes it when it has been missing for its grace (or its lease has run out, or its row is stale).
 -- 1 when it wrote something, or the row is not there (any more). Each write is a transaction of its own.
-IF OBJECT_ID(N'{schema}.suspect') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect AS RETURN 0');
+IF OBJECT_ID(N'{schema}.check_if_dead') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_if_dead AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.suspect @resource nvarchar(255), @position bigint, @mine bigint
+ALTER PROCEDURE {schema}.check_if_dead @resource nvarchar(255), @position bigint, @mine bigint
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -627,7 +627,7 @@ BEGIN
     SELECT @there = 1, @grace = grace_ms FROM {schema}.member WHERE member_id = @member;
     IF @there IS NULL
     BEGIN
-        EXEC @code = {schema}.bury @member, N'reaped';
+        EXEC @code = {schema}.delete_member_rows @member, N'reaped';
         RETURN CASE WHEN @code > 0 THEN 1 ELSE 0 END;
     END;
     IF DATEADD(millisecond, @grace, @revoked_at) <= SYSUTCDATETIME()
@@ -638,23 +638,23 @@ BEGIN
         EXEC @code = {schema}.remove @resource, @position, N'revoked';
         RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
     END;
-    EXEC @code = {schema}.test_member @member, @mine;
+    EXEC @code = {schema}.check_liveness @member, @mine;
     RETURN @code;
 END;
 GO
 
 -- Tests the owners of the rows at the head of a resource whose sessions look gone: the first 32, and as long as they are inside
 -- the first 256. (Who dies further back is found when it gets there.) 1 when anything was written.
-IF OBJECT_ID(N'{schema}.suspect_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect_all AS RETURN 0');
+IF OBJECT_ID(N'{schema}.reap_dead_members') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reap_dead_members AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.suspect_all @resource nvarchar(255), @mine bigint
+ALTER PROCEDURE {schema}.reap_dead_members @resource nvarchar(255), @mine bigint
 AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @position bigint = -1, @before bigint, @code int,
             @written int = 0, @tested int = 0, @looked int = 0, @gone int, @granted_at datetime2(6);
-    SELECT @position = mark FROM {schema}.lowest(@resource);
+    SELECT @position = mark FROM {schema}.low_water_mark(@resource);
     WHILE @tested < 32 AND @looked < 256
     BEGIN
         SET @before = @position;
@@ -673,7 +673,7 @@ BEGIN
         IF @gone = 1
         BEGIN
             SET @tested = @tested + 1;
-            EXEC @code = {schema}.suspect @resource, @position, @mine;
+            EXEC @code = {schema}.check_if_dead @resource, @position, @mine;
             IF @code > 0
                 SET @written = 1;
         END;
@@ -684,9 +684,9 @@ GO
 
 -- Whether so long a grace or lease is allowed here (settings max_grace and max_lease, in seconds). Refused rather than cut
 -- short: anyone who asks for it goes by what it asked for.
-IF OBJECT_ID(N'{schema}.check_life') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_life AS RETURN 0');
+IF OBJECT_ID(N'{schema}.check_grace_or_lease') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_grace_or_lease AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.check_life @what nvarchar(10), @ms int
+ALTER PROCEDURE {schema}.check_grace_or_lease @what nvarchar(10), @ms int
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -748,9 +748,9 @@ END;
 GO
 
 -- A new member, with its beacon (or its lease). Called once a process, on the connection that it keeps.
-IF OBJECT_ID(N'{schema}.enrol') IS NULL EXEC (N'CREATE PROCEDURE {schema}.enrol AS RETURN 0');
+IF OBJECT_ID(N'{schema}.register_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register_member AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.enrol
+ALTER PROCEDURE {schema}.register_member
     @host nvarchar(255), @pid int, @program nvarchar(255), @grace_ms int, @lease_ms int = NULL,
     @member bigint = NULL OUTPUT, @answer bit = 0
 AS
@@ -760,14 +760,14 @@ BEGIN TRY
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: enrol must not be called inside an open transaction; commit first and use autocommit', 1;
+        THROW 50001, N'sqlsem: register_member must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @beacon int, @name nvarchar(255);
-    EXEC {schema}.check_life N'grace', @grace_ms;
-    EXEC {schema}.check_life N'lease', @lease_ms;
+    EXEC {schema}.check_grace_or_lease N'grace', @grace_ms;
+    EXEC {schema}.check_grace_or_lease N'lease', @lease_ms;
     EXEC {schema}.check_members;
-    EXEC {schema}.clean @host OUTPUT;
-    EXEC {schema}.clean @program OUTPUT;
+    EXEC {schema}.escape_control_chars @host OUTPUT;
+    EXEC {schema}.escape_control_chars @program OUTPUT;
     IF (SELECT known FROM {schema}.origin()) = 0
         EXEC {schema}.check_origin;
     BEGIN TRY
@@ -786,7 +786,7 @@ BEGIN TRY
     END TRY
     BEGIN CATCH
         IF @name IS NOT NULL
-            EXEC {schema}.let_go @name;
+            EXEC {schema}.release_session_lock @name;
         THROW;
     END CATCH;
     IF @answer = 1
@@ -803,9 +803,9 @@ GO
 
 -- The member is back on a new session: takes a new beacon (the old session may still linger on the server, where it
 -- protects us until then) and its rows' entry locks. 1 when it is, 0 when it was given up meanwhile.
-IF OBJECT_ID(N'{schema}.resume_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resume_member AS RETURN 0');
+IF OBJECT_ID(N'{schema}.reattach_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reattach_member AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.resume_member @member bigint, @answer bit = 0
+ALTER PROCEDURE {schema}.reattach_member @member bigint, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -813,7 +813,7 @@ BEGIN
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: resume_member must not be called inside an open transaction; commit first and use autocommit', 1;
+        THROW 50001, N'sqlsem: reattach_member must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @lease int, @there int, @beacon int, @code int, @name nvarchar(255), @position bigint = -1, @before bigint;
     IF (SELECT known FROM {schema}.origin()) = 0
@@ -836,13 +836,13 @@ BEGIN
     END TRY
     BEGIN CATCH
         IF @name IS NOT NULL
-            EXEC {schema}.let_go @name;
+            EXEC {schema}.release_session_lock @name;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
     IF @there = 0 AND @name IS NOT NULL  -- removed while we came back
-        EXEC {schema}.let_go @name;
+        EXEC {schema}.release_session_lock @name;
     WHILE @there > 0 AND @lease IS NULL
     BEGIN
         SET @before = @position;
@@ -864,9 +864,9 @@ GO
 -- The member lives: a sign of life, which renews its lease and clears missing_since. Tells which rows it has. One row for each of them (or one
 -- without a queue_position, when there are none); known is 0 when it was given up. Raises when the session changed
 -- under the member (a pool that lends connections out by the transaction).
-IF OBJECT_ID(N'{schema}.ping') IS NULL EXEC (N'CREATE PROCEDURE {schema}.ping AS RETURN 0');
+IF OBJECT_ID(N'{schema}.heartbeat') IS NULL EXEC (N'CREATE PROCEDURE {schema}.heartbeat AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.ping @member bigint
+ALTER PROCEDURE {schema}.heartbeat @member bigint
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -908,9 +908,9 @@ END;
 GO
 
 -- The member leaves for good; what it still has goes with it.
-IF OBJECT_ID(N'{schema}.resign') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resign AS RETURN 0');
+IF OBJECT_ID(N'{schema}.deregister_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.deregister_member AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.resign @member bigint
+ALTER PROCEDURE {schema}.deregister_member @member bigint
 AS
 BEGIN TRY
     SET NOCOUNT ON;
@@ -924,12 +924,12 @@ BEGIN TRY
         RETURN;
     BEGIN TRANSACTION;
     DELETE FROM {schema}.member WHERE member_id = @member;
-    EXEC {schema}.bury @member, N'released', @host, @pid, @program, @login;
+    EXEC {schema}.delete_member_rows @member, N'released', @host, @pid, @program, @login;
     COMMIT TRANSACTION;
     -- Free the beacon when this is committed, not before.
     SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
     IF @beacon IS NOT NULL
-        EXEC {schema}.let_go @name;
+        EXEC {schema}.release_session_lock @name;
 END TRY
 BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
@@ -953,7 +953,7 @@ BEGIN
     SET NOCOUNT ON;
     DECLARE @message nvarchar(1000);
     IF @known IS NULL
-        THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
+        THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
     IF COALESCE(@resource, N'') = N'' OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128
        OR DATALENGTH(@resource) <> DATALENGTH(LTRIM(RTRIM(@resource))) OR COALESCE(@weight, 0) < 1 OR @limit < @weight
     BEGIN
@@ -973,20 +973,20 @@ BEGIN
             @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody sets a limit in an open transaction', 1;
-        IF NOT EXISTS (SELECT 1 FROM {schema}.set_for(@resource) WHERE cap IS NOT NULL)
+        IF NOT EXISTS (SELECT 1 FROM {schema}.effective_settings(@resource) WHERE cap IS NOT NULL)
         BEGIN
             SET @message = CONCAT(N'sqlsem: no limit is set for ''', @resource, N''', and the request names none; an operator sets one ',
                 N'with: sqlsem set ', @resource, N' --limit N --allow-new, or EXEC {schema}.set_limit, also for a pattern (''tenant:*''); or name a limit');
             EXEC {schema}.refuse 50008, @message;
         END;
     END;
-    EXEC {schema}.clean @owner OUTPUT;
+    EXEC {schema}.escape_control_chars @owner OUTPUT;
 END;
 GO
 
-IF OBJECT_ID(N'{schema}.refuse_unranked') IS NULL EXEC (N'CREATE PROCEDURE {schema}.refuse_unranked AS RETURN 0');
+IF OBJECT_ID(N'{schema}.require_priority') IS NULL EXEC (N'CREATE PROCEDURE {schema}.require_priority AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.refuse_unranked @resource nvarchar(255)
+ALTER PROCEDURE {schema}.require_priority @resource nvarchar(255)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -998,15 +998,15 @@ GO
 
 -- Raises the mark of a resource to its first row, or has one made. Called now and then under the gate, which keeps two from making it. (The
 -- release of an exclusive holder raises it by the rows that it knows.)
-IF OBJECT_ID(N'{schema}.raise_mark') IS NULL EXEC (N'CREATE PROCEDURE {schema}.raise_mark AS RETURN 0');
+IF OBJECT_ID(N'{schema}.advance_low_water_mark') IS NULL EXEC (N'CREATE PROCEDURE {schema}.advance_low_water_mark AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.raise_mark @resource nvarchar(255)
+ALTER PROCEDURE {schema}.advance_low_water_mark @resource nvarchar(255)
 AS
 BEGIN
     SET NOCOUNT, XACT_ABORT ON;
     DECLARE @mark bigint = 0;
     SELECT TOP (1) @mark = t.queue_position - 1
-    FROM {schema}.lowest(@resource) AS f
+    FROM {schema}.low_water_mark(@resource) AS f
     JOIN {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK) ON t.resource_id = @resource AND t.queue_position > f.mark
     ORDER BY t.queue_position;
     UPDATE {schema}.low_water SET mark = @mark, raised_at = SYSUTCDATETIME() WHERE resource_id = @resource AND mark < @mark;
@@ -1021,7 +1021,7 @@ GO
 -- granted on the spot. With @try nothing is inserted unless it is (queue_position is then NULL).
 -- A second call with the same @uid (its first reply was lost) finds the row of the first. With @attended_ms the row goes
 -- after so long, should it still be waiting and attended_until not be moved on.
--- Inside a transaction it can be called by who has taken the gate (register_all; take_turn, which alone may where priorities are
+-- Inside a transaction it can be called by who has taken the gate (register_all; acquire_by_priority, which alone may where priorities are
 -- set: @ranked). Every statement counts here: on some
 -- engines each of them, a call above all, costs as much as an access to a table. So whatever is not the usual case (a request
 -- that is in order, of a member that gave a sign of life just now, for a resource on which nobody is) stands behind one IF.
@@ -1059,7 +1059,7 @@ BEGIN
         -- The entry lock is the session's, unless the member lives by a lease and its session may be anybody's: then it goes with
         -- this transaction, which nobody sees.
         SELECT @known = 1, @lock_owner = CASE WHEN m.lease_ms IS NULL THEN N'Session' ELSE N'Transaction' END, @position = NULL,
-               -- As in give_sign: to ask there would cost the usual case a call and a look.
+               -- As in touch_member: to ask there would cost the usual case a call and a look.
                @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
                             AND DATEDIFF_BIG(millisecond, m.seen_at, SYSUTCDATETIME()) > COALESCE(m.lease_ms, m.grace_ms) / 8
                            THEN 1 ELSE 0 END,
@@ -1068,7 +1068,7 @@ BEGIN
                                  OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id IN (@resource, N'*'))
                                THEN 0 ELSE 1 END,
                @behind = f.mark, @marks = CASE WHEN f.mark = 0 AND RAND() < 0.03 THEN 1 ELSE 0 END
-        FROM {schema}.member AS m CROSS JOIN {schema}.lowest(@resource) AS f
+        FROM {schema}.member AS m CROSS JOIN {schema}.low_water_mark(@resource) AS f
         WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN()
         OPTION (KEEPFIXED PLAN);
         IF @code < 0 OR @foreign = 1 OR @known IS NULL OR @granted = 0 OR @due = 1 OR @plain = 0 OR @marks = 1
@@ -1091,12 +1091,12 @@ BEGIN
             IF @granted = 0
             BEGIN
                 IF @ranked = 0 AND EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource AND ageing_ms IS NOT NULL)
-                    EXEC {schema}.refuse_unranked @resource;
+                    EXEC {schema}.require_priority @resource;
                 -- (Where all must leave, the blocker is the last row ahead. Of several at once each has its own turn.)
                 SELECT @granted = eligible, @mine = mine,
                        @behind = CASE WHEN until = N'leave' AND @access = N'write' AND @inside = 0 THEN blocker END,
                        @marks = CASE WHEN RAND() < 0.03 THEN 1 ELSE 0 END
-                FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, @uid)
+                FROM {schema}.eligibility(@resource, 9223372036854775807, @access, @limit, @weight, @uid)
                 OPTION (KEEPFIXED PLAN);
                 IF @mine IS NOT NULL  -- (where it is somebody else's the insert will fail)
                     SELECT @position = queue_position, @granted = CASE WHEN granted_at IS NULL OR revoked_at IS NOT NULL THEN 0 ELSE 1 END
@@ -1109,7 +1109,7 @@ BEGIN
                 -- No room: are those ahead alive? Not under the gate, where two might wait for each other's dead.
                 IF @position IS NULL AND @inside = 0 AND @looked = 0
                 BEGIN
-                    EXEC @code = {schema}.suspect_all @resource, @member;
+                    EXEC @code = {schema}.reap_dead_members @resource, @member;
                     IF @code > 0
                     BEGIN
                         EXEC {schema}.register @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight, @note,
@@ -1122,7 +1122,7 @@ BEGIN
                 RETURN 0;
             END;
             IF @marks = 1
-                EXEC {schema}.raise_mark @resource;
+                EXEC {schema}.advance_low_water_mark @resource;
         END;
         -- (The time is taken after the look: it is let in after those who left, by its history too.)
         INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id,
@@ -1143,7 +1143,7 @@ BEGIN
             ROLLBACK TRANSACTION;
         IF @entry IS NOT NULL
            AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position)
-            EXEC {schema}.let_go @entry;
+            EXEC {schema}.release_session_lock @entry;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         IF ERROR_NUMBER() <> 547  -- entry_behind_check: the new number is below one that was seen already
@@ -1189,9 +1189,9 @@ BEGIN
         a_limit int '$.limit', a_weight int '$.weight', a_note nvarchar(1000) '$.note') AS r;
     SELECT @most = COUNT(*) FROM @asked;
     BEGIN TRY
-        EXEC @code = {schema}.give_sign @member;
+        EXEC @code = {schema}.touch_member @member;
         IF @code = 0
-            THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
+            THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
         WHILE @again = 1
         BEGIN
             SET @again = 0;
@@ -1213,7 +1213,7 @@ BEGIN
             BEGIN
                 SET @resource = NULL;
                 SELECT TOP (1) @resource = a.resource_id, @access = a.access_type, @weight = a.weight
-                FROM @asked AS a CROSS APPLY {schema}.set_for(a.resource_id) AS o
+                FROM @asked AS a CROSS APPLY {schema}.effective_settings(a.resource_id) AS o
                 WHERE a.concurrency_limit IS NULL AND o.cap IS NULL ORDER BY a.ordinal;
                 IF @resource IS NOT NULL
                     EXEC {schema}.check_registration @requesting_id, @owner OUTPUT, @resource, @access, NULL, @weight, 1;
@@ -1223,7 +1223,7 @@ BEGIN
                     SELECT @resource = resource_id, @access = access_type, @limit = concurrency_limit, @weight = weight
                     FROM @asked WHERE ordinal = @ordinal;
                     SELECT @free = eligible
-                    FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, NULL);
+                    FROM {schema}.eligibility(@resource, 9223372036854775807, @access, @limit, @weight, NULL);
                 END;
             END;
             IF @free = 0
@@ -1232,7 +1232,7 @@ BEGIN
                 IF @ordinal > @tried  -- once for each, as in register
                 BEGIN
                     SET @tried = @ordinal;
-                    EXEC @again = {schema}.suspect_all @resource, @member;
+                    EXEC @again = {schema}.reap_dead_members @resource, @member;
                 END;
             END;
         END;
@@ -1263,7 +1263,7 @@ BEGIN
             SET @taken = SUBSTRING(@taken, CHARINDEX(N',', @taken) + 1, 2147483647);
             SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
             IF NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE queue_position = @position)
-                EXEC {schema}.let_go @name;
+                EXEC {schema}.release_session_lock @name;
         END;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -1276,9 +1276,9 @@ GO
 -- The milliseconds until the next look of a waiter that no lock is sure to wake: as long as nothing has changed before it for,
 -- 40 at least and 800 at most. Up to three waiters behind it divide that by up to four: so a session that waits looks at
 -- most twice a second on average, and the first looks come soon.
-IF OBJECT_ID(N'{schema}.look_pause') IS NULL EXEC (N'CREATE PROCEDURE {schema}.look_pause AS RETURN 0');
+IF OBJECT_ID(N'{schema}.poll_pause') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_pause AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.look_pause @resource nvarchar(255), @position bigint, @requested_at datetime2(6)
+ALTER PROCEDURE {schema}.poll_pause @resource nvarchar(255), @position bigint, @requested_at datetime2(6)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -1298,9 +1298,9 @@ GO
 -- Takes a slot in which a session may wait on the server, for the length of the caller's transaction: 0, or -1 where none of a few
 -- is free. Each session that waits here keeps a worker thread of the server, which has some hundreds, and without one no
 -- release gets through either. So there are as many slots as setting max_server_waiters says.
-IF OBJECT_ID(N'{schema}.take_slot') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_slot AS RETURN 0');
+IF OBJECT_ID(N'{schema}.take_waiter_slot') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_waiter_slot AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.take_slot
+ALTER PROCEDURE {schema}.take_waiter_slot
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -1325,7 +1325,7 @@ GO
 -- Return code:
 --   0  granted          -1  not yet (may come early: sleep a little, then call again)
 --   1  call again at once
---   2  as many sessions wait here as may (take_slot): wait in the client, for 0.25 to 1 s, and call again
+--   2  as many sessions wait here as may (take_waiter_slot): wait in the client, for 0.25 to 1 s, and call again
 --  -2  the row is gone: cancelled, reaped or taken away
 --  -3  the engine found a deadlock of sessions and chose this one
 IF OBJECT_ID(N'{schema}.wait') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wait AS RETURN 0');
@@ -1366,7 +1366,7 @@ BEGIN TRY
                        @granted_at = (SELECT CASE WHEN t.revoked_at IS NULL THEN t.granted_at END
                                       FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
                                       WHERE t.resource_id = @resource AND t.queue_position = @position)
-                FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a
+                FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL) AS a
                 OPTION (KEEPFIXED PLAN);
             IF @granted_at IS NOT NULL
             BEGIN
@@ -1380,7 +1380,7 @@ BEGIN TRY
                 UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
                 WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
                   AND (@access <> N'read'
-                       OR (SELECT a.eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1)
+                       OR (SELECT a.eligible FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1)
                 OPTION (KEEPFIXED PLAN);
                 IF @@ROWCOUNT > 0
                     SET @result = 0;
@@ -1394,7 +1394,7 @@ BEGIN TRY
             IF @left <= 0
             BEGIN
                 -- Once a call, look at the head of the queue too: anyone who stands there may have died unseen.
-                EXEC @code = {schema}.suspect_all @resource, @member;
+                EXEC @code = {schema}.reap_dead_members @resource, @member;
                 SET @result = CASE WHEN @code = 1 THEN 1 ELSE -1 END;
                 BREAK;
             END;
@@ -1405,15 +1405,15 @@ BEGIN TRY
                 -- An operator's pause; or nobody held the lock, yet the row still stands: its owner has no session (a lease,
                 -- a bare participant), or died, or was released this instant.
                 IF @blocker IS NOT NULL
-                    EXEC @code = {schema}.suspect @resource, @blocker, @member;
+                    EXEC @code = {schema}.check_if_dead @resource, @blocker, @member;
                 IF @blocker IS NULL OR @code = 0
                 BEGIN
-                    EXEC @slice = {schema}.look_pause @resource, @position, @requested_at;
+                    EXEC @slice = {schema}.poll_pause @resource, @position, @requested_at;
                     SET @pause = @slice;
                     BEGIN TRANSACTION;
-                    EXEC @slot = {schema}.take_slot;
+                    EXEC @slot = {schema}.take_waiter_slot;
                     IF @slot = 0
-                        EXEC @code = {schema}.nap @position, @left, @pause OUTPUT;
+                        EXEC @code = {schema}.backoff_sleep @position, @left, @pause OUTPUT;
                     COMMIT TRANSACTION;
                     IF @slot < 0
                         SET @result = 2;
@@ -1437,18 +1437,18 @@ BEGIN TRY
                 -- One lock can be waited for, that of the oldest holder. Another holder that leaves first is found by the next look.
                 IF DATEDIFF_BIG(millisecond, @tested_at, SYSUTCDATETIME()) > 500
                 BEGIN
-                    EXEC @code = {schema}.suspect_all @resource, @member;
+                    EXEC @code = {schema}.reap_dead_members @resource, @member;
                     SET @tested_at = SYSUTCDATETIME();
                     IF @code = 1
                         CONTINUE;
                 END;
-                EXEC @slice = {schema}.look_pause @resource, @position, @requested_at;
+                EXEC @slice = {schema}.poll_pause @resource, @position, @requested_at;
                 SET @left = CASE WHEN @left < @slice THEN @left ELSE @slice END;
             END;
-            -- Asleep here. (In a transaction, whose end gives the share back, and not by a call of await_free: whoever waits
+            -- Asleep here. (In a transaction, whose end gives the share back, and not by a call of wait_until_lock_free: whoever waits
             -- for us waits for what we do next.)
             BEGIN TRANSACTION;
-            EXEC @slot = {schema}.take_slot;
+            EXEC @slot = {schema}.take_waiter_slot;
             IF @slot < 0
             BEGIN
                 COMMIT TRANSACTION;
@@ -1467,7 +1467,7 @@ BEGIN TRY
                 BEGIN
                     UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
                     WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
-                      AND NOT EXISTS (SELECT 1 FROM {schema}.lowest(@resource) AS f
+                      AND NOT EXISTS (SELECT 1 FROM {schema}.low_water_mark(@resource) AS f
                                       JOIN {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
                                           ON t.resource_id = @resource AND t.queue_position > f.mark AND t.queue_position < @position)
                       AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WHERE o.resource_id IN (@resource, N'*'))
@@ -1495,7 +1495,7 @@ BEGIN TRY
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         IF @waiting = 1
-            EXEC {schema}.let_go @waiting_name;
+            EXEC {schema}.release_session_lock @waiting_name;
         -- Somebody keeps a row in an open transaction, or rows were locked in two orders: not yet.
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
@@ -1503,11 +1503,11 @@ BEGIN TRY
         SET @waiting = 0;
     END CATCH;
     IF @waiting = 1
-        EXEC {schema}.let_go @waiting_name;
+        EXEC {schema}.release_session_lock @waiting_name;
     IF @result = 0 AND @sign_at < SYSUTCDATETIME()
     BEGIN
         -- Anyone who removes a member removes its rows with it: while it is there, and fresh, the grant stands.
-        EXEC @there = {schema}.give_sign @member;
+        EXEC @there = {schema}.touch_member @member;
         IF @there = 0
             SET @result = -2;
     END;
@@ -1528,16 +1528,16 @@ GO
 -- of them, in one call. One row for each that is granted (granted 1), and that is gone, taken away or another member's (0);
 -- who has to wait on is left out. Of those that ask for the same none can go before the first one can: one is asked about,
 -- and where it may go two more, then four.
-IF OBJECT_ID(N'{schema}.look_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.look_all AS RETURN 0');
+IF OBJECT_ID(N'{schema}.poll_waiters') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_waiters AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.look_all @member bigint, @positions nvarchar(max)
+ALTER PROCEDURE {schema}.poll_waiters @member bigint, @positions nvarchar(max)
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: look_all must not be called inside an open transaction; commit first and use autocommit', 1;
+        THROW 50001, N'sqlsem: poll_waiters must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     -- answer: 0 waits, 1 granted, 2 waits and is not asked about again, -2 gone
     DECLARE @asked TABLE (queue_position bigint NOT NULL PRIMARY KEY,
@@ -1569,7 +1569,7 @@ BEGIN
                      ROW_NUMBER() OVER (PARTITION BY resource_id, access_type, concurrency_limit, weight
                                         ORDER BY queue_position) AS place
               FROM @asked WHERE answer = 0) AS f
-        CROSS APPLY {schema}.ahead(f.resource_id, f.queue_position, f.access_type, f.concurrency_limit, f.weight, NULL) AS h
+        CROSS APPLY {schema}.eligibility(f.resource_id, f.queue_position, f.access_type, f.concurrency_limit, f.weight, NULL) AS h
         WHERE f.place <= @width AND h.eligible = 1;
         SET @found = @@ROWCOUNT;
         SET @more = @found;
@@ -1583,7 +1583,7 @@ BEGIN
             UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()  -- readers look twice: as in wait
             WHERE resource_id = @resource AND queue_position = @position AND member_id = @member AND revoked_at IS NULL
               AND (@access <> N'read'
-                   OR (SELECT a.eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1);
+                   OR (SELECT a.eligible FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1);
             SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 1 ELSE -2 END;
             IF @code = 1
                 SET @granted = 1;
@@ -1609,7 +1609,7 @@ BEGIN
         BEGIN
             SELECT TOP (1) @resource = resource_id FROM @tested ORDER BY resource_id;
             DELETE FROM @tested WHERE resource_id = @resource;
-            EXEC @code = {schema}.suspect_all @resource, @member;
+            EXEC @code = {schema}.reap_dead_members @resource, @member;
             IF @code = 1
                 SET @found = 1;
         END;
@@ -1618,9 +1618,9 @@ BEGIN
     END;
     IF @granted = 1
     BEGIN
-        EXEC @code = {schema}.give_sign @member;
+        EXEC @code = {schema}.touch_member @member;
         IF @code = 0
-            THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
+            THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
     END;
     SELECT queue_position, CASE WHEN answer = 1 THEN 1 ELSE 0 END AS granted FROM @asked WHERE answer IN (1, -2);
 END;
@@ -1734,7 +1734,7 @@ BEGIN TRY
         OPTION (KEEPFIXED PLAN);
     ELSE IF @code < 0 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
                                       WHERE resource_id = @resource AND queue_position = @position)
-        EXEC {schema}.let_go @name;  -- it was gone already
+        EXEC {schema}.release_session_lock @name;  -- it was gone already
     IF @answer = 0
         RETURN @code;
     SELECT @code AS code;
@@ -1776,7 +1776,7 @@ BEGIN
         EXEC @code = {schema}.remove @resource, @position, @outcome;
         SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
         IF @code = 0
-            EXEC {schema}.let_go @name;
+            EXEC {schema}.release_session_lock @name;
         IF @code = 0
             SET @count = @count + 1;
         IF @code = -2
@@ -1839,16 +1839,16 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @eligible int;
-    SELECT @eligible = a.eligible FROM {schema}.ahead(N'', 0, N'write', 1, 1, NULL) AS a;
+    SELECT @eligible = a.eligible FROM {schema}.eligibility(N'', 0, N'write', 1, 1, NULL) AS a;
     IF @waits = 1
     BEGIN
         EXEC {schema}.wait N'', 0, 0;
         RETURN 0;
     END;
-    EXEC {schema}.ping 0;
+    EXEC {schema}.heartbeat 0;
     EXEC {schema}.release N'', 0, N'';
     EXEC {schema}.cancel 0, N'', N'released';
-    EXEC {schema}.look_all 0, N'[]';
+    EXEC {schema}.poll_waiters 0, N'[]';
     -- feature: conversions
     EXEC {schema}.begin_upgrade N'', 0, N'', 1;
     EXEC {schema}.downgrade N'', 0, N'';
@@ -1900,7 +1900,7 @@ BEGIN TRY
                                                     ELSE COALESCE(m.missing_since, m.seen_at) END, @now)
                      / CAST(1000000 AS float) END AS missing_for,
            m.grace_ms / CAST(1000 AS float) AS grace
-    FROM {schema}.standing(@resource) AS h
+    FROM {schema}.row_states(@resource) AS h
     JOIN {schema}.entry AS t WITH (NOLOCK) ON t.resource_id = h.resource_id AND t.queue_position = h.queue_position
     LEFT JOIN @member AS b ON b.member_id = t.member_id
     LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id
@@ -1922,9 +1922,9 @@ END CATCH;
 GO
 
 -- The times that were so long ago.
-IF OBJECT_ID(N'{schema}.read_ages') IS NULL EXEC (N'CREATE PROCEDURE {schema}.read_ages AS RETURN 0');
+IF OBJECT_ID(N'{schema}.ages_to_times') IS NULL EXEC (N'CREATE PROCEDURE {schema}.ages_to_times AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.read_ages
+ALTER PROCEDURE {schema}.ages_to_times
     @since_ms bigint, @until_ms bigint, @since datetime2(6) OUTPUT, @until datetime2(6) OUTPUT
 AS
 BEGIN
@@ -1950,7 +1950,7 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @since datetime2(6), @until datetime2(6);
-    EXEC {schema}.read_ages @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
+    EXEC {schema}.ages_to_times @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
     SELECT TOP (@most) h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
            h.requested_at, h.granted_at, h.ended_at,
            DATEDIFF_BIG(microsecond, h.requested_at, COALESCE(h.granted_at, h.ended_at)) / CAST(1000000 AS float) AS waited,
@@ -1981,10 +1981,10 @@ BEGIN TRY
     FROM {schema}.all_settings() AS o
     FULL JOIN (
         SELECT e.resource_id, SUM(e.holds) AS holding, SUM(1 - e.holds) AS waiting
-        FROM {schema}.standing(NULL) AS e
+        FROM {schema}.row_states(NULL) AS e
         GROUP BY e.resource_id
     ) AS q ON q.resource_id = o.resource_id
-    OUTER APPLY {schema}.set_for(COALESCE(o.resource_id, q.resource_id)) AS s
+    OUTER APPLY {schema}.effective_settings(COALESCE(o.resource_id, q.resource_id)) AS s
     ORDER BY 1;
 END TRY
 BEGIN CATCH
@@ -2089,12 +2089,12 @@ BEGIN
                 CASE WHEN @what <> N'paused' THEN @what WHEN @value = 1 THEN N'pause' ELSE N'resume' END, @resource,
                 CASE WHEN @what <> N'paused' THEN CAST(@old AS nvarchar(20)) END,
                 CASE WHEN @what <> N'paused' THEN CAST(@value AS nvarchar(20)) END);
-    DELETE FROM {schema}.resource  -- ('*' stays while there are patterns: see set_for.)
+    DELETE FROM {schema}.resource  -- ('*' stays while there are patterns: see effective_settings.)
     WHERE resource_id IN (@resource, N'*') AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL AND ageing_ms IS NULL
       AND (resource_id <> N'*' OR NOT EXISTS (SELECT 1 FROM {schema}.limit_pattern));
     IF @what = N'cap' AND @value IS NULL
         SELECT @left = COUNT(*), @first = MIN(COALESCE(t.resource_id, N''))
-        FROM {schema}.entry AS t CROSS APPLY {schema}.set_for(t.resource_id) AS o
+        FROM {schema}.entry AS t CROSS APPLY {schema}.effective_settings(t.resource_id) AS o
         WHERE t.concurrency_limit IS NULL AND t.member_id IS NOT NULL AND o.cap IS NULL
           AND (t.resource_id = @resource
                OR LEFT(t.resource_id, LEN(@prefix + N'|') - 1) + N'|' = @prefix COLLATE Latin1_General_100_BIN2 + N'|');
@@ -2145,7 +2145,7 @@ BEGIN
         BEGIN
             -- Its owner, told by now, may be removing it at this very instant.
             SET @pin = CONCAT(N'pin.sqlsem.{schema}.', @position);
-            EXEC @code = {schema}.await_free @pin, 2000;
+            EXEC @code = {schema}.wait_until_lock_free @pin, 2000;
             EXEC @code = {schema}.remove @resource, @position, N'revoked';
         END;
         IF @code = -2
@@ -2234,7 +2234,7 @@ BEGIN TRY
         WHERE queue_position > @before ORDER BY queue_position;
         IF @position = @before
             BREAK;
-        EXEC {schema}.suspect @resource, @position, -1;
+        EXEC {schema}.check_if_dead @resource, @position, -1;
     END;
     -- feature: queue
     EXEC {schema}.recover_tasks NULL, -1;
@@ -2253,7 +2253,7 @@ BEGIN TRY
         ORDER BY m.member_id;
         IF @member = @member_before
             BREAK;
-        EXEC {schema}.test_member @member, -1;
+        EXEC {schema}.check_liveness @member, -1;
     END;
     SELECT @end = COUNT(*) FROM {schema}.entry;
     SET @code = CASE WHEN @start > @end THEN @start - @end ELSE 0 END;
@@ -2291,7 +2291,7 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @since datetime2(6), @until datetime2(6);
-    EXEC {schema}.read_ages @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
+    EXEC {schema}.ages_to_times @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
     SELECT TOP (@most) o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position,
            o.queue_name, o.task_id, o.old_value, o.new_value
     FROM {schema}.operation AS o WITH (NOLOCK)
@@ -2412,7 +2412,7 @@ BEGIN
        OR i.resource_id COLLATE Latin1_General_100_BIN2 LIKE N'priority:%'
        OR i.resource_id COLLATE Latin1_General_100_BIN2 LIKE N'tasks:%' OR RIGHT(i.resource_id, 1) = N'*';
     IF @gate IS NOT NULL
-        EXEC {schema}.check_free @gate;
+        EXEC {schema}.check_not_reserved @gate;
     SELECT @gate = MIN(LEFT(CONCAT(N'gate.sqlsem.{schema}.', COALESCE(resource_id, N'default')), 255)
                        COLLATE Latin1_General_100_BIN2) FROM inserted;
     WHILE @gate IS NOT NULL
@@ -2431,14 +2431,14 @@ BEGIN
     WHERE o.ageing_ms IS NOT NULL AND o.resource_id IN (SELECT COALESCE(i.resource_id, N'default') FROM inserted AS i)
     ORDER BY o.resource_id;
     IF @gate IS NOT NULL
-        EXEC {schema}.refuse_unranked @gate;
+        EXEC {schema}.require_priority @gate;
     INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, owner,
                                 request_uid, requested_at, note)
     SELECT COALESCE(resource_id, N'default'), requesting_id, COALESCE(access_type, N'write'), concurrency_limit,
            COALESCE(weight, 1), owner, COALESCE(request_uid, CONCAT(N'bare.', CONVERT(nvarchar(36), NEWID()))),
            SYSUTCDATETIME(), note
     FROM inserted;
-    IF {schema}.lock_principal() <> @principal  -- as in enrol
+    IF {schema}.lock_principal() <> @principal  -- as in register_member
         THROW 50002, N'sqlsem: busy: the roles are just being made; try again', 1;
 END;
 GO

@@ -491,7 +491,7 @@ BEGIN
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @order int, @count int = 0, @tries int = 0, @host nvarchar(255), @pid int, @turns bit;
-    EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
+    EXEC {schema}.touch_worker @member, @host OUTPUT, @pid OUTPUT;
     IF @again = 1
         SELECT TOP (1) @task = task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit)
@@ -684,7 +684,7 @@ BEGIN
     DECLARE @taken TABLE (task_id bigint NOT NULL PRIMARY KEY);
     DECLARE @order int, @first bigint, @last bigint, @alone int, @count int = 0, @tries int = 0,
             @host nvarchar(255), @pid int, @turns bit;
-    EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
+    EXEC {schema}.touch_worker @member, @host OUTPUT, @pid OUTPUT;
     IF @again = 1
     BEGIN
         INSERT INTO @taken (task_id)
@@ -827,7 +827,7 @@ BEGIN
         SELECT TOP (1) @member = member_id FROM @running WHERE member_id > @before ORDER BY member_id;
         IF @member = @before
             BREAK;
-        EXEC {schema}.test_member @member, @mine;
+        EXEC {schema}.check_liveness @member, @mine;
         -- Decided by number, once: who is gone does not come back, and the number is never used again.
         IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
             DELETE FROM @running WHERE member_id = @member;
@@ -1134,7 +1134,7 @@ BEGIN
         WHERE task_id = @task AND status = N'running';
     IF @member IS NOT NULL
     BEGIN
-        EXEC {schema}.test_member @member, -1;
+        EXEC {schema}.check_liveness @member, -1;
         IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
             EXEC {schema}.recover_tasks @queue, -1;
         IF @what = N'retry'
@@ -1881,7 +1881,7 @@ BEGIN
         BEGIN
             IF DATEDIFF_BIG(millisecond, @since, SYSUTCDATETIME()) >= @idle_seconds * 1000
                 BREAK;
-            EXEC {schema}.doze @pause;
+            EXEC {schema}.client_sleep @pause;
             SET @pause = CASE WHEN @pause > 333 THEN 500 ELSE @pause * 3 / 2 END;
             CONTINUE;
         END;

@@ -14,9 +14,9 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM {schema}.guard('a batch');
+        PERFORM {schema}.require_outside_transaction('a batch');
     END IF;
-    PERFORM {schema}.lock_alone({schema}.lock_class(4), hashtext(p_name), 'batch ' || quote_literal({schema}.plain(p_name)));
+    PERFORM {schema}.take_exclusive_lock({schema}.lock_class(4), hashtext(p_name), 'batch ' || quote_literal({schema}.escape_control_chars(p_name)));
 END
 $$;
 
@@ -73,7 +73,7 @@ BEGIN
         WHERE r.callback_status = 'running' AND (p_name IS NULL OR r.batch_name = p_name)
         ORDER BY 1
     LOOP
-        PERFORM {schema}.test_member(v_member, p_mine);
+        PERFORM {schema}.check_liveness(v_member, p_mine);
     END LOOP;
     FOR v_batch IN
         SELECT r.batch_id, r.batch_name
@@ -213,7 +213,7 @@ BEGIN
                 id := NULL;
             ELSIF v_batch.callback_status = 'running'
                   AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = v_batch.callback_member) THEN
-                IF EXISTS (SELECT FROM {schema}.look_at_members() AS l WHERE l.member_id = v_batch.callback_member AND l.missing) THEN
+                IF EXISTS (SELECT FROM {schema}.member_liveness() AS l WHERE l.member_id = v_batch.callback_member AND l.missing) THEN
                     code := 'in_callback';
                     RETURN;
                 END IF;
@@ -298,7 +298,7 @@ BEGIN
     batch_status := v_batch.status;
     is_last := false;
     IF v_part.member_id IS DISTINCT FROM p_member
-       OR NOT {schema}.give_sign(p_member)  -- the callback may come with it
+       OR NOT {schema}.touch_member(p_member)  -- the callback may come with it
        OR v_part.status = 'failed' AND v_part.error = 'its process died' THEN
         code := 'lost';
         RETURN;
@@ -461,7 +461,7 @@ AS $$
           WHERE (p_name IS NULL OR o.batch_name = p_name) AND (p_batch IS NULL OR o.batch_id = p_batch)
           ORDER BY o.batch_id DESC LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END) AS r
     JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
-    LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = p.member_id AND p.status = 'running'
+    LEFT JOIN {schema}.member_liveness() AS l ON l.member_id = p.member_id AND p.status = 'running'
     ORDER BY r.batch_id DESC, p.part
 $$;
 
@@ -472,7 +472,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.parts_in(p_batch bigint, p_states varchar[]) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT string_agg({schema}.plain(p.part || coalesce(' (' || p.error || ')', '')), ', ' ORDER BY p.part)
+    SELECT string_agg({schema}.escape_control_chars(p.part || coalesce(' (' || p.error || ')', '')), ', ' ORDER BY p.part)
     FROM {schema}.batch_part AS p WHERE p.batch_id = p_batch AND p.status = ANY (p_states)
 $$;
 
@@ -506,7 +506,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: window_seconds must be above 0 and at most ten years, not %', coalesce(window_seconds::text, 'NULL')
             USING ERRCODE = '22023';
     END IF;
-    PERFORM {schema}.guard('batch_part_start');
+    PERFORM {schema}.require_outside_transaction('batch_part_start');
     v_member := {schema}.session_member(NULL);
     PERFORM {schema}.recover_told(name, v_member);
     v_start := {schema}.start_part(v_member, name, part, v_parts, (window_seconds * 1000)::bigint,
@@ -514,19 +514,19 @@ BEGIN
     IF v_start.code = 'running' THEN
         SELECT p.host, p.pid, p.started_at, p.login INTO v_part FROM {schema}.batch_part AS p
         WHERE p.batch_id = v_start.id AND p.part = session_part_start.part;
-        RAISE EXCEPTION 'sqlsem: part % of batch % runs already, by %:% since % (login %)', part, name, {schema}.plain(v_part.host),
-            v_part.pid, v_part.started_at, {schema}.plain(v_part.login) USING ERRCODE = '55000', HINT = 'Wait until it has ended.';
+        RAISE EXCEPTION 'sqlsem: part % of batch % runs already, by %:% since % (login %)', part, name, {schema}.escape_control_chars(v_part.host),
+            v_part.pid, v_part.started_at, {schema}.escape_control_chars(v_part.login) USING ERRCODE = '55000', HINT = 'Wait until it has ended.';
     ELSIF v_start.code IN ('in_callback', 'differs') THEN
         SELECT r.opened_by, r.opened_at, r.callback_owner, r.callback_started, r.opened_at + r.window_ms * interval '1 millisecond' AS until
         INTO v_part FROM {schema}.batch AS r WHERE r.batch_id = v_start.id;
         IF v_start.code = 'in_callback' THEN
             RAISE EXCEPTION 'sqlsem: the callback of batch % of % runs already, by % since %; its process is missing, but not yet for its grace',
-                v_start.id, name, {schema}.plain(v_part.callback_owner), v_part.callback_started
+                v_start.id, name, {schema}.escape_control_chars(v_part.callback_owner), v_part.callback_started
                 USING ERRCODE = '55000', HINT = 'Start the part again in a moment.';
         END IF;
         RAISE EXCEPTION 'sqlsem: batch % of % is open with other parts: %; login % opened it at %', v_start.id, name,
-            (SELECT string_agg({schema}.plain(p.part), ', ' ORDER BY p.part) FROM {schema}.batch_part AS p
-             WHERE p.batch_id = v_start.id), {schema}.plain(v_part.opened_by), v_part.opened_at
+            (SELECT string_agg({schema}.escape_control_chars(p.part), ', ' ORDER BY p.part) FROM {schema}.batch_part AS p
+             WHERE p.batch_id = v_start.id), {schema}.escape_control_chars(v_part.opened_by), v_part.opened_at
             USING ERRCODE = '22023',
                   HINT = format('Declare the same in all parts. Others are possible when it has succeeded, or its window is over (%s), '
                                 'or an operator has abandoned it: SELECT {schema}.abandon_batch(name).', v_part.until);
@@ -571,7 +571,7 @@ BEGIN
     SELECT * INTO v_end FROM {schema}.end_part(v_member, p_name, p_part, v_uid, p_outcome, p_error, p_owner, 'session', NULL);
     RETURN QUERY SELECT v_end.code, v_end.id, v_end.callback_attempt IS NOT NULL, v_end.batch_status,
                         {schema}.parts_in(v_end.id, ARRAY['failed']),
-                        (SELECT {schema}.plain(r.callback_kept_by) FROM {schema}.batch AS r
+                        (SELECT {schema}.escape_control_chars(r.callback_kept_by) FROM {schema}.batch AS r
                          WHERE r.batch_id = v_end.id AND v_end.is_last AND v_end.callback_attempt IS NULL AND r.callback_status = 'pending');
 END
 $$;

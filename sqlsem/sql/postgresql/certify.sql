@@ -53,7 +53,7 @@ WHERE i.resource_id OPERATOR(pg_catalog.=) %s AND i.who OPERATOR(pg_catalog.<>) 
 -- name: leave
 DELETE FROM {schema}.certify_inside WHERE resource_id OPERATOR(pg_catalog.=) %s AND who OPERATOR(pg_catalog.=) %s
 
--- name: bury
+-- name: delete_member_rows
 INSERT INTO {schema}.certify_dead (who) VALUES (%s)
 
 -- name: read_counter
@@ -88,7 +88,7 @@ CALL {schema}.assert_holding(%s, %s)
 CREATE SCHEMA {schema}_own;
 CREATE TABLE {schema}_own.guarded (number integer NOT NULL PRIMARY KEY)
 
--- name: guard
+-- name: require_outside_transaction
 SELECT {schema}.guard_table('{schema}_own.guarded', 'certify-guarded')
 
 -- name: unguard

@@ -29,17 +29,17 @@ SELECT pg_catalog.set_config('lock_timeout', %(lock_timeout)s, false),  -- (Sinc
        pg_catalog.set_config('default_transaction_isolation', 'read committed', false),
        CASE WHEN %(own)s::boolean THEN pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) END
 
--- name: enrol
-SELECT {schema}.enrol(%s, %s, %s, %s, %s)
+-- name: register_member
+SELECT {schema}.register_member(%s, %s, %s, %s, %s)
 
--- name: resume_member
-SELECT {schema}.resume_member(%s)
+-- name: reattach_member
+SELECT {schema}.reattach_member(%s)
 
--- name: ping
-SELECT known, positions, revoked FROM {schema}.ping(%s)
+-- name: heartbeat
+SELECT known, positions, revoked FROM {schema}.heartbeat(%s)
 
--- name: resign
-SELECT {schema}.resign(%s)
+-- name: deregister_member
+SELECT {schema}.deregister_member(%s)
 
 -- name: register
 -- (A function among the columns is called without a detour over a table of its results.)
@@ -52,9 +52,9 @@ FROM (SELECT {schema}.register(
 SELECT resource_id, queue_position, granted FROM {schema}.register_all(%s, %s, %s, %s, %s, %s)
 
 -- feature: priorities
--- name: take_turn
+-- name: acquire_by_priority
 SELECT queue_position, granted, before, ahead
-FROM {schema}.take_turn(%s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean, %s::varchar, %s::varchar, %s::integer,
+FROM {schema}.acquire_by_priority(%s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean, %s::varchar, %s::varchar, %s::integer,
                         %s::integer, %s::varchar, %s::integer, %s::bigint)
 -- end of feature: priorities
 
@@ -64,9 +64,9 @@ FROM {schema}.take_turn(%s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::b
 SELECT CASE WHEN pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL
             THEN {schema}.wait(%s::varchar, %s::bigint, %s::integer) END
 
--- name: look_all
+-- name: poll_waiters
 SELECT pg_catalog.set_config('synchronous_commit', 'off', true), granted, gone
-FROM {schema}.look_all(%s, %s::varchar[], %s::bigint[])
+FROM {schema}.poll_waiters(%s, %s::varchar[], %s::bigint[])
 
 -- name: release
 SELECT CASE WHEN pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL
@@ -82,18 +82,18 @@ SELECT {schema}.begin_upgrade(%s::varchar, %s::bigint, %s::varchar, %s::boolean)
 -- name: downgrade
 SELECT {schema}.downgrade(%s::varchar, %s::bigint, %s::varchar)
 
--- name: hold_entry
-SELECT {schema}.hold_entry(%s::varchar, %s::bigint, %s::varchar)
+-- name: retake_wakeup_lock
+SELECT {schema}.retake_wakeup_lock(%s::varchar, %s::bigint, %s::varchar)
 -- end of feature: conversions
 
--- name: spared_entries
-SELECT position FROM {schema}.spared_entries(%s::bigint) AS position
+-- name: missing_wakeup_locks
+SELECT position FROM {schema}.missing_wakeup_locks(%s::bigint) AS position
 
--- name: spare_entries
-SELECT {schema}.spare_entries(%s::bigint, %s::varchar, %s::bigint[])
+-- name: drop_wakeup_locks
+SELECT {schema}.drop_wakeup_locks(%s::bigint, %s::varchar, %s::bigint[])
 
--- name: keep_entries
-SELECT {schema}.keep_entries(%s::bigint, %s::bigint[])
+-- name: restore_wakeup_locks
+SELECT {schema}.restore_wakeup_locks(%s::bigint, %s::bigint[])
 
 -- name: cancel
 SELECT {schema}.cancel(%s, %s, %s)
@@ -143,14 +143,14 @@ SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.once_forget(%s
 SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight, granted, cap
 FROM {schema}.deadlock_rows(%s)
 
--- name: living
-SELECT member_id, host, pid, session_id FROM {schema}.living(%s, %s)
+-- name: live_members
+SELECT member_id, host, pid, session_id FROM {schema}.live_members(%s, %s)
 
 -- name: pin
 SELECT {schema}.pin(%s, %s, %s)
 
--- name: whereabouts
-SELECT {schema}.whereabouts()
+-- name: database_identity
+SELECT {schema}.database_identity()
 
 -- feature: handovers
 -- name: release_on_commit

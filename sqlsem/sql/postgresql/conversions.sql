@@ -47,13 +47,13 @@ DECLARE
     v_held  boolean;
     v_again boolean := false;
 BEGIN
-    PERFORM {schema}.guard('begin_upgrade');
+    PERFORM {schema}.require_outside_transaction('begin_upgrade');
     -- Nobody registers, and nobody else begins to upgrade, until this is committed.
-    PERFORM {schema}.lock_alone({schema}.lock_class(0), hashtext(p_resource), 'the gate of ' || quote_literal(p_resource));
+    PERFORM {schema}.take_exclusive_lock({schema}.lock_class(0), hashtext(p_resource), 'the gate of ' || quote_literal(p_resource));
     SELECT access_type, concurrency_limit, member_id, granted_at, revoked_at INTO v_row
     FROM {schema}.{table} AS t WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
       AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = session_user);
-    IF NOT FOUND OR v_row.granted_at IS NULL OR v_row.revoked_at IS NOT NULL OR NOT {schema}.give_sign(v_row.member_id) THEN
+    IF NOT FOUND OR v_row.granted_at IS NULL OR v_row.revoked_at IS NOT NULL OR NOT {schema}.touch_member(v_row.member_id) THEN
         RETURN -2;
     ELSIF v_row.access_type NOT IN ('read', 'upgrade', 'write') OR v_row.concurrency_limit IS DISTINCT FROM 1 THEN
         RAISE EXCEPTION 'sqlsem: position % on % is no reader of limit 1 and cannot be upgraded', p_position, quote_literal(p_resource)
@@ -61,10 +61,10 @@ BEGIN
     ELSIF v_row.access_type <> 'read' THEN
         RETURN CASE v_row.access_type WHEN 'write' THEN 0 ELSE 1 END;
     END IF;
-    SELECT min(queue_position) INTO v_other FROM {schema}.oldest_first(p_resource, 9223372036854775807)
+    SELECT min(queue_position) INTO v_other FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)
     WHERE queue_position <> p_position AND access_type = 'upgrade';
     IF v_other IS NOT NULL THEN
-        PERFORM {schema}.suspect(p_resource, v_other, v_row.member_id);
+        PERFORM {schema}.check_if_dead(p_resource, v_other, v_row.member_id);
         IF EXISTS (SELECT FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
                    WHERE t.resource_id = p_resource AND t.queue_position = v_other
                      AND t.revoked_at IS NULL AND m.missing_since IS NULL) THEN
@@ -78,7 +78,7 @@ BEGIN
         -- see its way free while we believe it blocked.
         PERFORM FROM {schema}.{table}
         WHERE resource_id = p_resource AND access_type <> 'read' AND queue_position > p_position
-          AND queue_position < (SELECT max(queue_position) FROM {schema}.oldest_first(p_resource, 9223372036854775807)
+          AND queue_position < (SELECT max(queue_position) FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)
                                 WHERE access_type = 'read' AND granted_at IS NULL)
         ORDER BY queue_position FOR KEY SHARE;
         -- feature: queue
@@ -95,22 +95,22 @@ BEGIN
         FROM (SELECT queue_position, access_type, granted_at, revoked_at, weight, member_id,
                      coalesce(sum(weight) FILTER (WHERE access_type <> 'read') OVER ahead, 0) AS load,
                      least(concurrency_limit, min(concurrency_limit) FILTER (WHERE access_type <> 'read') OVER ahead) AS declared
-              FROM {schema}.oldest_first(p_resource, 9223372036854775807)
+              FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)
               WINDOW ahead AS (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS r
-        CROSS JOIN (SELECT cap, paused_at IS NOT NULL AS paused FROM {schema}.set_for(p_resource)) AS o
+        CROSS JOIN (SELECT cap, paused_at IS NOT NULL AS paused FROM {schema}.effective_settings(p_resource)) AS o
         WHERE queue_position > p_position AND access_type = 'read' AND granted_at IS NULL AND revoked_at IS NULL
           -- feature: queue
           AND NOT EXISTS (SELECT FROM {schema}.parking AS p WHERE p.member_id = r.member_id)
           -- end of feature: queue
           AND coalesce(load + weight <= declared, true);  -- also those that nobody attends to: they go as such
-        SELECT queue_position INTO v_other FROM {schema}.oldest_first(p_resource, 9223372036854775807)
+        SELECT queue_position INTO v_other FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)
         WHERE queue_position <> p_position AND (queue_position < p_position OR granted_at IS NOT NULL) LIMIT 1;
         IF v_other IS NULL AND v_free IS NULL THEN
             RETURN CASE WHEN {schema}.convert_row(p_resource, p_position, 'read', 'write', 'upgraded') THEN 0 ELSE -2 END;
         END IF;
         EXIT WHEN NOT p_try;
         -- The dead must not stand in the way of a try.
-        IF v_again OR NOT {schema}.suspect_all(p_resource, v_row.member_id) THEN
+        IF v_again OR NOT {schema}.reap_dead_members(p_resource, v_row.member_id) THEN
             RETURN -1;
         END IF;
         v_again := true;
@@ -156,10 +156,10 @@ BEGIN
     END IF;
     LOOP
         -- Anyone who is inside has granted_at, or stands ahead and never saw us; nobody else can be let in.
-        SELECT queue_position INTO v_other FROM {schema}.oldest_first(p_resource, 9223372036854775807)
+        SELECT queue_position INTO v_other FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)
         WHERE queue_position <> p_position AND (queue_position < p_position OR granted_at IS NOT NULL) LIMIT 1;
         IF v_other IS NULL THEN
-            IF NOT {schema}.give_sign(v_row.member_id) THEN
+            IF NOT {schema}.touch_member(v_row.member_id) THEN
                 RETURN -2;
             END IF;
             RETURN CASE WHEN {schema}.convert_row(p_resource, p_position, 'upgrade', 'write', 'upgraded') THEN 0 ELSE 1 END;
@@ -167,7 +167,7 @@ BEGIN
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
         IF v_left <= 0 THEN
             -- Once a call, look at all the others too (as wait does).
-            RETURN CASE WHEN {schema}.suspect_all(p_resource, v_row.member_id) THEN 1 ELSE -1 END;
+            RETURN CASE WHEN {schema}.reap_dead_members(p_resource, v_row.member_id) THEN 1 ELSE -1 END;
         END IF;
         -- Who upgrades the tables must not wait long for this transaction (as in wait).
         v_left := least(v_left, 2000);
@@ -178,14 +178,14 @@ BEGIN
         v_key := {schema}.lock_key(v_other);
         IF {schema}.is_free({schema}.lock_class(2), v_key) THEN
             -- Nobody holds it: released this instant, or its owner has no session, or its owner died.
-            IF {schema}.suspect(p_resource, v_other, v_row.member_id) THEN
+            IF {schema}.check_if_dead(p_resource, v_other, v_row.member_id) THEN
                 RETURN 1;
             END IF;
             PERFORM pg_sleep(least(v_left, v_pause) / 1000);
             v_pause := least(v_pause * 1.5, 100);
             CONTINUE;
         END IF;
-        PERFORM {schema}.sleep_on({schema}.lock_class(2), v_key, v_left);
+        PERFORM {schema}.wait_until_lock_free({schema}.lock_class(2), v_key, v_left);
     END LOOP;
 END
 $$;
@@ -193,7 +193,7 @@ $$;
 
 -- Makes a writer a reader, or has a reader give up its upgrade, and wakes those behind, whom that may let in: 0 done (or
 -- it reads already), -1 no such granted row of this requester. May be repeated.
--- Waits (lock_timeout) for an open transaction that has pinned the row. Afterwards the session calls hold_entry.
+-- Waits (lock_timeout) for an open transaction that has pinned the row. Afterwards the session calls retake_wakeup_lock.
 -- Blocks nobody, and yet takes the gate: a begin_upgrade whose caller was cut off while it stood there comes first.
 CREATE OR REPLACE FUNCTION {schema}.downgrade(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -201,8 +201,8 @@ AS $$
 DECLARE
     v_row record;
 BEGIN
-    PERFORM {schema}.guard('downgrade');
-    PERFORM {schema}.lock_alone({schema}.lock_class(0), hashtext(p_resource), 'the gate of ' || quote_literal(p_resource));
+    PERFORM {schema}.require_outside_transaction('downgrade');
+    PERFORM {schema}.take_exclusive_lock({schema}.lock_class(0), hashtext(p_resource), 'the gate of ' || quote_literal(p_resource));
     SELECT access_type, concurrency_limit INTO v_row
     FROM {schema}.{table} AS t WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
       AND granted_at IS NOT NULL AND revoked_at IS NULL
@@ -220,7 +220,7 @@ BEGIN
     ELSE
         UPDATE {schema}.{table} SET access_type = 'read' WHERE resource_id = p_resource AND queue_position = p_position;
     END IF;
-    PERFORM {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(p_position));
+    PERFORM {schema}.release_session_lock_after_commit({schema}.lock_class(2), {schema}.lock_key(p_position));
     RETURN 0;
 END
 $$;
@@ -228,11 +228,11 @@ $$;
 
 -- Takes the entry lock of a row of this session's member again, behind those who were woken by its end. Without it those
 -- who wait look from time to time: nothing is lost but their sleep.
-CREATE OR REPLACE FUNCTION {schema}.hold_entry(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.retake_wakeup_lock(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF EXISTS (SELECT FROM {schema}.{table} AS t CROSS JOIN LATERAL {schema}.spared_entries(t.member_id, ARRAY[p_position])
+    IF EXISTS (SELECT FROM {schema}.{table} AS t CROSS JOIN LATERAL {schema}.missing_wakeup_locks(t.member_id, ARRAY[p_position])
                WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id) THEN
         IF current_setting('lock_timeout') = '0' THEN
             PERFORM set_config('lock_timeout', '60s', true);

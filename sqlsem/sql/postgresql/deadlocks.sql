@@ -30,8 +30,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
        AND EXISTS (
-           SELECT FROM {schema}.rows_of(p_member) AS mine
-           JOIN (SELECT t.owner FROM {schema}.rows_of(p_member) AS t
+           SELECT FROM {schema}.member_rows(p_member) AS mine
+           JOIN (SELECT t.owner FROM {schema}.member_rows(p_member) AS t
                  WHERE t.owner IS NOT NULL AND t.revoked_at IS NULL GROUP BY t.owner
                  HAVING bool_or(t.access_type = 'upgrade') OR count(*) > 1 AND bool_or(t.granted_at IS NULL)) AS o
              ON o.owner = mine.owner
@@ -63,13 +63,13 @@ AS $$
     )
     SELECT b.queue_position, b.resource_id, b.member_id, b.owner, b.access_type, b.concurrency_limit, b.weight, b.granted,
            o.cap, b.waits
-    FROM b CROSS JOIN LATERAL {schema}.set_for(b.resource_id) AS o
+    FROM b CROSS JOIN LATERAL {schema}.effective_settings(b.resource_id) AS o
     WHERE {schema}.may_be_in_deadlock(p_member) AND (b.busy OR b.waits AND b.queue_position < b.last_busy)
 $$;
 
 -- Whether these members live, as far as anybody can tell: anyone who died holds nobody up for long. With what a client needs
 -- to name them, which is nothing where one of them may be dead.
-CREATE OR REPLACE FUNCTION {schema}.living(p_members bigint[], p_mine bigint)
+CREATE OR REPLACE FUNCTION {schema}.live_members(p_members bigint[], p_mine bigint)
 RETURNS TABLE (member_id bigint, host varchar, pid integer, session_id integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -78,7 +78,7 @@ DECLARE
     v_member bigint;
 BEGIN
     FOREACH v_member IN ARRAY coalesce(p_members, '{}') LOOP
-        PERFORM {schema}.test_member(v_member, p_mine);
+        PERFORM {schema}.check_liveness(v_member, p_mine);
         IF NOT EXISTS (SELECT FROM {schema}.member AS m
                        WHERE m.member_id = v_member AND m.missing_since IS NULL
                          AND (m.lease_until IS NULL OR m.lease_until >= clock_timestamp())) THEN
@@ -251,7 +251,7 @@ BEGIN
     SELECT array_agg(r ORDER BY r.n) INTO v_rows FROM unnest(v_rows) AS r WHERE r.who = ANY (v_knot);
     v_rest := v_rows;
 
-    IF NOT EXISTS (SELECT FROM {schema}.living((SELECT array_agg(DISTINCT r.member_id) FROM unnest(v_rows) AS r), p_member)) THEN
+    IF NOT EXISTS (SELECT FROM {schema}.live_members((SELECT array_agg(DISTINCT r.member_id) FROM unnest(v_rows) AS r), p_member)) THEN
         RETURN;
     END IF;
 
@@ -289,7 +289,7 @@ END
 $$;
 
 -- The same in words, for a session that waits: the position to give up, and why. NULLs when there is none.
-CREATE OR REPLACE FUNCTION {schema}.deadlock_words(p_member bigint, OUT victim bigint, OUT words text)
+CREATE OR REPLACE FUNCTION {schema}.describe_deadlock(p_member bigint, OUT victim bigint, OUT words text)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT min(d.queue_position) FILTER (WHERE d.step = 1),

@@ -48,7 +48,7 @@ BEGIN
       AND CASE WHEN m.member_id IS NULL
                THEN strpos(v_pinned, format(' %s:%s', t.queue_position, {schema}.pin_seal(t.queue_position, t.member_id))) > 0
                WHEN m.login = session_user THEN true
-               ELSE {schema}.may_keep(m.login) END
+               ELSE {schema}.may_pin(m.login) END
     ORDER BY t.access_type = 'write' DESC LIMIT 1
     FOR SHARE OF t;
     IF v_row.access_type = 'write' THEN
@@ -125,7 +125,7 @@ BEGIN
                            'EXECUTE FUNCTION {schema}.check_guard(%L)',
                            CASE WHEN v_one.relkind <> 'f' THEN ' OR TRUNCATE' END, v_one.relation, p_resource);
         ELSIF v_one.resource_id <> p_resource THEN
-            RAISE EXCEPTION 'sqlsem: % is guarded by % already', v_one.relation, quote_literal({schema}.plain(v_one.resource_id))
+            RAISE EXCEPTION 'sqlsem: % is guarded by % already', v_one.relation, quote_literal({schema}.escape_control_chars(v_one.resource_id))
                 USING ERRCODE = '42710', HINT = format('First: SELECT {schema}.unguard_table(%L).', p_table);
         ELSIF NOT v_one.fires THEN
             EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', v_one.relation, v_one.trigger_name);

@@ -35,15 +35,15 @@ DECLARE
     v_first   record;
     v_freed   boolean;
 BEGIN
-    PERFORM {schema}.guard('hand_over');
+    PERFORM {schema}.require_outside_transaction('hand_over');
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
-    PERFORM {schema}.check_life('lease', p_ttl_ms);
+    PERFORM {schema}.check_grace_or_lease('lease', p_ttl_ms);
     IF (p_hash ~ '^[0-9a-f]{64}$') IS NOT TRUE THEN
         RAISE EXCEPTION 'sqlsem: the hash of a token is 64 hexadecimal digits' USING ERRCODE = '22023';
     ELSIF p_to IS NOT NULL AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = p_to) THEN
-        RAISE EXCEPTION 'sqlsem: nothing can be handed over to %, as there is no such login', quote_literal({schema}.plain(p_to))
+        RAISE EXCEPTION 'sqlsem: nothing can be handed over to %, as there is no such login', quote_literal({schema}.escape_control_chars(p_to))
             USING ERRCODE = '42501', HINT = 'Name a role of this server, or leave it out for the login of the giver.';
     ELSIF EXISTS (SELECT FROM {schema}.handover WHERE token_hash = p_hash AND given_by = session_user) THEN
         RETURN 0;
@@ -64,7 +64,7 @@ BEGIN
     FOR v_row IN
         SELECT * FROM {schema}.{table}
         WHERE member_id = p_member
-          AND queue_position = ANY (ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member) AS r
+          AND queue_position = ANY (ARRAY(SELECT queue_position FROM {schema}.member_rows(p_member) AS r
                                           WHERE r.queue_position = ANY (p_positions)))
         ORDER BY queue_position FOR UPDATE
     LOOP
@@ -98,7 +98,7 @@ BEGIN
             coalesce(p_to, session_user), p_ttl_ms);
     -- Those who wait wake, and find a row with a lease, for which they look from time to time.
     FOR v_row IN SELECT p AS queue_position FROM unnest(p_positions) AS p LOOP
-        v_freed := {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(v_row.queue_position));
+        v_freed := {schema}.release_session_lock_after_commit({schema}.lock_class(2), {schema}.lock_key(v_row.queue_position));
     END LOOP;
     RETURN 0;
 END
@@ -123,7 +123,7 @@ DECLARE
     v_count  integer;
     v_row    record;
 BEGIN
-    PERFORM {schema}.guard('adopt');
+    PERFORM {schema}.require_outside_transaction('adopt');
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
@@ -169,7 +169,7 @@ BEGIN
             SELECT count(*) INTO v_count
             FROM (SELECT FROM {schema}.{table} AS t
                   WHERE t.member_id = v_given.member_id AND t.revoked_at IS NULL
-                    AND t.queue_position = ANY (ARRAY(SELECT r.queue_position FROM {schema}.rows_of(v_given.member_id) AS r))
+                    AND t.queue_position = ANY (ARRAY(SELECT r.queue_position FROM {schema}.member_rows(v_given.member_id) AS r))
                   FOR UPDATE) AS kept;
         END IF;
         IF v_count IS DISTINCT FROM v_given.row_count THEN  -- too late; or of what an operator took a part away nobody has the rest
@@ -184,7 +184,7 @@ BEGIN
         SET member_id = p_member, requesting_id = p_requesting_id, owner = p_owner,
             request_uid = CASE v_given.row_count WHEN 1 THEN p_uid ELSE concat(p_uid, '.', n.number) END
         FROM (SELECT r.queue_position AS place, row_number() OVER (ORDER BY r.queue_position) AS number
-              FROM {schema}.rows_of(v_given.member_id) AS r) AS n
+              FROM {schema}.member_rows(v_given.member_id) AS r) AS n
         WHERE t.member_id = v_given.member_id AND t.queue_position = n.place;
         UPDATE {schema}.handover
         SET adopted_at = clock_timestamp(), adopted_by = p_member, adopted_uid = p_uid,
@@ -192,7 +192,7 @@ BEGIN
         WHERE token_hash = v_given.token_hash;
     END IF;
     code := 0;
-    FOR v_row IN SELECT * FROM {schema}.rows_of(p_member) AS r
+    FOR v_row IN SELECT * FROM {schema}.member_rows(p_member) AS r
                  WHERE r.request_uid = p_uid OR r.request_uid LIKE replace(p_uid, '_', E'\\_') || '.%' ORDER BY r.queue_position LOOP
         IF v_member.lease_ms IS NULL THEN
             -- (Who waits shares it for an instant, to see whether it is free. It only spares them looking.)
@@ -222,7 +222,7 @@ RETURNS SETOF record
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT t.member_id, t.queue_position, m.pid IS NULL AND m.lease_ms IS NOT NULL
-    FROM {schema}.oldest_first(p_resource, 9223372036854775807) AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807) AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.requesting_id = p_requesting_id AND m.login = session_user AND t.granted_at IS NOT NULL
       AND (p_position IS NULL OR t.queue_position = p_position)
 $$;
@@ -233,7 +233,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     DELETE FROM {schema}.member AS m
     WHERE m.member_id = p_member AND m.pid IS NULL AND m.lease_ms IS NOT NULL AND m.login = session_user
-      AND NOT EXISTS (SELECT FROM {schema}.rows_of(p_member))
+      AND NOT EXISTS (SELECT FROM {schema}.member_rows(p_member))
 $$;
 
 -- Hands over what this session holds on a resource (or one of its positions): whoever adopts the token within ttl_seconds, as
@@ -249,7 +249,7 @@ DECLARE
     v_code  integer := -1;
 BEGIN
     token := NULL;
-    CALL {schema}.stand_alone('hand_over');
+    CALL {schema}.require_autocommit('hand_over');
     PERFORM {schema}.check_name('resource', resource);
     IF (ttl_seconds OPERATOR(pg_catalog.>=) 1 AND ttl_seconds OPERATOR(pg_catalog.<=) 2147483) IS NOT TRUE THEN  -- nor NaN
         RAISE EXCEPTION 'sqlsem: ttl_seconds must be from 1 to 2147483, not %', coalesce(ttl_seconds::pg_catalog.text, 'NULL') USING ERRCODE = '22023';
@@ -293,7 +293,7 @@ BEGIN
     resource := NULL;
     queue_position := NULL;
     fence := NULL;
-    CALL {schema}.stand_alone('adopt');
+    CALL {schema}.require_autocommit('adopt');
     v_id := coalesce(requesting_id, {schema}.session_id());
     PERFORM {schema}.check_name('requesting_id', v_id);
     v_lease_ms := {schema}.check_lease(lease_seconds);

@@ -129,7 +129,7 @@ BEGIN
     code := NULL;
     queue_position := NULL;
     fence := NULL;
-    CALL {schema}.stand_alone('once_begin');
+    CALL {schema}.require_autocommit('once_begin');
     GET DIAGNOSTICS v_stack = PG_CONTEXT;
     SELECT p.per_ms, p.offset_ms INTO v_per, v_offset FROM {schema}.check_period(name, per_seconds, offset_seconds) AS p;
     v_id := coalesce(requesting_id, {schema}.session_id());

@@ -126,7 +126,7 @@ BEGIN
                         WHEN m.lease_ms IS NOT NULL THEN greatest(0, extract(epoch FROM m.lease_until - taken_at))
                         WHEN l.missing THEN greatest(0, m.grace_ms / 1000.0 - extract(epoch FROM taken_at - m.seen_at)) END,
                    coalesce(q.holding, 0), coalesce(q.waiting, 0)) ORDER BY m.member_id)
-        FROM {schema}.member AS m JOIN {schema}.look_at_members() AS l ON l.member_id = m.member_id
+        FROM {schema}.member AS m JOIN {schema}.member_liveness() AS l ON l.member_id = m.member_id
         LEFT JOIN (SELECT t.member_id, count(t.granted_at) AS holding, count(*) - count(t.granted_at) AS waiting
                    FROM {schema}.{table} AS t GROUP BY t.member_id) AS q ON q.member_id = m.member_id);
     -- feature: queue
@@ -148,7 +148,7 @@ BEGIN
                         THEN extract(epoch FROM taken_at - coalesce(l.since, p.started_at)) END,
                    r.opened_by, p.login, r.callback_kept_by, r.callback_login) ORDER BY r.batch_id DESC, p.part)
         FROM {schema}.batch AS r JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
-        LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = p.member_id AND p.status = 'running'
+        LEFT JOIN {schema}.member_liveness() AS l ON l.member_id = p.member_id AND p.status = 'running'
         WHERE r.status = 'open' OR r.callback_status IN ('pending', 'running')
            OR (r.status = 'failed' OR r.callback_status = 'failed')
               AND NOT EXISTS (SELECT FROM {schema}.batch AS n WHERE n.batch_name = r.batch_name AND n.batch_id > r.batch_id));
@@ -252,7 +252,7 @@ DECLARE
     v_waits  boolean;
 BEGIN
     SELECT t.resource_id, t.weight INTO v_mine FROM {schema}.{table} AS t WHERE t.queue_position = estimate.queue_position;
-    SELECT s.cap, s.paused_at INTO v_set FROM {schema}.set_for(v_mine.resource_id) AS s;
+    SELECT s.cap, s.paused_at INTO v_set FROM {schema}.effective_settings(v_mine.resource_id) AS s;
     IF v_mine IS NULL OR v_set.paused_at IS NOT NULL OR 60 < (
         SELECT count(*) FROM (SELECT FROM {schema}.{table} AS t WHERE t.resource_id = v_mine.resource_id
                               AND t.queue_position < estimate.queue_position LIMIT 61) AS ahead) THEN
@@ -343,7 +343,7 @@ BEGIN
     SELECT s.cap, CASE WHEN o.cap IS NULL THEN p.cap_by ELSE o.cap_by END AS cap_by,
            CASE WHEN o.cap IS NULL THEN p.prefix || '*' END AS pattern, s.paused_at, o.paused_by
     INTO v_set
-    FROM {schema}.set_for(v_row.resource_id) AS s LEFT JOIN {schema}.resource AS o ON o.resource_id = v_row.resource_id
+    FROM {schema}.effective_settings(v_row.resource_id) AS s LEFT JOIN {schema}.resource AS o ON o.resource_id = v_row.resource_id
     CROSS JOIN LATERAL {schema}.pattern_of(v_row.resource_id) AS p;
     -- Where the cap leaves such a request no room at all, the others are looked for without it.
     v_cap := CASE WHEN v_row.weight <= v_set.cap THEN v_set.cap END;

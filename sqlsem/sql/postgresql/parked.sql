@@ -53,7 +53,7 @@ BEGIN
     END IF;
     FOR v_lock IN SELECT * FROM jsonb_to_recordset(p_locks) AS r (resource text, access text, "limit" numeric, weight numeric) LOOP
         PERFORM {schema}.check_name('resource', v_lock.resource);
-        PERFORM {schema}.check_free(v_lock.resource);
+        PERFORM {schema}.check_not_reserved(v_lock.resource);
         IF coalesce(v_lock.access, 'write') NOT IN ('write', 'read')
            AND v_lock.access !~ '^stage:(0|-?[1-9][0-9]{0,18})$' THEN
             RAISE EXCEPTION 'sqlsem: access is %; it must be write, read or stage:<whole number>', quote_literal(v_lock.access)
@@ -64,7 +64,7 @@ BEGIN
               OR coalesce(v_lock.access, 'write') <> 'write' AND v_lock."limit" IS DISTINCT FROM 1 THEN
             RAISE EXCEPTION 'sqlsem: on % limit % with weight % cannot be: 1 <= weight <= limit, both whole, and limit 1 with another access than write',
                 quote_literal(v_lock.resource), v_lock."limit", v_lock.weight USING ERRCODE = '22023';
-        ELSIF v_lock."limit" IS NULL AND (SELECT o.cap FROM {schema}.set_for(v_lock.resource::varchar) AS o) IS NULL THEN
+        ELSIF v_lock."limit" IS NULL AND (SELECT o.cap FROM {schema}.effective_settings(v_lock.resource::varchar) AS o) IS NULL THEN
             PERFORM {schema}.refuse(v_lock.resource::varchar, 'write', 'a task', NULL, 'a task', NULL, 1);
         END IF;
     END LOOP;
@@ -137,7 +137,7 @@ BEGIN
         FROM gone AS g LEFT JOIN {schema}.member AS m ON m.member_id = g.member_id
     LOOP
         IF v_row.is_ours THEN
-            v_freed := {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(v_row.queue_position));
+            v_freed := {schema}.release_session_lock_after_commit({schema}.lock_class(2), {schema}.lock_key(v_row.queue_position));
         END IF;
     END LOOP;
 END
@@ -296,7 +296,7 @@ BEGIN
                             AND (g.named OR {schema}.keep_limits()))
             FROM (SELECT DISTINCT hashtext(l.resource_id) AS key, l.concurrency_limit IS NOT NULL AS named
                   FROM {schema}.task_lock AS l WHERE l.task_id = v_task.task_id ORDER BY 1) AS g);
-        CONTINUE WHEN EXISTS (SELECT FROM {schema}.task_lock AS l CROSS JOIN LATERAL {schema}.set_for(l.resource_id) AS o
+        CONTINUE WHEN EXISTS (SELECT FROM {schema}.task_lock AS l CROSS JOIN LATERAL {schema}.effective_settings(l.resource_id) AS o
                               WHERE l.task_id = v_task.task_id AND l.concurrency_limit IS NULL AND o.cap IS NULL);
         FOR v_lock IN SELECT * FROM {schema}.task_lock AS l WHERE l.task_id = v_task.task_id ORDER BY l.number LOOP
             INSERT INTO {schema}.{table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
@@ -336,7 +336,7 @@ BEGIN
               AND l.weight = v_kind.weight AND l.concurrency_limit IS NOT DISTINCT FROM v_kind.concurrency_limit
             ORDER BY l.queue_position
         LOOP
-            EXIT WHEN NOT (SELECT a.eligible FROM {schema}.ahead(v_kind.resource_id, v_one.queue_position, v_kind.access_type,
+            EXIT WHEN NOT (SELECT a.eligible FROM {schema}.eligibility(v_kind.resource_id, v_one.queue_position, v_kind.access_type,
                                                                  v_kind.concurrency_limit, v_kind.weight, NULL) AS a);
             PERFORM FROM {schema}.task AS t WHERE t.task_id = v_one.task_id AND t.status = 'pending' FOR UPDATE OF t SKIP LOCKED;
             CONTINUE WHEN NOT FOUND;  -- it is just being taken away
@@ -374,7 +374,7 @@ BEGIN
                count(*) FILTER (WHERE r.eligible) AS free INTO v_rows
         FROM (SELECT a.eligible, t.revoked_at FROM {schema}.task_lock AS l
               JOIN {schema}.{table} AS t ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
-              CROSS JOIN LATERAL {schema}.ahead(l.resource_id, l.queue_position, l.access_type, l.concurrency_limit, l.weight, NULL) AS a
+              CROSS JOIN LATERAL {schema}.eligibility(l.resource_id, l.queue_position, l.access_type, l.concurrency_limit, l.weight, NULL) AS a
               WHERE l.task_id = v_task.task_id AND t.member_id = p_parking) AS r;
         CONTINUE WHEN v_locked < v_rows.there;
         IF v_rows.count < v_task.lock_count OR v_task.task_order <> p_order
@@ -492,7 +492,7 @@ BEGIN
         SELECT l.resource_id FROM {schema}.task_lock AS l WHERE l.queue_name = p_queue AND l.waits
         GROUP BY 1 ORDER BY random() LIMIT 16
     LOOP
-        v_written := {schema}.suspect_all(v_resource, NULL);
+        v_written := {schema}.reap_dead_members(v_resource, NULL);
     END LOOP;
 END
 $$;

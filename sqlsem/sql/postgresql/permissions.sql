@@ -56,11 +56,11 @@ DECLARE
         jsonb_build_array('o', ARRAY['revoke_members', 'set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap']),
         -- end of feature: operate
         -- feature: priorities
-        jsonb_build_array('uo', ARRAY['take_turn']),
+        jsonb_build_array('uo', ARRAY['acquire_by_priority']),
         jsonb_build_array('uor', ARRAY['priorities']),
         -- end of feature: priorities
         -- feature: conversions
-        jsonb_build_array('uo', ARRAY['begin_upgrade', 'upgrade', 'downgrade', 'hold_entry']),
+        jsonb_build_array('uo', ARRAY['begin_upgrade', 'upgrade', 'downgrade', 'retake_wakeup_lock']),
         -- end of feature: conversions
         -- feature: handovers
         jsonb_build_array('uo', ARRAY[
@@ -74,7 +74,7 @@ DECLARE
         -- end of feature: guards
         -- feature: rates
         jsonb_build_array('uo', ARRAY[
-            'take_rate', 'adjust_rate', 'check_rate', 'check_rate_name', 'sleep_until_due', 'attend_head', 'take', 'adjust']),
+            'take_rate', 'adjust_rate', 'check_rate', 'check_rate_name', 'sleep_until_due', 'renew_rate_waiter_lease', 'take', 'adjust']),
         jsonb_build_array('uor', ARRAY['rates']),
         jsonb_build_array('o', ARRAY['reset_rate', 'set_rate']),
         -- end of feature: rates
@@ -104,15 +104,15 @@ DECLARE
         jsonb_build_array('o', ARRAY['abandon_batch']),
         -- end of feature: batches
         jsonb_build_array('upwo', ARRAY[
-            'enrol', 'resume_member', 'ping', 'resign', 'prune', 'prune_operations',
+            'register_member', 'reattach_member', 'heartbeat', 'deregister_member', 'prune', 'prune_operations',
             -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
-            'guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'session_id', 'session_member']),
-        jsonb_build_array('upwor', ARRAY['settings', 'whereabouts']),
+            'require_outside_transaction', 'detect_transaction', 'commit_error', 'require_autocommit', 'check_name', 'session_id', 'session_member']),
+        jsonb_build_array('upwor', ARRAY['settings', 'database_identity']),
         jsonb_build_array('uo', ARRAY[
-            'register', 'register_all', 'wait', 'look_all', 'cancel', 'find_deadlock', 'deadlock_rows', 'living',
-            'spared_entries', 'spare_entries', 'keep_entries', 'acquire', 'try', 'renew', 'assert_holding', 'check_request',
-            'check_free', 'check_lease', 'attend', 'waits_for_itself', 'has_others', 'deadlock_words', 'free_waits',
-            'acquire_row', 'is_outermost', 'time_left', 'ended_how', 'release_rows', 'renew_row', 'new_uid']),
+            'register', 'register_all', 'wait', 'poll_waiters', 'cancel', 'find_deadlock', 'deadlock_rows', 'live_members',
+            'missing_wakeup_locks', 'drop_wakeup_locks', 'restore_wakeup_locks', 'acquire', 'try', 'renew', 'assert_holding', 'check_request',
+            'check_not_reserved', 'check_lease', 'renew_waiter_lease', 'waits_for_itself', 'has_other_rows', 'describe_deadlock', 'release_wait_locks',
+            'acquire_row', 'is_outermost', 'remaining_ms', 'row_outcome', 'release_rows', 'renew_row', 'new_uid']),
         -- (What a worker needs for the locks of its tasks: they are its own to keep and to give back, as any row of its login.)
         jsonb_build_array('uwo', ARRAY['release', 'pin']),
         jsonb_build_array('uwor', ARRAY['entries', 'may_enter']),

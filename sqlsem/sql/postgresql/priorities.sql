@@ -14,7 +14,7 @@
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
-CREATE OR REPLACE FUNCTION {schema}.line_of(p_resource varchar) RETURNS varchar
+CREATE OR REPLACE FUNCTION {schema}.priority_queue_of(p_resource varchar) RETURNS varchar
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT ('priority:'::pg_catalog.text OPERATOR(pg_catalog.||) p_resource::pg_catalog.text)::varchar $$;
 
@@ -25,16 +25,16 @@ AS $$ SELECT o.resource_id, o.ageing_ms / 1000.0::float FROM {schema}.resource A
 
 -- The place right before one in a line (NULL: none, it is first), and how many there are. A request without a place (p_place NULL)
 -- comes after all of its own rank.
-CREATE OR REPLACE FUNCTION {schema}.before_place(
+CREATE OR REPLACE FUNCTION {schema}.preceding_request(
     p_line varchar, p_place bigint, p_at timestamptz, p_priority integer, p_ageing integer, OUT before bigint, OUT ahead bigint)
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT (array_agg(r.queue_position ORDER BY r.ranked_at DESC, r.queue_position DESC))[1], count(*)
-    FROM (SELECT t.queue_position, t.requested_at - (t.weight - 1)::bigint * p_ageing * interval '1 millisecond' AS ranked_at
-          FROM {schema}.oldest_first(p_line, 9223372036854775807) AS t
+    SELECT (array_agg(r.queue_position ORDER BY r.priority_rank DESC, r.queue_position DESC))[1], count(*)
+    FROM (SELECT t.queue_position, t.requested_at - (t.weight - 1)::bigint * p_ageing * interval '1 millisecond' AS priority_rank
+          FROM {schema}.rows_before_oldest_first(p_line, 9223372036854775807) AS t
           WHERE t.access_type = 'read' AND t.concurrency_limit = 100 AND t.member_id IS NOT NULL AND t.revoked_at IS NULL
             AND t.queue_position IS DISTINCT FROM p_place) AS r
-    WHERE (r.ranked_at, r.queue_position)
+    WHERE (r.priority_rank, r.queue_position)
           < (p_at - p_priority::bigint * p_ageing * interval '1 millisecond', coalesce(p_place, 9223372036854775807))
 $$;
 
@@ -43,7 +43,7 @@ $$;
 --   not granted        queue_position is the place; `before` the one right before it, if any, and `ahead` how many there are
 --   no queue_position  nothing is left: p_try, and it was not free; or the place is gone, or what was granted before was taken away
 -- With the p_uid of a call whose answer was lost it finds what that did.
-CREATE OR REPLACE FUNCTION {schema}.take_turn(
+CREATE OR REPLACE FUNCTION {schema}.acquire_by_priority(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar, p_priority integer, p_place bigint,
     OUT queue_position bigint, OUT granted boolean, OUT before bigint, OUT ahead bigint)
@@ -51,20 +51,20 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-    v_line   varchar := {schema}.line_of(p_resource);
+    v_line   varchar := {schema}.priority_queue_of(p_resource);
     v_ageing integer := {schema}.ageing_of(p_resource);
     v_place  record;
     v_row    record;
     v_freed  integer;
 BEGIN
-    PERFORM {schema}.guard('take_turn');
+    PERFORM {schema}.require_outside_transaction('acquire_by_priority');
     granted := false;
     IF (p_priority BETWEEN 0 AND 99) IS NOT TRUE OR length(p_resource) > 246 THEN
         RAISE EXCEPTION 'sqlsem: bad request: priority % of %; it is from 0 to 99, of a name with up to 246 characters',
-            p_priority, quote_literal({schema}.plain(p_resource)) USING ERRCODE = '22023';
+            p_priority, quote_literal({schema}.escape_control_chars(p_resource)) USING ERRCODE = '22023';
     ELSIF v_ageing IS NULL THEN
         RAISE EXCEPTION 'sqlsem: no priorities are set for %, and the request names one; an operator sets them with: sqlsem set % --priorities --allow-new',
-            quote_literal({schema}.plain(p_resource)), {schema}.plain(p_resource) USING ERRCODE = '22023',
+            quote_literal({schema}.escape_control_chars(p_resource)), {schema}.escape_control_chars(p_resource) USING ERRCODE = '22023',
             HINT = 'Or ask without a priority.';
     END IF;
     IF current_setting('lock_timeout') = '0' THEN
@@ -77,17 +77,17 @@ BEGIN
         IF FOUND THEN
             queue_position := p_place;
             SELECT b.before, b.ahead INTO before, ahead
-            FROM {schema}.before_place(v_line, p_place, v_place.requested_at, p_priority, v_ageing) AS b;
+            FROM {schema}.preceding_request(v_line, p_place, v_place.requested_at, p_priority, v_ageing) AS b;
             IF before IS NOT NULL THEN
-                IF {schema}.suspect(v_line, before, p_member) THEN
+                IF {schema}.check_if_dead(v_line, before, p_member) THEN
                     before := NULL;
                 END IF;
                 RETURN;
             END IF;
             SELECT a.eligible, a.blocker INTO v_row
-            FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, NULL) AS a;
+            FROM {schema}.eligibility(p_resource, 9223372036854775807, p_access, p_limit, p_weight, NULL) AS a;
             IF NOT v_row.eligible THEN
-                PERFORM {schema}.suspect_all(p_resource, p_member) OR {schema}.suspect(p_resource, v_row.blocker, p_member);
+                PERFORM {schema}.reap_dead_members(p_resource, p_member) OR {schema}.check_if_dead(p_resource, v_row.blocker, p_member);
                 RETURN;
             END IF;
         END IF;
@@ -98,7 +98,7 @@ BEGIN
     FROM (SELECT DISTINCT hashtext(name) AS key FROM unnest(ARRAY[p_resource, v_line]) AS name ORDER BY key) AS g;
     -- From here on all that came before is seen.
     queue_position := NULL;
-    UPDATE {schema}.{table} AS t SET note = t.note  -- (It writes: see place.)
+    UPDATE {schema}.{table} AS t SET note = t.note  -- (It writes: see insert_request.)
     WHERE t.request_uid = p_uid AND t.resource_id = p_resource AND t.member_id = p_member
     RETURNING CASE WHEN t.revoked_at IS NULL THEN t.queue_position END INTO queue_position;
     IF FOUND THEN
@@ -111,13 +111,13 @@ BEGIN
         RETURN;
     END IF;
     LOOP
-        SELECT b.before, b.ahead INTO before, ahead FROM {schema}.before_place(
+        SELECT b.before, b.ahead INTO before, ahead FROM {schema}.preceding_request(
             v_line, v_place.queue_position, coalesce(v_place.requested_at, clock_timestamp()), p_priority, v_ageing) AS b;
-        EXIT WHEN before IS NULL OR NOT p_try OR NOT {schema}.suspect(v_line, before, p_member);  -- the dead are in nobody's way
+        EXIT WHEN before IS NULL OR NOT p_try OR NOT {schema}.check_if_dead(v_line, before, p_member);  -- the dead are in nobody's way
     END LOOP;
     IF before IS NULL THEN
         SELECT p.queue_position INTO queue_position
-        FROM {schema}.place(p_member, p_requesting_id, p_owner, p_uid, true, p_resource, p_access, p_limit, p_weight, p_note, true) AS p;
+        FROM {schema}.insert_request(p_member, p_requesting_id, p_owner, p_uid, true, p_resource, p_access, p_limit, p_weight, p_note, true) AS p;
         IF queue_position IS NOT NULL THEN
             granted := true;
             IF v_place.queue_position IS NOT NULL THEN
@@ -132,7 +132,7 @@ BEGIN
     queue_position := v_place.queue_position;
     IF queue_position IS NULL THEN
         SELECT p.queue_position INTO queue_position
-        FROM {schema}.place(p_member, p_requesting_id, p_owner, (p_uid || '.1')::varchar, false, v_line, 'read', 100,
+        FROM {schema}.insert_request(p_member, p_requesting_id, p_owner, (p_uid || '.1')::varchar, false, v_line, 'read', 100,
                             p_priority + 1, p_note, true) AS p;
     END IF;
 END

@@ -10,7 +10,7 @@ SET search_path = pg_catalog, pg_temp;
 -- (Helpers have the clause: so what is not qualified stands in them.)
 
 -- What the server says to a COMMIT inside a transaction that is not its to end, in the language of this session.
-CREATE OR REPLACE FUNCTION {schema}.refused_commit() RETURNS text
+CREATE OR REPLACE FUNCTION {schema}.commit_error() RETURNS text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -26,7 +26,7 @@ $$;
 -- Is there a transaction around the caller that a COMMIT could not end? The clocks cannot tell: in the extended protocol
 -- a transaction begins at Parse, before its statement does. Here a COMMIT always fails, but only in a transaction block
 -- (or in a function) for that reason; elsewhere for being in a block with a handler.
-CREATE OR REPLACE PROCEDURE {schema}.look_around(INOUT enclosed boolean DEFAULT NULL)
+CREATE OR REPLACE PROCEDURE {schema}.detect_transaction(INOUT enclosed boolean DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -37,18 +37,18 @@ BEGIN
     EXCEPTION WHEN invalid_transaction_termination THEN
         GET STACKED DIAGNOSTICS v_text = MESSAGE_TEXT;
     END;
-    enclosed := v_text OPERATOR(pg_catalog.=) {schema}.refused_commit();
+    enclosed := v_text OPERATOR(pg_catalog.=) {schema}.commit_error();
 END
 $$;
 
 -- Refuses what would not be safe, before anything is changed.
-CREATE OR REPLACE PROCEDURE {schema}.stand_alone(what text)
+CREATE OR REPLACE PROCEDURE {schema}.require_autocommit(what text)
 LANGUAGE plpgsql
 AS $$
 DECLARE
     v_enclosed boolean;
 BEGIN
-    CALL {schema}.look_around(v_enclosed);
+    CALL {schema}.detect_transaction(v_enclosed);
     IF v_enclosed THEN
         RAISE EXCEPTION 'sqlsem: % must not be called inside an open transaction or a function; nothing was done', what
             USING ERRCODE = '25001', HINT = 'COMMIT first, and CALL it in autocommit, or from a procedure or DO block that may commit.';
@@ -56,7 +56,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: % commits, and would commit what was written before it; nothing was done', what
             USING ERRCODE = '25001', HINT = 'COMMIT or ROLLBACK before it.';
     END IF;
-    PERFORM {schema}.guard(what);
+    PERFORM {schema}.require_outside_transaction(what);
 END
 $$;
 
@@ -83,7 +83,7 @@ END
 $$;
 
 -- Refuses names that sqlsem uses itself, and patterns. (RESERVED of the Python client is the same table.)
-CREATE OR REPLACE FUNCTION {schema}.check_free(p_resource text) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.check_not_reserved(p_resource text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -198,18 +198,18 @@ BEGIN
     END IF;
     PERFORM {schema}.watch_client();
     -- Sessions end without a word: those that left no row are forgotten here.
-    v_member := {schema}.enrol(coalesce(host(inet_client_addr()), '[local]'), NULL, left(current_setting('application_name'), 255),
+    v_member := {schema}.register_member(coalesce(host(inet_client_addr()), '[local]'), NULL, left(current_setting('application_name'), 255),
                                0, p_lease_ms);
-    PERFORM {schema}.test_member(l.member_id, v_member)
-    FROM {schema}.look_at_members() AS l JOIN {schema}.member AS m ON m.member_id = l.member_id
-    WHERE l.dead AND m.pid IS NULL AND NOT EXISTS (SELECT FROM {schema}.rows_of(m.member_id));
+    PERFORM {schema}.check_liveness(l.member_id, v_member)
+    FROM {schema}.member_liveness() AS l JOIN {schema}.member AS m ON m.member_id = l.member_id
+    WHERE l.dead AND m.pid IS NULL AND NOT EXISTS (SELECT FROM {schema}.member_rows(m.member_id));
     RETURN v_member;
 END
 $$;
 
 -- Somebody still waits for this row: for another five seconds at least. Renews the lease, where there is one. False when
 -- row or member is gone.
-CREATE OR REPLACE FUNCTION {schema}.attend(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.renew_waiter_lease(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -243,23 +243,23 @@ AS $$
       ON m.member_id = mine.member_id
          OR m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL AND m.pid IS NULL AND m.login = session_user
             AND {schema}.holds_beacon(m.backend_pid, m.beacon)
-    CROSS JOIN LATERAL {schema}.rows_of(m.member_id) AS a
-    CROSS JOIN LATERAL {schema}.set_for(mine.resource_id) AS o
+    CROSS JOIN LATERAL {schema}.member_rows(m.member_id) AS a
+    CROSS JOIN LATERAL {schema}.effective_settings(mine.resource_id) AS o
     WHERE mine.resource_id = p_resource AND mine.queue_position = p_position AND mine.member_id = p_member
       AND a.resource_id = mine.resource_id AND a.queue_position < mine.queue_position
       AND (mine.access_type = 'write' OR a.access_type <> mine.access_type)
 $$;
 
 -- Has this session's member another row than the one that it waits for? Only then can others wait for it meanwhile.
-CREATE OR REPLACE FUNCTION {schema}.has_others(p_member bigint, p_position bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.has_other_rows(p_member bigint, p_position bigint) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT EXISTS (SELECT FROM {schema}.rows_of(p_member) AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    SELECT EXISTS (SELECT FROM {schema}.member_rows(p_member) AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
                    WHERE t.queue_position <> p_position AND m.login = session_user)
 $$;
 
 -- A wait() that was broken off may have got the lock that it waited for, and not have freed it: nobody else would.
-CREATE OR REPLACE FUNCTION {schema}.free_waits() RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.release_wait_locks() RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT pg_advisory_unlock_shared(classid::bigint::integer, objid::bigint::integer) FROM pg_locks
@@ -268,7 +268,7 @@ AS $$
 $$;
 
 -- How a row ended that stood at p_since; NULL when nobody wrote it down.
-CREATE OR REPLACE FUNCTION {schema}.ended_how(p_resource text, p_position bigint, p_since timestamptz) RETURNS text
+CREATE OR REPLACE FUNCTION {schema}.row_outcome(p_resource text, p_position bigint, p_since timestamptz) RETURNS text
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT outcome FROM {schema}.history WHERE ended_at >= p_since AND resource_id = p_resource AND queue_position = p_position
@@ -285,7 +285,7 @@ BEGIN
         SELECT queue_position, member_id FROM {schema}.{table}
         WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
         UNION ALL
-        SELECT queue_position, member_id FROM {schema}.oldest_first(p_resource, 9223372036854775807)
+        SELECT queue_position, member_id FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)
         WHERE p_position IS NULL AND requesting_id = p_requesting_id
         ORDER BY queue_position
     LOOP
@@ -320,7 +320,7 @@ BEGIN
             RETURN -1;
         END IF;
     ELSE
-        PERFORM {schema}.check_life('lease', p_lease_ms);
+        PERFORM {schema}.check_grace_or_lease('lease', p_lease_ms);
         UPDATE {schema}.member
         SET lease_ms = coalesce(p_lease_ms, lease_ms), seen_at = clock_timestamp(),
             lease_until = clock_timestamp() + coalesce(p_lease_ms, lease_ms) * interval '1 millisecond'
@@ -337,7 +337,7 @@ $$;
 
 
 -- Of a timeout, in ms; NULL: for ever. A function of its own, as acquire cannot fix its search_path.
-CREATE OR REPLACE FUNCTION {schema}.time_left(p_timeout_ms integer, p_started timestamptz) RETURNS integer
+CREATE OR REPLACE FUNCTION {schema}.remaining_ms(p_timeout_ms integer, p_started timestamptz) RETURNS integer
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE WHEN p_timeout_ms >= 0
@@ -351,7 +351,7 @@ AS $$ SELECT 'sql ' || gen_random_uuid() $$;
 
 -- Taking and giving back -------------------------------------------------------------------------------------------
 
--- `acquire`, after stand_alone. keeps_open: what is granted is not committed yet, but by the statement that has called, or by
+-- `acquire`, after require_autocommit. keeps_open: what is granted is not committed yet, but by the statement that has called, or by
 -- what the caller commits next; a cancel in between undoes it, and leaves a waiting row at the most, which goes as nobody
 -- attends to it. (Between a COMMIT and the block that would tidy up a cancel finds nobody: PL/pgSQL allows no COMMIT in it.)
 CREATE OR REPLACE PROCEDURE {schema}.acquire_row(
@@ -390,7 +390,7 @@ BEGIN
         COMMIT;
         v_registered := pg_catalog.clock_timestamp();
         v_result := -1;
-        v_left := {schema}.time_left(timeout_ms, v_started);
+        v_left := {schema}.remaining_ms(timeout_ms, v_started);
         BEGIN
             -- The gate is somebody's for an instant, or for long, where a bare participant forgot to commit.
             PERFORM pg_catalog.set_config('lock_timeout'::pg_catalog.text, greatest(least(v_left, 10000), 100)::pg_catalog.text, true);
@@ -398,14 +398,14 @@ BEGIN
             FROM {schema}.register(v_member, v_id, session_user::pg_catalog.text, {schema}.new_uid(),
                                    timeout_ms OPERATOR(pg_catalog.=) 0, resource, v_access, concurrency_limit, weight, note) AS r;
             v_attended := queue_position IS NULL OR v_granted AND v_lease_ms IS NULL
-                          OR {schema}.attend(v_member, resource, queue_position);
+                          OR {schema}.renew_waiter_lease(v_member, resource, queue_position);
             IF v_attended AND NOT v_granted
                AND {schema}.waits_for_itself(v_member, resource, queue_position) THEN
                 v_result := -3;
                 SELECT coalesce(d.words, 'It would wait for what this session itself holds') INTO v_reason
-                FROM {schema}.deadlock_words(v_member) AS d;
+                FROM {schema}.describe_deadlock(v_member) AS d;
             END IF;
-            v_others := v_lease_ms IS NULL AND NOT v_granted AND {schema}.has_others(v_member, queue_position);
+            v_others := v_lease_ms IS NULL AND NOT v_granted AND {schema}.has_other_rows(v_member, queue_position);
         EXCEPTION WHEN lock_not_available THEN
             queue_position := NULL;
             v_attended := true;
@@ -420,7 +420,7 @@ BEGIN
             RETURN;  -- committed with the statement: nothing can break it off in between, and leave a row behind
         END IF;
         COMMIT;
-        IF v_shut AND (timeout_ms OPERATOR(pg_catalog.<) 0 OR {schema}.time_left(timeout_ms, v_started) OPERATOR(pg_catalog.>) 0) THEN
+        IF v_shut AND (timeout_ms OPERATOR(pg_catalog.<) 0 OR {schema}.remaining_ms(timeout_ms, v_started) OPERATOR(pg_catalog.>) 0) THEN
             v_shut := false;
             CONTINUE;
         ELSIF queue_position IS NULL THEN
@@ -433,14 +433,14 @@ BEGIN
         -- stand outside; a row left between the two goes when nobody has attended to it.)
         WHILE v_attended AND v_result OPERATOR(pg_catalog.<>) -3 LOOP
             BEGIN
-                v_left := {schema}.time_left(timeout_ms, v_started);
+                v_left := {schema}.remaining_ms(timeout_ms, v_started);
                 -- Who is waited for meanwhile looks for deadlocks: before the server does (deadlock_timeout), as that
                 -- sees only sessions, and takes any of them for the victim.
                 v_slice := least(v_left, CASE WHEN v_others THEN 700 ELSE 3000 END, v_lease_ms OPERATOR(pg_catalog./) 3);
                 v_result := {schema}.wait(resource, queue_position, v_slice);
-                v_attended := {schema}.attend(v_member, resource, queue_position);
+                v_attended := {schema}.renew_waiter_lease(v_member, resource, queue_position);
                 IF v_others AND v_result OPERATOR(pg_catalog.=) -1 THEN
-                    SELECT d.victim, d.words INTO v_victim, v_reason FROM {schema}.deadlock_words(v_member) AS d;
+                    SELECT d.victim, d.words INTO v_victim, v_reason FROM {schema}.describe_deadlock(v_member) AS d;
                     IF v_victim OPERATOR(pg_catalog.=) queue_position THEN
                         v_result := -3;
                     END IF;
@@ -468,19 +468,19 @@ BEGIN
 
         -- Not ours: leave nothing behind.
         IF v_result OPERATOR(pg_catalog.=) ANY (ARRAY[-3, -4]) THEN
-            PERFORM {schema}.free_waits();
+            PERFORM {schema}.release_wait_locks();
         END IF;
         PERFORM {schema}.release(resource, queue_position, v_id,
                                  CASE WHEN v_result OPERATOR(pg_catalog.=) -1 THEN 'timeout' ELSE 'cancelled' END);
         COMMIT;
         EXIT WHEN v_result OPERATOR(pg_catalog.<>) -2
-            OR coalesce({schema}.ended_how(resource, queue_position, v_registered), '')
+            OR coalesce({schema}.row_outcome(resource, queue_position, v_registered), '')
                OPERATOR(pg_catalog.<>) ALL (ARRAY['cancelled', 'reaped']);
     END LOOP;
 
     queue_position := NULL;
     IF v_lease_ms IS NOT NULL THEN
-        PERFORM {schema}.resign(v_member);
+        PERFORM {schema}.deregister_member(v_member);
         COMMIT;
     END IF;
     IF v_result OPERATOR(pg_catalog.=) -4 THEN
@@ -512,8 +512,8 @@ AS $$
 DECLARE
     v_stack pg_catalog.text;
 BEGIN
-    PERFORM {schema}.check_free(resource);
-    CALL {schema}.stand_alone('acquire');
+    PERFORM {schema}.check_not_reserved(resource);
+    CALL {schema}.require_autocommit('acquire');
     GET DIAGNOSTICS v_stack = PG_CONTEXT;
     CALL {schema}.acquire_row(resource, concurrency_limit, access, weight, timeout_ms, note, requesting_id, lease_seconds,
                               {schema}.is_outermost(v_stack), code, queue_position, fence);
@@ -530,8 +530,8 @@ AS $$
 DECLARE
     v_stack pg_catalog.text;
 BEGIN
-    PERFORM {schema}.check_free(resource);
-    CALL {schema}.stand_alone('try');
+    PERFORM {schema}.check_not_reserved(resource);
+    CALL {schema}.require_autocommit('try');
     GET DIAGNOSTICS v_stack = PG_CONTEXT;
     CALL {schema}.acquire_row(resource, concurrency_limit, access, weight, 0, note, requesting_id, lease_seconds,
                               {schema}.is_outermost(v_stack), code, queue_position, fence);
@@ -572,7 +572,7 @@ DECLARE
     v_enclosed boolean;
     v_stack    pg_catalog.text;
 BEGIN
-    CALL {schema}.look_around(v_enclosed);
+    CALL {schema}.detect_transaction(v_enclosed);
     GET DIAGNOSTICS v_stack = PG_CONTEXT;
     -- A procedure or DO block that may commit is a transaction until it does; a CALL by itself ends with itself.
     IF NOT v_enclosed AND pg_catalog.strpos(v_stack, E'\n'::pg_catalog.text) OPERATOR(pg_catalog.=) 0 THEN
@@ -606,7 +606,7 @@ BEGIN
         RETURN -1;
     END IF;
     RETURN (SELECT a.eligible::integer
-            FROM {schema}.ahead(v_row.resource_id, v_row.queue_position, v_row.access_type, v_row.concurrency_limit, v_row.weight, NULL) AS a);
+            FROM {schema}.eligibility(v_row.resource_id, v_row.queue_position, v_row.access_type, v_row.concurrency_limit, v_row.weight, NULL) AS a);
 END
 $$;
 

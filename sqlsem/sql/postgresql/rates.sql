@@ -365,14 +365,14 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: what others want of % must be 1 or more each, and fit into its limits; not %',
             quote_literal(p_resource), p_more USING ERRCODE = '22023';
     END IF;
-    PERFORM {schema}.guard('take_rate');
+    PERFORM {schema}.require_outside_transaction('take_rate');
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
     WHILE p_position IS NULL LOOP  -- the dead are in nobody's way
-        v_first := (SELECT o.queue_position FROM {schema}.oldest_first(p_resource, 9223372036854775807) AS o LIMIT 1);
-        EXIT WHEN v_first IS NULL OR NOT {schema}.suspect(p_resource, v_first, -1);
+        v_first := (SELECT o.queue_position FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807) AS o LIMIT 1);
+        EXIT WHEN v_first IS NULL OR NOT {schema}.check_if_dead(p_resource, v_first, -1);
     END LOOP;
     IF p_position IS NOT NULL
        AND NOT EXISTS (SELECT FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
@@ -380,8 +380,8 @@ BEGIN
                          AND t.requesting_id = p_requesting_id AND t.revoked_at IS NULL AND m.login = session_user) THEN
         code := -2;
     ELSIF v_first IS NOT NULL
-          OR p_position IS NOT NULL AND EXISTS (SELECT FROM {schema}.oldest_first(p_resource, p_position))
-          OR (SELECT o.paused_at IS NOT NULL FROM {schema}.set_for(p_resource) AS o) THEN
+          OR p_position IS NOT NULL AND EXISTS (SELECT FROM {schema}.rows_before_oldest_first(p_resource, p_position))
+          OR (SELECT o.paused_at IS NOT NULL FROM {schema}.effective_settings(p_resource) AS o) THEN
         code := -1;
     ELSE
         SELECT t.wait_ms, t.times INTO wait_ms, times
@@ -412,7 +412,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: % cannot be adjusted by % of what was taken at %', quote_literal(p_resource),
             coalesce(p_more::text, 'NULL'), coalesce(p_taken_ms::text, 'NULL') USING ERRCODE = '22023';
     END IF;
-    PERFORM {schema}.guard('adjust_rate');
+    PERFORM {schema}.require_outside_transaction('adjust_rate');
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
@@ -512,7 +512,7 @@ $$;
 -- For sessions -----------------------------------------------------------------------------------------------------
 
 -- Somebody who is first in the queue of a rate still waits: for another ten seconds at least.
-CREATE OR REPLACE FUNCTION {schema}.attend_head(p_resource text, p_position bigint, p_requesting_id text) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.renew_rate_waiter_lease(p_resource text, p_position bigint, p_requesting_id text) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     UPDATE {schema}.{table} AS t SET attended_until = clock_timestamp() + interval '10 seconds'
@@ -567,7 +567,7 @@ DECLARE
 BEGIN
     code := NULL;
     taken_ms := NULL;
-    CALL {schema}.stand_alone('take');
+    CALL {schema}.require_autocommit('take');
     PERFORM {schema}.check_name('rate', rate);
     v_id := coalesce(requesting_id, {schema}.session_id());
     IF (timeout_ms OPERATOR(pg_catalog.>=) -1) IS NOT TRUE THEN
@@ -586,17 +586,17 @@ BEGIN
         code := -1;
         RETURN;
     END IF;
-    v_left := CASE WHEN timeout_ms OPERATOR(pg_catalog.>) 0 THEN greatest(1, {schema}.time_left(timeout_ms, v_started)) ELSE -1 END;
+    v_left := CASE WHEN timeout_ms OPERATOR(pg_catalog.>) 0 THEN greatest(1, {schema}.remaining_ms(timeout_ms, v_started)) ELSE -1 END;
     -- The row is never there without an end: COMMIT must stand outside of the blocks that tidy up after a cancel, and a row left
     -- between the two goes when nobody has attended to it.
     CALL {schema}.acquire_row(v_resource, 1, 'write', 1, v_left, note, v_id, NULL, true, code, v_position, v_fence);
     IF code OPERATOR(pg_catalog.<) 0 THEN
         RETURN;
     END IF;
-    PERFORM {schema}.attend_head(v_resource, v_position, v_id);
+    PERFORM {schema}.renew_rate_waiter_lease(v_resource, v_position, v_id);
     COMMIT;
     LOOP
-        v_left := {schema}.time_left(timeout_ms, v_started);
+        v_left := {schema}.remaining_ms(timeout_ms, v_started);
         BEGIN
             PERFORM pg_catalog.set_config('lock_timeout'::pg_catalog.text, '3s'::pg_catalog.text, true);  -- (then it is attended to)
             SELECT t.code, t.wait_ms, t.times[1] INTO code, v_wait, taken_ms
@@ -616,7 +616,7 @@ BEGIN
             GET STACKED DIAGNOSTICS v_cancelled = MESSAGE_TEXT;
         END;
         IF v_cancelled IS NULL THEN
-            PERFORM {schema}.attend_head(v_resource, v_position, v_id);
+            PERFORM {schema}.renew_rate_waiter_lease(v_resource, v_position, v_id);
         END IF;
         COMMIT;
         EXIT WHEN v_cancelled IS NOT NULL;

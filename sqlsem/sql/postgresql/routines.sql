@@ -8,7 +8,7 @@
 --   class + 4, hash of the batch      batch    held for the length of one decision about batches (batches.sql)
 --   class + 5, 1                      news     shared by sessions that listen for tasks (tasks.sql)
 --   class + 6, hash of the queue      put      shared by those who put tasks, for the length of that (tasks.sql)
---   class + 7, member                 number   shared by the member's registrations, each for its length (raise_marks)
+--   class + 7, member                 number   shared by the member's registrations, each for its length (advance_low_water_marks)
 -- Any login can compute these numbers, and take such a lock. So each wait for one is bounded, and kept_locks names the sessions that
 -- keep one. What need not be quick goes by our tables instead, which strangers cannot lock:
 --   installer      SHARE ROW EXCLUSIVE: one installer at a time (client.sql, is_upgraded)
@@ -39,7 +39,7 @@ AS $$
 $$;
 
 -- Waits until nobody holds a lock; false when that takes longer.
-CREATE OR REPLACE FUNCTION {schema}.sleep_on(p_class integer, p_key integer, p_timeout_ms integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.wait_until_lock_free(p_class integer, p_key integer, p_timeout_ms integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -55,7 +55,7 @@ END
 $$;
 
 -- Text with what a terminal would obey written out, for messages.
-CREATE OR REPLACE FUNCTION {schema}.plain(p_text text) RETURNS text
+CREATE OR REPLACE FUNCTION {schema}.escape_control_chars(p_text text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE WHEN p_text !~ E'[\\u0001-\\u001F\\u007F-\\u009F\\u200E\\u200F\\u202A-\\u202E\\u2066-\\u2069]' THEN p_text
@@ -66,7 +66,7 @@ $$;
 
 -- Takes a lock to the transaction's end, alone. Any login can keep it: so where the session does not bound its waits this one
 -- lasts a minute, and its error names the sessions.
-CREATE OR REPLACE FUNCTION {schema}.lock_alone(p_class integer, p_key integer, p_what text) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.take_exclusive_lock(p_class integer, p_key integer, p_what text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -82,17 +82,17 @@ BEGIN
         PERFORM pg_advisory_xact_lock(p_class, p_key);
         PERFORM set_config('lock_timeout', v_before, true);
     EXCEPTION WHEN lock_not_available THEN
-        RAISE EXCEPTION 'sqlsem: % is kept in an open transaction: %', p_what, {schema}.advisory_lock_of(p_class, p_key)
+        RAISE EXCEPTION 'sqlsem: % is kept in an open transaction: %', p_what, {schema}.describe_advisory_lock(p_class, p_key)
             USING ERRCODE = '55P03', HINT = 'Try again when that has ended; pg_terminate_backend(pid) ends it.';
     END;
 END
 $$;
 
 -- The sessions that have a lock, in words.
-CREATE OR REPLACE FUNCTION {schema}.advisory_lock_of(p_class integer, p_key integer) RETURNS text
+CREATE OR REPLACE FUNCTION {schema}.describe_advisory_lock(p_class integer, p_key integer) RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, {schema}.plain(a.usename)), ', '), 'a session that has just ended')
+    SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, {schema}.escape_control_chars(a.usename)), ', '), 'a session that has just ended')
     FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted AND l.pid <> pg_backend_pid()
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -101,7 +101,7 @@ $$;
 
 -- Has this session's lock freed when its transaction has ended, just after its commit is visible: those who wait for it must
 -- not wake before. (It is taken once more for the transaction; 'try' fails only where another session holds it.)
-CREATE OR REPLACE FUNCTION {schema}.free_at_end(p_class integer, p_key integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.release_session_lock_after_commit(p_class integer, p_key integer) RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
     SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock(p_class, p_key) THEN pg_catalog.pg_advisory_unlock(p_class, p_key)
@@ -169,7 +169,7 @@ $$;
 
 
 -- Refuses to run where its guarantees would not hold.
-CREATE OR REPLACE FUNCTION {schema}.guard(p_what text) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.require_outside_transaction(p_what text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -205,7 +205,7 @@ END
 $$;
 
 -- Which database of which running server this is: no copy of it says the same, nor does it after another one has taken over.
-CREATE OR REPLACE FUNCTION {schema}.whereabouts() RETURNS text
+CREATE OR REPLACE FUNCTION {schema}.database_identity() RETURNS text
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT concat_ws(' ', o.place, o.started, d.oid)
@@ -304,7 +304,7 @@ AS $$ SELECT (E'\tmember '::pg_catalog.text OPERATOR(pg_catalog.||) p_member::pg
 
 -- The rows of a resource before a position, the last one first. (These are so simple that the planner inlines them; so they
 -- cannot fix their search_path. Whoever stops early reads no more than that.)
-CREATE OR REPLACE FUNCTION {schema}.newest_first(p_resource varchar, p_before bigint) RETURNS SETOF {schema}.{table}
+CREATE OR REPLACE FUNCTION {schema}.rows_before_newest_first(p_resource varchar, p_before bigint) RETURNS SETOF {schema}.{table}
 LANGUAGE sql STABLE
 AS $$
     (SELECT * FROM {schema}.{table}
@@ -323,7 +323,7 @@ AS $$
 $$;
 
 -- The same, the first one first.
-CREATE OR REPLACE FUNCTION {schema}.oldest_first(p_resource varchar, p_before bigint) RETURNS SETOF {schema}.{table}
+CREATE OR REPLACE FUNCTION {schema}.rows_before_oldest_first(p_resource varchar, p_before bigint) RETURNS SETOF {schema}.{table}
 LANGUAGE sql STABLE
 AS $$
     (SELECT * FROM {schema}.{table}
@@ -342,7 +342,7 @@ AS $$
 $$;
 
 -- The rows of a member, the first one first.
-CREATE OR REPLACE FUNCTION {schema}.rows_of(p_member bigint) RETURNS SETOF {schema}.{table}
+CREATE OR REPLACE FUNCTION {schema}.member_rows(p_member bigint) RETURNS SETOF {schema}.{table}
 LANGUAGE sql STABLE
 AS $$
     (SELECT * FROM {schema}.{table}
@@ -363,13 +363,13 @@ AS $$
 $$;
 
 -- Whether to write a mark now: so rarely that it costs nothing, so often that little is passed in between.
-CREATE OR REPLACE FUNCTION {schema}.marks_now() RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.is_time_for_row_mark() RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$ SELECT pg_catalog.random() OPERATOR(pg_catalog.<) 0.025::double precision $$;
 
 -- Writes a mark: p_live are the first 201 rows that live below p_position, or all of them. The one before goes. (Nobody is
 -- waited for: a mark that another one removes just now is left to that one, or to prune.)
-CREATE OR REPLACE FUNCTION {schema}.raise_mark(p_key varchar, p_position bigint, p_live bigint[]) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.advance_low_water_mark(p_key varchar, p_position bigint, p_live bigint[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -389,7 +389,7 @@ $$;
 -- Writes the marks of a resource and of a member at a row that was there before the caller had the gate, or was inserted under
 -- it; NULL for a member: that of the resource alone. A registration of the member may be under way on an older session, with a
 -- lower number which nobody sees yet: then its mark has to wait. (Anyone who begins after this look has a higher one.)
-CREATE OR REPLACE FUNCTION {schema}.raise_marks(p_resource varchar, p_position bigint, p_member bigint) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.advance_low_water_marks(p_resource varchar, p_position bigint, p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -398,15 +398,15 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN;
     END IF;
-    PERFORM {schema}.raise_mark(p_resource, p_position,
-                                ARRAY(SELECT queue_position FROM {schema}.oldest_first(p_resource, p_position) LIMIT 201));
+    PERFORM {schema}.advance_low_water_mark(p_resource, p_position,
+                                ARRAY(SELECT queue_position FROM {schema}.rows_before_oldest_first(p_resource, p_position) LIMIT 201));
     v_alone := CASE WHEN pg_try_advisory_lock({schema}.lock_class(7), {schema}.lock_key(p_member))
                     THEN pg_advisory_unlock({schema}.lock_class(7), {schema}.lock_key(p_member)) END;
     IF v_alone THEN
         DELETE FROM {schema}.low_water  -- numbers went back, and no mark of a resource told that before
         WHERE resource_id = {schema}.member_key(p_member) AND mark > p_position;
-        PERFORM {schema}.raise_mark({schema}.member_key(p_member), p_position,
-                                    ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member)
+        PERFORM {schema}.advance_low_water_mark({schema}.member_key(p_member), p_position,
+                                    ARRAY(SELECT queue_position FROM {schema}.member_rows(p_member)
                                           WHERE queue_position < p_position LIMIT 201));
     END IF;
 END
@@ -428,7 +428,7 @@ AS $$ SELECT ({schema}.pattern_of(p_resource)).cap $$;
 -- What is set for a resource: its own limit, or else that of the longest pattern; and a pause. One row, always. While there is any
 -- pattern there is a row '*' in table resource, which says so: patterns cost a look only where there are some. (So simple that the
 -- planner inlines it, as the others above; OFFSET keeps it from working this out wherever it is named.)
-CREATE OR REPLACE FUNCTION {schema}.set_for(p_resource varchar) RETURNS TABLE (cap integer, paused_at timestamptz)
+CREATE OR REPLACE FUNCTION {schema}.effective_settings(p_resource varchar) RETURNS TABLE (cap integer, paused_at timestamptz)
 LANGUAGE sql STABLE
 AS $$
     SELECT CASE WHEN o.cap IS NULL AND o.patterns THEN {schema}.pattern_cap(p_resource) ELSE o.cap END, o.paused_at
@@ -448,7 +448,7 @@ $$;
 --   'paused'   an operator stopped the resource, or allows less than we weigh
 -- A row weighs at least 1: so with a limit of N the last N conflicting rows say all, whatever stands before them.
 -- `mine`: the row of the resource with this uid.
-CREATE OR REPLACE FUNCTION {schema}.ahead(
+CREATE OR REPLACE FUNCTION {schema}.eligibility(
     p_resource varchar, p_position bigint, p_access varchar, p_limit integer, p_weight integer, p_uid varchar)
 RETURNS TABLE (eligible boolean, blocker bigint, until text, mine bigint)
 LANGUAGE sql STABLE  -- and so simple that the planner inlines it; so it cannot fix its search_path
@@ -460,7 +460,7 @@ AS $$
            (SELECT queue_position FROM {schema}.{table}
             WHERE request_uid::pg_catalog.text OPERATOR(pg_catalog.=) p_uid::pg_catalog.text AND resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text)
     FROM (SELECT 1) AS one
-    CROSS JOIN LATERAL {schema}.set_for(p_resource) AS o
+    CROSS JOIN LATERAL {schema}.effective_settings(p_resource) AS o
     CROSS JOIN LATERAL (
         SELECT pg_catalog.max(queue_position) FILTER (
                    WHERE load OPERATOR(pg_catalog.+) p_weight OPERATOR(pg_catalog.>) least(p_limit, o.cap, lowest)) AS over,
@@ -469,7 +469,7 @@ AS $$
                pg_catalog.max(queue_position) FILTER (WHERE granted_at IS NULL) AS waiter
         FROM (SELECT queue_position, weight, concurrency_limit, granted_at,
                      pg_catalog.sum(weight) OVER down AS load, pg_catalog.min(concurrency_limit) OVER down AS lowest
-              FROM (SELECT * FROM {schema}.newest_first(p_resource, p_position)
+              FROM (SELECT * FROM {schema}.rows_before_newest_first(p_resource, p_position)
                     WHERE p_access::pg_catalog.text OPERATOR(pg_catalog.=) 'write'::pg_catalog.text
                        OR access_type::pg_catalog.text OPERATOR(pg_catalog.<>) p_access::pg_catalog.text
                     LIMIT least(p_limit, o.cap)) AS r
@@ -491,7 +491,7 @@ $$;
 
 -- All members, looked at once: whether the beacon is missing, and whether the member is dead by that (or its lease is over).
 -- Writes nothing. On a standby no beacon can be seen, and only leases tell.
-CREATE OR REPLACE FUNCTION {schema}.look_at_members()
+CREATE OR REPLACE FUNCTION {schema}.member_liveness()
 RETURNS TABLE (member_id bigint, missing boolean, dead boolean, since timestamptz)
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -516,13 +516,13 @@ $$;
 
 
 -- Removes rows and writes their history. Entry locks are freed by their sessions' end, or by release().
-CREATE OR REPLACE FUNCTION {schema}.bury(p_member {schema}.member, p_outcome text) RETURNS bigint
+CREATE OR REPLACE FUNCTION {schema}.delete_member_rows(p_member {schema}.member, p_outcome text) RETURNS bigint
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     -- What an open transaction has pinned (pin) stays until that ends; it is found then.
     WITH free AS (SELECT resource_id, queue_position FROM {schema}.{table}
                   WHERE member_id = p_member.member_id
-                    AND queue_position = ANY (ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member.member_id)))
+                    AND queue_position = ANY (ARRAY(SELECT queue_position FROM {schema}.member_rows(p_member.member_id)))
                   FOR UPDATE SKIP LOCKED),
          gone AS (DELETE FROM {schema}.{table} AS t USING free
                   WHERE t.resource_id = free.resource_id AND t.queue_position = free.queue_position RETURNING t.*),
@@ -543,7 +543,7 @@ $$;
 -- Tests whether a member still lives, and acts on it: removes it with its rows when its lease is over, or when its beacon
 -- is missing and its last sign of life is older than its grace; else notes the time when the beacon is first missed, for
 -- people. Anyone who looks first decides. True when it wrote something.
-CREATE OR REPLACE FUNCTION {schema}.test_member(p_member bigint, p_mine bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.check_liveness(p_member bigint, p_mine bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -585,17 +585,17 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM {schema}.bury(v_member, 'reaped');
+    PERFORM {schema}.delete_member_rows(v_member, 'reaped');
     RETURN true;
 END
 $$;
 
 
--- Tests whether the owner of a row that blocks still lives, and acts on it (test_member). Rows that are stale go, and a row
+-- Tests whether the owner of a row that blocks still lives, and acts on it (check_liveness). Rows that are stale go, and a row
 -- that nobody attends to any more (waiting, or let in unseen by a reader ahead that upgrades), though its member may live,
 -- or be p_mine.
 -- True when it wrote something: the caller should then end its transaction, so that others see it.
-CREATE OR REPLACE FUNCTION {schema}.suspect(p_resource varchar, p_position bigint, p_mine bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.check_if_dead(p_resource varchar, p_position bigint, p_mine bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -625,7 +625,7 @@ BEGIN
     IF NOT FOUND THEN
         v_member.member_id := v_row.member_id;
         -- (Once its member is gone a row goes to nobody else; until then somebody may have adopted it.)
-        RETURN {schema}.bury(v_member, 'reaped') > 0
+        RETURN {schema}.delete_member_rows(v_member, 'reaped') > 0
                OR EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = p_position
                           AND member_id = v_row.member_id) AND {schema}.remove(p_resource, p_position, 'reaped');
     END IF;
@@ -635,7 +635,7 @@ BEGIN
         END IF;
         RETURN {schema}.remove(p_resource, p_position, 'revoked');
     END IF;
-    RETURN {schema}.test_member(v_row.member_id, p_mine);
+    RETURN {schema}.check_liveness(v_row.member_id, p_mine);
 END
 $$;
 
@@ -668,7 +668,7 @@ $$;
 
 -- Whether an operator allows so long a grace or lease (settings max_grace and max_lease, in seconds). Refused rather than
 -- cut short: anyone who asks for it goes by what it asked for.
-CREATE OR REPLACE FUNCTION {schema}.check_life(p_what text, p_ms integer) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.check_grace_or_lease(p_what text, p_ms integer) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -718,16 +718,16 @@ $$;
 
 
 -- A new member, with its beacon (or its lease). Called once a process, on the connection that it keeps.
-CREATE OR REPLACE FUNCTION {schema}.enrol(
+CREATE OR REPLACE FUNCTION {schema}.register_member(
     p_host varchar, p_pid integer, p_program varchar, p_grace_ms integer, p_lease_ms integer, OUT member_id bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_beacon integer;
 BEGIN
-    PERFORM {schema}.guard('enrol');
-    PERFORM {schema}.check_life('grace', p_grace_ms);
-    PERFORM {schema}.check_life('lease', p_lease_ms);
+    PERFORM {schema}.require_outside_transaction('register_member');
+    PERFORM {schema}.check_grace_or_lease('grace', p_grace_ms);
+    PERFORM {schema}.check_grace_or_lease('lease', p_lease_ms);
     PERFORM {schema}.check_members();
     PERFORM set_config('synchronous_commit', 'off', true);  -- what needs this to last is durable itself (and below)
     PERFORM {schema}.check_origin();
@@ -735,7 +735,7 @@ BEGIN
         v_beacon := {schema}.take_beacon();
     END IF;
     INSERT INTO {schema}.member (beacon, backend_pid, host, pid, program, grace_ms, lease_ms, lease_until)
-    VALUES (v_beacon, pg_backend_pid(), left({schema}.plain(p_host), 255), p_pid, left({schema}.plain(p_program), 255), p_grace_ms, p_lease_ms,
+    VALUES (v_beacon, pg_backend_pid(), left({schema}.escape_control_chars(p_host), 255), p_pid, left({schema}.escape_control_chars(p_program), 255), p_grace_ms, p_lease_ms,
             clock_timestamp() + p_lease_ms * interval '1 millisecond')
     RETURNING {schema}.member.member_id INTO member_id;
 END
@@ -745,7 +745,7 @@ $$;
 -- Who may act for a member is told by its login: to everybody else it is as if it were not there (here and below).
 -- The member is back on a new session: takes a new beacon (the old session may still linger on the server, where it
 -- protects us until then) and its rows' entry locks. False when it was given up meanwhile.
-CREATE OR REPLACE FUNCTION {schema}.resume_member(p_member bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.reattach_member(p_member bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -753,7 +753,7 @@ DECLARE
     v_beacon integer;
     v_lease  integer;
 BEGIN
-    PERFORM {schema}.guard('resume_member');
+    PERFORM {schema}.require_outside_transaction('reattach_member');
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM {schema}.check_origin();
     SELECT lease_ms INTO v_lease FROM {schema}.member WHERE member_id = p_member AND login = session_user;
@@ -774,9 +774,9 @@ BEGIN
         -- 'try': where the old session lingers, its lock stands for ours.
         PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(r.queue_position))
         FROM (SELECT resource_id, array_agg(queue_position ORDER BY queue_position) AS positions
-              FROM {schema}.rows_of(p_member) GROUP BY resource_id) AS a
+              FROM {schema}.member_rows(p_member) GROUP BY resource_id) AS a
         CROSS JOIN LATERAL (SELECT unnest(a.positions) AS queue_position
-                            EXCEPT SELECT {schema}.shielded(p_member, a.resource_id, a.positions[257:])) AS r;
+                            EXCEPT SELECT {schema}.rows_ahead_of_own_row(p_member, a.resource_id, a.positions[257:])) AS r;
     END IF;
     RETURN true;
 END
@@ -786,7 +786,7 @@ $$;
 -- The waiting rows of a member for whose end nobody need wait: right behind each stands another row of the same member that asks
 -- for the same, with nobody beside it. Whoever stands behind both is kept out by that one as well, and for longer. (Who waits and
 -- believes otherwise looks from time to time. So simple that the planner inlines it, as those above.)
-CREATE OR REPLACE FUNCTION {schema}.shielded(p_member bigint, p_resource varchar, p_positions bigint[]) RETURNS SETOF bigint
+CREATE OR REPLACE FUNCTION {schema}.rows_ahead_of_own_row(p_member bigint, p_resource varchar, p_positions bigint[]) RETURNS SETOF bigint
 LANGUAGE sql STABLE
 AS $$
     SELECT t.queue_position
@@ -804,12 +804,12 @@ AS $$
 $$;
 
 -- The rows of this session's member, of these (NULL: of all), without an entry lock of its own.
-CREATE OR REPLACE FUNCTION {schema}.spared_entries(p_member bigint, p_positions bigint[] DEFAULT NULL) RETURNS SETOF bigint
+CREATE OR REPLACE FUNCTION {schema}.missing_wakeup_locks(p_member bigint, p_positions bigint[] DEFAULT NULL) RETURNS SETOF bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT r.queue_position FROM {schema}.member AS m JOIN {schema}.{table} AS r ON r.member_id = m.member_id
     WHERE m.member_id = p_member AND m.login = session_user AND m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL
-      AND r.queue_position = ANY (coalesce(p_positions, ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member))))
+      AND r.queue_position = ANY (coalesce(p_positions, ARRAY(SELECT queue_position FROM {schema}.member_rows(p_member))))
       AND {schema}.lock_key(r.queue_position) NOT IN (
           SELECT objid::bigint FROM pg_locks
           WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted AND pid = pg_backend_pid()
@@ -818,33 +818,33 @@ $$;
 
 -- Gives up the entry locks of those rows that are shielded: the table of locks is the whole server's, and who has many of them
 -- pays for each at the end of every transaction. May be repeated.
-CREATE OR REPLACE FUNCTION {schema}.spare_entries(p_member bigint, p_resource varchar, p_positions bigint[]) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.drop_wakeup_locks(p_member bigint, p_resource varchar, p_positions bigint[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 BEGIN
     PERFORM pg_advisory_unlock({schema}.lock_class(2), {schema}.lock_key(p.position))
-    FROM (SELECT {schema}.shielded(m.member_id, p_resource, p_positions) AS position FROM {schema}.member AS m
+    FROM (SELECT {schema}.rows_ahead_of_own_row(m.member_id, p_resource, p_positions) AS position FROM {schema}.member AS m
           WHERE m.member_id = p_member AND m.login = session_user AND m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL
-          EXCEPT SELECT {schema}.spared_entries(p_member, p_positions)) AS p;
+          EXCEPT SELECT {schema}.missing_wakeup_locks(p_member, p_positions)) AS p;
 END
 $$;
 
 -- Takes them again, before the turn of these rows comes, or before they leave. May be repeated.
-CREATE OR REPLACE FUNCTION {schema}.keep_entries(p_member bigint, p_positions bigint[]) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.restore_wakeup_locks(p_member bigint, p_positions bigint[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 BEGIN
     PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(p.position))
-    FROM {schema}.spared_entries(p_member, p_positions) AS p (position);
+    FROM {schema}.missing_wakeup_locks(p_member, p_positions) AS p (position);
 END
 $$;
 
 
 -- The member lives: renews its lease, clears missing_since, tells which rows it has. `known` is false when it was
 -- given up. Raises when the session changed under the member (a pooler in transaction mode).
-CREATE OR REPLACE FUNCTION {schema}.ping(
+CREATE OR REPLACE FUNCTION {schema}.heartbeat(
     p_member bigint, OUT known boolean, OUT positions bigint[], OUT revoked bigint[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -888,13 +888,13 @@ BEGIN
     END IF;
     SELECT array_agg(queue_position), array_agg(queue_position) FILTER (WHERE revoked_at IS NOT NULL)
     INTO positions, revoked
-    FROM {schema}.rows_of(p_member);
+    FROM {schema}.member_rows(p_member);
 END
 $$;
 
 
 -- The member leaves for good; what it still has goes with it.
-CREATE OR REPLACE FUNCTION {schema}.resign(p_member bigint) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.deregister_member(p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -905,14 +905,14 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;  -- given up before; its rows go when somebody meets them
     END IF;
-    PERFORM {schema}.bury(v_member, 'released');
+    PERFORM {schema}.delete_member_rows(v_member, 'released');
     -- Skipped is what a wait of ours is writing on this instant, too.
     FOR v_look IN 1..20 LOOP
-        EXIT WHEN NOT EXISTS (SELECT FROM {schema}.rows_of(p_member));
+        EXIT WHEN NOT EXISTS (SELECT FROM {schema}.member_rows(p_member));
         PERFORM pg_sleep(0.005);
-        PERFORM {schema}.bury(v_member, 'released');
+        PERFORM {schema}.delete_member_rows(v_member, 'released');
     END LOOP;
-    PERFORM {schema}.free_at_end({schema}.lock_class(1), v_member.beacon);  -- (NULL: it has none)
+    PERFORM {schema}.release_session_lock_after_commit({schema}.lock_class(1), v_member.beacon);  -- (NULL: it has none)
 END
 $$;
 
@@ -933,7 +933,7 @@ DECLARE
 BEGIN
     -- Asked here as well, to spare the usual case a call.
     IF pg_current_xact_id_if_assigned() IS NOT NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM {schema}.guard('register');
+        PERFORM {schema}.require_outside_transaction('register');
     END IF;
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);  -- anybody can take the gate's lock, and keep it
@@ -942,7 +942,7 @@ BEGIN
     -- ('=', unlike AND, always asks for both.)
     v_gated := (pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member)) IS NULL)
                = (pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) IS NULL);
-    v_placed := {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note, false);
+    v_placed := {schema}.insert_request(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note, false);
     queue_position := v_placed.queue_position;
     granted := v_placed.granted;
 END
@@ -953,7 +953,7 @@ $$;
 -- life, unless the last one is younger than an eighth of the grace, or of the lease, which is renewed with it. So what is
 -- handed out stands on a lease that has just begun, and anyone who is about to remove the member finds it renewed. False when
 -- the member was given up, or is another login's.
-CREATE OR REPLACE FUNCTION {schema}.give_sign(p_member bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.touch_member(p_member bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -980,7 +980,7 @@ CREATE OR REPLACE FUNCTION {schema}.require_member(p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF NOT {schema}.give_sign(p_member) THEN
+    IF NOT {schema}.touch_member(p_member) THEN
         RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
             USING ERRCODE = 'P0002', HINT = 'Enrol again.';
     END IF;
@@ -1009,14 +1009,14 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: bad request: uid is NULL; give each request a text of its own' USING ERRCODE = '22023';
     ELSIF concat(p_resource, p_access, p_requesting_id, p_owner) ~ '[[:cntrl:]]' THEN
         RAISE EXCEPTION 'sqlsem: bad request: a control character in resource %, access type %, requesting_id % or owner %',
-            {schema}.plain(p_resource), {schema}.plain(p_access), {schema}.plain(p_requesting_id), {schema}.plain(p_owner)
+            {schema}.escape_control_chars(p_resource), {schema}.escape_control_chars(p_access), {schema}.escape_control_chars(p_requesting_id), {schema}.escape_control_chars(p_owner)
             USING ERRCODE = '22023', HINT = 'Use printable text.';
     ELSIF p_access = 'upgrade' THEN
         RAISE EXCEPTION 'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes a writer; ask for read first'
             USING ERRCODE = '22023';
     ELSIF p_limit IS NULL AND p_resource <> '' AND p_resource = btrim(p_resource) AND p_access IS NOT NULL AND p_weight >= 1 THEN
         LOCK TABLE {schema}.limit_pattern IN ROW SHARE MODE;
-        IF (SELECT o.cap FROM {schema}.set_for(p_resource) AS o) IS NOT NULL THEN
+        IF (SELECT o.cap FROM {schema}.effective_settings(p_resource) AS o) IS NOT NULL THEN
             RETURN;
         END IF;
         RAISE EXCEPTION 'sqlsem: no limit is set for %, and the request names none; an operator sets one with: sqlsem set % --limit N --allow-new',
@@ -1036,20 +1036,20 @@ AS $$
     SELECT o.ageing_ms FROM {schema}.resource AS o WHERE o.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
 $$;
 
-CREATE OR REPLACE FUNCTION {schema}.refuse_unranked(p_resource varchar) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.require_priority(p_resource varchar) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RAISE EXCEPTION 'sqlsem: no priority is named for %, which is granted by priority; name one (priority=0 to 99), or have an operator end that: sqlsem set % --no-priorities',
-        quote_literal({schema}.plain(p_resource)), {schema}.plain(p_resource) USING ERRCODE = '22023',
+        quote_literal({schema}.escape_control_chars(p_resource)), {schema}.escape_control_chars(p_resource) USING ERRCODE = '22023',
         HINT = 'Priorities are for requests of one resource alone.';
 END
 $$;
 
 
 -- The part of a registration under the gate and the member's lock, which the caller has taken in a statement before:
--- statements in here see every registration that came before. p_ranked: by take_turn, which alone may where priorities are set.
-CREATE OR REPLACE FUNCTION {schema}.place(
+-- statements in here see every registration that came before. p_ranked: by acquire_by_priority, which alone may where priorities are set.
+CREATE OR REPLACE FUNCTION {schema}.insert_request(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar, p_ranked boolean,
     OUT queue_position bigint, OUT granted boolean)
@@ -1078,7 +1078,7 @@ BEGIN
     LEFT JOIN LATERAL (SELECT w.mark, w.survivors FROM {schema}.low_water AS w WHERE w.resource_id = p_resource
                        ORDER BY w.mark DESC LIMIT 1) AS l ON true
     WHERE m.member_id = p_member AND m.login = session_user;
-    IF NOT FOUND OR NOT v_fresh AND NOT {schema}.give_sign(p_member) THEN
+    IF NOT FOUND OR NOT v_fresh AND NOT {schema}.touch_member(p_member) THEN
         IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login <> session_user) THEN
             RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
                 USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
@@ -1089,9 +1089,9 @@ BEGIN
     END IF;
     IF NOT granted THEN
         IF NOT p_ranked AND {schema}.ageing_of(p_resource) IS NOT NULL THEN
-            PERFORM {schema}.refuse_unranked(p_resource);
+            PERFORM {schema}.require_priority(p_resource);
         END IF;
-        SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, p_uid);
+        SELECT * INTO v_ahead FROM {schema}.eligibility(p_resource, 9223372036854775807, p_access, p_limit, p_weight, p_uid);
         IF v_ahead.mine IS NOT NULL THEN
             SELECT t.queue_position, t.granted_at IS NOT NULL AND t.revoked_at IS NULL INTO queue_position, granted FROM {schema}.{table} AS t
             WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine AND t.member_id = p_member;
@@ -1106,8 +1106,8 @@ BEGIN
         granted := v_ahead.eligible;
         IF p_try AND NOT granted THEN
             -- (The blocker once more by itself: anybody can hold its entry lock, which would hide it.)
-            IF {schema}.suspect_all(p_resource, p_member) OR {schema}.suspect(p_resource, v_ahead.blocker, p_member) THEN
-                SELECT eligible INTO granted FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, NULL);
+            IF {schema}.reap_dead_members(p_resource, p_member) OR {schema}.check_if_dead(p_resource, v_ahead.blocker, p_member) THEN
+                SELECT eligible INTO granted FROM {schema}.eligibility(p_resource, 9223372036854775807, p_access, p_limit, p_weight, NULL);
             END IF;
             IF NOT granted THEN
                 RETURN;
@@ -1122,10 +1122,10 @@ BEGIN
     IF queue_position < v_mark THEN
         -- Numbers went back (somebody restored rows, or set the sequence). What stands below the mark has not been seen:
         -- without it, all others above, and with another number, once more.
-        DELETE FROM {schema}.low_water AS l WHERE l.mark > place.queue_position;
-        DELETE FROM {schema}.{table} AS t WHERE t.resource_id = p_resource AND t.queue_position = place.queue_position;
+        DELETE FROM {schema}.low_water AS l WHERE l.mark > insert_request.queue_position;
+        DELETE FROM {schema}.{table} AS t WHERE t.resource_id = p_resource AND t.queue_position = insert_request.queue_position;
         SELECT p.queue_position, p.granted INTO queue_position, granted
-        FROM {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note, p_ranked) AS p;
+        FROM {schema}.insert_request(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note, p_ranked) AS p;
         RETURN;
     END IF;
     -- The entry lock, unless the member lives by a lease and its session may be anybody's.
@@ -1135,13 +1135,13 @@ BEGIN
         FOR v_try IN 1..100 LOOP
             UPDATE {schema}.{table} AS t
             SET queue_position = nextval(pg_get_serial_sequence('{schema}.{table}', 'queue_position'))
-            WHERE t.resource_id = p_resource AND t.queue_position = place.queue_position
+            WHERE t.resource_id = p_resource AND t.queue_position = insert_request.queue_position
             RETURNING t.queue_position INTO queue_position;
             EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position));
         END LOOP;
     END IF;
-    IF {schema}.marks_now() THEN
-        PERFORM {schema}.raise_marks(p_resource, queue_position, p_member);
+    IF {schema}.is_time_for_row_mark() THEN
+        PERFORM {schema}.advance_low_water_marks(p_resource, queue_position, p_member);
     END IF;
 END
 $$;
@@ -1160,7 +1160,7 @@ DECLARE
     v_ticket  record;
     v_free    boolean := true;
 BEGIN
-    PERFORM {schema}.guard('register_all');
+    PERFORM {schema}.require_outside_transaction('register_all');
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
@@ -1174,10 +1174,10 @@ BEGIN
         WHERE r."limit" IS NULL;
         FOR v_request IN SELECT * FROM jsonb_to_recordset(p_requests)
             AS r (resource varchar, access varchar, "limit" integer, weight integer) LOOP
-            SELECT eligible INTO v_free FROM {schema}.ahead(v_request.resource, 9223372036854775807, v_request.access,
+            SELECT eligible INTO v_free FROM {schema}.eligibility(v_request.resource, 9223372036854775807, v_request.access,
                                                             v_request."limit", v_request.weight, NULL);
-            IF NOT v_free AND {schema}.suspect_all(v_request.resource, p_member) THEN
-                SELECT eligible INTO v_free FROM {schema}.ahead(v_request.resource, 9223372036854775807, v_request.access,
+            IF NOT v_free AND {schema}.reap_dead_members(v_request.resource, p_member) THEN
+                SELECT eligible INTO v_free FROM {schema}.eligibility(v_request.resource, 9223372036854775807, v_request.access,
                                                                 v_request."limit", v_request.weight, NULL);
             END IF;
             EXIT WHEN NOT v_free;
@@ -1189,7 +1189,7 @@ BEGIN
     FOR v_request IN SELECT * FROM ROWS FROM (jsonb_to_recordset(p_requests)
         AS (resource varchar, access varchar, "limit" integer, weight integer, note varchar)) WITH ORDINALITY AS
         r (resource, access, "limit", weight, note, ordinal) LOOP
-        SELECT * INTO v_ticket FROM {schema}.place(
+        SELECT * INTO v_ticket FROM {schema}.insert_request(
             p_member, p_requesting_id, p_owner, (p_uid || '.' || v_request.ordinal)::varchar, false, v_request.resource,
             v_request.access, v_request."limit", v_request.weight, v_request.note, false);
         resource_id := v_request.resource;
@@ -1204,21 +1204,21 @@ $$;
 -- Tests the owners of the first rows on a resource whose sessions look gone, and the rows that nobody attends to (at most 32
 -- in all). True when anything was written. Anyone who is dead further behind is tested when it comes to the front; who waits
 -- for it tests it before. With a limit all those count who may be inside.
-CREATE OR REPLACE FUNCTION {schema}.suspect_all(p_resource varchar, p_mine bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.reap_dead_members(p_resource varchar, p_mine bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_position bigint;
     v_written  boolean := false;
-    v_most     integer := (SELECT greatest(64, max(coalesce(concurrency_limit, (SELECT cap FROM {schema}.set_for(p_resource)))))
-                           FROM (SELECT concurrency_limit FROM {schema}.oldest_first(p_resource, 9223372036854775807) LIMIT 64) AS r);
+    v_most     integer := (SELECT greatest(64, max(coalesce(concurrency_limit, (SELECT cap FROM {schema}.effective_settings(p_resource)))))
+                           FROM (SELECT concurrency_limit FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807) LIMIT 64) AS r);
     v_stale    timestamptz := (SELECT clock_timestamp() - stale_after_ms * interval '1 millisecond'
                                FROM {schema}.resource WHERE resource_id = p_resource);
 BEGIN
     FOR v_position IN
         SELECT min(queue_position)
         FROM (SELECT *, coalesce(attended_until < clock_timestamp(), false) AS unattended
-              FROM {schema}.oldest_first(p_resource, 9223372036854775807) LIMIT v_most) AS r
+              FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807) LIMIT v_most) AS r
         WHERE unattended
            OR member_id IS DISTINCT FROM p_mine
               AND (revoked_at IS NOT NULL
@@ -1229,7 +1229,7 @@ BEGIN
         GROUP BY CASE WHEN unattended OR member_id IS NULL THEN -queue_position ELSE member_id END, revoked_at IS NULL
         ORDER BY 1 LIMIT 32
     LOOP
-        v_written := {schema}.suspect(p_resource, v_position, p_mine) OR v_written;
+        v_written := {schema}.check_if_dead(p_resource, v_position, p_mine) OR v_written;
     END LOOP;
     RETURN v_written;
 END
@@ -1239,7 +1239,7 @@ $$;
 -- The milliseconds until the next look of a waiter that no lock is sure to wake: as long as nothing has changed before it for
 -- (p_since), 40 at least and 800 at most. Up to three waiters behind it divide that by up to four: so a session that waits looks
 -- at most twice a second on average, and the first looks come soon.
-CREATE OR REPLACE FUNCTION {schema}.look_pause(p_resource varchar, p_position bigint, p_since timestamptz) RETURNS integer
+CREATE OR REPLACE FUNCTION {schema}.poll_pause(p_resource varchar, p_position bigint, p_since timestamptz) RETURNS integer
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT (least(greatest(1000 * extract(epoch FROM clock_timestamp() - p_since), 40), 800)
@@ -1294,7 +1294,7 @@ BEGIN
     IF NOT FOUND OR v_row.revoked_at IS NOT NULL THEN
         RETURN -2;
     ELSIF v_row.granted_at IS NOT NULL THEN
-        RETURN CASE WHEN v_row.mute OR {schema}.give_sign(v_row.member_id) THEN 0 ELSE -2 END;
+        RETURN CASE WHEN v_row.mute OR {schema}.touch_member(v_row.member_id) THEN 0 ELSE -2 END;
     END IF;
     LOOP
         -- Who is going to sleep asks for whom, of rows that are alike; the whole rule is for the others, and for who may go in. (What
@@ -1321,10 +1321,10 @@ BEGIN
         END IF;
         IF NOT v_simple THEN
             SELECT a.eligible, a.blocker, a.until INTO v_ahead
-            FROM {schema}.ahead(p_resource, p_position, v_row.access_type, v_row.concurrency_limit, v_row.weight, NULL) AS a;
+            FROM {schema}.eligibility(p_resource, p_position, v_row.access_type, v_row.concurrency_limit, v_row.weight, NULL) AS a;
         END IF;
         IF v_ahead.eligible THEN
-            IF NOT v_row.mute AND clock_timestamp() >= v_row.stale_at AND NOT {schema}.give_sign(v_row.member_id) THEN
+            IF NOT v_row.mute AND clock_timestamp() >= v_row.stale_at AND NOT {schema}.touch_member(v_row.member_id) THEN
                 RETURN -2;
             END IF;
             UPDATE {schema}.{table} SET granted_at = clock_timestamp()
@@ -1337,7 +1337,7 @@ BEGIN
             IF EXISTS (SELECT FROM {schema}.{table}
                        WHERE resource_id = p_resource AND queue_position = p_position AND granted_at IS NOT NULL) THEN
                 -- Let in by a reader ahead that upgrades (conversions.sql).
-                RETURN CASE WHEN v_row.mute OR {schema}.give_sign(v_row.member_id) THEN 0 ELSE -2 END;
+                RETURN CASE WHEN v_row.mute OR {schema}.touch_member(v_row.member_id) THEN 0 ELSE -2 END;
             END IF;
         END IF;
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
@@ -1349,8 +1349,8 @@ BEGIN
                               OR NOT EXISTS (SELECT FROM {schema}.{table}
                                              WHERE resource_id = p_resource AND queue_position = v_ahead.blocker AND member_id IS NOT NULL
                                                AND granted_at IS NULL AND revoked_at IS NULL AND attended_until IS NULL))
-                             AND {schema}.suspect_all(p_resource, v_row.member_id)
-                          OR random() < 0.2 AND {schema}.suspect(p_resource, v_ahead.blocker, v_row.member_id) THEN 1 ELSE -1 END;
+                             AND {schema}.reap_dead_members(p_resource, v_row.member_id)
+                          OR random() < 0.2 AND {schema}.check_if_dead(p_resource, v_ahead.blocker, v_row.member_id) THEN 1 ELSE -1 END;
         END IF;
         -- Who upgrades the tables must not wait long for this transaction, and everybody else behind that. (But longer
         -- than deadlock_timeout, after which the server looks for deadlocks.) And a limit that is raised has to be felt soon,
@@ -1361,12 +1361,12 @@ BEGIN
         END IF;
         -- Who has to wait writes marks now, and not when it is granted, as nobody waits for it yet.
         v_waits := true;
-        IF {schema}.marks_now() THEN
-            v_first := (SELECT queue_position FROM {schema}.oldest_first(p_resource, p_position) LIMIT 1);
+        IF {schema}.is_time_for_row_mark() THEN
+            v_first := (SELECT queue_position FROM {schema}.rows_before_oldest_first(p_resource, p_position) LIMIT 1);
             -- (Two questions: NULL AND … asks for the gate as well, and who sleeps afterwards would keep it.)
             IF v_row.lowest < v_first THEN
                 IF pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
-                    PERFORM {schema}.raise_marks(p_resource, v_first, NULL);
+                    PERFORM {schema}.advance_low_water_marks(p_resource, v_first, NULL);
                     RETURN 1;
                 END IF;
             END IF;
@@ -1386,18 +1386,18 @@ BEGIN
                 v_waiting := pg_try_advisory_xact_lock({schema}.lock_class(3), {schema}.lock_key(p_position)) IS NOT NULL;
             END IF;
             IF v_ahead.until = 'grant' AND NOT {schema}.is_free({schema}.lock_class(3), {schema}.lock_key(v_oldest)) THEN
-                PERFORM {schema}.sleep_on({schema}.lock_class(3), {schema}.lock_key(v_oldest), v_left);
+                PERFORM {schema}.wait_until_lock_free({schema}.lock_class(3), {schema}.lock_key(v_oldest), v_left);
                 CONTINUE;
             END IF;
             -- Nothing is sure to wake us. Free, and the row stands: it was released this instant, or its owner has no session
             -- (a lease, a bare participant), or its owner died. Anyone else who may be inside may have died, too.
-            IF v_free AND {schema}.suspect(p_resource, v_ahead.blocker, v_row.member_id)
-               OR clock_timestamp() > v_tested + interval '0.5 seconds' AND {schema}.suspect_all(p_resource, v_row.member_id) THEN
+            IF v_free AND {schema}.check_if_dead(p_resource, v_ahead.blocker, v_row.member_id)
+               OR clock_timestamp() > v_tested + interval '0.5 seconds' AND {schema}.reap_dead_members(p_resource, v_row.member_id) THEN
                 RETURN 1;
             ELSIF clock_timestamp() > v_tested + interval '0.5 seconds' THEN
                 v_tested := clock_timestamp();
             END IF;
-            -- So we look again after a pause (look_pause); sooner, when the oldest row leaves of the rows of which one must. (Where they wait, nothing counts before it leaves: the first to come leaves first.)
+            -- So we look again after a pause (poll_pause); sooner, when the oldest row leaves of the rows of which one must. (Where they wait, nothing counts before it leaves: the first to come leaves first.)
             -- What has left since the look above is not seen here, and would not wake us: then look again at once.
             IF v_simple AND NOT v_free THEN
                 v_since := greatest(v_row.requested_at, CASE v_ahead.until WHEN 'any' THEN v_ahead.since END);
@@ -1407,14 +1407,14 @@ BEGIN
                 SELECT greatest(v_row.requested_at, max(granted_at) FILTER (WHERE v_ahead.until <> 'grant')),
                        CASE v_ahead.until WHEN 'grant' THEN min(queue_position) ELSE v_oldest END,
                        (SELECT NOT n.eligible AND n.blocker = v_ahead.blocker
-                        FROM {schema}.ahead(p_resource, p_position, v_row.access_type, v_row.concurrency_limit, v_row.weight, NULL) AS n)
+                        FROM {schema}.eligibility(p_resource, p_position, v_row.access_type, v_row.concurrency_limit, v_row.weight, NULL) AS n)
                 INTO v_since, v_oldest, v_stands
-                FROM (SELECT granted_at, queue_position FROM {schema}.newest_first(p_resource, p_position)
+                FROM (SELECT granted_at, queue_position FROM {schema}.rows_before_newest_first(p_resource, p_position)
                       WHERE v_row.access_type = 'write' OR access_type <> v_row.access_type
-                      LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.set_for(p_resource)))) AS r;
+                      LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.effective_settings(p_resource)))) AS r;
             END IF;
             CONTINUE WHEN v_stands IS NOT TRUE;
-            v_pause := {schema}.look_pause(p_resource, p_position, v_since);
+            v_pause := {schema}.poll_pause(p_resource, p_position, v_since);
             IF NOT v_free AND {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest)) THEN
                 -- It has left this instant; or it stands without its entry lock, as one with a lease does.
                 CONTINUE WHEN NOT EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = v_oldest);
@@ -1426,7 +1426,7 @@ BEGIN
             END IF;
             v_left := least(v_left, v_pause);
         END IF;
-        CONTINUE WHEN NOT {schema}.sleep_on({schema}.lock_class(2), {schema}.lock_key(v_oldest), v_left);  -- look again
+        CONTINUE WHEN NOT {schema}.wait_until_lock_free({schema}.lock_class(2), {schema}.lock_key(v_oldest), v_left);  -- look again
         IF NOT v_row.leased AND (v_row.mute OR clock_timestamp() < v_row.stale_at) THEN
             -- The usual end of a wait: look and take in one statement. (A sign of life comes before that, and only when it
             -- is sure that this ends here: the member's row stays locked.) Where nothing is set the rule comes to this: nobody is ahead
@@ -1449,14 +1449,14 @@ BEGIN
             ELSE
                 UPDATE {schema}.{table} SET granted_at = clock_timestamp()
                 WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
-                  AND (SELECT eligible FROM {schema}.ahead(p_resource, p_position, v_row.access_type,
+                  AND (SELECT eligible FROM {schema}.eligibility(p_resource, p_position, v_row.access_type,
                                                            v_row.concurrency_limit, v_row.weight, NULL));
             END IF;
             EXIT WHEN FOUND;
         END IF;
     END LOOP;
-    IF NOT v_waits AND {schema}.marks_now() AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
-        PERFORM {schema}.raise_marks(p_resource, p_position, NULL);
+    IF NOT v_waits AND {schema}.is_time_for_row_mark() AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
+        PERFORM {schema}.advance_low_water_marks(p_resource, p_position, NULL);
     END IF;
     RETURN 0;
 END
@@ -1465,7 +1465,7 @@ $$;
 
 -- Looks at many rows of a member at once, as wait(…, 0) does at one: which are granted, now or before, and which are gone.
 -- p_positions[i] is a row of p_resources[i].
-CREATE OR REPLACE FUNCTION {schema}.look_all(
+CREATE OR REPLACE FUNCTION {schema}.poll_waiters(
     p_member bigint, p_resources varchar[], p_positions bigint[], OUT granted bigint[], OUT gone bigint[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -1505,7 +1505,7 @@ BEGIN
             ELSIF v_row.granted_at IS NOT NULL THEN
                 granted := granted || v_row.queue_position;
             ELSIF v_kind IS DISTINCT FROM v_held_up THEN
-                SELECT * INTO v_ahead FROM {schema}.ahead(v_row.resource_id, v_row.queue_position, v_row.access_type,
+                SELECT * INTO v_ahead FROM {schema}.eligibility(v_row.resource_id, v_row.queue_position, v_row.access_type,
                                                           v_row.concurrency_limit, v_row.weight, NULL);
                 IF v_ahead.eligible THEN
                     v_free := v_free || jsonb_build_object('resource', v_row.resource_id, 'position', v_row.queue_position);
@@ -1521,12 +1521,12 @@ BEGIN
             SELECT b ->> 'resource' AS resource_id, max((b ->> 'position')::bigint) AS blocker FROM unnest(v_blocked) AS b
             GROUP BY 1 ORDER BY random() LIMIT 32
         LOOP
-            v_written := {schema}.suspect_all(v_row.resource_id, p_member)
-                      OR random() < 0.2 AND {schema}.suspect(v_row.resource_id, v_row.blocker, p_member) OR v_written;
+            v_written := {schema}.reap_dead_members(v_row.resource_id, p_member)
+                      OR random() < 0.2 AND {schema}.check_if_dead(v_row.resource_id, v_row.blocker, p_member) OR v_written;
         END LOOP;
         EXIT WHEN NOT v_written;
     END LOOP;
-    IF cardinality(granted) + cardinality(v_free) > 0 AND NOT {schema}.give_sign(p_member) THEN
+    IF cardinality(granted) + cardinality(v_free) > 0 AND NOT {schema}.touch_member(p_member) THEN
         granted := '{}';
         gone := p_positions;
         RETURN;
@@ -1538,8 +1538,8 @@ BEGIN
         WHERE resource_id = v_row.resource_id AND queue_position = v_row.queue_position AND revoked_at IS NULL;
         IF FOUND THEN
             granted := granted || v_row.queue_position;
-            IF {schema}.marks_now() AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(v_row.resource_id)) THEN
-                PERFORM {schema}.raise_marks(v_row.resource_id, v_row.queue_position, NULL);
+            IF {schema}.is_time_for_row_mark() AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(v_row.resource_id)) THEN
+                PERFORM {schema}.advance_low_water_marks(v_row.resource_id, v_row.queue_position, NULL);
             END IF;
         ELSE
             gone := gone || v_row.queue_position;
@@ -1563,7 +1563,7 @@ DECLARE
 BEGIN
     IF (p_outcome IN ('released', 'cancelled', 'timeout', 'lost', 'deadlock', 'revoked')) IS NOT TRUE THEN
         RAISE EXCEPTION 'sqlsem: a request ends as released, cancelled, timeout, lost, deadlock or revoked, not %',
-            coalesce({schema}.plain(p_outcome), 'NULL') USING ERRCODE = '22023';
+            coalesce({schema}.escape_control_chars(p_outcome), 'NULL') USING ERRCODE = '22023';
     END IF;
     -- (In one statement, as the next one waits for it.)
     WITH gone AS (
@@ -1594,7 +1594,7 @@ BEGIN
             RETURN -1;
         END IF;
     END IF;
-    v_freed := {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(p_position));
+    v_freed := {schema}.release_session_lock_after_commit({schema}.lock_class(2), {schema}.lock_key(p_position));
     RETURN 0;
 END
 $$;
@@ -1632,7 +1632,7 @@ $$;
 
 
 -- Whether this login may keep a row of another one's: that it was granted, or any as an operator.
-CREATE OR REPLACE FUNCTION {schema}.may_keep(p_login name) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.may_pin(p_login name) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT FROM pg_roles WHERE rolname IN (p_login, '{schema}_operator') AND pg_has_role(session_user, oid, 'MEMBER'))
@@ -1684,7 +1684,7 @@ BEGIN
     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id;
     IF NOT FOUND THEN
         RETURN false;
-    ELSIF v_login IS DISTINCT FROM session_user AND NOT {schema}.may_keep(v_login) THEN
+    ELSIF v_login IS DISTINCT FROM session_user AND NOT {schema}.may_pin(v_login) THEN
         IF v_login IS NOT NULL THEN
             RAISE EXCEPTION 'sqlsem: position % on % is login %''s; % may not keep it', p_position, quote_literal(p_resource), v_login, session_user
                 USING ERRCODE = '42501', HINT = format('Use a connection of that login, or GRANT %I TO %I.', v_login, session_user);
@@ -1710,19 +1710,19 @@ $$;
 
 -- The sessions that keep a table, or rows of it, in words. (A claim, a pin and a request that goes by the server's limit take ROW
 -- SHARE.)
-CREATE OR REPLACE FUNCTION {schema}.locked_by(p_table regclass) RETURNS text
+CREATE OR REPLACE FUNCTION {schema}.describe_table_locks(p_table regclass) RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, {schema}.plain(a.usename)), ', '), 'a session that has just ended')
+    SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, {schema}.escape_control_chars(a.usename)), ', '), 'a session that has just ended')
     FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
     WHERE l.locktype = 'relation' AND l.relation = p_table AND l.mode NOT IN ('AccessShareLock', 'RowExclusiveLock') AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.pid <> pg_backend_pid()
 $$;
 
 -- The sessions whose open transactions keep rows of the queue, in words.
-CREATE OR REPLACE FUNCTION {schema}.pinned_by() RETURNS text
+CREATE OR REPLACE FUNCTION {schema}.describe_pins() RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT {schema}.locked_by('{schema}.{table}') $$;
+AS $$ SELECT {schema}.describe_table_locks('{schema}.{table}') $$;
 
 
 -- What people look at -------------------------------------------------------------------------------------------
@@ -1750,7 +1750,7 @@ AS $$
         WINDOW before AS (PARTITION BY b.resource_id, b.access_type ORDER BY q.queue_position
                           ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)),
     inside AS MATERIALIZED (
-        SELECT a.queue_position FROM ahead AS a CROSS JOIN LATERAL {schema}.set_for(a.resource_id) AS o
+        SELECT a.queue_position FROM ahead AS a CROSS JOIN LATERAL {schema}.effective_settings(a.resource_id) AS o
         WHERE a.member_id IS NULL AND a.access_type = a.label AND o.paused_at IS NULL
           AND coalesce(coalesce(a.load, 0) + a.weight <= least(a.concurrency_limit, a.declared, o.cap), true))
     SELECT q.resource_id, q.queue_position,
@@ -1766,7 +1766,7 @@ AS $$
            CASE WHEN m.lease_ms IS NULL THEN m.grace_ms / 1000.0::float END
     FROM q LEFT JOIN inside AS i ON i.queue_position = q.queue_position
     LEFT JOIN {schema}.member AS m ON m.member_id = q.member_id
-    LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = q.member_id
+    LEFT JOIN {schema}.member_liveness() AS l ON l.member_id = q.member_id
     ORDER BY q.resource_id, q.queue_position
 $$;
 
@@ -1825,7 +1825,7 @@ AS $$
                      FROM (SELECT n.resource_id, n.state IN ('holds', 'revoked') OR n.state = 'dead' AND n.granted_at IS NOT NULL AS inside
                            FROM {schema}.entries() AS n) AS e
                      GROUP BY e.resource_id) AS q USING (resource_id)) AS n
-    CROSS JOIN LATERAL {schema}.set_for(n.resource_id) AS s
+    CROSS JOIN LATERAL {schema}.effective_settings(n.resource_id) AS s
     ORDER BY 1
 $$;
 
@@ -1838,8 +1838,8 @@ AS $$ SELECT s.name, s.value FROM {schema}.setting AS s $$;
 -- feature: operate
 -- What operators do ---------------------------------------------------------------------------------------------
 
--- A row for which nothing is set goes; but '*' stays while there are patterns (set_for).
-CREATE OR REPLACE FUNCTION {schema}.tidy_resource(p_resource varchar) RETURNS void
+-- A row for which nothing is set goes; but '*' stays while there are patterns (effective_settings).
+CREATE OR REPLACE FUNCTION {schema}.delete_empty_settings(p_resource varchar) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     DELETE FROM {schema}.resource
@@ -1866,7 +1866,7 @@ BEGIN
     IF v_before IS DISTINCT FROM p_cap THEN
         PERFORM {schema}.note_operation('cap', p_prefix || '*', NULL, NULL, NULL, v_before::text, p_cap::text);
     END IF;
-    PERFORM {schema}.tidy_resource('*');
+    PERFORM {schema}.delete_empty_settings('*');
 END
 $$;
 
@@ -1883,7 +1883,7 @@ BEGIN
           UNION ALL
           SELECT t.resource_id FROM {schema}.{table} AS t
           WHERE starts_with(t.resource_id, p_prefix) AND t.concurrency_limit IS NULL AND t.member_id IS NOT NULL) AS t
-    CROSS JOIN LATERAL {schema}.set_for(t.resource_id) AS o
+    CROSS JOIN LATERAL {schema}.effective_settings(t.resource_id) AS o
     WHERE o.cap IS NULL;
     IF v_row.count > 0 THEN
         RAISE EXCEPTION 'sqlsem: % requests (on % first) name no limit and count on this one: it can be changed, not lifted, until they have ended',
@@ -1904,11 +1904,11 @@ DECLARE
 BEGIN
     PERFORM {schema}.check_name('resource', p_resource);
     IF (p_what IN ('cap', 'stale_after', 'paused', 'ageing')) IS NOT TRUE THEN
-        RAISE EXCEPTION 'sqlsem: % cannot be set; cap, stale_after, paused and ageing can', coalesce({schema}.plain(p_what), 'NULL') USING ERRCODE = '22023';
+        RAISE EXCEPTION 'sqlsem: % cannot be set; cap, stale_after, paused and ageing can', coalesce({schema}.escape_control_chars(p_what), 'NULL') USING ERRCODE = '22023';
     ELSIF (p_value BETWEEN CASE WHEN p_what = 'paused' THEN 0 ELSE 1 END
                        AND CASE p_what WHEN 'paused' THEN 1 WHEN 'stale_after' THEN 315360000000 ELSE 2147483647 END) IS FALSE
           OR p_what = 'paused' AND p_value IS NULL THEN
-        RAISE EXCEPTION 'sqlsem: % of % cannot be %', p_what, quote_literal({schema}.plain(p_resource)), coalesce(p_value::text, 'NULL')
+        RAISE EXCEPTION 'sqlsem: % of % cannot be %', p_what, quote_literal({schema}.escape_control_chars(p_resource)), coalesce(p_value::text, 'NULL')
             USING ERRCODE = '22023';
     ELSIF p_what = 'ageing' AND right(p_resource, 1) = '*' THEN
         RAISE EXCEPTION 'sqlsem: priorities are set for one resource, not for a pattern' USING ERRCODE = '22023';
@@ -1955,7 +1955,7 @@ BEGIN
                         WHEN 'ageing' THEN v_before.ageing_ms END::text,
             CASE WHEN p_what <> 'paused' THEN p_value END::text);
     END IF;
-    PERFORM {schema}.tidy_resource(p_resource);
+    PERFORM {schema}.delete_empty_settings(p_resource);
     IF p_what = 'cap' AND p_value IS NULL THEN
         PERFORM {schema}.check_counted_on(NULL, p_resource);
     END IF;
@@ -1982,7 +1982,7 @@ BEGIN
             RETURN -1;
         END IF;
     EXCEPTION WHEN lock_not_available THEN
-        RAISE EXCEPTION 'sqlsem: position % is kept (assert_holding) by an open transaction: %', p_position, {schema}.pinned_by()
+        RAISE EXCEPTION 'sqlsem: position % is kept (assert_holding) by an open transaction: %', p_position, {schema}.describe_pins()
             USING ERRCODE = '55P03', HINT = 'Try again when that has ended; pg_terminate_backend(pid) ends it.';
     END;
     PERFORM {schema}.note_operation('revoke', v_row.resource_id, p_position, NULL, NULL,
@@ -2011,8 +2011,8 @@ BEGIN
     END IF;
     FOR v_member IN SELECT * FROM {schema}.member AS m WHERE m.member_id = p_member OR m.login::text = p_login ORDER BY m.member_id LOOP
         SELECT v_rows + count(*) INTO v_rows
-        FROM (SELECT {schema}.revoke(r.queue_position, coalesce(p_force, false)) FROM {schema}.rows_of(v_member.member_id) AS r) AS r;
-        CONTINUE WHEN EXISTS (SELECT FROM {schema}.rows_of(v_member.member_id));
+        FROM (SELECT {schema}.revoke(r.queue_position, coalesce(p_force, false)) FROM {schema}.member_rows(v_member.member_id) AS r) AS r;
+        CONTINUE WHEN EXISTS (SELECT FROM {schema}.member_rows(v_member.member_id));
         DELETE FROM {schema}.member AS m WHERE m.member_id = v_member.member_id;
         v_gone := v_gone + 1;
     END LOOP;
@@ -2036,10 +2036,10 @@ BEGIN
     PERFORM {schema}.check_origin();
     FOR v_row IN
         SELECT t.resource_id, t.queue_position FROM {schema}.{table} AS t
-        LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = t.member_id
+        LEFT JOIN {schema}.member_liveness() AS l ON l.member_id = t.member_id
         WHERE l.missing IS NOT FALSE OR t.revoked_at IS NOT NULL OR t.attended_until IS NOT NULL
     LOOP
-        PERFORM {schema}.suspect(v_row.resource_id, v_row.queue_position, -1);
+        PERFORM {schema}.check_if_dead(v_row.resource_id, v_row.queue_position, -1);
     END LOOP;
     -- feature: queue
     PERFORM {schema}.recover_tasks(NULL, -1);
@@ -2048,7 +2048,7 @@ BEGIN
     PERFORM {schema}.recover_batches(NULL, -1);
     -- end of feature: batches
     -- Members that own nothing leave no row to find them by.
-    PERFORM {schema}.test_member(l.member_id, -1) FROM {schema}.look_at_members() AS l WHERE l.dead;
+    PERFORM {schema}.check_liveness(l.member_id, -1) FROM {schema}.member_liveness() AS l WHERE l.dead;
     v_gone := v_before - (SELECT count(*) FROM {schema}.{table});
     IF v_gone > 0 THEN
         PERFORM {schema}.note_operation('reap', NULL, NULL, NULL, NULL, NULL, v_gone::text);
@@ -2071,7 +2071,7 @@ AS $$
     INSERT INTO {schema}.operation (host, pid, program, action, resource_id, queue_position, queue_name, task_id, old_value, new_value)
     SELECT left(coalesce(nullif(split_part(c.told, E'\n', 1), ''), host(inet_client_addr())), 255),
            CASE WHEN split_part(c.told, E'\n', 2) ~ '^[0-9]{1,9}$' THEN split_part(c.told, E'\n', 2)::integer ELSE pg_backend_pid() END,
-           left({schema}.plain(coalesce(nullif(split_part(c.told, E'\n', 3), ''), current_setting('application_name'))), 255),
+           left({schema}.escape_control_chars(coalesce(nullif(split_part(c.told, E'\n', 3), ''), current_setting('application_name'))), 255),
            p_action, p_resource, p_position, p_queue, p_task, left(p_old, 1000), left(p_new, 1000)
     FROM (SELECT coalesce(current_setting('sqlsem.client', true), '') AS told) AS c
 $$;
@@ -2171,14 +2171,14 @@ BEGIN
             quote_literal(NEW.resource_id), NEW.concurrency_limit, NEW.weight USING ERRCODE = '22023';
     ELSIF concat(NEW.resource_id, NEW.access_type, NEW.requesting_id) ~ '[[:cntrl:]]' THEN
         RAISE EXCEPTION 'sqlsem: bad row: a control character in resource %, access type % or requesting_id %',
-            {schema}.plain(NEW.resource_id), {schema}.plain(NEW.access_type), {schema}.plain(NEW.requesting_id) USING ERRCODE = '22023';
+            {schema}.escape_control_chars(NEW.resource_id), {schema}.escape_control_chars(NEW.access_type), {schema}.escape_control_chars(NEW.requesting_id) USING ERRCODE = '22023';
     ELSIF NEW.access_type = 'upgrade' THEN
         RAISE EXCEPTION 'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes a writer' USING ERRCODE = '22023';
     END IF;
-    PERFORM {schema}.check_free(NEW.resource_id);
-    PERFORM {schema}.lock_alone({schema}.lock_class(0), hashtext(NEW.resource_id), 'the gate of ' || quote_literal(NEW.resource_id));
+    PERFORM {schema}.check_not_reserved(NEW.resource_id);
+    PERFORM {schema}.take_exclusive_lock({schema}.lock_class(0), hashtext(NEW.resource_id), 'the gate of ' || quote_literal(NEW.resource_id));
     IF {schema}.ageing_of(NEW.resource_id) IS NOT NULL THEN
-        PERFORM {schema}.refuse_unranked(NEW.resource_id);
+        PERFORM {schema}.require_priority(NEW.resource_id);
     END IF;
     NEW.queue_position := nextval(pg_get_serial_sequence('{schema}.{table}', 'queue_position'));
     DELETE FROM {schema}.low_water WHERE resource_id = NEW.resource_id AND mark > NEW.queue_position;

@@ -81,7 +81,7 @@ SELECT setval('simulated.clock', greatest(%s, CASE WHEN %s THEN last_value ELSE 
 -- name: lots
 SELECT setseed(%s)
 
--- name: let_go
+-- name: release_session_lock
 SELECT pg_cancel_backend(%s)
 
 -- name: blocked

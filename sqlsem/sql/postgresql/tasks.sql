@@ -252,7 +252,7 @@ BEGIN
         EXCEPTION WHEN lock_not_available THEN
             IF clock_timestamp() >= v_until THEN
                 RAISE EXCEPTION 'sqlsem: limits of queues cannot be set while an open transaction has claimed a task, for % by now: %',
-                    v_before, {schema}.locked_by('{schema}.queue_key') USING ERRCODE = '55P03',
+                    v_before, {schema}.describe_table_locks('{schema}.queue_key') USING ERRCODE = '55P03',
                     HINT = 'Try again when that has ended; pg_terminate_backend(pid) ends it.';
             END IF;
         END;
@@ -644,7 +644,7 @@ BEGIN
         PERFORM p_body::json;
     EXCEPTION WHEN invalid_text_representation OR invalid_parameter_value OR statement_too_complex OR program_limit_exceeded
                    OR untranslatable_character THEN
-        RAISE EXCEPTION 'sqlsem: the body of a task of kind json is no JSON: %', {schema}.plain(left(p_body, 100)) USING ERRCODE = '22023';
+        RAISE EXCEPTION 'sqlsem: the body of a task of kind json is no JSON: %', {schema}.escape_control_chars(left(p_body, 100)) USING ERRCODE = '22023';
     END;
     IF length(p_body) - length(translate(p_body, '[{', '')) <= 100 THEN
         RETURN;
@@ -683,7 +683,7 @@ BEGIN
         there := v_task.task_id;
     ELSIF v_task.put_by IS DISTINCT FROM p_by AND NOT {schema}.has_role('operator') THEN
         RAISE EXCEPTION 'sqlsem: task % with the key % was put by %, and is not replaced by another login''s', v_task.task_id,
-            {schema}.plain(p_key), {schema}.plain(v_task.put_by::text) USING ERRCODE = '42501';
+            {schema}.escape_control_chars(p_key), {schema}.escape_control_chars(v_task.put_by::text) USING ERRCODE = '42501';
     ELSE
         UPDATE {schema}.task AS t
         SET unique_key = CASE WHEN t.status = 'running' THEN NULL ELSE t.unique_key END,
@@ -825,7 +825,7 @@ BEGIN
         -- Somebody was faster, and it is committed by now: look again.
         v_tries := v_tries + 1;
         IF v_tries >= 100 THEN
-            RAISE EXCEPTION 'sqlsem: busy: others put tasks with the key % all the time; try again', {schema}.plain(v_key)
+            RAISE EXCEPTION 'sqlsem: busy: others put tasks with the key % all the time; try again', {schema}.escape_control_chars(v_key)
                 USING ERRCODE = '55P03';
         END IF;
     END LOOP;
@@ -1174,7 +1174,7 @@ BEGIN
         WHERE r.member_id IS DISTINCT FROM p_mine
         ORDER BY 1  -- in one order for everybody: two of these must not wait for each other
     LOOP
-        PERFORM {schema}.test_member(v_member, p_mine);
+        PERFORM {schema}.check_liveness(v_member, p_mine);
     END LOOP;
     -- By number, which is never used again: what another recovers, and a third claims, after the snapshot below was taken
     -- is looked at again when its row is locked, and only a condition on the row itself is asked again then.
@@ -1218,7 +1218,7 @@ DECLARE
 BEGIN
     PERFORM pg_stat_clear_snapshot();  -- what sessions do now, not when this transaction looked first
     v_pid := (SELECT m.backend_pid FROM {schema}.task AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
-              JOIN {schema}.look_at_members() AS l ON l.member_id = m.member_id
+              JOIN {schema}.member_liveness() AS l ON l.member_id = m.member_id
               LEFT JOIN pg_stat_activity AS a ON a.pid = m.backend_pid
               WHERE t.task_id = p_task AND t.status = 'running' AND t.claim_uid IS NULL
                 AND t.signalled_attempt IS DISTINCT FROM t.attempt AND NOT l.missing AND m.lease_until IS NULL
@@ -1336,7 +1336,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
     WITH asks AS MATERIALIZED (SELECT {schema}.has_role('worker', 'operator', 'reader') AS sees),
-    looked AS MATERIALIZED (SELECT l.member_id, l.dead, l.since FROM {schema}.look_at_members() AS l
+    looked AS MATERIALIZED (SELECT l.member_id, l.dead, l.since FROM {schema}.member_liveness() AS l
                             WHERE EXISTS (SELECT FROM {schema}.task AS r WHERE r.status = 'running'
                                           AND (p_queue IS NULL OR r.queue_name = p_queue))),
     -- A page of those that are open (those with a priority have an index of their own) and one of those that have ended, along
@@ -1406,7 +1406,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     WITH asks AS MATERIALIZED (SELECT {schema}.has_role('worker', 'operator', 'reader') AS sees, clock_timestamp() AS now),
     dead AS MATERIALIZED (SELECT r.task_id, l.dead IS NOT FALSE AS is_lost FROM {schema}.task AS r
-                          LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = r.member_id
+                          LEFT JOIN {schema}.member_liveness() AS l ON l.member_id = r.member_id
                           WHERE r.status = 'running'),
     counted AS (
         SELECT t.queue_name, count(*) FILTER (WHERE t.status = 'pending') AS pending,
@@ -1560,7 +1560,7 @@ BEGIN
     IF p_what IS NULL OR p_what <> ALL (CASE WHEN p_key IS NULL THEN ARRAY['limit', 'key_limit', 'rate', 'key_rate']
                                              ELSE ARRAY['limit', 'rate', 'weight'] END) THEN
         RAISE EXCEPTION 'sqlsem: of a queue limit, key_limit, rate and key_rate can be set, and of a key limit, rate and weight; not %',
-            {schema}.plain(p_what) USING ERRCODE = '22023';
+            {schema}.escape_control_chars(p_what) USING ERRCODE = '22023';
     ELSIF p_value < v_least THEN
         RAISE EXCEPTION 'sqlsem: a % must be % or more, not %', p_what, v_least, p_value USING ERRCODE = '22023';
     ELSIF (p_per_ms IS NOT NULL) <> (v_is_rate AND p_value IS NOT NULL) OR p_per_ms < 1 THEN
@@ -1710,7 +1710,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: a cron expression has 1 to 255 characters, not %', coalesce(length(p_cron)::text, 'NULL')
             USING ERRCODE = '22023';
     ELSIF p_zone IS NULL OR length(p_zone) > 64 OR NOT EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = p_zone) THEN
-        RAISE EXCEPTION 'sqlsem: the database knows no time zone %; see pg_timezone_names', coalesce({schema}.plain(left(p_zone, 100)), 'NULL')
+        RAISE EXCEPTION 'sqlsem: the database knows no time zone %; see pg_timezone_names', coalesce({schema}.escape_control_chars(left(p_zone, 100)), 'NULL')
             USING ERRCODE = '22023';
     END IF;
     IF jsonb_typeof(p_options) IS DISTINCT FROM 'object' THEN
@@ -1740,7 +1740,7 @@ BEGIN
     WHERE s.put_by = session_user OR {schema}.has_role('operator');
     IF NOT FOUND THEN
         v_by := (SELECT s.put_by FROM {schema}.schedule AS s WHERE s.schedule_name = p_name);
-        RAISE EXCEPTION 'sqlsem: schedule % is of login %; choose another name', {schema}.plain(p_name), {schema}.plain(v_by::text)
+        RAISE EXCEPTION 'sqlsem: schedule % is of login %; choose another name', {schema}.escape_control_chars(p_name), {schema}.escape_control_chars(v_by::text)
             USING ERRCODE = '42501';
     END IF;
 END
@@ -1809,7 +1809,7 @@ BEGIN
         UPDATE {schema}.schedule SET next_due = CASE WHEN paused_at IS NULL THEN next_due ELSE p_next END, paused_at = NULL, paused_by = NULL
         WHERE schedule_name = p_name;
     ELSE
-        RAISE EXCEPTION 'sqlsem: a schedule can be told to pause, resume or remove, not %', {schema}.plain(p_what)
+        RAISE EXCEPTION 'sqlsem: a schedule can be told to pause, resume or remove, not %', {schema}.escape_control_chars(p_what)
             USING ERRCODE = '22023';
     END IF;
     INSERT INTO {schema}.operation (program, action, queue_name, old_value)
@@ -1949,7 +1949,7 @@ DECLARE
     v_broken pg_catalog.text;  -- what has cancelled the task
     v_ended  pg_catalog.text;  -- how it did that has not finished
 BEGIN
-    CALL {schema}.stand_alone('work');
+    CALL {schema}.require_autocommit('work');
     IF idle_seconds IS NULL OR NOT idle_seconds OPERATOR(pg_catalog.>=) 0::double precision THEN
         RAISE EXCEPTION 'sqlsem: idle_seconds must be 0 or more, not %', idle_seconds USING ERRCODE = '22023';
     END IF;

@@ -36,7 +36,7 @@ WHERE i.resource_id = ? AND i.who <> ? AND NOT EXISTS (SELECT 1 FROM {schema}_ce
 -- name: leave
 DELETE FROM {schema}_certify_inside WHERE resource_id = ? AND who = ?
 
--- name: bury
+-- name: delete_member_rows
 INSERT INTO {schema}_certify_dead (who) VALUES (?)
 
 -- name: read_counter

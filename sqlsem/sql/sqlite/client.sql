@@ -21,12 +21,12 @@ SELECT name, value FROM {schema}_setting
 -- name: set_version
 UPDATE {schema}_setting SET value = ? WHERE name = 'schema_version'
 
--- name: enrol
+-- name: register_member
 INSERT INTO {schema}_member (beacon, host, pid, program, login, grace_ms, lease_ms, seen_at, lease_until)
 VALUES (:beacon, :host, :pid, :program, :login, :grace, :lease, {clock},
         {clock} + :lease / 1000.0)
 
--- name: resume_member
+-- name: reattach_member
 UPDATE {schema}_member
 SET beacon = :beacon, missing_since = NULL, seen_at = {clock},
     lease_until = {clock} + lease_ms / 1000.0
@@ -54,7 +54,7 @@ WHERE member_id = ? AND lease_until < {clock} + lease_ms / 1000.0 * 0.875
 -- name: positions
 SELECT queue_position, revoked_at IS NOT NULL AS revoked FROM {table} WHERE member_id = ?
 
--- name: resign
+-- name: deregister_member
 DELETE FROM {schema}_member WHERE member_id = ?
 
 -- name: anybody
@@ -201,7 +201,7 @@ SELECT resource_id, ageing_ms / 1000.0 FROM {schema}_resource WHERE ageing_ms IS
 SELECT queue_position, CAST(requested_at AS REAL) AS requested_at FROM {table}
 WHERE resource_id = :line AND member_id = :member AND request_uid = :uid || '.1' AND revoked_at IS NULL
 
--- name: before_place
+-- name: preceding_request
 -- The place right before one in a line, and how many there are; or before a request that has none (:position NULL).
 SELECT queue_position, member_id, count(*) OVER () AS ahead
 FROM {table}
@@ -399,7 +399,7 @@ FROM {table} WHERE resource_id = :resource AND queue_position = :position
 UPDATE {table} SET granted_at = granted_at
 WHERE resource_id = ? AND queue_position = ? AND requesting_id = ? AND granted_at IS NOT NULL
 
--- name: whereabouts
+-- name: database_identity
 SELECT file AS place FROM pragma_database_list WHERE name = 'main'
 
 -- name: release_on_commit
@@ -589,7 +589,7 @@ DELETE FROM {schema}_operation WHERE operation_id IN (
        OR operation_id <= (SELECT max(operation_id) FROM {schema}_operation)
                           - (SELECT value FROM {schema}_setting WHERE name = 'history_rows'))
 
--- name: tidy_resource
+-- name: delete_empty_settings
 DELETE FROM {schema}_resource
 WHERE resource_id = :resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL AND ageing_ms IS NULL
 
