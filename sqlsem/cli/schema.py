@@ -141,10 +141,9 @@ def _rights_to_install(engine: Engine) -> Iterator[None]:
     except ConfigurationError as exc:
         if not engine.is_permission_error(exc):
             raise
-        words = " ".join(str(exc.__cause__).split())
         raise ConfigurationError(
-            f"{engine.label}: {words}; init needs a login that may create a schema in this database or, when the "
-            f"tables are there, the one that owns them. For a DBA: sqlsem sql {engine.name}"
+            f"{engine.label}: {engine.database_message(exc)}; init needs a login that may create a schema in this "
+            f"database or, when the tables are there, the one that owns them. For a DBA: sqlsem sql {engine.name}"
         ) from exc
 
 

@@ -326,6 +326,10 @@ class Engine(abc.ABC):
         """Return True if an error of sqlsem was caused by a missing right of the login."""
         return False
 
+    def database_message(self, exc: BaseException) -> str:
+        """Return the database's own message behind an error of sqlsem, in one line."""
+        return " ".join(str(exc.__cause__).split())
+
     def queries(self) -> Mapping[str, str]:
         """Return the client's statements; reading one raises `SchemaError` if the database lacks its feature."""
         texts = sql.queries(self.name, self.options.schema, self.options.table)

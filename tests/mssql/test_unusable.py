@@ -1,4 +1,6 @@
-"""A database that is read-only, offline or not to be opened: each command says so, and leaves nothing behind."""
+"""A database that is read-only, offline, too old, of another owner, or not to be opened; a login without rights: each
+command says so, and leaves nothing behind.
+"""
 
 import os
 import re
@@ -125,3 +127,101 @@ def test_database_that_goes_offline_is_named(tds, run, command):
     assert code == (1 if command == "doctor" else 69)
     assert "because it is offline" in output
     assert committed(server) == []
+
+
+# -- logins without rights, schemas of others, old levels -------------------------------------------------------------
+
+NO_RIGHTS = {
+    262: "CREATE TABLE permission denied in database 'books'.",
+    2760: 'The specified schema name "sqlsem" either does not exist or you do not have permission to use it.',
+    229: "The SELECT permission was denied on the object 'setting', database 'books', schema 'sqlsem'.",
+    15151: "Cannot alter the role 'sqlsem_user', because it does not exist or you do not have permission.",
+}
+
+
+def refusing(pattern, reply):
+    """Answer as a database without the sqlsem tables that refuses each statement with this pattern."""
+
+    def answer(said):
+        if "@@ERROR" in said.text:
+            return result(("",), (0,))
+        if said.text.startswith("SELECT COALESCE(OBJECT_ID("):
+            return result(("there",), (None,))
+        text = re.sub(r"--[^\n]*", "", said.text)
+        return reply if re.search(pattern, text) else done()
+
+    return answer
+
+
+@pytest.mark.parametrize("number", NO_RIGHTS)
+def test_init_by_a_login_without_rights_names_the_needed_login(tds, run, number):
+    server = tds(refusing(r"\bCREATE (SCHEMA|TABLE)\b", failure(number, NO_RIGHTS[number], 14)))
+    code, output = run(server, "init")
+    assert code == 78
+    assert NO_RIGHTS[number] in output
+    assert "init needs a login that may create a schema in this database" in output
+    assert "sqlsem sql mssql" in output
+    assert "ALTER ROLE" not in output, "that is for users of the tables"
+    assert committed(server) == []
+    assert server.texts(r"\bROLLBACK\b")
+    assert server.ended == server.accepted
+
+
+@pytest.mark.parametrize("command", [("ls",), ("run", "--mutex", "x", "--", "true")], ids=lambda command: command[0])
+def test_login_without_a_role_is_told_the_role(tds, run, command):
+    words = "The EXECUTE permission was denied on the object 'enrol', database 'books', schema 'sqlsem'."
+    refusal = failure(229, words, 14)
+    server = tds(member(enrol=refusal, settings=refusal, entries=refusal, overview=refusal))
+    code, output = run(server, *command)
+    assert code == 78
+    assert "permission was denied" in output
+    assert "ALTER ROLE sqlsem_user ADD MEMBER" in output
+    assert committed(server) == []
+
+
+def test_doctor_names_the_role_that_a_login_lacks(tds, reach):
+    check = SqlServerDoctor(reach(tds(lambda said: result(("", "", "", ""), ("someone", 1, 0, 0))))).permission()
+    assert not check.ok
+    assert "someone may not execute sqlsem.register" in check.detail
+    assert "ALTER ROLE sqlsem_user ADD MEMBER [someone]" in check.mend
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (
+            r"ALTER AUTHORIZATION",
+            "sqlsem: schema sqlsem belongs to [etl], who could replace what is installed there; install as that user, "
+            "or first: ALTER AUTHORIZATION ON SCHEMA::sqlsem TO dbo",
+        ),
+        (
+            r"compatibility_level",
+            "sqlsem: the compatibility level of this database is below 130; ALTER DATABASE CURRENT SET "
+            "COMPATIBILITY_LEVEL = 130",
+        ),
+    ],
+    ids=["owner", "level"],
+)
+def test_init_refuses_another_owner_and_an_old_level(tds, run, pattern, words):
+    server = tds(refusing(pattern, failure(50001, words)))
+    code, output = run(server, "init")
+    assert code == 78
+    assert words in output
+    assert committed(server) == []
+    assert server.texts(r"\bROLLBACK\b")
+    assert server.ended == server.accepted
+    assert words.partition("belongs")[0].partition("is below")[0][:20] in server.texts(pattern)[0]
+
+
+@pytest.mark.parametrize(("level", "ok"), [(120, False), (129, False), (130, True), (170, True)])
+def test_doctor_refuses_a_level_below_130(tds, reach, level, ok):
+    def answer(said):
+        if "DATABASEPROPERTYEX" in said.text:
+            return result(("", "", "", ""), ("Microsoft SQL Server 2022", "16.0.1", 3, "READ_WRITE"))
+        return result(("", "", ""), (1, "DISABLED", level))
+
+    check = SqlServerDoctor(reach(tds(answer))).compatibility()
+    assert (check is None or check.ok) == ok
+    if not ok:
+        assert f"compatibility level is {level}" in check.detail
+        assert "COMPATIBILITY_LEVEL = 130" in check.mend

@@ -20,6 +20,7 @@ from sqlsem.engines.mssql.errors import (
     MISSING_NUMBERS,
     OUR_WORDS,
     OURS,
+    OWNER_NUMBERS,
     READ_ONLY_NUMBERS,
     ROLE_NUMBERS,
     VAGUE,
@@ -184,6 +185,11 @@ class SqlServerConnection(LockSession):
             return ConfigurationError(
                 f"{where}: {text}; an administrator can add this user to {schema}_user (or {schema}_operator, for what "
                 f"operators do): ALTER ROLE {schema}_user ADD MEMBER … (see: sqlsem sql mssql permissions)"
+            )
+        if number in OWNER_NUMBERS:
+            return ConfigurationError(
+                f"{where}: {text}; this takes a login that may create schemas, tables, procedures and roles in this "
+                f"database (db_owner); a DBA can run what this prints: sqlsem sql mssql"
             )
         if number in READ_ONLY_NUMBERS or (vague and "read-only" in low):
             self.lost = True  # the primary may be had at the same address in a moment

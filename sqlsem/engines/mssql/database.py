@@ -11,8 +11,10 @@ from sqlsem.credentials import hide_values
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options
 from sqlsem.engines.mssql.errors import (
     BARRED_NUMBERS,
+    DENIED_NUMBERS,
     LOGIN_NUMBERS,
     LOST_NUMBERS,
+    OWNER_NUMBERS,
     STARTING_WORDS,
     TLS_WORDS,
     VAGUE,
@@ -142,6 +144,15 @@ class SqlServerDatabase(Engine):
                 f"FreeTDS, or: pip install mssql-python (and driver=mssql-python in the URL)"
             )
         return Disconnected(f"Cannot reach {self.label}: {text}")
+
+    def is_permission_error(self, exc: BaseException) -> bool:
+        cause = exc.__cause__
+        numbers = numbers_of(cause) if isinstance(cause, Exception) else []
+        return bool({*numbers} & (DENIED_NUMBERS | OWNER_NUMBERS))
+
+    def database_message(self, exc: BaseException) -> str:
+        cause = exc.__cause__
+        return self.clean(details(cause)[2]) if isinstance(cause, Exception) else ""
 
     def clean(self, text: str) -> str:
         """A driver's text, without secrets."""

@@ -47,6 +47,8 @@ DENIED_NUMBERS = frozenset({229, 230})
 ROLE_NUMBERS = frozenset({1202})
 #: The database cannot be written to here: a secondary replica, or it has just been failed over.
 READ_ONLY_NUMBERS = frozenset({3906})
+#: The login may not create or change schemas, tables, procedures or roles, as an installation does. (Python only.)
+OWNER_NUMBERS = frozenset({262, 1088, 2759, 2760, 3701, 4902, 15151, 15247})
 #: The server knows who asks and lets nobody of that name in.
 LOGIN_NUMBERS = frozenset({18450, 18452, 18456, 18470, 18486, 18487, 18488})
 #: Azure SQL: by the firewall, or as there is no such server.

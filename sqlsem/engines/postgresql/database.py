@@ -64,7 +64,12 @@ class PostgresDatabase(Engine):
         text = hide_values(str(exc), self._parameters)
         refused = (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName)
         # libpq reports a refusal at connect time without a SQLSTATE.
-        words = ("password authentication failed", "no password supplied", "does not exist")
+        words = (
+            "password authentication failed",
+            "no password supplied",
+            "does not exist",
+            "permission denied for database",
+        )
         if isinstance(exc, refused) or (
             isinstance(exc, psycopg.OperationalError) and any(word in text for word in words)
         ):

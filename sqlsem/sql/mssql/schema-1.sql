@@ -2,6 +2,19 @@
 -- FROZEN once released: later changes go into schema-2.sql. Run by `sqlsem init`, or by hand (`sqlsem sql`).
 -- All times are UTC. Every constraint has a name, by which a later version can drop it.
 
+-- Refuses a schema of a user who could put something of its own in the place of what is installed there: anyone who calls it would run
+-- that. (A member of db_owner can do so anywhere. Servers that only speak T-SQL know other owners.)
+DECLARE @owner int = (SELECT principal_id FROM sys.schemas WHERE schema_id = SCHEMA_ID(N'{schema}')), @message nvarchar(1000);
+IF @@VERSION LIKE N'Microsoft SQL %'
+   AND @owner NOT IN (DATABASE_PRINCIPAL_ID(), DATABASE_PRINCIPAL_ID(N'dbo'), DATABASE_PRINCIPAL_ID(N'db_owner'))
+   AND COALESCE(IS_ROLEMEMBER(N'db_owner', USER_NAME(@owner)), 0) = 0
+BEGIN
+    SET @message = REPLACE(CONCAT(N'sqlsem: schema {schema} belongs to ', QUOTENAME(USER_NAME(@owner)),
+        N', who could replace what is installed there; install as that user, or first: ALTER AUTHORIZATION ON SCHEMA::{schema} TO dbo'), N'%', N'%%');
+    THROW 50001, @message, 1;
+END;
+GO
+
 IF SCHEMA_ID(N'{schema}') IS NULL EXEC (N'CREATE SCHEMA {schema}');
 GO
 
