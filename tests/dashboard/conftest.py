@@ -1,4 +1,4 @@
-"""A dashboard of what `support.overviews` makes up, with and without a server; and a browser, where one is found."""
+"""A dashboard of the overviews in `support.overviews`, with and without a server; and a browser, if one is found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def live() -> FakePoller:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """``serve(live, …)`` serves a dashboard in a thread of this process; its URL."""
+    """``serve(live, …)`` serves a dashboard in a thread of this process; returns its URL."""
     with contextlib.ExitStack() as ended:
 
         def serve(live: Any, **options: Any) -> str:

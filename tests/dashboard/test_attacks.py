@@ -1,4 +1,4 @@
-"""Clients that mean ill, or are broken: the dashboard still answers, and its memory and its log stay small."""
+"""Malicious or broken clients: the dashboard still answers, and its memory and its log stay small."""
 
 import contextlib
 import logging
@@ -17,7 +17,7 @@ except ImportError:  # on Python 3.10
     import httpx
 
 TOKEN = "correct-horse-battery-staple"
-#: What any request has to have.
+#: The headers that any request needs.
 HOST = b"Host: 127.0.0.1\r\n"
 FORM_TYPE = b"Content-Type: application/x-www-form-urlencoded\r\n"
 FORM = b"POST /login HTTP/1.1\r\n" + HOST + FORM_TYPE + b"Origin: http://127.0.0.1\r\nContent-Length: 99\r\n\r\ntok"
@@ -32,7 +32,7 @@ def impatient(monkeypatch):
 
 @pytest.fixture
 def silent(caplog):
-    """Nothing may be logged that any client could write a log full with."""
+    """The log stays empty: a client could fill it otherwise."""
     caplog.set_level(logging.WARNING)
     yield
     assert [record.getMessage() for record in caplog.get_records("call")] == []
@@ -54,7 +54,7 @@ def connect():
 
 
 def ends(made):
-    """Wait until the other side ends a connection."""
+    """Wait until the server ends a connection."""
     with contextlib.suppress(ConnectionError):
         while made.recv(65536):
             pass
@@ -66,7 +66,7 @@ def answers(url):
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_half_a_request_is_given_up(half, live, serve, connect, impatient, silent):
+def test_incomplete_request_times_out(half, live, serve, connect, impatient, silent):
     url = serve(live, token=TOKEN)
     halves = [connect(url, HALVES[half]) for _ in range(40)]
     assert answers(url)
@@ -74,7 +74,7 @@ def test_half_a_request_is_given_up(half, live, serve, connect, impatient, silen
     assert answers(url)
 
 
-def test_a_dripping_request_is_given_up(live, serve, connect, impatient, silent):
+def test_slow_request_times_out(live, serve, connect, impatient, silent):
     url = serve(live)
     made = connect(url, HALVES["headers"])
     with pytest.raises(ConnectionError):
@@ -83,7 +83,7 @@ def test_a_dripping_request_is_given_up(live, serve, connect, impatient, silent)
             time.sleep(0.05)
 
 
-def test_broken_off_forms_leave_the_log_empty(live, serve, connect, silent):
+def test_broken_forms_leave_the_log_empty(live, serve, connect, silent):
     url = serve(live, token=TOKEN, allow_changes=True)
     for path in (b"/login", b"/do", b"/logout"):
         for _ in range(10):
@@ -102,7 +102,7 @@ def test_garbage_leaves_the_log_empty(live, serve, connect, silent):
     assert answers(url)
 
 
-def test_connections_without_end_make_room(live, serve, connect, monkeypatch, silent):
+def test_oldest_connections_make_room(live, serve, connect, monkeypatch, silent):
     monkeypatch.setattr(connection, "MAX_CONNECTIONS", 20)
     url = serve(live)
     opened = [connect(url, HALVES["headers"]) for _ in range(100)]
@@ -112,7 +112,7 @@ def test_connections_without_end_make_room(live, serve, connect, monkeypatch, si
     assert ends(opened[0])
 
 
-def test_an_answer_that_is_not_read_is_given_up(serve, impatient, silent):
+def test_unread_answer_times_out(serve, impatient, silent):
     url = serve(FakePoller(overview(entry(position, note="x" * 900) for position in range(1, 2001))))
     host, _, port = url.removeprefix("http://").rpartition(":")
     (server,) = serve.servers
@@ -124,7 +124,7 @@ def test_an_answer_that_is_not_read_is_given_up(serve, impatient, silent):
         until(lambda: not server.server_state.connections, "it is ended")
 
 
-def test_streams_are_limited_when_asked_for_at_once(live, serve, connect, monkeypatch, silent):
+def test_streams_are_limited_when_opened_together(live, serve, connect, monkeypatch, silent):
     monkeypatch.setattr(feed, "MAX_STREAMS", 20)
     url = serve(live)
     asked = [connect(url, b"GET /events?q=%d HTTP/1.1\r\n" % number + HOST + b"\r\n") for number in range(100)]
@@ -138,8 +138,8 @@ def test_streams_are_limited_when_asked_for_at_once(live, serve, connect, monkey
         assert answer.status_code == 200
 
 
-def test_a_range_of_many_digits_costs_no_more(live, serve, connect):
-    """Starlette before 0.49.1 takes a time that grows with the square: 0.7 s for 10,000 digits, 21 s for 60,000."""
+def test_long_range_header_is_cheap(live, serve, connect):
+    """Starlette before 0.49.1 needs time that grows with the square: 0.7 s for 10,000 digits, 21 s for 60,000."""
     url = serve(live, private=True, token=TOKEN)
 
     def cost(digits):

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser without a window: no error on the console, keyboard, contrast, narrow, dark, long."""
+"""The dashboard in a real headless browser: no error on the console, keyboard, contrast, narrow, dark, long."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """``open_page(url, …)``; at the end nothing must have gone wrong in any of them."""
+    """``open_page(url, …)``; at the end no page may have had an error."""
     opened, wrong = [], []
 
     def open_page(url, *, size="wide", scheme="light", **options):
@@ -74,7 +74,7 @@ def violations(page):
 
 
 def pages_of(url):
-    """All there is to see."""
+    """All views and pages."""
     return [
         *(f"{url}/?view={view}" for view in VIEWS),
         *(f"{url}/?q=nothing+has+this", f"{url}/?sort=seconds&q=db1", f"{url}/row?key=p4", f"{url}/row?key=retl"),
@@ -84,8 +84,8 @@ def pages_of(url):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
-def test_anybody_can_read_it(live, serve, open_page, size, scheme):
-    """axe: contrast, names of controls, structure of tables; and nothing sticks out of a narrow window."""
+def test_pages_are_accessible(live, serve, open_page, size, scheme):
+    """axe: contrast, names of controls, structure of tables; and no element wider than a narrow window."""
     url = serve(live, token=TOKEN, allow_changes=True)
     page = open_page(url, size=size, scheme=scheme)
     enter(page, url)
@@ -100,7 +100,7 @@ def test_anybody_can_read_it(live, serve, open_page, size, scheme):
     assert violations(page) == []
 
 
-def test_dark_is_dark(live, serve, open_page):
+def test_dark_mode_is_dark(live, serve, open_page):
     url = serve(live)
     grounds = {}
     for scheme in ("light", "dark"):
@@ -110,7 +110,7 @@ def test_dark_is_dark(live, serve, open_page):
     assert grounds["dark"] < 200 < 600 < grounds["light"]
 
 
-def test_it_follows_what_happens(live, serve, open_page):
+def test_page_follows_changes(live, serve, open_page):
     page = open_page(serve(live))
     expect(page.locator("#p4")).to_be_visible()
     live.see(Snapshot(overview([entry(70, "holds", note="new")]), NOW))
@@ -124,12 +124,12 @@ def test_it_follows_what_happens(live, serve, open_page):
     expect(page.locator("#board .outage")).to_have_count(0)
 
 
-def test_by_keyboard_alone(live, serve, open_page):
+def test_page_works_by_keyboard(live, serve, open_page):
     url = serve(live, token=TOKEN, allow_changes=True)
     page = open_page(url)
     enter(page, url)
     for key, title in (("3", "Members"), ("1", "Queues")):
-        expect(page.locator("#keys")).to_be_visible()  # the script hears keys from then on
+        expect(page.locator("#keys")).to_be_visible()  # the script handles keys from then on
         page.keyboard.press(key)
         expect(page).to_have_title(f"{title} - sqlsem")
     expect(page.locator("#keys")).to_be_visible()
@@ -142,7 +142,7 @@ def test_by_keyboard_alone(live, serve, open_page):
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     expect(page.locator("#p5")).to_be_focused()
-    # The focus stays where it is when something happens.
+    # The focus stays where it is after an update.
     before = page.locator("#board").element_handle()
     live.see(Snapshot(overview([entry(5, host="db2"), entry(6, host="db2")]), NOW, rights=live.snapshot.rights))
     expect(page.locator("#p6")).to_be_visible()
@@ -167,7 +167,7 @@ def test_by_keyboard_alone(live, serve, open_page):
     assert page.url == f"{url}/?view=queues&q=db2"
 
 
-def test_each_thing_that_has_the_focus_is_seen(live, serve, open_page):
+def test_focus_is_always_visible(live, serve, open_page):
     page = open_page(serve(live))
     for _ in range(12):
         page.keyboard.press("Tab")
@@ -175,7 +175,7 @@ def test_each_thing_that_has_the_focus_is_seen(live, serve, open_page):
         assert float(width.removesuffix("px")) >= 2
 
 
-def test_frozen_it_shows_nothing_new(live, serve, open_page):
+def test_frozen_view_shows_nothing_new(live, serve, open_page):
     page = open_page(serve(live))
     page.get_by_role("button", name="Freeze").click()
     live.see(Snapshot(overview([entry(70, "holds")]), NOW))
@@ -186,12 +186,12 @@ def test_frozen_it_shows_nothing_new(live, serve, open_page):
     expect(page.locator("#p70")).to_be_visible()
 
 
-def test_a_thousand_rows(serve, open_page):
+def test_browser_updates_a_thousand_rows(serve, open_page):
     live = live_of(1000)
     page = open_page(serve(live))
     expect(page.locator("#p1000")).to_be_attached()
     page.locator("#p1000").focus()
-    # (The best of some: others want the processor, too.)
+    # (The best of several: other programs use the processor, too.)
     took = page.evaluate(
         """async () => {
             const text = await (await fetch(location.href)).text();
@@ -214,7 +214,7 @@ def test_a_thousand_rows(serve, open_page):
 
 
 @pytest.mark.parametrize("name", [MARKUP, ANSI, BIDI, '"><img src=x onerror=alert(1)>', "a</script><script>alert(2)"])
-def test_names_with_markup_do_nothing(serve, open_page, name):
+def test_browser_shows_markup_as_text(serve, open_page, name):
     entries = [entry(1, "holds", name, host=name, note=name, program=name), entry(2, "waits", name, limit=1)]
     live = FakePoller(overview(entries, [resource(name, paused=True, paused_by=name)]))
     url = serve(live, token=TOKEN, allow_changes=True)
@@ -227,14 +227,14 @@ def test_names_with_markup_do_nothing(serve, open_page, name):
     expect(page.locator(".notice")).to_be_visible()
     live.see(Snapshot(overview(entries), NOW))
     expect(page.locator("#board")).not_to_contain_text("PAUSED")
-    # A browser ends lines in fields in its own way; all else comes back as it was.
+    # A browser ends lines in fields in its own way; everything else comes back unchanged.
     assert [action.resource for action in live.done] == [name]
     for one in page.context.pages:
         assert one.locator("img").count() == 0
 
 
-def test_what_stands_in_the_page_is_not_run(live, serve, browser):
-    """The policy holds for what an attacker would have got into a page all the same."""
+def test_inline_scripts_do_not_run(live, serve, browser):
+    """The policy also stops scripts that an attacker would have got into a page."""
     page = browser.new_context().new_page()
     page.goto(serve(live))
     blocked = page.evaluate(
@@ -251,7 +251,7 @@ def test_what_stands_in_the_page_is_not_run(live, serve, browser):
     page.context.close()
 
 
-def test_it_says_when_the_dashboard_itself_is_gone(live, serve, browser):
+def test_page_says_when_the_dashboard_is_gone(live, serve, browser):
     page = browser.new_context().new_page()
     page.goto(serve(live))
     expect(page.locator("#p4")).to_be_visible()
@@ -261,8 +261,8 @@ def test_it_says_when_the_dashboard_itself_is_gone(live, serve, browser):
     page.context.close()
 
 
-def test_another_site_cannot_change_anything(live, serve, open_page, browser):
-    """With the cookie of a session in the browser, a page of another origin sends the form."""
+def test_forms_of_other_sites_change_nothing(live, serve, open_page, browser):
+    """A page of another origin sends the form, with the cookie of a session in the browser."""
     url = serve(live, token=TOKEN, allow_changes=True)
     page = open_page(url)
     enter(page, url)
@@ -281,7 +281,7 @@ def test_another_site_cannot_change_anything(live, serve, open_page, browser):
     assert live.done == []
 
 
-def test_without_scripts_it_works_too(live, serve, open_page):
+def test_page_works_without_scripts(live, serve, open_page):
     url = serve(live, token=TOKEN, allow_changes=True)
     page = open_page(url, java_script_enabled=False)
     enter(page, url)

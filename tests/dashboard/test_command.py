@@ -1,4 +1,4 @@
-"""``sqlsem top`` and ``sqlsem dashboard`` as people start them: real processes, a real server, a real terminal."""
+"""Run ``sqlsem top`` and ``sqlsem dashboard`` as users start them: real processes, a real server, a real terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKEN = "correct-horse-battery-staple"
 
 
 class Running:
-    """A command, and what it has said on stderr."""
+    """A command, with its output on stderr."""
 
     def __init__(self, url, *arguments, **environment):
         self.process = subprocess.Popen(
@@ -78,7 +78,7 @@ def start():
 
 
 @pytest.mark.engines("sqlite")
-def test_from_its_start_to_its_end(database, connect, name, start):
+def test_dashboard_serves_until_its_signal(database, connect, name, start):
     coordinator = connect()
     running = start(database.url, "dashboard", "--port", "0", "--interval", "0.2", "--allow-changes")
     home = f"http://{running.home}"
@@ -101,7 +101,7 @@ def test_from_its_start_to_its_end(database, connect, name, start):
 
 
 @pytest.mark.engines("postgresql")
-def test_the_database_goes_away_and_comes_back(own_postgres_server, make_database, start):
+def test_dashboard_survives_an_outage(own_postgres_server, make_database, start):
     url = make_database(own_postgres_server).url
     running = start(url, "dashboard", "--port", "0", "--interval", "0.2")
     home = f"http://{running.home}"
@@ -121,7 +121,7 @@ def test_the_database_goes_away_and_comes_back(own_postgres_server, make_databas
 
 
 @pytest.mark.engines("postgresql")
-def test_it_can_be_started_while_the_database_is_away(own_postgres_server, make_database, start):
+def test_start_during_an_outage(own_postgres_server, make_database, start):
     url = make_database(own_postgres_server).url
     own_postgres_server.stop("immediate")
     home = f"http://{start(url, 'dashboard', '--port', '0', '--interval', '0.2').home}"
@@ -132,7 +132,7 @@ def test_it_can_be_started_while_the_database_is_away(own_postgres_server, make_
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such terminals")
 @pytest.mark.engines("sqlite")
-def test_top_on_a_terminal(database, connect, name):
+def test_top_runs_on_a_terminal(database, connect, name):
     import pty
 
     with connect().mutex(name):
@@ -188,27 +188,27 @@ def test_top_needs_a_terminal():
         (["--interval", "0"], "too often"),
     ],
 )
-def test_what_would_not_be_safe_is_refused(arguments, words):
+def test_unsafe_options_are_refused(arguments, words):
     code, told = said("dashboard", *arguments)
     assert code == 64
     assert words in told
 
 
-def test_a_database_that_is_not_there_is_told_at_once(tmp_path):
+def test_missing_database_is_reported_at_once(tmp_path):
     code, told = said("dashboard", "--port", "0", SQLSEM_URL=f"sqlite:///{tmp_path / 'none.db'}?mode=ro")
     assert code == 78
     assert "is not there" in told
 
 
 @pytest.mark.parametrize(("command", "module"), [("top", "textual"), ("dashboard", "starlette")])
-def test_without_its_extra_a_command_says_what_to_install(command, module, monkeypatch):
+def test_command_names_its_missing_extra(command, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     code, told = said(command)
     assert code == 78
     assert f"pip install 'sqlsem[{command}]'" in told
 
 
-def test_where_the_token_comes_from(tmp_path, monkeypatch):
+def test_token_is_read_from_file_or_environment(tmp_path, monkeypatch):
     monkeypatch.delenv(watch.TOKEN, raising=False)
     made, told = watch._token(None)
     assert told
@@ -223,7 +223,7 @@ def test_where_the_token_comes_from(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="no such permissions")
-def test_a_token_that_others_can_read_is_refused(tmp_path):
+def test_readable_token_file_is_refused(tmp_path):
     file = tmp_path / "token"
     file.write_text(TOKEN)
     file.chmod(0o640)
@@ -235,7 +235,7 @@ def test_a_token_that_others_can_read_is_refused(tmp_path):
 
 
 @pytest.mark.engines("sqlite")
-def test_a_token_that_is_too_short_is_refused(database):
+def test_short_token_is_refused(database):
     code, told = said(
         *("dashboard", "--allow-changes", "--port", "0"),
         SQLSEM_URL=database.url,
@@ -247,7 +247,7 @@ def test_a_token_that_is_too_short_is_refused(database):
 
 
 @pytest.mark.engines("sqlite")
-def test_a_port_that_is_taken(database, start):
+def test_taken_port_is_reported(database, start):
     first = start(database.url, "dashboard", "--port", "0")
     port = first.home.rpartition(":")[2]
     second = start(database.url, "dashboard", "--port", port)

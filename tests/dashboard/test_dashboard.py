@@ -1,4 +1,4 @@
-"""``sqlsem dashboard``: the pages, what is done from them, and who is refused."""
+"""``sqlsem dashboard``: the pages, the changes made from them, and the refusals."""
 
 import dataclasses
 import re
@@ -46,7 +46,7 @@ def enter(client, token=TOKEN):
 
 
 def csrf_token(client):
-    """What the forms of this session carry."""
+    """The hidden fields in the forms of this session."""
     return re.search(r'name="csrf_token" value="([0-9a-f]+)"', client.get("/").text)[1]
 
 
@@ -77,11 +77,11 @@ def text(answer):
     return str(Text(answer.text))
 
 
-# -- what is shown
+# -- pages
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_view(client, view):
+def test_page_shows_each_view(client, view):
     answer = client.get("/", params={"view": view})
     assert answer.status_code == 200
     told = text(answer)
@@ -92,13 +92,13 @@ def test_each_view(client, view):
             assert column.head in told
 
 
-def test_queues_below_their_resources(client):
+def test_page_groups_requests_by_resource(client):
     told = text(client.get("/"))
     assert "report 1 in, 1 waiting PAUSED by ann" in told
     assert "4 waits 16m00s limit 3 db1:804" in told
 
 
-def test_rates_where_there_are_some(client):
+def test_page_offers_rates_if_there_are_any(client):
     told = text(client.get("/?view=rates"))
     assert "7 Rates" in told
     assert "api 1m00s 100 103 0 12s 0 0.4s 5,210 40 31 mail" in told
@@ -111,7 +111,7 @@ def test_rates_where_there_are_some(client):
     assert "No rate has been used of late." in text(without.get("/?view=rates"))
 
 
-def test_sorted_and_filtered(client):
+def test_page_sorts_and_filters(client):
     told = text(client.get("/?sort=seconds&q=db2"))
     assert "1 of 9 rows have “db2” in them." in told
     page = Text(client.get("/?sort=seconds").text)
@@ -120,14 +120,14 @@ def test_sorted_and_filtered(client):
     assert text(client.get("/?view=nonsense&sort=nonsense")) == text(client.get("/"))
 
 
-def test_links_keep_what_is_asked_for(client):
+def test_links_keep_sort_and_filter(client):
     page = Text(client.get("/?view=queues&sort=seconds&q=db1 x%26y").text)
     links = [value for tag, name, value in page.attributes if (tag, name) == ("a", "href") and "view=" in value]
     assert links
     assert all("q=db1+x%26y" in link for link in links)
 
 
-def test_a_row_by_itself(client):
+def test_page_shows_a_single_row(client):
     told = text(client.get("/row?view=queues&key=p4"))
     assert "4 waits etl for 16m00s: limit 3, db1:804, load.py" in told
     assert "Note: customers" in told
@@ -137,7 +137,7 @@ def test_a_row_by_itself(client):
     assert "That row is gone." in text(gone)
 
 
-def test_thousands_of_rows():
+def test_page_shows_thousands_of_rows():
     client = client_of(FakePoller(overview(entry(position) for position in range(1, 2501))))
     page = client.get("/")
     assert page.text.count("<tr class=") == 2000
@@ -146,7 +146,7 @@ def test_thousands_of_rows():
 
 
 @pytest.mark.parametrize("name", [MARKUP, ANSI, BIDI, '"><img src=x onerror=alert(1)>', "'; alert(1)//", "{{ 7*7 }}"])
-def test_names_that_would_be_markup(name):
+def test_page_escapes_names_with_markup(name):
     entries = [
         entry(1, "holds", name, host=name, note=name, program=name, owner=name, requesting_id=name),
         entry(2, "waits", name, limit=1),
@@ -177,7 +177,7 @@ def test_names_that_would_be_markup(name):
         )
         assert not [name for _, name, _ in found.attributes if name.startswith("on") or name == "style"]
         assert str(found).isprintable()
-        # What is sent back has to be the name itself; nobody sees it.
+        # The form must send the name itself, which is not displayed.
         assert all(
             value.isprintable() for tag, name, value in found.attributes if value and (tag, name) != ("input", "value")
         )
@@ -186,7 +186,7 @@ def test_names_that_would_be_markup(name):
     assert "\\u202e" in pages[0].text or name != BIDI
 
 
-def test_before_anything_was_seen():
+def test_page_before_the_first_overview():
     client = client_of(FakePoller(Snapshot(down_since=NOW, trouble="Cannot reach it")))
     told = text(client.get("/"))
     assert "The database has not answered since 03:12:05; trying again every 2 s. Cannot reach it" in told
@@ -196,21 +196,21 @@ def test_before_anything_was_seen():
     assert client.get("/ask?kind=pause&resource=etl").status_code == 503
 
 
-def test_an_outage_is_told_and_what_was_seen_last_is_shown(live, client):
+def test_page_shows_an_outage_and_the_last_overview(live, client):
     live.snapshot = dataclasses.replace(live.snapshot, down_since=NOW, trouble="connection refused")
     told = text(client.get("/"))
     assert "The data below is of 03:12:05. connection refused" in told
     assert "db1:801" in told
 
 
-def test_what_is_not_there(client):
+def test_unknown_pages_and_rows_are_not_found(client):
     for path, status in (("/nothing", 404), ("/static/nothing", 404), ("/static/../app.py", 404), ("/do", 405)):
         answer = client.get(path)
         assert answer.status_code == status
         assert "content-security-policy" in answer.headers
 
 
-def test_a_fault_of_ours_is_a_page_too(live):
+def test_internal_error_is_a_page(live):
     class Broken(FakePoller):
         def refusal(self, action):
             raise ZeroDivisionError
@@ -222,7 +222,7 @@ def test_a_fault_of_ours_is_a_page_too(live):
     assert "This is a fault of sqlsem's (ZeroDivisionError)" in text(answer)
 
 
-# -- changing
+# -- changes
 
 CHANGES = {
     "pause": ({"kind": "pause", "resource": "etl"}, "Pause 'etl'?", Action("pause", resource="etl")),
@@ -236,7 +236,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_is_asked_with_its_consequence_and_then_done(live, client, name):
+def test_change_is_confirmed_with_its_consequence(live, client, name):
     fields, question, action = CHANGES[name]
     before = client.get("/ask", params=fields)
     assert question in text(before)
@@ -253,7 +253,7 @@ def test_a_change_is_asked_with_its_consequence_and_then_done(live, client, name
     assert "done:" not in text(client.get("/")), "it is said once"
 
 
-def test_what_cannot_be_done_has_no_button(client):
+def test_impossible_change_has_no_button(client):
     enter(client)
     told = text(client.get("/ask?kind=revoke&position=99"))
     assert "Position 99 is gone already" in told
@@ -275,14 +275,14 @@ def test_what_cannot_be_done_has_no_button(client):
         {"kind": "retry"},
     ],
 )
-def test_nonsense_is_refused(live, client, fields):
+def test_invalid_change_is_refused(live, client, fields):
     enter(client)
     assert client.get("/ask", params=fields).status_code == 400
     assert do(client, **fields).status_code == 400
     assert live.done == []
 
 
-def test_what_fails_is_told(live, client):
+def test_failed_action_shows_its_error(live, client):
     enter(client)
     live.failure = sqlsem.NotHeld("There is no row at position 1")
     answer = do(client, kind="revoke", position="1")
@@ -290,7 +290,7 @@ def test_what_fails_is_told(live, client):
     assert "There is no row at position 1" in text(answer)
 
 
-def test_a_reader_is_told_beforehand():
+def test_reader_sees_missing_rights_beforehand():
     client = client_of(FakePoller(a_night(), rights=()))
     enter(client)
     answer = client.get("/ask?kind=pause&resource=etl")
@@ -298,7 +298,7 @@ def test_a_reader_is_told_beforehand():
     assert "This login may only read" in text(answer)
 
 
-def test_without_leave_to_change_nothing_is_offered_or_done(live):
+def test_readonly_dashboard_offers_no_changes(live):
     client = client_of(live, changes=False, token=None)
     assert "read-only" in text(client.get("/"))
     assert "What can be done" not in text(client.get("/row?key=p4"))
@@ -308,7 +308,7 @@ def test_without_leave_to_change_nothing_is_offered_or_done(live):
     assert live.done == []
 
 
-def test_private_without_leave_to_change(live):
+def test_private_readonly_dashboard(live):
     client = client_of(live, changes=False, private=True)
     assert enter(client).status_code == 303
     assert "db1:801" in text(client.get("/"))
@@ -316,11 +316,11 @@ def test_private_without_leave_to_change(live):
     assert live.done == []
 
 
-# -- who is refused
+# -- refusals
 
 
 def refused(live, client, **request):
-    """A change that is fine but for what ``request`` makes of it."""
+    """Send a change that is valid except for the modification by ``request``."""
     enter(client)
     fields = {"kind": "pause", "resource": "etl", "csrf_token": csrf_token(client)}
     headers = request.pop("headers", {})
@@ -331,7 +331,7 @@ def refused(live, client, **request):
     return answer.status_code
 
 
-def test_a_change_without_a_token_or_with_a_wrong_one(live, client):
+def test_change_requires_the_token(live, client):
     assert client.post("/do", data={"kind": "pause", "resource": "etl"}).status_code == 403
     for wrong in ("", "wrong", TOKEN[:-1], f"{TOKEN}x", "ä", "\x00"):
         answer = enter(client, wrong)
@@ -342,7 +342,7 @@ def test_a_change_without_a_token_or_with_a_wrong_one(live, client):
     assert live.done == []
 
 
-def test_a_change_without_its_cookie_or_word(live):
+def test_change_requires_cookie_and_form_token(live):
     assert refused(live, client_of(live), without_cookie=True) == 403
     assert refused(live, client_of(live), csrf_token="") == 403
     assert refused(live, client_of(live), csrf_token="0" * 64) == 403
@@ -368,11 +368,11 @@ def test_a_change_without_its_cookie_or_word(live):
         {"content-type": "multipart/form-data; boundary=x"},
     ],
 )
-def test_a_change_from_another_origin(live, headers):
+def test_change_from_another_origin_is_refused(live, headers):
     assert refused(live, client_of(live), headers=headers) in (400, 403)
 
 
-def test_a_change_that_does_not_say_where_it_comes_from(live):
+def test_change_without_an_origin_is_refused(live):
     client = client_of(live)
     enter(client)
     fields = {"kind": "pause", "resource": "etl", "csrf_token": csrf_token(client)}
@@ -389,8 +389,8 @@ def test_a_change_that_does_not_say_where_it_comes_from(live):
         *("127.0.0.1:x", "user@127.0.0.1", "127.0.0.1/x", "127.0.0.2", "0.0.0.0:8765"),
     ],
 )
-def test_dns_rebinding(live, client, host):
-    """A name of somebody else's that was made to lead here."""
+def test_foreign_host_names_are_refused(live, client, host):
+    """A foreign name that resolves to this host (DNS rebinding)."""
     for path in ("/", "/events", "/row?key=p4", "/static/dashboard.js", "/login"):
         answer = client.get(path, headers={"host": host})
         assert answer.status_code == 421, path
@@ -400,26 +400,26 @@ def test_dns_rebinding(live, client, host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:8765", "LOCALHOST", "[::1]:8765"])
-def test_names_of_ours(client, host):
+def test_own_host_names_are_accepted(client, host):
     assert client.get("/", headers={"host": host}).status_code == 200
 
 
-def test_two_hosts_at_once(client):
+def test_several_host_headers_are_refused(client):
     answer = client.get("/", headers=[("host", "127.0.0.1:8765"), ("host", "evil.example")])
     assert answer.status_code == 421
 
 
-def test_who_asks_for_the_head_of_the_stream_gets_no_stream(client):
+def test_head_of_the_stream_opens_no_stream(client):
     answer = client.head("/events")
     assert (answer.status_code, answer.content) == (200, b"")
 
 
-def test_other_sites_may_not_listen(client):
+def test_stream_refuses_other_origins(client):
     for headers in ({"sec-fetch-site": "cross-site"}, {"origin": "http://evil.example"}):
         assert client.get("/events", headers=headers).status_code == 403
 
 
-def test_private_nothing_is_shown_without_the_token(live):
+def test_private_dashboard_requires_the_token(live):
     client = client_of(live, private=True)
     for path in ("/", "/events", "/row?key=p4", "/ask?kind=pause&resource=etl"):
         answer = client.get(path)
@@ -430,7 +430,7 @@ def test_private_nothing_is_shown_without_the_token(live):
     assert "db1:801" in text(client.get("/"))
 
 
-def test_what_browsers_are_told(client):
+def test_security_headers(client):
     for path in ("/", "/login", "/static/dashboard.js", "/static/dashboard.css", "/nothing"):
         headers = client.get(path).headers
         policy = headers["content-security-policy"]
@@ -443,7 +443,7 @@ def test_what_browsers_are_told(client):
         assert headers["referrer-policy"] == "same-origin"
 
 
-def test_the_cookie_is_out_of_reach_for_scripts_and_other_sites(client):
+def test_cookie_is_httponly_and_samesite(client):
     cookie = enter(client).headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
@@ -454,7 +454,7 @@ def test_the_cookie_is_out_of_reach_for_scripts_and_other_sites(client):
     assert "secure" in behind.headers["set-cookie"].lower()
 
 
-def test_forgetting_the_token(live, client):
+def test_logout_ends_the_session(live, client):
     enter(client)
     mine = csrf_token(client)
     cookie = client.cookies["sqlsem-8765"]
@@ -466,7 +466,7 @@ def test_forgetting_the_token(live, client):
     assert live.done == []
 
 
-def test_wrong_tokens_do_not_lock_the_right_one_out(client, caplog):
+def test_wrong_tokens_do_not_lock_out_the_owner(client, caplog):
     for _ in range(access.MAX_FAILURES):
         assert enter(client, "wrong").status_code == 403
     for _ in range(50):
@@ -477,7 +477,7 @@ def test_wrong_tokens_do_not_lock_the_right_one_out(client, caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING"], "it is logged once"
 
 
-def test_a_session_ends(live, client, monkeypatch):
+def test_session_expires(live, client, monkeypatch):
     enter(client)
     fields = {"kind": "pause", "resource": "etl", "csrf_token": csrf_token(client)}
     now = time.monotonic() + access.SESSION_SECONDS + 1
@@ -486,7 +486,7 @@ def test_a_session_ends(live, client, monkeypatch):
     assert live.done == []
 
 
-def test_there_are_only_so_many_sessions():
+def test_sessions_are_limited():
     sessions = access.Sessions(TOKEN)
     names = [sessions.log_in(TOKEN) for _ in range(access.MAX_SESSIONS + 5)]
     assert len(set(names)) == len(names)
@@ -494,14 +494,14 @@ def test_there_are_only_so_many_sessions():
 
 
 @pytest.mark.parametrize("token", ["short", "ä" * 20, ""])
-def test_tokens_that_could_be_guessed_are_refused(token):
+def test_weak_tokens_are_refused(token):
     with pytest.raises(sqlsem.ConfigurationError, match="at least 16") as caught:
         access.Sessions(token)
     assert not token or token not in str(caught.value)
 
 
 @pytest.mark.parametrize("body", [b"x" * 20_000, b"\xff\xfe", b"&".join(b"a=1" for _ in range(100))])
-def test_forms_that_are_none(live, client, body):
+def test_malformed_forms_are_refused(live, client, body):
     enter(client)
     answer = client.post("/do", content=body, headers={"content-type": "application/x-www-form-urlencoded"})
     assert answer.status_code == 400
@@ -512,7 +512,7 @@ def test_forms_that_are_none(live, client, body):
 
 
 def events(url, path="/events", **options):
-    """Server-sent events, one after the other."""
+    """Yield server-sent events."""
     with httpx.Client(timeout=30) as client, client.stream("GET", url + path, **options) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         block = []
@@ -524,7 +524,7 @@ def events(url, path="/events", **options):
                 block = []
 
 
-def test_what_is_seen_is_sent_at_once(live, serve):
+def test_stream_sends_changes_at_once(live, serve):
     url = serve(live)
     stream = events(url, "/events?view=queues&q=db1")
     assert "db1:801" in next(stream)
@@ -539,7 +539,7 @@ def test_what_is_seen_is_sent_at_once(live, serve):
     stream.close()
 
 
-def test_many_who_see_the_same_have_it_drawn_once(live, serve, monkeypatch):
+def test_equal_views_are_rendered_once(live, serve, monkeypatch):
     drawn = []
     from sqlsem.dashboard.pages import Pages
 
@@ -554,7 +554,7 @@ def test_many_who_see_the_same_have_it_drawn_once(live, serve, monkeypatch):
         stream.close()
 
 
-def test_only_so_many_streams(live, serve, monkeypatch):
+def test_streams_are_limited(live, serve, monkeypatch):
     monkeypatch.setattr(feed, "MAX_STREAMS", 1)
     url = serve(live)
     stream = events(url)
@@ -569,7 +569,7 @@ def _first_status(url):
         return answer.status_code
 
 
-def test_the_server_ends_while_pages_are_open(live, serve, monkeypatch):
+def test_server_stops_while_pages_are_open(live, serve, monkeypatch):
     ended = []
     original = Feed.stop
     monkeypatch.setattr(Feed, "stop", lambda self: ended.append(1) or original(self))
@@ -600,5 +600,5 @@ def test_the_server_ends_while_pages_are_open(live, serve, monkeypatch):
         ("", False),
     ],
 )
-def test_what_only_this_host_can_reach(host: str, local: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, local: bool) -> None:
     assert is_loopback(host) is local

@@ -1,4 +1,4 @@
-"""Bugs that were put in: each is found, and how soon."""
+"""Seed bugs into the memory engine and the core: the search finds each of them, and how soon."""
 
 import itertools
 import math
@@ -15,8 +15,8 @@ from sqlsem.testing.handovers import Handovers
 from sqlsem.testing.server import Server, ServerSession
 from sqlsem.testing.simulate import converting, mixed, travelling
 
-#: A bug, how it is put in, and the options with which it is looked for. (Where the search begins by another
-#: seed than 0, that is to spare time: docs/guarantees.md says how long it takes from there.)
+#: A bug, how it is seeded, and the options of its search. (A seed other than 0 spares time: docs/guarantees.md says how
+#: long the search takes from 0.)
 BUGS = {}
 
 
@@ -30,7 +30,7 @@ def bug(**options):
 
 @bug()
 def no_gate(patch):
-    """Who registers looks at the queue, and inserts later."""
+    """Read the queue before the registration, and insert later."""
     real = ServerSession.register
 
     def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
@@ -46,21 +46,21 @@ def no_gate(patch):
 
 @bug(lease=2.0, seed=510)
 def no_watch(patch):
-    """Nobody looks at the clock."""
+    """Let the watchdog ignore the clock."""
     patch.setattr(Membership, "_watch", lambda self, goes_on: None)
     patch.setattr(Membership, "unheard", lambda self: False)
 
 
 @bug(lease=2.0, seed=510)
 def proven_at_its_end(patch):
-    """A sign of life counts from when the answer came."""
+    """Count a heartbeat from the arrival of the answer."""
     real = Membership.prove
     patch.setattr(Membership, "prove", lambda self, since: real(self, monotonic()))
 
 
 @bug(seed=440)
 def no_grace(patch):
-    """Whose connection breaks is dead at once."""
+    """Treat a member as dead as soon as its connection breaks."""
 
     def dead_in(self, member):
         return math.inf if member.beacon.lives else 0.0
@@ -70,7 +70,7 @@ def no_grace(patch):
 
 @bug()
 def barging(patch):
-    """Those who wait are passed."""
+    """Overtake waiters."""
     real = Request.fits
 
     def fits(self, ahead, cap):
@@ -81,7 +81,7 @@ def barging(patch):
 
 @bug()
 def weights_dropped(patch):
-    """Each counts as one."""
+    """Count each weight as 1."""
     real = Request.fits
 
     def fits(self, ahead, cap):
@@ -92,7 +92,7 @@ def weights_dropped(patch):
 
 @bug()
 def nothing_withdrawn(patch):
-    """What a call has left whose answer was lost stays there: nobody cancels it, and no ping finds it."""
+    """Leave the row of a call whose answer was lost: no cancel, and no ping removes it."""
     patch.setattr(ServerSession, "cancel", lambda self, member_id, uid, outcome: 0)
     real = ServerSession.heartbeat
 
@@ -111,13 +111,13 @@ def nothing_withdrawn(patch):
 
 @bug()
 def losses_untold(patch):
-    """Who has lost is not told."""
+    """Do not report a loss."""
     patch.setattr(Holdings, "lose", lambda self, positions, why: [])
 
 
 @bug()
 def revocation_unheard(patch):
-    """A ping does not say what an operator takes away."""
+    """Do not report revocations in the answer to a ping."""
     real = ServerSession.heartbeat
 
     def ping(self, member_id):
@@ -129,7 +129,7 @@ def revocation_unheard(patch):
 
 @bug(lease=2.0, seed=510)
 def late_grants_believed(patch):
-    """A grant is believed in, however long its answer took."""
+    """Believe a grant however long its answer took."""
 
     def require(self, holding):
         return
@@ -140,7 +140,7 @@ def late_grants_believed(patch):
 
 @bug(program=converting)
 def not_alone(patch):
-    """A reader becomes the writer although others ahead of it read on."""
+    """Let a reader become the writer although others ahead of it still read."""
 
     def others(self, row):
         return [one for one in real(self, row) if one.position > row.position]
@@ -151,7 +151,7 @@ def not_alone(patch):
 
 @bug(program=travelling)
 def token_good_twice(patch):
-    """A token is adopted by everybody who has it."""
+    """Let every holder of the token adopt it."""
     real = Handovers._take
     adopted = {}
 
@@ -167,6 +167,6 @@ def token_good_twice(patch):
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_a_bug_is_found(name):
+def test_search_finds_a_seeded_bug(name):
     put_in, options = BUGS[name]
     assert found(put_in, 20_000, **{"program": mixed, **options}).kind in FOUND

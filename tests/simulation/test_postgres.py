@@ -1,4 +1,6 @@
-"""Programs on a real PostgreSQL server, in virtual time: nothing is found; and what was put into its routines is."""
+"""Run programs on a real PostgreSQL server, in virtual time: the search finds nothing, except for bugs seeded into the
+routines.
+"""
 
 from pathlib import Path
 
@@ -24,7 +26,7 @@ KINDS = {
     "rates": {"program": rated},
     "threads": {"threads": 2, "processes": 2},
 }
-#: Patches in proof/mutants. The first one is looked for with every run of the tests.
+#: Patches in proof/mutants. Every test run searches for the first one.
 BUGS = ("no-gate", "barging")
 
 
@@ -34,7 +36,7 @@ def url(postgres_server):
 
 
 @pytest.mark.parametrize("kind", ["beacons", "conversions", "hand-overs"])
-def test_nothing_is_found(url, kind):
+def test_search_finds_nothing(url, kind):
     options = {"program": mixed, **KINDS[kind]}
     assert simulate(**options, database=url, schedules=6, seconds=300, seed=1000).schedules == 6
 
@@ -42,19 +44,19 @@ def test_nothing_is_found(url, kind):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_found_for_long(url, kind):
+def test_long_search_finds_nothing(url, kind):
     options = {"program": mixed, **KINDS[kind]}
     print(simulate(**options, database=url, schedules=10**9, seconds=240, seed=10**6))
 
 
-def test_faults_happen(url):
+def test_search_makes_faults(url):
     simulate(mixed, database=url, most_faults=8, schedules=6, seconds=4, seed=5000)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", postgres.PostgresServer.faults)
-def test_each_fault_happens(url, fault):
+def test_search_makes_each_fault(url, fault):
     simulate(mixed, database=url, faults=(fault,), most_faults=8, schedules=20, seconds=60, seed=5000)
 
 
@@ -69,14 +71,14 @@ def traces(url, seeds):
     return found
 
 
-def test_a_schedule_is_the_same_alone_and_after_others(url):
+def test_schedule_repeats_alone_and_after_others(url):
     alone = traces(url, [7])[7]
-    assert not any("for a row" in line for line in alone)  # how long that may take is decided by the host's clock
+    assert not any("for a row" in line for line in alone)  # the host's clock decides how long that may take
     assert alone == traces(url, range(5, 8))[7]
 
 
-def test_who_is_blocked_in_the_server_goes_on_when_it_is_let_go(url):
-    """Also at a gate that another one has in an open transaction."""
+def test_blocked_session_continues_when_unblocked(url):
+    """The block may also be at a gate that another session has in an open transaction."""
 
     def program(me):
         with me.locks.mutex("r"):
@@ -92,7 +94,7 @@ def test_who_is_blocked_in_the_server_goes_on_when_it_is_let_go(url):
     assert any("COMMIT of: register" in line for line in lines)
 
 
-def test_nothing_is_left_on_the_server(url):
+def test_search_leaves_nothing_on_the_server(url):
     psycopg = pytest.importorskip("psycopg")
     with psycopg.connect(url, autocommit=True) as connection:
 
@@ -107,7 +109,7 @@ def test_nothing_is_left_on_the_server(url):
         assert connection.execute("SELECT FROM pg_proc WHERE proname LIKE '%%_of_the_host'").fetchall() == []
 
 
-def test_a_server_that_cannot_be_used_says_why(postgres_server):
+def test_unusable_server_is_refused_with_a_reason(postgres_server):
     psycopg = pytest.importorskip("psycopg")
     with pytest.raises(sqlsem.Unavailable, match="Cannot reach"):
         simulate(mixed, database="postgresql://127.0.0.1:1/none", schedules=1)
@@ -121,11 +123,11 @@ def test_a_server_that_cannot_be_used_says_why(postgres_server):
             connection.execute(f"DROP ROLE {role}")
 
 
-# -- what was put in ---------------------------------------------------------------------------------------------------
+# -- seeded bugs -----------------------------------------------------------------------------------------------------
 
 
 def with_bug(patch, name):
-    """Have the routines be installed as with a patch of proof/mutants."""
+    """Install the routines with a patch of proof/mutants."""
     texts = run_mutants.parse(run_mutants.FOLDER / f"postgresql-{name}.patch").mutated(TESTS.parent)
     changed = {Path(file).name: text for file, text in texts.items()}
     real = sql._read
@@ -137,7 +139,7 @@ def with_bug(patch, name):
 @pytest.mark.parametrize(
     "name", [name if number == 0 else pytest.param(name, marks=pytest.mark.soak) for number, name in enumerate(BUGS)]
 )
-def test_a_bug_is_found(url, name, monkeypatch):
+def test_search_finds_a_seeded_bug(url, name, monkeypatch):
     monkeypatch.setattr(simulation, "SHORTEN_SECONDS", 3.0)
 
     def put_in(patch):

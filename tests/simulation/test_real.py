@@ -1,4 +1,4 @@
-"""Programs on a real SQLite file, in virtual time: nothing is found; and what was put in is."""
+"""Run programs on a real SQLite file, in virtual time: the search finds nothing, except for seeded bugs."""
 
 import pytest
 from support.searches import FOUND, found
@@ -32,7 +32,7 @@ def bug(**options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_found(kind):
+def test_search_finds_nothing(kind):
     options = {"program": mixed, **KINDS[kind]}
     assert simulate(**options, database="sqlite", schedules=30, seconds=6, seed=1000).schedules > 0
 
@@ -40,17 +40,17 @@ def test_nothing_is_found(kind):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_found_for_long(kind):
+def test_long_search_finds_nothing(kind):
     options = {"program": mixed, **KINDS[kind]}
     print(simulate(**options, database="sqlite", schedules=10**9, seconds=240, seed=10**6))
 
 
 @pytest.mark.parametrize("fault", FileServer.faults)
-def test_each_fault_happens(fault):
+def test_search_makes_each_fault(fault):
     simulate(mixed, database="sqlite", faults=(fault,), most_faults=8, schedules=15, seconds=4, seed=5000)
 
 
-def test_a_schedule_is_the_same_alone_and_after_others():
+def test_schedule_repeats_alone_and_after_others():
     def traces(seeds):
         found = {}
         with simulation.files() as make:
@@ -64,19 +64,19 @@ def test_a_schedule_is_the_same_alone_and_after_others():
     assert traces([7])[7] == traces(range(8))[7]
 
 
-def test_a_reader_that_ends_while_it_upgrades_is_no_writer_to_the_audit():
-    """Found by a simulation: the history said of a reader that was taken away while it upgraded that it had been
-    inside as something that shares with nobody.
+def test_audit_counts_a_reader_revoked_during_its_upgrade():
+    """A reader that was revoked during its upgrade was recorded with an access that shares with no other. (Found by a
+    simulation.)
     """
     simulate(converting, database="sqlite", replay="seed=247: 3 run C; 11 revoke 1; 12 run A")
 
 
-# -- what was put in ---------------------------------------------------------------------------------------------------
+# -- seeded bugs -----------------------------------------------------------------------------------------------------
 
 
 @bug()
 def no_gate(patch):
-    """Who registers looks at the queue before its transaction."""
+    """Read the queue before the transaction of the registration."""
     real = SqliteLocks.register
 
     def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
@@ -89,7 +89,7 @@ def no_gate(patch):
     run = SqliteMembers.run
 
     def slow(self, name, parameters=()):
-        if name == "insert_first":  # as if somebody were there
+        if name == "insert_first":  # as if there were other rows
             return type("Nothing", (), {"rowcount": 0, "lastrowid": None})
         return run(self, name, parameters)
 
@@ -108,7 +108,7 @@ def no_gate(patch):
 
 @bug(seed=240)
 def barging(patch):
-    """Those who wait are passed where nobody is inside."""
+    """Overtake waiters while there is no holder."""
     real = SqliteLocks.admission
 
     def admission(self, request, position):
@@ -125,7 +125,7 @@ def barging(patch):
 
 @bug(program=converting)
 def not_alone(patch):
-    """A reader becomes the writer beside others."""
+    """Let a reader become the writer beside others."""
     real = SqliteMembers.rows
     patch.setattr(
         SqliteMembers,
@@ -136,7 +136,7 @@ def not_alone(patch):
 
 @bug()
 def dead_without_a_look(patch):
-    """Who stands ahead of us is taken for dead."""
+    """Treat the members ahead of us as dead."""
 
     def check_owner(self, resource, position, member_id):
         with fork.held_off, self.writing():
@@ -147,7 +147,7 @@ def dead_without_a_look(patch):
 
 @bug(lease=2.0, seed=145)
 def no_watch(patch):
-    """Nobody looks at the clock."""
+    """Let the watchdog ignore the clock."""
     patch.setattr(Membership, "_watch", lambda self, goes_on: None)
     patch.setattr(Membership, "unheard", lambda self: False)
     patch.setattr(Membership, "prove", lambda self, since: None)
@@ -155,7 +155,7 @@ def no_watch(patch):
 
 @bug(program=travelling)
 def token_good_twice(patch):
-    """A token is adopted by everybody who has it."""
+    """Let every holder of the token adopt it."""
     from sqlsem.engines.sqlite.handovers import SqliteHandovers
 
     real = SqliteHandovers.adopt
@@ -173,6 +173,6 @@ def token_good_twice(patch):
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_a_bug_is_found(name):
+def test_search_finds_a_seeded_bug(name):
     put_in, options = BUGS[name]
     assert found(put_in, **{"program": mixed, "database": "sqlite", **options}).kind in FOUND

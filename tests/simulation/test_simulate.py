@@ -1,4 +1,4 @@
-"""sqlsem in virtual time: no schedule is found in which it goes wrong, and those that were found once are kept."""
+"""Run sqlsem in virtual time: the search finds no failing schedule, and the former findings are kept as tests."""
 
 import pytest
 from support import PATIENCE, until
@@ -30,7 +30,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_found(kind):
+def test_search_finds_nothing(kind):
     before = len(processes())
     assert simulate(**{"program": mixed, **KINDS[kind]}, schedules=150, seconds=5, seed=1000).schedules > 0
     assert len(processes()) == before
@@ -39,19 +39,19 @@ def test_nothing_is_found(kind):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_found_for_long(kind):
+def test_long_search_finds_nothing(kind):
     print(simulate(**{"program": mixed, **KINDS[kind]}, schedules=10**9, seconds=240, seed=10**6))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_happens(fault):
-    """By itself, and again and again."""
+def test_search_makes_each_fault(fault):
+    """Runs by itself, and again and again."""
     simulate(mixed, faults=(fault,), most_faults=8, schedules=40, seconds=5, seed=5000)
 
 
-def test_a_forgotten_row_does_not_wait_for_others_that_queue_for_the_session():
-    """Found by a simulation: while any thread queued to register, no ping removed what a call had left whose answer was
-    lost. So a thread stood behind its own row, and was told of a deadlock.
+def test_orphan_row_is_removed_while_threads_register():
+    """While any thread waited to register, no ping removed the row of a call whose answer was lost. So a thread waited
+    behind its own row, and got `Deadlock`. (Found by a simulation.)
     """
     simulate(mixed, threads=2, replay="seed=432: 13 run A2; 24 restart 7")
     with sqlsem.testing.memory() as locks:
@@ -66,26 +66,26 @@ def test_a_forgotten_row_does_not_wait_for_others_that_queue_for_the_session():
         steps.close()
 
 
-def test_who_hands_over_hears_in_time_that_it_holds_no_more():
-    """Found by a simulation: a call that had put the lock in transit, and whose answer did not come, could take longer
-    than the token was good for: others came in, and the giver was not told that it had lost.
+def test_giver_learns_in_time_that_it_lost_the_lock():
+    """A call that had put the lock in transit, without an answer, could take longer than the token was valid: others
+    were granted, and the giver was not notified of its loss. (Found by a simulation.)
     """
     simulate(travelling, replay="seed=485: 9 slow A 20")
 
 
-def test_who_asks_for_several_has_all_or_none():
-    """Found by a simulation: the answer to a registration was lost, an operator took one of its rows away, and the
-    second attempt found the other ones: its caller went on as if it had all.
+def test_registration_of_several_is_all_or_nothing():
+    """The answer to a registration was lost, an operator revoked one of its rows, and the second attempt found the
+    other ones: the caller continued as if it had all. (Found by a simulation.)
     """
     replay = "seed=10862: 8 run A.pulse; 11 run C; 13 run B; 17 run C; 20 run B; 22 run B.watch; 32 run A.pulse"
     simulate(mixed, replay=f"{replay}; 33 failover 1 7; 71 revoke 0")
 
 
-# -- what users find ---------------------------------------------------------------------------------------------------
+# -- findings in users' programs --------------------------------------------------------------------------------------
 
 
 class Account:
-    """Of a program that is under test."""
+    """A failure of a program under test."""
 
     def __init__(self):
         self.balance = 0
@@ -97,7 +97,7 @@ class Account:
         assert self.balance >= 0, f"overdrawn: {self.balance}"
 
 
-def test_a_program_that_looks_outside_of_its_lock_is_found():
+def test_search_finds_a_read_outside_the_lock():
     account = Account()
 
     def withdraw(me):
@@ -123,7 +123,7 @@ def test_a_program_that_looks_outside_of_its_lock_is_found():
     simulate(better, processes=2, faults=("crash", "cut"), schedules=100, begin=account.open, always=account.check)
 
 
-def test_code_that_uses_the_default_coordinator_runs_as_it_is():
+def test_program_may_use_the_default_coordinator():
     inside = []
 
     @sqlsem.limit("etl", 2)
@@ -147,7 +147,7 @@ def test_code_that_uses_the_default_coordinator_runs_as_it_is():
     assert report.schedules == 50
 
 
-def test_locks_taken_in_opposite_orders_are_found():
+def test_search_finds_opposite_lock_orders():
     def transfer(me):
         first, second = ("a", "b") if me.number % 2 else ("b", "a")
         with me.locks.mutex(first):
@@ -161,7 +161,7 @@ def test_locks_taken_in_opposite_orders_are_found():
     assert failed.value.schedules < 100
 
 
-def test_a_lock_that_is_never_given_back_is_found():
+def test_search_finds_a_lock_that_is_never_released():
     def forgets(me):
         me.locks.mutex("r").acquire()
 
@@ -170,7 +170,7 @@ def test_a_lock_that_is_never_given_back_is_found():
     assert failed.value.kind in ("left", "stuck")
 
 
-def test_a_failure_can_be_read_and_is_the_same_again():
+def test_failure_is_readable_and_replays():
     def fails(me):
         with me.locks.mutex("r"):
             if me.name == "B":
@@ -197,12 +197,12 @@ def test_a_failure_can_be_read_and_is_the_same_again():
         {"jobs": 0},
     ],
 )
-def test_what_cannot_be_run_is_refused(options):
+def test_simulate_refuses_wrong_arguments(options):
     with pytest.raises(sqlsem.ConfigurationError):
         simulate(mixed, **options)
 
 
-def test_several_processes_search_as_one_does():
+def test_several_processes_search_like_a_single_process():
     assert simulate(mixed, schedules=7, jobs=3).schedules == 7
 
     def fails(me):
@@ -214,7 +214,7 @@ def test_several_processes_search_as_one_does():
     assert failed.value.schedules == 6
 
 
-def test_a_schedule_is_the_same_alone_and_after_others():
+def test_schedule_repeats_alone_and_after_others():
     def traces(seeds):
         found = {}
         for seed in seeds:
@@ -230,7 +230,7 @@ def test_a_schedule_is_the_same_alone_and_after_others():
 
 
 def test_log_of_vital_threads_is_written_in_virtual_time(caplog):
-    """At once: a thread for it would belong to one run, and be waited for by others, or by the process when it ends."""
+    """Run at once: a thread would belong to one run, and other runs, or the end of the process, would wait for it."""
 
     def say():
         kept = SupervisedThread("sqlsem-said", lambda _: voice.warning("This was said"), vital=True)
@@ -247,7 +247,7 @@ def test_log_of_vital_threads_is_written_in_virtual_time(caplog):
     voice.hush(PATIENCE)
 
 
-def test_what_is_shared_is_empty_at_the_beginning_of_each_run():
+def test_shared_state_is_empty_at_the_start_of_a_run():
     def program(me):
         with me.locks.mutex("r"):
             me.shared["count"] = me.shared.get("count", 0) + 1
@@ -256,12 +256,12 @@ def test_what_is_shared_is_empty_at_the_beginning_of_each_run():
     simulate(program, processes=2, schedules=20, faults=())
 
 
-def test_a_simulation_cannot_run_in_another_one():
+def test_simulation_refuses_to_run_inside_another():
     with pytest.raises(SimulationFailed, match="virtual time already"):
         simulate(lambda me: simulate(mixed, schedules=1), schedules=1, faults=())
 
 
-def test_other_coordinators_go_on_in_real_time():
+def test_other_coordinators_run_in_real_time():
     with sqlsem.testing.memory() as locks, locks.mutex("r") as grant:
         simulate(mixed, schedules=20, seed=3)
         assert not grant.lost

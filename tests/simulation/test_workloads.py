@@ -1,4 +1,6 @@
-"""Work queues, priorities, leaders and once a period, in virtual time: nothing is found; and what was put in is."""
+"""Run work queues, priorities, leaders and once a period in virtual time: the search finds nothing, except for seeded
+bugs.
+"""
 
 import pytest
 from support.searches import found
@@ -38,30 +40,30 @@ def little_shortened(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_found(kind):
+def test_search_finds_nothing(kind):
     simulate(**KINDS[kind], seconds=6)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_found_for_long(kind):
+def test_long_search_finds_nothing(kind):
     print(simulate(**{**KINDS[kind], "schedules": 10**9}, seconds=240, seed=10**6))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("program", [departing, queued, ranked, periodic, leading], ids=lambda value: value.__name__)
-def test_nothing_is_found_on_postgresql(program, postgres_server):
+def test_search_finds_nothing_on_postgresql(program, postgres_server):
     print(simulate(program, database=postgres_server.url(), schedules=10**9, seconds=240, seed=10**6))
 
 
-# -- what was put in ---------------------------------------------------------------------------------------------------
+# -- seeded bugs -----------------------------------------------------------------------------------------------------
 
 
 @bug(queued)
 def claimed_by_the_first_look(patch):
-    """What was pending before the transaction is claimed in it. (Also proof/mutants/sqlite-claimed-by-a-look.patch.)"""
+    """Claim the task that was pending before the transaction. (Also proof/mutants/sqlite-claimed-by-a-look.patch.)"""
     real = SqliteTasks.claim_task
 
     def claim_task(self, member_id, queue, owner, uid, again):
@@ -76,7 +78,7 @@ def claimed_by_the_first_look(patch):
 
 @bug(ranked)
 def overtakes_who_holds(patch):
-    """The first of the line is let in beside who holds."""
+    """Grant the first of the queue beside a holder."""
     real = SqlitePriorities.acquire_by_priority
 
     def acquire_by_priority(self, *arguments):
@@ -90,13 +92,13 @@ def overtakes_who_holds(patch):
 
 @bug(ranked)
 def overtakes_who_waits(patch):
-    """Who comes sees nobody in the line before it."""
+    """Let a new request ignore the queue before it."""
     patch.setattr(SqlitePriorities, "_before", lambda self, request, own: None)
 
 
 @bug(periodic)
 def asked_once(patch):
-    """Who waited for another run does not ask again whether it is done."""
+    """Let a run that waited for another run not check again whether it is done."""
     real = SqlitePeriods.once_due
     patch.setattr(
         SqlitePeriods,
@@ -107,7 +109,7 @@ def asked_once(patch):
 
 @bug(leading, database="memory")
 def given_back_first(patch):
-    """The next one leads before on_stopped of the last one has returned."""
+    """Start the next term before on_stopped of the last one has returned."""
     real = leaders._leave
 
     def leave(term, lock, exc):
@@ -120,13 +122,13 @@ def given_back_first(patch):
 
 @bug(departing)
 def given_back_before_the_commit(patch):
-    """The word counts when it is written. (Also proof/mutants/python-gone-before-the-commit.patch.)"""
+    """Count the commit marker as soon as it is written. (Also proof/mutants/python-gone-before-the-commit.patch.)"""
     patch.setattr(Departure, "_is_committed", lambda self: True)
 
 
 @bug(departing)
 def word_of_a_savepoint(patch):
-    """Only the last word is looked for. (Also proof/mutants/python-word-of-a-savepoint.patch.)"""
+    """Check only the last commit marker. (Also proof/mutants/python-word-of-a-savepoint.patch.)"""
 
     def also(self, word):
         self._words.clear()
@@ -135,13 +137,13 @@ def word_of_a_savepoint(patch):
     patch.setattr(Departure, "also", also)
 
 
-#: Of these searches the others are long.
+#: The other searches take long.
 SHORT = ("given_back_before_the_commit", "word_of_a_savepoint", "claimed_by_the_first_look", "given_back_first")
 
 
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.soak) for name in BUGS]
 )
-def test_a_bug_is_found(name):
+def test_search_finds_a_seeded_bug(name):
     put_in, options = BUGS[name]
     found(put_in, **options)

@@ -1,6 +1,6 @@
-"""``sqlsem top`` without a database: what the screen shows, and what the keys do.
+"""Run ``sqlsem top`` without a database: the contents of the screen, and the effects of the keys.
 
-What the screen shows is compared with snapshots/*.txt; SQLSEM_SNAPSHOTS=write writes them anew.
+The screen is compared with snapshots/*.txt; SQLSEM_SNAPSHOTS=write writes them anew.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def screen(app):
 
 
 def drive(live, script, size=NARROW):
-    """Run ``script(app, press)``; ``await press(…)`` presses keys, and gives the screen afterwards."""
+    """Run ``script(app, press)``; ``await press(…)`` presses keys, and returns the screen afterwards."""
 
     async def main():
         app = Top(live)
@@ -55,7 +55,7 @@ def drive(live, script, size=NARROW):
 
 
 def shown(live, *keys, size=NARROW):
-    """The screen after some keys."""
+    """Return the screen after some keys."""
     found = []
 
     async def script(app, press):
@@ -70,16 +70,16 @@ def said(app):
 
 
 def row(text):
-    """The line under the cursor, without the mark."""
+    """Return the line under the cursor, without the mark."""
     return next(line for line in text.splitlines() if line.startswith("> ")).removeprefix("> ")
 
 
-# -- what is shown
+# -- screens
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE], ids=["80", "200"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_view_looks_as_it_should(view, size):
+def test_view_matches_its_snapshot(view, size):
     text = shown(FakePoller(a_night()), str(list(VIEWS).index(view) + 1), size=size)
     lines = text.splitlines()
     assert len(lines) <= size[1]
@@ -90,7 +90,7 @@ def test_each_view_looks_as_it_should(view, size):
     assert text == file.read_text(encoding="utf-8")
 
 
-def test_without_colour_it_says_the_same(monkeypatch):
+def test_screen_without_colour_has_the_same_text(monkeypatch):
     text = shown(FakePoller(a_night()), "j", "j")
     assert "> " in text
     monkeypatch.setenv("NO_COLOR", "1")
@@ -109,12 +109,12 @@ def test_without_colour_it_says_the_same(monkeypatch):
         assert all(one.red == one.green == one.blue for one in colours if one is not None), colours
 
     drive(FakePoller(a_night()), script)
-    # What the colours say stands there in words as well, and the cursor has a mark.
+    # Each colour also has a word on the screen, and the cursor has a mark.
     assert row(text).split()[:2] == ["9", "revoked"]
     assert all(word in text for word in ("holds", "waits", "dead", "PAUSED"))
 
 
-def test_a_long_queue_is_drawn_as_far_as_it_is_seen():
+def test_long_queue_draws_only_visible_rows():
     live = FakePoller(overview(entry(position) for position in range(1, 10_001)))
 
     async def script(app, press):
@@ -128,7 +128,7 @@ def test_a_long_queue_is_drawn_as_far_as_it_is_seen():
 
 
 @pytest.mark.parametrize("name", [MARKUP, ANSI, BIDI, "[red]x[/red]"])
-def test_names_that_would_steer_a_terminal(name):
+def test_screen_escapes_control_characters(name):
     entries = [entry(1, "holds", name, host=name, note=name, limit=1), entry(2, "waits", name, limit=1)]
     live = FakePoller(overview(entries, [resource(name, paused=True, paused_by=name)]))
 
@@ -144,15 +144,15 @@ def test_names_that_would_steer_a_terminal(name):
     assert "[red]x" in shown(FakePoller(overview([entry(1, "holds", "[red]x[/red]")])))
 
 
-# -- looking around
+# -- navigation
 
 
-def test_the_cursor_stays_on_its_row():
+def test_cursor_stays_on_its_row():
     live = FakePoller(overview([entry(1, "holds"), entry(2), entry(3)]))
 
     async def script(app, press):
         assert row(await press("j", "j", "j")).split()[:2] == ["3", "waits"]
-        # Others come and go before it, and it is let in.
+        # Other requests come and go ahead of it, and it is granted.
         live.see(Snapshot(overview([entry(0, "holds", "a"), entry(3, "holds"), entry(4)]), NOW))
         assert row(await press()).split()[:2] == ["3", "holds"]
         live.see(Snapshot(overview([entry(0, "holds", "a")]), NOW))
@@ -163,7 +163,7 @@ def test_the_cursor_stays_on_its_row():
     drive(live, script)
 
 
-def test_a_filter_while_one_types_and_afterwards():
+def test_filter_applies_during_and_after_typing():
     async def script(app, press):
         text = await press("slash", *"db2")
         assert row(text).startswith("etl")
@@ -177,7 +177,7 @@ def test_a_filter_while_one_types_and_afterwards():
     assert "No row has these words in it." in shown(FakePoller(a_night()), "slash", *"qqq")
 
 
-def test_sorting_goes_through_the_columns_and_back():
+def test_sort_key_cycles_through_the_columns():
     async def script(app, press):
         assert "by RESOURCE" in await press("s")
         text = await press("s", "s", "s")
@@ -189,7 +189,7 @@ def test_sorting_goes_through_the_columns_and_back():
     drive(FakePoller(a_night()), script)
 
 
-def test_views_in_turn():
+def test_keys_switch_views():
     async def script(app, press):
         assert "[2 Leaders]" in await press("tab")
         assert "[7 Rates]" in await press("shift+tab", "shift+tab")
@@ -197,7 +197,7 @@ def test_views_in_turn():
     drive(FakePoller(a_night()), script)
 
 
-def test_rates_are_there_where_any_is_used():
+def test_rates_view_appears_with_rates():
     live = FakePoller(overview([entry(1, "holds")]))
 
     async def script(app, press):
@@ -219,7 +219,7 @@ def test_rates_are_there_where_any_is_used():
     drive(live, script)
 
 
-def test_frozen_it_shows_nothing_new():
+def test_frozen_view_shows_nothing_new():
     live = FakePoller(overview([entry(1, "holds")]))
 
     async def script(app, press):
@@ -231,7 +231,7 @@ def test_frozen_it_shows_nothing_new():
     drive(live, script)
 
 
-def test_the_keys_are_explained():
+def test_help_explains_the_keys():
     async def script(app, press):
         assert "pause the resource" in await press("question_mark")
         assert "pause the resource" not in await press("p")
@@ -239,7 +239,7 @@ def test_the_keys_are_explained():
     drive(FakePoller(a_night()), script)
 
 
-def test_it_ends_and_looks_no_more():
+def test_quit_stops_polling():
     live = FakePoller(a_night())
 
     async def script(app, press):
@@ -249,9 +249,9 @@ def test_it_ends_and_looks_no_more():
     assert live.stopped.is_set()
 
 
-# -- changing
+# -- changes
 
-#: On `a_night`: the keys that lead to a row, the key that asks, and what is done then.
+#: On `a_night`: the keys that lead to a row, the key of the action, and the resulting action.
 ACTIONS = {
     "pause": (["j", "j", "j"], "p", "Pause 'etl'?", Action("pause", resource="etl")),
     "resume": (["end", "k"], "r", "Resume 'report'?", Action("resume", resource="report", position=7)),
@@ -267,7 +267,7 @@ ACTIONS = {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_an_action_shows_its_consequence_and_asks(name):
+def test_action_shows_its_consequence_and_asks(name):
     way, key, question, action = ACTIONS[name]
     live = FakePoller(a_night())
 
@@ -286,7 +286,7 @@ def test_an_action_shows_its_consequence_and_asks(name):
     drive(live, script)
 
 
-def test_a_cap_is_asked_for_and_its_consequence_follows_as_one_types():
+def test_cap_dialog_updates_its_consequence():
     live = FakePoller(overview([entry(1, "holds", limit=9), entry(2, limit=9), entry(3, limit=9)], [resource(cap=1)]))
 
     async def script(app, press):
@@ -310,7 +310,7 @@ def test_a_cap_is_asked_for_and_its_consequence_follows_as_one_types():
     drive(live, script)
 
 
-def test_what_is_asked_follows_what_is_seen():
+def test_question_follows_the_overview():
     live = FakePoller(overview([entry(1, "holds", limit=1), entry(2, limit=1)]))
 
     async def script(app, press):
@@ -328,7 +328,7 @@ def test_what_is_asked_follows_what_is_seen():
 
 
 @pytest.mark.parametrize("key", list("prcxXt"))
-def test_a_key_that_makes_no_sense_here_says_so(key):
+def test_inapplicable_key_says_so(key):
     async def script(app, press):
         await press("5", key)
         assert len(said(app)) == 1
@@ -337,7 +337,7 @@ def test_a_key_that_makes_no_sense_here_says_so(key):
     drive(FakePoller(a_night()), script)
 
 
-def test_what_fails_is_told():
+def test_failed_action_shows_its_error():
     live = FakePoller(a_night())
     live.failure = sqlsem.NotHeld("There is no row at position 1;\nsee: sqlsem ls")
 
@@ -348,7 +348,7 @@ def test_what_fails_is_told():
     drive(live, script)
 
 
-def test_a_reader_is_told_before_it_is_asked():
+def test_reader_sees_missing_rights_before_the_question():
     live = FakePoller(a_night(), rights=())
 
     async def script(app, press):
@@ -364,7 +364,7 @@ def test_a_reader_is_told_before_it_is_asked():
 # -- outages
 
 
-def test_it_goes_on_through_an_outage():
+def test_top_survives_an_outage():
     live = FakePoller(a_night())
 
     async def script(app, press):
@@ -385,7 +385,7 @@ def test_it_goes_on_through_an_outage():
     drive(live, script)
 
 
-def test_it_can_be_started_while_the_database_is_away():
+def test_start_during_an_outage():
     live = FakePoller(Snapshot(down_since=NOW, trouble="Cannot reach it"))
 
     async def script(app, press):
