@@ -1,0 +1,79 @@
+"""docs/words.py: it counts what docs/words.toml lists, and no number goes up."""
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = importlib.util.spec_from_file_location("check_words", ROOT / "docs" / "words.py")
+words = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(words)
+LISTS, ALLOWED = words.read_list(words.LIST.read_text(encoding="utf-8"))
+RULES = words.Rules(LISTS)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('"""Whether it is held."""\n', ["docstring begins with Whether"]),
+        ('"""Return True while the grant is held."""\n', []),
+        ('"""Wake the waiters.\n\n    Who waits is told.\n    """\n', ["clause for a noun"]),
+        ("x = 1  # What is held stays.\n", ["clause for a noun"]),
+        ("x = 1  # The waiter stays in the queue.\n", []),
+        ("x = 1  # the lock is had\n", ["phrase"]),
+        ("for one in rows:\n    pass\n", ["variable `one`"]),
+        ("for row in rows:\n    pass\n", []),
+        ("def nudge(): ...\n", ["name: nudge"]),
+        ("def notify(): ...\n", []),
+        ("def test_who_waits(): ...\n", ["name of a test: test_who_waits"]),
+        ("def test_waiter_gives_up_at_its_timeout(): ...\n", []),
+        (f"def test_{'a' * 60}(): ...\n", [f"name of a test: test_{'a' * 60}"]),
+    ],
+)
+def test_rules_count_python(source, expected):
+    assert [kind for _, kind in RULES.python(source, tests=False)] == expected
+
+
+def test_rules_count_comments_of_sql_and_pages():
+    assert list(RULES.prose("SELECT 1 -- Who waits looks.\n", "--")) == [(1, "clause for a noun")]
+    assert list(RULES.prose("SELECT 'who waits looks'\n", "--")) == []
+    assert list(RULES.prose("A parked task.\n", public=True)) == [(1, "word of our own: parked")]
+    assert list(RULES.prose("The column `parked`.\n", public=True)) == []
+
+
+def test_names_in_tests_are_free():
+    assert list(RULES.python("def nudge(): ...\n", tests=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("README.md", "."),
+        ("docs/howto/cron.md", "docs"),
+        ("sqlsem/locks.py", "sqlsem"),
+        ("sqlsem/core/grants.py", "sqlsem/core"),
+        ("sqlsem/engines/sqlite/locks.py", "sqlsem/engines"),
+        ("tests/unit/test_words.py", "tests/unit"),
+    ],
+)
+def test_folder_of_a_file(name, folder):
+    assert words.folder_of(name) == folder
+
+
+def test_numbers_only_go_down():
+    text = 'public = ["x"]\n\n[allowed]\n"a" = 3\n"b" = 2\n"c" = 1\n'
+    assert words.lowered(text, Counter(a=5, b=1)) == 'public = ["x"]\n\n[allowed]\n"a" = 3\n"b" = 1\n'
+
+
+def test_check_fails_over_the_number(monkeypatch, capsys):
+    monkeypatch.setattr(words, "places", lambda rules: [("docs", "docs/a.md", 7, "phrase")] * (ALLOWED["docs"] + 1))
+    assert words.check([]) == 1
+    assert "python docs/words.py --show docs" in capsys.readouterr().out
+    monkeypatch.setattr(words, "places", lambda rules: [("docs", "docs/a.md", 7, "phrase")] * ALLOWED["docs"])
+    assert words.check([]) == 0
+
+
+def test_every_allowed_folder_is_there():
+    assert [folder for folder in ALLOWED if not (ROOT / folder).is_dir()] == []
