@@ -37,7 +37,7 @@ from sqlsem.terminal import output
 __all__ = ["run"]
 
 log = logging.getLogger("sqlsem")
-#: For the command of one who leads to end on SIGTERM: it has the lock until then, so nothing presses.
+#: The time between SIGTERM and SIGKILL for a leader's command that steps down. It still holds the lock.
 STEP_DOWN_SECONDS = 10.0
 
 
@@ -69,16 +69,16 @@ STEP_DOWN_SECONDS = 10.0
     multiple=True,
     type=rated,
     metavar="NAME=N/TIME[:COST]",
-    help="At most N in any TIME, by everybody together: api=100/1m, api=10/1s,1000/1h:7 (two windows; this takes 7). "
-    "Taken when the locks are had.",
+    help="At most N in any TIME, by all processes together: api=100/1m, api=10/1s,1000/1h:7 (two windows; this takes "
+    "7). Taken after the locks are granted.",
 )
 @click.option(
     "--once-per",
     type=periodic,
     metavar="[NAME=]DURATION",
-    help="Once in each period, however many ask on however many hosts, unless the command fails: then the next one may "
-    "try. Where it is done, the exit code is 0. Periods are multiples of DURATION since 1970 in UTC. NAME says what "
-    "runs; left out, it is that of the one lock: report=1d, 6h.",
+    help="Run once in each period, on any number of hosts. If the command fails, another process may run it. If it is "
+    "done already, the exit code is 0. Periods are multiples of DURATION since 1970 in UTC. NAME identifies the job; "
+    "left out, the name of the one lock: report=1d, 6h.",
 )
 @click.option(
     "--offset", type=duration, default="0", help="Moves the beginning of the periods: 6h, with 1d, is at 6:00 UTC."
@@ -92,30 +92,30 @@ STEP_DOWN_SECONDS = 10.0
 @click.option(
     "--join",
     is_flag=True,
-    help="Run under the lock of the sqlsem run above, as a part of what that does, and never longer than it lasts: "
-    "when the command of that ends, this is ended, too, and only then the lock given back. Asks no database.",
+    help="Run under the lock of the parent sqlsem run. When the parent's command ends, this one is ended, too; only "
+    "then the lock is released. Does not connect to the database.",
 )
 @click.option(
     "--leader",
     type=resource_name,
     metavar="NAME",
-    help="Of many one leads: the command runs while this one does, is ended when the lead is lost or taken away, and "
-    "started again for the next term. On SIGTERM it is ended, and the next one leads. --note is what others see.",
+    help="Elect a leader among all processes of this NAME. The command runs in each term of this process; it is ended "
+    "when the term ends. SIGTERM ends the command and the term, and another process leads. Others see --note.",
 )
-@click.option("--timeout", type=duration, help="Give up when the lock is not had in this time; 0 does not wait at all.")
+@click.option("--timeout", type=duration, help="Give up when the lock is not granted within this time; 0: do not wait.")
 @click.option(
     "--priority",
     type=click.IntRange(0, 99),
-    help="Before lower ones that wait, where an operator has set priorities (sqlsem set NAME --priorities). One lock.",
+    help="Higher first, on a resource with priorities (sqlsem set NAME --priorities). Only for one lock.",
 )
-@click.option("--note", help="Words for anyone who looks at the queue. Left out: the program's name.")
+@click.option("--note", help="A text that lists of the queue show. Left out: the program's name.")
 @click.option(
     "-E",
     "--conflict-exit-code",
     type=click.IntRange(0, 255),
     default=EXIT_TEMPFAIL,
     show_default=True,
-    help="Exit code when the lock was not had in time.",
+    help="Exit code when the lock was not granted in time.",
 )
 @click.option(
     "--lost-exit-code",
@@ -127,9 +127,9 @@ STEP_DOWN_SECONDS = 10.0
 @click.option(
     "--kill-after",
     type=duration,
-    help="When the lock is lost, the command gets SIGTERM, and so much later SIGKILL. A lock is declared lost a fifth "
-    "of the grace, at most 1 second, before others are let in: stay well below that. Left out: half of it, 0.5 s with "
-    "the usual grace.",
+    help="The time between SIGTERM and SIGKILL when the lock is lost. A lock is declared lost a fifth of the grace, at "
+    "most 1 second, before another process is granted it: stay well below that. Left out: half of it, 0.5 s with the "
+    "usual grace.",
 )
 @pass_url_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -137,14 +137,14 @@ STEP_DOWN_SECONDS = 10.0
 def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
     """Run a command while holding a lock: flock(1) for the whole company.
 
-    Several locks are had all at once, so that two such commands never wait for each other. The command finds
-    $SQLSEM_RESOURCE, $SQLSEM_POSITION and $SQLSEM_FENCE in its environment (of several locks, the first's). Signals
-    sent to sqlsem go on to the command.
+    Several locks are acquired together, so two such commands never wait for each other. The command finds
+    $SQLSEM_RESOURCE, $SQLSEM_POSITION and $SQLSEM_FENCE in its environment (for several locks, the first one's).
+    Signals sent to sqlsem are passed on to the command.
 
-    When the lock is lost (the database was out of reach for too long, or an operator took it away), the command is
-    ended, and everything it started: without a terminal, all of its session; on Linux its descendants and daemons too.
-    So it is when sqlsem itself is killed. The lock is given back when the command ends; what that leaves in the
-    background goes on without the lock.
+    When the lock is lost (the database was out of reach for too long, or an operator revoked it), the command is
+    ended with everything it started: without a terminal, all of its session; on Linux its descendants and daemons,
+    too. The same happens if sqlsem itself is killed. The lock is released when the command ends; processes that it
+    leaves in the background go on without the lock.
 
     \b
     Examples:
@@ -162,7 +162,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
     Exit codes: that of the command, 128 + N when signal N ended it; else
       64  wrong usage
       69  the database is out of reach
-      75  the lock was not had in time (-E chooses another)
+      75  the lock was not granted in time (-E chooses another)
       76  the lock was lost, so the command was ended (--lost-exit-code)
       78  configuration or schema
       126 the command cannot be executed
@@ -184,7 +184,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
             output.say(f"locking {', '.join(map(repr, names))} in {coordinator.engine.label}")
         waiting = _Waiting(coordinator, command[0])
         if options.verbose:
-            spawn(waiting.tell, "sqlsem-tell")
+            spawn(waiting.log_progress, "sqlsem-progress")
         environment = config.environment(options.chosen_url, hand_on=chosen.pass_url)
         job = supervisor.Job(command, environment, kill_after, waiting.had)
         note = clean(os.path.basename(command[0]))[:200] if chosen.note is None else chosen.note
@@ -208,8 +208,8 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
 
 
 def _lead(name: str, note: str, job: supervisor.Job, coordinator: sqlsem.Coordinator, events: supervisor.Events) -> int:
-    """Run the command in each term; the exit code."""
-    coordinator.leader(name, note).current()  # a database that is out of reach at the beginning is told at once
+    """Run the command in each term of this leader; return the exit code."""
+    coordinator.leader(name, note).current()  # fails at once if the database is out of reach at the start
 
     def lock(on_lost: Callable[[sqlsem.Grant], object]) -> sqlsem.Lock:
         return coordinator.mutex(name, note=note, on_lost=on_lost)
@@ -232,7 +232,7 @@ def _hold(
     once: OncePerPeriod | None = None,
     take: Callable[[], bool] | None = None,
 ) -> int:
-    """Run the command under the lock, or when something was taken that nobody holds; the exit code."""
+    """Run the command under the lock, or after ``take()`` for rates; return the exit code."""
     try:
         if take is not None:
             ended, lost = supervisor.run_after(take, job, events), None
@@ -255,12 +255,12 @@ def _tell_not_had(
     coordinator: sqlsem.Coordinator, wanted: _Wanted, timeout: float | None, conflict_exit_code: int
 ) -> int:
     words = f"not granted within {timeout:g} s in {coordinator.engine.label}: {_in_the_way(coordinator, wanted)}"
-    (output.say if conflict_exit_code else log.info)(words)  # who is content without it needs no mail about it
+    (output.say if conflict_exit_code else log.info)(words)  # with -E 0 this is no error, and cron must not mail it
     return conflict_exit_code
 
 
 def _not_started(program: str, error: OSError) -> int:
-    """The exit code for it, which has been told; what has another cause goes on."""
+    """Print that the command cannot be started, and return the exit code; raise errors of sqlsem."""
     if isinstance(error, SqlsemError):
         raise error
     output.print_error(f"{program}: {error.strerror}")
@@ -281,7 +281,7 @@ def _run_joined(job: supervisor.Job, events: supervisor.Events, lost_exit_code: 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What the command line says of how it runs."""
+    """The options about how to run."""
 
     timeout: float | None
     note: str | None
@@ -296,7 +296,7 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The locks that the command line names."""
+    """The options about what to lock."""
 
     mutex: Sequence[str]
     limit: Sequence[tuple[str, int | None, int]]  # name, limit (None: the server's), weight
@@ -309,28 +309,28 @@ class _Wanted:
     offset: float
 
     def require_one(self, chosen: _Chosen) -> None:
-        """Raise unless it is said which lock, in one way."""
+        """Raise unless the options name locks in exactly one way."""
         named = bool(self.names or self.once_per or self.rates)
-        alone = (chosen.adopt, chosen.join, chosen.leader is not None)
-        if self.priority is not None and (any(alone) or self.once_per or self.rates or len(self.names) != 1):
+        exclusive = (chosen.adopt, chosen.join, chosen.leader is not None)
+        if self.priority is not None and (any(exclusive) or self.once_per or self.rates or len(self.names) != 1):
             raise click.UsageError("--priority goes with one lock: --mutex, --limit, --read, --write or --stage.")
-        if named + sum(alone) > 1:
-            raise click.UsageError("--adopt, --join and --leader stand alone: what they bring is the lock.")
+        if named + sum(exclusive) > 1:
+            raise click.UsageError("--adopt, --join and --leader cannot be combined with other locks.")
         if chosen.leader is not None and chosen.timeout is not None:
             raise click.UsageError("--leader waits for as long as it takes, without --timeout.")
-        if not (named or any(alone)):
+        if not (named or any(exclusive)):
             raise click.UsageError(
                 "Say which lock: --mutex NAME, --limit NAME[=N], --read, --write, --stage NAME=ORDER or "
                 "--rate NAME=N/TIME."
             )
         if self.once_per is not None:
-            _ = self.period  # what cannot be is told at once
+            _ = self.period  # raises if it is invalid
         elif self.offset:
-            raise click.UsageError("--offset moves the periods of --once-per, which is not there.")
+            raise click.UsageError("--offset moves the periods of --once-per, which is missing.")
 
     @property
     def period(self) -> Period:
-        """Of --once-per."""
+        """The period of --once-per."""
         assert self.once_per is not None
         name, seconds = self.once_per
         if name is None:
@@ -344,25 +344,25 @@ class _Wanted:
 
     @property
     def names(self) -> list[str]:
-        """Of the locks."""
+        """The names of the locks."""
         limits, stages = (name for name, *_ in self.limit), (name for name, _ in self.stage)
         return [*self.mutex, *limits, *self.read, *self.write, *stages]
 
     @property
     def resources(self) -> list[str]:
-        """What is locked, by all of it."""
+        """All resources: of locks, periods and rates."""
         periods = [] if self.once_per is None else [self.period.resource]
         return [*self.names, *periods, *(rate.resource for rate in self.rates)]
 
     @property
     def is_held(self) -> bool:
-        """Whether there is anything to hold: what is taken of rates is not."""
+        """True if anything is held while the command runs (rates are not)."""
         return bool(self.names or self.once_per)
 
     def lock(
         self, coordinator: sqlsem.Coordinator, note: str, on_lost: Callable[[sqlsem.Grant], object]
     ) -> sqlsem.Lock:
-        """All of them as one."""
+        """Return one lock of all of them."""
         try:
             given: LockOptions = {"note": note, "priority": self.priority}
             locks: list[sqlsem.Lock | sqlsem.Rate] = [coordinator.mutex(name, **given) for name in self.mutex]
@@ -379,7 +379,7 @@ class _Wanted:
 
 
 def _in_the_way(coordinator: sqlsem.Coordinator, wanted: _Wanted) -> str:
-    """Say who is in the way of the locks that were not granted."""
+    """Return who holds the locks that were not granted, as text."""
     requests = wanted.lock(coordinator, "", lambda _: None).terms.requests if wanted.is_held else wanted.rates
     try:
         found = coordinator.client.with_connection(lambda session: look_for_blockers(session, requests))
@@ -390,7 +390,7 @@ def _in_the_way(coordinator: sqlsem.Coordinator, wanted: _Wanted) -> str:
 
 
 def _cannot_start(program: str) -> int:
-    """Look before the wait, which may be long: 127 or 126 when there is no such program, else 0."""
+    """Return 127 or 126 if the program cannot be started, else 0. (Checked before the wait, which may be long.)"""
     if shutil.which(program) is not None:
         return 0
     exists = os.path.dirname(program) and os.path.exists(program)
@@ -399,7 +399,7 @@ def _cannot_start(program: str) -> int:
 
 
 class _Waiting:
-    """What the log says of our wait beyond the events of the lock: how it goes on, and the command's start."""
+    """Logs the progress of our wait, and the start of the command."""
 
     def __init__(self, coordinator: sqlsem.Coordinator, program: str) -> None:
         self.over = threading.Event()
@@ -407,28 +407,28 @@ class _Waiting:
         self._program = program
 
     def had(self, grant: sqlsem.Grant, pid: int) -> None:
-        """It has come to its end."""
+        """Log the command's start; the wait is over."""
         self.over.set()
         places = ", ".join(f"{name!r} at {position}" for name, position in grant.positions.items())
         log.info("Started %s as process %d under %s", self._program, pid, places)
 
-    def tell(self) -> None:
-        """Thread of ``sqlsem -v run``: how many are ahead, whenever that has changed."""
-        told, pause = None, 0.25
+    def log_progress(self) -> None:
+        """Log how many requests are ahead, whenever that changes. A thread of ``sqlsem -v run`` runs this."""
+        last, pause = None, 0.25
         while not self.over.wait(pause):
             pause = min(pause * 1.5, 5.0)
             try:
-                text = self._place()
+                text = self._progress()
             except SqlsemError as exc:
                 log.info("cannot see the queue: %s", exc)
                 continue
-            if text and text != told and not self.over.is_set():
-                if told is not None:  # the first place was told when the wait began
+            if text and text != last and not self.over.is_set():
+                if last is not None:  # the first text was logged when the wait began
                     log.info("Still waiting for %s", text)
-                told = text
+                last = text
 
-    def _place(self) -> str:
-        """Where we stand, in words."""
+    def _progress(self) -> str:
+        """Return our waiting requests, each with the number of requests ahead, as text."""
         waits = []
         entries = self._coordinator.admin.entries()
         for entry in entries:

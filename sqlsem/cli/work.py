@@ -1,4 +1,4 @@
-"""``sqlsem work``: a worker, and its picture on a terminal."""
+"""``sqlsem work``: runs a worker, shows its state on a terminal, and stops it on signals."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ __all__ = ["work"]
 
 log = logging.getLogger("sqlsem")
 
-#: Between two pictures of a worker, and the least between two looks at what is pending.
-PICTURE_SECONDS, LOOK_SECONDS = 0.25, 1.0
-#: The part of its time that looking at what is pending may take.
-LOOK_SHARE = 1 / 20
-#: Pending tasks that a worker shows.
+#: The pause between two drawings, and the least pause between two polls of the queue.
+DRAW_SECONDS, POLL_SECONDS = 0.25, 1.0
+#: The share of time that polling the queue may take.
+POLL_SHARE = 1 / 20
+#: How many pending tasks are shown.
 SHOWN = 5
-#: In which a worker that is told twice to stop has given back what it can.
+#: How long a worker may take to return its tasks after a second signal.
 ABORT_SECONDS = 15.0
 
 
@@ -66,7 +66,7 @@ def _modules(value: str) -> Sequence[str]:
     return modules
 
 
-@click.command(short_help="Carry out the tasks of a work queue.")
+@click.command(short_help="Run the tasks of a work queue.")
 @click.argument("queue", type=name_of("The queue's name"))
 @click.option(
     "--workers",
@@ -76,13 +76,13 @@ def _modules(value: str) -> Sequence[str]:
     metavar="N",
     help="How many tasks run at a time.",
 )
-@click.option("--idle-exit", type=duration, help="Leave when nothing was to be done for so long.")
-@click.option("--kinds", type=_kinds, metavar="KINDS", help="Carry out tasks of these kinds only: sql,shell,call.")
+@click.option("--idle-exit", type=duration, help="Exit when there was no task for this time.")
+@click.option("--kinds", type=_kinds, metavar="KINDS", help="Run only tasks of these kinds: sql,shell,call.")
 @click.option(
     "--modules",
     type=_modules,
     metavar="NAMES",
-    help="Call functions of these Python modules only, and of those below them: etl,reports.daily.",
+    help="Call only functions of these Python modules and their submodules: etl,reports.daily.",
 )
 @click.option(
     "--path",
@@ -90,7 +90,7 @@ def _modules(value: str) -> Sequence[str]:
     multiple=True,
     type=click.Path(exists=True, file_okay=False, resolve_path=True),
     metavar="FOLDER",
-    help="Import functions from here, if they are nowhere else; may be repeated. Left out: the current folder.",
+    help="Import functions also from this folder, after all others; may be repeated. Left out: the current folder.",
 )
 @click.option("--fail-on-error", is_flag=True, help="Exit with 1 when a task that ran here has failed for good.")
 @click.option("--allow-new", is_flag=True, help="Do not warn of a queue that has never had a task.")
@@ -110,17 +110,18 @@ def work(
     shared: bool,
     pass_url: bool,
 ) -> int:
-    """Carry out the tasks of a work queue, in the order in which they stand there.
+    """Run the tasks of a work queue, in its order.
 
-    Run as many of these as you like, on as many hosts. On a terminal it shows what runs; elsewhere (and with -v) it
-    writes a line when a task starts, and one when it ends.
+    Run any number of workers, on any number of hosts. On a terminal the worker shows its tasks; elsewhere (and with -v)
+    it writes a line when a task starts, and one when it ends.
 
-    The first SIGINT (Ctrl-C) or SIGTERM: what runs is finished, then it leaves. The second: everything is given back at
-    once; commands and SQL are ended, and so is Python code, with the process. Should it die in any other way, others
-    run its tasks again. When the database is away, it goes on as soon as that is back (with --idle-exit: within that).
+    After the first SIGINT (Ctrl-C) or SIGTERM the worker finishes the running tasks, then exits. After the second it
+    returns all tasks to the queue at once: commands and SQL are ended, and Python code ends with the process. If a
+    worker dies, others run its tasks again. During an outage of the database the worker waits (with --idle-exit: up to
+    that time).
 
-    Functions of --call tasks are imported from the current folder too, if they are nowhere else and nobody else can
-    write to it. A task that --kinds or --modules exclude fails. Tasks that use sqlsem find the same database.
+    Functions of --call tasks are imported also from the current folder, after all others, unless other users can write
+    to it. A task that --kinds or --modules exclude fails. Tasks that use sqlsem find the same database.
 
     \b
     Examples:
@@ -129,10 +130,10 @@ def work(
       sqlsem work nightly --idle-exit 30s --fail-on-error
 
     \b
-    Exit codes: 0 it left in order (failed tasks are in the queue, see
-      `sqlsem tasks`), 1 with --fail-on-error: a task that ran here has
-      failed and is tried no more, 69 the database is out of reach, 78 others
-      can write the SQLite file, 130 or 143 stopped by a second signal.
+    Exit codes: 0 done (failed tasks are in the queue, see `sqlsem tasks`),
+      1 with --fail-on-error: a task that ran here has failed for good,
+      69 the database is out of reach, 78 others can write the SQLite file,
+      130 or 143 stopped by a second signal.
     """
     allowed = bodies.Allowed(kinds, modules, paths or folders_to_import_from())
     console = output.console()
@@ -155,11 +156,11 @@ def work(
 
 @contextlib.contextmanager
 def _signals(events: SimpleQueue[int | None]) -> Iterator[None]:
-    """Signals that shall stop us become events, while it lasts."""
+    """A context in which signals to stop become events."""
     before = {}
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
         number = getattr(signal, name, None)
-        # What anyone who started us ignores (nohup), stays ignored. SimpleQueue.put may be called in any handler.
+        # A signal that our parent ignores (nohup) stays ignored. SimpleQueue.put may be called in any handler.
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, lambda caught, _: events.put(caught))
     try:
@@ -171,7 +172,7 @@ def _signals(events: SimpleQueue[int | None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _picture(console: Console, live: bool) -> Iterator[Live | None]:
-    """A place on the terminal for what is drawn again and again, cleared in the end."""
+    """A context with an area of the terminal that is drawn again and again, and cleared at the end."""
     if not live:
         yield None
         return
@@ -183,15 +184,15 @@ def _picture(console: Console, live: bool) -> Iterator[Live | None]:
         picture.stop()
 
 
-class _Above(logging.Handler):
-    """Writes above the picture of a terminal."""
+class _LogAbovePicture(logging.Handler):
+    """Writes log records above the picture on a terminal."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record, one line."""
+        """Write a record as one line."""
         try:
             self._console.print(Text(clean(self.format(record))))
         except Exception:
@@ -200,11 +201,11 @@ class _Above(logging.Handler):
 
 @contextlib.contextmanager
 def _task_log(verbose: int, console: Console | None) -> Iterator[None]:
-    """What a worker does, in lines on stderr; above a picture only what went wrong. With -v it is logged anyhow."""
+    """Log what a worker does on stderr; above a picture only warnings. (With -v it is logged anyhow.)"""
     if verbose:
         yield
         return
-    handler = logging.StreamHandler(sys.stderr) if console is None else _Above(console)
+    handler = logging.StreamHandler(sys.stderr) if console is None else _LogAbovePicture(console)
     handler.setFormatter(CleanFormatter("%(asctime)s %(message)s" if console is None else "%(message)s"))
     before = log.level
     log.setLevel(logging.INFO if console is None else logging.WARNING)
@@ -217,16 +218,16 @@ def _task_log(verbose: int, console: Console | None) -> Iterator[None]:
 
 
 @dataclass
-class Ahead:
-    """What is known of the queue."""
+class QueueView:
+    """The shown state of the queue: its next pending tasks, the failed task that holds it up, an error."""
 
     pending: list[TaskEntry] = field(default_factory=list)
     held_up: str = ""
-    trouble: str = ""
+    error: str = ""
 
 
 class Crew:
-    """A worker in a thread of its own, and what is known of it."""
+    """A worker in a thread of its own, its running tasks, and the state of its queue."""
 
     def __init__(
         self,
@@ -241,22 +242,22 @@ class Crew:
             self.queue, threads, idle_exit=idle_exit, on_task=self._on_task, allowed=allowed, outlast=True
         )
         self.error: BaseException | None = None
-        self.ahead = Ahead()
-        self.over = threading.Event()
-        self.at_once = False
+        self.view = QueueView()
+        self.ended = threading.Event()
+        self.aborted = False
         self.began = time.monotonic()
         self._coordinator = coordinator
         self._lock = threading.Lock()
         self._running: dict[int, tuple[tasks.Task, str]] = {}
 
     def run(self, events: SimpleQueue[int | None]) -> None:
-        """Work until the end, which is an event."""
+        """Run the worker; put None into ``events`` at its end."""
         try:
             self.worker.run()
         except BaseException as exc:
             self.error = exc
         finally:
-            self.over.set()
+            self.ended.set()
             events.put(None)
 
     def _on_task(self, task: tasks.Task, outcome: str | None, _error: str | None) -> None:
@@ -267,21 +268,21 @@ class Crew:
             return
         with self._lock:
             self._running.pop(task.id, None)
-        if self.at_once and outcome == "lost":
+        if self.aborted and outcome == "lost":
             outcome = "given back"
         if outcome == "failed":
-            return  # the worker has logged that, with the reason
+            return  # the worker has logged it with the reason
         log.info("Task %d %s after %.1f s", task.id, outcome, model.monotonic() - task.began)
 
     def running(self) -> list[tuple[tasks.Task, str]]:
-        """What runs, and in which thread: the oldest first."""
+        """Return the running tasks with their threads' names, the oldest first."""
         with self._lock:
-            return sorted(self._running.values(), key=lambda one: one[0].began)
+            return sorted(self._running.values(), key=lambda entry: entry[0].began)
 
-    def look_ahead(self) -> None:
-        """Thread: look now and then at what is pending, so that it costs little whatever the queue's size."""
+    def poll_queue(self) -> None:
+        """Update the view of the queue until the end. Uses up to `POLL_SHARE` of the time, for any size of queue."""
         pause = 0.0
-        while not self.over.wait(pause):
+        while not self.ended.wait(pause):
             began = time.monotonic()
             try:
                 state = self.queue.state()
@@ -291,48 +292,48 @@ class Crew:
                 pending = (
                     self._coordinator.admin.tasks(self.queue.name, "pending", most=SHOWN + 1) if state.pending else []
                 )
-                self.ahead = Ahead(pending, held_up)
+                self.view = QueueView(pending, held_up)
             except SqlsemError as exc:
-                self.ahead = Ahead(trouble=str(exc))
-            pause = max(LOOK_SECONDS, (time.monotonic() - began) / LOOK_SHARE)
+                self.view = QueueView(error=str(exc))
+            pause = max(POLL_SECONDS, (time.monotonic() - began) / POLL_SHARE)
 
     def summary(self) -> str:
-        """Say how many tasks have ended, and how; and how many attempts had to be followed by another one."""
-        words = f"{self.worker.finished} finished, {self.worker.failed} failed"
-        return f"{words}, {self.worker.retried} tried again" if self.worker.retried else words
+        """Return how many tasks have finished and failed, and how many attempts were tried again, as text."""
+        text = f"{self.worker.finished} finished, {self.worker.failed} failed"
+        return f"{text}, {self.worker.retried} tried again" if self.worker.retried else text
 
 
 def _supervise(crew: Crew, events: SimpleQueue[int | None], picture: Live | None) -> int:
-    """Have the crew work, and mind signals, until it has left: the exit code. Does not return from a second signal."""
+    """Run the worker and handle signals until it has ended; return the exit code. A second signal ends the process."""
     worker = spawn(partial(crew.run, events), "crew")
     if picture is not None:
-        looking = SupervisedThread("look", lambda _: crew.look_ahead(), crew.over)
-        looking.begin()
-    told = False
+        poller = SupervisedThread("queue-poll", lambda _: crew.poll_queue(), crew.ended)
+        poller.begin()
+    stopping = False
     while True:
         try:
-            event = events.get(timeout=PICTURE_SECONDS)
+            event = events.get(timeout=DRAW_SECONDS)
         except Empty:
-            if picture is not None and not output.is_gone():  # the work goes on without its picture
-                picture.update(render_worker(crew, picture.console.width, told), refresh=True)
+            if picture is not None and not output.is_gone():  # the worker goes on without its picture
+                picture.update(render_worker(crew, picture.console.width, stopping), refresh=True)
             continue
         if event is None:
             worker.join()
             return 0
-        if told or event == getattr(signal, "SIGHUP", None):  # with the terminal goes anyone who could tell us again
-            _leave_at_once(crew, events, event, picture)
-        told = True
+        if stopping or event == getattr(signal, "SIGHUP", None):  # without a terminal there is no second Ctrl-C
+            _abort(crew, events, event, picture)
+        stopping = True
         crew.worker.stop()
         number = len(crew.running())
-        what = f"finishing {number} task{'s' if number > 1 else ''}, then leaving" if number else "leaving"
-        output.say(f"{what}; the same signal again gives everything back at once")
+        action = f"finishing {number} task{'s' if number > 1 else ''}, then leaving" if number else "leaving"
+        output.say(f"{action}; the same signal again returns all tasks to the queue at once")
 
 
-def _leave_at_once(crew: Crew, events: SimpleQueue[int | None], number: int, picture: Live | None) -> NoReturn:
-    """Give back what runs and end the process: Python code that runs cannot be ended in any other way."""
+def _abort(crew: Crew, events: SimpleQueue[int | None], number: int, picture: Live | None) -> NoReturn:
+    """Return all tasks to the queue, and end the process, as running Python code cannot be ended otherwise."""
     if picture is not None:
         picture.stop()
-    crew.at_once = True
+    crew.aborted = True
     count = len(crew.running())
     aborting = spawn(crew.worker.abort, "abort")
     deadline = time.monotonic() + ABORT_SECONDS
@@ -348,11 +349,11 @@ def _leave_at_once(crew: Crew, events: SimpleQueue[int | None], number: int, pic
 
 
 def render_worker(crew: Crew, width: int, leaving: bool = False) -> RenderableType:
-    """What ``sqlsem work`` shows on a terminal, at most ``width`` columns wide."""
+    """Return the state of a worker for a terminal, at most ``width`` columns wide."""
     title = Text(no_wrap=True, overflow="ellipsis")
     title.append(clean(crew.queue.name), style="bold")
-    running, ahead = crew.running(), crew.ahead
-    pending = len(ahead.pending)
+    running, view = crew.running(), crew.view
+    pending = len(view.pending)
     title.append(f"  {len(running)} of {crew.worker.threads} busy, {crew.summary()}, ")
     title.append(f"{f'more than {SHOWN}' if pending > SHOWN else pending} pending")
     title.append(f"  {seconds_in_words(time.monotonic() - crew.began)}", style="dim")
@@ -365,13 +366,13 @@ def render_worker(crew: Crew, width: int, leaving: bool = False) -> RenderableTy
         for t, thread in running
     ]
     rows += [
-        (str(e.task_id), "pending", ready_in(e), "", shortened(e.kind, e.body, e.note)) for e in ahead.pending[:SHOWN]
+        (str(e.task_id), "pending", ready_in(e), "", shortened(e.kind, e.body, e.note)) for e in view.pending[:SHOWN]
     ]
     if rows:
         heads = ("ID", "STATE", "FOR", "THREAD", "WHAT")
         widths = fit(heads, rows, width, elastic=(3, 4), indent=2)
         parts.append(table(heads, rows, widths, right=(0, 2), state=1, indent=2))
-    for words in (ahead.held_up, ahead.trouble):
-        if words:
-            parts.append(Text(f"  {clean(words)}", style="red", no_wrap=True, overflow="ellipsis"))
+    for text in (view.held_up, view.error):
+        if text:
+            parts.append(Text(f"  {clean(text)}", style="red", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)

@@ -122,9 +122,9 @@ def test_a_command_that_cannot_be_started(bench):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--leader", "a", "--mutex", "b"], "stand alone"),
-        (["--leader", "a", "--once-per", "b=1d"], "stand alone"),
-        (["--leader", "a", "--join"], "stand alone"),
+        (["--leader", "a", "--mutex", "b"], "cannot be combined"),
+        (["--leader", "a", "--once-per", "b=1d"], "cannot be combined"),
+        (["--leader", "a", "--join"], "cannot be combined"),
         (["--leader", "a", "--timeout", "5"], "without --timeout"),
         (["--leader", " a"], "white space"),
         (["--leader", ""], "is empty"),

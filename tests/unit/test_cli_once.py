@@ -112,7 +112,7 @@ def test_lost_run_is_not_done(bench):
         (["--once-per", "=1d"], "is empty"),
         (["--once-per", "a=1d", "--offset", "1d"], "less than per"),
         (["--mutex", "a", "--offset", "1h"], "--once-per"),
-        (["--once-per", "a=1d", "--join"], "stand alone"),
+        (["--once-per", "a=1d", "--join"], "cannot be combined"),
         (["--once-per", "a=1d", "--mutex", "once:a"], "choose another name"),
     ],
 )

@@ -394,8 +394,8 @@ def test_the_picture_fits(coordinator: sqlsem.Coordinator) -> None:
     crew = Crew(coordinator, "q", 4, 0.0)
     with coordinator.queue("q").try_claim() as claimed:
         crew._on_task(claimed, None, None)
-        threading.Thread(target=crew.look_ahead, daemon=True).start()
-        until(lambda: crew.ahead.pending, "a look")
+        threading.Thread(target=crew.poll_queue, daemon=True).start()
+        until(lambda: crew.view.pending, "a look")
         lines = drawn(render_worker(crew, 80), 80)
         claimed.fail("no\nmore")
     crew._on_task(claimed, "failed", "no")
@@ -403,8 +403,8 @@ def test_the_picture_fits(coordinator: sqlsem.Coordinator) -> None:
     assert lines[0].startswith("q  1 of 4 busy, 0 finished, 0 failed, more than 5 pending")
     assert [line.split()[1] for line in lines[2:]] == ["running", *["pending"] * 5]
     assert lines[2].endswith("$ exit 1")
-    until(lambda: crew.ahead.held_up, "being held up")
-    crew.over.set()
+    until(lambda: crew.view.held_up, "being held up")
+    crew.ended.set()
     lines = drawn(render_worker(crew, 80, leaving=True), 80)
     assert f"Held up by task {claimed.id}" in lines[-1]
     assert lines[0].endswith("LEAVING")
