@@ -20,7 +20,7 @@ __all__ = ["main"]
 
 log = logging.getLogger("sqlsem")
 
-#: Where each command is, in the order of use, as the help lists them.
+#: The module and the variable of each command, in the order of the help.
 COMMANDS = {
     **{"init": "schema:init", "run": "run:run", "ls": "locks:ls", "why": "why:why", "history": "locks:history"},
     **{"put": "tasks:put", "work": "work:work", "queues": "queues:queues", "tasks": "tasks:tasks_"},
@@ -36,7 +36,7 @@ COMMANDS = {
 
 @contextlib.contextmanager
 def _logging(verbose: int) -> Iterator[None]:
-    """The library's log on stderr while a command runs; without -v nothing, as errors are printed anyhow."""
+    """A context in which the library logs to stderr; without -v nothing, as errors are printed anyhow."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr) if verbose else logging.NullHandler()
     handler.setFormatter(
         CleanFormatter("sqlsem: %(message)s" if verbose < 2 else "%(asctime)s %(threadName)s %(message)s")
@@ -66,16 +66,16 @@ Examples:
 \b
 Exit codes: 0 done, 1 not in order (doctor, certify, audit, release), 64 wrong
   usage, 69 database out of reach, 70 a fault of sqlsem's, 74 done, but the
-  output could not be written, 75 not had in time, 76 lock lost, 78
+  output could not be written, 75 not in time, 76 lock lost, 78
   configuration or schema. `sqlsem run` has more.
 """,
 )
 @click.option(
     "--url",
     metavar="URL",
-    help="The database: sqlite:///file.db, postgresql://…, mssql://… or an ODBC string. Better than here, where "
-    "everybody on this host can read it (ps), is a password in the environment: $SQLSEM_URL, which is the default. "
-    "Without either a profile, a sqlsem.toml of the project or of yours; else an SQLite file of this user and host.",
+    help="The database: sqlite:///file.db, postgresql://…, mssql://… or an ODBC string. All users of this host can "
+    "read an argument (ps), so give a password in $SQLSEM_URL, which is the default. Without either: a profile, or a "
+    "sqlsem.toml of the project or of yours; else an SQLite file of this user and host.",
 )
 @click.option(
     "--profile",
@@ -87,12 +87,12 @@ Exit codes: 0 done, 1 not in order (doctor, certify, audit, release), 64 wrong
 @click.option(
     "--grace",
     type=duration,
-    help="Seconds for which a process that cannot be found is still believed to live.  [default: 5]",
+    help="Seconds after which a process that cannot be found counts as dead.  [default: 5]",
 )
-@click.option("--lease", type=duration, help="Prove life by a lease of so many seconds (behind a pooler).")
-@click.option("--retry", type=duration, help="Seconds to try for when the database is away.  [default: 10]")
-@click.option("-q", "--quiet", is_flag=True, help="Do not say which database is used, or where tasks come from.")
-@click.option("-v", "--verbose", count=True, help="Say what happens; twice: everything, with tracebacks.")
+@click.option("--lease", type=duration, help="Use a lease of so many seconds, as behind a pooler.")
+@click.option("--retry", type=duration, help="Seconds to retry during an outage of the database.  [default: 10]")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print which database is used, or where tasks come from.")
+@click.option("-v", "--verbose", count=True, help="Log what happens; twice: everything, with tracebacks.")
 @click.version_option(sqlsem.__version__, prog_name="sqlsem")
 @click.pass_context
 def main(
@@ -106,8 +106,9 @@ def main(
 ) -> None:
     """Locks in the SQL database you already have: mutex, N-way limit, reader/writer, ordered stages.
 
-    All of them are rows of one table that everybody can look at, in the order of asking.
+    All requests are rows of one table, in their order, which everyone can read.
     """
     main.traces = verbose > 1
     ctx.with_resource(_logging(verbose))
-    ctx.obj = Connecting(url, profile, {name: one for name, one in given.items() if one is not None}, verbose, quiet)
+    options = {name: value for name, value in given.items() if value is not None}
+    ctx.obj = Connecting(url, profile, options, verbose, quiet)

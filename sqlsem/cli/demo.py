@@ -14,12 +14,12 @@ __all__ = ["demo"]
 @click.command(short_help="Watch several processes share a limit.")
 @click.option("--seconds", type=duration, default="10", show_default=True, help="How long it lasts.")
 @click.option("--workers", type=click.IntRange(2, 32), default=8, show_default=True, help="Processes that take part.")
-@click.option("--limit", type=click.IntRange(1, 32), default=3, show_default=True, help="How many may be in at a time.")
+@click.option("--limit", type=click.IntRange(1, 32), default=3, show_default=True, help="Holders at a time.")
 def demo(seconds: float, workers: int, limit: int) -> int:
-    """Watch several processes share a limit, on a file of its own that is thrown away afterwards.
+    """Watch several processes share a limit, on a file of its own that is removed afterwards.
 
-    Nothing to install, no queue of yours is touched. Half way through, one of those inside is killed (SIGKILL), to
-    show that nobody has to clean up after it. Each worker counts who is inside, by other means than sqlsem's.
+    Your queues are not touched. Half way through, one of the holders is killed (SIGKILL), to show that its lock is
+    released without a clean-up. Each worker counts the holders by itself, without sqlsem.
 
     \b
     Examples:

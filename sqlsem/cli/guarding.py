@@ -13,7 +13,7 @@ from sqlsem.terminal import output
 __all__ = ["guard"]
 
 
-@click.command(short_help="Let nobody write into a table without its lock.")
+@click.command(short_help="Refuse writes into a table without its lock.")
 @click.argument("table", required=False)
 @click.option("--resource", type=resource_name, metavar="NAME", help="The lock that guards it.")
 @click.option("--allow-new", is_flag=True, help="Accept a name that has not been used before.")
@@ -32,10 +32,10 @@ def guard(
 ) -> None:
     """Have the database refuse writes into a table by transactions that do not hold its lock.
 
-    TABLE is a table of the same database, as SQL names it there: dbo.ledger, public."Order line". A trigger lets only
-    those statements pass whose transaction has asserted (grant.assert_held, grant.session, assert_holding) a grant of
-    NAME that may write and is still held. Put again it also guards partitions that have come since. Needs the right to
-    put triggers on the table. PostgreSQL and SQL Server.
+    TABLE is a table of the same database, as SQL names it there: dbo.ledger, public."Order line". A trigger refuses
+    each statement whose transaction has not asserted (grant.assert_held, grant.session, assert_holding) a grant of
+    NAME that may write and is still held. Run it again to guard new partitions. Needs the right to put triggers on the
+    table. PostgreSQL and SQL Server.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What is carried out here, tasks and callbacks: the database and the folder that it finds."""
+"""The environment of tasks and callbacks that run in this process: their database, and their folder of imports."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["folders_to_import_from", "require_own_database", "same_database"]
 
 
 def folders_to_import_from() -> Sequence[str]:
-    """The current folder, unless others can write to it."""
+    """Return the current folder, unless other users can write to it."""
     if getattr(sys.flags, "safe_path", False):
         return ()
     try:
         here = os.getcwd()
         why = files.writable_by_others(Path(here))
-    except FileNotFoundError:  # it was removed under us
+    except FileNotFoundError:  # the folder was removed
         return ()
     if why is not None:
         output.say(f"warning: Nothing is imported from the current folder, as {why}; if it shall be: --path {here}")
@@ -34,24 +34,24 @@ def folders_to_import_from() -> Sequence[str]:
 
 
 def require_own_database(coordinator: Coordinator, shared: bool) -> None:
-    """Raise `ConfigurationError` where others can write what is run here, unless that is meant (``shared``)."""
+    """Raise `ConfigurationError` if other users can write the SQLite file whose code runs here, unless ``shared``."""
     file = coordinator.engine.local_file
     if file is None or shared:
         return
     file = file.resolve()
     if not file.exists():
-        coordinator.admin.resources()  # makes it
+        coordinator.admin.resources()  # creates the file
     why = files.writable_by_others(file)
     if why is not None:
         raise ConfigurationError(
-            f"What stands in {file} would be run as this user, and {why}. If that is meant, say --shared; else name a "
+            f"The tasks in {file} would run as this user, and {why}. If that is intended: --shared; else name a "
             f"database of your own"
         )
 
 
 @contextlib.contextmanager
 def same_database(options: Connecting, pass_url: bool) -> Iterator[None]:
-    """While it lasts, Python functions that use sqlsem find our database, and so do commands if they may know it."""
+    """A context in which Python functions that use sqlsem find our database, and commands, too, if they may."""
     url = options.chosen_url
     before = os.environ.get("SQLSEM_URL")
     hand_on = pass_url or (options.url is not None and not has_secret(url))

@@ -1,4 +1,4 @@
-"""Locks inside the database that a session keeps, as the commands tell them."""
+"""Lines of the commands about sessions that keep a lock of the database for long."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 
 
 def kept_lines(coordinator: sqlsem.Coordinator, resource: str | None, *, pins: bool = False) -> list[str]:
-    """Return a line for each lock that a session keeps for longer than a call needs it; ``pins``: also for rows that an
-    open transaction has asserted.
+    """Return a line for each lock of the database that a session keeps for longer than a call needs. ``pins``: also
+    for rows that an open transaction has asserted.
     """
     try:
         kept = coordinator.admin.kept_locks(resource)

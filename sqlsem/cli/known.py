@@ -1,4 +1,4 @@
-"""Names that nobody uses are perhaps others, misspelt."""
+"""Checks of names on the command line: a name that is not in use may be misspelt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def require_resource(coordinator: sqlsem.Coordinator, resource: str) -> None:
 
 
 def unknown_queue(coordinator: sqlsem.Coordinator, queue: str) -> str | None:
-    """What to say of the name of a queue into which nothing has ever been put; None when something has."""
+    """Return a warning about a queue that has never had a task; None if it has."""
     state = coordinator.queue(queue).state()
     if not state.done or state.failed is not None or coordinator.admin.tasks(queue, most=1):
         return None

@@ -29,12 +29,12 @@ _queue_name = name_of("The queue's name")
 @json_option
 @connecting
 def queues(options: Connecting, queue: str | None, also: str | None, as_json: bool) -> None:
-    """Show the work queues, or one: how many tasks are in which state, and what holds it up.
+    """Show the work queues, or one: how many tasks are in each state, and the task that holds it up.
 
-    FINISHED, FAILED and CANCELLED count those that are kept (setting history_days). RUNNING has those in it whose
-    worker is dead, LOST only these. OLDEST is how long the oldest task has been waiting that could be started, A MINUTE
-    how many have ended of late, on the average of five minutes. LIMIT is how many may run at a time, of all and of
-    each key; and how many may be started in so long, as in 100/1m.
+    FINISHED, FAILED and CANCELLED count the tasks that the database keeps (setting history_days). RUNNING includes
+    tasks whose worker is dead; LOST counts only these. OLDEST is how long the oldest task that could start has waited.
+    A MINUTE is how many tasks ended per minute in the last five. LIMIT is how many may run at a time, of the queue and
+    of each key; and how many may start in a time window, as in 100/1m.
 
     \b
     Examples:
@@ -60,29 +60,27 @@ def queues(options: Connecting, queue: str | None, also: str | None, as_json: bo
     "set", short_help="Set how many tasks of a queue, or of a key, run at a time, or start in so long; weights of keys."
 )
 @click.argument("queue", type=_queue_name)
-@click.option("--key", type=name_of("The key"), metavar="KEY", help="Of this key alone.")
+@click.option("--key", type=name_of("The key"), metavar="KEY", help="Only for this key.")
 @click.option(
-    "--limit", type=whole_number(0, "a whole number from 0 on"), metavar="N", help="So many run at a time. 0: none."
+    "--limit", type=whole_number(0, "a whole number from 0 on"), metavar="N", help="At most N run at a time. 0: none."
 )
-@click.option("--no-limit", is_flag=True, help="Any number of them does (of a key: as --per-key says).")
+@click.option("--no-limit", is_flag=True, help="No limit (for a key: that of --per-key).")
 @click.option(
     "--per-key",
     type=whole_number(0, "a whole number from 0 on"),
     metavar="N",
-    help="So many of each key run at a time.",
+    help="At most N of each key run at a time.",
 )
-@click.option("--no-per-key", is_flag=True, help="Any number of them does.")
-@click.option("--rate", type=rate_window, metavar="N/TIME", help="So many are started in any stretch of that time.")
-@click.option("--no-rate", is_flag=True, help="As many as workers can (of a key: as --rate-per-key says).")
-@click.option(
-    "--rate-per-key", type=rate_window, metavar="N/TIME", help="So many of each key are started in any stretch of it."
-)
-@click.option("--no-rate-per-key", is_flag=True, help="As many as workers can.")
+@click.option("--no-per-key", is_flag=True, help="No limit of each key.")
+@click.option("--rate", type=rate_window, metavar="N/TIME", help="At most N start in any TIME.")
+@click.option("--no-rate", is_flag=True, help="No rate (for a key: that of --rate-per-key).")
+@click.option("--rate-per-key", type=rate_window, metavar="N/TIME", help="At most N of each key start in any TIME.")
+@click.option("--no-rate-per-key", is_flag=True, help="No rate of each key.")
 @click.option(
     "--weight",
     type=whole_number(1, "a whole number from 1 on"),
     metavar="N",
-    help="With --key: so many times the share of the workers (1: the same as others).",
+    help="With --key: N times the share of workers that other keys have (default 1).",
 )
 @connecting
 def queues_set(

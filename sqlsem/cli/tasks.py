@@ -1,4 +1,4 @@
-"""The commands of the work queue but for the worker's: ``sqlsem put``, ``sqlsem tasks``."""
+"""The commands of programs and operators for the work queue: ``sqlsem put``, ``sqlsem tasks``, ``sqlsem schedules``."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from sqlsem.terminal.tasks import STATES, counted, render_schedules, render_task
 
 __all__ = ["put", "schedules", "tasks_"]
 
-#: Failed tasks among which is looked for those that hold up the pending ones.
-MOST_FAILED = 1000
-#: Running tasks that are counted for limits.
-MOST_RUNNING = 10_000
+#: How many failed tasks are read, to find those that hold up pending ones.
+MAX_FAILED = 1000
+#: How many running tasks are read, to apply limits.
+MAX_RUNNING = 10_000
 #: The longest time before a second attempt.
 LONGEST_BACKOFF_SECONDS = model.TASK_BOUNDS["backoff_ms"][1] // 1000
 _queue_name = name_of("The queue's name")
 
 
 def _backoff(value: str) -> float:
-    """A duration of at most what the databases allow."""
+    """Convert a duration, up to the longest backoff."""
     seconds = duration(value)
     if seconds > LONGEST_BACKOFF_SECONDS:
         raise click.BadParameter(f"{value!r} is longer than {LONGEST_BACKOFF_SECONDS} seconds")
@@ -46,7 +46,7 @@ def _backoff(value: str) -> float:
 
 
 def _argument(value: str) -> tuple[str | None, Any]:
-    """``JSON`` or ``NAME=JSON``; no JSON begins as the second does."""
+    """Convert ``JSON`` or ``NAME=JSON``. (No JSON begins like the second form.)"""
     match = re.fullmatch(r"([^\W\d]\w*)=(.*)", value, re.DOTALL)
     name, text = (match[1], match[2]) if match else (None, value)
     try:
@@ -56,7 +56,7 @@ def _argument(value: str) -> tuple[str | None, Any]:
 
 
 def _given(text: str) -> str:
-    """The value of an option; ``-`` stands for what comes from standard input."""
+    """Return the value of an option; for ``-`` the text of standard input."""
     if text != "-":
         return text
     try:
@@ -85,16 +85,16 @@ def _given(text: str) -> str:
     default="0",
     show_default=True,
     metavar="N",
-    help="Lower ones first; waits until every task of a lower order has ended.",
+    help="Lower orders run first; a task waits until every task of a lower order has ended.",
 )
-@click.option("--after", type=duration, default="0", help="Do not start it before so much time has passed.")
+@click.option("--after", type=duration, default="0", help="Do not start it before this time has passed.")
 @click.option(
     "--max-attempts",
     type=whole_number(1, "a whole number from 1 on"),
     default="1",
     show_default=True,
     metavar="N",
-    help="How often it is tried before it has failed.",
+    help="How many attempts are made before it has failed.",
 )
 @click.option(
     "--backoff",
@@ -102,26 +102,24 @@ def _given(text: str) -> str:
     metavar="DURATION",
     default="1",
     show_default=True,
-    help="Time before the second attempt, about; twice that before the third, and so on up to 300 s.",
+    help="The approximate time before the second attempt; twice that before the third, up to 300 s.",
 )
 @click.option(
     "--on-failure",
     type=click.Choice(["stop", "continue"]),
     default="stop",
     show_default=True,
-    help="Whether its failure holds up later orders.",
+    help="What later orders do when it has failed: stop (wait), or continue.",
 )
-@click.option("--note", help="Words for anyone who looks at the queue.")
+@click.option("--note", help="A text that lists of the queue show.")
 @click.option(
-    "--time-limit", type=duration, metavar="DURATION", help="An attempt that runs for longer is ended, and has failed."
+    "--time-limit", type=duration, metavar="DURATION", help="An attempt that runs for longer is ended, and fails."
 )
 @click.option(
-    "--unique", metavar="KEY", help="Put nothing while a task with this key is open; its number is printed then."
+    "--unique", metavar="KEY", help="Put nothing while a task with this key is open; print that task's number."
 )
-@click.option("--replace", metavar="KEY", help="Put it in the place of the pending task with this key.")
-@click.option(
-    "--key", metavar="KEY", help="Whose task it is: workers share themselves out between the keys of a queue."
-)
+@click.option("--replace", metavar="KEY", help="Replace the pending task with this key.")
+@click.option("--key", metavar="KEY", help="The task's owner: workers are shared fairly between the keys of a queue.")
 @click.option(
     "--priority",
     type=whole_number(model.TASK_BOUNDS["order"][0], "a whole number that fits"),
@@ -136,27 +134,27 @@ def _given(text: str) -> str:
     multiple=True,
     type=a_lock,
     metavar="KIND:NAME",
-    help="What it needs to run, from its start to its end: mutex:NAME, write:NAME, read:NAME, limit:NAME[=N] or "
-    "stage:NAME=ORDER; may be repeated. Until it is free the task waits without a worker.",
+    help="A lock that it holds while it runs: mutex:NAME, write:NAME, read:NAME, limit:NAME[=N] or stage:NAME=ORDER; "
+    "may be repeated. The task waits for its locks without a worker.",
 )
-@click.option("--every", metavar="CRON", help="Put it at these times, by whoever works on the queue then: '0 2 * * *'.")
-@click.option("--name", metavar="NAME", help="What that schedule is called; one of the same name is replaced.")
-@click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="Of --every: Europe/Berlin.")
+@click.option("--every", metavar="CRON", help="Put it at these times, by any worker of the queue: '0 2 * * *'.")
+@click.option("--name", metavar="NAME", help="The schedule's name; a schedule of the same name is replaced.")
+@click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="For --every: Europe/Berlin.")
 @click.option(
     "--missed",
     type=click.Choice(tasks.MISSED),
     default="one",
     show_default=True,
-    help="With --every: one task for all times at which nobody worked on the queue, or none (skip).",
+    help="With --every: put one task for all times at which the queue had no worker, or none (skip).",
 )
 @json_option
 @connecting
 def put(options: Connecting, /, queue: str, as_json: bool, **given: Any) -> None:
-    """Put a task into a work queue, and print its number. `sqlsem work` carries it out.
+    """Put a task into a work queue, and print its number. `sqlsem work` runs it.
 
-    What it is, is said by one of --sql, --shell, --call, --json-body, or by a command after `--`, which is run without
-    a shell. In place of a text, `-` reads it from standard input. On a database server this needs the role
-    sqlsem_putter, as what is put runs with the rights of the workers.
+    Name the task by one of --sql, --shell, --call, --json-body, or by a command after `--`, which is run without a
+    shell. `-` in place of a text reads it from standard input. On a database server this needs the role sqlsem_putter,
+    as tasks run with the rights of the workers.
 
     \b
     Examples:
@@ -198,7 +196,7 @@ def _schedule(options: Connecting, queue: str, cron: str, body: Any, as_json: bo
         output.print_json(made.as_dict())
     else:
         output.echo(clean(made.name))
-        output.say(f"next at {made.next_due:%Y-%m-%d %H:%M} UTC, while anybody works on it: sqlsem work {queue}")
+        output.say(f"next at {made.next_due:%Y-%m-%d %H:%M} UTC, if the queue has a worker: sqlsem work {queue}")
 
 
 def _body(
@@ -208,9 +206,9 @@ def _body(
     arguments: Sequence[tuple[str | None, Any]],
     json_body: str | None,
 ) -> Any:
-    """What the options say is to be done."""
+    """Return the body that the options name."""
     command = click.get_current_context().meta["sqlsem.command"]
-    if sum(one is not None for one in (sql_text, shell, call, json_body, command)) != 1:
+    if sum(value is not None for value in (sql_text, shell, call, json_body, command)) != 1:
         raise click.UsageError(
             "Say what to do, by one of --sql TEXT, --shell COMMAND, --call MODULE:FUNCTION, --json-body JSON or "
             "-- COMMAND ARGS."
@@ -228,11 +226,11 @@ def _body(
 
 
 def _call(function: str, arguments: Sequence[tuple[str | None, Any]]) -> tasks.Call:
-    by_place = [value for name, value in arguments if name is None]
+    positional = [value for name, value in arguments if name is None]
     by_name = {name: value for name, value in arguments if name is not None}
-    if len(by_place) + len(by_name) < len(arguments):
+    if len(positional) + len(by_name) < len(arguments):
         raise click.UsageError("An argument of the function is given twice.")
-    return tasks.Call(function, *by_place, **by_name)
+    return tasks.Call(function, *positional, **by_name)
 
 
 def _json_value(text: str) -> Any:
@@ -257,7 +255,7 @@ def _json_value(text: str) -> Any:
     default=1,
     show_default=True,
     metavar="N",
-    help="The page of so many that is shown.",
+    help="Show this page; --max is the length of a page.",
 )
 @json_option
 @connecting
@@ -267,12 +265,11 @@ def tasks_(
     """Show the tasks of one queue or all: open ones in the order in which they will run, then those that have ended,
     the newest first.
 
-    PRIORITY is shown where any has one: of the tasks of an order, higher ones come first.
-    FOR is how long it ran, or has been running. WHEN is when it was put, started or ended. TRIES counts the times it
-    was started, of those it may be. WHY is what a pending task waits for, if it is not its turn: when it is due, or
-    what of a lower order has not ended, and in about how many minutes and seconds it will be started (~02:51; in full:
-    sqlsem why TASK). WHO is the host and process that runs it. The worker
-    of a task that is lost is dead; it will be run again.
+    PRIORITY is shown if any task has one: among tasks of the same order, higher priorities come first. FOR is how long
+    the task ran, or has been running. WHEN is when it was put, started or ended. TRIES counts its attempts, and how
+    many it may have. WHY says what a pending task waits for: its time, or tasks of a lower order; and about when it
+    will start, in minutes and seconds (~02:51; more with: sqlsem why TASK). WHO is the host and process that runs it.
+    A lost task is one whose worker is dead; it will run again.
 
     \b
     Examples:
@@ -292,8 +289,8 @@ def tasks_(
     if len(found) > most:
         cut = f"There are more than these {most}; see them with --max, the next ones with --page {page + 1}."
     if as_json:
-        told = {number: reason.as_dict() for number, reason in why.items()}
-        output.print_json([{**one.as_dict(), "why": told.get(one.task_id)} for one in found[:most]])
+        reason_dicts = {number: reason.as_dict() for number, reason in why.items()}
+        output.print_json([{**task.as_dict(), "why": reason_dicts.get(task.task_id)} for task in found[:most]])
         if cut:
             output.say(cut)
         return
@@ -309,13 +306,13 @@ def tasks_(
 def _why(
     coordinator: sqlsem.Coordinator, found: Sequence[TaskEntry], *, whole: bool, ended: bool
 ) -> dict[int, TaskReason]:
-    """Why those of these tasks that are pending do not run, and when they will. ``whole``: what comes before them is
-    among them; ``ended``: so is what has ended.
+    """Return why the pending tasks among ``found`` do not run, and when they will. ``whole``: all earlier tasks are
+    among them; ``ended``: all ended ones are, too.
     """
     known = {one.task_id: one for one in found}
     wanted: list[tuple[str | None, int]] = []
     if not whole:
-        wanted += [(None, MAX_OPEN), ("failed", MOST_FAILED), ("running", MOST_RUNNING)]
+        wanted += [(None, MAX_OPEN), ("failed", MAX_FAILED), ("running", MAX_RUNNING)]
     wanted += [] if whole and ended else [("finished", MAX_ENDED)]
     queues = dict.fromkeys(one.queue for one in found if one.status == "pending")
     for queue in queues:
@@ -330,9 +327,9 @@ def _why(
 @json_option
 @connecting
 def schedules(options: Connecting, as_json: bool) -> None:
-    """Show the schedules: what is put when, into which queue. They are made by `sqlsem put --every`.
+    """Show the schedules: the task, its times and its queue. `sqlsem put --every` makes a schedule.
 
-    NEXT and LAST are local times: when it is due next, and for which time it was put last.
+    NEXT and LAST are local times: the next due time, and the last due time for which a task was put.
 
     \b
     Examples:
@@ -359,11 +356,11 @@ def _change_schedule(options: Connecting, name: str, what: str, done: str) -> in
     return 0
 
 
-@schedules.command("pause", short_help="Put nothing of a schedule, for now.")
+@schedules.command("pause", short_help="Put no tasks of a schedule until it is resumed.")
 @click.argument("name")
 @connecting
 def schedules_pause(options: Connecting, name: str) -> int:
-    """Put nothing of a schedule until it is resumed.
+    """Put no tasks of a schedule until it is resumed.
 
     \b
     Example:
@@ -375,11 +372,11 @@ def schedules_pause(options: Connecting, name: str) -> int:
     return _change_schedule(options, name, "pause", "is paused")
 
 
-@schedules.command("resume", short_help="Go on with a schedule that is paused.")
+@schedules.command("resume", short_help="Resume a paused schedule.")
 @click.argument("name")
 @connecting
 def schedules_resume(options: Connecting, name: str) -> int:
-    """Go on with a schedule that is paused. The times that were due meanwhile are left out.
+    """Resume a paused schedule. The due times since the pause are left out.
 
     \b
     Example:
@@ -395,7 +392,7 @@ def schedules_resume(options: Connecting, name: str) -> int:
 @click.argument("name")
 @connecting
 def schedules_remove(options: Connecting, name: str) -> int:
-    """Remove a schedule. Tasks that it has put stay.
+    """Remove a schedule. Its tasks that were put already stay.
 
     \b
     Example:
@@ -412,9 +409,9 @@ def schedules_remove(options: Connecting, name: str) -> int:
 @json_option
 @connecting
 def tasks_log(options: Connecting, task_id: int, as_json: bool) -> None:
-    """Show every attempt at a task: who, when, how long, how it ended, with its error or what it said.
+    """Show every attempt at a task: its worker, start, duration and outcome, with its error or output.
 
-    An attempt is running, finished, failed, lost (its worker died) or returned (given back unfinished).
+    An attempt is running, finished, failed, lost (its worker died) or returned (to the queue, unfinished).
 
     \b
     Examples:
@@ -429,7 +426,7 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> None:
         for attempt in attempts:
             _show_attempt(attempt)
     else:
-        output.say(f"Task {task_id} has not been started yet, or there is none of that number; see: sqlsem tasks")
+        output.say(f"Task {task_id} has no attempt yet, or there is no such task; see: sqlsem tasks")
 
 
 def _show_attempt(one: Attempt) -> None:
@@ -452,7 +449,7 @@ def _show_attempt(one: Attempt) -> None:
 @click.argument("task_ids", metavar="ID...", nargs=-1, required=True, type=click.IntRange(1))
 @connecting
 def tasks_retry(options: Connecting, task_ids: Sequence[int]) -> int:
-    """Make failed or cancelled tasks pending again, with all their attempts.
+    """Make failed or cancelled tasks pending again; their attempts are counted from 0.
 
     \b
     Examples:
@@ -470,25 +467,25 @@ def tasks_retry(options: Connecting, task_ids: Sequence[int]) -> int:
     return _each(options, task_ids, retry)
 
 
-@tasks_.command("cancel", short_help="Cancel tasks; of those that run the worker is told.")
+@tasks_.command("cancel", short_help="Cancel tasks, also running ones.")
 @click.argument("task_ids", metavar="ID...", nargs=-1, required=True, type=click.IntRange(1))
 @connecting
 def tasks_cancel(options: Connecting, task_ids: Sequence[int]) -> int:
-    """Cancel tasks: nobody runs them, and they hold nothing up any more.
+    """Cancel tasks: they will not run, and hold up no other tasks.
 
-    Pending and failed ones are cancelled at once. Of one that runs the worker is told: it ends its SQL or command, or
-    interrupts its function, within a second or two, and then it is cancelled. Nobody takes it from the worker before.
+    Pending and failed tasks are cancelled at once. The worker of a running task is notified: within a second or two it
+    ends the SQL or command, or interrupts the function; then the task is cancelled.
 
     \b
     Example:
       sqlsem tasks cancel 17 18
 
     \b
-    Exit codes: 0 done or told, 1 not all of them could be.
+    Exit codes: 0 cancelled, or the worker notified; 1 some could not be.
     """
 
     def cancel(coordinator: sqlsem.Coordinator, number: int) -> str:
-        return "was cancelled" if coordinator.admin.cancel_task(number) else "runs; its worker was told to end it"
+        return "was cancelled" if coordinator.admin.cancel_task(number) else "runs; its worker was notified to end it"
 
     return _each(options, task_ids, cancel)
 
@@ -509,11 +506,11 @@ def _each(options: Connecting, task_ids: Sequence[int], change: Callable[[sqlsem
 
 @tasks_.command("wait", short_help="Wait until a queue's work is done.")
 @click.argument("queue", type=_queue_name)
-@click.option("--timeout", type=duration, help="Give up when that takes longer.")
+@click.option("--timeout", type=duration, help="Give up after this time.")
 @click.option("--allow-new", is_flag=True, help="Accept a queue that has never had a task.")
 @connecting
 def tasks_wait(options: Connecting, queue: str, timeout: float | None, allow_new: bool) -> int:
-    """Wait until everything in a queue has ended, or is held up by a task that failed.
+    """Wait until all tasks of a queue have ended, or a failed task holds up the others.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The commands that stay open and show what goes on: ``sqlsem top`` and ``sqlsem dashboard``."""
+"""The commands with a live view of the database: ``sqlsem top`` and ``sqlsem dashboard``."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def _require(module: str, extra: str) -> None:
         ) from exc
 
 
-@click.command(short_help="Show what goes on, live, and operate it by keys.")
+@click.command(short_help="Show queues and holders live, and operate them by keys.")
 @interval_option
 @connecting
 def top(options: Connecting, interval: float) -> int:
-    """Show what goes on, live: queues and why each one waits, block leaders, members, work queues, batches, times.
+    """Show a live view: queues and why each request waits, root blockers, members, work queues, batches, times.
 
     Press ? for the keys. What changes something (p pause, r resume, c cap, x release, t retry) first says what would
     come of it, and is done only when you say y. It takes the role sqlsem_reader to look, sqlsem_operator to change.
 
-    When the database goes away it says since when, and looks again until it is back.
+    During an outage of the database it says since when, and tries again until the database is back.
 
     \b
     Examples:
@@ -66,7 +66,7 @@ def top(options: Connecting, interval: float) -> int:
     return program.return_code or 0
 
 
-@click.command(short_help="Show what goes on, live, in a browser.")
+@click.command(short_help="Show queues and holders live, in a browser.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0: any that is free.")
 @click.option(
@@ -74,16 +74,16 @@ def top(options: Connecting, interval: float) -> int:
     "names",
     multiple=True,
     metavar="HOST",
-    help="A name under which it may be asked for, as behind a proxy (repeatable). Then looking needs the token, too.",
+    help="A host name that requests may use, as behind a proxy (repeatable). Then reading needs the token, too.",
 )
 @click.option("--allow-changes", is_flag=True, help="Whoever shows the token may pause, cap, release and retry.")
-@click.option("--private", is_flag=True, help="Nothing is shown without the token.")
+@click.option("--private", is_flag=True, help="Show nothing without the token.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="The token's file, which only you can read. Left out: "
-    f"${TOKEN}; else one is made, and told on stderr. (An argument could be read by everybody on this host.)",
+    f"${TOKEN}; else a token is made, and printed on stderr. (All users of this host could read an argument.)",
 )
 @click.option("--tls-cert", type=click.Path(exists=True), metavar="FILE", help="Serve HTTPS with this certificate.")
 @click.option("--tls-key", type=click.Path(exists=True), metavar="FILE", help="Its key, if that is not in it.")
@@ -101,10 +101,10 @@ def dashboard(
     tls_key: str | None,
     interval: float,
 ) -> None:
-    """Show what `sqlsem top` shows to people without a terminal, in a browser.
+    """Show the views of `sqlsem top` in a browser.
 
-    It listens on this host only, and changes nothing, unless you say so. From another host, go through
-    ssh -L 8765:127.0.0.1:8765 HOST. With --host of another address, TLS is required, and the token for looking, too.
+    By default it listens only on this host, and changes nothing. From another host, use
+    ssh -L 8765:127.0.0.1:8765 HOST. With --host of another address, TLS is required, and the token for reading, too.
 
     \b
     Examples:
@@ -146,7 +146,7 @@ def dashboard(
 
 
 def _token(file: Path | None) -> tuple[str, bool]:
-    """The token, and whether it was made here."""
+    """Return the token, and True if it was made here."""
     if file is not None:
         try:
             content = files.read(file)

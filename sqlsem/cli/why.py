@@ -1,4 +1,4 @@
-"""The command that tells why somebody waits: ``sqlsem why``."""
+"""The command that explains why a request or task waits: ``sqlsem why``."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from sqlsem.terminal.why import entry_as_dict, task_as_dict, told_of_entry, told
 
 __all__ = ["why"]
 
-#: Open tasks among which is looked for what holds one up.
+#: How many open tasks are read, to find those that hold up a task.
 MOST_TASKS = 10_000
-#: Their states.
+#: The states of open tasks.
 OPEN = ("pending", "running", "lost", "failed")
 
 
-@click.command(short_help="Tell why somebody waits, behind whom, and until when.")
+@click.command(short_help="Explain why a request or task waits, for whom, and until when.")
 @click.argument("what", metavar="POSITION|RESOURCE|TASK")
 @click.option("--task", "is_task", is_flag=True, help="It is the number of a task, or the name of a work queue.")
 @most_option(20)
 @json_option
 @connecting
 def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool) -> int:
-    """Tell why a request waits: the rule that holds it back, behind whom and for how long these have held it, who those
-    wait for in turn, up to the one at the head, and when it will go in.
+    """Explain why a request waits: the rule that blocks it, its blockers and how long they have held the lock, the
+    blockers of these up to the root blocker, and when it will be granted.
 
-    A number is a position (see `sqlsem ls`) or, if there is none such, a task; --task: only a task. A name is a
-    resource or, if nobody is there, a work queue; then all of it is told, in the order of the queue.
+    A number is a position (see `sqlsem ls`) or, if there is no such position, a task; --task: only a task. A name is a
+    resource or, if it has no requests, a work queue; then all of its requests or tasks are explained, in their order.
 
-    The time is a range, from how long such locks were held of late: of ten such ranges about eight hold the truth.
-    Where fewer than five holds are known, or the resource is paused, none is told. Of a task it is from how long such
-    tasks took, and from who works on the queue now.
+    The time is a range, estimated from the last times that such locks were held; about eight of ten ranges are right.
+    There is no estimate with fewer than five such times, or if the resource is paused. For a task, the estimate uses
+    the durations of such tasks, and the workers that the queue has now.
 
     \b
     Examples:
@@ -56,7 +56,7 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
       sqlsem why etl --json | jq '.[].why.enters.likely'
 
     \b
-    Exit codes: 0 told, 1 there is no such request, task or queue, nor a session
+    Exit codes: 0 done, 1 there is no such request, task or queue, nor a session
     that keeps a lock.
     """
     with options.coordinator(looks=True) as coordinator:
@@ -80,7 +80,7 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
 
 
 def _kept(coordinator: sqlsem.Coordinator, found: Overview, what: str) -> list[str]:
-    """Lines about locks inside the database that are kept, and may hold it up."""
+    """Return lines about sessions that keep a lock of the database for long."""
     entries = [entry for entry in found.entries if what in (entry.resource, str(entry.position))]
     resource = entries[0].resource if entries else what
     return kept_lines(coordinator, resource, pins=any(entry.state != "waits" for entry in entries))
@@ -89,7 +89,7 @@ def _kept(coordinator: sqlsem.Coordinator, found: Overview, what: str) -> list[s
 def _requests(
     coordinator: sqlsem.Coordinator, found: Overview, what: str, most: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """A request by its position, or all of a resource."""
+    """Explain a request by its position, or all requests of a resource: as text and as JSON."""
     position = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
     entries = [entry for entry in found.entries if entry.position == position]
     if not entries:
@@ -118,7 +118,7 @@ def _requests(
 
 
 def _rate(coordinator: sqlsem.Coordinator, name: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """A rate for which nobody waits now."""
+    """Describe a rate that no request waits for."""
     windows = coordinator.admin.rates(name)
     lines = [f"Nobody waits for the rate {name!r}: {used_words(windows)}"] if windows else []
     return lines, [{"rate": {"windows": [window.as_dict() for window in windows]}}] if windows else []
@@ -127,7 +127,7 @@ def _rate(coordinator: sqlsem.Coordinator, name: str) -> tuple[list[str], list[d
 def _tasks(
     coordinator: sqlsem.Coordinator, found: Overview, what: str, most: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """A task by its number, or the open ones of a work queue."""
+    """Explain a task by its number, or the open tasks of a work queue: as text and as JSON."""
     number = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
     queues = [one.queue for one in found.queues]
     opened: list[TaskEntry] = []

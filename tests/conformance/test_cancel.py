@@ -114,7 +114,7 @@ def test_cli_reports_the_outcome_of_cancel(database, queue):
         arguments = ["--url", database.url, *schema(database), "tasks", "cancel", str(waits), str(runs)]
         result = CliRunner().invoke(cli.main, arguments, prog_name="sqlsem")
     assert result.exit_code == 0, result.output
-    assert result.stdout == f"Task {waits} was cancelled.\nTask {runs} runs; its worker was told to end it.\n"
+    assert result.stdout == f"Task {waits} was cancelled.\nTask {runs} runs; its worker was notified to end it.\n"
     assert status(queue, runs) == "finished"
 
 

@@ -903,8 +903,8 @@ def test_a_lost_task_is_shown_so() -> None:
 
 def test_the_log(url: str) -> None:
     number = put("--max-attempts", "2", "--backoff", "0", "--", "sh", "-c", "echo one; echo two; exit 4")
-    assert "has not been started yet" in call("tasks", "log", str(number)).stderr
-    assert f"Task {number} has not been started yet" in call("tasks", "log", str(number)).stderr
+    assert "has no attempt yet" in call("tasks", "log", str(number)).stderr
+    assert f"Task {number} has no attempt yet" in call("tasks", "log", str(number)).stderr
     work()
     lines = done("tasks", "log", str(number)).splitlines()
     assert [line for line in lines if line.startswith(" ")] == [
