@@ -340,7 +340,7 @@ class DatabaseClient:
             *self.event_loops.sessions(),
         ]
         for session in sessions:
-            session.abandon()
+            session.discard()
         if not self.closed:
             self._reset()
         return sessions

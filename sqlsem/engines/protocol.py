@@ -89,7 +89,7 @@ class EngineConnection(abc.ABC):
     def interrupt(self) -> None:
         """Make the running call fail soon with `Disconnected`; called from another thread."""
 
-    def abandon(self) -> None:  # noqa: B027 - most sessions hold nothing that a fork copies
+    def discard(self) -> None:  # noqa: B027 - most sessions hold nothing that a fork copies
         """Close what a forked child inherited of the parent's session, without sending anything to the server."""
 
     @abc.abstractmethod

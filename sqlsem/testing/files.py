@@ -54,7 +54,7 @@ class FileSession(Calling, SqliteSession):
         self._server, self._fibers, self.owner = engine.server, engine.server.fibers, engine.owner
         self.cut = False
         self._doing = ""  # the statements of its transaction
-        self.rings = VirtualRings(self._server, engine.path, "")
+        self.notifier = VirtualNotifier(self._server, engine.path, "")
         self._server.sessions.append(self)
 
     def _execute(self, statement: str, parameters: Any, fetch: bool) -> Any:
@@ -98,7 +98,7 @@ class FileSession(Calling, SqliteSession):
                     raise Busy(f"{self.engine.label} has been locked for {self.options.gate_timeout:g} s") from exc
 
     def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
-        return super().upgrade(ticket, timeout, cast("threading.Event", _Nudge(self._server, wakeup)))
+        return super().upgrade(ticket, timeout, cast("threading.Event", _Wakeup(self._server, wakeup)))
 
     def register_member(self, host: str, pid: int, program: str) -> int:
         return super().register_member(self.owner, pid, program)
@@ -112,7 +112,7 @@ class FileSession(Calling, SqliteSession):
             self._server.sessions.remove(self)
         beacon, self.beacon = self.beacon, None
         if beacon is not None:
-            beacon.abandon()
+            beacon.discard()
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()
@@ -162,10 +162,10 @@ class CallersSession(FileSession):
 
     def lose(self) -> None:
         super().lose()
-        self.let_go()
+        self.disconnect()
 
 
-class _Nudge:
+class _Wakeup:
     """An event that any write also sets, and that is waited for in long slices."""
 
     def __init__(self, server: FileServer, wakeup: threading.Event) -> None:
@@ -176,7 +176,7 @@ class _Nudge:
         self._server.wait_for(max(seconds, LOOK_SECONDS), self._nudge)
 
 
-class VirtualRings(UnixSocketNotifier):
+class VirtualNotifier(UnixSocketNotifier):
     """A waiter sleeps until a write, a ring, a wakeup, or the end of its time."""
 
     def __init__(self, server: FileServer, database: Path, table: str) -> None:

@@ -373,7 +373,7 @@ def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
 
     def longest_pause(session, ticket):
         """Between two looks, in the last of four slices of a second."""
-        sleep = session.rings.wait
+        sleep = session.notifier.wait
         for _ in range(4):
             pauses = []
 
@@ -381,9 +381,9 @@ def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
                 pauses.append(seconds)
                 return sleep(seconds, nudge)
 
-            session.rings.wait = noted
+            session.notifier.wait = noted
             assert session.wait(ticket, 1.0, threading.Event()) is False
-        session.rings.wait = sleep
+        session.notifier.wait = sleep
         return max(pauses)
 
     near, far = database.session(), database.session()

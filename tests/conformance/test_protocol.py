@@ -206,7 +206,7 @@ def test_a_dead_member_is_removed_by_reap(database, member, name, session):
     one.register(number, "one", "thread", f"{name}.1", [Request(name), Request(name("b"))], False)
     one.close()
     operator = session()
-    until(lambda: operator.admin.reap() >= 0 and database.queue(name) == [], "the rows of the dead removed")
+    until(lambda: operator.reap() >= 0 and database.queue(name) == [], "the rows of the dead removed")
     assert {past.outcome for past in operator.admin.history(name, 10)} == {"reaped"}
     until(
         lambda: (

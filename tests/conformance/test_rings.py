@@ -8,7 +8,7 @@ import time
 import pytest
 from support import PATIENCE
 
-from sqlsem.engines.sqlite import locks, rings
+from sqlsem.engines.sqlite import locks, notifier
 from sqlsem.model import Request
 
 pytestmark = pytest.mark.engines("sqlite")
@@ -36,20 +36,20 @@ def queue(database, name):
 
 def seldom(monkeypatch):
     """A waiter that is not rung does not look before the test has given up."""
-    monkeypatch.setattr(locks.Place, "pause", lambda *_: 4 * PATIENCE)
+    monkeypatch.setattr(locks.QueueDistance, "pause", lambda *_: 4 * PATIENCE)
 
 
 @pytest.fixture
 def asleep(queue, monkeypatch):
     """Set when the waiter has looked, and sleeps: what is rung from then on ends that."""
-    rings, told = queue[1].rings, threading.Event()
-    sleep = rings.wait
+    session_notifier, told = queue[1].notifier, threading.Event()
+    sleep = session_notifier.wait
 
     def wait(*arguments):
         told.set()
         return sleep(*arguments)
 
-    monkeypatch.setattr(rings, "wait", wait)
+    monkeypatch.setattr(session_notifier, "wait", wait)
     return told
 
 
@@ -62,7 +62,7 @@ def test_granted_waiter_is_notified(queue, asleep, monkeypatch):
     assert first.release(held, "released")
     thread.join(PATIENCE)
     assert answers == [True]
-    assert waiting.rings.trusted
+    assert waiting.notifier.trusted
 
 
 @linux
@@ -77,7 +77,7 @@ def test_waiter_in_another_session_is_notified_there(queue, asleep, database, mo
         assert first.release(held, "released")
         thread.join(PATIENCE)
     assert answers == [True]
-    assert waiting.rings.trusted
+    assert waiting.notifier.trusted
 
 
 @linux
@@ -87,7 +87,7 @@ def test_notification_alone_grants_nothing(queue, monkeypatch):
     thread.start()
     for _ in range(20):
         time.sleep(0.05)
-        first.rings.ring([wanted.position])
+        first.notifier.notify([wanted.position])
     assert not answers
     first.release(held, "released")
     thread.join(PATIENCE)
@@ -96,13 +96,13 @@ def test_notification_alone_grants_nothing(queue, monkeypatch):
 
 def test_a_waiter_that_is_not_rung_finds_out(queue, monkeypatch):
     first, waiting, held, _, thread, answers = queue
-    monkeypatch.setattr(rings, "_socket", lambda: None)  # as on other systems, or from another container
+    monkeypatch.setattr(notifier, "_socket", lambda: None)  # as on other systems, or from another container
     thread.start()
     time.sleep(0.3)
     first.release(held, "released")
     thread.join(PATIENCE)
     assert answers == [True]
-    assert not waiting.rings.trusted
+    assert not waiting.notifier.trusted
 
 
 def test_foreign_release_grants_nothing(queue):
@@ -141,8 +141,10 @@ def test_unread_notifications_do_not_block_the_sender(tmp_path):
     file = tmp_path / "x.db"
     file.touch()
     with contextlib.ExitStack() as stack:
-        bell, *ears = (stack.enter_context(contextlib.closing(rings.UnixSocketNotifier(file, "t"))) for _ in range(402))
-        for position, ear in enumerate(ears):
-            ear.listen(position)
-        bell.ring(range(len(ears)))
-        assert all(ear.wait(5.0, threading.Event()) for ear in ears)
+        sender, *receivers = (
+            stack.enter_context(contextlib.closing(notifier.UnixSocketNotifier(file, "t"))) for _ in range(402)
+        )
+        for position, receiver in enumerate(receivers):
+            receiver.listen(position)
+        sender.notify(range(len(receivers)))
+        assert all(receiver.wait(5.0, threading.Event()) for receiver in receivers)

@@ -222,13 +222,13 @@ def test_file_replacing_a_free_beacon_is_kept(tmp_path):
     beacons.folder.mkdir()
     place = beacons.folder / ("4" * 32)
     place.touch()
-    with beacons.look("4" * 32) as look:
+    with beacons.probe("4" * 32) as look:
         assert look.held is False
         place.rename(tmp_path / "moved")
         place.touch()
         look.remove()
     assert place.exists()
-    with beacons.look("4" * 32) as look:
+    with beacons.probe("4" * 32) as look:
         place.unlink()
         place.symlink_to(tmp_path / "moved")
         look.remove()
@@ -243,25 +243,25 @@ def test_file_replacing_a_free_beacon_is_kept(tmp_path):
 def test_beacons(tmp_path, by_path):
     (tmp_path / "locks.db").touch()
     beacons = Beacons(tmp_path / "locks.db", by_path=by_path)
-    assert beacons.look("0" * 32).held is None
+    assert beacons.probe("0" * 32).held is None
     assert beacons.names() == []
-    first, two = beacons.light(), beacons.light()
+    first, two = beacons.create(), beacons.create()
     assert set(beacons.names()) == {first.name, two.name}
     assert first.in_place
-    with beacons.look(first.name) as look, beacons.look(first.name) as again:
+    with beacons.probe(first.name) as look, beacons.probe(first.name) as again:
         assert look.held
         assert again.held
         look.remove()
     assert (beacons.folder / first.name).exists(), "what is held stays"
     os.utime(beacons.folder / first.name, (1, 1))
     first.touch(60)
-    with beacons.look(first.name) as look:
+    with beacons.probe(first.name) as look:
         assert look.seen == 1, "the last sign is young enough"
     first.touch()
-    with beacons.look(first.name) as look:
+    with beacons.probe(first.name) as look:
         assert look.seen == pytest.approx(time.time(), abs=60)
     # As after the death of its process.
-    two.abandon()
+    two.discard()
     if by_path:
         two._lock = None
         del two
@@ -269,22 +269,22 @@ def test_beacons(tmp_path, by_path):
         (beacons.folder / free).touch()
     else:
         free = two.name
-    with beacons.look(free) as look:
+    with beacons.probe(free) as look:
         assert look.held is False
         if not by_path:
-            with beacons.look(free) as again:
+            with beacons.probe(free) as again:
                 assert again.held is False, "who tests is not taken for the holder"
         look.remove()
     assert not (beacons.folder / free).exists()
-    first.put_out()
-    first.put_out()
+    first.remove()
+    first.remove()
     assert not (beacons.folder / first.name).exists()
-    lost = beacons.light()
+    lost = beacons.create()
     (beacons.folder / lost.name).unlink()
     assert not lost.in_place
     (beacons.folder / lost.name).touch()
     assert by_path or not lost.in_place, "another file of that name is not it"
-    lost.put_out()
+    lost.remove()
 
 
 def test_reap_removes_orphan_beacons(file):
@@ -320,12 +320,12 @@ def test_database_writers_may_test_beacons(tmp_path, database, folder, beacon):
     before = os.umask(0o077)
     try:
         beacons = Beacons(tmp_path / "locks.db")
-        one = beacons.light()
+        one = beacons.create()
     finally:
         os.umask(before)
     assert stat.S_IMODE(beacons.folder.stat().st_mode) == folder
     assert stat.S_IMODE((beacons.folder / one.name).stat().st_mode) == beacon
-    one.put_out()
+    one.remove()
 
 
 @posix
@@ -334,10 +334,10 @@ def test_root_creates_files_for_the_databases_owner(tmp_path):
     (tmp_path / "locks.db").touch()
     os.chown(tmp_path / "locks.db", 65534, 65534)
     beacons = Beacons(tmp_path / "locks.db")
-    one = beacons.light()
+    one = beacons.create()
     for path in (beacons.folder, beacons.folder / one.name):
         assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
-    one.put_out()
+    one.remove()
 
 
 # -- the default database is its user's alone
@@ -615,14 +615,14 @@ def test_threads_that_light_and_look_at_once(tmp_path):
     """Looking takes nothing from those who live."""
     (tmp_path / "locks.db").touch()
     beacons = Beacons(tmp_path / "locks.db")
-    lit = [beacons.light() for _ in range(4)]
+    lit = [beacons.create() for _ in range(4)]
     wrong = []
     done = threading.Event()
 
     def look():
         while not done.is_set():
             for one in lit:
-                with beacons.look(one.name) as found:
+                with beacons.probe(one.name) as found:
                     if found.held is not True:
                         wrong.append(found.held)
                     found.remove()
@@ -631,14 +631,14 @@ def test_threads_that_light_and_look_at_once(tmp_path):
     for thread in threads:
         thread.start()
     for _ in range(200):
-        beacons.light().put_out()
+        beacons.create().remove()
     done.set()
     for thread in threads:
         thread.join()
     assert wrong == []
     assert all(one.in_place for one in lit)
     for one in lit:
-        one.put_out()
+        one.remove()
     assert list(beacons.folder.iterdir()) == []
 
 
@@ -681,7 +681,7 @@ def test_checkpoint_excludes_commits(file, monkeypatch):
         other.execute("PRAGMA busy_timeout = 0")
         session = coordinator.client.engine.connect("main")
         session._writer_back = watched = Watched(coordinator.client.engine.open(), other)
-        with fork.held_off, session.writing():
+        with fork.forks_blocked, session.writing():
             session.run_text("UPDATE sqlsem_setting SET value = value")
         session.write_back(1)
         assert watched.could == [False]
@@ -721,7 +721,7 @@ def test_a_log_that_cannot_be_written_back_is_no_error(file, monkeypatch):
         session = coordinator.client.engine.connect("main")
         session.check_schema()
         monkeypatch.setattr(coordinator.client.engine, "open", raise_unavailable)
-        with fork.held_off, session.writing():
+        with fork.forks_blocked, session.writing():
             session.run_text("INSERT INTO sqlsem_resource (resource_id, cap) VALUES ('written', 1)")
         assert other.execute("SELECT cap FROM sqlsem_resource WHERE resource_id = 'written'").fetchone()[0] == 1
         session.close()

@@ -26,9 +26,9 @@ GUARDED = [
     (files.OpenFiles, "require_same"),
     (files.OpenFiles, "without_log"),
     (connections.SqliteConnection, "_set_up"),
-    (files, "keep"),
-    (files, "_kept_of"),
-    (files, "unkeep"),
+    (files, "protect_log"),
+    (files, "_locked_file"),
+    (files, "unprotect_log"),
     (files, "close_unused"),
 ]
 
@@ -48,7 +48,7 @@ def calls(monkeypatch):
         original = getattr(owner, name)
 
         def call(*args, **options):
-            calls.append((name, fork.held_off._is_owned()))
+            calls.append((name, fork.forks_blocked._is_owned()))
             return original(*args, **options)
 
         monkeypatch.setattr(owner, name, call)
@@ -59,16 +59,16 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda value: value.__name__)
-def test_files_are_compared_with_forks_held_off(coordinator, calls, state):
+def test_files_are_compared_with_forks_blocked(coordinator, calls, state):
     use, _ = state(coordinator)
     with contextlib.suppress(sqlsem.SqlsemError):
         use()
     coordinator.client.member.ping()
     assert {name for name, _ in calls} >= {"_set_up", "keep", "compare"}
-    assert not [name for name, is_held_off in calls if not is_held_off]
+    assert not [name for name, is_blocked in calls if not is_blocked]
 
 
-def test_files_of_waiters_are_compared_with_forks_held_off(coordinator, calls):
+def test_files_of_waiters_are_compared_with_forks_blocked(coordinator, calls):
     lock = coordinator.mutex("waited for")
     with lock:
         calls.clear()
@@ -76,7 +76,7 @@ def test_files_of_waiters_are_compared_with_forks_held_off(coordinator, calls):
         waiter.start()
         until(lambda: ("require_in_place", True) in calls, "a waiter compares the files")
     waiter.join()
-    assert not [name for name, is_held_off in calls if not is_held_off]
+    assert not [name for name, is_blocked in calls if not is_blocked]
 
 
 def test_log_deleted_during_fork_is_no_replacement(coordinator, monkeypatch):

@@ -760,7 +760,7 @@ SCENARIOS = [
 def world(database, name, monkeypatch):
     if database.engine == "sqlite":
         # One lock for all threads of a process, for forks: here each thread stands for a process.
-        monkeypatch.setattr("sqlsem.engines.sqlite.fork.held_off", NoForks())
+        monkeypatch.setattr("sqlsem.engines.sqlite.fork.forks_blocked", NoForks())
     made = World(database, name)
     yield made
     made.close()

@@ -148,7 +148,7 @@ SCENARIOS = [
 @pytest.fixture
 def world(database, name, monkeypatch):
     if database.engine == "sqlite":
-        monkeypatch.setattr("sqlsem.engines.sqlite.fork.held_off", NoForks())
+        monkeypatch.setattr("sqlsem.engines.sqlite.fork.forks_blocked", NoForks())
     made = RankedWorld(database, name)
     yield made
     made.close()

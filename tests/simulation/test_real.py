@@ -80,7 +80,7 @@ def no_gate(patch):
     real = SqliteLocks.register
 
     def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
-        turns = {request.resource: self.admission(request, LAST).come for request in requests}
+        turns = {request.resource: self.admission(request, LAST).allowed for request in requests}
         with pytest.MonkeyPatch.context() as here:
             here.setattr(self, "admission", lambda one, position: Admission(turns[one.resource], False, None))
             return real(self, member_id, requesting_id, owner, uid, requests, only_if_free)
@@ -139,7 +139,7 @@ def dead_without_a_look(patch):
     """Treat the members ahead of us as dead."""
 
     def check_owner(self, resource, position, member_id):
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             return self.remove(resource, position, None, "reaped")
 
     patch.setattr(SqliteMembers, "check_owner", check_owner)

@@ -77,8 +77,8 @@ def test_interrupted_fork_blocks_no_thread(hook):
         free = []
 
         def look():
-            free.append(fork.held_off.acquire(timeout=60))
-            fork.held_off.release()
+            free.append(fork.forks_blocked.acquire(timeout=60))
+            fork.forks_blocked.release()
 
         thread = threading.Thread(target=look)
         thread.start()
@@ -88,7 +88,7 @@ def test_interrupted_fork_blocks_no_thread(hook):
     class Session:
         open = True
 
-        def let_go(self):
+        def disconnect(self):
             self.open = False
 
     for number in itertools.count(1):

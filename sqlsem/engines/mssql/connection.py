@@ -228,7 +228,7 @@ class SqlServerConnection(LockSession):
     def usable(self) -> bool:
         return not self.lost
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         self.lost = self._abandoned = True
         abandoned.append((self.connection, self._cursors))
         handle, self._handle = self._handle, None

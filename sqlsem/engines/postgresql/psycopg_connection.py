@@ -156,7 +156,7 @@ class PsycopgConnection(EngineConnection):
                 raise errors.error_from_result(result, encoding=self.encoding)
         return results[0]
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         # The parent's socket must not stay open here, or the server would not see the parent die. What is put in its
         # place keeps the number from being given to a file of the child's.
         with contextlib.suppress(OSError, psycopg.Error):

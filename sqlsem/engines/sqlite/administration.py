@@ -48,7 +48,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         return [shown(Past, row) for row in itertools.islice(newest, most)]
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             if what == "cap" and is_pattern(resource):
                 self._set_pattern(resource, value)
                 return
@@ -91,7 +91,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         return granted_rights([self.engine.writable] * len(RIGHTS))
 
     def revoke(self, position: int, force: bool) -> int:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.run("revoke", {"position": position, "login": user_name()})
             row = self.row("revoked_row", (position,))
             if row is None:
@@ -108,10 +108,10 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         for (number,) in self.rows("members_of", {"member": member, "login": login}):
             for (position,) in self.rows("positions_of", (number,)):
                 rows += self.revoke(position, force) >= 0
-            with fork.held_off, self.writing():
+            with fork.forks_blocked, self.writing():
                 gone += self.run("drop_member_without_rows", {"member": number}).rowcount
         if gone or rows:
-            with fork.held_off, self.writing():
+            with fork.forks_blocked, self.writing():
                 told = f"{gone} members, {rows} rows{', force' if force else ''}"
                 self.note_operation(
                     "revoke_members", old=f"member {member}" if login is None else f"login {login}", new=told
@@ -126,15 +126,15 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
                 self.check_owner(resource, position, row["member_id"])
         self.recover_batches(None, None)
         for member in self.rows("idle_members"):
-            with self.engine.beacons.look(member["beacon"]) as look:
-                if not look.held:
-                    with fork.held_off, self.writing():
+            with self.engine.beacons.probe(member["beacon"]) as probe:
+                if not probe.held:
+                    with fork.forks_blocked, self.writing():
                         self.run("deregister_member", (member["member_id"],))
-                    look.remove()
+                    probe.remove()
         self._sweep()
         gone = len(before - self._positions())
         if gone:
-            with fork.held_off, self.writing():
+            with fork.forks_blocked, self.writing():
                 self.note_operation("reap", new=str(gone))
         return gone
 
@@ -159,12 +159,13 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         known = {row["beacon"] for row in self.rows("beacons")}
         for name in self.engine.beacons.names():
             if name not in known:
-                with self.engine.beacons.look(name) as look:
-                    if look.held is False and look.seen is not None and abs(time.time() - look.seen) > ORPHANED_SECONDS:
-                        look.remove()
+                with self.engine.beacons.probe(name) as probe:
+                    age = 0.0 if probe.seen is None else abs(time.time() - probe.seen)
+                    if probe.held is False and age > ORPHANED_SECONDS:
+                        probe.remove()
 
     def prune(self, most: int) -> int:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.run("prune_rate_slots")
             self.run("prune_rate_windows")
             return max(self.run("prune", (most,)).rowcount, self.run("prune_operations", (most,)).rowcount)
@@ -184,7 +185,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         return dict(self.rows("settings"))
 
     def install(self, plan: Plan) -> None:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             # Under the lock: somebody may just have done it.
             current = self.settings()
             if current is None and self.row("is_empty")["is_empty"]:

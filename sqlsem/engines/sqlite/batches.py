@@ -22,7 +22,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
             self.check_member(member_id)
         if all(self.row("member", (member_id,)) for member_id in members):
             return []
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.run("recover_callback", {"name": name})
             found = [batch_id for (batch_id,) in self.rows("orphaned_batches", {"name": name})]
             for batch_id in found:
@@ -41,7 +41,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
         uid: str,
         callback: tuple[str | None, str | None],
     ) -> PartStart:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.renew_lease(member_id)
             now, asked = self.row("clock")["now"], window
             latest = self.row("latest_batch", (name,))
@@ -119,7 +119,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
         owner: str,
         callback: tuple[str | None, str | None],
     ) -> PartEnd:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             now = self.row("clock")["now"]
             found = self.row("started_part", {"name": name, "part": part, "uid": uid})
             if found is None:
@@ -158,7 +158,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
     def claim_callback(
         self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
     ) -> Callback | None:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.renew_lease(member_id)
             found = self._claimed_callback(member_id, uid)
             if found is None:
@@ -168,18 +168,18 @@ class SqliteBatches(SqliteMembers, BatchSession):
         return found
 
     def return_callback(self, member_id: int, uid: str) -> bool:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             return self.run("return_callback", {"member": member_id, "uid": uid}).rowcount == 1
 
     def end_callback(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
         key = {"batch": batch_id, "attempt": attempt, "member": member_id}
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             if self.run("end_callback", {**key, "error": error}).rowcount == 1:
                 return True
             return self.row("ended_callback", key) is not None
 
     def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             found = self.row("batch_to_abandon", {"name": name, "batch": batch_id})
             if found is None:
                 return None

@@ -1,11 +1,11 @@
-"""SQLite's beacons: one empty file for each member, in a folder beside the database, locked for as long as it lives.
+"""SQLite's beacons: one empty file for each member, in a folder beside the database, locked while the member lives.
 
-The table that names them can be written by everybody who may take part, and the folder perhaps by more. So what stands
-there is a *name*, never a path; no link is followed; nothing is opened but regular files in the folder itself, never
-truncated, never waited for; and nothing is removed but an empty file that was just found to be locked by nobody.
+All participants can write the table that names the beacons, and further users perhaps the folder. So the table holds a
+*name*, never a path. No link is followed. Only regular files in the folder itself are opened; they are never truncated
+or waited for. Only an empty file is removed, right after it was found unlocked.
 
-Whatever cannot be looked at (a file of somebody else's) is believed to live: only a lock that is free says that its
-holder is dead. What can never have been a beacon (a link, a pipe, a folder, a file with something in it) is not there.
+A beacon that cannot be tested (a file of another user) counts as held: only a free lock proves that its holder is dead.
+A file that can never have been a beacon (a link, a pipe, a folder, a file with content) counts as missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Beacon", "Beacons", "Look"]
+__all__ = ["Beacon", "BeaconProbe", "Beacons"]
 
 log = logging.getLogger("sqlsem")
 
@@ -39,47 +39,47 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 _FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _FILE |= getattr(os, "O_NOCTTY", 0)
-#: What says that there is no beacon of that name, and there never was one that could be tested.
+#: The errors that say that there is no beacon of a name, and never was one that could be tested.
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO}
-_lit: weakref.WeakSet[Beacon] = weakref.WeakSet()
+_own_beacons: weakref.WeakSet[Beacon] = weakref.WeakSet()
 
 
 class Beacon:
-    """A beacon of ours, held."""
+    """A beacon that this process holds."""
 
     def __init__(self, beacons: Beacons, name: str, lock: int | filelock.BaseFileLock) -> None:
         self.name = name
         self._beacons = beacons
         self._lock: int | filelock.BaseFileLock | None = lock
         self._touched = time.monotonic()
-        _lit.add(self)
+        _own_beacons.add(self)
 
     def touch(self, seldom: float = 0.0) -> None:
-        """Leave a sign of life, unless the last one is younger than ``seldom`` seconds."""
+        """Set the file's time to now, unless it was set within the last ``seldom`` seconds."""
         now = time.monotonic()
         if self._lock is None or now - self._touched < seldom:
             return
         self._touched = now
-        # (Only for people, who read when somebody died: the lock is what counts.)
+        # (For display of the time of death only: the lock decides.)
         with contextlib.suppress(OSError):
             os.utime(self._lock if isinstance(self._lock, int) else self._beacons.folder / self.name)
 
     @property
     def in_place(self) -> bool:
-        """Whether others find it: somebody may have cleaned up."""
+        """False if the file was removed or replaced, so that other processes cannot test it."""
         if not isinstance(self._lock, int):
             return os.path.lexists(self._beacons.folder / self.name)
         with self._beacons._open() as folder:
             return folder is not None and _same(folder, self.name, os.fstat(self._lock))
 
-    def put_out(self) -> None:
-        """Let go of it, and remove it. May be repeated; never raises."""
+    def remove(self) -> None:
+        """Unlock and remove the file. Idempotent; never raises."""
         lock, self._lock = self._lock, None
         if lock is None:
             return
         with contextlib.suppress(OSError):
             if isinstance(lock, int):
-                # Removed first: nobody must find a free lock under the name of a member that is still there.
+                # Removed before it is unlocked: a free lock would prove a member dead whose row still exists.
                 with self._beacons._open() as folder:
                     if folder is not None and _same(folder, self.name, os.fstat(lock)):
                         os.unlink(self.name, dir_fd=folder)
@@ -89,44 +89,46 @@ class Beacon:
         if isinstance(lock, int):
             os.close(lock)
 
-    def let_go(self) -> None:
-        """Let go of it, and leave the file: whoever finds it knows that its member is dead."""
+    def release(self) -> None:
+        """Unlock the file and leave it: the free lock proves that its member is dead."""
         lock, self._lock = self._lock, None
         if isinstance(lock, int):
             os.close(lock)
         elif lock is not None:
             lock.release()
 
-    def abandon(self) -> None:
-        """In a forked child: close what was inherited. The parent's lock stays what it is."""
+    def discard(self) -> None:
+        """Close the inherited descriptor in a forked child; the parent's lock stays."""
         lock, self._lock = self._lock, None
         if isinstance(lock, int):
             os.close(lock)
 
-    __del__ = abandon
+    __del__ = discard
 
 
-class Look:
-    """What a test found, and kept as it was found until the end of the ``with`` block."""
+class BeaconProbe:
+    """The result of a test of a beacon. A free beacon stays locked by the tester until the end of the ``with``
+    block.
+    """
 
     def __init__(self, held: bool | None, seen: float | None = None) -> None:
-        #: True: its holder lives. False: nobody holds it any more. None: there is none of that name.
+        #: True: its holder lives. False: its lock is free. None: there is no beacon of that name.
         self.held = held
-        #: The last sign of life by the host's clock, in seconds since 1970, where there is a file.
+        #: The file's time by the host's clock (the last `Beacon.touch`), in seconds since 1970, if there is a file.
         self.seen = seen
 
     def remove(self) -> None:
-        """Remove the file, if it was found to be held by nobody and is still the same."""
+        """Remove the file if its lock was free and it is still the same file."""
 
-    def __enter__(self) -> Look:
+    def __enter__(self) -> BeaconProbe:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Let go of the file."""
+        """Unlock the file."""
 
 
-class _Free(Look):
-    """A file that nobody held, and that nobody can light meanwhile: names are used once."""
+class _Free(BeaconProbe):
+    """A beacon with a free lock. No process can reuse it meanwhile, as names are used once."""
 
     def __init__(self, folder: int, name: str, fd: int, found: os.stat_result) -> None:
         super().__init__(False, found.st_mtime)
@@ -139,20 +141,20 @@ class _Free(Look):
 
     def __exit__(self, *exc_info: object) -> None:
         with contextlib.suppress(OSError):
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # not only closed: a fork may have copied it just now
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough: a fork may have copied the descriptor
         os.close(self._fd)
         os.close(self._folder)
 
 
-class _FreeByPath(Look):
-    """The same where a file cannot be named by its folder's descriptor."""
+class _FreeByPath(BeaconProbe):
+    """As `_Free`, on systems without descriptors of folders."""
 
     def __init__(self, path: Path, lock: filelock.BaseFileLock, found: os.stat_result) -> None:
         super().__init__(False, found.st_mtime)
         self._path, self._lock = path, lock
 
     def remove(self) -> None:
-        self._lock.release()  # what is open cannot be removed there
+        self._lock.release()  # an open file cannot be removed there
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
@@ -164,29 +166,29 @@ class Beacons:
     """The beacons of one database. ``by_path``: without descriptors of folders, which Windows does not have."""
 
     def __init__(self, database: Path, *, private: bool = False, by_path: bool = fcntl is None) -> None:
-        # Beside the file itself, wherever a link to it may be: all who use it must find the same folder.
+        # Beside the file itself, not beside a link to it: all processes must find the same folder.
         self._database = Path(os.path.realpath(database))
         self.folder = self._database.with_name(self._database.name + "-members")
         self._private = private
         self._by_path = by_path
         self._warned = False
 
-    # -- ours
+    # -- this process's beacons
 
-    def light(self) -> Beacon:
-        """A new one, held. Raises `Unavailable` when that cannot be."""
+    def create(self) -> Beacon:
+        """Create and hold a new beacon. Raises `Unavailable` if that fails."""
         try:
             self._make_folder()
-            for _ in range(3):  # (who may read the folder may come first, and be in the way)
+            for _ in range(3):  # (another user who reads the folder may lock the file first)
                 name = uuid.uuid4().hex
-                lock = self._light_by_path(name) if self._by_path else self._light(name)
+                lock = self._create_by_path(name) if self._by_path else self._create(name)
                 if lock is not None:
                     return Beacon(self, name, lock)
         except OSError as exc:
             raise Unavailable(f"Cannot lock a file in {self.folder}: {exc}; check its permissions") from exc
         raise Unavailable(f"Cannot lock a file in {self.folder}: other programs lock each new one; find them (fuser)")
 
-    def _light(self, name: str) -> int | None:
+    def _create(self, name: str) -> int | None:
         with self._open() as folder:
             if folder is None:
                 raise FileNotFoundError(errno.ENOENT, "it is not a folder (links are not followed)")
@@ -204,7 +206,7 @@ class Beacons:
                 raise
             return fd
 
-    def _light_by_path(self, name: str) -> filelock.BaseFileLock | None:
+    def _create_by_path(self, name: str) -> filelock.BaseFileLock | None:
         lock = filelock.FileLock(self.folder / name, thread_local=False)
         try:
             lock.acquire(timeout=0)
@@ -221,15 +223,16 @@ class Beacons:
                         self._adopt(folder, folder=True)
 
     def _adopt(self, fd: int, *, folder: bool) -> None:
-        """Give what was just made to whom the database belongs, for those who may write that: they have to test it.
-        (Not to those who may only read: anyone who can open a file can lock it, and so keep the dead alive.)
+        """Give a new file or folder the owner and the write permissions of the database: all writers must test beacons.
+        (No permission for mere readers: a process that can open a file can lock it, and a dead member would seem
+        alive.)
         """
         if self._private:
             return
         of = os.stat(self._database)
         own = os.fstat(fd)
         if (of.st_uid, of.st_gid) != (own.st_uid, own.st_gid):
-            with contextlib.suppress(OSError):  # only root may give away, others only to a group of theirs
+            with contextlib.suppress(OSError):  # only root may change the owner, others only to a group of their own
                 os.chown(fd, of.st_uid if os.geteuid() == 0 else -1, of.st_gid)
         mode = 0o700 if folder else 0o600
         for write, rights in ((stat.S_IWGRP, 0o070), (stat.S_IWOTH, 0o007)):
@@ -237,17 +240,17 @@ class Beacons:
                 mode |= rights if folder else rights & 0o066
         os.fchmod(fd, mode | stat.S_IMODE(own.st_mode) & stat.S_ISGID)
 
-    # -- anybody's
+    # -- all beacons
 
-    def look(self, name: object) -> Look:
-        """Test the beacon of that name, which comes from a table that others write."""
+    def probe(self, name: object) -> BeaconProbe:
+        """Test the beacon of a name from the table, which others can write."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            return Look(None)
+            return BeaconProbe(None)
         try:
-            return self._look_by_path(name) if self._by_path else self._look(name)
+            return self._probe_by_path(name) if self._by_path else self._probe(name)
         except OSError as exc:
             if exc.errno in _NOT_THERE:
-                return Look(None)
+                return BeaconProbe(None)
             if not self._warned:
                 self._warned = True
                 log.warning(
@@ -257,56 +260,56 @@ class Beacons:
                     self.folder,
                     exc,
                 )
-            return Look(True)
+            return BeaconProbe(True)
 
-    def _look(self, name: str) -> Look:
+    def _probe(self, name: str) -> BeaconProbe:
         folder = os.open(self.folder, os.O_RDONLY | _FOLDER)
         fd = -1
         try:
             if not _is_beacon(os.stat(name, dir_fd=folder, follow_symlinks=False)):
-                return Look(None)
+                return BeaconProbe(None)
             fd = os.open(name, os.O_RDONLY | _FILE, dir_fd=folder)
             found = os.fstat(fd)
             if not _is_beacon(found):
-                return Look(None)
+                return BeaconProbe(None)
             try:
-                # Shared, so that two who test do not take each other for the holder.
+                # Shared, so that two testers do not take each other for the holder.
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return Look(True, found.st_mtime)
+                return BeaconProbe(True, found.st_mtime)
             free = _Free(folder, name, fd, found)
             folder = fd = -1
             return free
         finally:
-            for one in (folder, fd):
-                if one >= 0:
-                    os.close(one)
+            for descriptor in (folder, fd):
+                if descriptor >= 0:
+                    os.close(descriptor)
 
-    def _look_by_path(self, name: str) -> Look:
+    def _probe_by_path(self, name: str) -> BeaconProbe:
         path = self.folder / name
         if not stat.S_ISDIR(os.lstat(self.folder).st_mode):
-            return Look(None)
+            return BeaconProbe(None)
         found = os.lstat(path)
         if not _is_beacon(found):
-            return Look(None)
+            return BeaconProbe(None)
         lock = filelock.FileLock(path, thread_local=False)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            return Look(True, found.st_mtime)
+            return BeaconProbe(True, found.st_mtime)
         return _FreeByPath(path, lock, found)
 
     def held(self) -> list[str]:
-        """The beacons that a living process holds, whether a table names them or not."""
-        found = []
+        """Return the names of all held beacons, in the table or not."""
+        held = []
         for name in self.names():
-            with self.look(name) as look:
-                if look.held:
-                    found.append(name)
-        return found
+            with self.probe(name) as probe:
+                if probe.held:
+                    held.append(name)
+        return held
 
     def names(self) -> list[str]:
-        """The beacons that are there, held or not."""
+        """Return the names of all beacons, held or not."""
         try:
             return [name for name in os.listdir(self.folder) if _NAME.fullmatch(name)]
         except OSError:
@@ -314,7 +317,7 @@ class Beacons:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int | None]:
-        """The folder, to name files by; None when it is not there, or not a folder."""
+        """Open the folder; yield None if it is missing or no folder."""
         try:
             folder = os.open(self.folder, os.O_RDONLY | _FOLDER)
         except OSError as exc:
@@ -341,9 +344,9 @@ def _same(folder: int, name: str, known: os.stat_result) -> bool:
 
 
 def _after_fork_in_child() -> None:
-    # The lock goes when the last descriptor of it does: the child's must not outlive the parent.
-    for beacon in list(_lit):
-        beacon.abandon()
+    # A lock lasts until its last descriptor is closed: the child's must not outlive the parent.
+    for beacon in list(_own_beacons):
+        beacon.discard()
 
 
 if hasattr(os, "register_at_fork"):

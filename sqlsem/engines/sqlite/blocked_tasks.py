@@ -36,7 +36,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
             self.require_member(member_id)
             self._test_lines(queue)
             return None
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.renew_lease(member_id, known=True)
             values = {"queue": queue, "member": member_id, "uid": uid}
             found = self.row("claimed_before", values) if again else None
@@ -104,7 +104,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
 
     def _may_enter(self, row: Any) -> bool:
         request = Request(row["resource"], row["access"], row["limit"], row["weight"])
-        return self.admission(request, row["position"]).come
+        return self.admission(request, row["position"]).allowed
 
     def _in_turn(self, queue: str, parking: int) -> int | None:
         order = self.row("lowest_order", {"queue": queue})["task_order"]

@@ -17,5 +17,5 @@ class SqliteCommitRelease(SqliteConnection, CommitReleaseSession):
         return self.row("has_left", (word,)) is not None
 
     def delete_commit_marker(self, word: str) -> None:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.run("forget_left", (word,))

@@ -40,7 +40,7 @@ class SqliteConnection(LockSession):
         self._queries = engine.queries()
         self.connection: sqlite3.Connection | None = None
         self.files: files.OpenFiles | None = None  # of the connection, also after it was closed for now
-        self.keeps_log = False  # whether other programs cannot remove the log under this connection
+        self.log_is_protected = False  # whether other programs cannot remove the log under this connection
         self.beacon: Beacon | None = None
         self.member_id: int | None = None  # of the main session: whose it is
         self._has_routines: sqlite3.Connection | None = None
@@ -48,14 +48,14 @@ class SqliteConnection(LockSession):
         self._changed = 0  # rows, up to then
         self._writer_back: sqlite3.Connection | None = None  # where this one has to keep others off
         self.interrupted = False
-        self._struck: list[BaseException] = []  # what a signal handler has raised in the middle of a statement
+        self._raised_by_signals: list[BaseException] = []  # by signal handlers, during a statement
         self.given_up = False
         self.executing_in = 0  # which thread runs the SQL of a task
         fork.sessions.add(self)
 
     def _open(self) -> sqlite3.Connection:
         """The connection; opened when first needed, and again after a fork."""
-        with fork.held_off:
+        with fork.forks_blocked:
             if self.connection is None:
                 if self.interrupted:
                     raise Disconnected(f"The connection to {self.engine.label} was closed")
@@ -64,7 +64,7 @@ class SqliteConnection(LockSession):
                 try:
                     self._set_up()
                 except BaseException:  # one that is ready in part only must not be used
-                    self.let_go()
+                    self.disconnect()
                     raise
             return cast("sqlite3.Connection", self.connection)
 
@@ -72,7 +72,7 @@ class SqliteConnection(LockSession):
         """Open the connection, and remember which files it has opened."""
         before = files.identify(self.engine.path)
         self.connection = self.engine.open()
-        self.connection.set_progress_handler(watch_signals(self._struck).__next__, STEPS)
+        self.connection.set_progress_handler(watch_signals(self._raised_by_signals).__next__, STEPS)
         with files.no_journal(self.engine.path, before):
             self.rows_of_text(FIRST_READ)
         if self.engine.creates:
@@ -94,7 +94,7 @@ class SqliteConnection(LockSession):
             known = known or self.engine.files
         if known is not None and known.database != self.files.database:
             raise Replaced(f"{self.engine.label} is another file than before")
-        self.keeps_log = files.keep(self.files, self)
+        self.log_is_protected = files.protect_log(self.files, self)
         self.engine.follow_link()
 
     def require_in_place(self) -> None:
@@ -107,7 +107,7 @@ class SqliteConnection(LockSession):
     def _check_files(self, compare: Callable[[files.OpenFiles], None]) -> None:
         # A fork in another thread closes the connections, and the last process that closes the database deletes the
         # log. So no fork may begin between the test for an open connection and the comparison of its files.
-        with fork.held_off:
+        with fork.forks_blocked:
             if self._displaced is not None:
                 raise Replaced(self._displaced)
             if self.files is not None and self.connection is not None:
@@ -122,14 +122,14 @@ class SqliteConnection(LockSession):
     # -- statements ---------------------------------------------------------------------------------------------
 
     def _execute(self, statement: str, parameters: Any, fetch: bool) -> Any:
-        with fork.held_off:
+        with fork.forks_blocked:
             cursor = (self.connection or self._open()).execute(statement, parameters)
             return cursor.fetchall() if fetch else cursor
 
     def _try_again(self, failure: Exception, statement: str, parameters: Any, fetch: bool) -> Any:
         """A statement has failed: try again for as long as the file is locked, or say what is wrong."""
-        if self._struck:
-            raise self._struck.pop() from None
+        if self._raised_by_signals:
+            raise self._raised_by_signals.pop() from None
         if "Could not decode" in str(failure) and fetch and self.connection is not None:
             # Somebody else's bytes that are no text: one such row must not blind everybody for the others.
             self.connection.text_factory = as_text
@@ -179,7 +179,7 @@ class SqliteConnection(LockSession):
     def run_many(self, name: str, parameters: Sequence[Any]) -> None:
         """Run a statement of client.sql once with each of these; in a transaction, which nobody else can hold up."""
         try:
-            with fork.held_off:
+            with fork.forks_blocked:
                 self._open().executemany(self._queries[name], parameters)
         except FAILURES as exc:
             raise self.translate(exc) from exc
@@ -187,7 +187,7 @@ class SqliteConnection(LockSession):
     def run_routine(self, name: str, parameters: Any) -> int:
         """Call a routine of client.sql outside of a transaction, and return the number of rows that it has changed.
 
-        The caller holds `fork.held_off`, as the number is counted by the connection.
+        The caller holds `fork.forks_blocked`, as the number is counted by the connection.
         """
         connection = self.connection or self._open()
         if self._has_routines is not connection:
@@ -209,11 +209,11 @@ class SqliteConnection(LockSession):
         return rows[0] if rows else None
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
-        """A transaction that writes; to be entered with `fork.held_off` held."""
+        """A transaction that writes; to be entered with `fork.forks_blocked` held."""
         return Writing(self)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """A transaction that only reads, and sees one instant; to be entered with `fork.held_off` held."""
+        """A transaction that only reads, and sees one instant; to be entered with `fork.forks_blocked` held."""
         return Reading(self)
 
     def wrote(self) -> None:
@@ -231,7 +231,7 @@ class SqliteConnection(LockSession):
         if self._written < most or connection is None or connection.in_transaction:
             return
         self._changed = connection.total_changes
-        with contextlib.suppress(sqlite3.Error, SqlsemError), fork.held_off:
+        with contextlib.suppress(sqlite3.Error, SqlsemError), fork.forks_blocked:
             self.compare_files()  # (a truncated file would not be empty any more)
             if wal.MUST_BE_ALONE:
                 self._write_back_alone(connection)
@@ -285,7 +285,7 @@ class SqliteConnection(LockSession):
         return Unavailable(f"{where}: {text}")
 
     def recover(self) -> None:
-        with fork.held_off:
+        with fork.forks_blocked:
             self.roll_back()
 
     @property
@@ -301,22 +301,22 @@ class SqliteConnection(LockSession):
 
     def close(self) -> None:
         self.interrupted = True
-        self.put_out()
-        self.let_go()
+        self.remove_beacon()
+        self.disconnect()
 
-    def put_out(self) -> None:
+    def remove_beacon(self) -> None:
         """Give the beacon up."""
         if self.beacon is not None:
             beacon, self.beacon = self.beacon, None
             if self._displaced is None:
-                beacon.put_out()
+                beacon.remove()
             else:  # the new files may have a copy of the member, which nobody can end in order
-                beacon.let_go()
+                beacon.release()
 
-    def let_go(self) -> None:
+    def disconnect(self) -> None:
         """Close the connection for now."""
-        with fork.held_off:
-            files.unkeep(self)
+        with fork.forks_blocked:
+            files.unprotect_log(self)
             if self.files is not None and self.engine.files is self.files:
                 self.engine.files = self.files.without_log()
             connections = self.connection, self._writer_back
@@ -332,7 +332,7 @@ def displace(engine: SqliteDatabase, exc: Replaced) -> None:
     """Close all connections of this process to files that are not in place. (While one is open SQLite gives each new
     one the same ``-shm``.)
     """
-    with fork.held_off:
+    with fork.forks_blocked:
         for session in list(fork.sessions):
             if isinstance(session, SqliteConnection) and session.engine.path == engine.path:
                 try:
@@ -341,7 +341,7 @@ def displace(engine: SqliteDatabase, exc: Replaced) -> None:
                 except Replaced:
                     session._displaced = str(exc)  # every further use raises it
                     session.given_up = True
-                    session.let_go()
+                    session.disconnect()
 
 
 class Reading:
@@ -383,7 +383,7 @@ class Writing(Reading):
             self._session.roll_back()
 
 
-def watch_signals(struck: list[BaseException]) -> Iterator[int]:
+def watch_signals(raised: list[BaseException]) -> Iterator[int]:
     """Have a statement end when a signal handler raises something: for each ``next`` 0 to go on, 1 to end.
 
     (A generator: Python looks for signals as soon as a function begins, where it could not catch anything yet, and
@@ -398,7 +398,7 @@ def watch_signals(struck: list[BaseException]) -> Iterator[int]:
             except GeneratorExit:
                 return
             except BaseException as exc:
-                struck.append(exc)
+                raised.append(exc)
                 end = 1
 
 

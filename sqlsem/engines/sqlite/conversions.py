@@ -24,7 +24,7 @@ class SqliteConversions(SqliteLocks, ConversionSession):
         row = self.row("granted_row", mine)
         if row is not None and row["access"] == READ:
             self._test_inside(ticket, row["member_id"])
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             row = self.row("granted_row", mine)
             if row is None:
                 return Upgrading.GONE
@@ -66,7 +66,7 @@ class SqliteConversions(SqliteLocks, ConversionSession):
                 if row["access"] != UPGRADE:
                     return bool(row["access"] == WRITE)
                 if not self.rows("others_inside", key):
-                    with fork.held_off, self.writing():
+                    with fork.forks_blocked, self.writing():
                         row = self.row("granted_row", mine)
                         if row is not None and row["access"] == UPGRADE:
                             self.renew_lease(row["member_id"], known=True)
@@ -114,7 +114,7 @@ class SqliteConversions(SqliteLocks, ConversionSession):
 
     def downgrade(self, ticket: Ticket) -> bool:
         key = {"resource": ticket.resource, "position": ticket.position}
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             row = self.row("granted_row", {**key, "requesting_id": ticket.requesting_id})
             if row is None:
                 return False

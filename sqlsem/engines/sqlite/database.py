@@ -161,7 +161,7 @@ class SqliteDatabase(Engine):
             yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
             return bool(cursor.rowcount == 1)
         finally:
-            with fork.held_off:  # a fork in another thread closes our connections, and the log may go then
+            with fork.forks_blocked:  # a fork in another thread closes our connections, and the log may go then
                 if self.files is not None:
                     self.files.require_in_place()
 

@@ -60,7 +60,7 @@ class SqliteDoctor(Doctor):
         mode = self._session.rows_of_text(self.texts["journal_mode"])[0]["journal_mode"]
         mend = "" if mode == "wal" else "Close every program that has the file open, and run this again."
         told = f"journal_mode is {mode}"
-        if mode == "wal" and self._session.keeps_log:
+        if mode == "wal" and self._session.log_is_protected:
             told += "; no other program can remove the log while it is used"
         elif mode == "wal":
             told += "; a program that opens and closes the file itself may lose its locks (they are declared lost)"
@@ -69,7 +69,7 @@ class SqliteDoctor(Doctor):
     def writable(self) -> Check:
         """Whether this user may write."""
         try:
-            with fork.held_off, self._session.writing():
+            with fork.forks_blocked, self._session.writing():
                 pass
         except Busy as exc:
             return Check("writable", False, str(exc), "Find the program with a long transaction on this file.")
@@ -91,12 +91,12 @@ class SqliteDoctor(Doctor):
             mend = f"Stop all programs that use the database, and remove the folder: rm -r {folder}"
             return Check("beacon", False, f"{folder} belongs to {stranger}, who does not own the database", mend)
         try:
-            beacon = self._beacons.light()
+            beacon = self._beacons.create()
             try:
-                with self._beacons.look(beacon.name) as look:
-                    held = look.held is True
+                with self._beacons.probe(beacon.name) as probe:
+                    held = probe.held is True
             finally:
-                beacon.put_out()
+                beacon.remove()
         except Unavailable as exc:
             return Check("beacon", False, str(exc), f"Make the folder {self._beacons.folder} writable for this user.")
         mend = "" if held else "This file system does not lock files; use a local one."

@@ -158,7 +158,7 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
 
     def set_queue(self, queue: str, key: str | None, what: str, value: int | None, per_ms: int | None = None) -> None:
         values = {"queue": queue, "what": what, "value": value, "per_ms": per_ms, "login": user_name()}
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.run("make_queue_setting", {"queue": queue})
             if key is not None:
                 self.run("make_queue_key", {"queue": queue, "key": key})

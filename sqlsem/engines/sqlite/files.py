@@ -7,7 +7,8 @@ file, and compares them with the paths after each transaction.
 
 A process loses all its POSIX locks on a file when it closes any descriptor of that file, for example by
 ``open(path).read()``. The next process that closes the database would take itself for the last one, and delete ``-wal``
-and ``-shm``. `keep` holds locks that no close of another descriptor drops (open file description locks, on Linux).
+and ``-shm``. `protect_log` holds locks that no close of another descriptor drops (open file description locks, on
+Linux).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ try:
 except ImportError:  # Windows, where a file that is open can be neither deleted nor renamed
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["OpenFiles", "close_unused", "keep", "unkeep"]
+__all__ = ["OpenFiles", "close_unused", "protect_log", "unprotect_log"]
 
 log = logging.getLogger("sqlsem")
 
@@ -50,14 +51,14 @@ _SET_LOCK: int | None = getattr(fcntl, "F_OFD_SETLK", None) if sys.platform == "
 #: connection is open. Of the database those that keep others from deleting ``-wal``; of ``-shm`` the one that keeps a
 #: process that opens it from initialising it anew.
 _KEPT_BYTES = {"": (0x40000000 + 2, 510), "-shm": (128, 1)}
-#: A folder that was not changed for so long has times that differ from those of its next change: where a file system
-#: counts parts of a millisecond, and on every other one.
+#: A folder that was unchanged for this long gets different times at its next change: on a file system that counts parts
+#: of a millisecond, and on any other.
 _SETTLED_NS, _SETTLED_COARSE_NS = 1_000_000_000, 5_000_000_000
 _DESCRIPTORS = "/proc/self/fd"
 
 
 class OpenFiles:
-    """The files of one connection, which must have read before. ``before``: `identify`, before it was opened."""
+    """The files of one connection that has read once. ``before``: the result of `identify` before it was opened."""
 
     __slots__ = ("_folder", "_folder_asked", "_folder_when_compared", "_is_link", "_known", "database", "names", "path")
 
@@ -67,12 +68,12 @@ class OpenFiles:
     def __init__(self, path: Path, before: Identity | None, *, wal: bool, read_only: bool) -> None:
         self.path = path
         real = os.path.realpath(path)
-        # Each change of a name in a folder changes the folder's times. So a folder that has the times that it had when
-        # the files were compared has the same files, provided that it had not been changed just before.
+        # Each change of a name in a folder changes the folder's times. So if the times are those of the last
+        # comparison, the files are the same, provided that the folder had not changed right before that comparison.
         self._folder = os.path.dirname(real)
         self._folder_when_compared: tuple[int, int, int, int] | None = None
         self._folder_asked = -math.inf
-        self._is_link = os.path.islink(path)  # whose own folder is another one
+        self._is_link = os.path.islink(path)  # its target is in another folder
         #: By their suffixes.
         self.names = {"": str(path), "-wal": f"{real}-wal", "-shm": f"{real}-shm"} if wal else {"": str(path)}
         if os.name != "posix":
@@ -82,7 +83,7 @@ class OpenFiles:
             try:
                 found = os.stat(name)
             except FileNotFoundError:
-                if suffix and read_only:  # they cannot be created
+                if suffix and read_only:  # a reader cannot create them
                     continue
                 raise Disconnected(f"{name} was removed while it was opened") from None
             known.append((name, found.st_ino, found.st_dev, int(suffix != "-wal")))
@@ -98,10 +99,10 @@ class OpenFiles:
             self.compare()
 
     def compare(self) -> None:
-        """As `require_in_place`, file by file: also where one was truncated."""
+        """As `require_in_place`, but compare file by file; also finds a truncated file."""
         self._folder_when_compared = stamp = None
         now = time.monotonic()
-        if now - self._folder_asked > _SETTLED_NS / 2e9 and not self._is_link:  # seldom, where the folder is busy
+        if now - self._folder_asked > _SETTLED_NS / 2e9 and not self._is_link:  # seldom, if the folder changes often
             self._folder_asked = now
             stamp = _settled(self._folder)
         name = ""
@@ -119,22 +120,22 @@ class OpenFiles:
         self._folder_when_compared = stamp
 
     def require_same(self, others: OpenFiles) -> None:
-        """Raise `Replaced` unless these are the files of another connection, too."""
+        """Raise `Replaced` unless another connection has the same files open."""
         known = {name: found for name, *found in others._known}
         for name, *found in self._known:
             if known.get(name, found) != found:
                 raise self._replaced(f"{name} is another file now")
 
     def without_log(self) -> OpenFiles:
-        """These, when the connection is closed: the log may go then, and the database may not."""
+        """Return the files that must stay while the connection is closed: the database, but not the log."""
         files = copy.copy(self)
         files._known = self._known[:1]
         return files
 
     def identity(self, suffix: str) -> Identity | None:
-        """Device and inode of one of the files."""
+        """Return device and inode of the file with this suffix."""
         name = self.names.get(suffix)
-        return next(((device, inode) for one, inode, device, _ in self._known if one == name), None)
+        return next(((device, inode) for known, inode, device, _ in self._known if known == name), None)
 
     def _replaced(self, what: str) -> Replaced:
         return Replaced(
@@ -154,7 +155,7 @@ class OpenFiles:
 
 
 def _stamp(folder: str) -> tuple[int, int, int, int] | None:
-    """What changes when a name in a folder does; None where it cannot be told."""
+    """Return a value that changes when a name in a folder changes; None if the folder cannot be read."""
     try:
         found = os.stat(folder)
     except OSError:
@@ -163,7 +164,7 @@ def _stamp(folder: str) -> tuple[int, int, int, int] | None:
 
 
 def _settled(folder: str) -> tuple[int, int, int, int] | None:
-    """The stamp of a folder that had the same names for long enough."""
+    """Return the stamp of a folder whose names have been unchanged for long enough, or None."""
     stamp = _stamp(folder)
     if stamp is None:
         return None
@@ -172,8 +173,8 @@ def _settled(folder: str) -> tuple[int, int, int, int] | None:
 
 
 def identify(path: Path) -> Identity | None:
-    """Return device and inode of a database; None where it is not there. Raises `ConfigurationError` where the path, or
-    that of a file beside it, leads to something that cannot be what SQLite has made.
+    """Return device and inode of a database; None if it is missing. Raises `ConfigurationError` if the path, or that of
+    a file beside it, leads to a file that SQLite cannot have created.
     """
     if os.name != "posix":
         return None
@@ -200,7 +201,7 @@ def _require_ours(name: str, database: os.stat_result, suffix: str) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ConfigurationError(f"{name} is {_kind(found)}; SQLite would follow or wait for it. Remove it")
     _require_one_name(name, found)
-    # SQLite believes a journal: it writes what stands there into the database, and deletes the file that it names.
+    # SQLite trusts a journal: it writes its content into the database, and deletes the file that it names.
     if suffix == "-journal" and found.st_uid not in (os.geteuid(), database.st_uid, 0):
         raise ConfigurationError(
             f"{name} belongs to {user_name(found.st_uid)}, who does not own the database: SQLite would do what stands "
@@ -217,19 +218,19 @@ def _require_one_name(name: str, found: os.stat_result) -> None:
 
 
 def _kind(found: os.stat_result) -> str:
-    """What that is, in words."""
+    """Return the kind of a file for messages."""
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(found.st_mode), "a device")
 
 
-# -- keeping the files ---------------------------------------------------------------------------------------------
-# To close a descriptor of ours would drop the POSIX locks of every connection of this process, those of the program's
-# own connections among them. So it is closed only where no other descriptor of that file is open. All of this is called
-# with `fork.held_off` held.
+# -- protecting the log --------------------------------------------------------------------------------------------
+# Closing a descriptor drops the POSIX locks of all connections of this process to that file, also those of the
+# program's own connections. So a descriptor is closed only if no other one of that file is open. The caller holds
+# `fork.forks_blocked`.
 
 
-class _Kept:
-    """A descriptor of a file, and the sessions for which it is locked."""
+class _LockedFile:
+    """A descriptor whose file is locked for some sessions."""
 
     def __init__(self, fd: int, place: tuple[int, int]) -> None:
         self.fd = fd
@@ -238,18 +239,18 @@ class _Kept:
         self.is_locked = False
 
     def lock(self, kind: int, place: tuple[int, int] | None = None) -> None:
-        """Lock bytes (`fcntl.F_RDLCK`), or unlock them (`fcntl.F_UNLCK`); those for good if left out."""
+        """Lock (`fcntl.F_RDLCK`) or unlock (`fcntl.F_UNLCK`) bytes; by default those of `_KEPT_BYTES`."""
         assert _SET_LOCK is not None
         fcntl.fcntl(self.fd, _SET_LOCK, struct.pack("hhqqi4x", kind, os.SEEK_SET, *(place or self._place), 0))
         if place is None:
             self.is_locked = kind == fcntl.F_RDLCK
 
 
-_kept: dict[Identity, _Kept] = {}
+_locked_files: dict[Identity, _LockedFile] = {}
 
 
-def keep(files: OpenFiles, user: object) -> bool:
-    """Keep other programs from deleting ``-wal`` and ``-shm`` until `unkeep`; True if the system can do that."""
+def protect_log(files: OpenFiles, user: object) -> bool:
+    """Keep other programs from deleting ``-wal`` and ``-shm`` until `unprotect_log`; True if the system can do that."""
     if _SET_LOCK is None:
         return False
     try:
@@ -257,36 +258,36 @@ def keep(files: OpenFiles, user: object) -> bool:
             identity = files.identity(suffix)
             if identity is None:
                 return False
-            kept = _kept_of(files.names[suffix], identity, place)
+            kept = _locked_file(files.names[suffix], identity, place)
             if kept is None:
-                return False  # replaced just now, which the next transaction finds
+                return False  # replaced just now; the next transaction finds out
             if not kept.is_locked:
                 kept.lock(fcntl.F_RDLCK)
             kept.users.add(user)
     except OSError as exc:
-        log.debug("Cannot keep %s and %s from being deleted: %s", *list(files.names.values())[1:], exc)
+        log.debug("Cannot protect %s and %s from being deleted: %s", *list(files.names.values())[1:], exc)
         return False
     return True
 
 
-def _kept_of(name: str, identity: Identity, place: tuple[int, int]) -> _Kept | None:
-    """The descriptor of a file; None where the name leads to another one now."""
-    if identity not in _kept:
+def _locked_file(name: str, identity: Identity, place: tuple[int, int]) -> _LockedFile | None:
+    """Return the locked descriptor of a file; None if the name leads to another file now."""
+    if identity not in _locked_files:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         found = os.fstat(fd)
-        _kept[found.st_dev, found.st_ino] = _Kept(fd, place)
-    return _kept.get(identity)
+        _locked_files[found.st_dev, found.st_ino] = _LockedFile(fd, place)
+    return _locked_files.get(identity)
 
 
 @contextlib.contextmanager
 def no_journal(path: Path, identity: Identity | None) -> Iterator[None]:
-    """Have SQLite leave a journal alone that comes into the folder after `identify`, while a connection reads for the
-    first time. A database of ours has none: what is there already was allowed, and is what a dead process has left.
+    """Make SQLite ignore a journal that is created after `identify`, during a connection's first read. sqlsem's
+    databases have no journal: `identify` has accepted an existing one, which a dead process has left.
     """
     kept = None
     if _SET_LOCK is not None and identity is not None and not os.path.lexists(f"{os.path.realpath(path)}-journal"):
         with contextlib.suppress(OSError):
-            kept = _kept_of(str(path), identity, _KEPT_BYTES[""])
+            kept = _locked_file(str(path), identity, _KEPT_BYTES[""])
             if kept is not None:
                 kept.lock(fcntl.F_RDLCK, _RESERVED_BYTE)
     try:
@@ -296,9 +297,9 @@ def no_journal(path: Path, identity: Identity | None) -> Iterator[None]:
             kept.lock(fcntl.F_UNLCK, _RESERVED_BYTE)
 
 
-def unkeep(user: object) -> None:
-    """Let the last connection clean up, which ``user`` is about to close."""
-    for kept in _kept.values():
+def unprotect_log(user: object) -> None:
+    """End the protection of the log for ``user``, so that the last connection to close can delete it."""
+    for kept in _locked_files.values():
         kept.users.discard(user)
         if kept.is_locked and not kept.users:
             with contextlib.suppress(OSError):
@@ -306,34 +307,34 @@ def unkeep(user: object) -> None:
 
 
 def close_unused() -> None:
-    """Close the descriptors that no session needs."""
-    unused = {identity: kept for identity, kept in _kept.items() if not kept.users}
+    """Close the descriptors that no session uses."""
+    unused = {identity: kept for identity, kept in _locked_files.items() if not kept.users}
     if not unused:
         return
-    others = _stats_of_descriptors(without={kept.fd for kept in _kept.values()})
-    still_open = {(one.st_dev, one.st_ino) for one in others.values()}
+    others = _stats_of_descriptors(without={kept.fd for kept in _locked_files.values()})
+    still_open = {(descriptor.st_dev, descriptor.st_ino) for descriptor in others.values()}
     for identity, kept in unused.items():
         if identity not in still_open:
-            del _kept[identity]
+            del _locked_files[identity]
             os.close(kept.fd)
 
 
 def _stats_of_descriptors(without: frozenset[int] | set[int] = frozenset()) -> dict[int, os.stat_result]:
-    """What this process has open, by the descriptors."""
-    found = {}
+    """Return the open files of this process, by descriptor."""
+    stats = {}
     for name in os.listdir(_DESCRIPTORS):
         if int(name) not in without:
             with contextlib.suppress(OSError):  # closed meanwhile
-                found[int(name)] = os.fstat(int(name))
-    return found
+                stats[int(name)] = os.fstat(int(name))
+    return stats
 
 
 def _after_fork_in_child() -> None:
-    # The locks are the parent's, for as long as it has its descriptors. A child has no POSIX locks to lose.
-    for kept in _kept.values():
+    # The locks belong to the parent's descriptors. A child has no POSIX locks to lose.
+    for kept in _locked_files.values():
         with contextlib.suppress(OSError):
             os.close(kept.fd)
-    _kept.clear()
+    _locked_files.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,9 +1,9 @@
-"""What a fork waits for, and takes from SQLite's sessions.
+"""Forks beside SQLite sessions: a fork waits for running statements and closes all connections.
 
 SQLite keeps tables of its file locks for the whole process; a child that was forked while they were in use would
-believe in locks that are not there, and wait for others for ever (sqlite.org/howtocorrupt.html, "Carrying an open
-database connection across a fork"). So no statement runs during a fork, and no connection is open. The beacons are
-file locks of their own, so nothing is lost by that. The SQL of a task cannot be cut in two: a fork waits for its end.
+use locks that do not exist, or wait for ever (sqlite.org/howtocorrupt.html, "Carrying an open database connection
+across a fork"). So no statement runs during a fork, and no connection is open. The beacons have file locks of their
+own, so the member keeps its rows. The SQL of a task cannot be interrupted: a fork waits for its end.
 """
 
 from __future__ import annotations
@@ -17,81 +17,82 @@ from typing import Protocol
 log = logging.getLogger("sqlsem")
 
 
-class Forked(Protocol):
-    """What a fork wants of a session."""
+class ForkAware(Protocol):
+    """The part of a session that a fork uses."""
 
     executing_in: int  #: the thread that runs the SQL of a task
 
-    def let_go(self) -> None:
-        """Close the connection for now."""
+    def disconnect(self) -> None:
+        """Close the connection; the next statement opens it again."""
 
 
-#: Held while a statement or a transaction is under way. (Replaced in a child: to be looked up here each time.)
-held_off = threading.RLock()
-sessions: weakref.WeakSet[Forked] = weakref.WeakSet()
-#: Guards what follows: which sessions run the SQL of tasks, and which threads wait for their end with a fork, or fork.
-calm = threading.Condition()
-executing: weakref.WeakSet[Forked] = weakref.WeakSet()
+#: Held during a statement or a transaction, so that no fork begins. (A child replaces it: read it from this module.)
+forks_blocked = threading.RLock()
+sessions: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+#: Guards ``executing`` (the sessions that run the SQL of a task) and ``_forks`` (the threads that fork or wait to).
+idle = threading.Condition()
+executing: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 _forks: set[int] = set()
-_held: dict[int, bool] = {}  # the thread that has taken held_off for its fork
+_held: dict[int, bool] = {}  # the thread that has acquired forks_blocked for its fork
 
 
-def begin_executing(session: Forked) -> None:
-    """The SQL of a task is about to run in this thread; waits for the forks that are under way."""
-    with calm:
+def begin_executing(session: ForkAware) -> None:
+    """Record that this thread is about to run the SQL of a task; waits for running forks."""
+    with idle:
         while _forks:
-            calm.wait(1.0)  # (time_limited: an interrupted fork may not tell)
+            idle.wait(1.0)  # (bounded: an interrupted fork may not notify)
         session.executing_in = threading.get_ident()
         executing.add(session)
 
 
-def end_executing(session: Forked) -> None:
-    """It has ended."""
-    with calm:
+def end_executing(session: ForkAware) -> None:
+    """Record that the SQL of a task has ended."""
+    with idle:
         executing.discard(session)
-        calm.notify_all()
+        idle.notify_all()
 
 
-# A fork takes place whatever a hook raises. A signal that came meanwhile strikes at the entry of the next hook, where
-# that can do nothing: so each is registered twice, and what it does may be repeated.
+# The fork happens even if a hook raises. A pending signal handler runs on entry to the next hook and may raise there.
+# So each hook is registered twice, and the second call does the work; hooks are idempotent.
 
 
 def _before() -> None:
     mine = threading.get_ident()
     if mine not in _held:
-        _hold_off(mine)
+        _block_statements(mine)
     for session in list(sessions):
-        session.let_go()
+        session.disconnect()
 
 
-def _hold_off(mine: int) -> None:
-    """No statement is under way, and none begins."""
-    with calm:
+def _block_statements(mine: int) -> None:
+    """Wait for running statements, and block new ones."""
+    with idle:
         _forks.add(mine)
-        # (Bounded, as a session that was dropped does not tell. Of this thread: a signal handler forks in the middle.)
-        told = False
+        # (The wait is bounded, as a dropped session does not notify. This thread's own statement does not count: a
+        # signal handler may fork during it.)
+        warned = False
         while any(session.executing_in != mine for session in list(executing)):
-            if not calm.wait(1.0) and not told:
-                told = True
+            if not idle.wait(1.0) and not warned:
+                warned = True
                 log.warning("A fork waits until the SQL that a task runs on SQLite has ended")
-    # (Taken and noted by the interpreter, between which it looks for no signal; as in `runtime.had_within`.)
-    _held.update(zip((mine,), map(held_off.acquire, (True,)), strict=True))
+    # (Acquired and recorded in one call: Python runs no signal handler in between; as in `runtime.had_within`.)
+    _held.update(zip((mine,), map(forks_blocked.acquire, (True,)), strict=True))
 
 
 def _after_in_parent() -> None:
     mine = threading.get_ident()
-    # (What a signal handler raises while we wait ends the wait, but not the fork.)
+    # (An exception of a signal handler ends the wait, but not the fork.)
     if mine in _held:
-        del _held[mine]  # no call in between
-        held_off.release()
+        del _held[mine]  # no call, and so no signal handler, in between
+        forks_blocked.release()
     _forks.discard(mine)
-    with calm:
-        calm.notify_all()
+    with idle:
+        idle.notify_all()
 
 
 def _after_in_child() -> None:
-    global held_off, calm, executing
-    held_off, calm = threading.RLock(), threading.Condition()
+    global forks_blocked, idle, executing
+    forks_blocked, idle = threading.RLock(), threading.Condition()
     executing = weakref.WeakSet()
     _forks.clear()
     _held.clear()

@@ -18,7 +18,7 @@ class SqliteHandovers(SqliteConversions, TransferSession):
 
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
         me, digest, ttl_ms = user_name(), hash_of(token), int(ttl * 1000)
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             known = self.row("handover", (digest,))
             if known is not None:
                 return bool(known["given_by"] == me)
@@ -54,7 +54,7 @@ class SqliteHandovers(SqliteConversions, TransferSession):
         self, member_id: int, requesting_id: str, owner: str, uid: str, token: str
     ) -> list[tuple[Request, Ticket]]:
         me, digest = user_name(), hash_of(token)
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             given = self.row("handover", (digest,))
             if given is None:
                 raise not_adopted(UNKNOWN, self.engine.label, None, None, None, None)

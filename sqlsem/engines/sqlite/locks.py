@@ -1,4 +1,8 @@
-"""Locks: taking a number, waiting for the turn, giving back."""
+"""Locks of SQLite: registering requests, waiting for a grant, releasing.
+
+A grant is decided and written in one transaction under the file's write lock. Waiters poll the file's version, and
+holders that release notify the waiters that they grant (`sqlsem.engines.sqlite.notifier`).
+"""
 
 from __future__ import annotations
 
@@ -23,74 +27,78 @@ from sqlsem.insight.patterns import Patterns, no_limit_set, with_settings
 from sqlsem.insight.totals import QueueTotals
 from sqlsem.model import Entry, Request, Resource, Ticket, monotonic
 
-#: How often the next in line looks whether the file changed: at first, and at the most (seconds). Who is further back
-#: looks so many times more seldom: as many must leave before, one after the other.
+#: Seconds between two polls of the waiter at the head of the queue: the shortest and the longest pause. A waiter behind
+#: n blockers pauses n times as long.
 SHORTEST, LONGEST = 0.0001, 0.02
-#: The same at first, where the last wait of the session was ended by a ring.
-SHORTEST_RUNG = 0.002
-#: What looking seldom may cost: this share of the time for which nothing has happened at all, but no more than so long.
+#: The shortest pause if the last wait of the session was ended by a notification.
+SHORTEST_NOTIFIED = 0.002
+#: A pause may last this share of the time since the last change of the file, up to ``SLOWEST`` seconds.
 SHARE, SLOWEST = 0.05, 0.5
-#: How far a waiter counts those before it; further back makes no difference.
+#: The number of blockers at which a waiter stops counting.
 FAR = 256
-#: How often those ahead are tested, for each owner among them, and how seldom at the most. The first rows,
-#: or as many as may be inside.
+#: Seconds between two liveness checks of the owners of the blockers: for each owner, and at most. Only the first
+#: ``TESTED`` blockers are checked, or as many as the limit admits.
 TEST_EVERY, TEST_SELDOM = 0.25, 8.0
 TESTED = 32
-#: How often a waiter looks whether its files are still those of others.
+#: Seconds between two checks of a waiter whether its files were replaced.
 COMPARE_SECONDS = 0.1
-#: So many resources a session remembers as tested.
+#: The maximum number of resources whose last check a session remembers.
 MOST_TESTS = 1000
-#: So many rows of a queue are read at a time, at first and at the most.
+#: The number of rows that a scan of a queue reads at a time: first and at most.
 FIRST_STEP, STEP = 4, 256
-#: Who leaves lets in those that may go among so many rows that come first; the others find that out themselves.
+#: A release grants the waiters that fit among this many first rows; other waiters find out by polling.
 LET_IN = 8
 LAST = 2**63 - 1
 _WAITING = [field.name for field in dataclasses.fields(deadlocks.Row)]
 
 
 class Admission(NamedTuple):
-    """Whether a request may enter, and is in already; the last one of those ahead that alone keep it out, if any."""
+    """The answer of `SqliteLocks.admission`: True if the request may be granted, and True if it is granted already;
+    and the position of the last of the first rows that together exceed the limit, if any.
+    """
 
-    come: bool
-    let_in: bool
-    edge: int | None
+    allowed: bool
+    granted: bool
+    last_blocker: int | None
 
 
 class QueueDistance:
-    """About how many must leave before a waiter may enter; counted again when half of them have left."""
+    """The approximate number of blockers ahead of a waiter; counted again when half of them have left."""
 
     def __init__(self) -> None:
         self.distance = 0
         self._middle: int | None = 0
 
-    def has_changed(self, edge: int | None) -> bool:
-        """Whether to count again, now that those from ``edge`` on have to leave."""
-        return self._middle is not None and (edge or LAST) >= self._middle
+    def has_changed(self, last_blocker: int | None) -> bool:
+        """Return True if it is time to count again: the first half of the counted rows has left."""
+        return self._middle is not None and (last_blocker or LAST) >= self._middle
 
     def count(self, rows: Sequence[Any]) -> None:
-        """These have to leave, or more."""
+        """Count these blockers."""
         self.distance = max(1, len(rows))
         self._middle = rows[len(rows) // 2]["queue_position"] if len(rows) > 1 else None
 
-    def pause(self, quiet: float, rung: bool) -> float:
-        """Until the next look, where nothing has happened for so long; ``rung``: who lets it in will ring, it seems."""
-        shortest = (SHORTEST_RUNG if rung else SHORTEST) * self.distance
+    def pause(self, quiet: float, notified: bool) -> float:
+        """Return the seconds until the next poll, ``quiet`` seconds after the last change of the file. ``notified``:
+        the last grant came with a notification, so the next one probably will.
+        """
+        shortest = (SHORTEST_NOTIFIED if notified else SHORTEST) * self.distance
         return min(max(shortest, quiet * SHARE), LONGEST * self.distance, SLOWEST)
 
 
 class LivenessChecks:
-    """When the owners of those ahead were tested last, by resource."""
+    """The times of the last liveness checks of blockers, by resource."""
 
     def __init__(self) -> None:
-        self._done: dict[str, tuple[float, int]] = {}  # when, and how many there were
+        self._done: dict[str, tuple[float, int]] = {}  # time, and number of owners
 
     def due(self, resource: str, now: float) -> bool:
-        """Whether it is time to test again."""
+        """Return True if a check is due."""
         at, owners = self._done.get(resource, (-math.inf, 1))
         return now - at >= min(TEST_EVERY * owners, TEST_SELDOM)
 
     def note(self, resource: str, now: float, owners: int) -> None:
-        """So many owners are tested now."""
+        """Record a check of this many owners."""
         if len(self._done) >= MOST_TESTS:
             self._done.clear()
         self._done[resource] = (now, max(1, owners))
@@ -101,13 +109,13 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
 
     def __init__(self, engine: SqliteDatabase) -> None:
         super().__init__(engine)
-        # How the last wait ended: position, the file's version then, quiet since when.
+        # The end of the last wait: position, the file's version, the time of its last change.
         self._left: tuple[int, Any, float] | None = None
         self._tests = LivenessChecks()
-        # Whether the last one that came, and that left, by this session was alone on its resource: what is done in one
-        # statement then is not tried where others are.
+        # True if the last request and the last release of this session had no other rows on their resource: then the
+        # next one is tried in one statement.
         self._came_alone = self._left_alone = True
-        self.rings = UnixSocketNotifier(engine.path, f"{engine.options.schema}.{engine.options.table}")
+        self.notifier = UnixSocketNotifier(engine.path, f"{engine.options.schema}.{engine.options.table}")
 
     def register(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
@@ -115,68 +123,69 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
         if self._came_alone and len(requests) == 1 and self.options.lease is None:
             self.renew_lease(member_id, known=True)
-            with fork.held_off:
+            with fork.forks_blocked:
                 self.roll_back()
                 done = self.run("insert_first", {**who, **columns(requests[0]), "uid": uid})
                 if done.rowcount == 1 and done.lastrowid is not None:
                     return [Ticket(requests[0].resource, done.lastrowid, requesting_id, True)]
         if only_if_free:
-            # The dead must not stand in the way of a try.
+            # A dead holder must not make a try fail.
             for request in requests:
-                if not self.admission(request, LAST).come:
+                if not self.admission(request, LAST).allowed:
                     self.check_blockers(request, LAST, member_id)
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.renew_lease(member_id, known=True)
-            state = [self.row("anybody", {"resource": one.resource, "member": member_id}) for one in requests]
+            state = [self.row("anybody", {"resource": request.resource, "member": member_id}) for request in requests]
             if not state[0]["known"]:
                 raise self.given_up_error()
-            busy = [one["queued"] for one in state]
+            busy = [row["queued"] for row in state]
             self._came_alone = not any(busy)
-            # A row of ours can only be there when somebody is.
-            if any(busy) and (found := self.rows("find", {"member": member_id, "uid": uid})):
+            # A lost answer's rows can only exist if the queue is not empty.
+            if any(busy) and (earlier := self.rows("find", {"member": member_id, "uid": uid})):
                 return [
                     Ticket(row["resource_id"], row["queue_position"], row["requesting_id"], bool(row["granted"]))
-                    for row in found
+                    for row in earlier
                 ]
-            for request, there in zip(requests, state, strict=True):
-                if there["ageing"] is not None:
+            for request, row in zip(requests, state, strict=True):
+                if row["ageing"] is not None:
                     raise priority_missing(request.resource)
-                if request.limit is None and there["cap"] is None:
+                if request.limit is None and row["cap"] is None:
                     raise ConfigurationError(no_limit_set(request.resource), resource=request.resource)
             granted = [
-                not there or self.admission(request, LAST).come for there, request in zip(busy, requests, strict=True)
+                not there or self.admission(request, LAST).allowed
+                for there, request in zip(busy, requests, strict=True)
             ]
             if only_if_free and not all(granted):
                 return None
             tickets = []
             for number, (request, free) in enumerate(zip(requests, granted, strict=True), 1):
-                its = uid if len(requests) == 1 else f"{uid}.{number}"
-                position = self.run("insert", {**who, **columns(request), "uid": its, "granted": free}).lastrowid
+                row_uid = uid if len(requests) == 1 else f"{uid}.{number}"
+                position = self.run("insert", {**who, **columns(request), "uid": row_uid, "granted": free}).lastrowid
                 assert position is not None
                 tickets.append(Ticket(request.resource, position, requesting_id, free))
         return tickets
 
     def admission(self, request: Request, position: int) -> Admission:
-        """Whether a request at that position may enter now."""
+        """Return whether a request at ``position`` may be granted now."""
         values = {"resource": request.resource, "position": position, "access": request.access}
         places = request.limit or self.row("places", values)["places"]
-        found = self.row("fits", {**values, "weight": request.weight, "places": places})
-        there = bool(found["let_in"])
-        return Admission(there or bool(found["fits"] and not found["paused"]), there, found["edge"])
+        row = self.row("fits", {**values, "weight": request.weight, "places": places})
+        granted = bool(row["let_in"])
+        return Admission(granted or bool(row["fits"] and not row["paused"]), granted, row["edge"])
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
-        with fork.held_off:
-            there = self._left_alone and self._leave_alone(ticket, outcome)
-            if not there:
+        with fork.forks_blocked:
+            removed = self._left_alone and self._leave_alone(ticket, outcome)
+            if not removed:
                 with self.writing():
-                    there, come = self.leave(ticket, outcome)
-                if come:
-                    self.rings.ring(come)
+                    removed, granted = self.leave(ticket, outcome)
+                if granted:
+                    self.notifier.notify(granted)
             self.write_back()
-        return there
+        return removed
 
     def _leave_alone(self, ticket: Ticket, outcome: str) -> bool:
-        """Leave in one statement; False when others are on the resource, or the row is not there."""
+        """Release in one statement; return False if the resource has other rows, or the row is gone."""
         self.roll_back()
         key = {"resource": ticket.resource, "position": ticket.position, "requesting_id": ticket.requesting_id}
         self._left_alone = self.run_routine("leave_alone", {**key, "outcome": outcome}) > 0
@@ -185,20 +194,22 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         return self._left_alone
 
     def leave(self, ticket: Ticket, outcome: str) -> tuple[bool, list[int]]:
-        """In a transaction that writes: whether the row was there, and who is to be rung when that has ended."""
-        found = self._come(ticket.resource, None, LET_IN, without=ticket.position)
-        self._left_alone, come = found is None, found or []
-        if come:
-            # Another process wakes up while this one writes; a thread of ours would only be in the way.
-            self.rings.ring(row["position"] for row in come if row["member_id"] != self.member_id)
-        there = self.remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
-        for row in come if there else ():
-            # Those who may go now need not write that themselves.
+        """Release in a writing transaction. Return False if the row was gone, and the positions of the waiters to
+        notify after the transaction.
+        """
+        ready = self._ready_rows(ticket.resource, None, LET_IN, without=ticket.position)
+        self._left_alone, granted = ready is None, ready or []
+        if granted:
+            # Other processes wake up while this one writes. A thread of this process would only slow it down.
+            self.notifier.notify(row["position"] for row in granted if row["member_id"] != self.member_id)
+        removed = self.remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
+        for row in granted if removed else ():
+            # Written here, so that the granted waiters need no transaction of their own.
             self.run("let_in", {"position": row["position"]})
-        return there, [row["position"] for row in come]
+        return removed, [row["position"] for row in granted]
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             rows = self.rows("find", {"member": member_id, "uid": uid})
             for row in rows:
                 self.remove(row["resource_id"], row["queue_position"], row["requesting_id"], outcome)
@@ -206,13 +217,13 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
 
     def wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         if timeout > 0:
-            self.rings.listen(ticket.position)
+            self.notifier.listen(ticket.position)
         answer = self._wait(ticket, timeout, wakeup)
         self.require_in_place()
         if timeout > 0 and not answer:
-            # The next slice may be waited for in another session, which cannot hear what this one does. (Who is let in
-            # does not wait for a socket to be closed: that goes with the next wait.)
-            self.rings.stop()
+            # The next slice may wait in another session, which cannot receive on this one's socket. (A granted waiter
+            # leaves its socket open until the next wait, to save time.)
+            self.notifier.stop()
         return answer
 
     def _wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
@@ -226,29 +237,30 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         request, member_id = Request(ticket.resource, row["access"], row["limit"], row["weight"]), row["member_id"]
         seen, known, quiet_since = None, None, monotonic()
         if self._left is not None and self._left[0] == ticket.position:
-            _, known, quiet_since = self._left  # one long wait comes in slices
-        place, rung, compared = QueueDistance(), False, quiet_since
+            _, known, quiet_since = self._left  # a long wait is made of slices
+        distance, notified, compared = QueueDistance(), False, quiet_since
         while True:
-            if rung and self._is_let_in(key):
-                self.rings.trusted = True
+            if notified and self._is_let_in(key):
+                self.notifier.trusted = True
                 return True
             version = self.version()
             now = monotonic()
-            if version != seen or rung or wakeup.is_set():
+            if version != seen or notified or wakeup.is_set():
                 wakeup.clear()
                 seen = version
                 if version != known:
                     known, quiet_since = version, now
-                turn = self.admission(request, ticket.position)
-                if turn.come:
-                    self.rings.trusted = rung
-                    if turn.let_in and self.options.lease is None:
+                admission = self.admission(request, ticket.position)
+                if admission.allowed:
+                    self.notifier.trusted = notified
+                    if admission.granted and self.options.lease is None:
                         return True
-                    with fork.held_off, self.writing():
+                    with fork.forks_blocked, self.writing():
                         self.renew_lease(member_id, known=True)
                         return True if self.run("grant", key).rowcount == 1 else None
-                if place.has_changed(turn.edge):
-                    place.count(self._conflicting(request, turn.edge or 0, ticket.position, FAR))
+                if distance.has_changed(admission.last_blocker):
+                    first = admission.last_blocker or 0
+                    distance.count(self._conflicting(request, first, ticket.position, FAR))
             if now >= deadline:
                 self._left = (ticket.position, known, quiet_since)
                 return False
@@ -261,14 +273,14 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
                 if self.check_blockers(request, ticket.position, member_id):
                     seen = None
                     continue
-            pause = place.pause(now - quiet_since, self.rings.trusted)
-            rung = self.rings.wait(min(pause * random.uniform(0.8, 1.2), deadline - now), wakeup)
+            pause = distance.pause(now - quiet_since, self.notifier.trusted)
+            notified = self.notifier.wait(min(pause * random.uniform(0.8, 1.2), deadline - now), wakeup)
 
     def _is_let_in(self, key: dict[str, Any]) -> bool:
-        """Whether who has rung lets this row in, which it may be just about to write."""
+        """Return True if the process that sent the notification grants this row; it may be about to commit that."""
         if self.options.lease is not None:
             return False
-        until = monotonic() + self.rings.patience()
+        until = monotonic() + self.notifier.recheck_seconds()
         while True:
             row = self.row("row", key)
             if row is not None and row["granted"] and row["revoked_at"] is None:
@@ -278,89 +290,90 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
 
     def interrupt(self) -> None:
         super().interrupt()
-        self.rings.wake()
+        self.notifier.interrupt()
 
-    def abandon(self) -> None:
-        self.rings.close()
+    def discard(self) -> None:
+        self.notifier.close()
 
     def close(self) -> None:
         super().close()
-        self.rings.close()
+        self.notifier.close()
 
     def version(self) -> tuple[int, int]:
-        """What changes when another connection has written."""
+        """Return a value that changes whenever another connection has written."""
         return self.row("data_version")["data_version"], id(self.connection)
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
-        found: dict[int, bool | None] = {}
-        waiting: dict[str, dict[int, int]] = {}  # the limits
+        answers: dict[int, bool | None] = {}
+        waiting: dict[str, dict[int, int]] = {}  # limit by position
         for ticket in tickets:
             row = self.row("row", {"resource": ticket.resource, "position": ticket.position})
             if row is None or row["revoked_at"] is not None or row["member_id"] != member_id:
-                found[ticket.position] = None
+                answers[ticket.position] = None
             elif row["granted"]:
-                found[ticket.position] = True
+                answers[ticket.position] = True
             else:
                 limit = row["limit"] or self.server_limit(ticket.resource) or 1
                 waiting.setdefault(ticket.resource, {})[ticket.position] = limit
-        come = [
+        ready = [
             (resource, row["position"])
             for resource, positions in waiting.items()
-            for row in self._come(resource, positions) or ()
+            for row in self._ready_rows(resource, positions) or ()
         ]
-        if come:
-            with fork.held_off, self.writing():
+        if ready:
+            with fork.forks_blocked, self.writing():
                 self.renew_lease(member_id, known=True)
-                for resource, position in come:
-                    there = self.run("grant", {"resource": resource, "position": position}).rowcount == 1
-                    found[position] = True if there else None
+                for resource, position in ready:
+                    granted = self.run("grant", {"resource": resource, "position": position}).rowcount == 1
+                    answers[position] = True if granted else None
         now = monotonic()
         for resource, positions in waiting.items():
             if self._tests.due(resource, now):
-                everybody = Request(resource, limit=max(positions.values()))
-                self.check_blockers(everybody, max(positions), member_id)
-        return found
+                all_waiters = Request(resource, limit=max(positions.values()))
+                self.check_blockers(all_waiters, max(positions), member_id)
+        return answers
 
-    def _come(
-        self, resource: str, wanted: Collection[int] | None, most: int = LAST, *, without: int = 0
+    def _ready_rows(
+        self, resource: str, positions: Collection[int] | None, limit: int = LAST, *, without: int = 0
     ) -> list[Any] | None:
-        """The rows whose turn has come, of those at these positions or of all: one pass along the queue, as far as
-        anybody can be let in, over so many rows at the most, and as if one of them had left. None: nobody is there.
+        """Scan the queue once and return the waiting rows that may be granted (of these ``positions``, if given). Scans
+        at most ``limit`` rows, as far as any request can still fit; treats row ``without`` as released. Returns None
+        if the queue is empty.
         """
-        come: list[Any] = []
-        line: QueueTotals | None = None
-        last, position, step = LAST if wanted is None else max(wanted), 0, min(FIRST_STEP, most)
+        ready: list[Any] = []
+        scan: QueueTotals | None = None
+        last, position, step = LAST if positions is None else max(positions), 0, min(FIRST_STEP, limit)
         while position < last:
             rows = self.rows("pass", {"resource": resource, "position": position, "without": without, "most": step})
             for row in rows:
-                line = line or QueueTotals(row["cap"], bool(row["paused"]))
-                if line.closed or position >= last:
-                    return come
+                scan = scan or QueueTotals(row["cap"], bool(row["paused"]))
+                if scan.closed or position >= last:
+                    return ready
                 position = row["position"]
-                asked = row["access"], row["limit"], row["weight"]
-                asks = not (row["granted"] or row["revoked"]) and (wanted is None or position in wanted)
-                if asks and line.fits(*asked):
-                    come.append(row)
-                line.add(*asked)
-            most -= len(rows)
-            if len(rows) < step or most <= 0 or (line is not None and line.closed):
+                shape = row["access"], row["limit"], row["weight"]
+                waits = not (row["granted"] or row["revoked"]) and (positions is None or position in positions)
+                if waits and scan.fits(*shape):
+                    ready.append(row)
+                scan.add(*shape)
+            limit -= len(rows)
+            if len(rows) < step or limit <= 0 or (scan is not None and scan.closed):
                 break
-            step = min(step * 4, STEP, most)
-        return None if line is None else come
+            step = min(step * 4, STEP, limit)
+        return None if scan is None else ready
 
     def server_limit(self, resource: str) -> int | None:
-        """The limit that an operator has set for it."""
-        found: int | None = self.row("cap", {"resource": resource})["cap"]
-        return found
+        """Return the limit that an operator has set for a resource, if any."""
+        limit: int | None = self.row("cap", {"resource": resource})["cap"]
+        return limit
 
     def _conflicting(self, request: Request, first: int, position: int, most: int) -> list[Any]:
-        """The first rows from one position on, and before another one, that this request does not share with."""
+        """Return the first rows from position ``first`` on, before ``position``, that conflict with a request."""
         values = {"resource": request.resource, "first": first, "position": position, "access": request.access}
         return self.rows("rows_between", {**values, "most": most})
 
     def check_blockers(self, request: Request, position: int, mine: int | None) -> bool:
-        """Test whether the first of those ahead still live, as many as there may be inside; True when somebody was
-        removed. Who died further back keeps nobody out before it is among the first.
+        """Check whether the owners of the first blockers are alive, as many as the limit admits; return True if rows
+        were removed. A dead owner further back blocks no waiter before its row is among the first.
         """
         rows = self._conflicting(
             request, 0, position, max(TESTED, request.limit or self.server_limit(request.resource) or 0)
@@ -385,17 +398,17 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         )
         processes = {row["member"]: (row["host"], row["pid"], None) for row in rows}
         for cycle in deadlocks.find(waiting, caps):
-            there = {node[0] for node in cycle.nodes}
-            # Anyone who died holds nobody up for long.
-            if cycle.victim.member == member_id and all(self.lives(one) for one in there - {member_id}):
-                return deadlocks.steps_of(cycle, {one: processes[one] for one in there})
+            members = {node[0] for node in cycle.nodes}
+            # (A dead member does not block others for long.)
+            if cycle.victim.member == member_id and all(self.lives(member) for member in members - {member_id}):
+                return deadlocks.steps_of(cycle, {member: processes[member] for member in members})
         return None
 
     def entries(self, resource: str | None) -> list[Entry]:
-        found: list[Entry] = []
+        result: list[Entry] = []
         settings = {row[0]: row for row in self.settings_of_resources()}
         patterns = Patterns((row[0], row[1], row[5]) for row in settings.values())
-        lines = {
+        scans = {
             name: QueueTotals(row[1] or patterns.cap_of(name), row[2] is not None) for name, row in settings.items()
         }
         tested: dict[int, tuple[bool, float | None]] = {}
@@ -404,19 +417,18 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
             if member_id not in tested:
                 tested[member_id] = self.missing(row)
             dead, missing_for = tested[member_id]
-            line = lines.get(row["resource"])
-            if line is None:
-                line = lines[row["resource"]] = QueueTotals(patterns.cap_of(row["resource"]), False)
+            scan = scans.get(row["resource"])
+            if scan is None:
+                scan = scans[row["resource"]] = QueueTotals(patterns.cap_of(row["resource"]), False)
             known: dict[str, Any] = {"missing_for": missing_for}
+            shape = row["access"], row["limit"], row["weight"]
             if dead:
                 known["state"] = "dead"
-            elif (
-                member_id is None and row["state"] == "waits" and line.fits(row["access"], row["limit"], row["weight"])
-            ):
-                known["state"] = "holds"  # it has no process that would write that down
-            line.add(row["access"], row["limit"], row["weight"])
-            found.append(shown(Entry, row, **known))
-        return found
+            elif member_id is None and row["state"] == "waits" and scan.fits(*shape):
+                known["state"] = "holds"  # it has no process that would write the grant
+            scan.add(*shape)
+            result.append(shown(Entry, row, **known))
+        return result
 
     def resources(self) -> list[Resource]:
         holding: Counter[str] = Counter()
@@ -424,20 +436,21 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         for entry in self.entries(None):
             waits = entry.state == "waits" or (entry.state == "dead" and entry.granted_at is None)
             (waiting if waits else holding)[entry.resource] += 1
-        found = [Resource(name, None, False, None, holding[name], waiting[name]) for (name,) in self.rows("resources")]
-        return with_settings(found, {row[0]: row for row in self.settings_of_resources()}, self.priorities())
+        names = [name for (name,) in self.rows("resources")]
+        resources = [Resource(name, None, False, None, holding[name], waiting[name]) for name in names]
+        return with_settings(resources, {row[0]: row for row in self.settings_of_resources()}, self.priorities())
 
     def priorities(self) -> dict[str, float]:
         """As `PrioritySession.priorities`."""
         return {name: float(ageing) for name, ageing in self.rows("priorities")}
 
     def settings_of_resources(self) -> list[list[Any]]:
-        """What is set, by whom; patterns among them: resource, cap, paused_at, stale_after, paused_by, cap_by."""
+        """Return the settings of resources and patterns: resource, cap, paused_at, stale_after, paused_by, cap_by."""
         return [[*row[:2], as_time(row[2]), *row[3:]] for row in self.rows("resource_settings")]
 
 
 def columns(request: Request) -> dict[str, Any]:
-    """What a request says of itself."""
+    """Return the columns of a request's row."""
     return {
         "resource": request.resource,
         "access": request.access,

@@ -16,20 +16,20 @@ from sqlsem.model import Heartbeat
 class SqliteMembers(SqliteConnection):
     """What every role needs to know of members."""
 
-    def _light(self) -> str | None:
+    def _create_beacon(self) -> str | None:
         """Take a new beacon; None where a lease stands for it."""
         if self.options.lease is not None:
             return None
-        with fork.held_off:  # no fork comes between
-            before, self.beacon = self.beacon, self.engine.beacons.light()
+        with fork.forks_blocked:  # no fork comes between
+            before, self.beacon = self.beacon, self.engine.beacons.create()
         if before is not None:
-            before.put_out()
+            before.remove()
         return self.beacon.name
 
     def register_member(self, host: str, pid: int, program: str) -> int:
         lease = self.options.lease
         values = {
-            "beacon": self._light(),
+            "beacon": self._create_beacon(),
             "host": host,
             "pid": pid,
             "program": program,
@@ -37,7 +37,7 @@ class SqliteMembers(SqliteConnection):
             "grace": int(self.options.grace * 1000),
             "lease": None if lease is None else int(lease * 1000),
         }
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             number = self.run("register_member", values).lastrowid
             self.engine.files = self.files
         assert number is not None
@@ -45,9 +45,9 @@ class SqliteMembers(SqliteConnection):
         return number
 
     def reattach_member(self, member_id: int) -> bool:
-        beacon = self._light()
+        beacon = self._create_beacon()
         self.member_id = member_id
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             there = self.run("reattach_member", {"beacon": beacon, "member": member_id}).rowcount == 1
             known, self.engine.files = self.engine.files, self.files
         # (In another file a member of that number need not be this one, and what it holds was not asked of this file.)
@@ -65,7 +65,7 @@ class SqliteMembers(SqliteConnection):
         if member is None:
             return Heartbeat(False)
         if member["lease_until"] is not None or member["missing_since"] is not None:
-            with fork.held_off, self.writing():
+            with fork.forks_blocked, self.writing():
                 if self.run("renew", (member_id,)).rowcount != 1:
                     return Heartbeat(False)
         self.write_back(1)
@@ -77,10 +77,10 @@ class SqliteMembers(SqliteConnection):
         )
 
     def deregister_member(self, member_id: int) -> None:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.end_all_rows(member_id, "released")
             self.run("deregister_member", (member_id,))
-        self.put_out()
+        self.remove_beacon()
 
     def require_member(self, member_id: int) -> None:
         """Raise `Disconnected` when the member has been given up."""
@@ -132,16 +132,16 @@ class SqliteMembers(SqliteConnection):
             stale = self.row("stale", key)
             if stale is None or not stale["stale"]:
                 return False
-            with fork.held_off, self.writing():
+            with fork.forks_blocked, self.writing():
                 return self.remove(resource, position, None, "reaped")
         member = self.row("member", (member_id,))
         if member is None:
-            with fork.held_off, self.writing():
+            with fork.forks_blocked, self.writing():
                 return self.end_all_rows(member_id, "reaped") > 0
         row = self.row("row", key)
         revoked_at = None if row is None else row["revoked_at"]
         if revoked_at is not None and revoked_at + member["grace_ms"] / 1000 <= member["now"]:
-            with fork.held_off, self.writing():
+            with fork.forks_blocked, self.writing():
                 return self.remove(resource, position, None, "revoked")
         return self.check_member(member_id)
 
@@ -151,23 +151,23 @@ class SqliteMembers(SqliteConnection):
         if member is None:
             return False
         key = {"member": member_id, "beacon": member["beacon"]}
-        with self.engine.beacons.look(member["beacon"]) as look:
+        with self.engine.beacons.probe(member["beacon"]) as probe:
             dead = False
             if member["lease_until"] is None:
-                if look.held:
+                if probe.held:
                     return False
-                dead = look.held is False
+                dead = probe.held is False
                 if not dead and member["missing_since"] is None:
-                    with fork.held_off, self.writing():
+                    with fork.forks_blocked, self.writing():
                         self.run("miss", key)
             elif member["lease_until"] >= member["now"]:
                 return False
-            with fork.held_off, self.writing():
+            with fork.forks_blocked, self.writing():
                 if self.row("given_up", {**key, "dead": dead}) is None:
                     return False
-                self.end_all_rows(member_id, "reaped", min(member["now"], max(member["seen_at"], look.seen or 0.0)))
+                self.end_all_rows(member_id, "reaped", min(member["now"], max(member["seen_at"], probe.seen or 0.0)))
                 self.run("deregister_member", (member_id,))
-            look.remove()
+            probe.remove()
         return True
 
     def missing(self, row: Any) -> tuple[bool, float | None]:
@@ -181,12 +181,12 @@ class SqliteMembers(SqliteConnection):
             return True, None
         if lease_until is not None:
             return lease_until < now, now - row["seen_at"] if lease_until < now else None
-        with self.engine.beacons.look(row["beacon"]) as look:
-            if look.held:
+        with self.engine.beacons.probe(row["beacon"]) as probe:
+            if probe.held:
                 return False, None
-            dead = look.held is False or (since is not None and since + grace <= now)
+            dead = probe.held is False or (since is not None and since + grace <= now)
             if since is None:
-                since = min(now, max(row["seen_at"], look.seen or 0.0))
+                since = min(now, max(row["seen_at"], probe.seen or 0.0))
         return dead, max(0.0, now - since)
 
     def lives(self, member_id: int) -> bool:

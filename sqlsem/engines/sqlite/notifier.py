@@ -20,9 +20,9 @@ from pathlib import Path
 __all__ = ["UnixSocketNotifier"]
 
 #: For how long who was rung looks again and again, as the other one may be about to write what it rang for.
-PATIENCE_SECONDS = 0.0005
+RECHECK_SECONDS = 0.0005
 #: How often a listener looks for a wakeup of its own process.
-NUDGE_SECONDS = 0.1
+WAKEUP_SECONDS = 0.1
 
 
 class UnixSocketNotifier:
@@ -30,61 +30,61 @@ class UnixSocketNotifier:
 
     def __init__(self, database: Path, table: str) -> None:
         self._database, self._table = database, table
-        self._place: str | None = None
-        self._ear: socket.socket | None = None
-        self._bell: socket.socket | None = None
-        self._heard = 0  # since it began to listen
+        self._prefix: str | None = None
+        self._receiver: socket.socket | None = None
+        self._sender: socket.socket | None = None
+        self._received = 0  # since it began to listen
         #: Whether the last wait that came to its end was ended by a ring.
         self.trusted = False
 
     def listen(self, position: int) -> None:
         """From now on, hear what is rung for this position, until the next one, or `stop`."""
         self.stop()
-        self._heard = 0
+        self._received = 0
         with contextlib.suppress(OSError):
-            ear = _socket()
-            if ear is not None:
+            receiver = _socket()
+            if receiver is not None:
                 try:
-                    ear.bind(self._name(position))
+                    receiver.bind(self._name(position))
                 except BaseException:
-                    ear.close()
+                    receiver.close()
                     raise
-                self._ear = ear
+                self._receiver = receiver
 
-    def patience(self) -> float:
+    def recheck_seconds(self) -> float:
         """For how long to look after a ring: only where it is not one of many, with which somebody plays."""
-        self._heard += 1
-        return PATIENCE_SECONDS if self._heard <= 2 else 0.0
+        self._received += 1
+        return RECHECK_SECONDS if self._received <= 2 else 0.0
 
     def stop(self) -> None:
         """Hear nothing more."""
-        ear, self._ear = self._ear, None
-        if ear is not None:
-            ear.close()
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
 
     def wait(self, seconds: float, wakeup: threading.Event) -> bool:
         """Sleep for so long, or until there is a wakeup or a ring; True when it was a ring."""
-        if self._ear is None:
+        if self._receiver is None:
             wakeup.wait(seconds)
             return False
         end = time.monotonic() + seconds
         while seconds > 0 and not wakeup.is_set():
             try:
-                self._ear.settimeout(min(seconds, NUDGE_SECONDS))
-                self._ear.recv(1)
+                self._receiver.settimeout(min(seconds, WAKEUP_SECONDS))
+                self._receiver.recv(1)
                 return True
             except TimeoutError:
                 seconds = end - time.monotonic()
         return False
 
-    def wake(self) -> None:
+    def interrupt(self) -> None:
         """From another thread: end a wait that is under way."""
-        ear = self._ear
-        if ear is not None:
+        receiver = self._receiver
+        if receiver is not None:
             with contextlib.suppress(OSError):
-                ear.shutdown(socket.SHUT_RDWR)
+                receiver.shutdown(socket.SHUT_RDWR)
 
-    def ring(self, positions: Iterable[int]) -> None:
+    def notify(self, positions: Iterable[int]) -> None:
         """Tell who waits there. Never raises, never waits."""
         for position in positions:
             with contextlib.suppress(OSError):  # nobody listens there
@@ -92,34 +92,34 @@ class UnixSocketNotifier:
                     self._send(position)
                 except BlockingIOError:
                     # What those have not read who wait no more counts against the socket that sent it.
-                    self._hang_up()
+                    self._close_sender()
                     self._send(position)
 
     def _send(self, position: int) -> None:
-        if self._bell is None:
-            self._bell = _socket()
-            if self._bell is None:
+        if self._sender is None:
+            self._sender = _socket()
+            if self._sender is None:
                 return
-            self._bell.setblocking(False)
-        self._bell.sendto(b"!", self._name(position))
+            self._sender.setblocking(False)
+        self._sender.sendto(b"!", self._name(position))
 
-    def _hang_up(self) -> None:
-        bell, self._bell = self._bell, None
-        if bell is not None:
-            bell.close()
+    def _close_sender(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
 
     def close(self) -> None:
         """Let go of both."""
         self.stop()
-        self._hang_up()
+        self._close_sender()
 
     def _name(self, position: int) -> str:
-        if self._place is None:
+        if self._prefix is None:
             # By whatever path the file is known.
             found = os.stat(self._database)
             place = f"{found.st_dev}.{found.st_ino}.{self._table}"
-            self._place = hashlib.sha256(place.encode()).hexdigest()[:24]
-        return f"\0sqlsem.{self._place}.{position}"
+            self._prefix = hashlib.sha256(place.encode()).hexdigest()[:24]
+        return f"\0sqlsem.{self._prefix}.{position}"
 
 
 def _socket() -> socket.socket | None:

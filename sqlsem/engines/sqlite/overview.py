@@ -23,7 +23,7 @@ class SqliteOverview(SqliteLocks, SqliteTasks, SqliteAdministration, SqliteRateU
     """What those see who look on."""
 
     def overview(self) -> Overview:
-        with fork.held_off, self.reading():
+        with fork.forks_blocked, self.reading():
             now = self.row("clock")["now"]
             entries = self.entries(None)
             holding = Counter(entry.member_id for entry in entries if entry.granted_at is not None)

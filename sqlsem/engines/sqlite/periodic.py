@@ -22,7 +22,7 @@ class SqlitePeriods(SqliteMembers, PeriodicSession):
         return bool(found["due"])
 
     def mark_once(self, name: str, ticket: Ticket) -> bool:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             at = self._turn_came(ticket)
             if at is None:
                 return False
@@ -41,7 +41,7 @@ class SqlitePeriods(SqliteMembers, PeriodicSession):
         return None if row is None else shown(OnceEntry, row, name=name, fence=row["position"])
 
     def once_forget(self, name: str) -> bool:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             row = self.row("once_last", (name,))
             if row is not None:
                 self.run("once_forget", (name,))

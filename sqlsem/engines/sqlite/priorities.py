@@ -38,13 +38,13 @@ class SqlitePriorities(SqliteLocks, PrioritySession):
         others = before is not None and before["member_id"] != member_id
         if others and self.check_owner(priority_queue(request.resource), before["queue_position"], before["member_id"]):
             before = self._before(request, own)
-        come = before is None and self.admission(request, LAST).come
+        come = before is None and self.admission(request, LAST).allowed
         if before is None and not come:
             come = self.check_blockers(request, LAST, member_id)
         if place is not None and own is not None and not come:
             return self._stands(own["queue_position"], requesting_id, request, before)
         who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.renew_lease(member_id)
             found = self.rows("find", {"member": member_id, "uid": uid})
             for row in found:
@@ -63,7 +63,7 @@ class SqlitePriorities(SqliteLocks, PrioritySession):
             if request.limit is None and state["cap"] is None:
                 raise ConfigurationError(no_limit_set(request.resource), resource=request.resource)
             before = self._before(request, own)
-            if before is None and self.admission(request, LAST).come:
+            if before is None and self.admission(request, LAST).allowed:
                 position = self.run("insert", {**who, **columns(request), "uid": uid, "granted": True}).lastrowid
                 assert position is not None
                 if own is not None:

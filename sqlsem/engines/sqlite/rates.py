@@ -21,13 +21,13 @@ class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
         line = {"resource": request.resource, "position": LAST}
         if ticket is None and self.rows("first_in_line", line):  # the dead are in nobody's way
             self.check_blockers(request.queue_request(), LAST, self.member_id)
-        with fork.held_off:
+        with fork.forks_blocked:
             with self.writing():
                 answer = self._take(request, ticket)
                 done = answer.status is RateStatus.TAKEN and ticket is not None
                 come = self.leave(ticket, "released")[1] if done and ticket is not None else []
             if come:
-                self.rings.ring(come)
+                self.notifier.notify(come)
         return answer
 
     def _take(self, request: RateRequest, ticket: Ticket | None) -> RateAnswer:
@@ -45,7 +45,7 @@ class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
         return RateAnswer(RateStatus.TAKEN, times=(now_us // 1000,))
 
     def reset_rate(self, resource: str) -> bool:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             state = self.rate_state(resource)
             before = {ms: known.copy() for ms, known in state.windows.items()}
             if before:
@@ -55,7 +55,7 @@ class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
         return bool(before)
 
     def set_rate(self, resource: str, window_ms: int, limit: int | None) -> bool:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             state = self.rate_state(resource)
             before = {ms: known.copy() for ms, known in state.windows.items()}
             cap = state.set_cap(window_ms, limit, self.now_us() // 1000)
@@ -66,7 +66,7 @@ class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
         return cap is not None or limit is not None
 
     def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             state, now_us = self.rate_state(resource), self.now_us()
             before = {ms: known.copy() for ms, known in state.windows.items()}
             state.begin((), now_us // 1000)
@@ -74,7 +74,7 @@ class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
             self.write_rate(resource, before, state)
 
     def rates(self, resource: str | None) -> list[RateEntry]:
-        with fork.held_off, self.reading():
+        with fork.forks_blocked, self.reading():
             now_ms = self.now_us() // 1000
             names = [row["resource_id"] for row in self.rows("rated_resources", {"resource": resource})]
             return self.windows_of(names, now_ms)

@@ -33,7 +33,7 @@ class SqliteSchedules(SqliteTasks, ScheduleSession):
         check_times(cron, zone, due)
         check_task_options(options)
         values = {"name": name, "queue": queue, "cron": cron, "zone": zone, "kind": kind, "body": body}
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             kept = {"options": json.dumps(options), "due": due.timestamp(), "login": user_name()}
             self.run("save_schedule", {**values, **kept})
 
@@ -42,7 +42,7 @@ class SqliteSchedules(SqliteTasks, ScheduleSession):
     ) -> tuple[bool, int | None]:
         check_due(following)
         times = {"due": due.timestamp(), "last": max(last, due).timestamp(), "next": following.timestamp()}
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             if self.run("fire_schedule", {**times, "name": name, "put": put}).rowcount != 1:
                 return False, None
             (row,) = self.rows("list_schedules", {"name": name, "queue": None})
@@ -63,7 +63,7 @@ class SqliteSchedules(SqliteTasks, ScheduleSession):
             check_due(due)
             assert due is not None
             values["due"] = due.timestamp()
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             return bool(self.run(f"{what}_schedule", values).rowcount)
 
     def list_schedules(self, name: str | None, queue: str | None) -> list[Schedule]:

@@ -39,7 +39,7 @@ class SqliteTaskSql(SqliteMembers):
         # Not through _open: a connection of its own, whose transactions are the text's.
         before = files.identify(self.engine.path)
         self._working = connection = self.engine.open()
-        with fork.held_off, contextlib.suppress(sqlite3.Error), files.no_journal(self.engine.path, before):
+        with fork.forks_blocked, contextlib.suppress(sqlite3.Error), files.no_journal(self.engine.path, before):
             connection.execute(FIRST_READ).fetchall()
         asked = 0
 
@@ -83,13 +83,13 @@ class SqliteTaskSql(SqliteMembers):
 
     def cancel_running(self) -> None:
         self._cancelled.set()
-        with fork.calm:
+        with fork.idle:
             # Again and again: an interrupt between two statements interrupts nothing.
             while self in fork.executing:
                 self._interrupt_working()
                 if self.executing_in == threading.get_ident():
                     return  # in a signal handler: it ends when that has returned
-                fork.calm.wait(0.02)
+                fork.idle.wait(0.02)
 
     def interrupt(self) -> None:
         super().interrupt()

@@ -32,7 +32,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         self._heard: tuple[int, int] | None = None
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             return self.put_in_transaction(queue, uid, tasks)
 
     def put_in_transaction(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
@@ -104,12 +104,12 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         if not again and not self._has_pending(queue):
             self.require_member(member_id)
             return None
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             return self._claim(values, again)
 
     def _has_pending(self, queue: str) -> bool:
         # Of one instant: else, while others claim, what is free may always be where nobody looks any more.
-        with fork.held_off, self.reading():
+        with fork.forks_blocked, self.reading():
             return self.next_pending(queue) is not None
 
     def _claim(self, values: dict[str, Any], again: bool) -> Claimed | None:
@@ -130,7 +130,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         return Claimed(*self.row("claimed", (task_id,)))
 
     def end_task(self, member_id: int, end: End) -> str | None:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             return self._end(member_id, end)
 
     def _end(self, member_id: int, end: End) -> str | None:
@@ -147,13 +147,13 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
     ) -> tuple[str | None, Claimed | None]:
         values = {"queue": queue, "member": member_id, "owner": owner, "uid": uid}
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             return self._end(member_id, end), self._claim(values, again)
 
     def next_tasks(
         self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
     ) -> tuple[list[str | None], list[Claimed]]:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             statuses = [self._end(member_id, end) for end in ends]
             return statuses, self._claim_group(member_id, queue, owner, uid, again, most) if most else []
 
@@ -179,7 +179,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         return group
 
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             found = self.rows("claimed_before", {"queue": queue, "member": member_id, "uid": uid})
             for task_id, attempt in found:
                 self._end(member_id, End(task_id, attempt, "returned"))
@@ -191,7 +191,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
             self.check_member(member_id)
         if all(self.row("member", (member_id,)) for member_id in members):
             return 0
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.run("keep_lost", {"queue": queue})
             return self.run("recover_tasks", {"queue": queue}).rowcount
 
@@ -251,7 +251,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
             queue, member_id = runner
             self.check_member(member_id)
             recovered = self.row("member", (member_id,)) is None and self.recover_tasks(queue, None) > 0
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             found = self.row("task_status", (task_id,))
             if found is None:
                 return -1
@@ -270,7 +270,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
 
     def cancel_task(self, task_id: int) -> int:
         while (code := self.set_task(task_id, "cancel")) == 1:
-            with fork.held_off, self.writing():
+            with fork.forks_blocked, self.writing():
                 found = self.row("task_status", (task_id,))
                 if (
                     found is not None
@@ -285,7 +285,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         return [(row["task_id"], row["time_limit"], row["cancel_asked_by"]) for row in asked]
 
     def prune_tasks(self, most: int) -> int:
-        with fork.held_off, self.writing():
+        with fork.forks_blocked, self.writing():
             self.run("prune_task_log", {"most": most})
             self.run("prune_task_locks", {"most": most})
             self.run("prune_queue_waits")
