@@ -10,8 +10,8 @@ from sqlsem.admin import Admin
 from sqlsem.batches import Batch
 from sqlsem.core import terms
 from sqlsem.core.client import DatabaseClient
+from sqlsem.core.grant_registry import LostCallback
 from sqlsem.core.grants import Grant
-from sqlsem.core.holdings import LostCallback
 from sqlsem.core.leading import Candidacy
 from sqlsem.core.options import (
     BatchOptions,

@@ -78,7 +78,7 @@ class Term:
         Raises `LockLost` when it turns out only now that it was lost.
         """
         self._stop()
-        if self.grant.holding.why_lost is None and self._may_give_back():
+        if self.grant.state.why_lost is None and self._may_give_back():
             self.grant.release()
 
     def _may_give_back(self) -> bool:
@@ -89,10 +89,10 @@ class Term:
 
     def _begin(self, grant: Grant) -> None:
         self._grant = grant
-        grant.holding.when_lost.append(self.ending.set)
+        grant.state.loss_callbacks.append(self.ending.set)
         with self._lock:
-            self._began = grant.holding.why_lost is None
-        grant.holding.require()
+            self._began = grant.state.why_lost is None
+        grant.state.require_held()
 
     def _tell_ending(self) -> None:
         """In a handler of signals: this very thread may be inside `ending`, which it would wait for."""
@@ -175,7 +175,7 @@ class Leader:
                 with self as term:
                     return function(term)
             except SqlsemError as exc:
-                lost = term is not None and term.grant.holding.why_lost is not None
+                lost = term is not None and term.grant.state.why_lost is not None
                 if not may_go_on(exc, had_term=term is not None, lost=lost):
                     raise
                 log.warning("Takes part again in the election of %r: %s", self._candidacy.name, exc)

@@ -20,10 +20,10 @@ from sqlsem.core.callers import this_thread
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.effects import run_generator, run_operation
-from sqlsem.core.grants import Grant, give_back
+from sqlsem.core.grant_registry import GrantState, HeldGrant, LostCallback, ReleaseToken, release_later
+from sqlsem.core.grants import Grant, release_grant
 from sqlsem.core.handover import Adoption
-from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
-from sqlsem.core.loose import Holds, LooseGrants
+from sqlsem.core.held_grants import HeldGrants, UnownedGrants
 from sqlsem.core.options import GroupOptions, ModuleLockOptions, shows_options
 from sqlsem.core.permits import Permit
 from sqlsem.core.ranked import kind_of
@@ -62,7 +62,7 @@ class Lock:
         #: For the package; programs have no use for it.
         self.terms = terms
         self._mine = threading.local()
-        self._loose: LooseGrants[Grant] = LooseGrants()
+        self._loose: UnownedGrants[Grant] = UnownedGrants()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.terms,)
@@ -123,23 +123,23 @@ class Lock:
                     f"{self!r} is not held by this thread ({threading.current_thread().name}); it is released by the "
                     f"thread that acquired it, or from any thread through its grant (grant.release())"
                 )
-            given_back = self._end(grant, Exit() if last is None else last.token, stack)
+            given_back = self._end(grant, ReleaseToken() if last is None else last.token, stack)
 
-    def _end(self, grant: Grant, by: Permit, stack: list[Hold[Grant]]) -> bool:
+    def _end(self, grant: Grant, by: Permit, stack: list[HeldGrant[Grant]]) -> bool:
         """Give it back, unless another thread does; whatever strikes, it is on our stack no more."""
         try:
             mine = self._loose.take(grant)
             if mine:
-                give_back(grant, by)
+                release_grant(grant, by)
             return mine
         except BaseException:
-            abandon(grant, by)  # a signal handler's exception, of whatever kind, may have come first
+            release_later(grant, by)  # a signal handler's exception, of whatever kind, may have come first
             raise
         finally:
             if stack and stack[-1].token is by:
                 del stack[-1]
 
-    def _unwind(self, stack: Holds[Grant], mark: tuple[int, int]) -> None:
+    def _unwind(self, stack: HeldGrants[Grant], mark: tuple[int, int]) -> None:
         """Interrupted on the way in: what was had since the stack was so deep is given back."""
         depth, blocks = mark
         del stack.blocks[blocks:]
@@ -149,13 +149,13 @@ class Lock:
             else:
                 self._end(stack[-1].grant, stack[-1].token, stack)
 
-    def _abandon(self, last: Hold[Grant] | None) -> None:
+    def _release_later(self, last: HeldGrant[Grant] | None) -> None:
         """Interrupted on the way out of a block: its hold (None: the last one) is given back all the same."""
         last, stack = last or self._last(), self._stack()
         if last is not None:
             if stack and stack[-1] is last:
                 stack.pop()
-            abandon(last.grant, last.token)
+            release_later(last.grant, last.token)
         stack.drop_blocks()
 
     @property
@@ -166,18 +166,18 @@ class Lock:
             raise NotHeld(f"{self!r} is not held by this thread ({threading.current_thread().name})")
         return last.grant
 
-    def _last(self) -> Hold[Grant] | None:
+    def _last(self) -> HeldGrant[Grant] | None:
         """What this thread acquired last, and neither it nor another one has given back."""
         return self._loose.last(self._stack())
 
-    def _stack(self) -> Holds[Grant]:
+    def _stack(self) -> HeldGrants[Grant]:
         kept = runtime.namespace(self._mine)
-        stack: Holds[Grant] | None = kept.get("stack")
+        stack: HeldGrants[Grant] | None = kept.get("stack")
         if stack is None:
-            stack = kept["stack"] = Holds()
+            stack = kept["stack"] = HeldGrants()
         return stack
 
-    def _acquire(self, requests: Sequence[Ask], timeout: float | None, stack: list[Hold[Grant]]) -> Grant | None:
+    def _acquire(self, requests: Sequence[Ask], timeout: float | None, stack: list[HeldGrant[Grant]]) -> Grant | None:
         """Have all of the requests, or None. The hold is on our stack before anything can interrupt."""
         require_no_event_loop(self, "use 'async with', await sqlsem.aio.mutex(…).acquire()")
         terms, client = self.terms, self.terms.client
@@ -194,7 +194,7 @@ class Lock:
 
         return run_operation(GroupTaking(acquisition, taking, rates, timeout), client.execute_effect)
 
-    def _enter(self, requests: Sequence[Ask], stack: Holds[Grant]) -> Grant:
+    def _enter(self, requests: Sequence[Ask], stack: HeldGrants[Grant]) -> Grant:
         depth = len(stack)
         grant = self._acquire(requests, self.terms.timeout, stack)
         if grant is None:
@@ -217,12 +217,12 @@ class Lock:
             last, stack = self._last(), self._stack()
             if stack.leave_block():
                 return
-            if last is not None and last.grant.holding.is_given_back:
+            if last is not None and last.grant.state.ended_early:
                 stack.pop()  # by another thread, or handed over
             else:
                 self._release()
         except BaseException as struck:
-            self._abandon(last)
+            self._release_later(last)
             if last is None and isinstance(struck, NotHeld):
                 self._left_elsewhere(sys._getframe(1))
             # What went wrong inside matters more; a lost lock has been logged, and called on_lost, when it was lost.
@@ -235,10 +235,10 @@ class Lock:
         had = [
             local
             for local in block.f_locals.values()
-            if isinstance(local, Grant) and not local.holding.released and names == set(local.positions)
+            if isinstance(local, Grant) and not local.state.released and names == set(local.positions)
         ]
         for grant in had:
-            abandon(grant, grant.holding.first)
+            release_later(grant, grant.state.first_token)
         log.warning(
             "The block of %r at %s:%d (%s) was left by thread %s, which did not enter it; %s",
             self,
@@ -413,7 +413,7 @@ def adopt_in(client: DatabaseClient, token: str, on_lost: LostCallback | None) -
     """`adopt`, in one database."""
     require_no_event_loop("adopt()", "use await sqlsem.aio.adopt(…)")
 
-    def grant(holding: Holding, waited: float) -> Grant:
-        return Grant(client, holding, waited)
+    def grant(state: GrantState, waited: float) -> Grant:
+        return Grant(client, state, waited)
 
     return run_operation(Adoption(client, token, on_lost, this_thread(), grant), client.execute_effect)

@@ -12,8 +12,8 @@ from sqlsem.core.callers import this_thread
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.effects import run_generator
+from sqlsem.core.grant_registry import LostCallback
 from sqlsem.core.grants import Grant
-from sqlsem.core.holdings import LostCallback
 from sqlsem.core.periodic import Period, Periodic, let_go
 from sqlsem.engines.periodic import OnceEntry
 from sqlsem.locks import Lock
@@ -64,7 +64,7 @@ class Run:
         run_generator(self._period.mark(self._client, self.grant), self._client.execute_effect)
 
     def _leave(self, exc: BaseException | None) -> None:
-        if self.grant.holding.released:
+        if self.grant.state.released:
             return  # by one of the above, inside the block
         try:
             if exc is None:

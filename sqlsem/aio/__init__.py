@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.aio.driver import Driver, Signal, elsewhere, run_generator, this_caller, this_task
-from sqlsem.aio.grants import Grant, give_back
+from sqlsem.aio.grants import Grant, release_grant
 from sqlsem.aio.leading import Leader, Term, Told
 from sqlsem.aio.periodic import Once, Run
 from sqlsem.aio.rates import Rate, RateGrant
@@ -24,10 +24,10 @@ from sqlsem.core.acquire import locked
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.effects import Operation
+from sqlsem.core.grant_registry import GrantState, HeldGrant, LostCallback, ReleaseToken, release_later
 from sqlsem.core.handover import Adoption
-from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
+from sqlsem.core.held_grants import HeldGrants, UnownedGrants
 from sqlsem.core.leading import Candidacy
-from sqlsem.core.loose import Holds, LooseGrants
 from sqlsem.core.options import (
     GroupOptions,
     LockOptions,
@@ -90,8 +90,8 @@ class Lock:
     def __init__(self, terms: Terms) -> None:
         #: For the package; programs have no use for it.
         self.terms = terms
-        self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], Holds[Grant]] = weakref.WeakKeyDictionary()
-        self._loose: LooseGrants[Grant] = LooseGrants()
+        self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], HeldGrants[Grant]] = weakref.WeakKeyDictionary()
+        self._loose: UnownedGrants[Grant] = UnownedGrants()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Lock, (self.terms,)
@@ -134,17 +134,17 @@ class Lock:
                 given_back = await self._end(last.grant, last.token)
             else:
                 # (Without any, `grant` says what to do.)
-                given_back = await self._end(self._loose.oldest(self._may_release) or self.grant, Exit())
+                given_back = await self._end(self._loose.oldest(self._may_release) or self.grant, ReleaseToken())
 
     async def _end(self, grant: Grant, by: Permit) -> bool:
         """Give it back, unless another task does; whatever strikes, it is on our stack no more."""
         try:
             mine = self._loose.take(grant)
             if mine:
-                await give_back(grant, by)
+                await release_grant(grant, by)
             return mine
         except BaseException:
-            abandon(grant, by)
+            release_later(grant, by)
             raise
         finally:
             stack = self._stack()
@@ -167,15 +167,15 @@ class Lock:
             )
         return last.grant
 
-    def _last(self) -> Hold[Grant] | None:
+    def _last(self) -> HeldGrant[Grant] | None:
         """What this task acquired last, and neither it nor another one has given back."""
         return self._loose.last(self._stack())
 
-    def _stack(self) -> Holds[Grant]:
+    def _stack(self) -> HeldGrants[Grant]:
         task = this_task()
         stack = self._mine.get(task)
         if stack is None:
-            stack = self._mine[task] = Holds()
+            stack = self._mine[task] = HeldGrants()
         return stack
 
     async def _acquire(self, requests: Sequence[Ask], timeout: float | None) -> Grant | None:
@@ -183,8 +183,8 @@ class Lock:
         driver = Driver.of(terms.client)
         await driver.enter()
 
-        def grant(holding: Holding, waited: float) -> Grant:
-            return Grant(driver, holding, waited, terms.cancel_on_lost)
+        def grant(state: GrantState, waited: float) -> Grant:
+            return Grant(driver, state, waited, terms.cancel_on_lost)
 
         client, caller, (locks, rates) = driver.client, this_caller(), split(requests)
 
@@ -221,7 +221,7 @@ class Lock:
                 return
             # (Only before 3.11 can it not be told whether somebody else cancels too; then the loss is what comes out.)
             lost = last is not None and last.grant.disarm(exc)
-            if last is not None and last.grant.holding.is_given_back:
+            if last is not None and last.grant.state.ended_early:
                 stack.pop()  # by another task, or handed over
             else:
                 await self._release()
@@ -269,8 +269,8 @@ async def _adopt(client: DatabaseClient, token: str, on_lost: LostCallback | Non
     driver = Driver.of(client)
     await driver.enter()
 
-    def grant(holding: Holding, waited: float) -> Grant:
-        return Grant(driver, holding, waited, cancel_on_lost)
+    def grant(state: GrantState, waited: float) -> Grant:
+        return Grant(driver, state, waited, cancel_on_lost)
 
     had = await driver.run_operation(Adoption(client, token, on_lost, this_caller(), grant))
     had.arm()

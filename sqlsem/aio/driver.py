@@ -28,7 +28,7 @@ import tenacity
 from sqlsem.core.callers import Caller, new_number
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import NO_CONNECTION, Call, Effect, Operation, Sleep, WaitFor
-from sqlsem.core.holdings import BaseGrant
+from sqlsem.core.grant_registry import BaseGrant
 from sqlsem.core.main_connection import unavailable
 from sqlsem.core.permits import Permit
 from sqlsem.core.threads import voice
@@ -346,9 +346,9 @@ class Driver:
             operation.rollback_local()
             operation.close()
         for grant in list(self.grants):
-            if not grant.holding.released and grant.holding.why_lost is None:
+            if not grant.state.released and grant.state.why_lost is None:
                 log.info("%r was still held when its event loop ended, and is released", grant)
-                grant.holding.registry.disown(grant)  # however often it is had
+                grant.state.registry.release_later(grant)  # however often it is had
 
 
 async def elsewhere(client: DatabaseClient, call: Callable[[], T]) -> T:

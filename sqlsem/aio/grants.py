@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 from sqlsem.aio.driver import Driver, Signal, awaited, run_generator, this_caller
 from sqlsem.core.convert import Upgrade, downgrade
 from sqlsem.core.effects import Effects
+from sqlsem.core.grant_registry import BaseGrant, GrantState, ReleaseToken, release_later
 from sqlsem.core.grants import asserting, checking
 from sqlsem.core.handover import TTL_SECONDS, handing_over
-from sqlsem.core.holdings import BaseGrant, Exit, Holding, abandon
 from sqlsem.core.leaving import leaving
 from sqlsem.core.permits import Permit
 from sqlsem.core.rate_grants import adjusting, rate_of
 from sqlsem.model import Duration
 
-__all__ = ["Grant", "give_back"]
+__all__ = ["Grant", "release_grant"]
 
 T = TypeVar("T")
 
@@ -26,8 +26,8 @@ T = TypeVar("T")
 class Grant(BaseGrant):
     """What a task has while inside; see `sqlsem.Grant`. What asks the database is awaited, in the loop of the task."""
 
-    def __init__(self, driver: Driver, holding: Holding, waited: float, cancel_on_lost: bool) -> None:
-        super().__init__(holding, waited)
+    def __init__(self, driver: Driver, state: GrantState, waited: float, cancel_on_lost: bool) -> None:
+        super().__init__(state, waited)
         self.driver = driver
         self._cancel_on_lost = cancel_on_lost
         self._task: asyncio.Task[Any] | None = None  # whom to cancel
@@ -43,19 +43,19 @@ class Grant(BaseGrant):
         the database has not been heard again; then this is True too, unless only an operator could have taken it away
         (SQLite). (`check` asks.)
         """
-        holding, member = self.holding, self.driver.client.member
-        if holding.why_lost is None and not holding.released and member.unheard():
+        state, member = self.state, self.driver.client.member
+        if state.why_lost is None and not state.released and member.unheard():
             member.urge()
             return member.trust > 0
-        return holding.why_lost is not None
+        return state.why_lost is not None
 
     @property
     def lost_event(self) -> asyncio.Event:
         """An event that is set when the lock is lost, to be awaited in the loop of the task."""
         if self._event is None:
             self._event = asyncio.Event()
-            self.holding.when_lost.append(functools.partial(self.driver.soon, self._event.set))
-            if self.holding.why_lost is not None:
+            self.state.loss_callbacks.append(functools.partial(self.driver.soon, self._event.set))
+            if self.state.why_lost is not None:
                 self._event.set()
         return self._event
 
@@ -65,20 +65,20 @@ class Grant(BaseGrant):
         if self._contended is None:
             self._contended = asyncio.Event()
             soon = functools.partial(self.driver.soon, self._contended.set)
-            self.driver.client.contention_monitor.add(self.holding, self._contended.is_set, soon)
+            self.driver.client.contention_monitor.add(self.state, self._contended.is_set, soon)
         return self._contended
 
     async def check(self) -> None:
         """Ask the database, now, whether the lock is still held; raises `LockLost` or `NotHeld` when not."""
         self.driver.require_here(self)
-        await self._run(checking(self.driver.client, self.holding))
+        await self._run(checking(self.driver.client, self.state))
 
     async def assert_held(self, cursor: Any) -> None:
         """As `sqlsem.Grant.assert_held`. The cursor may be one whose methods are awaited (of psycopg's
         ``AsyncConnection``, of aiosqlite …) or a plain one, which blocks the loop for as long as its database does.
         """
         self.driver.require_here(self)
-        await run_generator(asserting(self.driver.client, self.holding, cursor), awaited)
+        await run_generator(asserting(self.driver.client, self.state, cursor), awaited)
 
     async def release_on_commit(self, cursor: Any) -> None:
         """As `sqlsem.Grant.release_on_commit`, with a cursor as for `assert_held`."""
@@ -89,12 +89,12 @@ class Grant(BaseGrant):
         """As `sqlsem.Grant.upgrade`. A task that is cancelled meanwhile is a reader as before."""
         self.driver.require_here(self)
         driver = self.driver
-        await driver.run_operation(Upgrade(driver.client, self.holding, timeout, Signal(driver)))
+        await driver.run_operation(Upgrade(driver.client, self.state, timeout, Signal(driver)))
 
     async def downgrade(self) -> None:
         """As `sqlsem.Grant.downgrade`."""
         self.driver.require_here(self)
-        await self._run(downgrade(self.driver.client, self.holding))
+        await self._run(downgrade(self.driver.client, self.state))
 
     async def hand_over(self, *, ttl: Duration = TTL_SECONDS, to: str | None = None) -> str:
         """As `sqlsem.Grant.hand_over`."""
@@ -109,12 +109,12 @@ class Grant(BaseGrant):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object
     ) -> None:
-        lost, leaves = self.disarm(exc), Exit()
+        lost, leaves = self.disarm(exc), ReleaseToken()
         try:
-            if not self.holding.is_given_back:
-                await give_back(self, leaves)
+            if not self.state.ended_early:
+                await release_grant(self, leaves)
         except BaseException as struck:
-            abandon(self, leaves)
+            release_later(self, leaves)
             if exc is None or lost or not isinstance(struck, Exception):
                 raise struck from exc
 
@@ -125,7 +125,7 @@ class Grant(BaseGrant):
 
     async def release(self) -> None:
         """Release the lock, from any task of its loop; see `sqlsem.Grant.release`."""
-        await give_back(self, self.holding.exit_of(this_caller()))
+        await release_grant(self, self.state.release_token_for(this_caller()))
 
     async def _run(self, effects: Effects[T]) -> T:
         return await run_generator(effects, self.driver.execute_effect)
@@ -136,15 +136,15 @@ class Grant(BaseGrant):
             self._task = asyncio.current_task()
             assert self._task is not None
             self._cancelled_before = _cancelling(self._task)
-            self.holding.when_lost.append(self._cancel_soon)
-            if self.holding.why_lost is not None:
+            self.state.loss_callbacks.append(self._cancel_soon)
+            if self.state.why_lost is not None:
                 self._cancel_soon()
 
     def _cancel_soon(self) -> None:
         self.driver.soon(self._cancel)
 
     def _cancel(self) -> None:
-        if self._task is not None and not self._cancelled and not self.holding.released:
+        if self._task is not None and not self._cancelled and not self.state.released:
             self._cancelled = True
             self._task.cancel(f"the lock on {self.resource!r} is lost")
 
@@ -153,10 +153,10 @@ class Grant(BaseGrant):
         (What was asked for has struck by now, as the task runs on.)
         """
         task = self._task
-        if task is None or self.holding.depth > 1:
+        if task is None or self.state.depth > 1:
             return False
         self._task = None
-        self.holding.when_lost.remove(self._cancel_soon)
+        self.state.loss_callbacks.remove(self._cancel_soon)
         if not self._cancelled:
             return False
         if sys.version_info >= (3, 11) and task.uncancel() > self._cancelled_before:
@@ -164,12 +164,12 @@ class Grant(BaseGrant):
         return isinstance(exc, asyncio.CancelledError)
 
 
-async def give_back(grant: Grant, by: Permit) -> None:
+async def release_grant(grant: Grant, by: Permit) -> None:
     """End this hold of a grant, or one by this exit; errors as of `Grant.release`."""
     driver = grant.driver
     driver.require_here(grant)
     grant.disarm(None)
-    await run_generator(driver.client.holdings.give_back(grant, by), driver.execute_effect)
+    await run_generator(driver.client.registry.release(grant, by), driver.execute_effect)
 
 
 def _cancelling(task: asyncio.Task[Any]) -> int:

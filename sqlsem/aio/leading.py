@@ -80,15 +80,15 @@ class Term:
     async def step_down(self) -> None:
         """See `sqlsem.Term.step_down`; from any task of the loop."""
         await self._stop()
-        if self.grant.holding.why_lost is None and not self._given_back:
+        if self.grant.state.why_lost is None and not self._given_back:
             self._given_back = True
             await self.grant.release()
 
     def _begin(self, grant: aio.Grant) -> None:
         self._grant = grant
-        grant.holding.when_lost.append(self._was_lost)
-        self._leads = grant.holding.why_lost is None
-        grant.holding.require()
+        grant.state.loss_callbacks.append(self._was_lost)
+        self._leads = grant.state.why_lost is None
+        grant.state.require_held()
 
     def _soon(self, call: Callable[[], object]) -> None:
         """Have the loop call something, from any thread and from a handler of signals."""
@@ -114,7 +114,7 @@ class Term:
         try:
             await awaited(self._on_stopped(self))
         except Exception:
-            if self.grant.holding.why_lost is None:
+            if self.grant.state.why_lost is None:
                 raise
             log.exception("on_stopped of the leader %r failed", self.name)
 
@@ -211,7 +211,7 @@ class Leader:
                 async with self as term:
                     return await function(term)
             except SqlsemError as exc:
-                lost = term is not None and term.grant.holding.why_lost is not None
+                lost = term is not None and term.grant.state.why_lost is not None
                 if not may_go_on(exc, had_term=term is not None, lost=lost):
                     raise
                 log.warning("Takes part again in the election of %r: %s", self._candidacy.name, exc)

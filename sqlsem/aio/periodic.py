@@ -58,7 +58,7 @@ class Run:
         await run_generator(self._period.mark(self._driver.client, self.grant), self._driver.execute_effect)
 
     async def _leave(self, exc: BaseException | None) -> None:
-        if self.grant.holding.released:
+        if self.grant.state.released:
             return
         try:
             if exc is None:

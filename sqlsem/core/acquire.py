@@ -17,7 +17,7 @@ from sqlsem.core.callers import Caller
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import NO_CONNECTION, Call, Effects, Sleep, VerifyGrants
 from sqlsem.core.event_bus import TraceContext
-from sqlsem.core.holdings import BaseGrant, Hold, Holding, abandon
+from sqlsem.core.grant_registry import BaseGrant, GrantState, HeldGrant, release_later
 from sqlsem.core.operations import SUSPECT_SLICE_SECONDS, WaitingOperation
 from sqlsem.core.terms import Terms
 from sqlsem.core.threads import voice
@@ -58,8 +58,8 @@ class Acquisition(WaitingOperation, Generic[G]):
         requests: Sequence[Request],
         timeout: float | None,
         caller: Caller,
-        make_grant: Callable[[Holding, float], G],
-        keep: list[Hold[G]],
+        make_grant: Callable[[GrantState, float], G],
+        keep: list[HeldGrant[G]],
         new_event: Callable[[], threading.Event] = runtime.event,
     ) -> None:
         client.require_open()
@@ -70,7 +70,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         self.uid = client.new_uid()
         self._make_grant = make_grant
         self._keep = keep
-        self._hold: Hold[G] | None = None
+        self._hold: HeldGrant[G] | None = None
         self.new_event = new_event
         self.tickets: list[Ticket] = []
         self.sent = False  # True: the database may have rows of this acquisition
@@ -84,10 +84,10 @@ class Acquisition(WaitingOperation, Generic[G]):
 
         Raises `LockLost` if a row was removed from the queue while it waited, and `Deadlock`.
         """
-        holdings = self.client.holdings
-        for held in holdings.enough(self.requests, self.caller) if self._terms.reentrant else ():
-            self._hold = again = Hold(cast("G", held))
-            if holdings.enter(again):
+        registry = self.client.registry
+        for held in registry.find_reentrant(self.requests, self.caller) if self._terms.reentrant else ():
+            self._hold = again = HeldGrant(cast("G", held))
+            if registry.reenter(again):
                 self._keep.append(again)
                 return again.grant
             self._hold = None
@@ -95,7 +95,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         if bus.tracer is not None:
             self.trace = bus.start_trace(self.requests, self.caller)
         try:
-            possible = not holdings.refuse(self.requests, self.caller, self._terms.reentrant, self.timeout)
+            possible = not registry.check_conflicts(self.requests, self.caller, self._terms.reentrant, self.timeout)
             if possible and lockorder.current is not None:
                 self._watch_order(lockorder.current)
             if possible and self.client.parent_locks.held != ():
@@ -104,22 +104,22 @@ class Acquisition(WaitingOperation, Generic[G]):
                 self._tell(TimedOut, timeout=self.timeout)
                 return None
             # (Made before the wait: from grant to return, every instruction delays the holder.)
-            holding = Holding(holdings, self.requests, self.tickets, self.caller, self._terms.on_lost, 0.0, self.trace)
+            state = GrantState(registry, self.requests, self.tickets, self.caller, self._terms.on_lost, 0.0, self.trace)
             if not (yield from self._wait_for_all()):
                 self._tell(TimedOut, timeout=self.timeout)
                 return None
         except Deadlock as exc:
             self._tell(Deadlocked, why=str(exc))
             raise
-        holding.since = now = monotonic()
-        grant = self._make_grant(holding, now - self.began)
-        self._hold = hold = Hold(grant, holding.first)
-        holdings.add(grant)
-        yield from self._require_rows(holding)
+        state.since = now = monotonic()
+        grant = self._make_grant(state, now - self.began)
+        self._hold = hold = HeldGrant(grant, state.first_token)
+        registry.add(grant)
+        yield from self._require_rows(state)
         self._keep.append(hold)
-        holding.told = True
+        state.is_published = True
         if bus.subscribers["granted"] or log.isEnabledFor(logging.INFO if self.waiters else logging.DEBUG):
-            holdings.tell_granted(holding, grant.waited, self.waiters)
+            registry.publish_granted(state, grant.waited, self.waiters)
         return grant
 
     def rollback(self, outcome: str = "cancelled") -> Effects[None]:
@@ -150,15 +150,15 @@ class Acquisition(WaitingOperation, Generic[G]):
 
     def _disown(self) -> None:
         self.rolled_back = True
-        hold, holdings = self._hold, self.client.holdings
+        hold, registry = self._hold, self.client.registry
         if hold is None:
             return
         if not self.tickets:  # a reentrant acquisition
-            abandon(hold.grant, hold.token)
-        elif hold.grant.holding.end(hold.token):
-            holdings.forget(hold.grant)
+            release_later(hold.grant, hold.token)
+        elif hold.grant.state.end_acquisition(hold.token):
+            registry.discard(hold.grant)
             if self.client.event_bus.has_subscribers("released", logging.DEBUG):
-                holdings.tell_released(hold.grant.holding)
+                registry.publish_released(hold.grant.state)
         if hold in self._keep:
             self._keep.remove(hold)
 
@@ -190,7 +190,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         if self.timeout != 0:
             held = [
                 (request.resource, request.exclusive)
-                for request in self.client.holdings.requests_of(self.caller.number)
+                for request in self.client.registry.requests_of(self.caller.number)
             ]
             orders.entering(self.client.engine.label, held, [request.resource for request in self.requests])
 
@@ -302,7 +302,9 @@ class Acquisition(WaitingOperation, Generic[G]):
             lines.set_answer(waiter, (yield from self.poll_or_give_up(waiter)))
         elif place is WaiterState.BLOCKED_LOCALLY:
             yield Sleep(waiter, self.remaining(KEPT_OUT_SECONDS))
-        elif place is WaiterState.HEAD and lines.should_wait_locally(waiter, self.client.holdings.ahead_of(ticket)):
+        elif place is WaiterState.HEAD and lines.should_wait_locally(
+            waiter, self.client.registry.requests_ahead(ticket)
+        ):
             yield Sleep(waiter, self.remaining())
         elif (
             place is not WaiterState.HEAD
@@ -340,7 +342,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             finally:
                 lines.end_poll()
 
-    def _require_rows(self, holding: Holding) -> Effects[None]:
+    def _require_rows(self, state: GrantState) -> Effects[None]:
         """Check that the rows still exist: the main connection may have been lost during the wait."""
         if self.member.unheard():
             yield VerifyGrants()
@@ -348,7 +350,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             if not self.member.knows(ticket):
                 missing = [other.position for other in self.tickets if not self.member.knows(other)]
                 self.client.mark_lost_and_log(missing, "its row was removed before it could be used")
-                holding.require()
+                state.require_held()
 
     # -- events -------------------------------------------------------------------------------------------------
 
@@ -375,7 +377,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         ahead.
         """
         client, ticket = self.client, waiter.ticket
-        behind = client.waiter_queues.blocker_of(waiter) or client.holdings.behind(waiter.request, ticket.position)
+        behind = client.waiter_queues.blocker_of(waiter) or client.registry.blocker_of(waiter.request, ticket.position)
         if behind is None:
             try:
                 entries = yield Call("look", lambda session, _: session.entries(ticket.resource), 0.0)

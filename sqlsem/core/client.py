@@ -33,7 +33,7 @@ from sqlsem.core.deadlock_monitor import DeadlockMonitor
 from sqlsem.core.effects import NO_CONNECTION, Call, Effect, Sleep, WaitFor
 from sqlsem.core.event_bus import EventBus, drain, global_bus
 from sqlsem.core.event_loops import EventLoops
-from sqlsem.core.holdings import BaseGrant, Holdings
+from sqlsem.core.grant_registry import BaseGrant, GrantRegistry
 from sqlsem.core.membership import Membership
 from sqlsem.core.notifications import NotificationListener
 from sqlsem.core.priority_waiters import PriorityWaiters
@@ -106,7 +106,7 @@ class DatabaseClient:
         self._uids = itertools.count(1)
         self.callback_pool = Pool("sqlsem-lost", MOST_CALLBACKS, patient=True)
         self.loss_log_pool = Pool("sqlsem-told", 1, patient=True)
-        self.holdings = Holdings(self.member, self.event_bus)
+        self.registry = GrantRegistry(self.member, self.event_bus)
         self.claims = Claims(self.member)
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
         self.parent_locks = nesting.Above()
@@ -114,7 +114,7 @@ class DatabaseClient:
         self.waiter_queues = WaiterQueues(self.state_lock)
         self.priority_waiters = PriorityWaiters(self.state_lock)
         self.wait_pool = WaitConnectionPool(self.member)
-        self.deadlock_monitor = DeadlockMonitor(self.member, self.holdings, self.wait_pool, self.parent_locks)
+        self.deadlock_monitor = DeadlockMonitor(self.member, self.registry, self.wait_pool, self.parent_locks)
         self.cancellation_monitor = CancellationMonitor(self.member, self.claims)
         self.contention_monitor = ContentionMonitor(self.member, self.wait_pool)
         self.queue_changes = ChangeCounter(self.member.closing)
@@ -196,7 +196,7 @@ class DatabaseClient:
 
     def holds_any(self) -> bool:
         """Whether anything is held that could be lost."""
-        return bool(self.holdings or self.claims)
+        return bool(self.registry or self.claims)
 
     def mark_lost_and_log(self, positions: Collection[int], why: str) -> None:
         """As `lose`, where a program's thread has found it out: what is logged is logged when this returns."""
@@ -210,19 +210,19 @@ class DatabaseClient:
         wait with one of them are woken. Callbacks, and the log, are left to other threads: who calls may hold the main
         session, or be the only one to learn of the next loss. Returns the callbacks.
         """
-        lost = self.holdings.lose(positions, why)
+        lost = self.registry.mark_lost(positions, why)
         claims = self.claims.lose(why) if positions is None else []
         callbacks = [
-            _have_done(self.callback_pool, call_out, f"on_lost of {grant.resource!r}", grant.holding.on_lost, grant)
+            _have_done(self.callback_pool, call_out, f"on_lost of {grant.resource!r}", grant.state.on_lost, grant)
             for grant in lost
-            if grant.holding.on_lost is not None
+            if grant.state.on_lost is not None
         ]
         if lost or claims:
             _have_done(self.loss_log_pool, self._tell_lost, lost, claims, why)
         self.waiter_queues.wake(positions)
         self.priority_waiters.wake(positions)
         for grant in lost:  # those that waited for what was ours wait for others now
-            for ticket in grant.holding.tickets:
+            for ticket in grant.state.tickets:
                 self.notify_waiters(ticket.resource)
         return callbacks
 
@@ -230,7 +230,7 @@ class DatabaseClient:
         for claim in claims:
             log.error("Lost %r: %s", claim, why)
         for grant in grants:
-            self.holdings.tell_lost(grant.holding)
+            self.registry.publish_lost(grant.state)
 
     def wake_waiters(self, positions: Collection[int]) -> None:
         """Who waits with one of these rows shall see that it is gone."""
@@ -296,7 +296,7 @@ class DatabaseClient:
             when_all(callbacks, returned.set)
             returned.wait(TELL_SECONDS)
         if self.member.close(self._waited_for()):
-            self.holdings.close(CLOSED)
+            self.registry.close(CLOSED)
         self.deadlock_monitor.close()
         self.contention_monitor.close()
         self.mark_lost(None, CLOSED)
@@ -313,13 +313,13 @@ class DatabaseClient:
         if shutdown.has_begun():
             return []
         callers = {this_thread().number, self.event_loops.running(), by}
-        holdings = [grant.holding for grant in self.holdings.grants()]
-        lost = [holding for holding in holdings if holding.caller.number not in callers and holding.caller.is_running]
+        registry = [grant.state for grant in self.registry.grants()]
+        lost = [state for state in registry if state.caller.number not in callers and state.caller.is_running]
         return [ticket.position for one in lost for ticket in one.tickets]
 
     def _waited_for(self) -> list[Ticket]:
         """The rows of those who wait."""
-        held = {ticket.position for grant in self.holdings.grants() for ticket in grant.holding.tickets}
+        held = {ticket.position for grant in self.registry.grants() for ticket in grant.state.tickets}
         positions = {
             waiter.position for waiter in (*self.waiter_queues.waiters(), *self.priority_waiters.waiters())
         } - held

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlsem.core.holdings import Holding
+from sqlsem.core.grant_registry import GrantState
 from sqlsem.core.membership import Membership
 from sqlsem.core.monitor import Monitor
 from sqlsem.core.wait_pool import WaitConnectionPool
@@ -23,26 +23,26 @@ MOST_RESOURCES = 4
 class _Watched:
     """Somebody who wants to know; ``set`` may be called from any thread."""
 
-    holding: Holding
+    state: GrantState
     is_set: Callable[[], bool]
     set: Callable[[], object]
 
     @property
     def held(self) -> bool:
-        return not self.holding.released and self.holding.why_lost is None
+        return not self.state.released and self.state.why_lost is None
 
     def is_ahead_of(self, resource: str, position: int, upgrades: bool) -> bool:
         """Whether a row that waits is behind one of its rows; who upgrades waits for all others inside."""
         return any(
             ticket.resource == resource and (ticket.position < position or (upgrades and ticket.position != position))
-            for ticket in self.holding.tickets
+            for ticket in self.state.tickets
         )
 
     def yields_to(self, resource: str, priority: int) -> bool:
         """Whether a request that waits by priority is of its own priority at least."""
         return any(
             request.resource == resource and request.priority is not None and request.priority <= priority
-            for request in self.holding.requests
+            for request in self.state.requests
         )
 
 
@@ -59,10 +59,10 @@ class ContentionMonitor(Monitor):
         super().__init__(member, wait_pool)
         self._watched: list[_Watched] = []
 
-    def add(self, holding: Holding, is_set: Callable[[], bool], set_: Callable[[], object]) -> None:
+    def add(self, state: GrantState, is_set: Callable[[], bool], set_: Callable[[], object]) -> None:
         """From now on its owner wants to know."""
         with self.state_lock:
-            self._watched.append(_Watched(holding, is_set, set_))
+            self._watched.append(_Watched(state, is_set, set_))
             self.begin()
 
     def came(self, resource: str, position: int, upgrades: bool = False) -> None:
@@ -86,14 +86,14 @@ class ContentionMonitor(Monitor):
     def look(self, session: Session) -> None:
         """Look for those whom nobody has told."""
         watched = [one for one in list(self._watched) if one.held and not one.is_set()]
-        resources = {ticket.resource for one in watched for ticket in one.holding.tickets}
+        resources = {ticket.resource for one in watched for ticket in one.state.tickets}
         if not resources:
             return
         entries: list[Entry] = []
         for resource in [None] if len(resources) > MOST_RESOURCES else resources:
             entries += session.entries(resource)
         ranked = {
-            request.resource for each in watched for request in each.holding.requests if request.priority is not None
+            request.resource for each in watched for request in each.state.requests if request.priority is not None
         }
         for resource in ranked:
             for place in filter(is_priority_entry, session.entries(priority_queue(resource))):

@@ -16,7 +16,7 @@ from sqlsem import deadlocks
 from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import NO_CONNECTION, Call, Effects, Sleep
-from sqlsem.core.holdings import Holding
+from sqlsem.core.grant_registry import GrantState
 from sqlsem.core.operations import SUSPECT_SLICE_SECONDS, WaitingOperation
 from sqlsem.core.threads import voice
 from sqlsem.core.timeout_details import blockers
@@ -42,14 +42,14 @@ class Upgrade(WaitingOperation):
     upgrade = True
 
     def __init__(
-        self, client: DatabaseClient, holding: Holding, timeout: Duration | None, event: threading.Event
+        self, client: DatabaseClient, state: GrantState, timeout: Duration | None, event: threading.Event
     ) -> None:
-        holding.require()
+        state.require_held()
         client.engine.require(ConversionSession, "This")
-        super().__init__(client, holding.caller, None if timeout is None else check_duration("timeout", timeout))
-        self._holding = holding
-        self._ticket = holding.tickets[0]
-        self._waiter = Waiter(self._ticket, holding.requests[0], event)
+        super().__init__(client, state.caller, None if timeout is None else check_duration("timeout", timeout))
+        self._state = state
+        self._ticket = state.tickets[0]
+        self._waiter = Waiter(self._ticket, state.requests[0], event)
         self._pauses = backoff_delays()  # between looks, where it has no session to wait in
         self._alone = contextlib.ExitStack()
         self._begun = False  # True: the row may no longer be that of a reader
@@ -59,7 +59,7 @@ class Upgrade(WaitingOperation):
         """Upgrade, and wait until all other readers have released. Raises `Timeout`, `Deadlock`, and `LockLost` if its
         row is gone.
         """
-        _require_convertible(self._holding, READ, "upgraded")
+        _require_convertible(self._state, READ, "upgraded")
         try:
             yield from self._become_writer()
         except Timeout:
@@ -71,7 +71,7 @@ class Upgrade(WaitingOperation):
         self._tell(Granted, waited=self.waited(), at_once=not self._has_waited)
 
     def _become_writer(self) -> Effects[None]:
-        self._alone.enter_context(_alone(self.client, self._holding))
+        self._alone.enter_context(_alone(self.client, self._state))
         self.client.deadlock_monitor.add(self, (self._ticket,), self.caller.number)
         self._begun = True
         while True:
@@ -87,15 +87,15 @@ class Upgrade(WaitingOperation):
             if begun is Upgrading.BEGUN:  # (called again after each slice; idempotent)
                 writes = yield from self._wait(left)
             if writes is None or begun is Upgrading.GONE:
-                _lose(self.client, self._holding)
+                _lose(self.client, self._state)
             if writes:
                 self._begun = False
-                self._holding.set_access(WRITE)
-                self._holding.require()
+                self._state.set_access(WRITE)
+                self._state.require_held()
                 return
 
     def _too_late(self) -> Effects[Timeout]:
-        found = yield from blockers(self.client, self._holding.requests, self.caller, self._ticket)
+        found = yield from blockers(self.client, self._state.requests, self.caller, self._ticket)
         words = in_words(found)
         return Timeout(
             f"The reader of {self._ticket.resource!r} at position {self._ticket.position} did not become the writer "
@@ -108,19 +108,19 @@ class Upgrade(WaitingOperation):
         """Downgrade to a reader again, at once or with the next heartbeat."""
         if not self._begun:
             return
-        self._holding.set_access(READ)
+        self._state.set_access(READ)
         try:
-            yield Call("downgrade", _to_reader(self._holding), min(1.0, self.retry_timeout))
+            yield Call("downgrade", _to_reader(self._state), min(1.0, self.retry_timeout))
         except SqlsemError as exc:
             if not self.client.closed:
-                log.warning("Could not rollback the upgrade of %r at once: %s", self._holding, exc)
+                log.warning("Could not rollback the upgrade of %r at once: %s", self._state, exc)
                 self.rollback_local()
         self.client.notify_waiters(self._ticket.resource)
 
     def rollback_local(self) -> None:
         """Let the next heartbeat downgrade to a reader."""
         if self._begun:
-            _read_later(self.client, self._holding)
+            _read_later(self.client, self._state)
 
     def close(self) -> None:
         """Stop waiting, and permit other conversions of this grant."""
@@ -135,8 +135,8 @@ class Upgrade(WaitingOperation):
     def _tell(self, event: type[Event], **more: Any) -> None:
         bus = self.client.event_bus
         if bus.has_subscribers(event.name, logging.INFO):
-            about = bus.common_fields(self._holding.requests[0], self._ticket.position, self.caller)
-            bus.publish(event(**{**about, "access": UPGRADE, **more}), self._holding.trace)
+            about = bus.common_fields(self._state.requests[0], self._ticket.position, self.caller)
+            bus.publish(event(**{**about, "access": UPGRADE, **more}), self._state.trace)
 
     def _tell_waiting(self) -> Effects[None]:
         if self.client.event_bus.has_subscribers(Waiting.name, logging.INFO):
@@ -154,7 +154,7 @@ class Upgrade(WaitingOperation):
         self.client.require_open()
 
         def begin(session: Session, _: int) -> Upgrading:
-            self._holding.conversions += 1
+            self._state.conversions += 1
             return session.begin_upgrade(self._ticket, only_if_free)
 
         try:
@@ -184,85 +184,85 @@ class Upgrade(WaitingOperation):
         return granted
 
 
-def downgrade(client: DatabaseClient, holding: Holding) -> Effects[None]:
+def downgrade(client: DatabaseClient, state: GrantState) -> Effects[None]:
     """Downgrade the writer to a reader; if that fails, the next heartbeat does it."""
-    holding.require()
+    state.require_held()
     client.engine.require(ConversionSession, "This")
-    _require_convertible(holding, WRITE, "downgraded")
-    if holding.depth > 1:
+    _require_convertible(state, WRITE, "downgraded")
+    if state.depth > 1:
         raise ConfigurationError(
-            f"{holding!r} is held {holding.depth} times (reentrant=True), and anyone who acquired it first "
+            f"{state!r} is held {state.depth} times (reentrant=True), and anyone who acquired it first "
             f"relies on writing; downgrade it where it is held once",
-            resource=holding.resource,
+            resource=state.resource,
         )
-    with _alone(client, holding):
-        holding.set_access(READ)  # it counts as a reader from now on, even if the call fails
+    with _alone(client, state):
+        state.set_access(READ)  # it counts as a reader from now on, even if the call fails
         try:
-            exists = yield Call("downgrade", _to_reader(holding))
+            exists = yield Call("downgrade", _to_reader(state))
         except Busy as exc:
-            log.warning("%r is downgraded when the transaction that asserted it ends (%s)", holding, exc)
-            _read_later(client, holding)
+            log.warning("%r is downgraded when the transaction that asserted it ends (%s)", state, exc)
+            _read_later(client, state)
             return
         except BaseException:
-            _read_later(client, holding)
+            _read_later(client, state)
             raise
         if not exists:
-            _lose(client, holding)
-        client.notify_waiters(holding.resource)
+            _lose(client, state)
+        client.notify_waiters(state.resource)
 
 
-def _to_reader(holding: Holding) -> Callable[[Session, int], bool]:
+def _to_reader(state: GrantState) -> Callable[[Session, int], bool]:
     def downgrade(session: Session, _: int) -> bool:
-        holding.conversions += 1
-        return session.downgrade(holding.tickets[0])
+        state.conversions += 1
+        return session.downgrade(state.tickets[0])
 
     return downgrade
 
 
-def _read_later(client: DatabaseClient, holding: Holding) -> None:
+def _read_later(client: DatabaseClient, state: GrantState) -> None:
     """Defer the downgrade to the next heartbeat."""
-    holding.set_access(READ)
-    conversions = holding.conversions
+    state.set_access(READ)
+    conversions = state.conversions
 
     def put_back(session: Session, _: int) -> None:
         # Skip it if the grant was released or converted since. Conversions use the main connection, as this call does.
-        if holding.conversions == conversions and not holding.released and holding.why_lost is None:
-            session.downgrade(holding.tickets[0])
+        if state.conversions == conversions and not state.released and state.why_lost is None:
+            session.downgrade(state.tickets[0])
 
     client.member.later(put_back)
 
 
-def _require_convertible(holding: Holding, access: str, what: str) -> None:
-    request = holding.requests[0]
-    if len(holding.requests) > 1:
+def _require_convertible(state: GrantState, access: str, what: str) -> None:
+    request = state.requests[0]
+    if len(state.requests) > 1:
         raise ConfigurationError(
-            f"{holding!r} is of several resources, and cannot be {what}; acquire the one to convert by itself",
-            resource=holding.resource,
+            f"{state!r} is of several resources, and cannot be {what}; acquire the one to convert by itself",
+            resource=state.resource,
         )
     if request.access != access or request.limit != 1:
         use = "read(…)" if access == READ else "write(…) or mutex(…)"
         raise ConfigurationError(
-            f"{holding!r} is {request.describe()}, which cannot be {what}; what {use} gives can, once",
-            resource=holding.resource,
+            f"{state!r} is {request.describe()}, which cannot be {what}; what {use} gives can, once",
+            resource=state.resource,
         )
 
 
 @contextlib.contextmanager
-def _alone(client: DatabaseClient, holding: Holding) -> Iterator[None]:
+def _alone(client: DatabaseClient, state: GrantState) -> Iterator[None]:
     """Refuse a second conversion at the same time: several threads may use the grant."""
     with client.state_lock:
-        if holding.converting:
+        if state.converting:
             raise ConfigurationError(
-                f"{holding!r} is being upgraded or downgraded by another thread; wait for that to end",
-                resource=holding.resource,
+                f"{state!r} is being upgraded or downgraded by another thread; wait for that to end",
+                resource=state.resource,
             )
-        holding.converting = True
+        state.converting = True
     try:
         yield
     finally:
-        holding.converting = False
+        state.converting = False
 
 
-def _lose(client: DatabaseClient, holding: Holding) -> None:
-    client.mark_lost_and_log([holding.tickets[0].position], "its row was removed, perhaps by an operator")
-    holding.require()
+def _lose(client: DatabaseClient, state: GrantState) -> None:
+    client.mark_lost_and_log([state.tickets[0].position], "its row was removed, perhaps by an operator")
+    state.require_held()

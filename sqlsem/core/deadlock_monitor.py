@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sqlsem.core import nesting
-from sqlsem.core.holdings import Holdings
+from sqlsem.core.grant_registry import GrantRegistry
 from sqlsem.core.membership import Membership
 from sqlsem.core.monitor import Monitor
 from sqlsem.core.wait_pool import WaitConnectionPool
@@ -36,10 +36,10 @@ class DeadlockMonitor(Monitor):
     what = "deadlocks"
 
     def __init__(
-        self, member: Membership, holdings: Holdings, wait_pool: WaitConnectionPool, above: nesting.Above
+        self, member: Membership, registry: GrantRegistry, wait_pool: WaitConnectionPool, above: nesting.Above
     ) -> None:
         super().__init__(member, wait_pool)
-        self._holdings = holdings
+        self._registry = registry
         self._above = above
         self._suspects: dict[int, DeadlockCandidate] = {}  # by the positions that it waits at
 
@@ -47,7 +47,7 @@ class DeadlockMonitor(Monitor):
         """The thread or task of that number begins to wait. False when that can be no part of a deadlock, as it has
         nothing else.
         """
-        if len(tickets) < 2 and not self._holdings.requests_of(number) and not self._above.held:
+        if len(tickets) < 2 and not self._registry.requests_of(number) and not self._above.held:
             return False
         with self.state_lock:
             self._suspects.update((ticket.position, suspect) for ticket in tickets)

@@ -13,8 +13,8 @@ from sqlsem.core.client import DatabaseClient
 from sqlsem.core.convert import Upgrade, downgrade
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
 from sqlsem.core.effects import Effects, run_generator, run_operation
+from sqlsem.core.grant_registry import BaseGrant, GrantState, ReleaseToken, release_later
 from sqlsem.core.handover import TTL_SECONDS, handing_over
-from sqlsem.core.holdings import BaseGrant, Exit, Holding, abandon
 from sqlsem.core.leaving import leaving, placed
 from sqlsem.core.permits import Permit
 from sqlsem.core.rate_grants import adjusting, rate_of
@@ -24,33 +24,33 @@ from sqlsem.engines.base import Replaced
 from sqlsem.errors import Unavailable
 from sqlsem.model import Duration
 
-__all__ = ["Grant", "asserting", "checking", "give_back"]
+__all__ = ["Grant", "asserting", "checking", "release_grant"]
 
 log = voice
 
 
-def checking(client: DatabaseClient, holding: Holding) -> Effects[None]:
+def checking(client: DatabaseClient, state: GrantState) -> Effects[None]:
     """Ask the database whether it is still held; raises `LockLost` or `NotHeld` when not."""
-    holding.require()
+    state.require_held()
     try:
         yield from client.member.pinging()
     except Unavailable:
-        holding.require()
+        state.require_held()
         raise
-    holding.require()
+    state.require_held()
 
 
-def asserting(client: DatabaseClient, holding: Holding, given: Any) -> Generator[Any, Any, None]:
+def asserting(client: DatabaseClient, state: GrantState, given: Any) -> Generator[Any, Any, None]:
     """`Grant.assert_held`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
-    holding.require()
+    state.require_held()
     cursor = cursor_of(given)
     refuse_autocommit(cursor)
-    for ticket in holding.tickets:
+    for ticket in state.tickets:
         try:
             there = yield from client.engine.pin_steps(cursor, ticket)
         except Replaced as exc:
             client.member.lose_all(str(exc))
-            holding.require()
+            state.require_held()
             raise
         except Exception as exc:
             refusal = refused(exc)
@@ -60,7 +60,7 @@ def asserting(client: DatabaseClient, holding: Holding, given: Any) -> Generator
         if not there:
             yield from placed(client, cursor, "assert_held")
             client.mark_lost_and_log([ticket.position], "its row is no longer in the table")
-            holding.require()
+            state.require_held()
 
 
 class Grant(BaseGrant):
@@ -78,8 +78,8 @@ class Grant(BaseGrant):
     _event: threading.Event | None = None
     _contended: threading.Event | None = None
 
-    def __init__(self, client: DatabaseClient, holding: Holding, waited: float) -> None:
-        super().__init__(holding, waited)
+    def __init__(self, client: DatabaseClient, state: GrantState, waited: float) -> None:
+        super().__init__(state, waited)
         self._client = client
 
     @property
@@ -87,9 +87,9 @@ class Grant(BaseGrant):
         """Whether the lock is lost. Answered from memory, except right after this process was paused for long:
         then the database is asked, for a second at most.
         """
-        if self.holding.why_lost is None and not self.holding.released:
+        if self.state.why_lost is None and not self.state.released:
             self._client.member.verify()
-        return self.holding.why_lost is not None
+        return self.state.why_lost is not None
 
     @property
     def lost_event(self) -> threading.Event:
@@ -98,9 +98,9 @@ class Grant(BaseGrant):
             with self._client.state_lock:
                 if self._event is None:
                     event = runtime.event()
-                    self.holding.when_lost.append(event.set)
+                    self.state.loss_callbacks.append(event.set)
                     self._event = event
-            if self.holding.why_lost is not None:
+            if self.state.why_lost is not None:
                 self._event.set()
         return self._event
 
@@ -119,7 +119,7 @@ class Grant(BaseGrant):
         event = self._contended
         if event is None:
             event = self.__dict__.setdefault("_contended", runtime.event())  # one event, also for concurrent callers
-            self._client.contention_monitor.add(self.holding, event.is_set, event.set)
+            self._client.contention_monitor.add(self.state, event.is_set, event.set)
         return event
 
     def check(self) -> None:
@@ -130,7 +130,7 @@ class Grant(BaseGrant):
         ...         grant.check()
         ...         load(part)
         """
-        run_generator(checking(self._client, self.holding), self._client.execute_effect)
+        run_generator(checking(self._client, self.state), self._client.execute_effect)
 
     def assert_held(self, cursor: Any) -> None:
         """Check inside the caller's own transaction that the lock is held, and keep it held until that ends.
@@ -141,7 +141,7 @@ class Grant(BaseGrant):
 
         Raises `LockLost`, and `ConfigurationError` for a cursor in autocommit mode, where it would protect nothing.
         """
-        run_generator(asserting(self._client, self.holding, cursor), lambda answer: answer)
+        run_generator(asserting(self._client, self.state, cursor), lambda answer: answer)
 
     def release_on_commit(self, cursor: Any) -> None:
         """Release the lock when the transaction of ``cursor`` commits; keep it when that rolls back (also to a
@@ -179,7 +179,7 @@ class Grant(BaseGrant):
         ...     book(connection)
         """
         client, line = self._client, connection_of(connection)
-        noted = run_generator(beginning(client, self.holding, line), lambda answer: answer)
+        noted = run_generator(beginning(client, self.state, line), lambda answer: answer)
         try:
             yield
         except BaseException:
@@ -208,7 +208,7 @@ class Grant(BaseGrant):
         ...         grant.upgrade(timeout=60)
         ...         reload()
         """
-        run_operation(Upgrade(self._client, self.holding, timeout, runtime.event()), self._client.execute_effect)
+        run_operation(Upgrade(self._client, self.state, timeout, runtime.event()), self._client.execute_effect)
 
     def downgrade(self) -> None:
         """Become a reader, without letting go: readers that wait right behind are let in, writers are not.
@@ -216,7 +216,7 @@ class Grant(BaseGrant):
         Raises `ConfigurationError` when this is no writer (or one of several resources, or held several times), and
         `LockLost`.
         """
-        run_generator(downgrade(self._client, self.holding), self._client.execute_effect)
+        run_generator(downgrade(self._client, self.state), self._client.execute_effect)
 
     def hand_over(self, *, ttl: Duration = TTL_SECONDS, to: str | None = None) -> str:
         """Give the lock to whoever shows the token that is returned, to `sqlsem.adopt` or ``EXEC sqlsem.adopt``: in
@@ -250,11 +250,11 @@ class Grant(BaseGrant):
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
         leaves = None
         try:
-            leaves = Exit()
-            if not self.holding.is_given_back:
-                give_back(self, leaves)
+            leaves = ReleaseToken()
+            if not self.state.ended_early:
+                release_grant(self, leaves)
         except BaseException as struck:
-            abandon(self, leaves or Exit())
+            release_later(self, leaves or ReleaseToken())
             if exc is None or not isinstance(struck, Exception):  # as of a lock's block
                 raise
 
@@ -269,9 +269,9 @@ class Grant(BaseGrant):
 
         Raises `NotHeld` when it was released before, `LockLost` when it was lost.
         """
-        give_back(self, self.holding.exit_of(this_thread()))
+        release_grant(self, self.state.release_token_for(this_thread()))
 
 
-def give_back(grant: Grant, by: Permit) -> None:
+def release_grant(grant: Grant, by: Permit) -> None:
     """End this hold of a grant, or one by this exit; errors as of `Grant.release`."""
-    run_generator(grant._client.holdings.give_back(grant, by), grant._client.execute_effect)
+    run_generator(grant._client.registry.release(grant, by), grant._client.execute_effect)

@@ -11,7 +11,7 @@ from sqlsem import runtime
 from sqlsem.core.callers import Caller
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import Call, Effects
-from sqlsem.core.holdings import BaseGrant, Holding, LostCallback
+from sqlsem.core.grant_registry import BaseGrant, GrantState, LostCallback
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.transfers import TransferSession
@@ -51,20 +51,20 @@ def check_token(token: object) -> str:
 
 def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: str | None) -> Effects[str]:
     """Hand a grant over; the token by which it can be adopted. See `Grant.hand_over`."""
-    holding = grant.holding
+    state = grant.state
     client.engine.require(TransferSession, "hand_over()")
     seconds = _check_ttl(ttl)
     if to is not None:
         check_name("to", to, 128)
-    holding.require()
-    if holding.depth > 1:
+    state.require_held()
+    if state.depth > 1:
         raise ConfigurationError(
-            f"{holding!r} is held {holding.depth} times (reentrant=True); hand it over from the outermost block",
-            resource=holding.resource,
+            f"{state!r} is held {state.depth} times (reentrant=True); hand it over from the outermost block",
+            resource=state.resource,
         )
-    if holding.converting:
+    if state.converting:
         raise ConfigurationError(
-            f"{holding!r} is being upgraded or downgraded; hand it over when that has ended", resource=holding.resource
+            f"{state!r} is being upgraded or downgraded; hand it over when that has ended", resource=state.resource
         )
     token = f"sqlsem-{secrets.token_hex(24)}"
     member, uid = client.member, client.new_uid()
@@ -79,12 +79,12 @@ def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: st
             # Until its outcome is known, these rows are neither missed nor strangers: a ping that comes between two
             # attempts must not take what is handed over for lost.
             member.registering(uid)
-            member.forget(holding.tickets)
-        there = session.hand_over(member_id, holding.tickets, token, seconds, to)
+            member.forget(state.tickets)
+        there = session.hand_over(member_id, state.tickets, token, seconds, to)
         with deciding:
             given = there and not too_late
         if given:
-            client.holdings.give_away(grant)
+            client.registry.transfer(grant)
         return given
 
     def be_too_late() -> None:
@@ -92,7 +92,7 @@ def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: st
         with deciding:
             too_late = not (given or kept)
         if too_late:
-            _lose(client, holding, OVERDUE)
+            _lose(client, state, OVERDUE)
 
     # Whatever is under way then, an attempt without an answer or one to connect: what is in transit goes when the time
     # is up, and others come in. (It counts from when the server has it, which is no earlier than the call.)
@@ -103,28 +103,28 @@ def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: st
         there: bool = yield Call("hand_over", give, min(client.retry, seconds / 2))
     except (ConfigurationError, Busy):
         if sent:
-            yield from _refused(client, holding)
+            yield from _refused(client, state)
             with deciding:
                 kept = not too_late
             if too_late:
-                _lose(client, holding, OVERDUE)
-            holding.require()
+                _lose(client, state, OVERDUE)
+            state.require_held()
         raise
     except BaseException:
-        if sent and not holding.handed_over:
-            _lose(client, holding, BROKEN_OFF)
+        if sent and not state.handed_over:
+            _lose(client, state, BROKEN_OFF)
         raise
     finally:
         timer.cancel()
         member.settled(uid)
     if too_late:
-        _lose(client, holding, OVERDUE)
-        holding.require()
+        _lose(client, state, OVERDUE)
+        state.require_held()
     if not there:
-        _lose(client, holding, "its row was removed, or taken away by an operator, before it was handed over")
-        holding.require()
-    client.holdings.tell_released(holding)
-    for ticket in holding.tickets:  # those of ours that waited for it wait for others now
+        _lose(client, state, "its row was removed, or taken away by an operator, before it was handed over")
+        state.require_held()
+    client.registry.publish_released(state)
+    for ticket in state.tickets:  # those of ours that waited for it wait for others now
         client.notify_waiters(ticket.resource)
     return token
 
@@ -136,20 +136,20 @@ def _check_ttl(ttl: Duration) -> float:
     return seconds
 
 
-def _refused(client: DatabaseClient, holding: Holding) -> Effects[None]:
+def _refused(client: DatabaseClient, state: GrantState) -> Effects[None]:
     """The server would not. But an attempt before may have been carried out, without an answer: a ping tells."""
-    client.member.add(holding.tickets)
+    client.member.add(state.tickets)
     try:
         yield from client.member.pinging()
     except BaseException as exc:
-        _lose(client, holding, BROKEN_OFF)
+        _lose(client, state, BROKEN_OFF)
         if not isinstance(exc, SqlsemError):
             raise
 
 
-def _lose(client: DatabaseClient, holding: Holding, why: str) -> None:
-    client.member.forget(holding.tickets)
-    client.mark_lost_and_log([ticket.position for ticket in holding.tickets], why)
+def _lose(client: DatabaseClient, state: GrantState, why: str) -> None:
+    client.member.forget(state.tickets)
+    client.mark_lost_and_log([ticket.position for ticket in state.tickets], why)
     client.member.disown()  # if it is ours after all, nobody shall hold it
 
 
@@ -162,7 +162,7 @@ class Adoption(Generic[G]):
         token: str,
         on_lost: LostCallback | None,
         caller: Caller,
-        make_grant: Callable[[Holding, float], G],
+        make_grant: Callable[[GrantState, float], G],
     ) -> None:
         client.require_open()
         client.engine.require(TransferSession, "adopt()")
@@ -185,16 +185,16 @@ class Adoption(Generic[G]):
         requests: Sequence[Request] = [request for request, _ in found]
         if not self._tickets:
             raise LockLost("What was adopted was taken away the same instant, by an operator; acquire it anew")
-        client, holdings = self._client, self._client.holdings
-        holding = Holding(holdings, requests, self._tickets, self._caller, self._on_lost, monotonic())
-        self._grant = grant = self._make_grant(holding, monotonic() - began)
-        holdings.add(grant)
+        client, registry = self._client, self._client.registry
+        state = GrantState(registry, requests, self._tickets, self._caller, self._on_lost, monotonic())
+        self._grant = grant = self._make_grant(state, monotonic() - began)
+        registry.add(grant)
         missing = [ticket.position for ticket in self._tickets if not self._member.knows(ticket)]
         if missing:  # the main session was lost in between, and they with it
             client.mark_lost_and_log(missing, "its row was removed before it could be used")
-            holding.require()
-        holding.told = True
-        holdings.tell_granted(holding, grant.waited, {})
+            state.require_held()
+        state.is_published = True
+        registry.publish_granted(state, grant.waited, {})
         return grant
 
     def _adopt(self, session: Session, member_id: int) -> list[tuple[Request, Ticket]]:
@@ -231,9 +231,9 @@ class Adoption(Generic[G]):
 
     def _disown(self) -> None:
         self._rolled_back = True
-        if self._grant is not None and not self._grant.holding.released:
-            self._client.holdings.forget(self._grant)
-            self._client.holdings.tell_released(self._grant.holding)
+        if self._grant is not None and not self._grant.state.released:
+            self._client.registry.discard(self._grant)
+            self._client.registry.publish_released(self._grant.state)
 
     def _forget(self) -> None:
         self._member.forget(self._tickets)

@@ -17,7 +17,7 @@ from typing import Any
 from sqlsem.core import terms
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated, client_of
-from sqlsem.core.holdings import LostCallback
+from sqlsem.core.grant_registry import LostCallback
 from sqlsem.core.terms import Terms
 from sqlsem.errors import LockLost, SqlsemError, Unavailable
 from sqlsem.model import WRITE, Duration, Entry, check_name

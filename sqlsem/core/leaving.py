@@ -18,7 +18,7 @@ from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
 from sqlsem.core.effects import Call, run_generator
-from sqlsem.core.holdings import BaseGrant, Exit
+from sqlsem.core.grant_registry import BaseGrant, ReleaseToken
 from sqlsem.core.permits import Permit
 from sqlsem.core.threads import ShouldContinue, SupervisedThread, voice
 from sqlsem.engines.base import Session
@@ -90,20 +90,20 @@ class Departure:
         """Look, in a thread."""
         self._thread.begin()
 
-    def also(self, word: str) -> None:
+    def add_marker(self, word: str) -> None:
         """Leave by this word, too: the one before may be undone (a savepoint), or be all that is committed."""
         self._words.append(word)
 
-    def again(self, token: Permit) -> bool:
+    def reenter(self, token: Permit) -> bool:
         """Have the grant once more, by this hold, unless it has left; it does not leave before that has ended."""
         with self._lock:
             left = self._left
-            there = not left and self._grant.holding.enter(token)
+            there = not left and self._grant.state.reenter(token)
         if left:
             self._parted.wait()  # as below
         return there
 
-    def settle(self) -> bool:
+    def stop(self) -> bool:
         """Whether the grant has left. If not, it does not by this any more."""
         with self._lock:
             self._settled = True
@@ -117,11 +117,11 @@ class Departure:
         for pause in backoff_delays(first=FIRST_SECONDS, longest=LONGEST_SECONDS):
             if closing.wait(pause) or not goes_on():
                 return
-            holding = self._grant.holding
-            if self._settled or holding.released or holding.why_lost is not None:
+            state = self._grant.state
+            if self._settled or state.released or state.why_lost is not None:
                 break
             try:
-                if holding.depth == 1 and self._is_committed() and self._leave():
+                if state.depth == 1 and self._is_committed() and self._leave():
                     break
             except SqlsemError as exc:
                 log.info("Whether %r has left with its transaction is not known yet: %s", self._grant, exc)
@@ -135,13 +135,12 @@ class Departure:
     def _leave(self) -> bool:
         """Give the grant back, unless somebody else does; False where it is to stay for now."""
         with self._lock:
-            if self._settled or self._grant.holding.depth > 1:
+            if self._settled or self._grant.state.depth > 1:
                 return self._settled
             self._left = True
         try:
-            run_generator(
-                self._client.holdings.leave(self._grant, Exit(), self._parted.set), self._client.execute_effect
-            )
+            effects = self._client.registry.release_now(self._grant, ReleaseToken(), self._parted.set)
+            run_generator(effects, self._client.execute_effect)
         finally:
             self._parted.set()
         return True
@@ -161,18 +160,18 @@ class Departure:
 
 def leaving(client: DatabaseClient, grant: BaseGrant, given: Any) -> Generator[Any, Any, None]:
     """Carry out `Grant.release_on_commit`. Yields the results of the cursor's methods, for a driver to await."""
-    holding, engine = grant.holding, client.engine
+    state, engine = grant.state, client.engine
     engine.require(CommitReleaseSession, "release_on_commit()")
-    holding.require()
-    if holding.depth > 1:
+    state.require_held()
+    if state.depth > 1:
         raise ConfigurationError(
-            f"{holding!r} is held {holding.depth} times (reentrant=True); release it from the outermost block",
-            resource=holding.resource,
+            f"{state!r} is held {state.depth} times (reentrant=True); release it from the outermost block",
+            resource=state.resource,
         )
     cursor = cursor_of(given, "release_on_commit")
     refuse_autocommit(cursor, "release_on_commit")
     yield from placed(client, cursor, "release_on_commit")
-    for ticket in holding.tickets:
+    for ticket in state.tickets:
         try:
             there = yield from engine.pin_steps(cursor, ticket)
         except Exception as exc:
@@ -182,11 +181,11 @@ def leaving(client: DatabaseClient, grant: BaseGrant, given: Any) -> Generator[A
             raise refusal from exc
         if not there:
             client.mark_lost_and_log([ticket.position], "its row is no longer in the table")
-            holding.require()
+            state.require_held()
     word = secrets.token_hex(16)
     yield from engine.release_on_commit(cursor, word)
-    if holding.departure is not None:
-        holding.departure.also(word)
+    if state.commit_release is not None:
+        state.commit_release.add_marker(word)
         return
-    holding.departure = Departure(client, grant, word)
-    holding.departure.begin()
+    state.commit_release = Departure(client, grant, word)
+    state.commit_release.begin()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sqlsem import deadlocks
 from sqlsem.core.effects import Call, Effects
-from sqlsem.core.holdings import Holding
+from sqlsem.core.grant_registry import GrantState
 from sqlsem.core.threads import voice
 from sqlsem.deadlocks import Edge, Found, Row, Step
 from sqlsem.engines.base import Session
@@ -50,11 +50,11 @@ class Held:
         return Request(self.resource, self.access, self.limit, self.weight)
 
 
-def tell(holding: Holding, environment: Mapping[str, str]) -> str:
+def tell(state: GrantState, environment: Mapping[str, str]) -> str:
     """What a command that runs under these shall find in its environment, which is this one so far."""
     held = [
         Held(request.resource, request.access, request.limit, request.weight, ticket.position, ticket.requesting_id)
-        for request, ticket in zip(holding.requests, holding.tickets, strict=True)
+        for request, ticket in zip(state.requests, state.tickets, strict=True)
     ]
     return json.dumps([dataclasses.astuple(one) for one in (*inherited(environment), *held)])
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypedDict, TypeVar
 
 from sqlsem.core.defaults import Coordinated
-from sqlsem.core.holdings import LostCallback
+from sqlsem.core.grant_registry import LostCallback
 from sqlsem.errors import BatchFailed, ConfigurationError
 from sqlsem.model import Duration
 

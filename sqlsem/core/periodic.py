@@ -8,7 +8,7 @@ from sqlsem.core import terms
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated, client_of
 from sqlsem.core.effects import Call, Effects
-from sqlsem.core.holdings import BaseGrant, Exit, LostCallback, abandon
+from sqlsem.core.grant_registry import BaseGrant, LostCallback, ReleaseToken, release_later
 from sqlsem.core.terms import Terms
 from sqlsem.engines.base import Session
 from sqlsem.engines.periodic import OnceEntry, PeriodicSession
@@ -58,18 +58,18 @@ class Period:
 
     def mark(self, client: DatabaseClient, grant: BaseGrant) -> Effects[None]:
         """It is done for this period. Raises `LockLost` when the mutex was lost; then it is not."""
-        grant.holding.require()
+        grant.state.require_held()
         ticket = self._ticket(grant)
         if not (yield Call("mark_once", lambda session, member_id: session.mark_once(self.name, ticket))):
             _lose(client, grant)
 
     def _ticket(self, grant: BaseGrant) -> Ticket:
-        return next(ticket for ticket in grant.holding.tickets if ticket.resource == self.resource)
+        return next(ticket for ticket in grant.state.tickets if ticket.resource == self.resource)
 
 
 def _lose(client: DatabaseClient, grant: BaseGrant) -> None:
     client.mark_lost_and_log(list(grant.positions.values()), "its row is no longer in the table")
-    grant.holding.require()
+    grant.state.require_held()
 
 
 class Periodic:
@@ -126,4 +126,4 @@ def let_go(lock: HasGrant) -> None:
         grant = lock.grant
     except NotHeld:
         return
-    abandon(grant, Exit())
+    release_later(grant, ReleaseToken())

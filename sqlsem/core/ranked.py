@@ -139,7 +139,7 @@ class RankedAcquisition(Acquisition[G]):
 
     def _require_nothing_held(self) -> Effects[None]:
         """Nobody waits for who waits in a line: so such a one is in no deadlock, and need not be searched for there."""
-        held = self.client.holdings.requests_of(self.caller.number)
+        held = self.client.registry.requests_of(self.caller.number)
         above = yield from self.client.parent_locks.find()
         if held or above:
             what = held[0].describe() if held else f"{above[-1].request.describe()}, by the 'sqlsem run' above it"

@@ -15,7 +15,7 @@ from sqlsem.core.acquire import Acquisition
 from sqlsem.core.callers import Caller
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import Call, Effects, Sleep
-from sqlsem.core.holdings import BaseGrant, Exit, Hold, Holding
+from sqlsem.core.grant_registry import BaseGrant, GrantState, HeldGrant, ReleaseToken
 from sqlsem.core.rate_grants import BaseRateGrant, giving_back
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Busy, Disconnected, Session
@@ -147,7 +147,7 @@ class Taking(Generic[R]):
         self._line: Acquisition[BaseGrant] | None = None
         self._place: BaseGrant | None = None  # first in the queue
         self._unsure = False  # whether it was taken with that: the answer was lost
-        self._gone: Holding | None = None  # that place, when its row has gone
+        self._gone: GrantState | None = None  # that place, when its row has gone
         self._told = False  # that it was not had in time
         self._sleeper = _Sleeper(new_event())
         self._cars = _cars_of(client)
@@ -217,7 +217,7 @@ class Taking(Generic[R]):
     def _leave(self) -> int | None:
         """Want nothing any more; when something was taken, if it was."""
         if self._gone is not None:
-            self._client.holdings.tell_released(self._gone)
+            self._client.registry.publish_released(self._gone)
         with self._cars.lock:
             self._out = True
             taken_ms, self._taken_ms = self._taken_ms, None
@@ -262,18 +262,18 @@ class Taking(Generic[R]):
 
     def _pass_on(self, car: _Car, grant: BaseGrant) -> bool:
         """Have the next one that has nothing yet run_generator on, with our row. False where there is none."""
-        holding = grant.holding
+        state = grant.state
         with self._cars.lock:
             following = next((rider for rider in car.riders if rider._taken_ms is None and not rider._out), None)
             line = self._line
             if following is None or line is None:
                 return False
             # From here on it is the other one's to give back, whatever strikes it.
-            self._client.holdings.pass_on(grant, following._caller)
+            self._client.registry.reassign(grant, following._caller)
             line.caller = following._caller
             following._line, following._place, self._line = line, grant, None
             car.driver = following
-            holding.when_lost.append(following._sleeper.event.set)
+            state.loss_callbacks.append(following._sleeper.event.set)
         following._sleeper.event.set()
         return True
 
@@ -308,7 +308,7 @@ class Taking(Generic[R]):
             waiting = [rider for rider in car.riders if rider._taken_ms is None and not rider._out]
         if not waiting:
             return RateAnswer(RateStatus.OTHERS_FIRST)
-        ticket = None if place is None else place.holding.tickets[0]
+        ticket = None if place is None else place.state.tickets[0]
         first, *others = (one._wish() for one in waiting)
         request = replace(self._request, cost=first.cost)
         try:
@@ -343,9 +343,9 @@ class Taking(Generic[R]):
 
     def _row_went(self, place: BaseGrant) -> None:
         """It is in no book any more when others of ours are told so: they sleep behind what they find there."""
-        self._gone = place.holding
-        self._client.holdings.forget(place)
-        self._client.member.forget(place.holding.tickets)
+        self._gone = place.state
+        self._client.registry.discard(place)
+        self._client.member.forget(place.state.tickets)
 
     def _wish(self) -> RateDemand:
         """What it wants, and for how long it would sleep for that: not beyond its time."""
@@ -360,7 +360,7 @@ class Taking(Generic[R]):
         """Wait for the car's turn; None when our time is up."""
         request, client = self._request.queue_request(), self._client
         timeout = None if self._timeout is None else max(0.001, self._remaining())
-        keep: list[Hold[BaseGrant]] = []
+        keep: list[HeldGrant[BaseGrant]] = []
         self._line = line = Acquisition(
             client,
             terms.own_mutex(request.resource, {}, client),
@@ -375,21 +375,21 @@ class Taking(Generic[R]):
         self._told = grant is None
         if grant is not None:
             line.close()
-            grant.holding.when_lost.append(self._sleeper.event.set)
+            grant.state.loss_callbacks.append(self._sleeper.event.set)
         return grant
 
     def _take_first(self, car: _Car, grant: BaseGrant) -> Effects[None]:
         """As the first in the queue, take until we have what we asked for or our time is up."""
-        client, holding = self._client, grant.holding
+        client, state = self._client, grant.state
         while True:
-            holding.require()
+            state.require_held()
             left = self._remaining()
             answer = yield from self._take(car, grant)
             if self._gone is not None:
-                client.holdings.tell_released(holding)
+                client.registry.publish_released(state)
                 return
             if self._all_served(car):  # some have left
-                yield from client.holdings.give_back(grant, Exit())
+                yield from client.registry.release(grant, ReleaseToken())
                 return
             if self._taken_ms is not None and self._pass_on(car, grant):
                 return
@@ -449,7 +449,7 @@ class GroupTaking(Generic[G, R]):
             if had is None:
                 yield from self.rollback("timeout")
                 return None
-            grant.holding.require()
+            grant.state.require_held()
             taken[rate.name] = had
         grant.rates = taken
         return grant

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.cursors import IDLE
-from sqlsem.core.holdings import Holding
+from sqlsem.core.grant_registry import GrantState
 from sqlsem.errors import ConfigurationError
 
 __all__ = ["beginning", "connection_of", "ending_session"]
@@ -48,9 +48,9 @@ def connection_of(given: Any) -> Any:
     return given
 
 
-def beginning(client: DatabaseClient, holding: Holding, connection: Any) -> Generator[Any, Any, str]:
+def beginning(client: DatabaseClient, state: GrantState, connection: Any) -> Generator[Any, Any, str]:
     """Note the grant in the connection's session; what was noted. Yields what the driver's methods return."""
-    holding.require()
+    state.require_held()
     engine = client.engine
     if _open(connection):
         raise _in_transaction()
@@ -63,11 +63,11 @@ def beginning(client: DatabaseClient, holding: Holding, connection: Any) -> Gene
             f"{_INSTEAD}"
         )
     entries = []
-    for ticket in holding.tickets:
+    for ticket in state.tickets:
         entry = yield from engine.session_entry(cursor, ticket)
         if not entry:
             client.mark_lost_and_log([ticket.position], "its row is no longer in the table")
-            holding.require()
+            state.require_held()
         entries.append(entry)
     yield from engine.note_session(cursor, " ".join([*known.split(), *entries]))
     yield from _settled(connection)

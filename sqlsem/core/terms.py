@@ -10,7 +10,7 @@ from sqlsem.core.callers import Caller
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import client_of
 from sqlsem.core.effects import Effects
-from sqlsem.core.holdings import LostCallback
+from sqlsem.core.grant_registry import LostCallback
 from sqlsem.core.options import (
     GroupOptions,
     LockOptions,

@@ -108,7 +108,7 @@ class Collector:
         waiting: Counter[str] = Counter()
         for client in processes() if self._client is None else [self._client]:
             holding.update(
-                self._label(ticket.resource) for grant in client.holdings.grants() for ticket in grant.holding.tickets
+                self._label(ticket.resource) for grant in client.registry.grants() for ticket in grant.state.tickets
             )
             waiting.update(
                 self._label(waiter.ticket.resource)

@@ -13,8 +13,8 @@ from sqlsem.bodies import as_json, format_error
 from sqlsem.core.callers import Caller
 from sqlsem.core.cancellation import Cancellable
 from sqlsem.core.client import DatabaseClient
+from sqlsem.core.grant_registry import GrantState
 from sqlsem.core.grants import Grant
-from sqlsem.core.holdings import Holding
 from sqlsem.engines.base import Session
 from sqlsem.model import Claimed, End, Request, Ticket, monotonic
 
@@ -79,7 +79,7 @@ class Task(Cancellable):
 
     def hold(self, claimed: Claimed, requesting_id: str, caller: Caller) -> None:
         """Make the grant of its locks, held by this thread; the process knows their rows already. (For the package.)"""
-        client, holdings = self._client, self._client.holdings
+        client, registry = self._client, self._client.registry
         requests = [Request(lock.resource, lock.access, lock.limit, lock.weight, self.note) for lock in claimed.locks]
         tickets = tickets_of(claimed, requesting_id)
         task_ref = weakref.ref(self)  # a task that the program drops is returned to the queue
@@ -89,9 +89,9 @@ class Task(Cancellable):
             if task is not None:
                 task.stop(f"its lock on {grant.resource!r} was lost")
 
-        holding = Holding(holdings, requests, tickets, caller, lost, monotonic())
-        self.grant = grant = Grant(client, holding, 0.0)
-        holdings.add(grant)
+        state = GrantState(registry, requests, tickets, caller, lost, monotonic())
+        self.grant = grant = Grant(client, state, 0.0)
+        registry.add(grant)
         returned = self.make_end("returned")
 
         def closing(session: Session, me: int) -> object:
@@ -103,13 +103,13 @@ class Task(Cancellable):
         if missing:  # the main session was lost meanwhile, and these rows with it
             client.mark_lost_and_log(missing, "its row was removed before it could be used")
         else:
-            holding.told = True
-            holdings.tell_granted(holding, grant.waited, {})
+            state.is_published = True
+            registry.publish_granted(state, grant.waited, {})
 
     @property
     def why_unlocked(self) -> str | None:
         """Why it no longer holds all of its locks, if one of them was lost. (For the package.)"""
-        why = None if self.grant is None else self.grant.holding.why_lost
+        why = None if self.grant is None else self.grant.state.why_lost
         return None if self.grant is None or why is None else f"The lock on {self.grant.resource!r} was lost: {why}"
 
     def ending(self) -> None:
@@ -189,7 +189,7 @@ class Task(Cancellable):
         if status is None:  # (A recorded end counts, even if this process believed the claim lost meanwhile.)
             self.require_open()
         if unlocked is not None and self.grant is not None and end.outcome == "failed":
-            self.grant.holding.require()
+            self.grant.state.require_held()
 
     def ended_with(self, status: str | None, *, settles: bool = True) -> None:
         """Apply the database's reply to the end. With ``settles=False`` the caller settles several claims. (For the
@@ -199,7 +199,7 @@ class Task(Cancellable):
             self.lose("this process was given up meanwhile")
         if settles and self.is_open:
             self.settle()
-        for ticket in () if self.grant is None else self.grant.holding.tickets:
+        for ticket in () if self.grant is None else self.grant.state.tickets:
             self._client.notify_waiters(ticket.resource)  # a waiter of this process may be granted now
 
     def _succeed(self) -> None:
@@ -221,11 +221,11 @@ def _give_back(task_id: int, attempt: int, session: Session, member_id: int) -> 
 
 def _forget_locks(client: DatabaseClient, grant: Grant) -> None:
     """Forget the rows of a task's locks before its end is recorded, which removes them: they are not lost."""
-    holding = grant.holding
-    if not holding.released:
-        client.holdings.forget(grant)
-        client.member.forget(holding.tickets)
-        client.holdings.tell_released(holding)
+    state = grant.state
+    if not state.released:
+        client.registry.discard(grant)
+        client.member.forget(state.tickets)
+        client.registry.publish_released(state)
 
 
 def remember_ends(client: DatabaseClient, ends: Iterable[End]) -> None:

@@ -189,15 +189,15 @@ def departing(me: Actor) -> None:
 
 def _require_not_given_back(me: Actor, grant: Grant, when: str) -> None:
     assert isinstance(me.world.server, RealServer)
-    gone = me.world.server.released.intersection(ticket.position for ticket in grant.holding.tickets)
+    gone = me.world.server.released.intersection(ticket.position for ticket in grant.state.tickets)
     assert not gone, f"{me} has given back what is at {sorted(gone)}, {when}"
 
 
 def _wait_until_gone(me: Actor, grant: Grant) -> None:
     """Wait for the release after the commit. Faults meanwhile do not count."""
-    world, holding = me.world, grant.holding
-    positions, since = {ticket.position for ticket in holding.tickets}, world.fibers.now
-    while holding.why_lost is None and any(row.position in positions for row in world.server.rows()):
+    world, state = me.world, grant.state
+    positions, since = {ticket.position for ticket in state.tickets}, world.fibers.now
+    while state.why_lost is None and any(row.position in positions for row in world.server.rows()):
         since = max(since, world.calm_since) if world.calm else world.fibers.now
-        assert world.fibers.now <= since + LEFT_SECONDS, f"{me} still has {holding!r}, which a commit has given back"
+        assert world.fibers.now <= since + LEFT_SECONDS, f"{me} still has {state!r}, which a commit has given back"
         me.sleep(0.1)

@@ -423,10 +423,10 @@ class World:
         must verify first.
         """
         if actor.runs and not actor.client.member.unheard():
-            for grant in actor.client.holdings.grants():
-                holding = grant.holding
-                if holding.why_lost is None:
-                    for request, ticket in zip(holding.requests, holding.tickets, strict=True):
+            for grant in actor.client.registry.grants():
+                state = grant.state
+                if state.why_lost is None:
+                    for request, ticket in zip(state.requests, state.tickets, strict=True):
                         if ticket.position not in self._withdrawn:
                             yield request, ticket.position
 

@@ -246,7 +246,7 @@ def test_a_session_and_python_the_session_is_younger(caller, connect, database, 
         assert done == [(-3, None, None)]
         (text,) = one.notices
         assert f"session {one.pid} (postgres) holds '{name('b')}' at {held}, waits for '{name('a')}' at" in text
-        owner = grant.holding.caller.owner
+        owner = grant.state.caller.owner
         assert f"({owner}) holds '{name('a')}' at {grant.position}, waits for '{name('b')}' at" in text
 
 
@@ -260,7 +260,7 @@ def test_a_session_and_python_python_is_younger(caller, connect, database, name)
             coordinator.mutex(name("b")).acquire()
         assert time.monotonic() - began < 20
         assert f"session {one.pid} (postgres) holds '{name('b')}' at" in str(caught.value)
-        owner = grant.holding.caller.owner
+        owner = grant.state.caller.owner
         assert f":{os.getpid()} ({owner}) holds '{name('a')}' at {grant.position}" in str(caught.value)
         assert one.waits()
     assert one.done()[0] == 1

@@ -388,7 +388,7 @@ def test_cancelled_at_every_step_of_an_acquire(run, connect, database, name, fre
                 break
         # A release that was cancelled may be left to the next ping, which comes at once.
         await rows(database, name, 0)
-        assert not coordinator.client.holdings.grants()
+        assert not coordinator.client.registry.grants()
         assert not coordinator.client.waiter_queues.waiters()
 
     run(main())
@@ -411,7 +411,7 @@ def test_cancelled_in_a_block_and_on_the_way_out(run, connect, database, name):
             await asyncio.wait({task})
             assert task.cancelled() or task.exception() is None
         await rows(database, name, 0)
-        assert not coordinator.client.holdings.grants()
+        assert not coordinator.client.registry.grants()
 
     run(main())
 
@@ -601,7 +601,7 @@ def test_reentrant_block_survives_cancel_at_any_await(run, connect, database, na
                     async with lock, coordinator.mutex(resource, reentrant=True):
                         await asyncio.sleep(0)
                 finally:
-                    assert not grant.holding.released  # whatever has struck inside
+                    assert not grant.state.released  # whatever has struck inside
 
         outer = CancelledAt(work(), number)
 
@@ -660,7 +660,7 @@ def test_lock_lost_while_its_task_is_cancelled(run, connect, name, ours_first):
 
         task = asyncio.create_task(work())
         await inside.wait()
-        (grant,) = coordinator.client.holdings.grants()
+        (grant,) = coordinator.client.registry.grants()
         acts = [lambda: coordinator.client.mark_lost([grant.position], "for a test"), task.cancel]
         for act in acts if ours_first else reversed(acts):
             act()
@@ -783,7 +783,7 @@ def test_a_loop_that_is_dropped_without_a_word(connect, database, name, caplog):
         task._log_destroy_pending = False
     del waiting, task
     gc.collect()
-    assert not coordinator.client.holdings.grants()
+    assert not coordinator.client.registry.grants()
     assert not coordinator.client.waiter_queues.waiters()
 
 

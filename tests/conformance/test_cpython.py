@@ -283,7 +283,7 @@ def test_first_come_first_served(connect, database, name, limit):
             assert await asyncio.create_task(keep(holder))
         tasks = await queue_up(database, name, coordinator.limit(name, limit), order, range(4), held=limit)
         assert order == []
-        for grant in coordinator.client.holdings.grants():
+        for grant in coordinator.client.registry.grants():
             await grant.release()
         await asyncio.gather(*tasks)
         # (Two at a time may note their numbers in any order.)
@@ -331,7 +331,7 @@ def test_released_and_cancelled_in_the_same_round(connect, database, name, cance
             tasks[0].cancel()
             await asyncio.gather(releasing, *tasks, return_exceptions=True)
             assert 1 in order
-            assert not coordinator.client.holdings.grants()
+            assert not coordinator.client.registry.grants()
 
     asyncio.run(main())
 

@@ -58,7 +58,7 @@ def test_granted_and_released(connect, name, told, kind):
     for one in (granted, released):
         assert (one.resource, one.position, one.note) == (name, grant.position, "n")
         assert (one.access, one.limit, one.weight) == asked
-        assert one.caller == grant.holding.caller.owner
+        assert one.caller == grant.state.caller.owner
     assert granted.at_once
     assert granted.waited == grant.waited
     assert released.held >= 0
@@ -78,7 +78,7 @@ def test_wait_event_names_the_holders(connect, name, told, kind, where):
     (wait,) = (event for event in told() if isinstance(event, events.Waiting))
     assert wait.behind.position == first.position
     assert wait.behind.state == "holds"
-    assert wait.behind.requesting_id == first.holding.tickets[0].requesting_id
+    assert wait.behind.requesting_id == first.state.tickets[0].requesting_id
     assert wait.behind.pid
     assert wait.behind.program
     own = [event for event in told() if event.position == wait.position]

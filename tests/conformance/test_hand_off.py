@@ -160,7 +160,7 @@ def test_released_row_is_forgotten_before_local_notify(connect, name, monkeypatc
 
     def returned(client, ticket, session, member_id):
         told.append(ticket.resource)
-        found.extend(client.holdings.ahead_of(ticket._replace(position=ticket.position + 1)))
+        found.extend(client.registry.requests_ahead(ticket._replace(position=ticket.position + 1)))
         tell(client, ticket, session, member_id)
 
     monkeypatch.setattr(DatabaseClient, "handle_release", returned)

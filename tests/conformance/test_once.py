@@ -296,7 +296,7 @@ def test_coroutines_and_tasks(database, name):
         async def main():
             async with once as run:
                 assert isinstance(run, sqlsem.aio.Run)
-                run.grant.holding.require()
+                run.grant.state.require_held()
                 await run.give_up()
             with pytest.raises(ConfigurationError):
                 once.begin()

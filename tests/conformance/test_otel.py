@@ -129,8 +129,8 @@ def test_span_of_a_lost_lock(connect, name, traced):
     coordinator = connect()
     lock = coordinator.mutex(name)
     lock.acquire()
-    coordinator.client.holdings.lose([lock.grant.position], "it was taken away")  # (in silence)
-    coordinator.client.holdings.tell_lost(lock.grant.holding)
+    coordinator.client.registry.mark_lost([lock.grant.position], "it was taken away")  # (in silence)
+    coordinator.client.registry.publish_lost(lock.grant.state)
     (hold,) = ended("sqlsem.hold")
     assert hold.attributes["sqlsem.outcome"] == "lost"
     assert hold.status.description == "it was taken away"

@@ -384,7 +384,7 @@ def test_a_row_that_is_taken_away_during_the_claim(queue, other, name, database,
     threads.join()
     assert claimed == [None]
     with until(queue.try_claim) as task:
-        assert rows(other, name) == [(task.grant.holding.caller.owner, "holds")]
+        assert rows(other, name) == [(task.grant.state.caller.owner, "holds")]
 
 
 @pytest.mark.engines("postgresql")

@@ -361,7 +361,7 @@ def test_served_thread_does_not_wait_for_its_batch(looks_often, connect, name):
     assert connect().admin.entries(f"rate:{name}") == []
     went[0].adjust(0)
     assert rate.take(timeout=PATIENCE) is not None
-    assert coordinator.client.holdings.grants() == []
+    assert coordinator.client.registry.grants() == []
 
 
 def riders(coordinator):

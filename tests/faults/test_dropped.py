@@ -104,7 +104,7 @@ def test_held_lock_outlives_its_coordinator(database, name, keep):
         if kept is None:
             client.close()
         else:
-            client.holdings.grants()[0].release()
+            client.registry.grants()[0].release()
         del client
         assert other.mutex(name).acquire(timeout=PATIENCE)
     del kept

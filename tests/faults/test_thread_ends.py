@@ -75,7 +75,7 @@ def a_lock(coordinator, database, name):
     grant = lock.grant
     yield Had(
         partial(remove, database, *grant.positions.values()),
-        lambda: grant.holding.why_lost is not None and grant.lost_event.is_set(),
+        lambda: grant.state.why_lost is not None and grant.lost_event.is_set(),
         lock.release,
     )
     with contextlib.suppress(LockLost, NotHeld):
@@ -87,7 +87,7 @@ def one_of_a_limit(coordinator, database, name):
     with contextlib.suppress(LockLost), coordinator.limit(name, 3) as grant:
         yield Had(
             partial(remove, database, grant.position),
-            lambda: grant.holding.why_lost is not None,
+            lambda: grant.state.why_lost is not None,
             grant.release,
         )
 
@@ -97,7 +97,7 @@ def a_term(coordinator, database, name):
     with contextlib.suppress(LockLost), coordinator.leader(name, handle_sigterm=False) as term:
         yield Had(
             partial(remove, database, term.fence),
-            lambda: term.grant.holding.why_lost is not None and term.ending.is_set(),
+            lambda: term.grant.state.why_lost is not None and term.ending.is_set(),
             term.check,
         )
 
@@ -111,7 +111,7 @@ def a_run_of_once(coordinator, database, name):
         assert once.last() is not None
 
     with contextlib.suppress(LockLost), once as run:
-        yield Had(partial(remove, database, run.fence), lambda: run.grant.holding.why_lost is not None, ends_well)
+        yield Had(partial(remove, database, run.fence), lambda: run.grant.state.why_lost is not None, ends_well)
 
 
 @contextlib.contextmanager
@@ -312,7 +312,7 @@ def test_loss_is_told_while_callbacks_block(connect, database, name, state, numb
             assert lock.acquire()
         with state(coordinator, database, name("second")) as had:
             remove(database, *(lock.grant.position for lock in locks))
-            until(lambda: all(lock.grant.holding.why_lost for lock in locks), "the first are told")
+            until(lambda: all(lock.grant.state.why_lost for lock in locks), "the first are told")
             had.take_away()
             until(had.is_told, "the second loss is told")
     finally:
@@ -383,7 +383,7 @@ def test_loss_is_reported_despite_a_broken_log_handler(connect, database, name, 
         try:
             remove(database, first.grant.position)
             assert handler.called.wait(PATIENCE), "the loss is logged"
-            until(lambda: first.grant.holding.why_lost is not None, "the first loss is told")
+            until(lambda: first.grant.state.why_lost is not None, "the first loss is told")
             had.take_away()
             until(had.is_told, "the second loss is told")
         finally:
@@ -467,7 +467,7 @@ def test_both_threads_are_begun_again_when_asked(connect, database, name, monkey
     """Neither looks after the other one any more; whoever uses a lock of this process does."""
     coordinator = connect(grace=GRACE)
     with a_lock(coordinator, database, name) as had:
-        member, (grant,) = coordinator.client.member, coordinator.client.holdings.grants()
+        member, (grant,) = coordinator.client.member, coordinator.client.registry.grants()
         with monkeypatch.context() as alone:
             alone.setattr(ours, "tend", lambda: None)
             alone.setattr(member.watch, "tend", lambda: None)

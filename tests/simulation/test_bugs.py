@@ -7,7 +7,7 @@ import pytest
 from support.searches import FOUND, found
 
 from sqlsem.core.acquire import Acquisition
-from sqlsem.core.holdings import Holdings
+from sqlsem.core.grant_registry import GrantRegistry
 from sqlsem.core.membership import Membership
 from sqlsem.model import Heartbeat, Request, Ticket, monotonic
 from sqlsem.testing.conversions import Conversions
@@ -112,7 +112,7 @@ def nothing_withdrawn(patch):
 @bug()
 def losses_untold(patch):
     """Do not report a loss."""
-    patch.setattr(Holdings, "lose", lambda self, positions, why: [])
+    patch.setattr(GrantRegistry, "mark_lost", lambda self, positions, why: [])
 
 
 @bug()
@@ -131,7 +131,7 @@ def revocation_unheard(patch):
 def late_grants_believed(patch):
     """Believe a grant however long its answer took."""
 
-    def require(self, holding):
+    def require(self, state):
         return
         yield
 

@@ -99,7 +99,7 @@ class Recorder:
             left = time.monotonic()
             lock.release()
             with self._guard:
-                for request in grant.holding.requests:
+                for request in grant.state.requests:
                     self.stays.append(
                         Stay(
                             request.resource,

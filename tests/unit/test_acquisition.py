@@ -22,8 +22,8 @@ from sqlsem.coordinator import Coordinator
 from sqlsem.core import acquire, effects, operations
 from sqlsem.core.acquire import Acquisition
 from sqlsem.core.callers import this_thread
+from sqlsem.core.grant_registry import release_later
 from sqlsem.core.grants import Grant
-from sqlsem.core.holdings import abandon
 from sqlsem.core.operations import SLICE_SECONDS
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.wakeup_locks import WakeupLocks
@@ -233,12 +233,12 @@ def test_abandoned_grant_is_left_to_the_heartbeat():
         grant = lock.grant
         inner, outer = lock._stack().pop(), lock._stack().pop()
         for _ in range(2):  # once more changes nothing
-            abandon(grant, inner.token)
-            assert grant.holding.depth == 1
-            assert client.holdings.grants() == [grant]
+            release_later(grant, inner.token)
+            assert grant.state.depth == 1
+            assert client.registry.grants() == [grant]
             assert grant.position in client.member.tickets
-        abandon(grant, outer.token)
-        assert not client.holdings.grants()
+        release_later(grant, outer.token)
+        assert not client.registry.grants()
         assert grant.position not in client.member.tickets
 
 
@@ -252,10 +252,10 @@ def test_rolled_back_acquire_holds_nothing():
             client, coordinator.mutex("r0").terms, [Request("r0")], None, this_thread(), make, keep=kept
         )
         grant = effects.run_generator(asked.run(), table.perform)
-        assert [hold.grant for hold in kept] == client.holdings.grants() == [grant]
+        assert [hold.grant for hold in kept] == client.registry.grants() == [grant]
         with mock.patch.object(client, "notify_waiters") as nudge:
             effects.run_generator(asked.rollback(), table.perform)
-        assert kept == client.holdings.grants() == []
+        assert kept == client.registry.grants() == []
         assert table.rows == {}
         assert grant.position not in client.member.tickets
         nudge.assert_called_once_with("r0")
@@ -456,12 +456,12 @@ def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
             assert error is None
             (grant,) = (hold.grant for hold in keep)
             assert sorted(table.rows) == sorted(grant.positions.values()) == sorted(member.tickets)
-            assert client.holdings.grants() == [grant]
+            assert client.registry.grants() == [grant]
         else:
             assert not known, "rows that no ping would remove"
             assert not member.tickets
-            assert not client.holdings.grants()
-            assert not client.holdings._by_caller
+            assert not client.registry.grants()
+            assert not client.registry._by_caller
             if not table.calls("cancel"):
                 # Nothing was asked for, or it came to nothing.
                 assert not table.rows or error is not None
@@ -469,8 +469,8 @@ def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
                 assert not table.rows, "nothing hindered the removal"
 
         keep, error = next(stages)
-        assert not client.holdings.grants()
-        assert not client.holdings._by_caller
+        assert not client.registry.grants()
+        assert not client.registry._by_caller
         late = {ticket.position for ticket in member._late}
         assert not [row for row in table.rows if row in member.tickets and row not in late], "rows that no ping removes"
         if keep and error is None:

@@ -13,7 +13,7 @@ from sqlsem.coordinator import Coordinator
 from sqlsem.core import effects, operations
 from sqlsem.core.callers import this_thread
 from sqlsem.core.convert import Upgrade
-from sqlsem.core.holdings import BaseGrant, Holding
+from sqlsem.core.grant_registry import BaseGrant, GrantState
 from sqlsem.core.operations import SLICE_SECONDS
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.model import READ, WRITE, Request, Ticket, Upgrading
@@ -91,18 +91,18 @@ def upgrade(world, timeout=None):
     coordinator = Coordinator("sqlite:////nowhere/at/all.db", retry=0.5)
     client = coordinator.client
     client.member.tickets[TICKET.position] = TICKET
-    holding = Holding(client.holdings, [Request("prices", READ)], [TICKET], this_thread(), None, 0.0)
-    client.holdings.add(BaseGrant(holding, 0.0))
+    state = GrantState(client.registry, [Request("prices", READ)], [TICKET], this_thread(), None, 0.0)
+    client.registry.add(BaseGrant(state, 0.0))
     try:
         with mock.patch.object(operations, "monotonic", world.now):
-            effects.run_operation(Upgrade(client, holding, timeout, threading.Event()), world.perform)
+            effects.run_operation(Upgrade(client, state, timeout, threading.Event()), world.perform)
     except sqlsem.Timeout:
         return False
     else:
         return True
     finally:
-        assert world.access in (None, holding.requests[0].access)
-        assert not holding.converting
+        assert world.access in (None, state.requests[0].access)
+        assert not state.converting
         coordinator.close()
 
 

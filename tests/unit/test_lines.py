@@ -766,7 +766,7 @@ def test_struck_while_it_looks_the_others_go_on(pair, monkeypatch):
             lock.release()
         outcomes = [type(one.exception(PATIENCE)) for one in done]
     assert sorted(outcomes, key=str) == sorted([Struck, Struck, type(None), type(None)], key=str)
-    assert len(client.holdings.grants()) == 2
+    assert len(client.registry.grants()) == 2
     assert not client.waiter_queues.waiters()
     rows = [entry for entry in other.admin.entries() if entry.resource.startswith("r")]
     assert len(rows) == 2

@@ -48,7 +48,7 @@ def test_wait_log_line_names_the_holders(coordinator: sqlsem.Coordinator, caplog
     assert told[at_once] == "DEBUG"
     (waiting,) = (one for one in told if one.startswith("Waiting for 'etl' at "))
     assert told[waiting] == "INFO"
-    assert f", behind {grant.holding.tickets[0].requesting_id.rpartition(':')[0].rpartition(':')[0]}" in waiting
+    assert f", behind {grant.state.tickets[0].requesting_id.rpartition(':')[0].rpartition(':')[0]}" in waiting
     assert ", which holds for " in waiting
     assert told["Not granted within 0 s: write on 'etl'"] == "INFO"
     (released,) = (one for one in told if one.startswith(f"Released 'etl' at {grant.position}, held for "))

@@ -177,7 +177,7 @@ def test_check_after_a_pause_waits_for_verification(tmp_path, monkeypatch, taken
             if threading.current_thread() is not holder:
                 assert answered.wait(10), "who is in doubt gets its answer"
 
-        grant = locks.mutex("a").acquire() and locks.client.holdings.grants()[0]
+        grant = locks.mutex("a").acquire() and locks.client.registry.grants()[0]
         with member.main._lock:  # no ping comes between
             operator.admin.revoke(grant.position, force=taken == "removed")
             monkeypatch.setattr(member, "prove", proving)
@@ -192,7 +192,7 @@ def test_late_check_is_bounded_by_the_lease(monkeypatch, late, least, most):
     """A busy machine is no pause: the lease of 10 s, which is trusted for 9, is not over yet."""
     with sqlsem.testing.memory(lease=10.0, retry=1.0) as locks:
         assert locks.mutex("a").acquire()
-        (grant,) = locks.client.holdings.grants()
+        (grant,) = locks.client.registry.grants()
         member, asked = locks.client.member, []
         with member.main._lock:  # no ping is answered
             member._proved = time.monotonic() - 9 - late

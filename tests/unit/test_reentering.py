@@ -52,8 +52,8 @@ def test_interrupted_reentry_keeps_the_first_hold(coordinator, place):
     lock.acquire()
     grant = lock.grant
     for where in every_line(lambda _: lock.acquire):
-        assert grant.holding.depth == 1, where
-    assert grant.holding.depth == 2
+        assert grant.state.depth == 1, where
+    assert grant.state.depth == 2
     lock.release()
     lock.release()
     assert rows(place) == []
@@ -66,7 +66,7 @@ def test_interrupted_release_ends_a_single_hold(coordinator, place, how):
     grant = lock.grant
 
     def prepare(_):
-        if grant.holding.depth < 2:
+        if grant.state.depth < 2:
             assert lock.acquire()
         if how == "a call":
             return lock.release
@@ -74,9 +74,9 @@ def test_interrupted_release_ends_a_single_hold(coordinator, place, how):
 
     for where in every_line(prepare):
         # A call that is struck before it could do anything is the caller's to repeat: nobody else knows of it.
-        assert grant.holding.depth == 1 or (how == "a call" and grant.holding.depth == 2), where
+        assert grant.state.depth == 1 or (how == "a call" and grant.state.depth == 2), where
         assert rows(place) == ["a"], where
-    assert grant.holding.depth == 1
+    assert grant.state.depth == 1
     lock.release()
     assert rows(place) == []
 
@@ -105,9 +105,9 @@ def test_interrupted_inner_release_keeps_the_outer_hold(coordinator, place):
 
     for where in every_line(prepare):
         lock = locks[-1]
-        if lock.grant.holding.depth == 2:  # nothing was done yet
+        if lock.grant.state.depth == 2:  # nothing was done yet
             lock.release()
-        assert lock.grant.holding.depth == 1, where
+        assert lock.grant.state.depth == 1, where
         lock.release()
         with pytest.raises(sqlsem.NotHeld):
             lock.release()
@@ -134,7 +134,7 @@ def test_grant_is_released_as_often_as_acquired(coordinator, place):
     with lock as grant:
         assert lock.acquire()
         assert other.acquire()
-        assert grant.holding.depth == 3
+        assert grant.state.depth == 3
         grant.release()
         grant.release()
         grant.check()
@@ -150,7 +150,7 @@ def test_grant_being_released_is_not_reentered(coordinator):
     lock = coordinator.mutex("a", reentrant=True)
     lock.acquire()
     grant = lock.grant
-    assert grant.holding.end(grant.holding.first)
+    assert grant.state.end_acquisition(grant.state.first_token)
     assert not lock.acquire(blocking=False)
     grant.release()
     with lock as once_more:
