@@ -561,7 +561,7 @@ BROKEN: list[Fault] = [
     ("a system view's column", "public.sql", "@since = login_time", "@since = login_at", "login_at"),
     ("a table", "batches.sql", "INSERT INTO {schema}.batch_part ", "INSERT INTO {schema}.batch_parts ", "batch_parts"),
     ("an index", "tasks.sql", "WITH (INDEX (task_ended))", "WITH (INDEX (task_over))", "task_over"),
-    ("a procedure", "batches.sql", "EXEC {schema}.keep_callback @id", "EXEC {schema}.keep_than @id", "keep_than"),
+    ("a procedure", "batches.sql", "EXEC {schema}.store_callback @id", "EXEC {schema}.keep_than @id", "keep_than"),
     ("a parameter", "public.sql", "@attended_ms = 5000", "@attended = 5000", "@attended"),
     ("a system procedure's parameter", "routines.sql", "@LockOwner = ", "@LockOwnr = ", "lockownr"),
     ("a parameter too many", "client.sql", "{schema}.heartbeat ?", "{schema}.heartbeat ?, ?", "ping has no parameter"),

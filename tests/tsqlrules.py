@@ -48,7 +48,7 @@ PAGE_LOCKS = {
     "history": "only prune passes rows here, and may wait",
     "rate_window": "only prune passes rows here, and may wait",
     "rate_slot": "only prune passes rows here, and may wait",
-    "departure": "a row a hand-over in its last moments: few",
+    "commit_marker": "a row a hand-over in its last moments: few",
     "queue_setting": "a row a queue: few",
     "queue_wait": "a row a key that waits: few, and written by one key",
     "schedule": "a row a schedule: few, and read by key",
@@ -130,7 +130,7 @@ def page_locks(roots: list[tuple[str, Node]]) -> Iterator[tuple[str, int, str]]:
 MAY_DECIDE = {
     ("check_guard", "entry"): "candidates; the one that is chosen is read again under its pin",
     ("check_guard", "member"): "candidates; the one that is chosen is read again under its pin",
-    ("task_of_turn", "queue_setting"): "a guess: whatever it says is asked again with locks",
+    ("pick_fair_task", "queue_setting"): "a guess: whatever it says is asked again with locks",
 }
 
 

@@ -128,7 +128,7 @@ class Departure:
                 if self._left:
                     break  # it is lost, or given back by the next ping
         try:
-            client.execute_effect(Call("forget_left", self._forget, 1.0))
+            client.execute_effect(Call("delete_commit_marker", self._forget, 1.0))
         except SqlsemError as exc:
             log.info("A word that a transaction left is removed later: %s", exc)
 
@@ -149,7 +149,7 @@ class Departure:
         words = self._words.copy()
         return bool(
             self._client.execute_effect(
-                Call("has_left", lambda session, _: any(session.is_committed(word) for word in words))
+                Call("is_committed", lambda session, _: any(session.is_committed(word) for word in words))
             )
         )
 

@@ -57,7 +57,7 @@ SILENT_SECONDS = 30.0
 QUIET = frozenset(("backend", "session", "version", "settings", "installed"))
 #: Calls that leave nothing in the database.
 LOOKS = frozenset(
-    ("deadlock_rows", "living", "entries", "past", "overview", "priorities", "database_identity", "has_left")
+    ("deadlock_rows", "live_members", "entries", "past", "overview", "priorities", "database_identity", "is_committed")
 )
 _SAID = re.compile(r"simulated: (stops|waits) (\S+)")
 #: Names and ids that are drawn at random, or made from the process's number.

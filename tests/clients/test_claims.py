@@ -36,7 +36,7 @@ acquire_row | uo | resource:resource concurrency_limit:count access:choice weigh
     requesting_id:me lease_seconds:seconds keeps_open:flag
 adopt | uo | token:token requesting_id:me lease_seconds:seconds
 adopt_rows | uo | p_member:member p_requesting_id:me p_owner:text p_uid:uid p_token:token
-asked_of_tasks | w | p_member:member p_tasks:tasks
+task_controls | w | p_member:member p_tasks:tasks
 assert_holding | uo | resource:resource queue_position:position requesting_id:me
 renew_waiter_lease | uo | p_member:member p_resource:resource p_position:position
 renew_rate_waiter_lease | uo | p_resource:rate_id p_position:position p_requesting_id:me
@@ -58,7 +58,7 @@ check_rate_name | uo | p_resource:rate_id
 check_request | uo | p_resource:resource p_limit:count p_access:choice p_weight:count p_timeout_ms:ms
     p_note:text p_requesting_id:me
 claim_callback | uo | p_member:member p_name:batch p_batch:batch_id p_owner:text p_uid:uid p_own:flag
-claim_parked | w | p_member:member p_queue:queue p_owner:text p_uid:uid p_again:flag p_requesting_id:me
+claim_blocked | w | p_member:member p_queue:queue p_owner:text p_uid:uid p_again:flag p_requesting_id:me
     p_row_owner:text
 claim_task | w | p_member:member p_queue:queue p_owner:text p_uid:uid p_again:flag
 deadlock_rows | uo | p_member:member
@@ -71,12 +71,12 @@ end_task | w | p_member:member p_task:task p_attempt:count p_outcome:end p_resul
 row_outcome | uo | p_resource:resource p_position:position p_since:moment
 register_member | upwo | p_host:text p_pid:count p_program:text p_grace_ms:ms p_lease_ms:ms
 entries | uwor | p_resource:resource
-error_words | w | p_state:choice p_message:text p_detail:text p_hint:text p_context:text
+format_error | w | p_state:choice p_message:text p_detail:text p_hint:text p_context:text
 estimate | uor | queue_position:position
-family | uor | p_table:table
+table_and_partitions | uor | p_table:table
 find_deadlock | uo | p_member:member
 fire_schedule | w | p_name:schedule p_due:moment p_last:moment p_next:moment p_put:flag
-forget_left | uwo | p_word:word
+delete_commit_marker | uwo | p_marker:word
 release_wait_locks | uo |
 require_outside_transaction | upwo | p_what:choice
 guard_table | uo | p_table:table p_resource:resource
@@ -84,14 +84,14 @@ guarded_tables | uor |
 guards | uor |
 hand_over | uo | resource:resource queue_position:position ttl_seconds:seconds to_login:login requesting_id:me
 hand_over_rows | uwo | p_member:member p_positions:positions p_hash:hash p_ttl_ms:ms p_to:login
-has_left | uwo | p_word:word
+is_committed | uwo | p_marker:word
 has_other_rows | uo | p_member:member p_position:position
 retake_wakeup_lock | uo | p_resource:resource p_position:position p_requesting_id:me
 is_outermost | uo | p_stack:text
 restore_wakeup_locks | uo | p_member:member p_positions:positions
 kept_locks | upwor | p_resource:resource
-leave_behind | uo | p_member:member
-release_on_commit | uwo | p_word:word
+delete_empty_member | uo | p_member:member
+release_on_commit | uwo | p_marker:word
 list_batches | uor | p_name:batch p_batch:batch_id p_most:count
 list_schedules | pwor | p_name:schedule p_queue:queue
 list_tasks | pwor | p_queue:queue p_status:choice p_most:count
@@ -160,12 +160,12 @@ revoke_members | o | p_member:member p_login:login p_force:flag
 save_schedule | p | p_name:schedule p_queue:queue p_cron:cron p_zone:zone p_kind:kind p_body:text
     p_options:options p_next:moment
 seconds_since | w | p_time:moment
-session_asked | w | p_member:member p_task:task
+session_task_controls | w | p_member:member p_task:task
 session_batch_resume | uo | name:batch p_owner:text
 session_claim | w | p_queue:queue
 session_entry | uo | p_resource:resource p_position:position p_requesting_id:me
 session_id | upwo |
-session_leftovers | w | p_queue:queue
+recover_session_tasks | w | p_queue:queue
 session_member | upwo | p_lease_ms:ms
 session_part_end | uo | p_name:batch p_part:part p_outcome:end p_error:text p_owner:text
 session_part_start | uo | name:batch part:part parts:parts window_seconds:seconds p_owner:text
@@ -194,7 +194,7 @@ take_rate | uo | p_resource:rate_id p_cost:count p_limits:counts p_windows:count
 acquire_by_priority | uo | p_member:member p_requesting_id:me p_owner:text p_uid:uid p_try:flag p_resource:resource
     p_access:choice p_limit:count p_weight:count p_note:text p_priority:count p_place:count
 task_attempts | pwor | p_task:task
-tend_queue | pwo | p_queue:queue p_mine:member
+maintain_queue | pwo | p_queue:queue p_mine:member
 remaining_ms | uo | p_timeout_ms:ms p_started:moment
 token_hash | uo | p_token:token
 try | uo | resource:resource concurrency_limit:count access:choice weight:count note:text requesting_id:me
@@ -400,7 +400,7 @@ OWNED = {
     "task": ("put_by = %(user)s", "*"),
     "schedule": ("put_by = %(user)s", "*"),
     "handover": ("given_by = %(user)s", "*"),
-    "departure": ("login = %(user)s", "*"),
+    "commit_marker": ("login = %(user)s", "*"),
     "setting": ("true", "*"),
     "resource": ("true", "*"),
     "limit_pattern": ("true", "*"),
@@ -686,8 +686,8 @@ def test_commit_markers_are_bounded_per_login(login, database, name):
                     "SELECT sqlsem.release_on_commit(%s || n) FROM generate_series(1, 10001) AS n", (str(name),)
                 )
             other.connection.execute("SELECT sqlsem.release_on_commit(%s)", (f"{name}-w",))
-            assert other.value("has_left(%s)", f"{name}-w") is True
-            other.value("forget_left(%s)", f"{name}-w")
+            assert other.value("is_committed(%s)", f"{name}-w") is True
+            other.value("delete_commit_marker(%s)", f"{name}-w")
 
 
 def test_a_putter_sees_the_error_of_its_own_failed_task_only(login, database, name):

@@ -338,7 +338,9 @@ def test_reader_sees_dead_members_without_writing(orphan, login, database, name)
     reader = login("sqlsem_reader")
     member, _ = orphan(grace=600_000)
     assert state_of(reader, name) == ("holds", True, 600.0)
-    database.rows("UPDATE sqlsem.member SET seen_at = seen_at - interval '1 hour' WHERE member_id = ?", member)
+    database.rows(
+        "UPDATE sqlsem.member SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE member_id = ?", member
+    )
     assert state_of(reader, name) == ("dead", True, 600.0)
     assert reader.rows("SELECT holding, waiting FROM sqlsem.resources() WHERE resource_id = ?", name) == [(1, 0)]
     found = database.rows("SELECT missing_since FROM sqlsem.member WHERE member_id = ?", member)
@@ -366,7 +368,7 @@ def test_a_sign_of_life_with_each_grant(database, name):
         member = enrol(connection, grace=800)
 
         def seen():
-            return database.rows("SELECT seen_at FROM sqlsem.member WHERE member_id = ?", member)[0][0]
+            return database.rows("SELECT heartbeat_at FROM sqlsem.member WHERE member_id = ?", member)[0][0]
 
         first = seen()
         until(lambda: database.rows("SELECT clock_timestamp() > ?::timestamptz + interval '0.1 s'", first) == [(True,)])

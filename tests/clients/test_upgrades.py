@@ -381,7 +381,7 @@ def test_upgrade_locks_every_table_of_the_schema_at_once(empty):
         assert sorted(locked) == sorted(connection.execute(tables).fetchall())
 
 
-@pytest.mark.parametrize("table", ["ProcessControl", "member", "task", "departure"])
+@pytest.mark.parametrize("table", ["ProcessControl", "member", "task", "commit_marker"])
 def test_upgrade_gives_up_behind_a_table_lock(empty, name, table):
     """Other clients wait behind a session that waits for a table, so it waits for moments only."""
     empty.install()

@@ -45,7 +45,8 @@ def test_it_sleeps_however_long_it_waits(database, session, name, threads):
     slices, late = set(), []
     while time.monotonic() - began < 6:
         found = witness.execute(
-            "SELECT a.xact_start, t.attended_until < clock_timestamp() FROM pg_stat_activity a, sqlsem.ProcessControl t"
+            "SELECT a.xact_start, t.waiter_lease_until < clock_timestamp()"
+            " FROM pg_stat_activity a, sqlsem.ProcessControl t"
             " WHERE a.pid = %s AND t.resource_id = %s AND t.granted_at IS NULL",
             (waiter.info.backend_pid, name),
         ).fetchone()

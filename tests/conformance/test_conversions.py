@@ -381,7 +381,7 @@ def test_granted_row_without_client_expires(member, database):
     late, gone = other.ask(READ), other.ask(READ)
     until_then = "clock_timestamp() + interval '5 seconds'"
     for ticket, when in ((late, until_then), (gone, "clock_timestamp() - interval '1 second'")):
-        database.rows(f"UPDATE {{table}} SET attended_until = {when} WHERE queue_position = ?", ticket.position)
+        database.rows(f"UPDATE {{table}} SET waiter_lease_until = {when} WHERE queue_position = ?", ticket.position)
     third.release(writer)
     waiting = first.upgrade(mine)
     assert other.state(late) == (READ, "holds")

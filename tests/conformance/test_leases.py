@@ -42,7 +42,8 @@ class Member:
         }[self.database.engine]
         scale = 1000 if self.database.engine == "mssql" else 1
         self.database.rows(
-            f"UPDATE {self.database.beside('member')} SET seen_at = {ago}, lease_until = {ago} WHERE member_id = ?",
+            f"UPDATE {self.database.beside('member')} SET heartbeat_at = {ago}, lease_until = {ago}"
+            " WHERE member_id = ?",
             int(seconds * scale),
             int((seconds - LEASE) * scale),
             self.number,

@@ -131,7 +131,7 @@ def test_tasks_that_are_put_back_below_a_mark_are_seen(party):
     """As a backup of the table, of its data alone, does it."""
     worker, database = party(), party.database
     database.rows(
-        "CREATE OR REPLACE FUNCTION sqlsem.is_time_for_mark(p_mark bigint, p_task bigint, p_most integer) "
+        "CREATE OR REPLACE FUNCTION sqlsem.is_time_for_task_mark(p_mark bigint, p_task bigint, p_most integer) "
         "RETURNS boolean LANGUAGE sql AS 'SELECT true'"
     )
     database.rows("SELECT sqlsem.put('q', 'a', 'call')")

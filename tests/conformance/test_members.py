@@ -248,7 +248,7 @@ def test_a_bare_row_is_not_released_by_the_routine(database, member, name):
 
 def attend(database, ticket, seconds):
     database.rows(
-        "UPDATE {table} SET attended_until = clock_timestamp() + ? * interval '1 second' WHERE queue_position = ?",
+        "UPDATE {table} SET waiter_lease_until = clock_timestamp() + ? * interval '1 second' WHERE queue_position = ?",
         seconds,
         ticket.position,
     )

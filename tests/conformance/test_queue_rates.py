@@ -299,7 +299,7 @@ def test_start_is_counted_while_expired_uses_are_pruned(database, queue):
     queue.set_key_rate(2, per="1h")
     queue.put_many([1, 2], key="a")
     queue.try_claim().finish()
-    whose = database.rows(f"SELECT {database.schema}.starts_of(?, 'a')", queue.name)[0][0]
+    whose = database.rows(f"SELECT {database.schema}.start_rate_name(?, 'a')", queue.name)[0][0]
     window, slot = database.beside("rate_window"), database.beside("rate_slot")
     database.rows(f"UPDATE {window} SET seen_ms = seen_ms - 86400000 * 2 WHERE resource_id = ?", whose)
     database.rows(f"DELETE FROM {slot} WHERE resource_id = ?", whose)

@@ -33,7 +33,7 @@ def gone(database, name):
 
 def left(database):
     """What transactions have left, and nobody has removed yet."""
-    return database.rows(f"SELECT word FROM {database.beside('departure')}")
+    return database.rows(f"SELECT marker FROM {database.beside('commit_marker')}")
 
 
 def test_it_goes_with_the_commit(connect, database, name, transaction):

@@ -539,7 +539,7 @@ def test_bytes_that_are_no_text_hide_nothing_else(file):
         "lease_until = 'abc', lease_ms = 1000",
         "missing_since = 'abc'",
         "missing_since = x'ff'",
-        "seen_at = 'abc'",
+        "heartbeat_at = 'abc'",
         "host = x'ff', pid = 'abc', program = x'ff', login = x'ff', beacon = NULL",
     ],
 )

@@ -184,7 +184,7 @@ def test_a_heavy_key_has_its_share_among_many(database, queue):
             if database.engine == "sqlite":
                 return session.next_pending(queue.name)
             cursor = raw.cursor()
-            cursor.execute(f"SELECT {database.schema}.task_of_turn(%s, 1)", (queue.name,))
+            cursor.execute(f"SELECT {database.schema}.pick_fair_task(%s, 1)", (queue.name,))
             return cursor.fetchone()[0]
 
         heavy = next(task.task_id for task in queue.tasks(most=1000) if task.key == "tenant-7")

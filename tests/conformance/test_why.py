@@ -233,5 +233,5 @@ def test_why_shows_expected_hold_time(database):
     held = [10.0, 20.0, 20.0, 50.0]
     for already in (0.0, 15.0, 20.0, 50.0, 70.0):
         for share in (0.01, 0.3, 0.5, 0.81, 0.99):
-            ((told,),) = database.rows("SELECT sqlsem.held_on(?::float[], ?, ?)", held, share, already)
+            ((told,),) = database.rows("SELECT sqlsem.expected_remaining(?::float[], ?, ?)", held, share, already)
             assert told == pytest.approx(Durations(held).at(share, already))

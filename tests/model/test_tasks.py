@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engines("sqlite", "postgresql")
 
 #: Instead of now and then.
 AT_EVERY_CLAIM = """
-CREATE OR REPLACE FUNCTION sqlsem.is_time_for_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION sqlsem.is_time_for_task_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
 LANGUAGE sql AS 'SELECT true'
 """
 

@@ -80,7 +80,7 @@ def test_cancelled_rate_waiter_is_unattended_afterwards(database, name):
         )
         waiter.start()
         ends = (
-            "SELECT extract(epoch FROM attended_until - clock_timestamp()) FROM {table} "
+            "SELECT extract(epoch FROM waiter_lease_until - clock_timestamp()) FROM {table} "
             "WHERE resource_id = ? AND granted_at IS NOT NULL"
         )
         until(lambda: database.rows(ends, resource), "it is first")

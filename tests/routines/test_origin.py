@@ -91,21 +91,21 @@ def test_grace_begins_anew_on_another_server(database, holder, one, settings):
     until(
         lambda: one.call("reap") == 0 and left(database, number, "missing_since") is not None, "its session has ended"
     )
-    change(database, number, seen_at=-700, missing_since=-700)
+    change(database, number, heartbeat_at=-700, missing_since=-700)
     take_over(database, settings)
     one.call("reap")
     assert known(database)
-    assert left(database, number, "seen_at") > -60
+    assert left(database, number, "heartbeat_at") > -60
     one.call("reap")
-    assert left(database, number, "seen_at") is not None
-    change(database, number, seen_at=-700, missing_since=-700)
+    assert left(database, number, "heartbeat_at") is not None
+    change(database, number, heartbeat_at=-700, missing_since=-700)
     assert one.call("reap") == 1
-    assert left(database, number, "seen_at") is None
+    assert left(database, number, "heartbeat_at") is None
 
 
 def test_members_return_to_another_server(database, holder):
     _, number, ticket = holder(dead=True, grace=600)
-    change(database, number, seen_at=-700)
+    change(database, number, heartbeat_at=-700)
     take_over(database)
     other = database.session(grace=600)
     try:
@@ -120,11 +120,11 @@ def test_members_return_to_another_server(database, holder):
 
 def test_new_sessions_find_a_dead_holder_with_a_new_grace(database, holder, one, name):
     _, number, _ = holder(dead=True, grace=600)
-    change(database, number, seen_at=-700)
+    change(database, number, heartbeat_at=-700)
     take_over(database)
     assert one.acquire(name, "try")[0] == -1
     assert known(database)
-    assert left(database, number, "seen_at") > -60
+    assert left(database, number, "heartbeat_at") > -60
 
 
 @pytest.mark.parametrize("offset", [-100, 100_000])

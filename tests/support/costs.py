@@ -55,7 +55,7 @@ def cost_of_turns(database, queue, *, finds, times=10):
     def found(row):
         assert (row[0] is not None) == finds
 
-    return _cost(database, look, f"SELECT {database.schema}.task_of_turn(%s, 1)", queue, found, times)
+    return _cost(database, look, f"SELECT {database.schema}.pick_fair_task(%s, 1)", queue, found, times)
 
 
 def cost_of_next_ready(database, queue, between, *, times=10):

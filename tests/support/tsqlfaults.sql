@@ -144,13 +144,13 @@ GO
 -- Conversions that nobody has asked for
 
 -- fault: other characters than those of the code page become ?
-CREATE PROCEDURE {schema}.fault_word @word nvarchar(64) AS INSERT INTO {schema}.departure (word) VALUES (@word);
+CREATE PROCEDURE {schema}.fault_word @word nvarchar(64) AS INSERT INTO {schema}.commit_marker (marker) VALUES (@word);
 GO
 -- fault: is of the database's code page
 SELECT 'Größe' AS word;
 GO
 -- fault: its indexes are of no use
-CREATE PROCEDURE {schema}.fault_seek @word nvarchar(64) AS SELECT login FROM {schema}.departure WHERE word = @word;
+CREATE PROCEDURE {schema}.fault_seek @word nvarchar(64) AS SELECT login FROM {schema}.commit_marker WHERE marker = @word;
 GO
 -- fault: it fails when the text is no number (245)
 SELECT queue_position FROM {schema}.entry WHERE note = 5;

@@ -390,7 +390,7 @@ def test_renew_of_a_session_lock(session, database, refused, name):
     first, other = session(), session()
     position = first.acquire(name).position
     members = f"{database.beside('member')} AS m JOIN {database.beside('entry')} AS t ON t.member_id = m.member_id"
-    seen = f"SELECT m.seen_at FROM {members} WHERE t.queue_position = ?"
+    seen = f"SELECT m.heartbeat_at FROM {members} WHERE t.queue_position = ?"
     before = database.rows(seen, position)
     assert first.call("renew", name, position) == 0
     assert database.rows(seen, position) > before, "a heartbeat"

@@ -181,7 +181,7 @@ def test_a_sign_of_life_that_comes_while_it_is_tested(member, session, database,
     holder.rows(REGISTER, number, name)
     beside = database.beside("member")
     database.rows(
-        f"UPDATE {beside} SET seen_at = DATEADD(second, -61, SYSUTCDATETIME()), "
+        f"UPDATE {beside} SET heartbeat_at = DATEADD(second, -61, SYSUTCDATETIME()), "
         f"lease_until = DATEADD(second, -1, SYSUTCDATETIME()) WHERE member_id = ?",
         number,
     )
@@ -199,7 +199,7 @@ def test_granting_call_renews_the_heartbeat(member, database, name):
 
     def age(seconds):
         database.rows(
-            f"UPDATE {database.beside('member')} SET seen_at = DATEADD(second, ?, SYSUTCDATETIME()), "
+            f"UPDATE {database.beside('member')} SET heartbeat_at = DATEADD(second, ?, SYSUTCDATETIME()), "
             f"lease_until = DATEADD(second, ?, SYSUTCDATETIME()) WHERE member_id = ?",
             -seconds,
             80 - seconds,

@@ -21,12 +21,12 @@ LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "re
          "return_callback", "end_callback", "batch_part_start", "batch_part_done", "batch_part_failed",
          "batch_resume", "batch_callback_ended", "hand_over_rows", "adopt_rows", "hand_over", "adopt",
          "take_rate", "adjust_rate", "take", "adjust", "once_begin", "once_done", "once_due", "mark_once",
-         "once_forget", "release_on_commit", "has_left", "forget_left"}  # fmt: skip
+         "once_forget", "release_on_commit", "is_committed", "delete_commit_marker"}  # fmt: skip
 LOOKS = {"entries", "may_enter", "status", "past", "resources", "list_batches", "resource_settings",
          "operations", "why", "estimate", "guarded_tables", "rates", "priorities", "once_last"}  # fmt: skip
 PUTS = {"put", "put_task", "save_schedule"}
-WORKS = {"work", "claim_task", "claim_tasks", "claim_parked", "end_task", "next_task", "return_claim",
-         "asked_of_tasks", "fire_schedule"}  # fmt: skip
+WORKS = {"work", "claim_task", "claim_tasks", "claim_blocked", "end_task", "next_task", "return_claim",
+         "task_controls", "fire_schedule"}  # fmt: skip
 TASKS = {"queue_state", "queue_counts", "list_tasks", "show_tasks", "queue_limits", "queue_waits",
          "task_attempts", "list_schedules", "show_task_locks"}  # fmt: skip
 HELD = {
@@ -34,8 +34,8 @@ HELD = {
     "pin",
     "hand_over_rows",
     "release_on_commit",
-    "has_left",
-    "forget_left",
+    "is_committed",
+    "delete_commit_marker",
     "entries",
     "may_enter",
 }  # with tasks
@@ -47,17 +47,17 @@ INTERNAL = {"session_acquire_by_priority", "require_priority", "remove", "releas
             "delete_member_rows", "check_if_dead", "reap_dead_members", "check_name", "check_not_reserved",
             "check_lease", "check_request", "session_name", "session_member", "client_sleep",
             "release_rows", "check_liveness", "take_task", "session_claim", "session_end",
-            "session_leftovers", "lock_batch", "keep_callback", "parts_in", "refuse",
+            "recover_session_tasks", "lock_batch", "store_callback", "parts_in", "refuse",
             "escape_control_chars", "touch_member", "may_run_callback", "take_beacon",
             "check_grace_or_lease", "touch_worker", "sees_all", "session_part_end", "convert_row",
             "rotate_wakeup_lock", "wait_until_lock_free", "backoff_sleep", "check_registration",
-            "check_period", "check_work", "put_task_by", "ages_to_times", "task_of_turn", "find_table",
-            "check_locks", "check_may_lock", "keep_locks", "park_task", "end_rows", "leave_lines",
-            "parking_member", "has_room", "ask_for_locks", "look_at_lines", "parked_task", "suspect_lines",
-            "check_rate", "check_rate_name", "use_rate", "begin_window", "take_tokens", "turn_back_rate",
-            "check_task_options", "check_due", "check_members", "may_start", "play_forward",
+            "check_period", "check_work", "put_task_by", "ages_to_times", "pick_fair_task", "find_table",
+            "check_locks", "check_may_lock", "store_task_locks", "block_task", "end_task_rows", "leave_lock_queues",
+            "parking_member", "has_room", "enqueue_locks", "poll_lock_queues", "next_blocked_task",
+            "check_lock_holders", "check_rate", "check_rate_name", "use_rate", "begin_window", "take_tokens",
+            "drop_future_slots", "check_task_options", "check_due", "check_members", "task_may_start", "simulate_queue",
             "take_waiter_slot", "poll_pause", "advance_low_water_mark", "check_origin", "set_numbers"}  # fmt: skip
-TENDS = {"recover_tasks", "tend_queue"}
+TENDS = {"recover_tasks", "maintain_queue"}
 CHANGES = {"set_task", "cancel_task", "set_schedule"}
 EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | TENDS | CHANGES | GUARDS | ASKED
 

@@ -71,11 +71,11 @@ def test_equal_statements_have_equal_names():
         *("pin", "prune"),
         *("entries", "past", "resources", "set_resource", "revoke"),
         *("put_task", "claim_task", "end_task", "recover_tasks", "queue_state", "task_attempts"),
-        *("queue_counts", "set_queue", "queue_limits", "queue_waits", "cancel_task", "asked_of_tasks"),
+        *("queue_counts", "set_queue", "queue_limits", "queue_waits", "cancel_task", "task_controls"),
         *("save_schedule", "fire_schedule", "list_schedules", "clock"),
         *("operations", "prune_operations", "resource_settings", "priorities"),
         *("once_due", "once_last", "once_forget", "mark_once"),
-        *("database_identity", "release_on_commit", "has_left", "forget_left"),
+        *("database_identity", "release_on_commit", "is_committed", "delete_commit_marker"),
         *(
             "next_ready",
             "prune_tasks",

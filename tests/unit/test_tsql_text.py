@@ -264,7 +264,7 @@ def test_a_function_is_never_missing():
                 named = sum(len(re.findall(rf"sqlsem\.{one}\b", text)) for text in texts)
                 assert named == 1 or f"CREATE FUNCTION sqlsem.{one}" in inside, one
     assert "clock_us" in dropped
-    assert "turn_of" not in dropped
+    assert "key_hash" not in dropped
 
 
 #: Kinds of application locks. A name begins with its kind, and the first two characters tell the kinds apart: the

@@ -13,7 +13,7 @@ class SqlServerCommitRelease(SqlServerConnection, CommitReleaseSession):
         return str(self.value("database_identity"))
 
     def is_committed(self, word: str) -> bool:
-        return bool(self.value("has_left", word))
+        return bool(self.value("is_committed", word))
 
     def delete_commit_marker(self, word: str) -> None:
-        self.rows("forget_left", word)
+        self.rows("delete_commit_marker", word)

@@ -23,7 +23,7 @@ class SqlServerSchedules(SqlServerConnection, ScheduleSession):
     """Tasks that are put again and again."""
 
     def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
-        recovered, due = self.rows("tend_queue", queue, mine)[0]
+        recovered, due = self.rows("maintain_queue", queue, mine)[0]
         return int(recovered), bool(due)
 
     def clock(self) -> datetime:

@@ -68,7 +68,7 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
     def claim_blocked(
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
-        rows = self.rows("claim_parked", member_id, queue, owner, uid, int(again), requesting_id, row_owner)
+        rows = self.rows("claim_blocked", member_id, queue, owner, uid, int(again), requesting_id, row_owner)
         return Claimed(*(*rows[0][:8], tuple(_lock(*row[8:]) for row in rows))) if rows else None
 
     def end_task(self, member_id: int, end: End) -> str | None:
@@ -146,7 +146,7 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
         return int(self.rows("cancel_task", task_id)[0][0])
 
     def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
-        rows = self.rows("asked_of_tasks", member_id, json.dumps(list(task_ids)))
+        rows = self.rows("task_controls", member_id, json.dumps(list(task_ids)))
         return [(row[0], row[1], row[2]) for row in rows]
 
     def prune_tasks(self, most: int) -> int:

@@ -13,7 +13,7 @@ class PostgresCommitRelease(PostgresConnection, CommitReleaseSession):
         return str(self.row("database_identity")[0])
 
     def is_committed(self, word: str) -> bool:
-        return bool(self.row("has_left", word)[0])
+        return bool(self.row("is_committed", word)[0])
 
     def delete_commit_marker(self, word: str) -> None:
-        self.rows("forget_left", (word,))
+        self.rows("delete_commit_marker", (word,))

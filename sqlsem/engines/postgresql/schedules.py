@@ -16,7 +16,7 @@ class PostgresSchedules(PostgresConnection, ScheduleSession):
     """Tasks that are put again and again."""
 
     def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
-        recovered, due = self.row("tend_queue", queue, mine)
+        recovered, due = self.row("maintain_queue", queue, mine)
         return int(recovered), bool(due)
 
     def clock(self) -> datetime:

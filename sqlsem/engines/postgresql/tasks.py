@@ -44,7 +44,7 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
     def claim_blocked(
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
-        *row, locks = self.call("claim_parked", member_id, queue, owner, uid, again, requesting_id, row_owner)
+        *row, locks = self.call("claim_blocked", member_id, queue, owner, uid, again, requesting_id, row_owner)
         return None if row[0] is None else Claimed(*(*row, task_locks(locks)))
 
     def end_task(self, member_id: int, end: End) -> str | None:
@@ -123,7 +123,7 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
         return self.number("cancel_task", task_id)
 
     def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
-        return [(row[0], row[1], row[2]) for row in self.rows("asked_of_tasks", (member_id, list(task_ids)))]
+        return [(row[0], row[1], row[2]) for row in self.rows("task_controls", (member_id, list(task_ids)))]
 
     def prune_tasks(self, most: int) -> int:
         return self.number("prune_tasks", most)

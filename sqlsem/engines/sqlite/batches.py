@@ -106,7 +106,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
     def _keep_callback(self, batch_id: int, callback: tuple[str | None, str | None]) -> None:
         if callback[0] is not None:
             self.run(
-                "keep_callback", {"batch": batch_id, "kind": callback[0], "body": callback[1], "login": user_name()}
+                "store_callback", {"batch": batch_id, "kind": callback[0], "body": callback[1], "login": user_name()}
             )
 
     def end_part(

@@ -116,7 +116,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
                 self._leave_lines(task_id, parking)
             elif not all(self._may_enter(lock) for lock in locks):  # a resource was paused, or has another limit now
                 self.run("all_locks_wait", (task_id,))
-                self.run("locks_left", {"task": task_id, "left": len(locks)})
+                self.run("locks_pending", {"task": task_id, "left": len(locks)})
             else:
                 return task_id
         return None
@@ -131,7 +131,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
             if row is not None and row["member_id"] == parking:
                 self.remove(lock["resource"], lock["position"], None, "cancelled")
         self.run("no_locks_wait", (task_id,))
-        self.run("locks_left", {"task": task_id, "left": None})
+        self.run("locks_pending", {"task": task_id, "left": None})
 
     def _ask(self, queue: str, parking: int) -> int:
         """Put the rows of those into the lines that could run but for their locks; how many."""
@@ -148,7 +148,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
                 values = {**who, **asked, "uid": uid, "granted": False, "note": task["note"]}
                 position = self.run("insert", values).lastrowid
                 self.run("lock_waits", {"task": task_id, "number": lock["number"], "position": position})
-            self.run("locks_left", {"task": task_id, "left": len(locks)})
+            self.run("locks_pending", {"task": task_id, "left": len(locks)})
             count += 1
             if count == MOST_ASKED:
                 break

@@ -14,8 +14,8 @@ class SqliteCommitRelease(SqliteConnection, CommitReleaseSession):
         return str(self.row("database_identity")["place"])
 
     def is_committed(self, word: str) -> bool:
-        return self.row("has_left", (word,)) is not None
+        return self.row("is_committed", (word,)) is not None
 
     def delete_commit_marker(self, word: str) -> None:
         with fork.forks_blocked, self.writing():
-            self.run("forget_left", (word,))
+            self.run("delete_commit_marker", (word,))

@@ -65,7 +65,7 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
 
     def uses_fair_queueing(self, queue: str) -> bool:
         """Whether the queue has limits, or tasks with keys."""
-        return bool(self.row("in_turns", {"queue": queue})["turns"])
+        return bool(self.row("uses_fair_queueing", {"queue": queue})["turns"])
 
     def next_pending(self, queue: str, *, start: bool = False) -> int | None:
         """The task that may be claimed next, if there is one. ``start``: it is claimed in the transaction that is under
@@ -81,7 +81,7 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
         if order is None or (limit is not None and sum(running.values()) >= limit):
             return None
         for key in self._keys_in_order(queue, order, running):
-            first = self.rows("first_of_key", {"queue": queue, "order": order, "turn": key_hash(key)})
+            first = self.rows("first_task_of_key", {"queue": queue, "order": order, "turn": key_hash(key)})
             if not key:
                 first += self.rows("first_without_key", {"queue": queue, "order": order})
             if first and (not start or self.may_start(queue, key, start=True)):
@@ -116,7 +116,7 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
             there = {"queue": queue, "order": order, "until": until, "most": KEYS_READ}
             turns = [beyond] * KEYS_READ
             while len(turns) == KEYS_READ:
-                turns = [row["task_turn"] for row in self.rows("next_turns", {**there, "beyond": turns[-1]})]
+                turns = [row["task_hash"] for row in self.rows("next_key_hashes", {**there, "beyond": turns[-1]})]
                 end = HASH_RANGE if lap == 0 else start
                 yield turns, lap * HASH_RANGE + (int(turns[-1][:HASH_DIGITS]) if len(turns) == KEYS_READ else end)
 

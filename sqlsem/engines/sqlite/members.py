@@ -165,7 +165,9 @@ class SqliteMembers(SqliteConnection):
             with fork.forks_blocked, self.writing():
                 if self.row("given_up", {**key, "dead": dead}) is None:
                     return False
-                self.end_all_rows(member_id, "reaped", min(member["now"], max(member["seen_at"], probe.seen or 0.0)))
+                self.end_all_rows(
+                    member_id, "reaped", min(member["now"], max(member["heartbeat_at"], probe.seen or 0.0))
+                )
                 self.run("deregister_member", (member_id,))
             probe.remove()
         return True
@@ -180,13 +182,13 @@ class SqliteMembers(SqliteConnection):
         if grace is None:  # the member is not there any more, its row is anybody's to remove
             return True, None
         if lease_until is not None:
-            return lease_until < now, now - row["seen_at"] if lease_until < now else None
+            return lease_until < now, now - row["heartbeat_at"] if lease_until < now else None
         with self.engine.beacons.probe(row["beacon"]) as probe:
             if probe.held:
                 return False, None
             dead = probe.held is False or (since is not None and since + grace <= now)
             if since is None:
-                since = min(now, max(row["seen_at"], probe.seen or 0.0))
+                since = min(now, max(row["heartbeat_at"], probe.seen or 0.0))
         return dead, max(0.0, now - since)
 
     def lives(self, member_id: int) -> bool:

@@ -281,7 +281,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         return code
 
     def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
-        asked = self.rows("asked_of_tasks", {"member": member_id, "tasks": json.dumps(list(task_ids))})
+        asked = self.rows("task_controls", {"member": member_id, "tasks": json.dumps(list(task_ids))})
         return [(row["task_id"], row["time_limit"], row["cancel_asked_by"]) for row in asked]
 
     def prune_tasks(self, most: int) -> int:

@@ -30,9 +30,9 @@ GO
 
 -- Keep what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
 -- kept stays): what is kept may be run with the rights of the login that resumes it.
-IF OBJECT_ID(N'{schema}.keep_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.keep_callback AS RETURN 0');
+IF OBJECT_ID(N'{schema}.store_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.store_callback AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.keep_callback @batch bigint, @kind nvarchar(8), @body nvarchar(max)
+ALTER PROCEDURE {schema}.store_callback @batch bigint, @kind nvarchar(8), @body nvarchar(max)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -358,7 +358,7 @@ BEGIN
                     host = @host, pid = @pid, login = ORIGINAL_LOGIN(), started_at = @now, ended_at = NULL, error = NULL,
                     is_last = 0
                 WHERE batch_id = @id AND part = @part;
-                EXEC {schema}.keep_callback @id, @callback_kind, @callback_body;
+                EXEC {schema}.store_callback @id, @callback_kind, @callback_body;
                 SET @code = N'started';
             END;
         END;
@@ -470,7 +470,7 @@ BEGIN
                                                                         ELSE N'ended after the window' END
                                    WHEN N'failed' THEN COALESCE(@error, N'it said nothing') END
             WHERE batch_id = @id AND part = @part;
-            EXEC {schema}.keep_callback @id, @callback_kind, @callback_body;
+            EXEC {schema}.store_callback @id, @callback_kind, @callback_body;
             IF @batch_status = N'open' AND NOT EXISTS (SELECT 1 FROM {schema}.batch_part
                                                        WHERE batch_id = @id AND status IN (N'expected', N'running'))
             BEGIN
@@ -726,7 +726,7 @@ BEGIN
            p.error,
            CASE WHEN p.status = N'running' AND b.missing = 1 THEN
                DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
-                                              ELSE COALESCE(m.missing_since, m.seen_at, p.started_at) END, @now)
+                                              ELSE COALESCE(m.missing_since, m.heartbeat_at, p.started_at) END, @now)
                / CAST(1000000 AS float) END AS missing_for, r.opened_by, p.login, r.callback_kept_by, r.callback_login
     FROM @shown AS s JOIN {schema}.batch AS r ON r.batch_id = s.batch_id
     JOIN {schema}.batch_part AS p ON p.batch_id = s.batch_id

@@ -123,11 +123,11 @@ SELECT CONCAT(@@SERVERNAME, N' ', DB_ID(), N' ', DB_NAME(), N' ',
 -- name: release_on_commit
 EXEC {schema}.release_on_commit ?
 
--- name: has_left
-EXEC {schema}.has_left ?, 1
+-- name: is_committed
+EXEC {schema}.is_committed ?, 1
 
--- name: forget_left
-EXEC {schema}.forget_left ?
+-- name: delete_commit_marker
+EXEC {schema}.delete_commit_marker ?
 -- end of feature: handovers
 
 -- feature: guards
@@ -270,8 +270,8 @@ IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION
 -- name: claim_task
 EXEC {schema}.claim_task ?, ?, ?, ?, ?
 
--- name: claim_parked
-EXEC {schema}.claim_parked ?, ?, ?, ?, ?, ?, ?, @answer = 1
+-- name: claim_blocked
+EXEC {schema}.claim_blocked ?, ?, ?, ?, ?, ?, ?, @answer = 1
 
 -- name: end_task
 EXEC {schema}.end_task ?, ?, ?, ?, ?, ?, @answer = 1
@@ -318,8 +318,8 @@ EXEC {schema}.set_task ?, ?, 1
 -- name: cancel_task
 EXEC {schema}.cancel_task ?, 1
 
--- name: asked_of_tasks
-EXEC {schema}.asked_of_tasks ?, ?
+-- name: task_controls
+EXEC {schema}.task_controls ?, ?
 
 -- name: prune_tasks
 EXEC {schema}.prune_tasks ?, 1
@@ -329,8 +329,8 @@ EXEC {schema}.prune_tasks ?, 1
 SELECT SYSUTCDATETIME()
 
 -- feature: queue
--- name: tend_queue
-EXEC {schema}.tend_queue ?, ?
+-- name: maintain_queue
+EXEC {schema}.maintain_queue ?, ?
 
 -- name: save_schedule
 EXEC {schema}.save_schedule ?, ?, ?, ?, ?, ?, ?, ?

@@ -102,7 +102,7 @@ BEGIN
             BEGIN
                 SET @before = @other;
                 SELECT @other = MIN(queue_position) FROM {schema}.entry WITH (READCOMMITTEDLOCK)
-                WHERE resource_id = @resource AND queue_position > @before AND granted_at IS NULL AND attended_until < @now;
+                WHERE resource_id = @resource AND queue_position > @before AND granted_at IS NULL AND waiter_lease_until < @now;
                 IF @other IS NOT NULL
                     EXEC @code = {schema}.remove @resource, @other, N'cancelled', 1;  -- if that is so still
                 IF @other IS NOT NULL AND @code = -2  -- somebody has pinned it
@@ -110,7 +110,7 @@ BEGIN
             END;
             INSERT INTO @free (queue_position, held)
             SELECT r.queue_position, CASE WHEN o.paused_at IS NOT NULL OR r.ahead_weight + r.weight > o.cap THEN 1 ELSE 0 END
-            FROM (SELECT queue_position, access_type, granted_at, revoked_at, attended_until, concurrency_limit, weight, member_id,
+            FROM (SELECT queue_position, access_type, granted_at, revoked_at, waiter_lease_until, concurrency_limit, weight, member_id,
                          COALESCE(SUM(CASE WHEN access_type <> N'read' AND queue_position <> @position THEN CAST(weight AS bigint)
                                            ELSE 0 END)
                                   OVER (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS ahead_weight,
@@ -126,7 +126,7 @@ BEGIN
               -- feature: queue
               AND NOT EXISTS (SELECT 1 FROM {schema}.parking AS p WITH (READCOMMITTEDLOCK) WHERE p.member_id = r.member_id)
               -- end of feature: queue
-              AND (r.attended_until IS NULL OR r.attended_until >= @now);
+              AND (r.waiter_lease_until IS NULL OR r.waiter_lease_until >= @now);
             IF @try = 1 AND (@result IS NOT NULL OR EXISTS (SELECT 1 FROM @free))
             BEGIN
                 UPDATE {schema}.entry SET access_type = N'read'

@@ -67,7 +67,7 @@ BEGIN
                    OVER (PARTITION BY member_id, owner) AS somebody_waits
         FROM {schema}.entry WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
         WHERE member_id IS NOT NULL AND revoked_at IS NULL
-          AND (granted_at IS NOT NULL OR attended_until IS NULL OR attended_until >= SYSUTCDATETIME())
+          AND (granted_at IS NOT NULL OR waiter_lease_until IS NULL OR waiter_lease_until >= SYSUTCDATETIME())
     ),
     b AS (
         SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight, granted, waits,

@@ -15,7 +15,7 @@ DROP TABLE IF EXISTS {schema}.rate_slot;
 DROP TABLE IF EXISTS {schema}.rate_window;
 DROP TABLE IF EXISTS {schema}.handover;
 DROP TABLE IF EXISTS {schema}.once_run;
-DROP TABLE IF EXISTS {schema}.departure;
+DROP TABLE IF EXISTS {schema}.commit_marker;
 DROP TABLE IF EXISTS {schema}.operation;
 DROP TABLE IF EXISTS {schema}.schedule;
 DROP TABLE IF EXISTS {schema}.batch_part;

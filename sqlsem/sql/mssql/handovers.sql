@@ -83,7 +83,7 @@ BEGIN
         SET @now = SYSUTCDATETIME();
         -- A sign of life, and a lock: until the commit nobody can take the giver for dead, and remove its rows.
         UPDATE {schema}.member
-        SET seen_at = @now, lease_until = DATEADD(millisecond, lease_ms, @now)
+        SET heartbeat_at = @now, lease_until = DATEADD(millisecond, lease_ms, @now)
         WHERE member_id = @member AND login = @me;
         SET @count = @@ROWCOUNT;
         SELECT @host = host, @pid = COALESCE(pid, session_id), @program = program FROM {schema}.member WHERE member_id = @member;
@@ -112,7 +112,7 @@ BEGIN
             FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
             UPDATE {schema}.entry
             SET member_id = @transit, requesting_id = CONCAT(N'in transit ', @transit),
-                owner = LEFT(CONCAT(N'handed over by ', COALESCE(owner, requesting_id)), 255), attended_until = NULL,
+                owner = LEFT(CONCAT(N'handed over by ', COALESCE(owner, requesting_id)), 255), waiter_lease_until = NULL,
                 request_uid = CONCAT(N'in transit ', @transit, N'.', queue_position), granted_at = @now
             WHERE resource_id = @resource AND queue_position = @position AND member_id = @member
               AND granted_at IS NOT NULL AND revoked_at IS NULL AND access_type <> N'upgrade';
@@ -226,7 +226,7 @@ BEGIN
                 DELETE FROM {schema}.member WHERE member_id = @transit AND lease_until >= SYSUTCDATETIME();
                 SET @lock = @@ROWCOUNT;
                 UPDATE {schema}.member
-                SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
+                SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
                 WHERE member_id = @member AND login = @me;
                 IF @@ROWCOUNT = 0
                     THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
@@ -436,34 +436,34 @@ GO
 -- knows the word.
 IF OBJECT_ID(N'{schema}.release_on_commit') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_on_commit AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.release_on_commit @word varchar(64)
+ALTER PROCEDURE {schema}.release_on_commit @marker varchar(64)
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT = 0
         THROW 50001, N'sqlsem: release_on_commit needs an open transaction, whose commit shall release the lock; BEGIN TRANSACTION first', 1;
-    IF DATALENGTH(@word) < 1 OR @word IS NULL
-        THROW 50000, N'sqlsem: release_on_commit needs a word of 1 to 64 characters', 1;
+    IF DATALENGTH(@marker) < 1 OR @marker IS NULL
+        THROW 50000, N'sqlsem: release_on_commit needs a marker of 1 to 64 characters', 1;
     -- (The rows go when the lock's process has seen them: a login that has left thousands is doing something else.)
-    IF (SELECT COUNT(*) FROM (SELECT TOP (10000) 1 AS one FROM {schema}.departure WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+    IF (SELECT COUNT(*) FROM (SELECT TOP (10000) 1 AS one FROM {schema}.commit_marker WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                               WHERE login = ORIGINAL_LOGIN()) AS d) >= 10000
         THROW 50000, N'sqlsem: this login has 10000 releases on commit that are not done, the most; the oldest are deleted after a day', 1;
-    INSERT INTO {schema}.departure (word) VALUES (@word);
+    INSERT INTO {schema}.commit_marker (marker) VALUES (@marker);
 END;
 GO
 
 -- Whether that transaction has been committed. Waits for none.
-IF OBJECT_ID(N'{schema}.has_left') IS NULL EXEC (N'CREATE PROCEDURE {schema}.has_left AS RETURN 0');
+IF OBJECT_ID(N'{schema}.is_committed') IS NULL EXEC (N'CREATE PROCEDURE {schema}.is_committed AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.has_left @word varchar(64), @answer bit = 0
+ALTER PROCEDURE {schema}.is_committed @marker varchar(64), @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @there int = 0;
-    SELECT @there = 1 FROM {schema}.departure WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE word = @word;
+    SELECT @there = 1 FROM {schema}.commit_marker WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE marker = @marker;
     IF @answer = 1
         SELECT @there AS there;
     RETURN @there;
@@ -471,15 +471,15 @@ END;
 GO
 
 -- Its lock has gone, or nobody waits for it any more. Some words of those who have died go, too.
-IF OBJECT_ID(N'{schema}.forget_left') IS NULL EXEC (N'CREATE PROCEDURE {schema}.forget_left AS RETURN 0');
+IF OBJECT_ID(N'{schema}.delete_commit_marker') IS NULL EXEC (N'CREATE PROCEDURE {schema}.delete_commit_marker AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.forget_left @word varchar(64)
+ALTER PROCEDURE {schema}.delete_commit_marker @marker varchar(64)
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DELETE FROM {schema}.departure WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
-    WHERE word = @word OR left_at < DATEADD(day, -1, SYSUTCDATETIME());
+    DELETE FROM {schema}.commit_marker WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+    WHERE marker = @marker OR marked_at < DATEADD(day, -1, SYSUTCDATETIME());
 END;
 GO

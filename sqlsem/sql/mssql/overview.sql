@@ -58,7 +58,7 @@ BEGIN
            CASE WHEN m.lease_ms IS NULL THEN N'beacon' ELSE N'lease' END AS kind,
            CASE WHEN b.missing = 1
                 THEN DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
-                                                    ELSE COALESCE(m.missing_since, m.seen_at) END, @now)
+                                                    ELSE COALESCE(m.missing_since, m.heartbeat_at) END, @now)
                      / CAST(1000000 AS float) END AS missing_for,
            COALESCE(m.lease_ms, m.grace_ms) / CAST(1000 AS float) AS grace,
            CASE WHEN l.grace_left < 0 THEN 0 ELSE l.grace_left END AS grace_left,
@@ -69,7 +69,7 @@ BEGIN
                              THEN DATEDIFF_BIG(microsecond, @now, m.lease_until) / CAST(1000000 AS float)
                              WHEN b.missing = 1
                              THEN DATEDIFF_BIG(microsecond, @now, DATEADD(millisecond, m.grace_ms,
-                                      CASE WHEN @start > m.seen_at THEN @start ELSE m.seen_at END)) / CAST(1000000 AS float)
+                                      CASE WHEN @start > m.heartbeat_at THEN @start ELSE m.heartbeat_at END)) / CAST(1000000 AS float)
                              END AS grace_left) AS l
     ORDER BY m.member_id;
     -- feature: queue
@@ -91,7 +91,7 @@ BEGIN
            DATEDIFF_BIG(microsecond, p.started_at, COALESCE(p.ended_at, @now)) / CAST(1000000 AS float) AS part_seconds, p.error,
            CASE WHEN p.status = N'running' AND (b.missing IS NULL OR b.missing = 1)
                 THEN DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
-                                                    ELSE COALESCE(m.missing_since, m.seen_at, p.started_at) END, @now)
+                                                    ELSE COALESCE(m.missing_since, m.heartbeat_at, p.started_at) END, @now)
                      / CAST(1000000 AS float) END AS missing_for,
            r.opened_by, p.login, r.callback_kept_by, r.callback_login
     FROM {schema}.batch AS r WITH (NOLOCK) JOIN {schema}.batch_part AS p WITH (NOLOCK) ON p.batch_id = r.batch_id
@@ -156,9 +156,9 @@ GO
 
 -- Seconds as hours, minutes and seconds: 0:12:30.
 BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.span_words;
+DROP FUNCTION IF EXISTS {schema}.format_seconds;
 GO
-CREATE FUNCTION {schema}.span_words(@seconds float) RETURNS nvarchar(40) AS
+CREATE FUNCTION {schema}.format_seconds(@seconds float) RETURNS nvarchar(40) AS
 BEGIN
     DECLARE @whole bigint = CAST(ROUND(@seconds, 0) AS bigint);
     RETURN CONCAT(@whole / 3600, N':', RIGHT(CONCAT(N'0', @whole / 60 % 60), 2), N':', RIGHT(CONCAT(N'0', @whole % 60), 2));
@@ -170,9 +170,9 @@ GO
 -- The numbers of estimate; NULL where it tells nothing. Plays the queue forward 100 times, as `sqlsem why` does (which goes on
 -- where this ends): who is inside stays for as long as one of the recent holds that were longer, who waits goes in as soon as the
 -- rule lets it. Each row of the queue is played in all plays at once.
-IF OBJECT_ID(N'{schema}.play_forward') IS NULL EXEC (N'CREATE PROCEDURE {schema}.play_forward AS RETURN 0');
+IF OBJECT_ID(N'{schema}.simulate_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.simulate_queue AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.play_forward
+ALTER PROCEDURE {schema}.simulate_queue
     @queue_position bigint, @low float OUTPUT, @likely float OUTPUT, @high float OUTPUT, @held_low float OUTPUT,
     @held_high float OUTPUT, @holds int OUTPUT
 AS
@@ -226,7 +226,7 @@ BEGIN
            CASE WHEN t.member_id IS NOT NULL AND (m.member_id IS NULL OR t.granted_at IS NULL) THEN 0
                 WHEN b.missing = 1 AND m.lease_until IS NOT NULL THEN 0
                 WHEN b.missing = 1
-                THEN DATEDIFF_BIG(microsecond, @now, DATEADD(millisecond, m.grace_ms, COALESCE(m.missing_since, m.seen_at)))
+                THEN DATEDIFF_BIG(microsecond, @now, DATEADD(millisecond, m.grace_ms, COALESCE(m.missing_since, m.heartbeat_at)))
                      / CAST(1000000 AS float) END,
            {schema}.kind_of(t.note, m.program)
     FROM {schema}.row_states(@resource) AS h
@@ -329,7 +329,7 @@ BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @low float, @likely float, @high float, @held_low float, @held_high float, @holds int;
-    EXEC {schema}.play_forward @queue_position, @low OUTPUT, @likely OUTPUT, @high OUTPUT, @held_low OUTPUT, @held_high OUTPUT, @holds OUTPUT;
+    EXEC {schema}.simulate_queue @queue_position, @low OUTPUT, @likely OUTPUT, @high OUTPUT, @held_low OUTPUT, @held_high OUTPUT, @holds OUTPUT;
     SELECT @low AS low, @likely AS likely, @high AS high, @held_low AS held_low, @held_high AS held_high, @holds AS holds
     WHERE @holds IS NOT NULL;
 END TRY
@@ -380,7 +380,7 @@ BEGIN TRY
         SELECT m.member_id FROM {schema}.member AS m WITH (NOLOCK)
         WHERE CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
                    WHEN m.beacon IS NULL
-                        OR DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.seen_at THEN @start ELSE m.seen_at END) > @now
+                        OR DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.heartbeat_at THEN @start ELSE m.heartbeat_at END) > @now
                         OR (@start IS NULL AND m.grace_ms > 0
                             AND (m.missing_since IS NULL OR DATEADD(millisecond, m.grace_ms, m.missing_since) > @now)) THEN 0
                    WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session') <> N'NoLock' THEN 0
@@ -459,11 +459,11 @@ BEGIN TRY
             ELSE CASE WHEN @room > 1 THEN CONCAT(N'the limit of ', @room, N' is full') ELSE N'somebody holds it' END END;
         IF @code = N'own_earlier'
             UPDATE @entry SET behind = 0 WHERE queue_position <> @own;
-        EXEC {schema}.play_forward @queue_position, @low OUTPUT, @likely OUTPUT, @high OUTPUT, @held_low OUTPUT, @held_high OUTPUT,
+        EXEC {schema}.simulate_queue @queue_position, @low OUTPUT, @likely OUTPUT, @high OUTPUT, @held_low OUTPUT, @held_high OUTPUT,
                                    @holds OUTPUT;
         IF @holds IS NOT NULL
-            SET @reason = CONCAT(@reason, N'; it goes in in about ', {schema}.span_words(@likely), N' (between ',
-                                 {schema}.span_words(@low), N' and ', {schema}.span_words(@high), N')');
+            SET @reason = CONCAT(@reason, N'; it goes in in about ', {schema}.format_seconds(@likely), N' (between ',
+                                 {schema}.format_seconds(@low), N' and ', {schema}.format_seconds(@high), N')');
     END;
     SELECT @code AS code, @reason AS reason, e.queue_position AS behind, e.state, e.host, e.pid, e.program, e.note,
            DATEDIFF_BIG(microsecond, e.since, @now) / CAST(1000000 AS float) AS seconds,

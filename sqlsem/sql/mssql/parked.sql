@@ -2,7 +2,7 @@
 -- task is, and what must stay true of it, stands in PostgreSQL's parked.sql.
 --
 -- task_lock.parked is 1 while the task is pending: so the parked tasks of a queue are found by one index, without those that have
--- ended. Whatever makes such a task pending again calls park_task in the same transaction.
+-- ended. Whatever makes such a task pending again calls block_task in the same transaction.
 -- One claim at a time looks at the parked tasks of a queue: whoever does writes the queue's row of parking first.
 -- The locks of an attempt go right before its end is written, as the entry locks of their rows must go after the rows.
 
@@ -80,9 +80,9 @@ END;
 GO
 
 -- In the transaction that puts a task, of what check_locks has let pass: what it asks for.
-IF OBJECT_ID(N'{schema}.keep_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.keep_locks AS RETURN 0');
+IF OBJECT_ID(N'{schema}.store_task_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.store_task_locks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.keep_locks @task bigint, @queue nvarchar(255), @locks nvarchar(max)
+ALTER PROCEDURE {schema}.store_task_locks @task bigint, @queue nvarchar(255), @locks nvarchar(max)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -93,21 +93,21 @@ BEGIN
     CROSS APPLY OPENJSON(j.value) WITH (a_resource nvarchar(255) '$.resource', an_access nvarchar(64) '$.access',
         a_limit int '$.limit', a_weight int '$.weight') AS r;
     UPDATE {schema}.task WITH (ROWLOCK)
-    SET lock_count = @@ROWCOUNT, asks_at = CASE WHEN ready_at < put_at THEN put_at ELSE ready_at END, ready_at = N'99990101'
+    SET lock_count = @@ROWCOUNT, enqueue_locks_at = CASE WHEN ready_at < put_at THEN put_at ELSE ready_at END, ready_at = N'99990101'
     WHERE task_id = @task;
 END;
 GO
 
 -- In the transaction that has made a task pending: if it has locks, it is parked.
-IF OBJECT_ID(N'{schema}.park_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.park_task AS RETURN 0');
+IF OBJECT_ID(N'{schema}.block_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.block_task AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.park_task @task bigint
+ALTER PROCEDURE {schema}.block_task @task bigint
 AS
 BEGIN
     SET NOCOUNT ON;
     UPDATE {schema}.task WITH (ROWLOCK)
-    SET asks_at = CASE WHEN ready_at < N'99990101' AND ready_at > SYSUTCDATETIME() THEN ready_at ELSE SYSUTCDATETIME() END,
-        ready_at = N'99990101', locks_left = NULL
+    SET enqueue_locks_at = CASE WHEN ready_at < N'99990101' AND ready_at > SYSUTCDATETIME() THEN ready_at ELSE SYSUTCDATETIME() END,
+        ready_at = N'99990101', locks_pending = NULL
     WHERE task_id = @task AND status = N'pending' AND lock_count IS NOT NULL;
     IF @@ROWCOUNT > 0
         UPDATE {schema}.task_lock SET parked = 1, waits = 0, queue_position = NULL WHERE task_id = @task;
@@ -116,9 +116,9 @@ GO
 
 -- Ends the rows of a task that belong to this member; what it has handed over, and adopted again, is not the task's any more.
 -- What an open transaction has pinned stays its owner's, who finds it there.
-IF OBJECT_ID(N'{schema}.end_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_rows AS RETURN 0');
+IF OBJECT_ID(N'{schema}.end_task_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_task_rows AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.end_rows @task bigint, @member bigint, @outcome nvarchar(16)
+ALTER PROCEDURE {schema}.end_task_rows @task bigint, @member bigint, @outcome nvarchar(16)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -146,9 +146,9 @@ END;
 GO
 
 -- A parked task stands in no line any more.
-IF OBJECT_ID(N'{schema}.leave_lines') IS NULL EXEC (N'CREATE PROCEDURE {schema}.leave_lines AS RETURN 0');
+IF OBJECT_ID(N'{schema}.leave_lock_queues') IS NULL EXEC (N'CREATE PROCEDURE {schema}.leave_lock_queues AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.leave_lines @task bigint
+ALTER PROCEDURE {schema}.leave_lock_queues @task bigint
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -156,12 +156,12 @@ BEGIN
     DECLARE @parking bigint;
     SELECT @parking = p.member_id FROM {schema}.parking AS p
     JOIN {schema}.task_lock AS l ON l.queue_name = p.queue_name WHERE l.task_id = @task AND l.number = 1;
-    EXEC {schema}.end_rows @task, @parking, N'cancelled';
+    EXEC {schema}.end_task_rows @task, @parking, N'cancelled';
     UPDATE {schema}.task_lock
     SET queue_position = NULL, waits = 0,
         parked = (SELECT CASE WHEN t.status = N'pending' THEN 1 ELSE 0 END FROM {schema}.task AS t WHERE t.task_id = @task)
     WHERE task_id = @task;
-    UPDATE {schema}.task WITH (ROWLOCK) SET locks_left = NULL WHERE task_id = @task;
+    UPDATE {schema}.task WITH (ROWLOCK) SET locks_pending = NULL WHERE task_id = @task;
 END;
 GO
 
@@ -177,7 +177,7 @@ BEGIN
     DECLARE @lease int = 60000, @count int, @gone bigint;  -- ms
     SELECT @parking = member_id FROM {schema}.parking WHERE queue_name = @queue;
     UPDATE {schema}.member
-    SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease, SYSUTCDATETIME())
+    SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease, SYSUTCDATETIME())
     WHERE member_id = @parking AND lease_until < DATEADD(millisecond, @lease / 8 * 7, SYSUTCDATETIME());
     SET @count = @@ROWCOUNT;
     -- Now and then: the rows of tasks that somebody has deleted by hand.
@@ -189,7 +189,7 @@ BEGIN
           AND NOT EXISTS (SELECT 1 FROM {schema}.task AS t WHERE t.task_id = l.task_id);
         IF @gone IS NULL
             RETURN 0;
-        EXEC {schema}.end_rows @gone, @parking, N'cancelled';
+        EXEC {schema}.end_task_rows @gone, @parking, N'cancelled';
         DELETE FROM {schema}.task_lock WHERE task_id = @gone;
     END;
     IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @parking)
@@ -200,9 +200,9 @@ BEGIN
     SET @parking = SCOPE_IDENTITY();
     UPDATE {schema}.parking SET member_id = @parking WHERE queue_name = @queue;
     -- Whatever stood in the lines went with the one before.
-    UPDATE {schema}.task WITH (ROWLOCK) SET locks_left = NULL
+    UPDATE {schema}.task WITH (ROWLOCK) SET locks_pending = NULL
     WHERE task_id IN (SELECT l.task_id FROM {schema}.task_lock AS l WHERE l.queue_name = @queue AND l.parked = 1)
-      AND locks_left IS NOT NULL;
+      AND locks_pending IS NOT NULL;
     UPDATE {schema}.task_lock SET queue_position = NULL, waits = 0 WHERE queue_name = @queue AND parked = 1;
 END;
 GO
@@ -221,24 +221,24 @@ BEGIN
     IF @limited = 0
         RETURN 1;
     SELECT @key_most = COALESCE(task_limit, @key_most) FROM {schema}.queue_key WHERE queue_name = @queue AND task_key = @key;
-    SELECT @all = COUNT(*), @of_key = COALESCE(SUM(CASE WHEN SUBSTRING(task_turn, 9, 255) = @key THEN 1 ELSE 0 END), 0)
+    SELECT @all = COUNT(*), @of_key = COALESCE(SUM(CASE WHEN SUBSTRING(task_hash, 9, 255) = @key THEN 1 ELSE 0 END), 0)
     FROM {schema}.task WITH (INDEX (task_fair)) WHERE queue_name = @queue AND status = N'running';
     IF @asked = 1
         SELECT @ask = COUNT(*), @ask_of_key = COALESCE(SUM(CASE WHEN t.task_key = @key THEN 1 ELSE 0 END), 0)
         FROM {schema}.task_lock AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
-        WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.locks_left IS NOT NULL;
+        WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.locks_pending IS NOT NULL;
     IF @all + @ask >= @most OR (@name <> N'' AND @of_key + @ask_of_key >= @key_most)
         RETURN 0;
-    EXEC @code = {schema}.may_start @queue, @name, @ask, @ask_of_key, 0;
+    EXEC @code = {schema}.task_may_start @queue, @name, @ask, @ask_of_key, 0;
     RETURN @code;
 END;
 GO
 
 -- In the transaction of a claim: puts the rows of parked tasks into the lines of their locks, of those that could run but for them.
 -- Returns how many.
-IF OBJECT_ID(N'{schema}.ask_for_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.ask_for_locks AS RETURN 0');
+IF OBJECT_ID(N'{schema}.enqueue_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.enqueue_locks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.ask_for_locks @queue nvarchar(400), @parking bigint, @order int
+ALTER PROCEDURE {schema}.enqueue_locks @queue nvarchar(400), @parking bigint, @order int
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -252,8 +252,8 @@ BEGIN
     INSERT INTO @line (task_id, task_key, note, lock_count)
     SELECT t.task_id, t.task_key, t.note, t.lock_count
     FROM {schema}.task_lock AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
-    WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.status = N'pending' AND t.locks_left IS NULL
-      AND t.task_order = @order AND t.asks_at <= SYSUTCDATETIME()
+    WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.status = N'pending' AND t.locks_pending IS NULL
+      AND t.task_order = @order AND t.enqueue_locks_at <= SYSUTCDATETIME()
     ORDER BY t.task_priority DESC, t.task_id;
     WHILE @count < 100
     BEGIN
@@ -311,7 +311,7 @@ BEGIN
             SET @position = SCOPE_IDENTITY();
             UPDATE {schema}.task_lock SET queue_position = @position, waits = 1 WHERE task_id = @task AND number = @number;
         END;
-        UPDATE {schema}.task WITH (ROWLOCK) SET locks_left = @locks WHERE task_id = @task;
+        UPDATE {schema}.task WITH (ROWLOCK) SET locks_pending = @locks WHERE task_id = @task;
         SET @count = @count + 1;
     END;
     RETURN @count;
@@ -320,9 +320,9 @@ GO
 
 -- In the transaction of a claim: looks whose turn has come. Of requests of one kind, who stands behind one that may not go in may not
 -- either.
-IF OBJECT_ID(N'{schema}.look_at_lines') IS NULL EXEC (N'CREATE PROCEDURE {schema}.look_at_lines AS RETURN 0');
+IF OBJECT_ID(N'{schema}.poll_lock_queues') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_lock_queues AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.look_at_lines @queue nvarchar(400)
+ALTER PROCEDURE {schema}.poll_lock_queues @queue nvarchar(400)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -349,7 +349,7 @@ BEGIN
         IF @eligible = 1
         BEGIN
             UPDATE {schema}.task_lock SET waits = 0 WHERE task_id = @task AND number = @number;
-            UPDATE {schema}.task WITH (ROWLOCK) SET locks_left = locks_left - 1 WHERE task_id = @task;
+            UPDATE {schema}.task WITH (ROWLOCK) SET locks_pending = locks_pending - 1 WHERE task_id = @task;
         END
         ELSE
             SET @blocked = @kind;
@@ -359,9 +359,9 @@ GO
 
 -- In the transaction of a claim: of the parked tasks whose turn has come the first one, if it may start (NULL: none); others leave the
 -- lines.
-IF OBJECT_ID(N'{schema}.parked_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parked_task AS RETURN 0');
+IF OBJECT_ID(N'{schema}.next_blocked_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.next_blocked_task AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.parked_task @queue nvarchar(400), @parking bigint, @order int, @task bigint OUTPUT
+ALTER PROCEDURE {schema}.next_blocked_task @queue nvarchar(400), @parking bigint, @order int, @task bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -374,7 +374,7 @@ BEGIN
     INSERT INTO @line (task_id, task_key, lock_count, task_order)
     SELECT t.task_id, t.task_key, t.lock_count, t.task_order
     FROM {schema}.task_lock AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
-    WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.status = N'pending' AND t.locks_left = 0
+    WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.status = N'pending' AND t.locks_pending = 0
     ORDER BY t.task_order, t.task_priority DESC, t.task_id;
     SET @most = @@ROWCOUNT;
     WHILE @place < @most AND @task IS NULL
@@ -402,12 +402,12 @@ BEGIN
         END;
         EXEC @room = {schema}.has_room @queue, @key, 0;
         IF @there < @locks OR @of <> @order OR @room = 0
-            EXEC {schema}.leave_lines @one;
+            EXEC {schema}.leave_lock_queues @one;
         ELSE IF @free < @locks
         BEGIN
             -- A resource was paused, or has another limit now.
             UPDATE {schema}.task_lock SET waits = 1 WHERE task_id = @one;
-            UPDATE {schema}.task WITH (ROWLOCK) SET locks_left = @locks WHERE task_id = @one;
+            UPDATE {schema}.task WITH (ROWLOCK) SET locks_pending = @locks WHERE task_id = @one;
         END
         ELSE
             SET @task = @one;
@@ -418,9 +418,9 @@ GO
 -- Claims a parked task whose turn has come; @task is NULL where there is none. Its locks are this member's from then on, with this
 -- @requesting_id; @row_owner has them in that process. With @again (the first reply may have been lost) the claim of the same @uid is
 -- found again. @answer = 1: a row for each lock, with the task in each.
-IF OBJECT_ID(N'{schema}.claim_parked') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_parked AS RETURN 0');
+IF OBJECT_ID(N'{schema}.claim_blocked') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_blocked AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.claim_parked
+ALTER PROCEDURE {schema}.claim_blocked
     @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit, @requesting_id nvarchar(255),
     @row_owner nvarchar(255), @task bigint = NULL OUTPUT, @answer bit = 0
 AS
@@ -430,7 +430,7 @@ BEGIN
     SET @task = NULL;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: claim_parked must not be called inside an open transaction; commit first', 1;
+        THROW 50001, N'sqlsem: claim_blocked must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @parking bigint, @order int, @look int = 0, @asked int = 1, @count int, @limited int = 0, @host nvarchar(255), @pid int,
@@ -453,7 +453,7 @@ BEGIN
                 INSERT INTO {schema}.parking (queue_name) VALUES (LEFT(@queue, 255));
             BEGIN TRANSACTION;
             UPDATE {schema}.parking WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;  -- one after the other
-            -- What limits say is true until the end of this transaction: as in task_of_turn.
+            -- What limits say is true until the end of this transaction: as in pick_fair_task.
             SELECT @limited = 1 FROM {schema}.queue_setting WITH (HOLDLOCK) WHERE queue_name = @queue;
             IF @limited = 1
                 UPDATE {schema}.queue_setting WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;
@@ -463,10 +463,10 @@ BEGIN
             WHILE @found IS NULL AND @look < 2 AND @asked > 0
             BEGIN
                 SET @look = @look + 1;
-                EXEC {schema}.look_at_lines @queue;
-                EXEC {schema}.parked_task @queue, @parking, @order, @found OUTPUT;
+                EXEC {schema}.poll_lock_queues @queue;
+                EXEC {schema}.next_blocked_task @queue, @parking, @order, @found OUTPUT;
                 IF @found IS NULL AND @look = 1
-                    EXEC @asked = {schema}.ask_for_locks @queue, @parking, @order;
+                    EXEC @asked = {schema}.enqueue_locks @queue, @parking, @order;
             END;
             IF @found IS NOT NULL
             BEGIN
@@ -480,7 +480,7 @@ BEGIN
                     FROM {schema}.task_lock WHERE task_id = @found AND number = @number;
                     UPDATE {schema}.entry
                     SET member_id = @member, requesting_id = @requesting_id, owner = @row_owner,
-                        request_uid = CONCAT(@row_uid, N'.', @number), granted_at = SYSUTCDATETIME(), attended_until = NULL
+                        request_uid = CONCAT(@row_uid, N'.', @number), granted_at = SYSUTCDATETIME(), waiter_lease_until = NULL
                     WHERE resource_id = @resource AND queue_position = @position AND member_id = @parking AND revoked_at IS NULL;
                     SET @written = @@ROWCOUNT;
                     -- Whether it may go in still: a reader ahead that has begun to upgrade since sees that it is granted, or we
@@ -496,7 +496,7 @@ BEGIN
                     WHERE task_id = @found AND status = N'pending';
                     SET @count = @@ROWCOUNT;
                     UPDATE {schema}.task_lock SET parked = 0 WHERE task_id = @found;
-                    EXEC @code = {schema}.may_start @queue, @key, 0, 0, 1;
+                    EXEC @code = {schema}.task_may_start @queue, @key, 0, 0, 1;
                     IF @code = 0
                         SET @count = 0;
                 END
@@ -543,9 +543,9 @@ END;
 GO
 
 -- Tests those who keep parked tasks of a queue out, as nobody waits for these who would: on 8 of many resources.
-IF OBJECT_ID(N'{schema}.suspect_lines') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect_lines AS RETURN 0');
+IF OBJECT_ID(N'{schema}.check_lock_holders') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_lock_holders AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.suspect_lines @queue nvarchar(400)
+ALTER PROCEDURE {schema}.check_lock_holders @queue nvarchar(400)
 AS
 BEGIN
     SET NOCOUNT ON;

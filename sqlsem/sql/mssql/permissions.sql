@@ -68,7 +68,7 @@ FROM (VALUES
              -- end of feature: conversions
              -- feature: handovers
              (N'hand_over_rows', N'uwo'), (N'adopt_rows', N'uo'), (N'hand_over', N'uo'), (N'adopt', N'uo'),
-             (N'release_on_commit', N'uwo'), (N'has_left', N'uwo'), (N'forget_left', N'uwo'),
+             (N'release_on_commit', N'uwo'), (N'is_committed', N'uwo'), (N'delete_commit_marker', N'uwo'),
              -- end of feature: handovers
              -- feature: guards
              (N'check_guard', N'upwor'), (N'guard_table', N'uo'), (N'unguard_table', N'uo'), (N'session_entry', N'uo'),
@@ -84,10 +84,10 @@ FROM (VALUES
              -- end of feature: once
              -- feature: queue
              (N'prune_tasks', N'upwo'), (N'put', N'p'), (N'put_task', N'p'), (N'save_schedule', N'p'),
-             (N'set_schedule', N'po'), (N'tend_queue', N'pwo'), (N'fire_schedule', N'w'), (N'list_schedules', N'pwor'),
-             (N'set_task', N'po'), (N'cancel_task', N'po'), (N'asked_of_tasks', N'w'), (N'queue_state', N'pwor'),
+             (N'set_schedule', N'po'), (N'maintain_queue', N'pwo'), (N'fire_schedule', N'w'), (N'list_schedules', N'pwor'),
+             (N'set_task', N'po'), (N'cancel_task', N'po'), (N'task_controls', N'w'), (N'queue_state', N'pwor'),
              (N'queue_counts', N'pwor'), (N'list_tasks', N'pwor'), (N'show_tasks', N'pwor'), (N'queue_limits', N'pwor'),
-             (N'queue_waits', N'pwor'), (N'task_attempts', N'pwor'), (N'claim_task', N'w'), (N'claim_parked', N'w'),
+             (N'queue_waits', N'pwor'), (N'task_attempts', N'pwor'), (N'claim_task', N'w'), (N'claim_blocked', N'w'),
              (N'show_task_locks', N'pwor'), (N'claim_tasks', N'w'), (N'end_task', N'w'), (N'next_task', N'w'),
              (N'return_claim', N'w'), (N'recover_tasks', N'pwo'), (N'work', N'w'), (N'set_queue', N'o'),
              -- end of feature: queue

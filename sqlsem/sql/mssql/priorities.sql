@@ -51,7 +51,7 @@ GO
 --   @granted = 0    @position is the place; @before the one right before it, if any, and @ahead how many there are
 --   no @position    nothing is left: @try, and it was not free; or the place is gone
 -- With the @uid of a call whose answer was lost it finds what that did. With @attended_ms a place goes after so long, should
--- attended_until not be moved on.
+-- waiter_lease_until not be moved on.
 IF OBJECT_ID(N'{schema}.acquire_by_priority') IS NULL EXEC (N'CREATE PROCEDURE {schema}.acquire_by_priority AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.acquire_by_priority

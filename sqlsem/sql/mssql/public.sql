@@ -158,7 +158,7 @@ BEGIN
     SET XACT_ABORT ON;
     DECLARE @old bigint = -1, @before bigint, @host nvarchar(255) = NULLIF(HOST_NAME(), N''),
             @program nvarchar(255) = NULLIF(APP_NAME(), N''), @old_host nvarchar(255), @old_program nvarchar(255),
-            @old_login nvarchar(128), @seen_at datetime2(6);
+            @old_login nvarchar(128), @heartbeat_at datetime2(6);
     SET @member = NULL;
     IF @lease_ms IS NULL
     BEGIN
@@ -173,7 +173,7 @@ BEGIN
         WHILE 1 = 1
         BEGIN
             SET @before = @old;
-            SELECT TOP (1) @old = member_id, @old_host = host, @old_program = program, @old_login = login, @seen_at = seen_at
+            SELECT TOP (1) @old = member_id, @old_host = host, @old_program = program, @old_login = login, @heartbeat_at = heartbeat_at
             FROM {schema}.member WITH (INDEX (member_session), READPAST, ROWLOCK, READCOMMITTEDLOCK)
             WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND grace_ms = 0 AND member_id > @before
               AND APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', beacon), N'Session') = N'NoLock'
@@ -182,7 +182,7 @@ BEGIN
                 BREAK;
             BEGIN TRANSACTION;
             DELETE FROM {schema}.member WHERE member_id = @old;
-            EXEC {schema}.delete_member_rows @old, N'reaped', @old_host, NULL, @old_program, @old_login, @seen_at;
+            EXEC {schema}.delete_member_rows @old, N'reaped', @old_host, NULL, @old_program, @old_login, @heartbeat_at;
             COMMIT TRANSACTION;
         END;
     END
@@ -325,7 +325,7 @@ BEGIN
                              * CASE WHEN @before IS NULL THEN 1 WHEN @ahead > 2 THEN 3 ELSE @ahead + 1 END;
                 SET @pause = CASE WHEN @pause > @left THEN @left ELSE @pause END;
                 SET @pause = CASE WHEN @pause > 900 THEN 900 ELSE @pause END;
-                UPDATE {schema}.entry SET attended_until = DATEADD(millisecond, @pause + 5000, SYSUTCDATETIME())
+                UPDATE {schema}.entry SET waiter_lease_until = DATEADD(millisecond, @pause + 5000, SYSUTCDATETIME())
                 WHERE resource_id = @line AND queue_position = @place;
                 EXEC @slot = {schema}.client_sleep @pause;
                 IF @slot < 0 AND @slept = 0
@@ -470,7 +470,7 @@ BEGIN TRY
                     SET @result = -1;
                 ELSE IF @lease_ms IS NOT NULL
                     UPDATE {schema}.member
-                    SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
+                    SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
                     WHERE member_id = @member;
                 CONTINUE;
             END;
@@ -515,9 +515,9 @@ BEGIN TRY
                 BEGIN TRY
                     IF @lease_ms IS NOT NULL
                         UPDATE {schema}.member
-                        SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
+                        SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
                         WHERE member_id = @member;
-                    UPDATE {schema}.entry SET attended_until = DATEADD(millisecond, @attended_ms, SYSUTCDATETIME())
+                    UPDATE {schema}.entry SET waiter_lease_until = DATEADD(millisecond, @attended_ms, SYSUTCDATETIME())
                     WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NULL;
                     EXEC @code = {schema}.wait @resource, @position, @slice;
                 END TRY
@@ -565,7 +565,7 @@ BEGIN TRY
                 BEGIN
                     -- The row can only be ours for good while the member is there.
                     UPDATE {schema}.member
-                    SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
+                    SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
                     WHERE member_id = @member;
                     IF @@ROWCOUNT = 0
                         SET @result = NULL;
@@ -691,7 +691,7 @@ BEGIN TRY
     IF @lease IS NOT NULL
     BEGIN
         UPDATE {schema}.member
-        SET seen_at = SYSUTCDATETIME(), lease_ms = COALESCE(@lease_ms, lease_ms),
+        SET heartbeat_at = SYSUTCDATETIME(), lease_ms = COALESCE(@lease_ms, lease_ms),
             lease_until = DATEADD(millisecond, COALESCE(@lease_ms, lease_ms), SYSUTCDATETIME())
         WHERE member_id = @member;
         IF @@ROWCOUNT = 0
@@ -717,7 +717,7 @@ BEGIN TRY
                 RETURN -1;  -- its session is gone
             END;
         END;
-        UPDATE {schema}.member SET seen_at = SYSUTCDATETIME(), missing_since = NULL WHERE member_id = @member AND beacon = @beacon;
+        UPDATE {schema}.member SET heartbeat_at = SYSUTCDATETIME(), missing_since = NULL WHERE member_id = @member AND beacon = @beacon;
         IF @@ROWCOUNT = 0
             RETURN -1;
     END;

@@ -30,7 +30,7 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Refuses what is no rate's name: so nobody takes from the starts of a work queue's tasks, or gives any of them back (may_start).
+-- Refuses what is no rate's name: so nobody takes from the starts of a work queue's tasks, or gives any of them back (task_may_start).
 IF OBJECT_ID(N'{schema}.check_rate_name') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_rate_name AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_rate_name @resource nvarchar(400)
@@ -81,9 +81,9 @@ END;
 GO
 
 -- Puts right what a clock that went back has left in the future: it counts as used now.
-IF OBJECT_ID(N'{schema}.turn_back_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.turn_back_rate AS RETURN 0');
+IF OBJECT_ID(N'{schema}.drop_future_slots') IS NULL EXEC (N'CREATE PROCEDURE {schema}.drop_future_slots AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.turn_back_rate @resource nvarchar(255), @now bigint
+ALTER PROCEDURE {schema}.drop_future_slots @resource nvarchar(255), @now bigint
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -273,7 +273,7 @@ BEGIN
     -- was taken is written there.)
     SELECT @seen = MAX(seen_ms) FROM {schema}.rate_window WITH (UPDLOCK, ROWLOCK) WHERE resource_id = @resource;
     IF @seen > @taken_ms
-        EXEC {schema}.turn_back_rate @resource, @taken_ms;
+        EXEC {schema}.drop_future_slots @resource, @taken_ms;
     WHILE 1 = 1
     BEGIN
         SET @window_ms = NULL;
@@ -432,7 +432,7 @@ BEGIN
         SET @us = {schema}.clock_us();
         SET @now = @us / 1000;
         IF EXISTS (SELECT 1 FROM {schema}.rate_window WHERE resource_id = @resource AND seen_ms > @now)
-            EXEC {schema}.turn_back_rate @resource, @now;
+            EXEC {schema}.drop_future_slots @resource, @now;
         EXEC {schema}.use_rate @resource, @more, @us, @taken_ms;
         COMMIT TRANSACTION;
     END TRY

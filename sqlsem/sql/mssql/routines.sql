@@ -152,7 +152,7 @@ BEGIN
             IF @forward = 1 AND (@new = 1 OR @known <> @place)
                 EXEC {schema}.set_numbers @new;
             SET @now = SYSUTCDATETIME();
-            UPDATE {schema}.member SET seen_at = @now, lease_until = DATEADD(millisecond, lease_ms, @now), missing_since = NULL;
+            UPDATE {schema}.member SET heartbeat_at = @now, lease_until = DATEADD(millisecond, lease_ms, @now), missing_since = NULL;
             SET @position = -1;
             WHILE 1 = 1
             BEGIN
@@ -368,7 +368,7 @@ GO
 ALTER PROCEDURE {schema}.remove
     @resource nvarchar(255), @position bigint, @outcome nvarchar(16), @unattended bit = 0,
     @host nvarchar(255) = NULL, @pid int = NULL, @program nvarchar(255) = NULL, @login nvarchar(128) = NULL,
-    @seen_at datetime2(6) = NULL
+    @heartbeat_at datetime2(6) = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -377,12 +377,12 @@ BEGIN
     DECLARE @code int, @pin nvarchar(255) = CONCAT(N'pin.sqlsem.{schema}.', @position),
             @by nvarchar(128) = CASE WHEN @unattended = 1 OR @outcome IN (N'reaped', N'revoked') THEN ORIGINAL_LOGIN() END;
     IF @login IS NULL
-        SELECT @host = m.host, @pid = m.pid, @program = m.program, @login = m.login, @seen_at = m.seen_at,
+        SELECT @host = m.host, @pid = m.pid, @program = m.program, @login = m.login, @heartbeat_at = m.heartbeat_at,
                @by = CASE WHEN @outcome = N'revoked' THEN COALESCE(t.revoked_by, @by) ELSE @by END
         FROM {schema}.entry AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
         WHERE t.resource_id = @resource AND t.queue_position = @position;
     IF @outcome <> N'reaped'
-        SET @seen_at = NULL;
+        SET @heartbeat_at = NULL;
     BEGIN TRANSACTION;
     EXEC @code = sys.sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = 0, @DbPrincipal = @principal;
@@ -393,12 +393,12 @@ BEGIN
         DELETE FROM {schema}.entry
         OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
                deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at,
-               deleted.concurrency_limit, @outcome, @host, @pid, @program, @login, @by, @seen_at
+               deleted.concurrency_limit, @outcome, @host, @pid, @program, @login, @by, @heartbeat_at
         INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
                                member_id, owner, note, requested_at, granted_at,
-                               concurrency_limit, outcome, host, pid, program, login, ended_by, seen_at)
+                               concurrency_limit, outcome, host, pid, program, login, ended_by, heartbeat_at)
         WHERE resource_id = @resource AND queue_position = @position
-          AND (@unattended = 0 OR (granted_at IS NULL AND attended_until < SYSUTCDATETIME()));
+          AND (@unattended = 0 OR (granted_at IS NULL AND waiter_lease_until < SYSUTCDATETIME()));
         SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
     END;
     COMMIT TRANSACTION;
@@ -459,7 +459,7 @@ IF OBJECT_ID(N'{schema}.delete_member_rows') IS NULL EXEC (N'CREATE PROCEDURE {s
 GO
 ALTER PROCEDURE {schema}.delete_member_rows
     @member bigint, @outcome nvarchar(16), @host nvarchar(255) = NULL, @pid int = NULL, @program nvarchar(255) = NULL,
-    @login nvarchar(128) = NULL, @seen_at datetime2(6) = NULL
+    @login nvarchar(128) = NULL, @heartbeat_at datetime2(6) = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -473,7 +473,7 @@ BEGIN
         WHERE member_id = @member AND queue_position > @before ORDER BY queue_position;
         IF @position = @before
             RETURN @count;
-        EXEC @code = {schema}.remove @resource, @position, @outcome, 0, @host, @pid, @program, @login, @seen_at;
+        EXEC @code = {schema}.remove @resource, @position, @outcome, 0, @host, @pid, @program, @login, @heartbeat_at;
         IF @code = 0
             SET @count = @count + 1;
     END;
@@ -493,10 +493,10 @@ BEGIN
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     DECLARE @code int, @there int, @beacon int, @grace int, @lease_until datetime2(6), @missing_since datetime2(6),
-            @seen_at datetime2(6), @start datetime2(6), @since datetime2(6), @host nvarchar(255), @pid int,
+            @heartbeat_at datetime2(6), @start datetime2(6), @since datetime2(6), @host nvarchar(255), @pid int,
             @program nvarchar(255), @login nvarchar(128), @name nvarchar(255);
     SELECT @there = 1, @beacon = beacon, @grace = grace_ms, @lease_until = lease_until, @missing_since = missing_since,
-           @seen_at = seen_at, @host = host, @pid = pid, @program = program, @login = login
+           @heartbeat_at = heartbeat_at, @host = host, @pid = pid, @program = program, @login = login
     FROM {schema}.member WHERE member_id = @member;
     IF @there IS NULL OR @member = @mine OR @lease_until >= SYSUTCDATETIME()
         RETURN 0;
@@ -513,7 +513,7 @@ BEGIN
         IF @code < 0
             RETURN 0;
         SET @start = (SELECT grace_from FROM {schema}.origin());
-        SET @since = CASE WHEN @start > @seen_at THEN @start ELSE @seen_at END;
+        SET @since = CASE WHEN @start > @heartbeat_at THEN @start ELSE @heartbeat_at END;
         IF @start IS NULL AND (@missing_since IS NULL OR @missing_since > @since)
             SET @since = COALESCE(@missing_since, SYSUTCDATETIME());
         IF @grace > 0 AND DATEADD(millisecond, @grace, @since) > SYSUTCDATETIME()
@@ -533,10 +533,10 @@ BEGIN
     -- last one, and is not found here.
     DELETE FROM {schema}.member
     WHERE member_id = @member AND (beacon = @beacon OR (beacon IS NULL AND @beacon IS NULL))
-      AND ((lease_until IS NULL AND seen_at = @seen_at) OR lease_until < SYSUTCDATETIME());
+      AND ((lease_until IS NULL AND heartbeat_at = @heartbeat_at) OR lease_until < SYSUTCDATETIME());
     SET @there = @@ROWCOUNT;
     IF @there > 0
-        EXEC {schema}.delete_member_rows @member, N'reaped', @host, @pid, @program, @login, @seen_at;
+        EXEC {schema}.delete_member_rows @member, N'reaped', @host, @pid, @program, @login, @heartbeat_at;
     COMMIT TRANSACTION;
     RETURN CASE WHEN @there > 0 THEN 1 ELSE 0 END;
 END;
@@ -554,13 +554,13 @@ BEGIN
     DECLARE @there int = 0, @due int = 0;
     SELECT @there = 1,
            @due = CASE WHEN COALESCE(lease_ms, grace_ms) > 0
-                        AND DATEADD(millisecond, COALESCE(lease_ms, grace_ms) / 8, seen_at) < SYSUTCDATETIME()
+                        AND DATEADD(millisecond, COALESCE(lease_ms, grace_ms) / 8, heartbeat_at) < SYSUTCDATETIME()
                        THEN 1 ELSE 0 END
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     IF @due = 1
     BEGIN
         UPDATE {schema}.member
-        SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
+        SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
         WHERE member_id = @member;
         SET @there = @@ROWCOUNT;
     END;
@@ -578,7 +578,7 @@ BEGIN
     DECLARE @there int, @due int;
     SELECT @there = 1, @host = host, @pid = COALESCE(pid, session_id),
            @due = CASE WHEN COALESCE(lease_ms, grace_ms) > 0
-                        AND DATEADD(millisecond, COALESCE(lease_ms, grace_ms) / 8, seen_at) < SYSUTCDATETIME()
+                        AND DATEADD(millisecond, COALESCE(lease_ms, grace_ms) / 8, heartbeat_at) < SYSUTCDATETIME()
                        THEN 1 ELSE 0 END
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     IF @due = 1
@@ -599,13 +599,13 @@ BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
     DECLARE @member bigint, @requested_at datetime2(6), @granted_at datetime2(6), @revoked_at datetime2(6),
-            @attended_until datetime2(6), @stale bigint, @code int, @there int, @grace int;
+            @waiter_lease_until datetime2(6), @stale bigint, @code int, @there int, @grace int;
     SELECT @there = 1, @member = member_id, @requested_at = requested_at, @granted_at = granted_at,
-           @revoked_at = revoked_at, @attended_until = attended_until
+           @revoked_at = revoked_at, @waiter_lease_until = waiter_lease_until
     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
     IF @there IS NULL
         RETURN 1;
-    IF @granted_at IS NULL AND @attended_until < SYSUTCDATETIME()  -- its caller was cut off, or gave up
+    IF @granted_at IS NULL AND @waiter_lease_until < SYSUTCDATETIME()  -- its caller was cut off, or gave up
     BEGIN
         EXEC @code = {schema}.remove @resource, @position, N'cancelled', 1;  -- if that is so still
         RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
@@ -660,8 +660,8 @@ BEGIN
         SET @before = @position;
         -- One by one: so every planner goes by the index, from row to row.
         SELECT TOP (1) @position = queue_position, @granted_at = granted_at,
-               @gone = CASE WHEN member_id = @mine AND attended_until IS NULL THEN 0
-                            WHEN revoked_at IS NOT NULL OR (granted_at IS NULL AND attended_until < SYSUTCDATETIME()) THEN 1
+               @gone = CASE WHEN member_id = @mine AND waiter_lease_until IS NULL THEN 0
+                            WHEN revoked_at IS NOT NULL OR (granted_at IS NULL AND waiter_lease_until < SYSUTCDATETIME()) THEN 1
                             ELSE APPLOCK_TEST(@principal, CONCAT(N'entry.sqlsem.{schema}.', queue_position), N'Shared',
                                               N'Session') END
         FROM {schema}.entry
@@ -829,7 +829,7 @@ BEGIN
         IF @lease IS NULL
             EXEC {schema}.take_beacon @beacon OUTPUT, @name OUTPUT;
         UPDATE {schema}.member
-        SET beacon = @beacon, session_id = @@SPID, missing_since = NULL, seen_at = SYSUTCDATETIME(),
+        SET beacon = @beacon, session_id = @@SPID, missing_since = NULL, heartbeat_at = SYSUTCDATETIME(),
             lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
         WHERE member_id = @member;
         SET @there = @@ROWCOUNT;
@@ -888,7 +888,7 @@ BEGIN
     BEGIN
         BEGIN TRANSACTION;
         UPDATE {schema}.member
-        SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME()), missing_since = NULL
+        SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME()), missing_since = NULL
         WHERE member_id = @member
         OPTION (KEEPFIXED PLAN);
         SET @there = @@ROWCOUNT;
@@ -1020,7 +1020,7 @@ GO
 -- Takes a number. One transaction: gate, look ahead, insert, entry lock. Where nobody is in the way the request is
 -- granted on the spot. With @try nothing is inserted unless it is (queue_position is then NULL).
 -- A second call with the same @uid (its first reply was lost) finds the row of the first. With @attended_ms the row goes
--- after so long, should it still be waiting and attended_until not be moved on.
+-- after so long, should it still be waiting and waiter_lease_until not be moved on.
 -- Inside a transaction it can be called by who has taken the gate (register_all; acquire_by_priority, which alone may where priorities are
 -- set: @ranked). Every statement counts here: on some
 -- engines each of them, a call above all, costs as much as an access to a table. So whatever is not the usual case (a request
@@ -1061,7 +1061,7 @@ BEGIN
         SELECT @known = 1, @lock_owner = CASE WHEN m.lease_ms IS NULL THEN N'Session' ELSE N'Transaction' END, @position = NULL,
                -- As in touch_member: to ask there would cost the usual case a call and a look.
                @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
-                            AND DATEDIFF_BIG(millisecond, m.seen_at, SYSUTCDATETIME()) > COALESCE(m.lease_ms, m.grace_ms) / 8
+                            AND DATEDIFF_BIG(millisecond, m.heartbeat_at, SYSUTCDATETIME()) > COALESCE(m.lease_ms, m.grace_ms) / 8
                            THEN 1 ELSE 0 END,
                @granted = CASE WHEN EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
                                             WHERE resource_id = @resource AND queue_position > f.mark)
@@ -1080,7 +1080,7 @@ BEGIN
             IF @due = 1
             BEGIN
                 UPDATE {schema}.member
-                SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
+                SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
                 WHERE member_id = @member
                 OPTION (KEEPFIXED PLAN);
                 IF @@ROWCOUNT = 0
@@ -1126,7 +1126,7 @@ BEGIN
         END;
         -- (The time is taken after the look: it is let in after those who left, by its history too.)
         INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id,
-                                    owner, request_uid, requested_at, granted_at, note, attended_until, behind)
+                                    owner, request_uid, requested_at, granted_at, note, waiter_lease_until, behind)
         VALUES (@resource, @requesting_id, @access, @limit, @weight, @member,
                 @owner, COALESCE(@uid, CONVERT(nvarchar(64), NEWID())), SYSUTCDATETIME(),
                 CASE WHEN @granted = 1 THEN SYSUTCDATETIME() END, @note,
@@ -1349,7 +1349,7 @@ BEGIN TRY
     SELECT @there = 1, @requested_at = t.requested_at, @access = t.access_type, @limit = t.concurrency_limit, @weight = t.weight, @member = t.member_id,
            @granted_at = t.granted_at, @revoked_at = t.revoked_at,
            @sign_at = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
-                           THEN DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.seen_at) END
+                           THEN DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.heartbeat_at) END
     FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN()
     WHERE t.resource_id = @resource AND t.queue_position = @position
     OPTION (KEEPFIXED PLAN);
@@ -1697,12 +1697,12 @@ BEGIN TRY
         ELSE
         BEGIN
             -- The next one is granted by the same commit, and only has to read that when it wakes: where it was registered directly
-            -- behind this row, which is alone, nobody else is or can come ahead of it. A session's row (attended_until) is left to the
+            -- behind this row, which is alone, nobody else is or can come ahead of it. A session's row (waiter_lease_until) is left to the
             -- session: its caller may have been cut off; where an operator has set anything, the whole rule is asked, by the waiter.
             IF @code = 0 AND @next IS NOT NULL
                 UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
                 WHERE resource_id = @resource AND queue_position = @next AND behind = @position
-                  AND granted_at IS NULL AND revoked_at IS NULL AND attended_until IS NULL
+                  AND granted_at IS NULL AND revoked_at IS NULL AND waiter_lease_until IS NULL
                   AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WHERE o.resource_id IN (@resource, N'*'))
                 OPTION (KEEPFIXED PLAN);
             -- Last, as whoever reads it passes a mark that is locked.
@@ -1897,7 +1897,7 @@ BEGIN TRY
            DATEDIFF_BIG(microsecond, COALESCE(t.granted_at, t.requested_at), @now) / CAST(1000000 AS float) AS seconds,
            CASE WHEN b.missing = 1
                 THEN DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
-                                                    ELSE COALESCE(m.missing_since, m.seen_at) END, @now)
+                                                    ELSE COALESCE(m.missing_since, m.heartbeat_at) END, @now)
                      / CAST(1000000 AS float) END AS missing_for,
            m.grace_ms / CAST(1000 AS float) AS grace
     FROM {schema}.row_states(@resource) AS h
@@ -1907,8 +1907,8 @@ BEGIN TRY
     CROSS APPLY (SELECT CASE WHEN t.member_id IS NOT NULL AND m.member_id IS NULL THEN 1
                              WHEN b.missing IS NULL OR b.missing = 0 THEN 0
                              WHEN m.lease_until IS NOT NULL OR m.grace_ms = 0 THEN 1
-                             WHEN DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.seen_at THEN @start
-                                                                        ELSE m.seen_at END) <= @now
+                             WHEN DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.heartbeat_at THEN @start
+                                                                        ELSE m.heartbeat_at END) <= @now
                                   AND (@start IS NOT NULL
                                        OR DATEADD(millisecond, m.grace_ms, m.missing_since) <= @now) THEN 1
                              ELSE 0 END AS dead) AS d
@@ -1954,8 +1954,8 @@ BEGIN
     SELECT TOP (@most) h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
            h.requested_at, h.granted_at, h.ended_at,
            DATEDIFF_BIG(microsecond, h.requested_at, COALESCE(h.granted_at, h.ended_at)) / CAST(1000000 AS float) AS waited,
-           DATEDIFF_BIG(microsecond, h.granted_at, CASE WHEN h.seen_at IS NULL THEN h.ended_at
-                                                        WHEN h.seen_at > h.granted_at THEN h.seen_at
+           DATEDIFF_BIG(microsecond, h.granted_at, CASE WHEN h.heartbeat_at IS NULL THEN h.ended_at
+                                                        WHEN h.heartbeat_at > h.granted_at THEN h.heartbeat_at
                                                         ELSE h.granted_at END) / CAST(1000000 AS float) AS held, h.outcome,
            h.concurrency_limit, h.host, h.pid, h.program, h.login, h.ended_by
     FROM {schema}.history AS h
@@ -2249,7 +2249,7 @@ BEGIN TRY
         SELECT TOP (1) @member = m.member_id FROM {schema}.member AS m
         WHERE m.member_id > @member_before
           AND (m.lease_until < SYSUTCDATETIME()
-               OR (m.lease_until IS NULL AND DATEADD(millisecond, m.grace_ms, m.seen_at) <= SYSUTCDATETIME()))
+               OR (m.lease_until IS NULL AND DATEADD(millisecond, m.grace_ms, m.heartbeat_at) <= SYSUTCDATETIME()))
         ORDER BY m.member_id;
         IF @member = @member_before
             BREAK;

@@ -31,7 +31,7 @@ VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'
 -- Members -----------------------------------------------------------------------------------------------------------
 
 -- One row for each process or session that takes part, and what tells whether it lives: it is dead when its beacon is missing
--- and seen_at is older than its grace, or when its lease is over. The numbers are bigint, as 2^31 would be used up in months
+-- and heartbeat_at is older than its grace, or when its lease is over. The numbers are bigint, as 2^31 would be used up in months
 -- where sessions come and go quickly.
 CREATE SEQUENCE {schema}.beacon AS int START WITH 1 MINVALUE 1 CYCLE;
 -- (READPAST passes locked rows, not locked pages. So the indexes of the tables that it is used on know no locks of pages. Rows come and
@@ -51,7 +51,7 @@ CREATE TABLE {schema}.member (
     lease_ms      int NULL CONSTRAINT member_lease_ms_check CHECK (lease_ms > 0),
     joined_at     datetime2(6) NOT NULL CONSTRAINT member_joined_at_default DEFAULT SYSUTCDATETIME(),
     -- When it last proved that it lives.
-    seen_at       datetime2(6) NOT NULL CONSTRAINT member_seen_at_default DEFAULT SYSUTCDATETIME(),
+    heartbeat_at       datetime2(6) NOT NULL CONSTRAINT member_seen_at_default DEFAULT SYSUTCDATETIME(),
     lease_until   datetime2(6) NULL,  -- dead when past; NULL where a beacon tells
     missing_since datetime2(6) NULL   -- when the beacon was first found missing; cleared when the member returns
 );
@@ -112,7 +112,7 @@ CREATE TABLE {schema}.entry (
     granted_at        datetime2(6) NULL,
     revoked_at        datetime2(6) NULL,
     revoked_by        nvarchar(128) NULL,  -- the operator's login, while revoked_at is set
-    attended_until    datetime2(6) NULL,   -- a waiting row whose client does not come back goes when this is past
+    waiter_lease_until    datetime2(6) NULL,   -- a waiting row whose client does not come back goes when this is past
     note              nvarchar(1000) NULL,
     -- No row stood between that position and this one when it was registered, nor can one come. Where that is a row which is
     -- released, its release grants this one. (The check refuses numbers that went back: a number that was set, rows that were put in.)
@@ -137,7 +137,7 @@ GO
 CREATE VIEW {schema}.{table} AS
 SELECT NULLIF(queue_position, CAST(0 AS bigint)) AS queue_position, -- so that it may be left out
        resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner, request_uid,
-       requested_at, granted_at, revoked_at, note, attended_until
+       requested_at, granted_at, revoked_at, note, waiter_lease_until
 FROM {schema}.entry;
 GO
 
@@ -160,7 +160,7 @@ CREATE TABLE {schema}.history (
     ended_at          datetime2(6) NOT NULL CONSTRAINT history_ended_at_default DEFAULT SYSUTCDATETIME(),
     outcome           nvarchar(16) NOT NULL,
     ended_by          nvarchar(128) NULL,  -- the login that ended it, where that was not the owner
-    seen_at           datetime2(6) NULL    -- the last heartbeat of an owner that died
+    heartbeat_at           datetime2(6) NULL    -- the last heartbeat of an owner that died
 );
 CREATE CLUSTERED INDEX history_ended_at ON {schema}.history (ended_at);
 CREATE INDEX history_resource ON {schema}.history (resource_id, ended_at);  -- a page of a resource's history
@@ -240,14 +240,14 @@ GO
 -- feature: handovers
 -- Locks that go with a transaction, and locks that travel -----------------------------------------------------------
 
--- A transaction that releases a lock leaves a row here, which is there once the transaction is committed. Only the owner of
--- the lock knows the word.
-CREATE TABLE {schema}.departure (
-    word    varchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT departure_pk PRIMARY KEY,
-    login   nvarchar(128) NOT NULL CONSTRAINT departure_login_default DEFAULT ORIGINAL_LOGIN(),
-    left_at datetime2(6) NOT NULL CONSTRAINT departure_left_at_default DEFAULT SYSUTCDATETIME()
+-- A transaction that releases a lock inserts a row here. Other sessions see the row once the transaction has committed. Only
+-- the owner of the lock knows the marker.
+CREATE TABLE {schema}.commit_marker (
+    marker  varchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT commit_marker_pk PRIMARY KEY,
+    login   nvarchar(128) NOT NULL CONSTRAINT commit_marker_login_default DEFAULT ORIGINAL_LOGIN(),
+    marked_at datetime2(6) NOT NULL CONSTRAINT commit_marker_marked_at_default DEFAULT SYSUTCDATETIME()
 );
-CREATE INDEX departure_login ON {schema}.departure (login);
+CREATE INDEX commit_marker_login ON {schema}.commit_marker (login);
 
 -- From hand_over to adopt the rows belong to a member of their own, in transit, which lives by a lease of ttl_ms: member_id.
 -- The token itself is nowhere. Rows of the past are kept for a day, to say why a token cannot be adopted.
@@ -276,7 +276,7 @@ GO
 
 -- The sort key of a task key: in no order that anyone chose, and each at its own place. It is stored in rows, so it never
 -- changes, and is not made anew with the procedures, which run meanwhile.
-CREATE FUNCTION {schema}.turn_of(@key nvarchar(255)) RETURNS nvarchar(263) AS
+CREATE FUNCTION {schema}.key_hash(@key nvarchar(255)) RETURNS nvarchar(263) AS
 BEGIN
     RETURN CONCAT(RIGHT(CONCAT(N'0000000', CAST(SUBSTRING(HASHBYTES('SHA2_256', @key), 1, 3) AS int)), 8), @key);
 END;
@@ -291,7 +291,7 @@ CREATE TABLE {schema}.task (
     -- NULL: no key, in any other queue.
     task_key        nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,
     task_priority   int NOT NULL CONSTRAINT task_task_priority_default DEFAULT 0,  -- among the tasks of its key; higher ones first
-    task_turn       nvarchar(263) COLLATE Latin1_General_100_BIN2 NULL,  -- the key behind eight digits of its hash (turn_of)
+    task_hash       nvarchar(263) COLLATE Latin1_General_100_BIN2 NULL,  -- the key behind eight digits of its hash (key_hash)
     -- Of the open tasks of a queue one has it. The routines see to that: an index that is unique for some rows is a filtered
     -- one, which wants QUOTED_IDENTIFIER ON of every client that touches the table.
     unique_key      nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,
@@ -334,9 +334,9 @@ CREATE TABLE {schema}.task (
     -- Of a task with locks (parked.sql): its ready_at is the end of time (the year 9999), so that claims of tasks without locks
     -- pass it by.
     lock_count      int NULL,           -- how many; NULL: none
-    locks_left      int NULL,           -- how many are not granted yet; NULL: it waits in no line
-    asks_at         datetime2(6) NULL,  -- when it may wait in the lines
-    CONSTRAINT task_turn_of_key CHECK (task_key IS NULL AND task_turn IS NULL OR task_key IS NOT NULL AND task_turn IS NOT NULL)
+    locks_pending      int NULL,           -- how many are not granted yet; NULL: it waits in no line
+    enqueue_locks_at         datetime2(6) NULL,  -- when it may wait in the lines
+    CONSTRAINT task_turn_of_key CHECK (task_key IS NULL AND task_hash IS NULL OR task_key IS NOT NULL AND task_hash IS NOT NULL)
 );
 -- Open tasks are few; all that claims read is in one index of them, whose keys do not change from the put to the end. No index
 -- is filtered: a filtered index wants QUOTED_IDENTIFIER ON of every client that touches the table, and refuses its rows
@@ -345,7 +345,7 @@ CREATE TABLE {schema}.task (
 CREATE INDEX task_open ON {schema}.task (queue_name, is_open, task_order, task_id)
     INCLUDE (status, ready_at, member_id, claim_uid, attempt, task_priority) WITH (ALLOW_PAGE_LOCKS = OFF);
 -- (With lock_count in front: claims read only tasks where it is NULL, and so do not pass the parked ones.)
-CREATE INDEX task_fair ON {schema}.task (queue_name, status, lock_count, task_order, task_turn, task_priority DESC, task_id)
+CREATE INDEX task_fair ON {schema}.task (queue_name, status, lock_count, task_order, task_hash, task_priority DESC, task_id)
     INCLUDE (ready_at) WITH (ALLOW_PAGE_LOCKS = OFF);
 CREATE INDEX task_ended ON {schema}.task (is_open, ended_at) INCLUDE (queue_name, status) WITH (ALLOW_PAGE_LOCKS = OFF);
 CREATE UNIQUE INDEX task_put ON {schema}.task (put_uid) WITH (ALLOW_PAGE_LOCKS = OFF);

@@ -173,20 +173,20 @@ BEGIN
            AND (@priority <> 0 OR EXISTS (SELECT 1 FROM {schema}.queue_setting WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                                           WHERE queue_name = @queue)
                 OR EXISTS (SELECT 1 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
-                           WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn >= N''))
+                           WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_hash >= N''))
             SET @task_key = N'';
         INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms,
-                                   put_uid, time_limit_ms, unique_key, put_by, task_key, task_turn, task_priority, ready_at)
+                                   put_uid, time_limit_ms, unique_key, put_by, task_key, task_hash, task_priority, ready_at)
         VALUES (@queue, @order, @kind, @body, @note, @then, @max_attempts, @backoff_ms, @uid, @time_limit_ms, @key, @put_by,
                 @task_key,
-                CASE WHEN @task_key IS NOT NULL THEN {schema}.turn_of(@task_key) END,
+                CASE WHEN @task_key IS NOT NULL THEN {schema}.key_hash(@task_key) END,
                 @priority,
                 CASE WHEN @after_ms = 0 THEN CAST(N'19000101' AS datetime2(6))
                      ELSE DATEADD(millisecond, CAST(@after_ms % 1000 AS int),
                                   DATEADD(second, CAST(@after_ms / 1000 AS int), SYSUTCDATETIME())) END);
         SET @task_id = SCOPE_IDENTITY();
         IF @locks IS NOT NULL
-            EXEC {schema}.keep_locks @task_id, @queue, @locks;
+            EXEC {schema}.store_task_locks @task_id, @queue, @locks;
         IF @there IS NOT NULL
         BEGIN
             -- It gives way; while it runs it only gives up its key.
@@ -198,7 +198,7 @@ BEGIN
             IF @count = 0
                 UPDATE {schema}.task WITH (ROWLOCK) SET unique_key = NULL WHERE task_id = @there AND status = N'running';
             ELSE IF EXISTS (SELECT 1 FROM {schema}.task_lock WHERE task_id = @there)
-                EXEC {schema}.leave_lines @there;
+                EXEC {schema}.leave_lock_queues @there;
         END;
     END;
     IF @mine = 1
@@ -238,9 +238,9 @@ GO
 -- Returns 1 where the rates of a queue, and of this key, let one more task be started, after so many others (of all; of the key), in a
 -- transaction that has written the queue's row of queue_setting. @start: it is started, so it counts from here on. What these rates
 -- are stands in PostgreSQL's tasks.sql.
-IF OBJECT_ID(N'{schema}.may_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_start AS RETURN 0');
+IF OBJECT_ID(N'{schema}.task_may_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_may_start AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.may_start @queue nvarchar(400), @key nvarchar(255), @all int, @of_key int, @start bit
+ALTER PROCEDURE {schema}.task_may_start @queue nvarchar(400), @key nvarchar(255), @all int, @of_key int, @start bit
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -300,9 +300,9 @@ GO
 
 -- In the transaction of a claim, of this order, the lowest that is open: whether the queue is claimed from in turns, and the
 -- task whose turn it is, locked, and counted as started (NULL: none may run).
-IF OBJECT_ID(N'{schema}.task_of_turn') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_of_turn AS RETURN 0');
+IF OBJECT_ID(N'{schema}.pick_fair_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pick_fair_task AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.task_of_turn @queue nvarchar(400), @order int, @turns bit OUTPUT, @task bigint OUTPUT
+ALTER PROCEDURE {schema}.pick_fair_task @queue nvarchar(400), @order int, @turns bit OUTPUT, @task bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -334,19 +334,19 @@ BEGIN
     SELECT @most = task_limit, @key_most = key_limit, @rate = task_rate, @key_rate = key_rate
     FROM {schema}.queue_setting WHERE @limited = 1 AND queue_name = @queue;
     SELECT TOP (1) @there = 1 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
-    WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn >= N'';
+    WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_hash >= N'';
     IF @limited = 0 AND @there = 0
         RETURN 0;
     SET @turns = 1;
     -- What is just being ended counts until it has ended: this look waits for it, if it does not see it as it was.
     INSERT INTO @running (task_key, many)
-    SELECT COALESCE(SUBSTRING(task_turn, 9, 255), N''), COUNT(*) FROM {schema}.task WITH (INDEX (task_fair))
-    WHERE queue_name = @queue AND status = N'running' GROUP BY COALESCE(SUBSTRING(task_turn, 9, 255), N'');
+    SELECT COALESCE(SUBSTRING(task_hash, 9, 255), N''), COUNT(*) FROM {schema}.task WITH (INDEX (task_fair))
+    WHERE queue_name = @queue AND status = N'running' GROUP BY COALESCE(SUBSTRING(task_hash, 9, 255), N'');
     SELECT @total = COALESCE(SUM(many), 0) FROM @running;
     IF @total >= @most
         RETURN 0;
     IF @rate IS NOT NULL
-        EXEC @code = {schema}.may_start @queue, N'', 0, 0, 0;
+        EXEC @code = {schema}.task_may_start @queue, N'', 0, 0, 0;
     IF @code = 0
         RETURN 0;
     SET @now = {schema}.clock_us() / 1000;
@@ -370,10 +370,10 @@ BEGIN
         WHILE @lap < 2 AND @drawn < 32
         BEGIN
             SET @there = 0;
-            SELECT TOP (1) @turn = task_turn, @there = 1 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
-            WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn > @turn
-              AND task_turn < @until
-            ORDER BY task_turn;
+            SELECT TOP (1) @turn = task_hash, @there = 1 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
+            WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_hash > @turn
+              AND task_hash < @until
+            ORDER BY task_hash;
             SET @key = SUBSTRING(@turn, 9, 255);
             IF @there = 0
             BEGIN
@@ -417,17 +417,17 @@ BEGIN
         BEGIN
             SET @place = @place + 1;
             SELECT @key = task_key, @rated = rated, @id = NULL, @plain = NULL FROM @line WHERE place = @place;
-            SET @at = {schema}.turn_of(@key);
+            SET @at = {schema}.key_hash(@key);
             SELECT TOP (1) @id = task_id, @priority = task_priority
             FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
-            WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn = @at
+            WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_hash = @at
               AND ready_at <= SYSUTCDATETIME()
             ORDER BY task_priority DESC, task_id;
             -- Those that were put without a key before the queue had turns. (They have no priority.)
             IF @key = N''
                 SELECT TOP (1) @plain = task_id
                 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
-                WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn IS NULL
+                WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_hash IS NULL
                   AND ready_at <= SYSUTCDATETIME()
                 ORDER BY task_priority DESC, task_id;
             IF @plain IS NOT NULL AND (@id IS NULL OR @priority < 0 OR @priority = 0 AND @plain < @id)
@@ -438,7 +438,7 @@ BEGIN
                 UPDATE @line SET rated = 3 WHERE place = @place;
             IF @task IS NULL OR @rated = 0
                 CONTINUE;
-            EXEC @code = {schema}.may_start @queue, @key, 0, 0, 1;
+            EXEC @code = {schema}.task_may_start @queue, @key, 0, 0, 1;
             IF @code = 0
             BEGIN
                 SET @task = NULL;
@@ -454,21 +454,21 @@ BEGIN
         SELECT @key = task_key, @rated = rated FROM @line WHERE place = @place;
         IF @rated > 1
             CONTINUE;
-        SET @at = {schema}.turn_of(@key);
+        SET @at = {schema}.key_hash(@key);
         SELECT TOP (1) @task = task_id
         FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
-        WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn = @at
+        WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_hash = @at
           AND ready_at <= SYSUTCDATETIME()
         ORDER BY task_priority DESC, task_id;
         IF @task IS NULL AND @key = N''
             SELECT TOP (1) @task = task_id
             FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
-            WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn IS NULL
+            WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_hash IS NULL
               AND ready_at <= SYSUTCDATETIME()
             ORDER BY task_priority DESC, task_id;
         IF @task IS NULL OR @rated = 0
             CONTINUE;
-        EXEC @code = {schema}.may_start @queue, @key, 0, 0, 1;
+        EXEC @code = {schema}.task_may_start @queue, @key, 0, 0, 1;
         IF @code = 0
             SET @task = NULL;
     END;
@@ -510,12 +510,12 @@ BEGIN
             IF @order IS NULL
                 BREAK;
             BEGIN TRANSACTION;
-            EXEC {schema}.task_of_turn @queue, @order, @turns OUTPUT, @task OUTPUT;
+            EXEC {schema}.pick_fair_task @queue, @order, @turns OUTPUT, @task OUTPUT;
             IF @turns = 0
                 SELECT TOP (1) @task = task_id
                 FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
-                  AND task_turn IS NULL AND ready_at <= SYSUTCDATETIME()
+                  AND task_hash IS NULL AND ready_at <= SYSUTCDATETIME()
                 ORDER BY task_priority DESC, task_id;
             -- Where an engine has no such hints two sessions may have found the same task: one of them looks again. (It
             -- may even have been run meanwhile, and be pending for a second attempt.)
@@ -613,7 +613,7 @@ BEGIN
         END;
         IF @locks IS NOT NULL
         BEGIN
-            EXEC {schema}.end_rows @task, @member, N'released';
+            EXEC {schema}.end_task_rows @task, @member, N'released';
             BEGIN TRANSACTION;
         END;
         UPDATE {schema}.task WITH (ROWLOCK)
@@ -632,7 +632,7 @@ BEGIN
         IF @locks IS NOT NULL
         BEGIN
             IF @count > 0
-                EXEC {schema}.park_task @task;
+                EXEC {schema}.block_task @task;
             COMMIT TRANSACTION;
         END;
         IF @count = 0
@@ -705,12 +705,12 @@ BEGIN
             IF @order IS NULL
                 BREAK;
             BEGIN TRANSACTION;
-            EXEC {schema}.task_of_turn @queue, @order, @turns OUTPUT, @first OUTPUT;
+            EXEC {schema}.pick_fair_task @queue, @order, @turns OUTPUT, @first OUTPUT;
             IF @turns = 0
                 SELECT TOP (1) @first = task_id
                 FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
-                  AND task_turn IS NULL AND ready_at <= SYSUTCDATETIME()
+                  AND task_hash IS NULL AND ready_at <= SYSUTCDATETIME()
                 ORDER BY task_priority DESC, task_id;
             SET @last = @first;
             SET @alone = 1;  -- (each turn is drawn by itself)
@@ -727,7 +727,7 @@ BEGIN
                 INSERT INTO @seen (task_id)
                 SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
-                  AND task_turn IS NULL AND task_priority = 0 AND task_id >= @first AND ready_at <= SYSUTCDATETIME()
+                  AND task_hash IS NULL AND task_priority = 0 AND task_id >= @first AND ready_at <= SYSUTCDATETIME()
                 ORDER BY task_id;
                 SELECT @last = MAX(w.task_id)
                 FROM (SELECT n.task_id,
@@ -741,7 +741,7 @@ BEGIN
                 INSERT INTO @chosen (task_id)
                 SELECT task_id FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
-                  AND task_turn IS NULL AND task_priority = 0 AND task_id >= @first AND task_id <= COALESCE(@last, @first)
+                  AND task_hash IS NULL AND task_priority = 0 AND task_id >= @first AND task_id <= COALESCE(@last, @first)
                   AND ready_at <= SYSUTCDATETIME();
             END;
             UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
@@ -856,12 +856,12 @@ BEGIN
         WHERE task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
         SET @rows = @@ROWCOUNT;
         IF @rows > 0
-            EXEC {schema}.park_task @task;
+            EXEC {schema}.block_task @task;
         COMMIT TRANSACTION;
         SET @count = @count + @rows;
     END;
     IF EXISTS (SELECT 1 FROM {schema}.task_lock WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE queue_name = @queue AND parked = 1)
-        EXEC {schema}.suspect_lines @queue;
+        EXEC {schema}.check_lock_holders @queue;
     IF @answer = 1
         SELECT @count AS recovered;
     RETURN @count;
@@ -973,7 +973,7 @@ BEGIN
                        task_priority, lock_count)
     SELECT t.task_id, t.queue_name, t.task_order, t.kind,
            t.body, t.note, d.status, t.on_failure, t.attempt, t.failures, t.losses, t.max_attempts, t.put_at,
-           CASE WHEN t.lock_count IS NOT NULL THEN t.asks_at WHEN t.ready_at < t.put_at THEN t.put_at ELSE t.ready_at END AS ready_at, t.claimed_at, t.ended_at,
+           CASE WHEN t.lock_count IS NOT NULL THEN t.enqueue_locks_at WHEN t.ready_at < t.put_at THEN t.put_at ELSE t.ready_at END AS ready_at, t.claimed_at, t.ended_at,
            DATEDIFF_BIG(microsecond, CASE WHEN t.status IN (N'finished', N'failed', N'running') THEN t.claimed_at END,
                         CASE WHEN t.status = N'running' THEN @now ELSE t.ended_at END) / CAST(1000000 AS float)
                AS seconds,
@@ -984,8 +984,8 @@ BEGIN
     LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     CROSS APPLY (SELECT CASE WHEN t.status <> N'running' THEN t.status WHEN m.member_id IS NULL THEN N'lost'
                              WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN N'lost' ELSE t.status END
-                             WHEN DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.seen_at THEN @start
-                                                                        ELSE m.seen_at END) > @now
+                             WHEN DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.heartbeat_at THEN @start
+                                                                        ELSE m.heartbeat_at END) > @now
                                   OR (@start IS NULL AND m.grace_ms > 0
                                       AND (m.missing_since IS NULL
                                            OR DATEADD(millisecond, m.grace_ms, m.missing_since) > @now)) THEN t.status
@@ -1045,7 +1045,7 @@ BEGIN
     WHERE r.member_id IS NOT NULL
       AND CASE WHEN m.member_id IS NULL THEN 1
                WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
-               WHEN DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.seen_at THEN @start ELSE m.seen_at END) > @now
+               WHEN DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.heartbeat_at THEN @start ELSE m.heartbeat_at END) > @now
                     OR (@start IS NULL AND m.grace_ms > 0
                         AND (m.missing_since IS NULL
                              OR DATEADD(millisecond, m.grace_ms, m.missing_since) > @now)) THEN 0
@@ -1163,10 +1163,10 @@ BEGIN
             SELECT LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), @what, t.queue_name, t.task_id, @old
             FROM {schema}.task AS t WHERE t.task_id = @task;
         IF @count > 0 AND @what = N'retry'
-            EXEC {schema}.park_task @task;
+            EXEC {schema}.block_task @task;
         COMMIT TRANSACTION;
         IF @count > 0 AND @what = N'cancel' AND EXISTS (SELECT 1 FROM {schema}.task_lock WHERE task_id = @task)
-            EXEC {schema}.leave_lines @task;
+            EXEC {schema}.leave_lock_queues @task;
     END;
     SELECT @status = status FROM {schema}.task WHERE task_id = @task;
     SET @code = CASE WHEN @count > 0 THEN 0 WHEN @status IS NULL THEN -1 WHEN @status = N'running' THEN 1
@@ -1213,9 +1213,9 @@ GO
 
 -- What is asked of the tasks that a member runs (@tasks: a JSON array of their numbers): how long each may run (s), and who
 -- wants it cancelled. Rows only of those of which anything is.
-IF OBJECT_ID(N'{schema}.asked_of_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.asked_of_tasks AS RETURN 0');
+IF OBJECT_ID(N'{schema}.task_controls') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_controls AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.asked_of_tasks @member bigint, @tasks nvarchar(max)
+ALTER PROCEDURE {schema}.task_controls @member bigint, @tasks nvarchar(max)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -1553,9 +1553,9 @@ END;
 GO
 
 -- As recover_tasks; and whether a schedule of the queue is due. One row.
-IF OBJECT_ID(N'{schema}.tend_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.tend_queue AS RETURN 0');
+IF OBJECT_ID(N'{schema}.maintain_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.maintain_queue AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.tend_queue @queue nvarchar(400), @mine bigint = NULL
+ALTER PROCEDURE {schema}.maintain_queue @queue nvarchar(400), @mine bigint = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -1757,7 +1757,7 @@ BEGIN
     SET @task = NULL;
     BEGIN TRY
         EXEC {schema}.session_member NULL, @member OUTPUT;
-        EXEC {schema}.claim_parked @member, @queue, @owner, NULL, 0, @owner, @owner, @task OUTPUT;
+        EXEC {schema}.claim_blocked @member, @queue, @owner, NULL, 0, @owner, @owner, @task OUTPUT;
         IF @task IS NULL
             EXEC {schema}.take_task @member, @queue, @owner, NULL, 0, @task OUTPUT;
         IF @task IS NULL
@@ -1806,9 +1806,9 @@ GO
 -- What an earlier call left behind, of whatever queue, that its client broke off (a command timeout): the session
 -- lives, so nobody else ends it. A task that was claimed since the session's present request began is that of a work
 -- which called this one.
-IF OBJECT_ID(N'{schema}.session_leftovers') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_leftovers AS RETURN 0');
+IF OBJECT_ID(N'{schema}.recover_session_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_session_tasks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.session_leftovers
+ALTER PROCEDURE {schema}.recover_session_tasks
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -1873,7 +1873,7 @@ BEGIN
         EXEC {schema}.refuse 50000, @message;
     END;
     EXEC {schema}.session_name @owner OUTPUT;
-    EXEC {schema}.session_leftovers;
+    EXEC {schema}.recover_session_tasks;
     WHILE 1 = 1
     BEGIN
         EXEC {schema}.session_claim @queue, @owner, @member OUTPUT, @task OUTPUT;

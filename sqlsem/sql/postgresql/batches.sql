@@ -22,7 +22,7 @@ $$;
 
 -- Keep what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
 -- kept stays): what is kept may be run with the rights of the login that resumes it.
-CREATE OR REPLACE FUNCTION {schema}.keep_callback(p_batch bigint, p_kind varchar, p_body text) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.store_callback(p_batch bigint, p_kind varchar, p_body text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -253,7 +253,7 @@ BEGIN
         FROM {schema}.member AS m
         WHERE p.batch_id = id AND p.part = p_part AND m.member_id = p_member
         RETURNING p.* INTO v_part;
-        PERFORM {schema}.keep_callback(id, p_callback_kind, p_callback_body);
+        PERFORM {schema}.store_callback(id, p_callback_kind, p_callback_body);
     END IF;
     code := 'started';
     attempt := v_part.attempt;
@@ -313,7 +313,7 @@ BEGIN
                                                                    ELSE 'ended after the window' END
                               WHEN 'failed' THEN coalesce(p_error, 'it said nothing') END
         WHERE p.batch_id = id AND p.part = p_part;
-        PERFORM {schema}.keep_callback(id, p_callback_kind, p_callback_body);
+        PERFORM {schema}.store_callback(id, p_callback_kind, p_callback_body);
         IF v_batch.status = 'open' AND NOT EXISTS (SELECT FROM {schema}.batch_part AS p
                                                    WHERE p.batch_id = id AND p.status IN ('expected', 'running')) THEN
             IF EXISTS (SELECT FROM {schema}.batch_part AS p WHERE p.batch_id = id AND p.status = 'failed') THEN
@@ -477,7 +477,7 @@ AS $$
 $$;
 
 -- recover_batches for a session, which is told what that has found out.
-CREATE OR REPLACE FUNCTION {schema}.recover_told(p_name text, p_member bigint) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.session_recover_batches(p_name text, p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -508,7 +508,7 @@ BEGIN
     END IF;
     PERFORM {schema}.require_outside_transaction('batch_part_start');
     v_member := {schema}.session_member(NULL);
-    PERFORM {schema}.recover_told(name, v_member);
+    PERFORM {schema}.session_recover_batches(name, v_member);
     v_start := {schema}.start_part(v_member, name, part, v_parts, (window_seconds * 1000)::bigint,
                                    p_owner, replace(gen_random_uuid()::text, '-', ''), NULL, NULL);
     IF v_start.code = 'running' THEN
@@ -560,7 +560,7 @@ DECLARE
 BEGIN
     PERFORM {schema}.check_name('batch', p_name);
     PERFORM {schema}.check_name('part', p_part);
-    PERFORM {schema}.recover_told(p_name, v_member);
+    PERFORM {schema}.session_recover_batches(p_name, v_member);
     v_uid := (SELECT p.start_uid FROM {schema}.batch AS r JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
               WHERE r.batch_name = p_name AND p.part = p_part AND p.member_id = v_member AND p.status = 'running'
               ORDER BY r.batch_id DESC LIMIT 1);
@@ -623,7 +623,7 @@ DECLARE
 BEGIN
     PERFORM {schema}.check_name('batch', name);
     v_member := {schema}.session_member(NULL);
-    PERFORM {schema}.recover_told(name, v_member);
+    PERFORM {schema}.session_recover_batches(name, v_member);
     RETURN (SELECT (c.id IS NOT NULL)::integer
             FROM {schema}.claim_callback(v_member, name, NULL, p_owner,
                                      replace(gen_random_uuid()::text, '-', ''), true) AS c);

@@ -156,11 +156,11 @@ SELECT {schema}.database_identity()
 -- name: release_on_commit
 SELECT {schema}.release_on_commit(%s)
 
--- name: has_left
-SELECT {schema}.has_left(%s)
+-- name: is_committed
+SELECT {schema}.is_committed(%s)
 
--- name: forget_left
-SELECT {schema}.forget_left(%s)
+-- name: delete_commit_marker
+SELECT {schema}.delete_commit_marker(%s)
 -- end of feature: handovers
 
 -- feature: guards
@@ -334,8 +334,8 @@ SELECT {schema}.put_tasks_once(%s, %s, %s)
 SELECT * FROM {schema}.claim_task(
     %s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean)
 
--- name: claim_parked
-SELECT * FROM {schema}.claim_parked(
+-- name: claim_blocked
+SELECT * FROM {schema}.claim_blocked(
     %s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean, %s::varchar, %s::varchar)
 
 -- name: end_task
@@ -390,8 +390,8 @@ SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.set_task(%s, %
 -- name: cancel_task
 SELECT {schema}.cancel_task(%s)
 
--- name: asked_of_tasks
-SELECT * FROM {schema}.asked_of_tasks(%s, %s::bigint[])
+-- name: task_controls
+SELECT * FROM {schema}.task_controls(%s, %s::bigint[])
 
 -- name: prune_tasks
 SELECT {schema}.prune_tasks(%s)
@@ -424,8 +424,8 @@ SELECT * FROM {schema}.list_batches(%s, %s, %s)
 -- end of feature: batches
 
 -- feature: queue
--- name: tend_queue
-SELECT * FROM {schema}.tend_queue(%s, %s)
+-- name: maintain_queue
+SELECT * FROM {schema}.maintain_queue(%s, %s)
 
 -- name: save_schedule
 SELECT {schema}.save_schedule(%s, %s, %s, %s, %s, %s, %s, %s)

@@ -56,7 +56,7 @@ AS $$
                AND (count(*) OVER one > 1 OR t.access_type = 'upgrade') AS busy
         FROM {schema}.{table} AS t
         WHERE t.member_id IS NOT NULL AND t.revoked_at IS NULL
-          AND (t.granted_at IS NOT NULL OR t.attended_until IS NULL OR t.attended_until >= clock_timestamp())
+          AND (t.granted_at IS NOT NULL OR t.waiter_lease_until IS NULL OR t.waiter_lease_until >= clock_timestamp())
         WINDOW one AS (PARTITION BY t.member_id, t.owner)
     ), b AS (
         SELECT q.*, max(q.queue_position) FILTER (WHERE q.busy AND q.waits) OVER (PARTITION BY q.resource_id) AS last_busy FROM q

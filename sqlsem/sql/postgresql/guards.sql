@@ -72,7 +72,7 @@ $$;
 
 -- A table and all that inherits from it: partitions of partitions, too. (A trigger of a statement is fired by the table that
 -- the statement names, and by no other.)
-CREATE OR REPLACE FUNCTION {schema}.family(p_table regclass) RETURNS SETOF regclass
+CREATE OR REPLACE FUNCTION {schema}.table_and_partitions(p_table regclass) RETURNS SETOF regclass
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     WITH RECURSIVE member AS (
@@ -117,7 +117,7 @@ BEGIN
     END IF;
     FOR v_one IN
         SELECT f.relation, c.relkind, g.resource_id, g.trigger_name, g.fires
-        FROM {schema}.family(p_table) AS f (relation) JOIN pg_class AS c ON c.oid = f.relation
+        FROM {schema}.table_and_partitions(p_table) AS f (relation) JOIN pg_class AS c ON c.oid = f.relation
         LEFT JOIN {schema}.guards() AS g ON g.relation = f.relation
     LOOP
         IF v_one.resource_id IS NULL THEN
@@ -159,7 +159,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '5s', true);
     END IF;
     FOR v_one IN
-        SELECT g.relation, g.trigger_name FROM {schema}.family(p_table) AS f (relation) JOIN {schema}.guards() AS g ON g.relation = f.relation
+        SELECT g.relation, g.trigger_name FROM {schema}.table_and_partitions(p_table) AS f (relation) JOIN {schema}.guards() AS g ON g.relation = f.relation
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', v_one.trigger_name, v_one.relation);
         v_number := v_number + 1;
@@ -183,7 +183,7 @@ AS $$
                        FROM pg_inherits AS i LEFT JOIN g AS u ON u.relation = i.inhparent AND u.resource_id = g.resource_id
                        WHERE i.inhrelid = g.relation ORDER BY u.relation IS NOT NULL LIMIT 1) AS p ON true
     CROSS JOIN LATERAL (SELECT min(f.relation::text) AS open
-                        FROM {schema}.family(g.relation) AS f (relation)
+                        FROM {schema}.table_and_partitions(g.relation) AS f (relation)
                         WHERE NOT EXISTS (SELECT FROM g AS o WHERE o.relation = f.relation AND o.resource_id = g.resource_id AND o.fires)) AS f
     WHERE p.known IS NOT TRUE
     ORDER BY 1, 2

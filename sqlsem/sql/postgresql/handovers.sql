@@ -55,7 +55,7 @@ BEGIN
         ORDER BY given_at LIMIT 100 FOR UPDATE SKIP LOCKED));
     -- A sign of life, and a lock: until the commit nobody can take the giver for dead, and remove its rows.
     UPDATE {schema}.member
-    SET seen_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+    SET heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
     WHERE member_id = p_member AND login = session_user
     RETURNING * INTO v_member;
     IF NOT FOUND THEN
@@ -90,7 +90,7 @@ BEGIN
     FROM {schema}.{table} WHERE member_id = p_member AND queue_position = ANY (p_positions);
     UPDATE {schema}.{table} AS t
     SET member_id = v_transit, requesting_id = format('in transit %s', v_transit),
-        owner = left('handed over by ' || coalesce(owner, requesting_id), 255), attended_until = NULL,
+        owner = left('handed over by ' || coalesce(owner, requesting_id), 255), waiter_lease_until = NULL,
         request_uid = format('in transit %s.%s', v_transit, queue_position), granted_at = clock_timestamp()
     WHERE member_id = p_member AND queue_position = ANY (p_positions);
     INSERT INTO {schema}.handover (token_hash, member_id, row_count, resource_id, queue_position, given_by, given_to, ttl_ms)
@@ -154,7 +154,7 @@ BEGIN
         RETURN;
     END IF;
     UPDATE {schema}.member
-    SET seen_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+    SET heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
     WHERE member_id = p_member AND login = session_user
     RETURNING * INTO v_member;
     IF NOT FOUND THEN
@@ -228,7 +228,7 @@ AS $$
 $$;
 
 -- A member without rows that was made for one alone.
-CREATE OR REPLACE FUNCTION {schema}.leave_behind(p_member bigint) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.delete_empty_member(p_member bigint) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     DELETE FROM {schema}.member AS m
@@ -266,7 +266,7 @@ BEGIN
                                           pg_catalog.floor(ttl_seconds OPERATOR(pg_catalog.*) 1000::double precision)::integer,
                                           to_login::varchar);
         IF v_row.own THEN
-            PERFORM {schema}.leave_behind(v_row.member);
+            PERFORM {schema}.delete_empty_member(v_row.member);
         END IF;
     END IF;
     IF v_code OPERATOR(pg_catalog.<>) 0 THEN
@@ -311,7 +311,7 @@ BEGIN
     IF queue_position IS NOT NULL THEN
         RETURN;
     END IF;
-    PERFORM {schema}.leave_behind(v_member);
+    PERFORM {schema}.delete_empty_member(v_member);
     COMMIT;
     IF v_row.code OPERATOR(pg_catalog.=) -1 THEN
         RAISE EXCEPTION 'sqlsem: this token is not known here' USING ERRCODE = '55000',
@@ -337,26 +337,26 @@ $$;
 -- Called in the transaction whose commit shall release a lock, after it has pinned the lock. Only the lock's process
 -- knows the word.
 -- (The rows go when the lock's process has seen them: a login that has left thousands is doing something else.)
-CREATE OR REPLACE FUNCTION {schema}.release_on_commit(p_word varchar) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.release_on_commit(p_marker varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF (char_length(p_word) BETWEEN 1 AND 64) IS NOT TRUE THEN
-        RAISE EXCEPTION 'sqlsem: release_on_commit needs a word of 1 to 64 characters' USING ERRCODE = '22023';
-    ELSIF (SELECT count(*) >= 10000 FROM (SELECT FROM {schema}.departure AS d WHERE d.login = session_user LIMIT 10000) AS d) THEN
+    IF (char_length(p_marker) BETWEEN 1 AND 64) IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: release_on_commit needs a marker of 1 to 64 characters' USING ERRCODE = '22023';
+    ELSIF (SELECT count(*) >= 10000 FROM (SELECT FROM {schema}.commit_marker AS d WHERE d.login = session_user LIMIT 10000) AS d) THEN
         RAISE EXCEPTION 'sqlsem: login % has 10000 releases on commit that are not done, the most; the oldest are deleted after a day', session_user
             USING ERRCODE = '54000';
     END IF;
-    INSERT INTO {schema}.departure (word) VALUES (p_word) ON CONFLICT DO NOTHING;
+    INSERT INTO {schema}.commit_marker (marker) VALUES (p_marker) ON CONFLICT DO NOTHING;
 END
 $$;
 
 -- Whether that transaction has been committed.
-CREATE OR REPLACE FUNCTION {schema}.has_left(p_word varchar) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.is_committed(p_marker varchar) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$ SELECT EXISTS (SELECT FROM {schema}.departure WHERE word = p_word) $$;
+AS $$ SELECT EXISTS (SELECT FROM {schema}.commit_marker WHERE marker = p_marker) $$;
 
 -- Its lock has gone, or nobody waits for it any more. Some words of those who have died go, too.
-CREATE OR REPLACE FUNCTION {schema}.forget_left(p_word varchar) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.delete_commit_marker(p_marker varchar) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$ DELETE FROM {schema}.departure WHERE word = p_word OR left_at < clock_timestamp() - interval '1 day' $$;
+AS $$ DELETE FROM {schema}.commit_marker WHERE marker = p_marker OR marked_at < clock_timestamp() - interval '1 day' $$;

@@ -120,11 +120,11 @@ BEGIN
         SELECT json_agg(json_build_array(
                    m.member_id, m.host, coalesce(m.pid, m.backend_pid), m.program, m.login, {schema}.microseconds(m.joined_at),
                    CASE WHEN m.lease_ms IS NULL THEN 'beacon' ELSE 'lease' END,
-                   CASE WHEN l.missing THEN greatest(0, extract(epoch FROM taken_at - coalesce(l.since, m.seen_at))) END,
+                   CASE WHEN l.missing THEN greatest(0, extract(epoch FROM taken_at - coalesce(l.since, m.heartbeat_at))) END,
                    coalesce(m.lease_ms, m.grace_ms) / 1000.0,
                    CASE WHEN l.dead THEN 0
                         WHEN m.lease_ms IS NOT NULL THEN greatest(0, extract(epoch FROM m.lease_until - taken_at))
-                        WHEN l.missing THEN greatest(0, m.grace_ms / 1000.0 - extract(epoch FROM taken_at - m.seen_at)) END,
+                        WHEN l.missing THEN greatest(0, m.grace_ms / 1000.0 - extract(epoch FROM taken_at - m.heartbeat_at)) END,
                    coalesce(q.holding, 0), coalesce(q.waiting, 0)) ORDER BY m.member_id)
         FROM {schema}.member AS m JOIN {schema}.member_liveness() AS l ON l.member_id = m.member_id
         LEFT JOIN (SELECT t.member_id, count(t.granted_at) AS holding, count(*) - count(t.granted_at) AS waiting
@@ -192,7 +192,7 @@ AS $$
 $$;
 
 -- A number between 0 and 1 that looks like chance, and is always the same of the same two.
-CREATE OR REPLACE FUNCTION {schema}.chance(p_one bigint, p_other integer) RETURNS float
+CREATE OR REPLACE FUNCTION {schema}.deterministic_fraction(p_one bigint, p_other integer) RETURNS float
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT ((hashint8extended(p_one, p_other) & 1073741823) + 0.5) / 1073741824.0::float
@@ -202,7 +202,7 @@ $$;
 -- are held for shorter. p_held: of how long such locks were held, in order. Between any two of those that were longer lies the
 -- same share, and as much below the first of them and above the last; what has lasted longer than all lasts on. (As
 -- sqlsem/insight/estimates.py has it.)
-CREATE OR REPLACE FUNCTION {schema}.held_on(p_held float[], p_share float, p_already float) RETURNS float
+CREATE OR REPLACE FUNCTION {schema}.expected_remaining(p_held float[], p_share float, p_already float) RETURNS float
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -292,13 +292,13 @@ BEGIN
         END IF;
         EXIT WHEN v_row.queue_position = estimate.queue_position;
         v_leaves := v_leaves || ARRAY(
-            SELECT CASE WHEN v_waits THEN v_enters[p.play] + {schema}.held_on(v_like, s.share, 0) * exp(v_doubt * s.luck)
+            SELECT CASE WHEN v_waits THEN v_enters[p.play] + {schema}.expected_remaining(v_like, s.share, 0) * exp(v_doubt * s.luck)
                         WHEN v_row.state = 'dead' OR v_row.granted_at IS NULL AND v_row.member_id IS NOT NULL THEN 0
-                        ELSE greatest(0, least({schema}.held_on(v_like, s.share, v_row.seconds), v_row.grace - v_row.missing_for)) END
+                        ELSE greatest(0, least({schema}.expected_remaining(v_like, s.share, v_row.seconds), v_row.grace - v_row.missing_for)) END
             FROM generate_series(1, v_plays) AS p (play) CROSS JOIN LATERAL (
                 -- Chance that is the same each time: what is shown should not jump about. (Of a play, how far the means are off.)
-                SELECT {schema}.chance(v_row.queue_position, p.play) AS share,
-                       sqrt(-2 * ln({schema}.chance(-1, p.play))) * cos(2 * pi() * {schema}.chance(-2, p.play)) AS luck) AS s
+                SELECT {schema}.deterministic_fraction(v_row.queue_position, p.play) AS share,
+                       sqrt(-2 * ln({schema}.deterministic_fraction(-1, p.play))) * cos(2 * pi() * {schema}.deterministic_fraction(-2, p.play)) AS luck) AS s
             ORDER BY p.play);
         v_access := v_access || v_row.access_type::text;
         v_weight := v_weight || v_row.weight;

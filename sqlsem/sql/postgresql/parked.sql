@@ -2,7 +2,7 @@
 --
 -- A task with locks is parked: it is pending, and ready at the end of time (end_of_time), so that no other claim takes it. Instead
 -- of a process, rows of its own stand in the lines of its locks (task_lock), all put there in one transaction. They belong to the
--- parking member of its queue, which lives by a lease. Who claims looks whose turn has come, and starts it: claim_parked.
+-- parking member of its queue, which lives by a lease. Who claims looks whose turn has come, and starts it: claim_blocked.
 --
 -- Invariant: a parked task holds nothing. Its rows are granted, and become the worker's, in the transaction that claims it; they go
 -- in the one that ends the attempt. So no lock is ever had by nobody, whoever dies, and a parked task can keep others out only by
@@ -13,9 +13,9 @@
 --   * A task asks when its time has come, its order is the lowest that is open, and its limits and rates have room. So nobody waits for a
 --     parked task that waits for anything but locks and a free worker.
 -- A task that has lost one of its rows (an operator released it) leaves the others, too, and asks again. What ends an attempt, or
--- takes a parked task away, is told by a trigger (task_parks): so there is no way round it.
+-- takes a parked task away, is told by a trigger (on_task_blocked): so there is no way round it.
 --
--- locks_left: how many of the rows still wait for their turn; NULL: it does not stand in the lines. What is true of a row once
+-- locks_pending: how many of the rows still wait for their turn; NULL: it does not stand in the lines. What is true of a row once
 -- (nobody ahead keeps it out) stays true, but for a pause or another limit: so all are looked at again when it is claimed.
 -- Order of locks: the queue's row of parking, which one claim at a time has; members; gates, none of which is waited for; tasks,
 -- passing by those that are locked; rows of the queue.
@@ -28,7 +28,7 @@ LANGUAGE sql IMMUTABLE
 AS $$ SELECT '9999-01-01 00:00:00+00'::pg_catalog.timestamptz $$;
 
 -- Until the transaction ends no limit of the server's is lifted; false while one is.
-CREATE OR REPLACE FUNCTION {schema}.keep_limits() RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.block_limit_removal() RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -87,7 +87,7 @@ END
 $$;
 
 -- Of tasks that were just put: what they ask for.
-CREATE OR REPLACE FUNCTION {schema}.keep_locks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.store_task_locks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO {schema}.task_lock (task_id, number, queue_name, resource_id, access_type, concurrency_limit, weight)
@@ -103,7 +103,7 @@ $$;
 -- What an open transaction has pinned stays its owner's, who finds it there; but the parking member looks for nothing, so its rows
 -- are waited for.
 -- p_claim: how the uids of the rows begin that were claimed with the task; NULL: it stands in the lines.
-CREATE OR REPLACE FUNCTION {schema}.end_rows(p_task bigint, p_member bigint, p_claim text, p_outcome text) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.end_task_rows(p_task bigint, p_member bigint, p_claim text, p_outcome text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -143,32 +143,32 @@ BEGIN
 END
 $$;
 
--- A parked task stands in no line any more. (The caller sets locks_left.)
-CREATE OR REPLACE FUNCTION {schema}.leave_lines(p_task bigint, p_queue varchar) RETURNS void
+-- A parked task stands in no line any more. (The caller sets locks_pending.)
+CREATE OR REPLACE FUNCTION {schema}.leave_lock_queues(p_task bigint, p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM {schema}.end_rows(p_task, (SELECT p.member_id FROM {schema}.parking AS p WHERE p.queue_name = p_queue), NULL, 'cancelled');
+    PERFORM {schema}.end_task_rows(p_task, (SELECT p.member_id FROM {schema}.parking AS p WHERE p.queue_name = p_queue), NULL, 'cancelled');
     UPDATE {schema}.task_lock SET queue_position = NULL, waits = false WHERE task_id = p_task AND queue_position IS NOT NULL;
 END
 $$;
 
 -- An attempt at a task with locks has ended, by whatever statement, or a parked one is taken away, or pending again.
-CREATE OR REPLACE FUNCTION {schema}.task_parks() RETURNS trigger
+CREATE OR REPLACE FUNCTION {schema}.on_task_blocked() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF OLD.status = 'running' THEN
-        PERFORM {schema}.end_rows(OLD.task_id, OLD.member_id, concat(coalesce(OLD.claim_uid, 'parked ' || OLD.task_id), '.'), 'released');
+        PERFORM {schema}.end_task_rows(OLD.task_id, OLD.member_id, concat(coalesce(OLD.claim_uid, 'parked ' || OLD.task_id), '.'), 'released');
         UPDATE {schema}.task_lock SET queue_position = NULL, waits = false WHERE task_id = OLD.task_id;
     ELSIF OLD.status = 'pending' AND NEW.status <> 'running' THEN
-        PERFORM {schema}.leave_lines(OLD.task_id, OLD.queue_name);
-        NEW.locks_left := NULL;
+        PERFORM {schema}.leave_lock_queues(OLD.task_id, OLD.queue_name);
+        NEW.locks_pending := NULL;
     END IF;
     IF NEW.status = 'pending' THEN
-        NEW.asks_at := CASE WHEN NEW.ready_at < {schema}.end_of_time() THEN NEW.ready_at ELSE clock_timestamp() END;
+        NEW.enqueue_locks_at := CASE WHEN NEW.ready_at < {schema}.end_of_time() THEN NEW.ready_at ELSE clock_timestamp() END;
         NEW.ready_at := {schema}.end_of_time();
-        NEW.locks_left := NULL;
+        NEW.locks_pending := NULL;
     END IF;
     RETURN NEW;
 END
@@ -176,29 +176,29 @@ $$;
 DO $$
 BEGIN
     -- Only once: it locks the table.
-    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'task_parks' AND tgrelid = '{schema}.task'::regclass) THEN
-        CREATE TRIGGER task_parks BEFORE UPDATE OF status ON {schema}.task FOR EACH ROW
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'on_task_blocked' AND tgrelid = '{schema}.task'::regclass) THEN
+        CREATE TRIGGER on_task_blocked BEFORE UPDATE OF status ON {schema}.task FOR EACH ROW
             WHEN (OLD.lock_count IS NOT NULL AND OLD.status IS DISTINCT FROM NEW.status)
-            EXECUTE FUNCTION {schema}.task_parks();
+            EXECUTE FUNCTION {schema}.on_task_blocked();
     END IF;
 END
 $$;
 
 -- Somebody deletes a parked task by hand.
-CREATE OR REPLACE FUNCTION {schema}.task_goes() RETURNS trigger
+CREATE OR REPLACE FUNCTION {schema}.on_task_removed() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM {schema}.leave_lines(OLD.task_id, OLD.queue_name);
+    PERFORM {schema}.leave_lock_queues(OLD.task_id, OLD.queue_name);
     RETURN OLD;
 END
 $$;
 DO $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'task_goes' AND tgrelid = '{schema}.task'::regclass) THEN
-        CREATE TRIGGER task_goes BEFORE DELETE ON {schema}.task FOR EACH ROW
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'on_task_removed' AND tgrelid = '{schema}.task'::regclass) THEN
+        CREATE TRIGGER on_task_removed BEFORE DELETE ON {schema}.task FOR EACH ROW
             WHEN (OLD.lock_count IS NOT NULL AND OLD.status = 'pending')
-            EXECUTE FUNCTION {schema}.task_goes();
+            EXECUTE FUNCTION {schema}.on_task_removed();
     END IF;
 END
 $$;
@@ -211,7 +211,7 @@ AS $$
 DECLARE
     v_lease constant integer := 60000;  -- ms; LEASE above
 BEGIN
-    UPDATE {schema}.member SET seen_at = clock_timestamp(), lease_until = clock_timestamp() + v_lease * interval '1 millisecond'
+    UPDATE {schema}.member SET heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + v_lease * interval '1 millisecond'
     WHERE member_id = p_member AND lease_until < clock_timestamp() + v_lease * interval '0.875 millisecond';
     IF FOUND OR EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member) THEN
         RETURN p_member;
@@ -225,10 +225,10 @@ BEGIN
     -- Whatever stood in the lines went with the one before.
     UPDATE {schema}.task_lock AS l SET queue_position = NULL, waits = false
     FROM {schema}.task AS t
-    WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL AND t.locks_left IS NOT NULL
+    WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL AND t.locks_pending IS NOT NULL
       AND l.task_id = t.task_id;
-    UPDATE {schema}.task AS t SET locks_left = NULL
-    WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL AND t.locks_left IS NOT NULL;
+    UPDATE {schema}.task AS t SET locks_pending = NULL
+    WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL AND t.locks_pending IS NOT NULL;
     RETURN p_member;
 END
 $$;
@@ -259,14 +259,14 @@ BEGIN
           UNION ALL
           SELECT t.task_key, true FROM {schema}.task AS t
           WHERE p_asked AND t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL
-            AND t.locks_left IS NOT NULL) AS t;
+            AND t.locks_pending IS NOT NULL) AS t;
     RETURN coalesce(v_all < v_setting.task_limit, true) AND coalesce(v_key < v_most, true)
-           AND {schema}.may_start(p_queue, coalesce(p_key, ''), v_asks, v_key_asks, false);
+           AND {schema}.task_may_start(p_queue, coalesce(p_key, ''), v_asks, v_key_asks, false);
 END
 $$;
 
 -- Puts the rows of parked tasks into the lines of their locks: of those that could run but for them, the first ones. How many.
-CREATE OR REPLACE FUNCTION {schema}.ask_for_locks(p_queue varchar, p_parking bigint, p_order integer) RETURNS integer
+CREATE OR REPLACE FUNCTION {schema}.enqueue_locks(p_queue varchar, p_parking bigint, p_order integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -280,7 +280,7 @@ BEGIN
     FOR v_task IN
         SELECT t.task_id, t.task_key, t.note, t.attempt, t.lock_count FROM {schema}.task AS t
         WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL
-          AND t.task_order = p_order AND t.locks_left IS NULL AND t.asks_at <= greatest(clock_timestamp(), t.put_at)
+          AND t.task_order = p_order AND t.locks_pending IS NULL AND t.enqueue_locks_at <= greatest(clock_timestamp(), t.put_at)
         ORDER BY t.task_priority DESC, t.task_id
         FOR UPDATE OF t SKIP LOCKED
     LOOP
@@ -293,7 +293,7 @@ BEGIN
         -- No gate is waited for, as others may wait for what this transaction has. A limit that the server has must stay.
         CONTINUE WHEN NOT (
             SELECT bool_and(pg_try_advisory_xact_lock({schema}.lock_class(0), g.key)
-                            AND (g.named OR {schema}.keep_limits()))
+                            AND (g.named OR {schema}.block_limit_removal()))
             FROM (SELECT DISTINCT hashtext(l.resource_id) AS key, l.concurrency_limit IS NOT NULL AS named
                   FROM {schema}.task_lock AS l WHERE l.task_id = v_task.task_id ORDER BY 1) AS g);
         CONTINUE WHEN EXISTS (SELECT FROM {schema}.task_lock AS l CROSS JOIN LATERAL {schema}.effective_settings(l.resource_id) AS o
@@ -309,7 +309,7 @@ BEGIN
             UPDATE {schema}.task_lock SET queue_position = v_position, waits = true
             WHERE task_id = v_task.task_id AND number = v_lock.number;
         END LOOP;
-        UPDATE {schema}.task SET locks_left = v_task.lock_count WHERE task_id = v_task.task_id;
+        UPDATE {schema}.task SET locks_pending = v_task.lock_count WHERE task_id = v_task.task_id;
         v_count := v_count + 1;
         EXIT WHEN v_count >= 100;
     END LOOP;
@@ -318,7 +318,7 @@ END
 $$;
 
 -- Looks whose turn has come. Of requests of one kind, who stands behind one that may not go in may not either.
-CREATE OR REPLACE FUNCTION {schema}.look_at_lines(p_queue varchar) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.poll_lock_queues(p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -341,14 +341,14 @@ BEGIN
             PERFORM FROM {schema}.task AS t WHERE t.task_id = v_one.task_id AND t.status = 'pending' FOR UPDATE OF t SKIP LOCKED;
             CONTINUE WHEN NOT FOUND;  -- it is just being taken away
             UPDATE {schema}.task_lock SET waits = false WHERE task_id = v_one.task_id AND number = v_one.number;
-            UPDATE {schema}.task SET locks_left = locks_left - 1 WHERE task_id = v_one.task_id;
+            UPDATE {schema}.task SET locks_pending = locks_pending - 1 WHERE task_id = v_one.task_id;
         END LOOP;
     END LOOP;
 END
 $$;
 
 -- Of the parked tasks whose turn has come the first one, locked, if it may start; others leave the lines.
-CREATE OR REPLACE FUNCTION {schema}.parked_task(p_queue varchar, p_parking bigint, p_order integer) RETURNS bigint
+CREATE OR REPLACE FUNCTION {schema}.next_blocked_task(p_queue varchar, p_parking bigint, p_order integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -359,7 +359,7 @@ DECLARE
 BEGIN
     FOR v_task IN
         SELECT t.task_id, t.task_order, t.task_key, t.lock_count FROM {schema}.task AS t
-        WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL AND t.locks_left = 0
+        WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL AND t.locks_pending = 0
         ORDER BY t.task_order, t.task_priority DESC, t.task_id
         FOR UPDATE OF t SKIP LOCKED
     LOOP
@@ -379,11 +379,11 @@ BEGIN
         CONTINUE WHEN v_locked < v_rows.there;
         IF v_rows.count < v_task.lock_count OR v_task.task_order <> p_order
            OR NOT {schema}.has_room(p_queue, v_task.task_key, false) THEN
-            PERFORM {schema}.leave_lines(v_task.task_id, p_queue);
-            UPDATE {schema}.task SET locks_left = NULL WHERE task_id = v_task.task_id;
+            PERFORM {schema}.leave_lock_queues(v_task.task_id, p_queue);
+            UPDATE {schema}.task SET locks_pending = NULL WHERE task_id = v_task.task_id;
         ELSIF v_rows.free < v_task.lock_count THEN  -- a resource was paused, or has another limit now
             UPDATE {schema}.task_lock SET waits = true WHERE task_id = v_task.task_id;
-            UPDATE {schema}.task SET locks_left = v_task.lock_count WHERE task_id = v_task.task_id;
+            UPDATE {schema}.task SET locks_pending = v_task.lock_count WHERE task_id = v_task.task_id;
         ELSE
             RETURN v_task.task_id;
         END IF;
@@ -395,7 +395,7 @@ $$;
 -- Claims a parked task whose turn has come; task_id is NULL where there is none, or another claim is looking just now. Its locks are
 -- this member's from then on: [[resource, position, access, limit, weight], …], with this requesting_id, and p_row_owner as who in
 -- that process has them. With p_again (the first reply may have been lost) the claim of the same p_uid is found again.
-CREATE OR REPLACE FUNCTION {schema}.claim_parked(
+CREATE OR REPLACE FUNCTION {schema}.claim_blocked(
     p_member bigint, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean, p_requesting_id varchar, p_row_owner varchar,
     OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar, OUT attempt integer,
     OUT failures integer, OUT max_attempts integer, OUT locks text)
@@ -426,10 +426,10 @@ BEGIN
         PERFORM {schema}.require_member(p_member);
         INSERT INTO {schema}.parking (queue_name) VALUES (p_queue) ON CONFLICT DO NOTHING;
         SELECT p.member_id INTO v_parking FROM {schema}.parking AS p WHERE p.queue_name = p_queue FOR UPDATE SKIP LOCKED;
-        IF NOT FOUND OR NOT {schema}.keep_turns() THEN
+        IF NOT FOUND OR NOT {schema}.block_first_limit() THEN
             RETURN;
         END IF;
-        -- What limits say is true until the end of this transaction: as in task_of_turn.
+        -- What limits say is true until the end of this transaction: as in pick_fair_task.
         PERFORM FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE SKIP LOCKED;
         IF NOT FOUND AND EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue) THEN
             RETURN;
@@ -441,11 +441,11 @@ BEGIN
         v_parking := {schema}.parking_member(p_queue, v_parking);
         v_order := (SELECT f.task_order FROM {schema}.first_task(p_queue, -1) AS f);
         FOR v_look IN 1..2 LOOP
-            PERFORM {schema}.look_at_lines(p_queue);
-            v_task := {schema}.parked_task(p_queue, v_parking, v_order);
-            EXIT WHEN v_task IS NOT NULL OR v_look = 2 OR {schema}.ask_for_locks(p_queue, v_parking, v_order) = 0;
+            PERFORM {schema}.poll_lock_queues(p_queue);
+            v_task := {schema}.next_blocked_task(p_queue, v_parking, v_order);
+            EXIT WHEN v_task IS NOT NULL OR v_look = 2 OR {schema}.enqueue_locks(p_queue, v_parking, v_order) = 0;
         END LOOP;
-        IF v_task IS NULL OR NOT {schema}.may_start(
+        IF v_task IS NULL OR NOT {schema}.task_may_start(
             p_queue, (SELECT coalesce(t.task_key, '') FROM {schema}.task AS t WHERE t.task_id = v_task), 0, 0, true) THEN
             RETURN;
         END IF;
@@ -454,7 +454,7 @@ BEGIN
         UPDATE {schema}.{table} AS t
         SET member_id = p_member, requesting_id = p_requesting_id, owner = p_row_owner,
             request_uid = concat(coalesce(p_uid, 'parked ' || v_task), '.', l.number, CASE WHEN p_uid IS NULL THEN '.' || pg_current_xact_id() END),
-            granted_at = clock_timestamp(), attended_until = NULL
+            granted_at = clock_timestamp(), waiter_lease_until = NULL
         FROM {schema}.task_lock AS l
         WHERE l.task_id = v_task AND t.resource_id = l.resource_id AND t.queue_position = l.queue_position;
         UPDATE {schema}.task AS t
@@ -481,7 +481,7 @@ END
 $$;
 
 -- Tests those who keep parked tasks of a queue out, as nobody waits for these who would: on 16 of many resources.
-CREATE OR REPLACE FUNCTION {schema}.suspect_lines(p_queue varchar) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.check_lock_holders(p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE

@@ -64,13 +64,13 @@ DECLARE
         -- end of feature: conversions
         -- feature: handovers
         jsonb_build_array('uo', ARRAY[
-            'adopt_rows', 'hand_over', 'adopt', 'session_rows', 'leave_behind', 'new_token', 'token_hash']),
-        jsonb_build_array('uwo', ARRAY['hand_over_rows', 'release_on_commit', 'has_left', 'forget_left']),
+            'adopt_rows', 'hand_over', 'adopt', 'session_rows', 'delete_empty_member', 'new_token', 'token_hash']),
+        jsonb_build_array('uwo', ARRAY['hand_over_rows', 'release_on_commit', 'is_committed', 'delete_commit_marker']),
         -- end of feature: handovers
         -- feature: guards
         -- (Who may put triggers on a table guards it.)
         jsonb_build_array('uo', ARRAY['check_guard', 'guard_table', 'unguard_table', 'session_entry']),
-        jsonb_build_array('uor', ARRAY['guarded_tables', 'guards', 'family']),
+        jsonb_build_array('uor', ARRAY['guarded_tables', 'guards', 'table_and_partitions']),
         -- end of feature: guards
         -- feature: rates
         jsonb_build_array('uo', ARRAY[
@@ -86,13 +86,13 @@ DECLARE
         jsonb_build_array('upwo', ARRAY['prune_tasks']),
         jsonb_build_array('p', ARRAY['put_tasks', 'put_tasks_once', 'put', 'save_schedule']),
         jsonb_build_array('po', ARRAY['set_task', 'cancel_task', 'set_schedule']),
-        jsonb_build_array('pwo', ARRAY['recover_tasks', 'tend_queue']),
+        jsonb_build_array('pwo', ARRAY['recover_tasks', 'maintain_queue']),
         jsonb_build_array('pwor', ARRAY[
             'listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'show_tasks', 'queue_limits',
             'queue_waits', 'task_attempts', 'list_schedules']),
         jsonb_build_array('w', ARRAY[
-            'claim_task', 'claim_parked', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
-            'asked_of_tasks', 'fire_schedule', 'session_leftovers', 'session_asked', 'seconds_since', 'error_words']),
+            'claim_task', 'claim_blocked', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
+            'task_controls', 'fire_schedule', 'recover_session_tasks', 'session_task_controls', 'seconds_since', 'format_error']),
         jsonb_build_array('o', ARRAY['set_queue']),
         -- end of feature: queue
         -- feature: batches

@@ -215,7 +215,7 @@ AS $$
 BEGIN
     -- Kept until the commit: who removes the member finds its lease renewed, or we find it gone.
     UPDATE {schema}.member
-    SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', seen_at = clock_timestamp()
+    SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', heartbeat_at = clock_timestamp()
     WHERE member_id = p_member AND login = session_user AND lease_ms IS NOT NULL;
     IF NOT FOUND AND NOT EXISTS (SELECT FROM {schema}.member
                                  WHERE member_id = p_member AND login = session_user AND lease_ms IS NULL) THEN
@@ -226,7 +226,7 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     UPDATE {schema}.{table}
-    SET attended_until = CASE WHEN granted_at IS NULL THEN clock_timestamp() + interval '5 seconds' END
+    SET waiter_lease_until = CASE WHEN granted_at IS NULL THEN clock_timestamp() + interval '5 seconds' END
     WHERE resource_id = p_resource AND queue_position = p_position AND member_id = p_member;
     RETURN FOUND;
 END
@@ -322,7 +322,7 @@ BEGIN
     ELSE
         PERFORM {schema}.check_grace_or_lease('lease', p_lease_ms);
         UPDATE {schema}.member
-        SET lease_ms = coalesce(p_lease_ms, lease_ms), seen_at = clock_timestamp(),
+        SET lease_ms = coalesce(p_lease_ms, lease_ms), heartbeat_at = clock_timestamp(),
             lease_until = clock_timestamp() + coalesce(p_lease_ms, lease_ms) * interval '1 millisecond'
         WHERE member_id = v_member.member_id;
         IF NOT FOUND THEN

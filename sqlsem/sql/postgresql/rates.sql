@@ -26,7 +26,7 @@ CREATE OR REPLACE FUNCTION {schema}.slot_ms(p_window_ms bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (p_window_ms OPERATOR(pg_catalog.+) 99::bigint) OPERATOR(pg_catalog./) 100::bigint $$;
 
--- Refuses what is no rate's name: so nobody takes from the starts of a work queue's tasks, or gives any of them back (may_start).
+-- Refuses what is no rate's name: so nobody takes from the starts of a work queue's tasks, or gives any of them back (task_may_start).
 CREATE OR REPLACE FUNCTION {schema}.check_rate_name(p_resource text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -270,7 +270,7 @@ AS $$
 $$;
 
 -- Says why a cost can never be taken from a rate: nobody has set a limit, or an operator's is lower.
-CREATE OR REPLACE FUNCTION {schema}.refuse_rate(p_resource varchar, p_cost bigint) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.raise_rate_error(p_resource varchar, p_cost bigint) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -313,7 +313,7 @@ BEGIN
     WHILE v_first <= cardinality(p_costs) LOOP
         v_wait := {schema}.rate_wait(p_resource, p_costs[v_first], p_limits, p_windows, p_burst, v_us);
         IF v_wait IS NULL AND v_first = 1 THEN
-            PERFORM {schema}.refuse_rate(p_resource, p_costs[1]);
+            PERFORM {schema}.raise_rate_error(p_resource, p_costs[1]);
         END IF;
         wait_ms := coalesce(wait_ms, v_wait);
         EXIT WHEN p_only_look OR v_wait IS NULL OR v_wait > coalesce(p_ahead[v_first], 0);
@@ -515,7 +515,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.renew_rate_waiter_lease(p_resource text, p_position bigint, p_requesting_id text) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE {schema}.{table} AS t SET attended_until = clock_timestamp() + interval '10 seconds'
+    UPDATE {schema}.{table} AS t SET waiter_lease_until = clock_timestamp() + interval '10 seconds'
     FROM {schema}.member AS m
     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
       AND t.resource_id LIKE 'rate:%' AND m.member_id = t.member_id AND m.login = session_user

@@ -14,7 +14,7 @@
 --   installer      SHARE ROW EXCLUSIVE: one installer at a time (client.sql, is_upgraded)
 --   setting        its row schema_version, while numbers are set forward after a promotion (check_origin)
 --   limit_pattern  ROW SHARE: a request goes by the server's limit; EXCLUSIVE: a limit is lifted (refuse, set_resource)
---   queue_key      ROW SHARE: a queue is claimed from that knows no limit; EXCLUSIVE: limits of queues are set (keep_turns)
+--   queue_key      ROW SHARE: a queue is claimed from that knows no limit; EXCLUSIVE: limits of queues are set (block_first_limit)
 -- A commit is visible before its transaction's locks are released; several routines lean on that.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
@@ -274,7 +274,7 @@ BEGIN
     END IF;
     DELETE FROM {schema}.low_water;  -- what they say may not be true of what was put in the place of what they knew
     UPDATE {schema}.member
-    SET seen_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', missing_since = NULL;
+    SET heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', missing_since = NULL;
     UPDATE {schema}.{table} SET revoked_at = clock_timestamp()
     WHERE queue_position IN (SELECT queue_position FROM {schema}.{table} WHERE revoked_at IS NOT NULL FOR UPDATE SKIP LOCKED);
     INSERT INTO {schema}.setting (name, value) VALUES ('origin', v_origin.place), ('started', v_origin.started)
@@ -505,10 +505,10 @@ AS $$
                CASE WHEN pg_is_in_recovery() THEN NULL WHEN NOT {schema}.same_origin() THEN clock_timestamp() END AS since)
     SELECT m.member_id, gone,
            CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until < clock_timestamp()
-                ELSE gone AND greatest(m.seen_at, s.since) + m.grace_ms * interval '1 millisecond' <= clock_timestamp() END,
+                ELSE gone AND greatest(m.heartbeat_at, s.since) + m.grace_ms * interval '1 millisecond' <= clock_timestamp() END,
            CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
                 WHEN m.missing_since IS NOT NULL THEN m.missing_since
-                WHEN m.grace_ms > 0 THEN m.seen_at END  -- without a grace nobody gives signs
+                WHEN m.grace_ms > 0 THEN m.heartbeat_at END  -- without a grace nobody gives signs
     FROM {schema}.member AS m CROSS JOIN server AS s LEFT JOIN held AS h ON h.beacon = m.beacon AND h.pid = m.backend_pid
     CROSS JOIN LATERAL (SELECT CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until < clock_timestamp()
                                     ELSE h.beacon IS NULL AND NOT s.standby END AS gone) AS g
@@ -528,13 +528,13 @@ AS $$
                   WHERE t.resource_id = free.resource_id AND t.queue_position = free.queue_position RETURNING t.*),
          kept AS (INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
                                                 owner, note, requested_at, granted_at, outcome, concurrency_limit,
-                                                host, pid, program, login, ended_by, seen_at)
+                                                host, pid, program, login, ended_by, heartbeat_at)
                   SELECT resource_id, queue_position, requesting_id, access_type, weight, member_id,
                          owner, note, requested_at, granted_at, p_outcome, concurrency_limit,
                          p_member.host, coalesce(p_member.pid, p_member.backend_pid), p_member.program, p_member.login,
                          CASE WHEN p_outcome = 'reaped' THEN session_user END,
                          CASE WHEN p_outcome = 'reaped' AND (p_member.grace_ms > 0 OR p_member.lease_ms IS NOT NULL)
-                              THEN greatest(p_member.seen_at, granted_at) END
+                              THEN greatest(p_member.heartbeat_at, granted_at) END
                   FROM gone)
     SELECT count(*) FROM gone
 $$;
@@ -557,7 +557,7 @@ BEGIN
         RETURN true;
     END IF;
     IF v_member.lease_until IS NULL THEN
-        v_fresh := v_member.seen_at + v_member.grace_ms * interval '1 millisecond' > clock_timestamp();
+        v_fresh := v_member.heartbeat_at + v_member.grace_ms * interval '1 millisecond' > clock_timestamp();
         -- A session can always share its own lock: its own beacon it must not test so. (Its number alone proves nothing: it
         -- may have been a dead session's, or this one's before a pool reset it.)
         IF (v_member.backend_pid = pg_backend_pid() OR NOT {schema}.is_free({schema}.lock_class(1), v_member.beacon))
@@ -578,7 +578,7 @@ BEGIN
     WHERE member_id = (SELECT member_id FROM {schema}.member
                        WHERE member_id = v_member.member_id AND beacon IS NOT DISTINCT FROM v_member.beacon
                          AND CASE WHEN lease_until IS NULL
-                                  THEN seen_at + grace_ms * interval '1 millisecond' <= clock_timestamp()
+                                  THEN heartbeat_at + grace_ms * interval '1 millisecond' <= clock_timestamp()
                                   ELSE lease_until < clock_timestamp() END
                        FOR UPDATE SKIP LOCKED)
     RETURNING * INTO v_member;
@@ -604,7 +604,7 @@ DECLARE
     v_stale  bigint;
 BEGIN
     -- Nothing is locked before it is decided: anyone who calls may sleep long afterwards, in the same transaction.
-    SELECT member_id, requested_at, revoked_at, attended_until < clock_timestamp() AS unattended
+    SELECT member_id, requested_at, revoked_at, waiter_lease_until < clock_timestamp() AS unattended
     INTO v_row FROM {schema}.{table}
     WHERE resource_id = p_resource AND queue_position = p_position;
     IF v_row.unattended THEN
@@ -648,7 +648,7 @@ AS $$
 BEGIN
     WITH free AS (SELECT queue_position FROM {schema}.{table}
                   WHERE resource_id = p_resource AND queue_position = p_position
-                    AND (p_outcome <> 'cancelled' OR attended_until < clock_timestamp())
+                    AND (p_outcome <> 'cancelled' OR waiter_lease_until < clock_timestamp())
                   FOR UPDATE SKIP LOCKED),
          gone AS (DELETE FROM {schema}.{table} AS t USING free
                   WHERE t.resource_id = p_resource AND t.queue_position = free.queue_position RETURNING t.*)
@@ -764,7 +764,7 @@ BEGIN
         v_beacon := {schema}.take_beacon();
     END IF;
     UPDATE {schema}.member
-    SET beacon = v_beacon, backend_pid = pg_backend_pid(), missing_since = NULL, seen_at = clock_timestamp(),
+    SET beacon = v_beacon, backend_pid = pg_backend_pid(), missing_since = NULL, heartbeat_at = clock_timestamp(),
         lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
     WHERE member_id = p_member;
     IF NOT FOUND THEN  -- removed while we came back
@@ -856,7 +856,7 @@ BEGIN
     -- life anew (check_origin).
     PERFORM set_config('synchronous_commit', 'off', true);
     -- The usual case in one statement.
-    UPDATE {schema}.member SET seen_at = clock_timestamp()
+    UPDATE {schema}.member SET heartbeat_at = clock_timestamp()
     WHERE member_id = p_member AND login = session_user AND lease_ms IS NULL AND grace_ms > 0
       AND backend_pid = pg_backend_pid() AND missing_since IS NULL;
     known := FOUND;
@@ -876,12 +876,12 @@ BEGIN
                     USING ERRCODE = '25001', HINT = 'Connect with lease=…, or past the pooler.';
             END IF;
             IF v_member.grace_ms > 0 OR v_member.missing_since IS NOT NULL THEN
-                UPDATE {schema}.member SET missing_since = NULL, seen_at = clock_timestamp() WHERE member_id = p_member;
+                UPDATE {schema}.member SET missing_since = NULL, heartbeat_at = clock_timestamp() WHERE member_id = p_member;
                 known := FOUND;
             END IF;
         ELSE
             UPDATE {schema}.member
-            SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', seen_at = clock_timestamp()
+            SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', heartbeat_at = clock_timestamp()
             WHERE member_id = p_member;
             known := FOUND;
         END IF;
@@ -962,12 +962,12 @@ DECLARE
 BEGIN
     SELECT lease_ms IS NOT NULL,
            CASE WHEN lease_ms IS NOT NULL THEN lease_until > clock_timestamp() + lease_ms * interval '0.875 millisecond'
-                ELSE grace_ms = 0 OR seen_at > clock_timestamp() - grace_ms * interval '0.125 millisecond' END
+                ELSE grace_ms = 0 OR heartbeat_at > clock_timestamp() - grace_ms * interval '0.125 millisecond' END
     INTO v_leased, v_fresh FROM {schema}.member WHERE member_id = p_member AND login = session_user;
     -- (With a lease the session may be a pooler's, and on another server than at the last call.)
     IF v_leased AND {schema}.check_origin() OR NOT v_fresh THEN
         UPDATE {schema}.member
-        SET seen_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+        SET heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
         WHERE member_id = p_member;
     END IF;
     RETURN FOUND;
@@ -1068,7 +1068,7 @@ BEGIN
     END IF;
     -- The usual case: nobody is there, nor was below the mark.
     SELECT m.lease_ms IS NOT NULL,
-           m.lease_ms IS NULL AND (m.grace_ms = 0 OR m.seen_at > clock_timestamp() - m.grace_ms * interval '0.125 millisecond'),
+           m.lease_ms IS NULL AND (m.grace_ms = 0 OR m.heartbeat_at > clock_timestamp() - m.grace_ms * interval '0.125 millisecond'),
            l.mark,
            coalesce(l.survivors, '{}') = '{}'
            AND NOT EXISTS (SELECT FROM {schema}.{table} AS q WHERE q.resource_id = p_resource AND q.queue_position >= coalesce(l.mark, 0))
@@ -1217,7 +1217,7 @@ DECLARE
 BEGIN
     FOR v_position IN
         SELECT min(queue_position)
-        FROM (SELECT *, coalesce(attended_until < clock_timestamp(), false) AS unattended
+        FROM (SELECT *, coalesce(waiter_lease_until < clock_timestamp(), false) AS unattended
               FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807) LIMIT v_most) AS r
         WHERE unattended
            OR member_id IS DISTINCT FROM p_mine
@@ -1278,7 +1278,7 @@ BEGIN
         RETURN -1;
     END IF;
     SELECT t.access_type, t.concurrency_limit, t.weight, t.member_id, t.requested_at, t.granted_at, t.revoked_at,
-           coalesce(m.lease_until, m.seen_at) + coalesce(m.lease_ms * interval '-0.875 millisecond',
+           coalesce(m.lease_until, m.heartbeat_at) + coalesce(m.lease_ms * interval '-0.875 millisecond',
                                                          m.grace_ms * interval '0.125 millisecond') AS stale_at,
            m.lease_ms IS NOT NULL AS leased, m.grace_ms = 0 AND m.lease_ms IS NULL AS mute,
            -- Whether every row ahead counts, nobody has set anything for the resource, nor survived below the mark: then nothing ahead
@@ -1348,7 +1348,7 @@ BEGIN
             RETURN CASE WHEN (random() < 0.2
                               OR NOT EXISTS (SELECT FROM {schema}.{table}
                                              WHERE resource_id = p_resource AND queue_position = v_ahead.blocker AND member_id IS NOT NULL
-                                               AND granted_at IS NULL AND revoked_at IS NULL AND attended_until IS NULL))
+                                               AND granted_at IS NULL AND revoked_at IS NULL AND waiter_lease_until IS NULL))
                              AND {schema}.reap_dead_members(p_resource, v_row.member_id)
                           OR random() < 0.2 AND {schema}.check_if_dead(p_resource, v_ahead.blocker, v_row.member_id) THEN 1 ELSE -1 END;
         END IF;
@@ -1789,7 +1789,7 @@ BEGIN
            h.requested_at, h.granted_at, h.ended_at,
            extract(epoch FROM coalesce(h.granted_at, h.ended_at) - h.requested_at)::float,
            CASE WHEN h.granted_at IS NOT NULL
-                THEN greatest(0, extract(epoch FROM coalesce(h.seen_at, h.ended_at) - h.granted_at)) END::float, h.outcome,
+                THEN greatest(0, extract(epoch FROM coalesce(h.heartbeat_at, h.ended_at) - h.granted_at)) END::float, h.outcome,
            h.concurrency_limit, h.host, h.pid, h.program, h.login, h.ended_by
     FROM {schema}.history AS h
     WHERE (p_resource IS NULL OR h.resource_id = p_resource)
@@ -2037,7 +2037,7 @@ BEGIN
     FOR v_row IN
         SELECT t.resource_id, t.queue_position FROM {schema}.{table} AS t
         LEFT JOIN {schema}.member_liveness() AS l ON l.member_id = t.member_id
-        WHERE l.missing IS NOT FALSE OR t.revoked_at IS NOT NULL OR t.attended_until IS NOT NULL
+        WHERE l.missing IS NOT FALSE OR t.revoked_at IS NOT NULL OR t.waiter_lease_until IS NOT NULL
     LOOP
         PERFORM {schema}.check_if_dead(v_row.resource_id, v_row.queue_position, -1);
     END LOOP;
@@ -2128,7 +2128,7 @@ AS $$
     -- feature: rates
     -- (What was used of rates more than a day before, which counts no more; and rates that nobody has used for so long, when nothing
     -- of that is left, as nobody would find it again; under their gates, as who takes has seen a window, and writes down there what
-    -- it took. may_start has a lock on the window instead.)
+    -- it took. task_may_start has a lock on the window instead.)
     DELETE FROM {schema}.rate_slot WHERE ctid = ANY (ARRAY(
         SELECT s.ctid FROM {schema}.rate_slot AS s
         WHERE (SELECT random() < 0.1)

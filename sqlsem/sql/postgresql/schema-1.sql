@@ -26,7 +26,7 @@ VALUES ('schema_version', '1'), ('oldest_client', '1'), ('history_days', '30'), 
 -- Members -----------------------------------------------------------------------------------------------------------
 
 -- One row for each process or session that takes part, and what tells whether it lives: it is dead when its beacon is missing
--- and seen_at is older than its grace, or when its lease is over. The numbers are bigint, as 2^31 would be used up in months
+-- and heartbeat_at is older than its grace, or when its lease is over. The numbers are bigint, as 2^31 would be used up in months
 -- where sessions come and go quickly.
 CREATE SEQUENCE {schema}.beacon AS integer CYCLE;
 CREATE TABLE {schema}.member (
@@ -40,7 +40,7 @@ CREATE TABLE {schema}.member (
     grace_ms      integer NOT NULL CHECK (grace_ms >= 0),
     lease_ms      integer CHECK (lease_ms > 0),
     joined_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    seen_at       timestamptz NOT NULL DEFAULT clock_timestamp(),  -- when it last proved that it lives
+    heartbeat_at       timestamptz NOT NULL DEFAULT clock_timestamp(),  -- when it last proved that it lives
     lease_until   timestamptz,   -- dead when past; NULL where a beacon tells
     missing_since timestamptz    -- when the beacon was first found missing; cleared when the member returns
 );
@@ -86,7 +86,7 @@ CREATE TABLE {schema}.{table} (
     granted_at        timestamptz,
     revoked_at        timestamptz,
     revoked_by        name,         -- the operator's login, while revoked_at is set
-    attended_until    timestamptz,  -- a waiting row whose client does not come back goes when this is past
+    waiter_lease_until    timestamptz,  -- a waiting row whose client does not come back goes when this is past
     note              varchar(1000),
     PRIMARY KEY (resource_id, queue_position)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
@@ -124,7 +124,7 @@ CREATE TABLE {schema}.history (
     ended_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
     outcome           varchar(16) NOT NULL,
     ended_by          name,          -- the login that ended it, where that was not the owner
-    seen_at           timestamptz    -- the last heartbeat of an owner that died
+    heartbeat_at           timestamptz    -- the last heartbeat of an owner that died
 );
 CREATE INDEX ON {schema}.history (ended_at);
 -- A page of a resource's history, and of requests that did not end as usual (which costs the usual end nothing).
@@ -211,15 +211,15 @@ COMMENT ON TABLE {schema}.once_run IS 'sqlsem: what runs once per period, and wh
 -- feature: handovers
 -- Locks that go with a transaction, and locks that travel -----------------------------------------------------------
 
--- A transaction that releases a lock leaves a row here, which is there once the transaction is committed. Only the owner of
--- the lock knows the word.
-CREATE TABLE {schema}.departure (
-    word    varchar(64) COLLATE "C" PRIMARY KEY,
+-- A transaction that releases a lock inserts a row here. Other sessions see the row once the transaction has committed. Only
+-- the owner of the lock knows the marker.
+CREATE TABLE {schema}.commit_marker (
+    marker  varchar(64) COLLATE "C" PRIMARY KEY,
     login   name NOT NULL DEFAULT session_user,
-    left_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    marked_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-CREATE INDEX departure_login ON {schema}.departure (login);
-COMMENT ON TABLE {schema}.departure IS 'sqlsem: transactions that have given a lock back, until its owner has seen it';
+CREATE INDEX commit_marker_login ON {schema}.commit_marker (login);
+COMMENT ON TABLE {schema}.commit_marker IS 'sqlsem: transactions that have released a lock, until its owner has seen it';
 
 -- From hand_over to adopt the rows belong to a member of their own, in transit, which lives by a lease of ttl_ms: member_id.
 -- The token itself is nowhere. Rows of the past are kept for a day, to say why a token cannot be adopted.
@@ -254,7 +254,7 @@ CREATE TABLE {schema}.task (
     -- NULL: no key, in any other queue.
     task_key          varchar(255) COLLATE "C",
     task_priority     integer NOT NULL DEFAULT 0,    -- among the tasks of its key; higher ones first
-    task_turn         varchar(263) COLLATE "C",      -- the key behind eight digits of its hash (turn_of): in no order that anyone chose
+    task_hash         varchar(263) COLLATE "C",      -- the key behind eight digits of its hash (key_hash): in no order that anyone chose
     unique_key        varchar(255) COLLATE "C",      -- of the open tasks of a queue one has it
     kind              varchar(8) NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
     body              text NOT NULL,
@@ -288,19 +288,19 @@ CREATE TABLE {schema}.task (
     result            text,
     -- Of a task with locks (parked.sql): its ready_at is the end of time, so that claims of tasks without locks pass it by.
     lock_count        integer,                       -- how many; NULL: none
-    locks_left        integer,                       -- how many are not granted yet; NULL: it waits in no line
-    asks_at           timestamptz,                   -- when it may wait in the lines
-    CONSTRAINT task_turn_of_key CHECK ((task_key IS NULL) = (task_turn IS NULL))
+    locks_pending        integer,                       -- how many are not granted yet; NULL: it waits in no line
+    enqueue_locks_at           timestamptz,                   -- when it may wait in the lines
+    CONSTRAINT task_turn_of_key CHECK ((task_key IS NULL) = (task_hash IS NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 -- All that claims read is in these indexes of open tasks, whose keys do not change from the put to the end.
 CREATE INDEX task_open ON {schema}.task (queue_name, task_order, task_id) WHERE is_open;
 CREATE INDEX task_by_priority ON {schema}.task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
 CREATE INDEX task_running ON {schema}.task (queue_name, task_order, task_id) WHERE status = 'running';
-CREATE INDEX task_parked ON {schema}.task (queue_name, task_order, locks_left, task_priority DESC, task_id)
+CREATE INDEX task_parked ON {schema}.task (queue_name, task_order, locks_pending, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND lock_count IS NOT NULL;
 -- (Without is_open: else the planner may take task_open instead.)
-CREATE INDEX task_fair ON {schema}.task (queue_name, task_order, task_turn, task_priority DESC, task_id)
-    WHERE status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL;
+CREATE INDEX task_fair ON {schema}.task (queue_name, task_order, task_hash, task_priority DESC, task_id)
+    WHERE status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL;
 -- (With the column that is NULL: else the planner may take task_open instead, and walk past all tasks with a key.)
 CREATE INDEX task_plain ON {schema}.task (queue_name, task_order, task_key, task_id)
     WHERE is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL;

@@ -23,7 +23,7 @@
 -- of task_low_water. The mark is read in the statement that uses it: both are of one moment. Where tasks are looked up by their
 -- keys, other conditions say coalesce(…): else the planner may think that a small partial index is as good, and walk all of it.
 --
--- Turns (in_turns, task_of_turn). A queue of which somebody has set limits, or that has tasks with keys, is claimed from in turns:
+-- Turns (uses_fair_queueing, pick_fair_task). A queue of which somebody has set limits, or that has tasks with keys, is claimed from in turns:
 -- among the tasks that orders let run, of the keys below their limits, the key that has the fewest running by its weight comes
 -- next; of several such keys one is drawn by lot, by their weights (a lottery, Waldspurger and Weihl 1994), so that no key waits
 -- behind another one's long backlog, however few the workers. Within a key the higher priority comes first, then the lower number.
@@ -33,14 +33,14 @@
 --   * task_key is NULL of what was put while its queue was none of these, '' of what has no key in one that is: both together
 --     are as one key without a limit. Those with NULL are found in task_plain: anything with a key may be in front of them.
 --   * A claim does not look at all keys. Of those of which nothing runs, which come before all others, it takes some that follow each
---     other in task_fair from a place on that it draws: there keys are sorted by task_turn, which is as good as no order at all. Among
+--     other in task_fair from a place on that it draws: there keys are sorted by task_hash, which is as good as no order at all. Among
 --     these the lot is drawn, each one standing for as many as are not looked at, together with the keys that have most weight.
 --     While none of them can start, it goes on to the next ones, once around; then come those of which something runs.
 --   * While somebody keeps an old snapshot what has ended stays in task_fair, and is walked past between two keys: no mark helps there.
 --   * Where no limit is set claims do not follow each other. Who finds the first task of a key locked tries the other keys, and
 --     then what comes after it: nobody goes without while anything is free.
 --
--- Rates of queues (may_start). So many tasks may be started in so long, of all or of each key. What was started is counted as what
+-- Rates of queues (task_may_start). So many tasks may be started in so long, of all or of each key. What was started is counted as what
 -- is taken of any rate (rates.sql), under a name of its own that is no rate's; by the claim, in its transaction, which has the
 -- queue's row of queue_setting. So a start is counted if and only if it was made, each attempt is one, and in no stretch of time as
 -- long as the window there are more. Keys that a claim finds without room are noted in queue_wait until there is some again: so
@@ -51,7 +51,7 @@
 SET search_path = pg_catalog, pg_temp;
 
 -- The put lock: taken before numbers of tasks are drawn, or what has ended is opened again, until the transaction ends.
-CREATE OR REPLACE FUNCTION {schema}.hold_marks(p_queue varchar) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.take_put_lock(p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -69,7 +69,7 @@ END
 $$;
 
 -- Holding the put lock: this transaction opens something of this order, from this number on.
-CREATE OR REPLACE FUNCTION {schema}.take_mark_back(p_queue varchar, p_order integer, p_task bigint) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.invalidate_task_mark(p_queue varchar, p_order integer, p_task bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -92,8 +92,8 @@ CREATE OR REPLACE FUNCTION {schema}.number_bare_task() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM {schema}.hold_marks(NEW.queue_name);
-    PERFORM {schema}.take_mark_back(NEW.queue_name, NEW.task_order, NEW.task_id);
+    PERFORM {schema}.take_put_lock(NEW.queue_name);
+    PERFORM {schema}.invalidate_task_mark(NEW.queue_name, NEW.task_order, NEW.task_id);
     RETURN NEW;
 END
 $$;
@@ -109,7 +109,7 @@ END
 $$;
 
 -- Whether a claim of the task so far beyond the mark (NULL: there is none; a mark that says nothing is below 0) writes one.
-CREATE OR REPLACE FUNCTION {schema}.is_time_for_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.is_time_for_task_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
     SELECT p_mark OPERATOR(pg_catalog.<) 0
@@ -118,7 +118,7 @@ AS $$
 $$;
 
 -- Notes that of this order, the lowest that is open, all below p_task, which is open, has ended but for survivors. If it can.
-CREATE OR REPLACE FUNCTION {schema}.make_mark(p_queue varchar, p_order integer, p_task bigint) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.create_task_mark(p_queue varchar, p_order integer, p_task bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -215,15 +215,15 @@ BEGIN
           AND t.queue_name = p_queue AND t.task_order = first_task.task_order AND t.task_id >= beyond
         ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT 1
         FOR UPDATE OF t SKIP LOCKED;
-        IF {schema}.is_time_for_mark(v_look.mark, task_id, p_most) THEN
-            PERFORM {schema}.make_mark(p_queue, task_order, task_id);
+        IF {schema}.is_time_for_task_mark(v_look.mark, task_id, p_most) THEN
+            PERFORM {schema}.create_task_mark(p_queue, task_order, task_id);
         END IF;
     END IF;
 END
 $$;
 
 -- Until the transaction ends nobody sets the first limit of a queue; false while somebody does.
-CREATE OR REPLACE FUNCTION {schema}.keep_turns() RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.block_first_limit() RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -234,9 +234,9 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- Waits, as long as lock_timeout says, for the claims that keep_turns has let through. The claims of other queues stop while this one
+-- Waits, as long as lock_timeout says, for the claims that block_first_limit has let through. The claims of other queues stop while this one
 -- asks for the table, so it asks for a moment at a time.
-CREATE OR REPLACE FUNCTION {schema}.take_turns() RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.wait_for_claims() RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -263,7 +263,7 @@ $$;
 
 -- Whether a queue is claimed from in turns. p_claim: NULL while somebody sets its first limit: nothing can be claimed then; and
 -- it is refused outside READ COMMITTED, where no statement would see a limit that was set after the transaction's snapshot.
-CREATE OR REPLACE FUNCTION {schema}.in_turns(p_queue varchar, p_claim boolean) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.uses_fair_queueing(p_queue varchar, p_claim boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -273,12 +273,12 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue)
        OR EXISTS (SELECT FROM {schema}.task AS t
-                  WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn IS NOT NULL
+                  WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_hash IS NOT NULL
                     AND t.queue_name = p_queue) THEN
         RETURN true;
     ELSIF NOT p_claim THEN
         RETURN false;
-    ELSIF NOT {schema}.keep_turns() THEN
+    ELSIF NOT {schema}.block_first_limit() THEN
         RETURN NULL;
     END IF;
     RETURN EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue);
@@ -298,13 +298,13 @@ END
 $$;
 
 -- As what the starts of a queue (p_key '') or of one of its keys are counted. (No name has a control character.)
-CREATE OR REPLACE FUNCTION {schema}.starts_of(p_queue varchar, p_key varchar) RETURNS varchar
+CREATE OR REPLACE FUNCTION {schema}.start_rate_name(p_queue varchar, p_key varchar) RETURNS varchar
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT concat('tasks:', encode(sha256(convert_to(concat(p_queue, chr(31), p_key), 'UTF8')), 'hex')) $$;
 
 -- Whether the rates of a queue, and of this key, let one more task be started, after so many others (of all; of the key). The caller
 -- has the queue's row of queue_setting. p_start: it is started, so it counts from here on.
-CREATE OR REPLACE FUNCTION {schema}.may_start(p_queue varchar, p_key varchar, p_all bigint, p_of_key bigint, p_start boolean)
+CREATE OR REPLACE FUNCTION {schema}.task_may_start(p_queue varchar, p_key varchar, p_all bigint, p_of_key bigint, p_start boolean)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -331,7 +331,7 @@ BEGIN
                 WHERE w.queue_name = p_queue AND w.task_key = v_rate.task_key AND v_now >= w.since_ms AND v_now < w.free_ms) THEN
                 RETURN false;
             END IF;
-            v_whose := {schema}.starts_of(p_queue, v_rate.task_key);
+            v_whose := {schema}.start_rate_name(p_queue, v_rate.task_key);
             -- (Kept: prune must not take it away before the start is written there.)
             PERFORM FROM {schema}.rate_window AS w WHERE w.resource_id = v_whose FOR KEY SHARE;
             v_wait := (SELECT t.wait_ms FROM {schema}.take_tokens(
@@ -353,57 +353,57 @@ END
 $$;
 
 -- What a key is sorted by: in no order that anyone chose, and each at its own place.
-CREATE OR REPLACE FUNCTION {schema}.turn_of(p_key varchar) RETURNS varchar
+CREATE OR REPLACE FUNCTION {schema}.key_hash(p_key varchar) RETURNS varchar
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT lpad((('x' || left(encode(sha256(convert_to(p_key, 'UTF8')), 'hex'), 8))::bit(32)::bigint % 100000000)::text, 8, '0') || p_key
 $$;
 
 -- The next keys behind this place that have something pending, at most so many.
-CREATE OR REPLACE FUNCTION {schema}.next_turns(p_queue varchar, p_order integer, p_beyond varchar, p_most integer) RETURNS varchar[]
+CREATE OR REPLACE FUNCTION {schema}.next_key_hashes(p_queue varchar, p_order integer, p_beyond varchar, p_most integer) RETURNS varchar[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 BEGIN
     RETURN ARRAY(
-        WITH RECURSIVE turns (task_turn) AS (
-            (SELECT t.task_turn FROM {schema}.task AS t
-             WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn > p_beyond
+        WITH RECURSIVE turns (task_hash) AS (
+            (SELECT t.task_hash FROM {schema}.task AS t
+             WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_hash > p_beyond
                AND t.queue_name = p_queue AND t.task_order = p_order
-             ORDER BY t.queue_name, t.task_order, t.task_turn LIMIT 1)
+             ORDER BY t.queue_name, t.task_order, t.task_hash LIMIT 1)
             UNION ALL
-            SELECT (SELECT t.task_turn FROM {schema}.task AS t
-                    WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn > k.task_turn
+            SELECT (SELECT t.task_hash FROM {schema}.task AS t
+                    WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_hash > k.task_hash
                       AND t.queue_name = p_queue AND t.task_order = p_order
-                    ORDER BY t.queue_name, t.task_order, t.task_turn LIMIT 1)
-            FROM turns AS k WHERE k.task_turn IS NOT NULL)
-        SELECT k.task_turn FROM turns AS k WHERE k.task_turn IS NOT NULL LIMIT p_most);
+                    ORDER BY t.queue_name, t.task_order, t.task_hash LIMIT 1)
+            FROM turns AS k WHERE k.task_hash IS NOT NULL)
+        SELECT k.task_hash FROM turns AS k WHERE k.task_hash IS NOT NULL LIMIT p_most);
 END
 $$;
 
 -- The first task of a key ('': of those without one, from p_from on) that may run now. p_lock: locked, and those that others have
 -- locked are passed by.
-CREATE OR REPLACE FUNCTION {schema}.first_of_key(p_queue varchar, p_order integer, p_key varchar, p_from bigint, p_lock boolean)
+CREATE OR REPLACE FUNCTION {schema}.first_task_of_key(p_queue varchar, p_order integer, p_key varchar, p_from bigint, p_lock boolean)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-    v_turn  constant varchar := {schema}.turn_of(p_key);
+    v_turn  constant varchar := {schema}.key_hash(p_key);
     v_task  record;
     v_plain bigint;
 BEGIN
     IF p_lock THEN
         SELECT t.task_id, t.task_priority INTO v_task FROM {schema}.task AS t
-        WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn = v_turn
+        WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_hash = v_turn
           AND t.queue_name = p_queue AND t.task_order = p_order AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
-        ORDER BY t.queue_name, t.task_order, t.task_turn, t.task_priority DESC, t.task_id LIMIT 1
+        ORDER BY t.queue_name, t.task_order, t.task_hash, t.task_priority DESC, t.task_id LIMIT 1
         FOR UPDATE OF t SKIP LOCKED;
     ELSE
         SELECT t.task_id, t.task_priority INTO v_task FROM {schema}.task AS t
-        WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn = v_turn
+        WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_hash = v_turn
           AND t.queue_name = p_queue AND t.task_order = p_order AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
-        ORDER BY t.queue_name, t.task_order, t.task_turn, t.task_priority DESC, t.task_id LIMIT 1;
+        ORDER BY t.queue_name, t.task_order, t.task_hash, t.task_priority DESC, t.task_id LIMIT 1;
     END IF;
     IF p_key <> '' OR p_lock AND v_task.task_id IS NOT NULL THEN
         RETURN v_task.task_id;
@@ -429,7 +429,7 @@ END
 $$;
 
 -- The task whose turn it is in such a queue, locked, and counted as started; task_id is NULL where there is none.
-CREATE OR REPLACE FUNCTION {schema}.task_of_turn(p_queue varchar, p_most integer, OUT task_id bigint)
+CREATE OR REPLACE FUNCTION {schema}.pick_fair_task(p_queue varchar, p_most integer, OUT task_id bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
     SET plan_cache_mode = force_generic_plan
@@ -468,7 +468,7 @@ BEGIN
         EXIT WHEN v_setting.queue_name IS NOT NULL;
         -- There is none, or it went while it was waited for. With this lock nobody sets one before this claim can be seen; what
         -- was set before that is seen by the second look.
-        IF v_look.time = 1 AND NOT {schema}.keep_turns() THEN
+        IF v_look.time = 1 AND NOT {schema}.block_first_limit() THEN
             RETURN;
         END IF;
     END LOOP;
@@ -481,12 +481,12 @@ BEGIN
           FROM {schema}.running_tasks(p_queue) AS r JOIN {schema}.task AS t ON t.task_id = r.task_id GROUP BY 1) AS g;
     IF v_setting.task_limit <= v_all THEN
         RETURN;
-    ELSIF v_setting.task_rate IS NOT NULL AND NOT {schema}.may_start(p_queue, '', 0, 0, false) THEN
+    ELSIF v_setting.task_rate IS NOT NULL AND NOT {schema}.task_may_start(p_queue, '', 0, 0, false) THEN
         RETURN;
     END IF;
     v_now := {schema}.clock_ms();
-    IF v_look.beyond IS NOT NULL AND {schema}.is_time_for_mark(NULL, v_look.beyond, p_most) THEN
-        PERFORM {schema}.make_mark(p_queue, v_look.task_order, (
+    IF v_look.beyond IS NOT NULL AND {schema}.is_time_for_task_mark(NULL, v_look.beyond, p_most) THEN
+        PERFORM {schema}.create_task_mark(p_queue, v_look.task_order, (
             SELECT t.task_id FROM {schema}.task AS t
             WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
               AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_look.task_order, v_look.beyond)
@@ -504,7 +504,7 @@ BEGIN
             v_draw := '{""}';
         END IF;
         WHILE v_lap < 2 AND cardinality(v_draw) < 32 LOOP
-            v_found := {schema}.next_turns(p_queue, v_look.task_order, v_beyond, 64);
+            v_found := {schema}.next_key_hashes(p_queue, v_look.task_order, v_beyond, 64);
             v_draw := v_draw || ARRAY(SELECT substr(f, 9) FROM unnest(v_found) AS f
                                       WHERE (v_lap = 0 OR left(f, 8)::integer < v_start)
                                         AND substr(f, 9) <> '' AND NOT v_running ? substr(f, 9));
@@ -539,7 +539,7 @@ BEGIN
               AND (v_now >= w.since_ms AND v_now < w.free_ms) IS NOT TRUE
             ORDER BY r.many / r.weight, -ln(1 - random()) * h.part / r.weight
         LOOP
-            v_id := {schema}.first_of_key(p_queue, v_look.task_order, v_one.task_key, v_from, false);
+            v_id := {schema}.first_task_of_key(p_queue, v_look.task_order, v_one.task_key, v_from, false);
             CONTINUE WHEN v_id IS NULL;
             SELECT t.task_id INTO task_id FROM {schema}.task AS t
             WHERE t.task_id = v_id AND coalesce(t.is_open, false) AND t.status = 'pending'
@@ -549,7 +549,7 @@ BEGIN
                 v_keys := v_keys || v_one.task_key;
                 CONTINUE;
             END IF;
-            EXIT WHEN NOT v_one.rated OR {schema}.may_start(p_queue, v_one.task_key, 0, 0, true);
+            EXIT WHEN NOT v_one.rated OR {schema}.task_may_start(p_queue, v_one.task_key, 0, 0, true);
             task_id := NULL;
         END LOOP;
         v_first := false;
@@ -560,8 +560,8 @@ BEGIN
     -- Others are just taking the first ones, or taking them away. (No limit keeps this from what follows these: where one is set those
     -- who take would have the queue's row.)
     FOREACH v_key IN ARRAY v_keys LOOP
-        task_id := {schema}.first_of_key(p_queue, v_look.task_order, v_key, v_from, true);
-        IF task_id IS NOT NULL AND NOT {schema}.may_start(p_queue, v_key, 0, 0, true) THEN
+        task_id := {schema}.first_task_of_key(p_queue, v_look.task_order, v_key, v_from, true);
+        IF task_id IS NOT NULL AND NOT {schema}.task_may_start(p_queue, v_key, 0, 0, true) THEN
             task_id := NULL;
         END IF;
         EXIT WHEN task_id IS NOT NULL;
@@ -612,7 +612,7 @@ END
 $$;
 
 -- p_order: something of this order has ended; only the end of all of it is news, but where limits are set. NULL: whatever it was is.
-CREATE OR REPLACE FUNCTION {schema}.tell_of_tasks(p_queue varchar, p_order integer) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.notify_tasks(p_queue varchar, p_order integer) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -663,7 +663,7 @@ $$;
 
 -- The task that keeps one with this key from being put: an open one, or the one that an earlier call with the same p_uid has
 -- put. With p_replace an open one gives way: it is cancelled (gone), or, while it runs, only gives up its key.
-CREATE OR REPLACE FUNCTION {schema}.make_way(
+CREATE OR REPLACE FUNCTION {schema}.resolve_unique_key(
     p_queue varchar, p_uid varchar, p_key varchar, p_replace boolean, p_by name, OUT there bigint, OUT gone bigint[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -767,7 +767,7 @@ $$;
 -- Puts tasks: all of them or none; a unique violation where that was done before with the same p_uid.
 -- p_tasks: [{"kind": …, "body": …, "order": …, "after_ms": …, "max_attempts": …, "backoff_ms": …, "on_failure": …, "note": …,
 -- "time_limit_ms": …, "unique": …, "replace": …, "key": …, "priority": …, "locks": […]}, …]. A task that is unique, or replaces another one, is
--- put alone: see make_way.
+-- put alone: see resolve_unique_key.
 -- p_by: the login in whose name that is.
 CREATE OR REPLACE FUNCTION {schema}.put_tasks_by(p_queue varchar, p_uid varchar, p_tasks jsonb, p_by name) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -787,13 +787,13 @@ BEGIN
     IF char_length(p_uid) > 64 THEN
         RAISE EXCEPTION 'sqlsem: the uid of a put has at most 64 characters' USING ERRCODE = '22023';
     END IF;
-    PERFORM {schema}.hold_marks(p_queue);
-    v_turns := {schema}.in_turns(p_queue, false) OR jsonb_path_exists(p_tasks, '$[*].key ? (@ != null)');
+    PERFORM {schema}.take_put_lock(p_queue);
+    v_turns := {schema}.uses_fair_queueing(p_queue, false) OR jsonb_path_exists(p_tasks, '$[*].key ? (@ != null)');
     v_key := coalesce(p_tasks->0->>'unique', p_tasks->0->>'replace');  -- (Where there is one, the task is alone.)
     LOOP
         IF v_key IS NOT NULL THEN
             SELECT m.there, v_gone || m.gone INTO v_there, v_gone
-            FROM {schema}.make_way(p_queue, p_uid, v_key, p_tasks->0->>'replace' IS NOT NULL, p_by) AS m;
+            FROM {schema}.resolve_unique_key(p_queue, p_uid, v_key, p_tasks->0->>'replace' IS NOT NULL, p_by) AS m;
             IF v_there IS NOT NULL THEN
                 RETURN NEXT v_there;
                 RETURN;
@@ -801,13 +801,13 @@ BEGIN
         END IF;
         WITH made AS (
             INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid,
-                                       put_at, ready_at, put_by, time_limit_ms, unique_key, task_key, task_turn, task_priority,
-                                       lock_count, asks_at)
+                                       put_at, ready_at, put_by, time_limit_ms, unique_key, task_key, task_hash, task_priority,
+                                       lock_count, enqueue_locks_at)
             SELECT p_queue, coalesce(r."order", 0), r.kind, r.body, r.note, coalesce(r.on_failure, 'stop'), coalesce(r.max_attempts, 1),
                    coalesce(r.backoff_ms, 1000), p_uid || '.' || r.ordinal, v_now,
                    CASE WHEN c.locks IS NULL THEN v_now + coalesce(r.after_ms, 0) * interval '1 millisecond'
                         ELSE {schema}.end_of_time() END, p_by, r.time_limit_ms, v_key,
-                   k.key, CASE WHEN k.key IS NOT NULL THEN {schema}.turn_of(k.key) END, coalesce(r.priority, 0), c.locks,
+                   k.key, CASE WHEN k.key IS NOT NULL THEN {schema}.key_hash(k.key) END, coalesce(r.priority, 0), c.locks,
                    CASE WHEN c.locks IS NOT NULL THEN v_now + coalesce(r.after_ms, 0) * interval '1 millisecond' END
             FROM ROWS FROM (jsonb_to_recordset(p_tasks)
                 AS (kind varchar, body text, note varchar, "order" integer, after_ms bigint, max_attempts integer,
@@ -834,10 +834,10 @@ BEGIN
     END IF;
     IF v_made IS NOT NULL THEN
         IF jsonb_path_exists(p_tasks, '$[*].locks ? (@ != null)') THEN
-            PERFORM {schema}.keep_locks(p_queue, p_uid, p_tasks);
+            PERFORM {schema}.store_task_locks(p_queue, p_uid, p_tasks);
         END IF;
-        PERFORM {schema}.tell_of_tasks(p_queue, NULL);
-        PERFORM {schema}.take_mark_back(p_queue, v_order, 9223372036854775807);
+        PERFORM {schema}.notify_tasks(p_queue, NULL);
+        PERFORM {schema}.invalidate_task_mark(p_queue, v_order, 9223372036854775807);
     END IF;
     RETURN QUERY SELECT m FROM unnest(v_made) AS m;
 END
@@ -893,9 +893,9 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    v_turns := {schema}.in_turns(p_queue, true);
+    v_turns := {schema}.uses_fair_queueing(p_queue, true);
     IF v_turns THEN
-        v_task := {schema}.task_of_turn(p_queue, 1);
+        v_task := {schema}.pick_fair_task(p_queue, 1);
     ELSIF NOT v_turns THEN
         v_task := (SELECT f.task_id FROM {schema}.first_task(p_queue, 1) AS f);
     END IF;
@@ -988,7 +988,7 @@ BEGIN
         (task_id, attempt, outcome, member_id, owner, host, pid, session_id, started_at, error, result, login)
     VALUES (p_task, p_attempt, p_outcome, p_member, v_before.owner, v_member.host, coalesce(v_member.pid, v_member.backend_pid),
             v_member.backend_pid, v_before.claimed_at, v_before.error, p_result, v_member.login);
-    PERFORM {schema}.tell_of_tasks(v_before.queue_name, CASE WHEN v_before.status <> 'pending' THEN v_before.task_order END);
+    PERFORM {schema}.notify_tasks(v_before.queue_name, CASE WHEN v_before.status <> 'pending' THEN v_before.task_order END);
     RETURN v_before.status;
 END
 $$;
@@ -1060,7 +1060,7 @@ BEGIN
                CASE WHEN bool_and(d.status <> 'pending') THEN max(d.task_order) END
         INTO ended, v_count, v_queue, v_order FROM done AS d;
         IF v_count > 0 THEN
-            PERFORM {schema}.tell_of_tasks(v_queue, v_order);
+            PERFORM {schema}.notify_tasks(v_queue, v_order);
         END IF;
         IF v_count < json_array_length(p_ends) THEN
             -- Ended before, by us?
@@ -1085,10 +1085,10 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    v_turns := {schema}.in_turns(p_queue, true);
+    v_turns := {schema}.uses_fair_queueing(p_queue, true);
     IF v_turns THEN
         -- Each turn is drawn by itself.
-        SELECT w.task_id, true AS alone INTO v_first FROM {schema}.task_of_turn(p_queue, p_most) AS w (task_id);
+        SELECT w.task_id, true AS alone INTO v_first FROM {schema}.pick_fair_task(p_queue, p_most) AS w (task_id);
     ELSIF NOT v_turns THEN
         SELECT * INTO v_first FROM {schema}.first_task(p_queue, p_most);
     ELSE
@@ -1198,10 +1198,10 @@ BEGIN
     FROM orphan AS o;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count > 0 AND p_queue IS NOT NULL THEN
-        PERFORM {schema}.tell_of_tasks(p_queue, NULL);
+        PERFORM {schema}.notify_tasks(p_queue, NULL);
     END IF;
-    PERFORM {schema}.end_overdue(p_queue, p_mine);
-    PERFORM {schema}.suspect_lines(p_queue);
+    PERFORM {schema}.end_overdue_tasks(p_queue, p_mine);
+    PERFORM {schema}.check_lock_holders(p_queue);
     RETURN v_count;
 END
 $$;
@@ -1233,7 +1233,7 @@ END
 $$;
 
 -- Ends what sessions run (by work, which cannot look at the clock meanwhile) for longer than it may.
-CREATE OR REPLACE FUNCTION {schema}.end_overdue(p_queue varchar, p_mine bigint) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.end_overdue_tasks(p_queue varchar, p_mine bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -1364,7 +1364,7 @@ AS $$
          ORDER BY t.ended_at DESC, t.task_id DESC LIMIT greatest(p_skip, 0)::bigint + CASE WHEN p_most < 0 THEN 0 ELSE p_most END))
     SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, s.status, t.on_failure, t.attempt, t.failures, t.losses,
            t.max_attempts, t.put_at,
-           greatest(least(CASE WHEN t.lock_count IS NULL THEN t.ready_at ELSE t.asks_at END, '9999-12-30 UTC'), '0001-01-03 UTC'),
+           greatest(least(CASE WHEN t.lock_count IS NULL THEN t.ready_at ELSE t.enqueue_locks_at END, '9999-12-30 UTC'), '0001-01-03 UTC'),
            t.claimed_at, t.ended_at,
            extract(epoch FROM CASE WHEN s.status IN ('finished', 'failed') THEN t.ended_at - t.claimed_at
                                    WHEN t.status = 'running' THEN clock_timestamp() - t.claimed_at END)::float,
@@ -1468,7 +1468,7 @@ BEGIN
         PERFORM {schema}.recover_tasks(v_task.queue_name, NULL);  -- before the task is locked: members come first
     END IF;
     IF p_what = 'retry' THEN
-        PERFORM {schema}.hold_marks(v_task.queue_name);
+        PERFORM {schema}.take_put_lock(v_task.queue_name);
     END IF;
     v_status := (SELECT t.status FROM {schema}.task AS t WHERE t.task_id = p_task FOR UPDATE);
     IF v_status IS NULL THEN
@@ -1485,7 +1485,7 @@ BEGIN
         EXCEPTION WHEN unique_violation THEN
             RETURN -3;
         END;
-        PERFORM {schema}.take_mark_back(v_task.queue_name, v_task.task_order, p_task);
+        PERFORM {schema}.invalidate_task_mark(v_task.queue_name, v_task.task_order, p_task);
     ELSIF p_what = 'cancel' AND v_status IN ('pending', 'failed') THEN
         UPDATE {schema}.task
         SET status = 'cancelled', is_open = false, ended_at = clock_timestamp(), cancel_asked_at = clock_timestamp(),
@@ -1495,7 +1495,7 @@ BEGIN
         RETURN -2;
     END IF;
     PERFORM {schema}.note_operation(p_what, NULL, NULL, v_task.queue_name, p_task, v_status, NULL);
-    PERFORM {schema}.tell_of_tasks(v_task.queue_name, NULL);
+    PERFORM {schema}.notify_tasks(v_task.queue_name, NULL);
     RETURN 0;
 END
 $$;
@@ -1528,7 +1528,7 @@ $$;
 
 -- What is asked of the tasks that a member runs: how long each may run (s), and who wants it cancelled. Only of those of
 -- which anything is.
-CREATE OR REPLACE FUNCTION {schema}.asked_of_tasks(p_member bigint, p_tasks bigint[])
+CREATE OR REPLACE FUNCTION {schema}.task_controls(p_member bigint, p_tasks bigint[])
 RETURNS TABLE (task_id bigint, time_limit float, cancel_asked_by name)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1572,7 +1572,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
     -- For the claims that know of no limit. Always: what says now that there is one may just be removed.
-    PERFORM {schema}.take_turns();
+    PERFORM {schema}.wait_for_claims();
     INSERT INTO {schema}.queue_setting (queue_name) VALUES (p_queue) ON CONFLICT DO NOTHING;
     SELECT * INTO v_queue FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE;
     v_new := concat(p_value, ' in ' || p_per_ms || ' ms');
@@ -1612,7 +1612,7 @@ BEGIN
     END IF;
     IF coalesce(v_old, '') <> v_new THEN
         PERFORM {schema}.note_operation(p_what, NULL, NULL, p_queue, NULL, concat(p_key || ': ', v_old), concat(p_key || ': ', v_new));
-        PERFORM {schema}.tell_of_tasks(p_queue, NULL);
+        PERFORM {schema}.notify_tasks(p_queue, NULL);
     END IF;
 END
 $$;
@@ -1747,7 +1747,7 @@ END
 $$;
 
 -- As recover_tasks; and whether a schedule of the queue is due.
-CREATE OR REPLACE FUNCTION {schema}.tend_queue(p_queue varchar, p_mine bigint, OUT recovered integer, OUT due boolean)
+CREATE OR REPLACE FUNCTION {schema}.maintain_queue(p_queue varchar, p_mine bigint, OUT recovered integer, OUT due boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -1876,7 +1876,7 @@ BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
     member := {schema}.session_member(NULL);
     SELECT c.task_id, c.kind, c.body, c.attempt INTO task_id, kind, body, attempt
-    FROM {schema}.claim_parked(member, p_queue, {schema}.session_id(), NULL, false, {schema}.session_id(), {schema}.session_id()) AS c;
+    FROM {schema}.claim_blocked(member, p_queue, {schema}.session_id(), NULL, false, {schema}.session_id(), {schema}.session_id()) AS c;
     IF task_id IS NULL THEN
         SELECT c.task_id, c.kind, c.body, c.attempt INTO task_id, kind, body, attempt
         FROM {schema}.claim_task(member, p_queue, {schema}.session_id(), NULL, false) AS c;
@@ -1889,7 +1889,7 @@ $$;
 
 -- What an earlier call of work left behind that was broken off between a claim and its end: the session lives, so nobody
 -- else ends it.
-CREATE OR REPLACE FUNCTION {schema}.session_leftovers(p_queue text) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.recover_session_tasks(p_queue text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -1904,12 +1904,12 @@ END
 $$;
 
 -- Of a task that this session's member runs: who wants it cancelled, and its time limit (s) where it has run for longer.
-CREATE OR REPLACE FUNCTION {schema}.session_asked(p_member bigint, p_task bigint, OUT cancel_asked_by name, OUT passed_limit float)
+CREATE OR REPLACE FUNCTION {schema}.session_task_controls(p_member bigint, p_task bigint, OUT cancel_asked_by name, OUT passed_limit float)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT a.cancel_asked_by,
            CASE WHEN t.claimed_at < clock_timestamp() - a.time_limit * interval '1 second' THEN a.time_limit END
-    FROM {schema}.asked_of_tasks(p_member, ARRAY[p_task]) AS a JOIN {schema}.task AS t ON t.task_id = a.task_id
+    FROM {schema}.task_controls(p_member, ARRAY[p_task]) AS a JOIN {schema}.task AS t ON t.task_id = a.task_id
 $$;
 
 -- For work, which commits and so cannot fix its search_path.
@@ -1917,7 +1917,7 @@ CREATE OR REPLACE FUNCTION {schema}.seconds_since(p_time timestamptz) RETURNS do
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT extract(epoch FROM clock_timestamp() - p_time)::double precision $$;
 
-CREATE OR REPLACE FUNCTION {schema}.error_words(p_state text, p_message text, p_detail text, p_hint text, p_context text)
+CREATE OR REPLACE FUNCTION {schema}.format_error(p_state text, p_message text, p_detail text, p_hint text, p_context text)
 RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1955,7 +1955,7 @@ BEGIN
     END IF;
     done := 0;
     failed := 0;
-    PERFORM {schema}.session_leftovers(queue);
+    PERFORM {schema}.recover_session_tasks(queue);
     COMMIT;
     LOOP
         v_error := NULL;
@@ -1978,7 +1978,7 @@ BEGIN
                     IF v_broken IS NOT NULL THEN
                         -- A timeout, or somebody's wish: said of the task first, and then to the caller, unless it was meant
                         -- for this task alone.
-                        SELECT * INTO v_asked FROM {schema}.session_asked(v_claim.member, v_claim.task_id);
+                        SELECT * INTO v_asked FROM {schema}.session_task_controls(v_claim.member, v_claim.task_id);
                         IF v_asked.cancel_asked_by IS NOT NULL THEN
                             v_ended := 'cancelled';
                         ELSIF v_asked.passed_limit IS NOT NULL THEN
@@ -2008,7 +2008,7 @@ BEGIN
                 END IF;
                 GET STACKED DIAGNOSTICS v_error = MESSAGE_TEXT, v_state = RETURNED_SQLSTATE, v_detail = PG_EXCEPTION_DETAIL,
                     v_hint = PG_EXCEPTION_HINT, v_where = PG_EXCEPTION_CONTEXT;
-                v_error := {schema}.error_words(v_state, v_error, v_detail, v_hint, v_where);
+                v_error := {schema}.format_error(v_state, v_error, v_detail, v_hint, v_where);
             END;
         END LOOP;
         IF v_broken IS NOT NULL THEN

@@ -22,32 +22,32 @@ SELECT name, value FROM {schema}_setting
 UPDATE {schema}_setting SET value = ? WHERE name = 'schema_version'
 
 -- name: register_member
-INSERT INTO {schema}_member (beacon, host, pid, program, login, grace_ms, lease_ms, seen_at, lease_until)
+INSERT INTO {schema}_member (beacon, host, pid, program, login, grace_ms, lease_ms, heartbeat_at, lease_until)
 VALUES (:beacon, :host, :pid, :program, :login, :grace, :lease, {clock},
         {clock} + :lease / 1000.0)
 
 -- name: reattach_member
 UPDATE {schema}_member
-SET beacon = :beacon, missing_since = NULL, seen_at = {clock},
+SET beacon = :beacon, missing_since = NULL, heartbeat_at = {clock},
     lease_until = {clock} + lease_ms / 1000.0
 WHERE member_id = :member
 
 -- name: member
 -- (Cast, here and below: SQLite keeps any text in any column, and a row that somebody wrote by hand must not stop others.)
 SELECT beacon, CAST(grace_ms AS REAL) AS grace_ms, CAST(lease_until AS REAL) AS lease_until,
-       CAST(missing_since AS REAL) AS missing_since, CAST(seen_at AS REAL) AS seen_at, {clock} AS now
+       CAST(missing_since AS REAL) AS missing_since, CAST(heartbeat_at AS REAL) AS heartbeat_at, {clock} AS now
 FROM {schema}_member WHERE member_id = ?
 
 -- name: renew
 UPDATE {schema}_member
-SET missing_since = NULL, seen_at = {clock},
+SET missing_since = NULL, heartbeat_at = {clock},
     lease_until = {clock} + lease_ms / 1000.0
 WHERE member_id = ?
 
 -- name: renew_old
 -- For what grants, claims or starts something: a lease of which less than an eighth has run is left alone.
 UPDATE {schema}_member
-SET seen_at = {clock},
+SET heartbeat_at = {clock},
     lease_until = {clock} + lease_ms / 1000.0
 WHERE member_id = ? AND lease_until < {clock} + lease_ms / 1000.0 * 0.875
 
@@ -297,7 +297,7 @@ AND NOT EXISTS (SELECT 1 FROM {schema}_member AS m WHERE m.member_id = {schema}_
 
 -- name: enrol_transit
 -- What people see of it is who handed it over.
-INSERT INTO {schema}_member (beacon, host, pid, program, login, grace_ms, lease_ms, seen_at, lease_until)
+INSERT INTO {schema}_member (beacon, host, pid, program, login, grace_ms, lease_ms, heartbeat_at, lease_until)
 SELECT NULL, host, pid, program, :to, 0, :ttl, {clock}, {clock} + :ttl / 1000.0 FROM {schema}_member WHERE member_id = :member
 
 -- name: move_row
@@ -368,7 +368,7 @@ INSERT INTO {schema}_leaving VALUES (:resource, :position, :requesting_id, :outc
 -- name: keep_all
 -- Before the member is removed, which tells who it was.
 INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
-                              owner, note, requested_at, granted_at, outcome, host, pid, program, login, ended_by, seen_at)
+                              owner, note, requested_at, granted_at, outcome, host, pid, program, login, ended_by, heartbeat_at)
 SELECT t.resource_id, t.queue_position, t.requesting_id, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner,
        t.note, t.requested_at, t.granted_at, :outcome, m.host, m.pid, m.program, m.login,
        CASE :outcome WHEN 'revoked' THEN t.revoked_by WHEN 'reaped' THEN :login END, :seen
@@ -403,13 +403,13 @@ WHERE resource_id = ? AND queue_position = ? AND requesting_id = ? AND granted_a
 SELECT file AS place FROM pragma_database_list WHERE name = 'main'
 
 -- name: release_on_commit
-INSERT INTO {schema}_departure (word, left_at) VALUES (?, {clock})
+INSERT INTO {schema}_commit_marker (marker, marked_at) VALUES (?, {clock})
 
--- name: has_left
-SELECT 1 AS there FROM {schema}_departure WHERE word = ?
+-- name: is_committed
+SELECT 1 AS there FROM {schema}_commit_marker WHERE marker = ?
 
--- name: forget_left
-DELETE FROM {schema}_departure WHERE word = ? OR left_at < {clock} - 86400.0
+-- name: delete_commit_marker
+DELETE FROM {schema}_commit_marker WHERE marker = ? OR marked_at < {clock} - 86400.0
 
 -- name: holds_and_waits
 -- Has this member somebody who waits and has another row? Most looks for deadlocks end here.
@@ -442,7 +442,7 @@ SELECT t.resource_id AS resource, t.queue_position AS position,
        m.program, t.note, t.requested_at, t.granted_at,
        max(0.0, {clock} - coalesce(t.granted_at, t.requested_at)) AS seconds,
        m.grace_ms / 1000.0 AS grace, t.member_id IS NOT NULL AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
-       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
+       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.heartbeat_at AS REAL) AS heartbeat_at, {clock} AS now
 FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE :resource IS NULL OR t.resource_id = :resource
 ORDER BY t.resource_id, t.queue_position
@@ -459,7 +459,7 @@ SELECT outcome FROM o WHERE outcome IS NOT NULL
 -- name: past
 SELECT resource_id AS resource, queue_position AS position, access_type AS access, weight, requesting_id, owner, note,
        requested_at, granted_at, ended_at, max(0.0, coalesce(granted_at, ended_at) - requested_at) AS waited,
-       CASE WHEN granted_at IS NOT NULL THEN max(0.0, min(ended_at, coalesce(seen_at, ended_at)) - granted_at) END AS held,
+       CASE WHEN granted_at IS NOT NULL THEN max(0.0, min(ended_at, coalesce(heartbeat_at, ended_at)) - granted_at) END AS held,
        outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, rowid
 FROM {schema}_history INDEXED BY {schema}_history_outcome
 WHERE outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
@@ -470,7 +470,7 @@ ORDER BY ended_at DESC, rowid DESC LIMIT :most
 -- name: past_of_resource
 SELECT resource_id AS resource, queue_position AS position, access_type AS access, weight, requesting_id, owner, note,
        requested_at, granted_at, ended_at, max(0.0, coalesce(granted_at, ended_at) - requested_at) AS waited,
-       CASE WHEN granted_at IS NOT NULL THEN max(0.0, min(ended_at, coalesce(seen_at, ended_at)) - granted_at) END AS held,
+       CASE WHEN granted_at IS NOT NULL THEN max(0.0, min(ended_at, coalesce(heartbeat_at, ended_at)) - granted_at) END AS held,
        outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, rowid
 FROM {schema}_history INDEXED BY {schema}_history_resource
 WHERE resource_id = :resource AND outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
@@ -487,9 +487,9 @@ ORDER BY 1
 -- Some columns tell who must be looked at.
 SELECT member_id, host, pid, program, login, joined_at, CASE WHEN lease_ms IS NULL THEN 'beacon' ELSE 'lease' END AS kind,
        coalesce(lease_ms, grace_ms) / 1000.0 AS grace, max(0.0, lease_until - {clock}) AS lease_left,
-       max(0.0, coalesce(missing_since, seen_at) + grace_ms / 1000.0 - {clock}) AS grace_left,
+       max(0.0, coalesce(missing_since, heartbeat_at) + grace_ms / 1000.0 - {clock}) AS grace_left,
        1 AS owned, beacon, CAST(lease_until AS REAL) AS lease_until, CAST(missing_since AS REAL) AS missing_since,
-       CAST(seen_at AS REAL) AS seen_at, {clock} AS now
+       CAST(heartbeat_at AS REAL) AS heartbeat_at, {clock} AS now
 FROM {schema}_member ORDER BY member_id
 
 -- name: resource_settings
@@ -631,7 +631,7 @@ PRAGMA data_version
 
 -- name: put_task
 INSERT INTO {schema}_task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid, put_by,
-                           ready_at, time_limit_ms, unique_key, task_key, task_turn, task_priority, lock_count, asks_at)
+                           ready_at, time_limit_ms, unique_key, task_key, task_hash, task_priority, lock_count, enqueue_locks_at)
 VALUES (:queue, :order, :kind, :body, :note, :on_failure, :max_attempts, :backoff, :uid, :login,
         CASE WHEN :locks IS NULL THEN {clock} + :after ELSE {end_of_time} END, :time_limit, :unique, :key, :turn, :priority, :locks,
         CASE WHEN :locks IS NOT NULL THEN {clock} + :after END)
@@ -672,11 +672,11 @@ WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NUL
   AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
 ORDER BY task_id LIMIT :most
 
--- name: in_turns
+-- name: uses_fair_queueing
 -- Limits, or tasks with keys: how these are claimed stands in PostgreSQL's tasks.sql.
 SELECT EXISTS (SELECT 1 FROM {schema}_queue_setting WHERE queue_name = :queue)
     OR EXISTS (SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_fair
-               WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL) AS turns
+               WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL) AS turns
 
 -- name: order_of_turns
 SELECT (SELECT min(task_order) FROM {schema}_task INDEXED BY {schema}_task_open WHERE queue_name = :queue AND is_open) AS task_order,
@@ -686,19 +686,19 @@ SELECT (SELECT min(task_order) FROM {schema}_task INDEXED BY {schema}_task_open 
 SELECT coalesce(task_key, '') AS task_key, count(*) AS many FROM {schema}_task
 WHERE queue_name = :queue AND status = 'running' GROUP BY 1
 
--- name: next_turns
+-- name: next_key_hashes
 -- The next keys behind this place that have something pending.
-WITH RECURSIVE turns (task_turn) AS (
-    SELECT min(task_turn) FROM {schema}_task INDEXED BY {schema}_task_fair
-    WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL
-      AND task_order = :order AND task_turn > :beyond AND task_turn < :until
+WITH RECURSIVE turns (task_hash) AS (
+    SELECT min(task_hash) FROM {schema}_task INDEXED BY {schema}_task_fair
+    WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL
+      AND task_order = :order AND task_hash > :beyond AND task_hash < :until
     UNION ALL
-    SELECT (SELECT min(t.task_turn) FROM {schema}_task AS t INDEXED BY {schema}_task_fair
-            WHERE t.queue_name = :queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn > k.task_turn
-              AND t.task_turn < :until AND t.task_order = :order)
-    FROM turns AS k WHERE k.task_turn IS NOT NULL
+    SELECT (SELECT min(t.task_hash) FROM {schema}_task AS t INDEXED BY {schema}_task_fair
+            WHERE t.queue_name = :queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NULL AND t.task_hash > k.task_hash
+              AND t.task_hash < :until AND t.task_order = :order)
+    FROM turns AS k WHERE k.task_hash IS NOT NULL
     LIMIT :most)
-SELECT task_turn FROM turns WHERE task_turn IS NOT NULL
+SELECT task_hash FROM turns WHERE task_hash IS NOT NULL
 
 -- name: heavy_keys
 SELECT task_key FROM {schema}_queue_key WHERE queue_name = :queue AND weight > 1 ORDER BY weight DESC LIMIT :most
@@ -713,9 +713,9 @@ LEFT JOIN {schema}_queue_wait AS w ON w.queue_name = :queue AND k.value <> ''
     AND w.task_key = CASE WHEN coalesce(s.task_rate, q.key_rate) IS NOT NULL THEN k.value END
 WHERE ({clock} * 1000 >= w.since_ms AND {clock} * 1000 < w.free_ms) IS NOT TRUE
 
--- name: first_of_key
+-- name: first_task_of_key
 SELECT task_id, task_priority FROM {schema}_task INDEXED BY {schema}_task_fair
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NULL AND task_turn = :turn AND task_order = :order
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NULL AND task_hash = :turn AND task_order = :order
   AND ready_at <= max({clock}, put_at)
 ORDER BY task_priority DESC, task_id LIMIT 1
 
@@ -810,7 +810,7 @@ SELECT p.member_id, m.lease_until - {clock} AS left
 FROM {schema}_parking AS p LEFT JOIN {schema}_member AS m ON m.member_id = p.member_id WHERE p.queue_name = :queue
 
 -- name: enrol_parking
-INSERT INTO {schema}_member (beacon, program, login, grace_ms, lease_ms, seen_at, lease_until)
+INSERT INTO {schema}_member (beacon, program, login, grace_ms, lease_ms, heartbeat_at, lease_until)
 VALUES (NULL, 'parked tasks', '', 0, :lease, {clock}, {clock} + :lease / 1000.0)
 
 -- name: set_parking
@@ -823,8 +823,8 @@ WHERE task_id IN (SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_par
                   WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL)
 
 -- name: forget_asked
-UPDATE {schema}_task SET locks_left = NULL
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_left IS NOT NULL
+UPDATE {schema}_task SET locks_pending = NULL
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_pending IS NOT NULL
 
 -- name: lowest_order
 SELECT min(task_order) AS task_order FROM {schema}_task INDEXED BY {schema}_task_open WHERE queue_name = :queue AND is_open
@@ -838,7 +838,7 @@ ORDER BY resource_id, access_type, weight, concurrency_limit, queue_position
 UPDATE {schema}_task_lock SET waits = 0 WHERE task_id = :task AND number = :number
 
 -- name: one_lock_less
-UPDATE {schema}_task SET locks_left = locks_left - 1 WHERE task_id = ?
+UPDATE {schema}_task SET locks_pending = locks_pending - 1 WHERE task_id = ?
 
 -- name: all_locks_wait
 UPDATE {schema}_task_lock SET waits = 1 WHERE task_id = ?
@@ -849,8 +849,8 @@ UPDATE {schema}_task_lock SET waits = 0, queue_position = NULL WHERE task_id = ?
 -- name: lock_waits
 UPDATE {schema}_task_lock SET waits = 1, queue_position = :position WHERE task_id = :task AND number = :number
 
--- name: locks_left
-UPDATE {schema}_task SET locks_left = :left WHERE task_id = :task
+-- name: locks_pending
+UPDATE {schema}_task SET locks_pending = :left WHERE task_id = :task
 
 -- name: locks_of
 SELECT number, resource_id AS resource, access_type AS access, concurrency_limit AS "limit", weight, queue_position AS position
@@ -861,13 +861,13 @@ SELECT coalesce(task_key, '') AS task_key FROM {schema}_task WHERE task_id = ?
 
 -- name: parked_in_turn
 SELECT task_id, task_order, task_key FROM {schema}_task INDEXED BY {schema}_task_parked
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_left = 0
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_pending = 0
 ORDER BY task_order, task_priority DESC, task_id
 
 -- name: parked_to_ask
 SELECT task_id, task_key, note FROM {schema}_task INDEXED BY {schema}_task_parked
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_left IS NULL
-  AND asks_at <= max({clock}, put_at)
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_pending IS NULL
+  AND enqueue_locks_at <= max({clock}, put_at)
   AND task_order = (SELECT min(task_order) FROM {schema}_task INDEXED BY {schema}_task_open WHERE queue_name = :queue AND is_open)
 ORDER BY task_priority DESC, task_id
 
@@ -881,7 +881,7 @@ SELECT count(t.task_id) < coalesce(q.task_limit, 9223372036854775807)
 FROM (SELECT 1) LEFT JOIN {schema}_queue_setting AS q ON q.queue_name = :queue
 LEFT JOIN {schema}_task AS t
     ON q.queue_name IS NOT NULL AND t.queue_name = :queue AND t.is_open
-       AND (t.status = 'running' OR :asked AND t.status = 'pending' AND t.locks_left IS NOT NULL)
+       AND (t.status = 'running' OR :asked AND t.status = 'pending' AND t.locks_pending IS NOT NULL)
 
 -- name: claim_task
 UPDATE {schema}_task
@@ -993,14 +993,14 @@ GROUP BY t.queue_name ORDER BY t.queue_name
 
 -- name: running_members
 SELECT t.queue_name AS queue, m.grace_ms / 1000.0 AS grace, 1 AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
-       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
+       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.heartbeat_at AS REAL) AS heartbeat_at, {clock} AS now
 FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.status = 'running' AND (:queue IS NULL OR t.queue_name = :queue)
 
 -- name: page_tasks
 -- The last columns tell who must be looked at.
 SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body, t.note, t.status, t.on_failure, t.attempt,
-       t.failures, t.losses, t.max_attempts, t.put_at, CASE WHEN t.lock_count IS NULL THEN t.ready_at ELSE t.asks_at END AS ready_at,
+       t.failures, t.losses, t.max_attempts, t.put_at, CASE WHEN t.lock_count IS NULL THEN t.ready_at ELSE t.enqueue_locks_at END AS ready_at,
        t.claimed_at, t.ended_at,
        CASE WHEN t.status IN ('finished', 'failed') THEN max(0.0, t.ended_at - t.claimed_at)
             WHEN t.status = 'running' THEN max(0.0, {clock} - t.claimed_at) END AS seconds,
@@ -1010,7 +1010,7 @@ SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body
        CASE WHEN t.lock_count IS NOT NULL THEN
            (SELECT json_group_array(json_array(resource_id, queue_position, access_type, concurrency_limit, weight))
             FROM (SELECT * FROM {schema}_task_lock WHERE task_id = t.task_id ORDER BY number)) END AS locks, m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
-       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
+       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.heartbeat_at AS REAL) AS heartbeat_at, {clock} AS now
 FROM (-- A page of those that are open (those with a priority have an index of their own), and one of those that have ended.
       SELECT * FROM (SELECT * FROM {schema}_task
                      WHERE is_open AND task_priority = 0 AND (:queue IS NULL OR queue_name = :queue)
@@ -1034,12 +1034,12 @@ LIMIT :most
 -- name: task_attempts
 SELECT task_id, attempt, outcome, member_id, owner, host, pid, started_at, ended_at,
        max(0.0, ended_at - started_at) AS seconds, error, result, login, NULL AS grace, 0 AS owned, NULL AS beacon,
-       NULL AS lease_until, NULL AS missing_since, NULL AS seen_at, NULL AS now
+       NULL AS lease_until, NULL AS missing_since, NULL AS heartbeat_at, NULL AS now
 FROM {schema}_task_log WHERE task_id = :task
 UNION ALL
 SELECT t.task_id, t.attempt, 'running', t.member_id, t.owner, t.host, t.pid, t.claimed_at, NULL,
        max(0.0, {clock} - t.claimed_at), NULL, NULL, t.login, m.grace_ms / 1000.0, 1, m.beacon,
-       CAST(m.lease_until AS REAL), CAST(m.missing_since AS REAL), CAST(m.seen_at AS REAL), {clock}
+       CAST(m.lease_until AS REAL), CAST(m.missing_since AS REAL), CAST(m.heartbeat_at AS REAL), {clock}
 FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.task_id = :task AND t.status = 'running'
 ORDER BY 2
@@ -1072,7 +1072,7 @@ UPDATE {schema}_task
 SET cancel_asked_at = coalesce(cancel_asked_at, {clock}), cancel_asked_by = coalesce(cancel_asked_by, :login)
 WHERE task_id = :task AND status = 'running'
 
--- name: asked_of_tasks
+-- name: task_controls
 SELECT t.task_id, t.time_limit_ms / 1000.0 AS time_limit, t.cancel_asked_by
 FROM json_each(:tasks) AS j JOIN {schema}_task AS t ON t.task_id = j.value
 WHERE t.member_id = :member AND t.status = 'running' AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
@@ -1130,7 +1130,7 @@ WHERE batch_id = :batch AND status = 'open'
 -- The last columns tell whether the member that runs its callback is missing.
 SELECT r.batch_id, r.status, r.opened_at, r.window_ms / 1000.0 AS "window", r.opened_by, r.callback_status,
        m.grace_ms / 1000.0 AS grace, r.callback_status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
-       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
+       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.heartbeat_at AS REAL) AS heartbeat_at, {clock} AS now
 FROM {schema}_batch AS r LEFT JOIN {schema}_member AS m ON m.member_id = r.callback_member
 WHERE r.batch_name = ? ORDER BY r.batch_id DESC LIMIT 1
 
@@ -1184,7 +1184,7 @@ SET status = 'running', attempt = attempt + 1, start_uid = :uid, member_id = :me
     started_at = :now, ended_at = NULL, error = NULL, is_last = 0
 WHERE batch_id = :batch AND part = :part
 
--- name: keep_callback
+-- name: store_callback
 UPDATE {schema}_batch SET callback_kind = :kind, callback_body = :body, callback_kept_by = :login WHERE batch_id = :batch
 
 -- name: expired_by
@@ -1261,7 +1261,7 @@ SELECT r.batch_id, r.batch_name AS name, r.status, r.window_ms / 1000.0 AS windo
        p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid, p.started_at,
        p.ended_at AS part_ended_at, max(0.0, coalesce(p.ended_at, {clock}) - p.started_at) AS part_seconds, p.error, p.login,
        m.grace_ms / 1000.0 AS grace, p.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
-       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
+       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.heartbeat_at AS REAL) AS heartbeat_at, {clock} AS now
 FROM (SELECT * FROM {schema}_batch
       WHERE (:name IS NULL OR batch_name = :name) AND (:batch IS NULL OR batch_id = :batch)
       ORDER BY batch_id DESC LIMIT :most) AS r

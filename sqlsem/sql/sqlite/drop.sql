@@ -3,7 +3,7 @@ DROP TABLE IF EXISTS {schema}_rate_slot;
 DROP TABLE IF EXISTS {schema}_rate_window;
 DROP TABLE IF EXISTS {schema}_handover;
 DROP TABLE IF EXISTS {schema}_once_run;
-DROP TABLE IF EXISTS {schema}_departure;
+DROP TABLE IF EXISTS {schema}_commit_marker;
 DROP TABLE IF EXISTS {schema}_operation;
 DROP TABLE IF EXISTS {schema}_schedule;
 DROP TABLE IF EXISTS {schema}_batch_part;

@@ -24,7 +24,7 @@ CREATE TABLE {schema}_member (
     lease_ms      INTEGER CHECK (lease_ms > 0),
     joined_at     REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
     -- The last heartbeat that was written here; the time of the beacon's file may be a later one.
-    seen_at       REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
+    heartbeat_at       REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
     lease_until   REAL,
     missing_since REAL
 );
@@ -101,7 +101,7 @@ CREATE TABLE {schema}_history (
     ended_at          REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
     outcome           TEXT NOT NULL,
     ended_by          TEXT,  -- the login that ended it, where that was not the owner
-    seen_at           REAL   -- the last heartbeat of an owner that died
+    heartbeat_at           REAL   -- the last heartbeat of an owner that died
 );
 -- Any page of the history; the newest end first. (Beside the wanted outcome there are few others: each is read.)
 CREATE INDEX {schema}_history_resource ON {schema}_history (resource_id, outcome, ended_at);
@@ -168,11 +168,11 @@ CREATE TABLE {schema}_once_run (
 
 -- Locks that go with a transaction, and locks that travel -----------------------------------------------------------
 
--- A transaction that releases a lock leaves a row here, which is there once the transaction is committed. Only the owner of
--- the lock knows the word.
-CREATE TABLE {schema}_departure (
-    word    TEXT PRIMARY KEY,
-    left_at REAL NOT NULL
+-- A transaction that releases a lock inserts a row here. Other sessions see the row once the transaction has committed. Only
+-- the owner of the lock knows the marker.
+CREATE TABLE {schema}_commit_marker (
+    marker    TEXT PRIMARY KEY,
+    marked_at REAL NOT NULL
 ) WITHOUT ROWID;
 
 -- From hand_over to adopt the rows belong to a member of their own, in transit, which lives by a lease of ttl_ms: member_id.
@@ -205,7 +205,7 @@ CREATE TABLE {schema}_task (
     -- NULL: no key, in any other queue.
     task_key        TEXT,
     task_priority   INTEGER NOT NULL DEFAULT 0,  -- among the tasks of its key; higher ones first
-    task_turn       TEXT,                        -- the key behind eight digits of its hash: in no order that anyone chose
+    task_hash       TEXT,                        -- the key behind eight digits of its hash: in no order that anyone chose
     unique_key      TEXT,                        -- of the open tasks of a queue one has it
     kind            TEXT NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
     body            TEXT NOT NULL,
@@ -239,18 +239,18 @@ CREATE TABLE {schema}_task (
     -- Of a task with locks: its ready_at is the end of time (253370764800, the year 9999), so that claims of tasks without
     -- locks pass it by.
     lock_count      INTEGER,                     -- how many; NULL: none
-    locks_left      INTEGER,                     -- how many are not granted yet; NULL: it waits in no line
-    asks_at         REAL,                        -- when it may wait in the lines
-    CHECK ((task_key IS NULL) = (task_turn IS NULL))
+    locks_pending      INTEGER,                     -- how many are not granted yet; NULL: it waits in no line
+    enqueue_locks_at         REAL,                        -- when it may wait in the lines
+    CHECK ((task_key IS NULL) = (task_hash IS NULL))
 );
 -- All that claims read is in these indexes of open tasks, whose keys do not change from the put to the end.
 CREATE INDEX {schema}_task_open ON {schema}_task (queue_name, task_order, task_id) WHERE is_open;
 CREATE INDEX {schema}_task_by_priority ON {schema}_task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
 CREATE INDEX {schema}_task_running ON {schema}_task (queue_name) WHERE status = 'running';
-CREATE INDEX {schema}_task_parked ON {schema}_task (queue_name, task_order, locks_left, task_priority DESC, task_id)
+CREATE INDEX {schema}_task_parked ON {schema}_task (queue_name, task_order, locks_pending, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND lock_count IS NOT NULL;
-CREATE INDEX {schema}_task_fair ON {schema}_task (queue_name, task_order, task_turn, task_priority DESC, task_id)
-    WHERE is_open AND status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL;
+CREATE INDEX {schema}_task_fair ON {schema}_task (queue_name, task_order, task_hash, task_priority DESC, task_id)
+    WHERE is_open AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL;
 CREATE INDEX {schema}_task_plain ON {schema}_task (queue_name, task_order, task_id)
     WHERE is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL;
 -- Only tasks that were put for later, or wait for their next attempt: other tasks cost nothing here.
@@ -364,9 +364,9 @@ BEGIN
       AND member_id = CASE OLD.status WHEN 'running' THEN OLD.member_id
                                       ELSE (SELECT member_id FROM {schema}_parking WHERE queue_name = OLD.queue_name) END;
     UPDATE {schema}_task_lock SET queue_position = NULL, waits = 0 WHERE task_id = OLD.task_id;
-    UPDATE {schema}_task SET locks_left = NULL WHERE task_id = OLD.task_id;
+    UPDATE {schema}_task SET locks_pending = NULL WHERE task_id = OLD.task_id;
     UPDATE {schema}_task
-    SET asks_at = CASE WHEN ready_at < 253370764800.0 THEN ready_at ELSE (julianday('now') - 2440587.5) * 86400.0 END,
+    SET enqueue_locks_at = CASE WHEN ready_at < 253370764800.0 THEN ready_at ELSE (julianday('now') - 2440587.5) * 86400.0 END,
         ready_at = 253370764800.0
     WHERE task_id = OLD.task_id AND status = 'pending';
 END;
