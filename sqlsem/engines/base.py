@@ -250,7 +250,7 @@ class Engine(abc.ABC):
 
     def identity_steps(self, cursor: Any) -> Generator[Any, Any, str]:
         """As `CommitReleaseSession.database_identity`, for the caller's ``cursor``; yields as `pin_steps` does."""
-        yield cursor.execute(self.queries()["whereabouts"])
+        yield cursor.execute(self.queries()["database_identity"])
         row = yield cursor.fetchone()
         return str(borrowed.values(row)[0])
 
