@@ -100,7 +100,7 @@ def test_open_holds_and_waits_are_counted(connect, threads, name):
 
 
 def test_caps_and_pauses_count_from_when_they_were_set(connect, threads, name, monkeypatch):
-    monkeypatch.setattr(module, "HEARD_OF", timedelta(0))
+    monkeypatch.setattr(module, "SETTING_DELAY", timedelta(0))
     coordinator, *others = (connect() for _ in range(3))
 
     def found(earlier=0):
