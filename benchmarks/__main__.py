@@ -23,8 +23,8 @@ from benchmarks.printed import ENGINES, console
 from benchmarks.rates import rates
 
 MEASUREMENTS: dict[str, Callable[[str, str, dict[str, Any]], Any]] = {
-    one.__name__: one
-    for one in (
+    measurement.__name__: measurement
+    for measurement in (
         *(shown.uncontended, shown.handoff, shown.limit, shown.aio, shown.waiters, shown.connections, shown.throughput),
         *(shown.tasks, shown.puts, shown.idle, shown.claim, growth, estimates, guards, rates),
     )

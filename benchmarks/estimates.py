@@ -108,21 +108,21 @@ def history(make: Callable[[random.Random, int], Ask], chance: random.Random) ->
             moment += chance.expovariate(1 / 5)
         room = max(1, (burst[0][0].limit or 1) / burst[0][0].weight)
         moment += sum(lasts for _, lasts in burst) / room * chance.uniform(0.3, 1.2)
-    there: list[Done] = []
+    holders: list[Done] = []
     coming = iter(asked)
     following = next(coming, None)
-    while there or following is not None:
-        ends = min((one.ended for one in there), default=float("inf"))
+    while holders or following is not None:
+        ends = min((holder.ended for holder in holders), default=float("inf"))
         if following is not None and following.asked <= ends:
             now = following.asked
-            there.append(following)
+            holders.append(following)
             following = next(coming, None)
         else:
             now = ends
-            there = [one for one in there if one.ended > now]
-        for place, one in enumerate(there):
-            if one.granted is None and one.request.fits([other.request for other in there[:place]], None):
-                one.granted = now
+            holders = [holder for holder in holders if holder.ended > now]
+        for place, holder in enumerate(holders):
+            if holder.granted is None and holder.request.fits([other.request for other in holders[:place]], None):
+                holder.granted = now
     return asked
 
 
@@ -130,23 +130,24 @@ def seen(done: list[Done], now: float) -> Overview:
     """Return the overview at a moment."""
     entries = [
         Entry(
-            "r", one.position, "waits" if one.granted is None or one.granted > now else "holds", one.request.access,
-            one.request.limit, one.request.weight, "x", one.position, "t", "h", 1, "p", one.request.note, BEGIN, None,
-            now - (one.asked if one.granted is None or one.granted > now else one.granted), None, 5.0,
+            "r", stay.position, "waits" if stay.granted is None or stay.granted > now else "holds",
+            stay.request.access, stay.request.limit, stay.request.weight, "x", stay.position, "t", "h", 1, "p",
+            stay.request.note, BEGIN, None,
+            now - (stay.asked if stay.granted is None or stay.granted > now else stay.granted), None, 5.0,
         )
-        for one in done
-        if one.asked <= now < one.ended
+        for stay in done
+        if stay.asked <= now < stay.ended
     ]  # fmt: skip
     entries = [replace(entry, granted_at=BEGIN) if entry.state == "holds" else entry for entry in entries]
-    ended = sorted((one for one in done if one.ended <= now), key=lambda one: -one.ended)[:200]
-    holds = tuple(Hold(one.lasts, (one.granted or 0.0) - one.asked, one.request.note, "p") for one in ended)
+    ended = sorted((stay for stay in done if stay.ended <= now), key=lambda stay: -stay.ended)[:200]
+    holds = tuple(Hold(stay.lasts, (stay.granted or 0.0) - stay.asked, stay.request.note, "p") for stay in ended)
     taken_at = BEGIN + timedelta(seconds=now)
     return Overview(taken_at, [], entries, [], [], [], {"r": HoldTimes(holds)} if holds else {})
 
 
 def _told(done: list[Done], moments: int, chance: random.Random) -> Iterator[Found]:
     """Return the results at so many moments, of one waiter each."""
-    asked = [one for one in done[FIRST:] if one.granted is not None and one.granted - one.asked > 1]
+    asked = [stay for stay in done[FIRST:] if stay.granted is not None and stay.granted - stay.asked > 1]
     for choice in chance.choices(asked, k=moments):
         assert choice.granted is not None
         now = chance.uniform(choice.asked, choice.granted)
@@ -226,15 +227,15 @@ def worked_off(make: Callable[[random.Random, int], Work], workers: int, chance:
             burst.append(Job(len(jobs) + len(burst) + 1, order, body, moment, lasts))
         free = [moment] * workers
         opens = moment
-        for order in sorted({one.order for one in burst}):
-            members = [one for one in burst if one.order == order]
+        for order in sorted({job.order for job in burst}):
+            members = [job for job in burst if job.order == order]
             for member in members:
                 member.worker = min(range(workers), key=free.__getitem__)
                 member.started = max(free[member.worker], opens)
                 free[member.worker] = member.ended
             opens = max(opens, *(member.ended for member in members))
         jobs += burst
-        moment = max(one.ended for one in burst) + chance.uniform(600, 3600)
+        moment = max(job.ended for job in burst) + chance.uniform(600, 3600)
     return jobs
 
 
@@ -244,18 +245,18 @@ def listed(jobs: list[Job], now: float) -> list[TaskEntry]:
     def at(seconds: float) -> datetime:
         return BEGIN + timedelta(seconds=seconds)
 
-    def entry(one: Job) -> TaskEntry:
-        started, ended = one.started <= now, one.ended <= now
+    def entry(job: Job) -> TaskEntry:
+        started, ended = job.started <= now, job.ended <= now
         return TaskEntry(
-            one.number, "q", one.order, "shell", one.body, None,
-            "finished" if ended else "running" if started else "pending", "stop", int(started), 0, 0, 1, at(one.put),
-            at(one.put), at(one.started) if started else None, at(one.ended) if ended else None,
-            one.lasts if ended else now - one.started if started else None, 1, f"q-{one.worker}", "h", 1, None, None,
+            job.number, "q", job.order, "shell", job.body, None,
+            "finished" if ended else "running" if started else "pending", "stop", int(started), 0, 0, 1, at(job.put),
+            at(job.put), at(job.started) if started else None, at(job.ended) if ended else None,
+            job.lasts if ended else now - job.started if started else None, 1, f"q-{job.worker}", "h", 1, None, None,
         )  # fmt: skip
 
     seen = [entry(job) for job in jobs if job.put <= now]
-    done = sorted((one for one in seen if one.status == "finished"), key=lambda one: str(one.ended_at))
-    return [one for one in seen if one.status != "finished"] + done[-MAX_ENDED:]
+    done = sorted((job for job in seen if job.status == "finished"), key=lambda job: str(job.ended_at))
+    return [job for job in seen if job.status != "finished"] + done[-MAX_ENDED:]
 
 
 def _told_of_tasks(jobs: list[Job], moments: int, chance: random.Random) -> Iterator[Found]:
@@ -298,13 +299,15 @@ def _judged(of_what: str, histories: Mapping[str, Callable[[random.Random], Iter
     results: dict[str, Any] = {}
     for number, (name, told) in enumerate(histories.items()):
         chance = random.Random(number)
-        found: list[Found] = []
+        samples: list[Found] = []
         for _ in range(3):
-            found += told(chance)
-        places = ([one for one in found if low <= one[0] <= high] for low, high in ((1, 1), (2, 5), (6, 10**6)))
-        shares = [statistics.mean(held for _, held, _, _ in some) if some else None for some in (found, *places)]
-        width = statistics.median(width for _, _, width, _ in found) / statistics.median(truth for *_, truth in found)
+            samples += told(chance)
+        ranges = ((1, 1), (2, 5), (6, 10**6))
+        places = ([sample for sample in samples if low <= sample[0] <= high] for low, high in ranges)
+        shares = [statistics.mean(held for _, held, _, _ in some) if some else None for some in (samples, *places)]
+        width = statistics.median(width for _, _, width, _ in samples)
+        width /= statistics.median(truth for *_, truth in samples)
         shown.add_row(name, *(judged(share, 0.7, ".0%", least=True) for share in shares), f"{width:.2f}")
-        results[name] = {"moments": len(found), "held": shares[0], "by_place": shares[1:], "width": width}
+        results[name] = {"moments": len(samples), "held": shares[0], "by_place": shares[1:], "width": width}
     console.print(shown)
     return results

@@ -30,8 +30,8 @@ def guards(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
     name = "bench guarded"
     found: dict[str, list[float]] = {}
     with sqlsem.connect(url) as coordinator, psycopg.connect(url) as connection, contextlib.ExitStack() as stack:
-        for one in ("plain", "guarded"):
-            connection.execute(f"CREATE UNLOGGED TABLE IF NOT EXISTS public.bench_{one} (a integer)")
+        for kind in ("plain", "guarded"):
+            connection.execute(f"CREATE UNLOGGED TABLE IF NOT EXISTS public.bench_{kind} (a integer)")
         connection.commit()
         coordinator.admin.guard_table("public.bench_guarded", name)
         stack.callback(connection.commit)
@@ -46,7 +46,7 @@ def guards(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
             connection.commit()
             return (time.perf_counter() - began) / LENGTH * 1e6
 
-        plain, guarded = (f"INSERT INTO public.bench_{one} VALUES (1)" for one in ("plain", "guarded"))
+        plain, guarded = (f"INSERT INTO public.bench_{kind} VALUES (1)" for kind in ("plain", "guarded"))
         turns = max(3, options["rounds"] // LENGTH * options["turns"])
         for more in (False, True):
             if more:

@@ -119,11 +119,11 @@ class Contention(HandOffs):
         visits.sort(key=lambda visit: visit.granted)
         self.visits += visits
         self.seconds += (visits[-1].left - visits[0].granted) / 1e9
-        for one, following in itertools.pairwise(visits):
-            self.handoffs.append((following.granted - one.leaving) / 1000)
-            if following.process != one.process:
+        for visit, following in itertools.pairwise(visits):
+            self.handoffs.append((following.granted - visit.leaving) / 1000)
+            if following.process != visit.process:
                 self.to_others.append(self.handoffs[-1])
-            self.overlaps += following.granted < one.leaving
+            self.overlaps += following.granted < visit.leaving
         earliest = visits[-1].asked  # of those granted later
         for visit in reversed(visits):
             self.overtaking += earliest < visit.asked - OVERTAKEN
@@ -285,8 +285,8 @@ def admission(
     """Contend for a limit with ``number`` processes, in turns of the limits."""
     found = {limit: Admission() for limit in limits}
     for _ in range(turns):
-        for limit, one in found.items():
-            one.add(together(number, seconds, _enter_and_leave, url, limit, hold, seconds), limit)
+        for limit, figures in found.items():
+            figures.add(together(number, seconds, _enter_and_leave, url, limit, hold, seconds), limit)
     return found
 
 

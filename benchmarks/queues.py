@@ -149,8 +149,8 @@ def _procrastinate_put(url: str, number: int) -> None:
         app = _procrastinate(url)
         async with app.open_async():
             for start in range(0, number, 1000):
-                some = range(start, min(start + 1000, number))
-                await app.tasks["note"].batch_defer_async(*({"number": one} for one in some))
+                numbers = range(start, min(start + 1000, number))
+                await app.tasks["note"].batch_defer_async(*({"number": number} for number in numbers))
 
     asyncio.run(put())
 
@@ -208,8 +208,10 @@ def _pgqueuer_put(url: str, number: int) -> None:
         connection, manager = await _pgqueuer(url)
         queries = Queries(manager.connection)
         for start in range(0, number, 1000):
-            some = range(start, min(start + 1000, number))
-            await queries.enqueue(["note"] * len(some), [str(one).encode() for one in some], [0] * len(some))
+            numbers = range(start, min(start + 1000, number))
+            await queries.enqueue(
+                ["note"] * len(numbers), [str(number).encode() for number in numbers], [0] * len(numbers)
+            )
         await connection.close()
 
     asyncio.run(put())
@@ -380,14 +382,14 @@ def ours(name: str) -> str:
 
 def subjects(engine: str) -> dict[str, Subject]:
     """Return the installed subjects."""
-    there = {
+    available = {
         name: subject
         for name, subject in SUBJECTS[engine].items()
         if importlib.util.find_spec(subject.package) is not None
     }
     if importlib.util.find_spec("asyncpg") is None:
-        there = {name: one for name, one in there.items() if one.package != "pgqueuer"}
-    return there
+        available = {name: subject for name, subject in available.items() if subject.package != "pgqueuer"}
+    return available
 
 
 def version(subject: Subject) -> str:

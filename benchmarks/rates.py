@@ -53,8 +53,8 @@ def rates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
         "most": _most(several, 1000),
     }
     shown = table(f"One rate, {threads} threads of a process", "", "grants a second", "most in any second")
-    for what, one in found.items():
-        shown.add_row(what, f"{one['grants']:,.0f}", f"{one['most']:,.0f}" if "most" in one else "")
+    for what, figures in found.items():
+        shown.add_row(what, f"{figures['grants']:,.0f}", f"{figures['most']:,.0f}" if "most" in figures else "")
     console.print(shown)
     return found
 

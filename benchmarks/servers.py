@@ -71,8 +71,8 @@ def _folder() -> Iterator[tuple[Path, str | None]]:
             utils.ensure_folder_permissions(binaries, everybody | stat.S_IXGRP | stat.S_IXOTH)
             utils.ensure_folder_permissions(binaries.parent / "lib", everybody)
             entry = pwd.getpwnam(user)
-            for one in (data, folder):
-                os.chown(one, entry.pw_uid, entry.pw_gid)
+            for path in (data, folder):
+                os.chown(path, entry.pw_uid, entry.pw_gid)
         yield folder, user
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -51,28 +51,29 @@ def handoff(engine: str, url: str, options: dict[str, Any]) -> Any:
         *("", "p50 µs, all", "to itself %", "p50 µs, to another", f"of {peer}'s", "p99 µs", f"of {peer}'s"),
         *("barged %", "longest wait ms", "overlaps", "grants/s"),
     )
-    for name, one in found.items():
+    for name, figures in found.items():
         # Only hand-offs to another process are judged: a grant to the releasing process, while others wait, is none.
-        ratios = (one.to_another / found[peer].to_another, one.to_another_p99 / found[peer].to_another_p99)
+        ratios = (figures.to_another / found[peer].to_another, figures.to_another_p99 / found[peer].to_another_p99)
         p50, p99 = (
             judged(ratio, target[engine]) if name == "sqlsem" else f"{ratio:.2f}"
             for ratio, target in zip(ratios, (HANDOFF, HANDOFF_P99), strict=True)
         )
         shown.add_row(
-            *(name, f"{one.p50:.0f}", f"{one.to_itself:.1f}", f"{one.to_another:.0f}", p50),
+            *(name, f"{figures.p50:.0f}", f"{figures.to_itself:.1f}", f"{figures.to_another:.0f}", p50),
             *(
-                f"{one.to_another_p99:.0f}",
+                f"{figures.to_another_p99:.0f}",
                 p99,
-                f"{one.barged:.1f}",
-                f"{one.longest_wait:.0f}",
-                str(one.overlaps),
-                f"{one.rate:.0f}",
+                f"{figures.barged:.1f}",
+                f"{figures.longest_wait:.0f}",
+                str(figures.overlaps),
+                f"{figures.rate:.0f}",
             ),
         )
     console.print(shown)
     names = ("p50", "p99", "to_itself", "to_another", "to_another_p99", "barged", "longest_wait", "overlaps", "rate")
     return {
-        name: {what: getattr(one, what) for what in names} | {"grants": len(one.visits)} for name, one in found.items()
+        name: {what: getattr(figures, what) for what in names} | {"grants": len(figures.visits)}
+        for name, figures in found.items()
     }
 
 
@@ -85,14 +86,14 @@ def limit(engine: str, url: str, options: dict[str, Any]) -> Any:
         f"{ENGINES[engine]}: {number} processes want a place, {hold:g} ms hold (release called → acquire returned)",
         *("", "p50 µs", "p99 µs", "p99 of the mutex's", "seen > 2 ms after a later position's, %", "grants"),
     )
-    for places, one in found.items():
-        p99 = "" if places == 1 else judged(one.p99 / found[1].p99, LIMIT_P99)
-        late = judged(one.late_share, LATE)
+    for places, figures in found.items():
+        p99 = "" if places == 1 else judged(figures.p99 / found[1].p99, LIMIT_P99)
+        late = judged(figures.late_share, LATE)
         name = "mutex" if places == 1 else f"limit of {places}"
-        shown.add_row(name, f"{one.p50:.0f}", f"{one.p99:.0f}", p99, late, str(one.grants))
+        shown.add_row(name, f"{figures.p50:.0f}", f"{figures.p99:.0f}", p99, late, str(figures.grants))
     console.print(shown)
     names = ("p50", "p99", "late_share", "grants")
-    return {places: {what: getattr(one, what) for what in names} for places, one in found.items()}
+    return {places: {what: getattr(figures, what) for what in names} for places, figures in found.items()}
 
 
 def aio(engine: str, url: str, options: dict[str, Any]) -> Any:
@@ -115,7 +116,7 @@ def aio(engine: str, url: str, options: dict[str, Any]) -> Any:
     console.print(shown)
     return {
         "uncontended": {face: asdict(pair) for face, pair in pairs.items()},
-        "handoff": {form: {face: one.p50 for face, one in found.items()} for form, found in forms.items()},
+        "handoff": {form: {face: figures.p50 for face, figures in found.items()} for form, found in forms.items()},
     }
 
 
@@ -157,9 +158,9 @@ def throughput(engine: str, url: str, options: dict[str, Any]) -> Any:
         for number in numbers:
             for name in names:
                 status.update(f"{name}, {number} processes")
-                one = measure.Contention()
-                one.add(measure.contend(engine, name, url, number, 0.0, options["seconds"]))
-                found[name].append(one.rate)
+                contention = measure.Contention()
+                contention.add(measure.contend(engine, name, url, number, 0.0, options["seconds"]))
+                found[name].append(contention.rate)
     shown = table(f"{ENGINES[engine]}: grants a second, no hold, by processes", "", *map(str, numbers))
     for name, rates in found.items():
         shown.add_row(name, *(f"{rate:.0f}" for rate in rates))
@@ -182,7 +183,7 @@ def tasks(engine: str, url: str, options: dict[str, Any]) -> Any:
                     status.update(f"{name}, {form}, turn {turn + 1} of {options['turns']}")
                     found = queues.rate(engine, name, url, number, processes, at_once)
                     turns[name].setdefault(form, []).append(found)
-    rates = {name: {form: statistics.median(each) for form, each in one.items()} for name, one in turns.items()}
+    rates = {name: {form: statistics.median(each) for form, each in by_form.items()} for name, by_form in turns.items()}
     shown = table(
         f"{ENGINES[engine]}: {number:,} empty Python tasks, done a second (medians of {options['turns']})",
         "",
@@ -207,7 +208,7 @@ def puts(engine: str, url: str, options: dict[str, Any]) -> Any:
     number = options["put"]
     found: dict[str, float] = {}
     for name, subject in queues.subjects(engine).items():
-        if subject.package not in {queues.subjects(engine)[one].package for one in found}:
+        if subject.package not in {queues.subjects(engine)[name].package for name in found}:
             with console.status(f"{name} puts {number:,} tasks"):
                 found[name] = queues.put_seconds(engine, name, url, number)
     shown = table(f"{ENGINES[engine]}: {number:,} tasks put at once, s", "", "seconds", "sqlsem's, times")
@@ -231,11 +232,11 @@ def idle(engine: str, url: str, options: dict[str, Any]) -> Any:
     )
     for processes, threads in ((1, 1), (1, options["workers"]), (options["workers"], 1)):
         with console.status(f"{processes} processes with {threads} threads have nothing to do"):
-            one = queues.idle(engine, url, processes, threads, options["idle"], options["puts"])
-        results[f"{processes} x {threads}"] = asdict(one)
+            figures = queues.idle(engine, url, processes, threads, options["idle"], options["puts"])
+        results[f"{processes} x {threads}"] = asdict(figures)
         shown.add_row(
-            *(f"{processes}, {threads}", judged(one.statements, STATEMENTS)),
-            *(f"{one.p50:.1f}", judged(one.p99, TAKEN_UP, ".1f")),
+            *(f"{processes}, {threads}", judged(figures.statements, STATEMENTS)),
+            *(f"{figures.p50:.1f}", judged(figures.p99, TAKEN_UP, ".1f")),
         )
     console.print(shown)
     return results

@@ -75,7 +75,7 @@ class Mutant:
                 raise ValueError(
                     f"{self.name}: the lines at {hunk.file}:{hunk.line} are not there; make the patch anew"
                 )
-            place = min(places, key=lambda one: abs(text.count("\n", 0, one) + 1 - hunk.line))
+            place = min(places, key=lambda offset: abs(text.count("\n", 0, offset) + 1 - hunk.line))
             texts[hunk.file] = text[:place] + hunk.after + text[place + len(hunk.before) :]
         return texts
 
@@ -86,17 +86,17 @@ def parse(path: Path) -> Mutant:
     words = dict(line.split(": ", 1) for line in head.splitlines())
     hunks: list[Hunk] = []
     file, line, before, after = "", 0, "", ""
-    for one in [*rest.splitlines(keepends=True), "@@ end"]:
-        if one.startswith(("@@ ", "--- ")) and before + after:
+    for text in [*rest.splitlines(keepends=True), "@@ end"]:
+        if text.startswith(("@@ ", "--- ")) and before + after:
             hunks.append(Hunk(file, line, before, after))
             before = after = ""
-        if one.startswith("+++ b/"):
-            file = one[6:].strip()
-        elif one.startswith("@@ -"):
-            line = int(re.split("[-, ]", one)[2])
-        elif one.startswith(("-", "+", " ")) and not one.startswith("--- a/"):
-            before += "" if one[0] == "+" else one[1:]
-            after += "" if one[0] == "-" else one[1:]
+        if text.startswith("+++ b/"):
+            file = text[6:].strip()
+        elif text.startswith("@@ -"):
+            line = int(re.split("[-, ]", text)[2])
+        elif text.startswith(("-", "+", " ")) and not text.startswith("--- a/"):
+            before += "" if text[0] == "+" else text[1:]
+            after += "" if text[0] == "-" else text[1:]
     return Mutant(path.stem, words["bug"], words["seen"], words["find"], words.get("needs", ""), tuple(hunks))
 
 
@@ -221,8 +221,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="print the table of docs/guarantees.md at the end")
     parser.add_argument("--quick", action="store_true", help="do not ask whether the tests hold without a mutant")
     options = parser.parse_args(arguments)
-    mutants = [one for one in all_mutants() if not options.names or one.name in options.names]
-    unknown = set(options.names) - {one.name for one in mutants}
+    mutants = [mutant for mutant in all_mutants() if not options.names or mutant.name in options.names]
+    unknown = set(options.names) - {mutant.name for mutant in mutants}
     if unknown:
         parser.error(f"there is no such mutant: {', '.join(sorted(unknown))}")
     bad, table = 0, []

@@ -68,14 +68,14 @@ class Verdict:
 def events(past: Iterable[Past], visits: Iterable[Visit] = (), *, unit: float = 1e-6) -> list[Event]:
     """Return the events of a history. ``unit``: the resolution of its clock, in seconds (SQLite: a millisecond)."""
     lives: dict[tuple[str, int], list[Past]] = defaultdict(list)
-    for one in past:
-        lives[one.resource, one.position].append(one)
-    inside: dict[tuple[str, int], Visit] = {(one.resource, one.position): one for one in visits}
+    for row in past:
+        lives[row.resource, row.position].append(row)
+    inside: dict[tuple[str, int], Visit] = {(row.resource, row.position): row for row in visits}
     found: list[Event] = []
     for key, life in lives.items():
-        life.sort(key=lambda one: (one.ended_at, one.outcome not in CONVERTED))
+        life.sort(key=lambda row: (row.ended_at, row.outcome not in CONVERTED))
         first, last = life[0], life[-1]
-        if any(one.outcome == "handed_over" for one in life):
+        if any(row.outcome == "handed_over" for row in life):
             raise ValueError(f"Position {key[1]} on {key[0]!r} was handed over, which Lines.tla does not know")
         # (Not every engine records the limit of a converted row; it is always 1.)
         limit = 1 if len(life) > 1 else last.limit
@@ -87,7 +87,7 @@ def events(past: Iterable[Past], visits: Iterable[Visit] = (), *, unit: float = 
         made = [(first.requested_at.timestamp(), "registered")]
         if first.granted_at is not None:
             made.append((first.granted_at.timestamp(), "granted"))
-        made += [(one.ended_at.timestamp(), one.outcome) for one in life[:-1]]
+        made += [(row.ended_at.timestamp(), row.outcome) for row in life[:-1]]
         made.append((last.ended_at.timestamp(), "removed" if last.outcome in REMOVED else "ended"))
         stamps = [(round(at / unit), what) for at, what in made]
         visit = inside.pop(key, None)

@@ -153,7 +153,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marker = metafunc.definition.get_closest_marker("engines")
         alone = metafunc.definition.get_closest_marker("locks") and not OTHERS & set(metafunc.fixturenames)
         wanted = marker.args if marker else (*ENGINES, "memory") if alone else ENGINES
-        metafunc.parametrize("engine_name", [one for one in available() if one in wanted], scope="session")
+        metafunc.parametrize("engine_name", [engine for engine in available() if engine in wanted], scope="session")
     faces = metafunc.definition.get_closest_marker("faces")
     if faces and len(faces.args) > 1 and "face" in metafunc.fixturenames:
         metafunc.parametrize("face", faces.args, scope="session")
@@ -432,7 +432,7 @@ class Loud(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not any(one in record.getMessage() for one in LEFT_HELD):
+        if not any(text in record.getMessage() for text in LEFT_HELD):
             self.lines.append(f"{record.levelname} {record.getMessage()}")
 
 
@@ -526,7 +526,7 @@ def refusal(database: support.Database) -> Callable[..., Any]:
             kind = pyodbc.Error
         with pytest.raises(kind) as caught:
             yield
-        for one in ("sqlsem: ", "needs the lock", *words):
-            assert one in str(caught.value)
+        for part in ("sqlsem: ", "needs the lock", *words):
+            assert part in str(caught.value)
 
     return refusal

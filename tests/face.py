@@ -339,5 +339,5 @@ class Face:
 
 def all_of(*locks: Lock | Rate, **options: Any) -> Lock:
     """Return `sqlsem.aio.all_of` of these."""
-    lock = aio.all_of(*(one.inner for one in locks), **options)
+    lock = aio.all_of(*(lock.inner for lock in locks), **options)
     return Lock(locks[0]._loop, lock)

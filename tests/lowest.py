@@ -25,7 +25,7 @@ def floors(*, groups: bool = False) -> Iterator[tuple[str, str]]:
     lists = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
     if groups:
         lists += project["dependency-groups"].values()
-    for requirement in (one for several in lists for one in several if isinstance(one, str)):
+    for requirement in (requirement for several in lists for requirement in several if isinstance(requirement, str)):
         found = REQUIREMENT.fullmatch(requirement.replace(" ", ""))
         if found is None:
             raise ValueError(f"{requirement!r} has no lowest version")

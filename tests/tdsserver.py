@@ -273,18 +273,18 @@ class TdsServer:
     def cut(self) -> None:
         """End all connections."""
         with self._guard:
-            for one in self._open:
+            for connection in self._open:
                 with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def sockets(self) -> set[int]:
         """Return its ends of the connections."""
         with self._guard:
-            return {one.fileno() for one in self._open}
+            return {connection.fileno() for connection in self._open}
 
     def texts(self, pattern: str = "") -> list[str]:
         """Return the statements so far that contain this."""
-        return [one.text for one in list(self.said) if re.search(pattern, one.text)]
+        return [statement.text for statement in list(self.said) if re.search(pattern, statement.text)]
 
     def _accept(self) -> None:
         while True:
@@ -490,7 +490,7 @@ def member(**answers: Answer | Callable[[Said], Answer]) -> Callable[[Said], Ans
         return result(("position", "granted"), (given[-1], 1))
 
     def ping(_: Said) -> bytes:
-        return result(("known", "position", "revoked"), (1, None, None), *((1, one, 0) for one in given))
+        return result(("known", "position", "revoked"), (1, None, None), *((1, position, 0) for position in given))
 
     common: dict[str, Any] = {
         "settings": result(("name", "value"), ("schema_version", str(sql.LATEST)), ("oldest_client", "1")),

@@ -238,18 +238,18 @@ class Checker:
         self.any = BindingFlags.Instance | BindingFlags.Static | BindingFlags.Public | BindingFlags.NonPublic
         self.fragment = Assembly.GetAssembly(dom.TSql130Parser(True).GetType()).GetType(f"{dom.__name__}.TSqlFragment")
         self.properties: dict[str, list[tuple[Any, bool]]] = {}
-        there = System.AppDomain.CurrentDomain.GetAssemblies()
-        parser = next(one for one in there if one.GetName().Name == "Microsoft.SqlServer.SqlParser")
+        assemblies = System.AppDomain.CurrentDomain.GetAssemblies()
+        parser = next(item for item in assemblies if item.GetName().Name == "Microsoft.SqlServer.SqlParser")
         space = "Microsoft.SqlServer.Management.SqlParser.MetadataProvider.Internals.BuiltInFunctionLookup"
         lookup = parser.GetType(space).GetProperty("Instance", self.any).GetValue(None)
         self.built_in = {
-            str(self.get(one, "Name")).upper(): (self.get(one, "MinNumberOfArgs"), self.get(one, "MaxNumberOfArgs"))
-            for one in self.get(lookup, "AllBuiltIns")
-            if str(self.get(one, "Name")) not in NEWER
+            str(self.get(item, "Name")).upper(): (self.get(item, "MinNumberOfArgs"), self.get(item, "MaxNumberOfArgs"))
+            for item in self.get(lookup, "AllBuiltIns")
+            if str(self.get(item, "Name")) not in NEWER
         }
         #: The system's own objects.
         self.system = [self.parse(script)[0] for script in re.split(r"\n(?=CREATE)", SYSTEM.strip())]
-        self.date_parts = {str(self.get(one, "Name")) for one in self.get(lookup, "DateParts")}
+        self.date_parts = {str(self.get(item, "Name")) for item in self.get(lookup, "DateParts")}
 
     def get(self, thing: Any, name: str) -> Any:
         return thing.GetType().GetProperty(name, self.any).GetValue(thing)
@@ -295,7 +295,7 @@ class Checker:
         for file, first, text in found:
             text = "\n" * (first - 1) + text  # so that lines are the file's
             tree, errors = self.parse(text)
-            errors += [one for one in self.parse(text, "TSql150Parser")[1] if one not in errors]
+            errors += [error for error in self.parse(text, "TSql150Parser")[1] if error not in errors]
             findings += [(file, line, message) for line, message in errors]
             if not errors:
                 root = self.tree(tree, text)
@@ -342,19 +342,19 @@ class Checker:
                 if known is None:
                     continue  # the model finds it
                 left, by_name = dict(known), False
-                for number, one in enumerate(node.Parameters):
-                    if one.Variable is not None:
-                        by_name, parameter = True, one.Variable.Name.lower()
+                for number, argument in enumerate(node.Parameters):
+                    if argument.Variable is not None:
+                        by_name, parameter = True, argument.Variable.Name.lower()
                     elif by_name:
-                        yield one.StartLine, f"{name}: a value without a name after one with a name"
+                        yield argument.StartLine, f"{name}: a value without a name after one with a name"
                         continue
                     else:
                         parameter = list(known)[number] if number < len(known) else f"number {number + 1}"
                     if parameter not in left:
                         if name.lower() != "sp_executesql":
-                            yield one.StartLine, f"{name} has no parameter {parameter}, or is given it twice"
-                    elif one.IsOutput and not left.pop(parameter)[1]:
-                        yield one.StartLine, f"{name}: {parameter} is no OUTPUT parameter"
+                            yield argument.StartLine, f"{name} has no parameter {parameter}, or is given it twice"
+                    elif argument.IsOutput and not left.pop(parameter)[1]:
+                        yield argument.StartLine, f"{name}: {parameter} is no OUTPUT parameter"
                     else:
                         left.pop(parameter, None)
                 missing = [parameter for parameter, (optional, _) in left.items() if not optional]
@@ -426,8 +426,8 @@ class Checker:
             match = re.match(r"ALTER PROCEDURE (sqlsem\.\w+) ((?:@\w+ \w+(?:, )?)*)", text)
             if match:
                 add("tsqlcheck", f"CREATE PROCEDURE {match[1]} {match[2]} AS RETURN 0")
-        for one in re.split(r"\n(?=CREATE)", SYSTEM.strip()):
-            add("tsqlcheck", one)
+        for item in re.split(r"\n(?=CREATE)", SYSTEM.strip()):
+            add("tsqlcheck", item)
         indexes: set[tuple[str, str]] = set()
         for number, (file, text, tree, nodes) in enumerate(trees):
             for part in self.objects(number, text, tree, nodes, changes, example=not file.startswith("sqlsem")):
@@ -443,15 +443,15 @@ class Checker:
             for kind, node in nodes:
                 if kind == "NamedTableReference":
                     for hint in node.TableHints:
-                        for one in getattr(hint, "IndexValues", ()) if hint.GetType().Name == "IndexTableHint" else ():
-                            if (node.SchemaObject.BaseIdentifier.Value.lower(), one.Value.lower()) not in indexes:
-                                findings.append((file, node.StartLine, f"there is no index {one.Value}"))
+                        for item in getattr(hint, "IndexValues", ()) if hint.GetType().Name == "IndexTableHint" else ():
+                            if (node.SchemaObject.BaseIdentifier.Value.lower(), item.Value.lower()) not in indexes:
+                                findings.append((file, node.StartLine, f"there is no index {item.Value}"))
         told = [
             (getmodelerror.SourceName, getmodelerror.Line, getmodelerror.Message)
             for getmodelerror in model.GetModelErrors()
         ]
-        for one in call("GetModelValidationErrors", self.array("String", ())):
-            told.append((self.get(one, "Document"), self.get(one, "Line"), self.get(one, "Message")))
+        for item in call("GetModelValidationErrors", self.array("String", ())):
+            told.append((self.get(item, "Document"), self.get(item, "Line"), self.get(item, "Message")))
         for source, line, message in told:
             number = re.sub(r"\D+", "", str(source or "").rpartition("::")[2])
             file = added[int(number)] if number else "?"
@@ -512,7 +512,7 @@ class Checker:
                     if changed is not None:
                         replace(column.DataType, changed)
                 end = node.Definition.StartOffset + node.Definition.FragmentLength
-                edits += [(end, end, f", {one}") for one in changes.columns.get(name, ())]
+                edits += [(end, end, f", {name_or_column}") for name_or_column in changes.columns.get(name, ())]
         yield from tables
         others = []
         for batch in tree.Batches:
@@ -530,7 +530,11 @@ class Checker:
             used = {node.Name for kind, node in nodes if kind == "VariableReference"}
             declared = {node.VariableName.Value for kind, node in nodes if kind == "DeclareVariableElement"}
             # A driver's placeholder: ours is "?", an example's (ADO.NET) any name.
-            marks = sorted(one for one in used - declared if re.fullmatch(r"@p\d+", one) or example)
+            marks = sorted(
+                name_or_column
+                for name_or_column in used - declared
+                if re.fullmatch(r"@p\d+", name_or_column) or example
+            )
             start, end = others[0][0], others[-1][1]
             if len(others) < sum(batch.Statements.Count for batch in tree.Batches):
                 for batch in tree.Batches:  # objects in between are done
@@ -609,7 +613,7 @@ def prove(root: Path, checker: Checker) -> Iterator[str]:
 
 
 def main() -> int:
-    arguments = [one for one in sys.argv[1:] if not one.startswith("-")]
+    arguments = [item for item in sys.argv[1:] if not item.startswith("-")]
     root = Path(arguments[0]).resolve() if arguments else ROOT
     sys.setrecursionlimit(20_000)
     prepare()
@@ -625,8 +629,8 @@ def main() -> int:
             for file, _, message in checker.check(list(batches(root, part(features))), typed=False):
                 if not any(message in finding for finding in whole):
                     wrong = [*wrong, f"with {listed(features)}: {file}: {message}"]
-    for one in wrong:
-        print(one)
+    for item in wrong:
+        print(item)
     print(f"{len(found)} batches of {len({file for file, _, _ in found})} files")
     return 1 if wrong or not found else 0
 

@@ -27,10 +27,10 @@ def fits(row: Row, rows: Iterable[Row], caps: dict[str, int]) -> bool:
         and entry.position < row.position
         and (row.access == "write" or entry.access != row.access)
     ]
-    limits = [one.limit for one in [*ahead, row] if one.limit is not None]
+    limits = [entry.limit for entry in [*ahead, row] if entry.limit is not None]
     if caps.get(row.resource, 0) >= row.weight:
         limits.append(caps[row.resource])
-    return not ahead or not limits or row.weight + sum(one.weight for one in ahead) <= min(limits)
+    return not ahead or not limits or row.weight + sum(entry.weight for entry in ahead) <= min(limits)
 
 
 def alone_inside(row: Row, rows: Iterable[Row]) -> bool:

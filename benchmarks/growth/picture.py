@@ -34,12 +34,12 @@ def draw(figures: dict[str, Any], file: str | Path) -> None:
 
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(2, 3, figsize=(11, 6.2), layout="constrained")
-        for one, panel in zip(axes.flat, (_handoffs, _tries, _pairs, _tasks, _rows, _pages), strict=True):
-            panel(one, {engine: found for engine, found in figures.items() if engine in COLOURS})
-            one.set_xscale("symlog" if panel in (_pairs, _tasks) else "log", **_linear(panel))
-            one.minorticks_off()
-            if one.get_legend_handles_labels()[0]:
-                one.legend(fontsize=6.5, framealpha=0.6)
+        for axis, panel in zip(axes.flat, (_handoffs, _tries, _pairs, _tasks, _rows, _pages), strict=True):
+            panel(axis, {engine: found for engine, found in figures.items() if engine in COLOURS})
+            axis.set_xscale("symlog" if panel in (_pairs, _tasks) else "log", **_linear(panel))
+            axis.minorticks_off()
+            if axis.get_legend_handles_labels()[0]:
+                axis.legend(fontsize=6.5, framealpha=0.6)
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         pyplot.close(figure)
 
@@ -66,9 +66,9 @@ def _target(axes: Any, value: float, label: str) -> None:
 
 
 def _crowds(found: dict[str, Any], several: bool) -> list[dict[str, Any]]:
-    ours = [one for one in found.get("waiters", ()) if "subject" not in one]
-    fewest = min((one["waiters"] for one in ours), default=0)
-    return [one for one in ours if (one["processes"] > 1) is several or one["waiters"] == fewest]
+    ours = [crowd for crowd in found.get("waiters", ()) if "subject" not in crowd]
+    fewest = min((crowd["waiters"] for crowd in ours), default=0)
+    return [crowd for crowd in ours if (crowd["processes"] > 1) is several or crowd["waiters"] == fewest]
 
 
 def _handoffs(axes: Any, figures: dict[str, Any]) -> None:
@@ -78,8 +78,8 @@ def _handoffs(axes: Any, figures: dict[str, Any]) -> None:
             form = "processes of 100" if several else "one process"
             points = [(point["waiters"], point["rate"]) for point in _crowds(found, several)]
             _line(axes, points, f"{ENGINES[engine]}, {form}", COLOURS[engine], style)
-        raw = [one for one in found.get("waiters", ()) if "subject" in one and one["processes"] == 1]
-        points = [(one["waiters"], one["rate"]) for one in raw]
+        raw = [crowd for crowd in found.get("waiters", ()) if "subject" in crowd and crowd["processes"] == 1]
+        points = [(crowd["waiters"], crowd["rate"]) for crowd in raw]
         _line(axes, points, "pg_advisory_lock, a connection each", PEERS["pg_advisory_lock"])
     axes.set_ylim(bottom=0)
 

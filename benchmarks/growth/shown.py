@@ -53,47 +53,47 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
             if several and processes < 2:
                 continue  # it is the same
             with console.status(f"{name}: {number:,} waiters in {processes} processes"):
-                one = waiters.crowd(engine, url, number, processes, seconds)
-            if one is None:
+                crowd = waiters.crowd(engine, url, number, processes, seconds)
+            if crowd is None:
                 shown.add_row(f"{number:,}", str(processes), f"not in the queue in {waiters.QUEUE_SECONDS:g} s")
                 break
-            first = first or one
-            found.append(one)
+            first = first or crowd
+            found.append(crowd)
             shown.add_row(
-                *(f"{number:,}", str(one.processes), _beside(one, first, "rate", RATE, least=True)),
-                *(_beside(one, first, what, ATTEMPT) for what in ("attempt", "registration")),
-                *(judged(one.statements, STATEMENTS), judged(one.server_cpu, SERVER_CPU, ".3f")),
-                f"{one.client_cpu:.2f}",
+                *(f"{number:,}", str(crowd.processes), _beside(crowd, first, "rate", RATE, least=True)),
+                *(_beside(crowd, first, what, ATTEMPT) for what in ("attempt", "registration")),
+                *(judged(crowd.statements, STATEMENTS), judged(crowd.server_cpu, SERVER_CPU, ".3f")),
+                f"{crowd.client_cpu:.2f}",
             )
     beside: list[tuple[str, waiters.Crowd]] = []
     if found and found[-1].processes > 1:
         # Some costs grow with the waiters, others with the processes, each of which has to be woken.
         last = found[-1]
         with console.status(f"{name}: a waiter in each of {last.processes} processes"):
-            one = waiters.crowd(engine, url, last.processes, last.processes, seconds)
-        if one is not None:
-            rate = f"{one.rate:.0f}, with {last.waiters:,}: {judged(last.rate / one.rate, RATE, least=True)} times"
-            shown.add_row(f"one in each: {one.waiters}", str(one.processes), rate)
-            beside.append(("one in each", one))
+            crowd = waiters.crowd(engine, url, last.processes, last.processes, seconds)
+        if crowd is not None:
+            rate = f"{crowd.rate:.0f}, with {last.waiters:,}: {judged(last.rate / crowd.rate, RATE, least=True)} times"
+            shown.add_row(f"one in each: {crowd.waiters}", str(crowd.processes), rate)
+            beside.append(("one in each", crowd))
     raw: list[waiters.Crowd] = []
     if engine == "postgresql":
         # As far as there are connections, in as many processes as ours: the growth of a lock of the server itself.
         crowds = {(min(number, RAW), several) for number in sizes["crowds"] for several in {1, max(1, number // 100)}}
         for number, processes in sorted(crowds, key=lambda crowd: crowd[::-1]):
             with console.status(f"pg_advisory_lock: {number} waiters in {processes} processes"):
-                one = waiters.raw_crowd(url, number, processes)
-            rate = f"{one.rate:.0f}" + (f": {one.rate / raw[0].rate:.2f}" if raw else "")
+                crowd = waiters.raw_crowd(url, number, processes)
+            rate = f"{crowd.rate:.0f}" + (f": {crowd.rate / raw[0].rate:.2f}" if raw else "")
             shown.add_row(f"raw: {number:,}", str(processes), rate)
-            raw.append(one)
+            raw.append(crowd)
     console.print(shown)
-    beside += [("pg_advisory_lock", one) for one in raw]
-    return [asdict(one) for one in found] + [{**asdict(one), "subject": subject} for subject, one in beside]
+    beside += [("pg_advisory_lock", crowd) for crowd in raw]
+    return [asdict(crowd) for crowd in found] + [{**asdict(crowd), "subject": subject} for subject, crowd in beside]
 
 
-def _beside(one: waiters.Crowd, first: waiters.Crowd, what: str, target: float, *, least: bool = False) -> str:
+def _beside(crowd: waiters.Crowd, first: waiters.Crowd, what: str, target: float, *, least: bool = False) -> str:
     """Return a figure, and its ratio to that of the fewest."""
-    value, base = getattr(one, what), getattr(first, what)
-    return f"{value:.0f}" if one is first else f"{value:.0f}: {judged(value / base, target, least=least)}"
+    value, base = getattr(crowd, what), getattr(first, what)
+    return f"{value:.0f}" if crowd is first else f"{value:.0f}: {judged(value / base, target, least=least)}"
 
 
 def _snapshots(engine: str, url: str, sizes: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -114,12 +114,12 @@ def _snapshots(engine: str, url: str, sizes: dict[str, Any], options: dict[str, 
                 if subject != "sqlsem" and snapshot is not next(iter(kinds.values())):
                     continue  # it is the same for them
                 with console.status(f"{name}: {what} of {subject}, {kind}"):
-                    one = snapshots.curve(url, work, snapshot, most, seconds)
-                results.setdefault(what, {}).setdefault(subject, {})[kind] = asdict(one)
-                grown = judged(one.growth, SNAPSHOT) if subject == "sqlsem" else f"{one.growth:.2f}"
+                    curve = snapshots.curve(url, work, snapshot, most, seconds)
+                results.setdefault(what, {}).setdefault(subject, {})[kind] = asdict(curve)
+                grown = judged(curve.growth, SNAPSHOT) if subject == "sqlsem" else f"{curve.growth:.2f}"
                 shown.add_row(
-                    *(f"{what}, {subject}", kind, f"{one.points[0].cost:.0f}", f"{one.points[-1].done:,}"),
-                    *(f"{one.points[-1].cost:.0f}", grown, f"{one.after:.2f}"),
+                    *(f"{what}, {subject}", kind, f"{curve.points[0].cost:.0f}", f"{curve.points[-1].done:,}"),
+                    *(f"{curve.points[-1].cost:.0f}", grown, f"{curve.after:.2f}"),
                 )
     console.print()
     console.print(shown)
@@ -142,8 +142,8 @@ def _looking(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
                 found[number] = look(engine, url, number)
         columns = list(found[numbers[0]])
         shown = table(f"{name}: looking, ms", what, *columns)
-        for number, one in found.items():
-            shown.add_row(f"{number:,}", *(judged(one[column], target(number), ".1f") for column in columns))
+        for number, milliseconds in found.items():
+            shown.add_row(f"{number:,}", *(judged(milliseconds[column], target(number), ".1f") for column in columns))
         console.print()
         console.print(shown)
     return results

@@ -61,7 +61,7 @@ class Curve:
 
 def checkpoints(most: int) -> list[int]:
     """Return 0, and some numbers up to ``most``."""
-    steps = [one * 10**power for power in range(3, 7) for one in (1, 2, 5)]
+    steps = [digit * 10**power for power in range(3, 7) for digit in (1, 2, 5)]
     return [0, *(step for step in steps if step < most), most]
 
 

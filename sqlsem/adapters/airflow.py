@@ -108,7 +108,7 @@ class LockTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, hand over, fire."""
-        wanted = [Request(**request) for request in self.requests]
-        async with aio.Lock(Terms([Asked(one.resource, one) for one in wanted], None)) as grant:
+        requests = [Request(**request) for request in self.requests]
+        async with aio.Lock(Terms([Asked(request.resource, request) for request in requests], None)) as grant:
             token = await grant.hand_over(ttl=self.ttl, to=self.to)
         yield TriggerEvent({"token": token})

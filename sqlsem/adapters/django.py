@@ -40,10 +40,10 @@ def coordinator(using: str = "default", **options: Unpack[ConnectOptions]) -> sq
     ...     make_report()
     """
     with _guard:
-        found = _known.get(using)
-        if found is None or found.closed:
-            found = _known[using] = _connect(using, options)
-        return found
+        known = _known.get(using)
+        if known is None or known.closed:
+            known = _known[using] = _connect(using, options)
+        return known
 
 
 @contextlib.contextmanager

@@ -34,20 +34,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Release everything."""
-    found = config.stash.get(_coordinator, None)
-    if found is not None:
-        found.close()
+    own = config.stash.get(_coordinator, None)
+    if own is not None:
+        own.close()
 
 
 def coordinator(pytestconfig: pytest.Config) -> sqlsem.Coordinator:
     """Return the coordinator of this process. Tests cannot reach it, so changing the default coordinator does not harm
     it.
     """
-    found = pytestconfig.stash.get(_coordinator, None)
-    if found is None:
+    own = pytestconfig.stash.get(_coordinator, None)
+    if own is None:
         settings = config.resolve()
-        found = pytestconfig.stash[_coordinator] = sqlsem.connect(settings.url, **settings.options)
-    return found
+        own = pytestconfig.stash[_coordinator] = sqlsem.connect(settings.url, **settings.options)
+    return own
 
 
 def one_lock(

@@ -59,14 +59,16 @@ class Collector:
         self._client = None if coordinator is None else coordinator.client
         self._pattern = Patterns(patterns)
         self._few, self._few_blamed = Few(most), Few(most)
-        one = ("resource",)
-        self._grants = _counter("grants", "Locks that were granted.", one)
-        self._waited = _histogram("wait_seconds", "Seconds between asking and being let in.", one)
-        self._held = _histogram("hold_seconds", "Seconds between being let in and giving back.", one)
+        by_resource = ("resource",)
+        self._grants = _counter("grants", "Locks that were granted.", by_resource)
+        self._waited = _histogram("wait_seconds", "Seconds between asking and being let in.", by_resource)
+        self._held = _histogram("hold_seconds", "Seconds between being let in and giving back.", by_resource)
         self._failures = {
-            "timeout": _counter("timeouts", "Requests that were not granted in time.", one),
-            "deadlock": _counter("deadlocks", "Requests that were given up, as they would have waited for ever.", one),
-            "lost": _counter("lost", "Locks, and places in a queue, that were lost.", one),
+            "timeout": _counter("timeouts", "Requests that were not granted in time.", by_resource),
+            "deadlock": _counter(
+                "deadlocks", "Requests that were given up, as they would have waited for ever.", by_resource
+            ),
+            "lost": _counter("lost", "Locks, and places in a queue, that were lost.", by_resource),
         }
         self._blamed = _counter(
             "blamed_seconds",
@@ -99,8 +101,8 @@ class Collector:
     def collect(self) -> Iterator[Metric]:
         """Yield all current values."""
         yield from self._now()
-        for one in (self._grants, self._waited, self._held, *self._failures.values(), self._blamed, self._other):
-            yield from one.collect()
+        for metric in (self._grants, self._waited, self._held, *self._failures.values(), self._blamed, self._other):
+            yield from metric.collect()
 
     def _now(self) -> Iterator[Metric]:
         """Yield the number of holders and waiters: read from the locks, not counted, so it cannot drift."""
@@ -114,25 +116,25 @@ class Collector:
                 self._label(waiter.ticket.resource)
                 for waiter in (*client.waiter_queues.waiters(), *client.priority_waiters.waiters())
             )
-        for name, what, found in (
+        for name, help_text, values in (
             ("holding", "Locks that this process holds.", holding),
             ("waiting", "Requests of this process that wait.", waiting),
         ):
-            family = GaugeMetricFamily(f"sqlsem_client_{name}", what, labels=["resource"])
-            for resource, number in found.items():
+            family = GaugeMetricFamily(f"sqlsem_client_{name}", help_text, labels=["resource"])
+            for resource, number in values.items():
                 family.add_metric([resource], number)
             yield family
 
     def _label(self, resource: str) -> str:
-        (found,) = self._few.of(self._pattern(resource))
-        return found
+        (own_label,) = self._few.of(self._pattern(resource))
+        return own_label
 
     def _counted(self, event: Event) -> str:
         pattern = self._pattern(event.resource)
-        (found,) = self._few.of(pattern)
-        if found != pattern:
+        (own_label,) = self._few.of(pattern)
+        if own_label != pattern:
             self._other.inc()
-        return found
+        return own_label
 
     # -- events (called by the thread or task that acquires, so they must be quick) ----------------------------------
 
@@ -164,12 +166,12 @@ class Collector:
             self._blamed.labels(*labels).inc(seconds)
 
 
-def _counter(name: str, what: str, labels: Sequence[str]) -> prometheus_client.Counter:
-    return prometheus_client.Counter(f"sqlsem_client_{name}", what, labels, registry=None)
+def _counter(name: str, help_text: str, labels: Sequence[str]) -> prometheus_client.Counter:
+    return prometheus_client.Counter(f"sqlsem_client_{name}", help_text, labels, registry=None)
 
 
-def _histogram(name: str, what: str, labels: Sequence[str]) -> prometheus_client.Histogram:
-    return prometheus_client.Histogram(f"sqlsem_client_{name}", what, labels, registry=None, buckets=BUCKETS)
+def _histogram(name: str, help_text: str, labels: Sequence[str]) -> prometheus_client.Histogram:
+    return prometheus_client.Histogram(f"sqlsem_client_{name}", help_text, labels, registry=None, buckets=BUCKETS)
 
 
 def register(

@@ -44,9 +44,9 @@ MOST_ENDS = 1000
 
 #: The database's counters of each window of a rate: the metric's name, its help text, and its attribute.
 RATE_COUNTERS: tuple[tuple[str, str, Callable[[RateEntry], int]], ...] = (
-    ("rate_taken", "What was taken from rates, also by adjusting more.", lambda one: one.taken),
-    ("rate_returned", "What was given back of that, by adjusting less.", lambda one: one.returned),
-    ("rate_waits", "How often it was not there at once, and was had after waiting.", lambda one: one.waits),
+    ("rate_taken", "What was taken from rates, also by adjusting more.", lambda rate: rate.taken),
+    ("rate_returned", "What was given back of that, by adjusting less.", lambda rate: rate.returned),
+    ("rate_waits", "How often it was not there at once, and was had after waiting.", lambda rate: rate.waits),
 )
 
 #: A metric's name, its help text, its labels, and its values by these.
@@ -122,24 +122,24 @@ class Exporter:
         minute. If it fails, the next scrapes leave these metrics out.
         """
         with self._asking:
-            found: dict[tuple[str, int, str], tuple[str, str]] = {}
+            ends: dict[tuple[str, int, str], tuple[str, str]] = {}
             try:
                 for outcome in (*ENDS, TIMEOUT):
-                    for one in self._ask(partial(_ended, outcome=outcome)):
-                        if outcome in ENDS or one.resource.startswith(RATE_PREFIX):
-                            found[one.resource, one.position, outcome] = self._pattern(one.resource), outcome
+                    for past in self._ask(partial(_ended, outcome=outcome)):
+                        if outcome in ENDS or past.resource.startswith(RATE_PREFIX):
+                            ends[past.resource, past.position, outcome] = self._pattern(past.resource), outcome
             except SqlsemError as exc:
                 self.trouble, self._ends = exc, None
                 return
-            self._ends = Counter(found.values())
+            self._ends = Counter(ends.values())
             if self._known_ends is not None:
-                for key in found.keys() - self._known_ends:
-                    pattern, outcome = found[key]
+                for key in ends.keys() - self._known_ends:
+                    pattern, outcome = ends[key]
                     if outcome == TIMEOUT:
                         self._count("rate_timeouts", pattern, 1)
                     else:
                         self._count("ended", pattern, 1, outcome)
-            self._known_ends = set(found)
+            self._known_ends = set(ends)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -177,19 +177,19 @@ class Exporter:
     # -- metrics ----------------------------------------------------------------------------------------------------
 
     def _metrics(self, overview: Overview | None, began: float) -> list[Metric]:
-        found = [_gauge("up", "Whether the database could be looked at.", (), {(): float(overview is not None)})]
+        metrics = [_gauge("up", "Whether the database could be looked at.", (), {(): float(overview is not None)})]
         if overview is not None:
-            for name, what, labels, values in self._rows(overview):
-                found.append(_gauge(name, what, labels, values))
+            for name, help_text, labels, values in self._rows(overview):
+                metrics.append(_gauge(name, help_text, labels, values))
             if not self._once:
                 self._add_blame(root_blockers(overview), began)
                 self._add_rates()
-                found += [self._told_blame(), *self._told_counted()]
-        found.append(_gauge("scrape_seconds", "Seconds that this look took.", (), {(): monotonic() - began}))
-        return found
+                metrics += [self._told_blame(), *self._told_counted()]
+        metrics.append(_gauge("scrape_seconds", "Seconds that this look took.", (), {(): monotonic() - began}))
+        return metrics
 
     def _rows(self, overview: Overview) -> Iterator[_Rows]:
-        names = {resource.resource for resource in overview.resources} | {one.resource for one in overview.entries}
+        names = {resource.resource for resource in overview.resources} | {entry.resource for entry in overview.entries}
         names |= {rate.resource for rate in self._rates} | self._ageing.keys()
         patterns = {name: self._pattern(name) for name in names}
         matter: Counter[tuple[str, ...]] = Counter((patterns[name],) for name in names)
@@ -218,7 +218,7 @@ class Exporter:
             "How many resources and queues are under the label 'other'.",
             ("kind",),
             {
-                ("resource",): sum(one == (OTHER,) for one in labels.values()),
+                ("resource",): sum(own == (OTHER,) for own in labels.values()),
                 ("queue",): sum(queue == (OTHER,) for queue in queues.values()),
             },
         )
@@ -244,28 +244,28 @@ class Exporter:
     def _holder(self, entry: Entry) -> tuple[str, ...]:
         return self._pattern(entry.resource), label(entry.program), label(entry.note)
 
-    def _root_blockers(self, found: Iterable[RootBlocker]) -> Iterator[_Rows]:
+    def _root_blockers(self, blockers: Iterable[RootBlocker]) -> Iterator[_Rows]:
         """Yield the holders that others wait for, and how long these have waited."""
         waiters: Counter[tuple[str, ...]] = Counter()
         seconds: Counter[tuple[str, ...]] = Counter()
-        for one in found:
-            waiters[self._holder(one.entry)] += one.waiters
-            seconds[self._holder(one.entry)] += one.waiting_seconds  # type: ignore[assignment]  # a number
+        for blocker in blockers:
+            waiters[self._holder(blocker.entry)] += blocker.waiters
+            seconds[self._holder(blocker.entry)] += blocker.waiting_seconds  # type: ignore[assignment]  # a number
         few = self._few["holder"].all_of(seconds)
         labels = ("resource", "holder_program", "holder_note")
-        for name, what, values in (
+        for name, help_text, values in (
             ("blocked", "Requests that wait for this holder, also behind others, on any resource.", waiters),
             ("blocked_seconds", "Seconds that those who wait for this holder now have waited so far.", seconds),
         ):
-            yield name, what, labels, _sum((few[one], number) for one, number in values.items())
+            yield name, help_text, labels, _sum((few[holder], number) for holder, number in values.items())
 
-    def _add_blame(self, found: Iterable[RootBlocker], now: float) -> None:
+    def _add_blame(self, blockers: Iterable[RootBlocker], now: float) -> None:
         """Add the time since the last look, or since its request, that each waiter has waited for its holder."""
         gap = 0.0 if self._before is None else min(now - self._before, LONGEST_GAP_SECONDS)
         self._before = now
-        for one in found:
-            holder = self._few["holder"].of(*self._holder(one.entry))
-            seconds = min(gap * one.waiters, one.waiting_seconds)
+        for blocker in blockers:
+            holder = self._few["holder"].of(*self._holder(blocker.entry))
+            seconds = min(gap * blocker.waiters, blocker.waiting_seconds)
             self._blamed[holder] = self._blamed.get(holder, 0.0) + seconds
 
     def _told_blame(self) -> Metric:
@@ -282,7 +282,7 @@ class Exporter:
         """Return a bounded set of labels for counters, whatever names have come and gone."""
         counted = self._counted[name]
         labels = *self._few["resource"].of(pattern), *more
-        if labels not in counted and len({one for one, *_ in counted} - {OTHER}) >= self._most:
+        if labels not in counted and len({first for first, *_ in counted} - {OTHER}) >= self._most:
             labels = OTHER, *more
         counted[labels] += number
 
@@ -293,12 +293,12 @@ class Exporter:
         known = {(rate.resource, rate.window): rate for rate in self._rates}
         for name, _, number in RATE_COUNTERS:
             more: dict[str, int] = {}  # by rate: each use counts in all windows of the rate
-            for key, one in known.items():
+            for key, window in known.items():
                 before = None if self._known_rates is None else self._known_rates.get(key)
-                increase = number(one)
+                increase = number(window)
                 if before is not None and number(before) <= increase:
                     increase -= number(before)
-                more[one.resource] = max(more.get(one.resource, 0), increase)
+                more[window.resource] = max(more.get(window.resource, 0), increase)
             for resource, increase in more.items():
                 self._count(name, self._pattern(resource), 0 if self._known_rates is None else increase)
         self._known_rates = known
@@ -311,20 +311,20 @@ class Exporter:
             "Requests that ended as they should not, since this exporter began; counted once a minute.",
             ("resource", "outcome"),
         )
-        for name, what, _ in RATE_COUNTERS:
-            yield self._counter(name, f"{what} Since this exporter began.", ("resource",))
+        for name, help_text, _ in RATE_COUNTERS:
+            yield self._counter(name, f"{help_text} Since this exporter began.", ("resource",))
         yield self._counter(
             "rate_timeouts",
             "Takes that gave up waiting in the line of a rate, since this exporter began; counted once a minute.",
             ("resource",),
         )
 
-    def _counter(self, name: str, what: str, labels: tuple[str, ...]) -> Metric:
-        family = CounterMetricFamily(f"sqlsem_{name}", what, labels=labels)
-        for one, number in self._counted[name].items():
+    def _counter(self, name: str, help_text: str, labels: tuple[str, ...]) -> Metric:
+        family = CounterMetricFamily(f"sqlsem_{name}", help_text, labels=labels)
+        for key, number in self._counted[name].items():
             # Begin with 0: Prometheus sees no increase in a counter that appears with its first count.
-            family.add_metric(one, number if (name, *one) in self._told else 0)
-            self._told.add((name, *one))
+            family.add_metric(key, number if (name, *key) in self._told else 0)
+            self._told.add((name, *key))
         return family
 
 
@@ -340,30 +340,30 @@ def _ended(session: Session, outcome: str) -> list[Past]:
     return session.history(None, MOST_ENDS, since=3600.0, outcome=outcome)
 
 
-def _gauge(name: str, what: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]) -> Metric:
-    family = GaugeMetricFamily(f"sqlsem_{name}", what, labels=labels)
-    for one, value in values.items():
-        family.add_metric(one, value)
+def _gauge(name: str, help_text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]) -> Metric:
+    family = GaugeMetricFamily(f"sqlsem_{name}", help_text, labels=labels)
+    for labels_of_value, value in values.items():
+        family.add_metric(labels_of_value, value)
     return family
 
 
 def _sum(values: Iterable[tuple[tuple[str, ...], float]]) -> dict[tuple[str, ...], float]:
-    found: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for labels, value in values:
-        found[labels] += value
-    return dict(found)
+        sums[labels] += value
+    return dict(sums)
 
 
 def _max(values: Iterable[tuple[tuple[str, ...], float]]) -> dict[tuple[str, ...], float]:
-    found: dict[tuple[str, ...], float] = {}
+    maxima: dict[tuple[str, ...], float] = {}
     for labels, value in values:
-        found[labels] = max(found.get(labels, value), value)
-    return found
+        maxima[labels] = max(maxima.get(labels, value), value)
+    return maxima
 
 
 def _queues(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
     """Yield the metrics of resources."""
-    one = ("resource",)
+    by_resource = ("resource",)
     entries = [(entry, labels[entry.resource]) for entry in overview.entries]
     inside = [(entry, name) for entry, name in entries if entry.state in ("holds", "revoked")]
     waiting = [(entry, name) for entry, name in entries if is_waiting(entry)]
@@ -375,48 +375,63 @@ def _queues(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterat
     def oldest(rows: Iterable[tuple[Entry, tuple[str, ...]]]) -> dict[tuple[str, ...], float]:
         return _max([*zero, *((name, entry.seconds) for entry, name in rows)])
 
-    yield "holding", "Requests that are inside.", one, count(inside)
-    yield "waiting", "Requests that wait.", one, count(waiting)
+    yield "holding", "Requests that are inside.", by_resource, count(inside)
+    yield "waiting", "Requests that wait.", by_resource, count(waiting)
     yield (
         "dead",
         "Rows whose owner is dead; the next who looks and may, removes them.",
-        one,
+        by_resource,
         count((entry, name) for entry, name in entries if entry.state == "dead"),
     )
     yield (
         "missing",
         "Rows whose owner cannot be found; it is still believed to live, for its grace.",
-        one,
+        by_resource,
         count((entry, name) for entry, name in entries if entry.missing_for is not None and entry.state != "dead"),
     )
-    yield "held_weight", "The weight of those inside.", one, _sum((name, entry.weight) for entry, name in inside)
-    yield "longest_wait_seconds", "For how long the oldest of those has waited who wait now.", one, oldest(waiting)
-    yield "longest_hold_seconds", "For how long the oldest of those has been inside who are.", one, oldest(inside)
+    yield (
+        "held_weight",
+        "The weight of those inside.",
+        by_resource,
+        _sum((name, entry.weight) for entry, name in inside),
+    )
+    yield (
+        "longest_wait_seconds",
+        "For how long the oldest of those has waited who wait now.",
+        by_resource,
+        oldest(waiting),
+    )
+    yield (
+        "longest_hold_seconds",
+        "For how long the oldest of those has been inside who are.",
+        by_resource,
+        oldest(inside),
+    )
     settings = [(setting, labels[setting.resource]) for setting in overview.resources]
     yield (
         "paused",
         "Resources that an operator has paused.",
-        one,
+        by_resource,
         _sum([*zero, *((name, 1.0) for setting, name in settings if setting.paused)]),
     )
     caps = _max((name, -setting.cap) for setting, name in settings if setting.cap is not None)
-    yield "cap", "The lowest cap that an operator has set.", one, {name: -cap for name, cap in caps.items()}
+    yield "cap", "The lowest cap that an operator has set.", by_resource, {name: -cap for name, cap in caps.items()}
 
 
 def _used(rates: Sequence[RateEntry], labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
     """Yield the use of rates."""
     numbers: tuple[tuple[str, str, Callable[[RateEntry], float]], ...] = (
-        ("rate_limit", "How much of a rate may be used in a window, as it was declared last.", lambda one: one.limit),
-        ("rate_used", "How much of it counts now, what is promised for soon included.", lambda one: one.used),
+        ("rate_limit", "How much of a rate may be used in a window, as it was declared last.", lambda rate: rate.limit),
+        ("rate_used", "How much of it counts now, what is promised for soon included.", lambda rate: rate.used),
         (
             "rate_debt",
             "How much more than the limit was used, as it cost more in the end than was taken.",
-            lambda one: max(0, one.used - one.limit),
+            lambda rate: max(0, rate.used - rate.limit),
         ),
     )
-    for name, what, number in numbers:
+    for name, help_text, number in numbers:
         values = _sum(((*labels[rate.resource], f"{rate.window:g}"), number(rate)) for rate in rates)
-        yield name, what, ("resource", "window"), values
+        yield name, help_text, ("resource", "window"), values
 
 
 def _times(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
@@ -427,17 +442,17 @@ def _times(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterato
         name = labels.get(resource, (OTHER,))
         holds[name] += [hold.held for hold in times.holds]
         waits[name] += [hold.waited for hold in times.holds]
-    for what, words, found in (
+    for name_of_metric, help_text, samples in (
         ("recent_hold_seconds", "For how long locks were held of late, where somebody is now.", holds),
         ("recent_wait_seconds", "For how long these were waited for.", waits),
     ):
         values: dict[tuple[str, ...], float] = {}
-        for names, seconds in found.items():
+        for names, seconds in samples.items():
             shares = Percentiles.of(seconds)
             for quantile, value in (("0.5", shares.p50), ("0.9", shares.p90), ("0.99", shares.p99)):
                 key = (*names, quantile)
                 values[key] = value
-        yield what, words, ("resource", "quantile"), values
+        yield name_of_metric, help_text, ("resource", "quantile"), values
 
 
 def _members(overview: Overview) -> Iterator[_Rows]:
@@ -459,12 +474,12 @@ def _members(overview: Overview) -> Iterator[_Rows]:
 
 def _tasks(queues: Sequence[QueueCounts], labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
     states: tuple[tuple[str, Callable[[QueueCounts], int]], ...] = (
-        ("pending", lambda one: one.pending),
-        ("running", lambda one: one.running - one.lost),
-        ("lost", lambda one: one.lost),
-        ("finished", lambda one: one.finished),
-        ("failed", lambda one: one.failed),
-        ("cancelled", lambda one: one.cancelled),
+        ("pending", lambda queue: queue.pending),
+        ("running", lambda queue: queue.running - queue.lost),
+        ("lost", lambda queue: queue.lost),
+        ("finished", lambda queue: queue.finished),
+        ("failed", lambda queue: queue.failed),
+        ("cancelled", lambda queue: queue.cancelled),
     )
     yield (
         "tasks",

@@ -40,7 +40,7 @@ class Patterns:
     """
 
     def __init__(self, given: Sequence[str] = ()) -> None:
-        self._given = [(label(one), re.compile(fnmatch.translate(one))) for one in given]
+        self._given = [(label(pattern), re.compile(fnmatch.translate(pattern))) for pattern in given]
 
     def __call__(self, resource: str) -> str:
         """Return the pattern of a name."""
@@ -66,16 +66,19 @@ class Few:
             return labels
         return (OTHER,) * len(labels)
 
-    def all_of(self, wanted: Mapping[tuple[str, ...], float]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    def all_of(self, importance: Mapping[tuple[str, ...], float]) -> dict[tuple[str, ...], tuple[str, ...]]:
         """Return the labels of all current names, given the importance of each. A name keeps its label; a new name gets
         the label of a name that is gone, the most important first.
         """
-        order = sorted((one for one in wanted if one not in self._known), key=lambda one: (-wanted[one], one))
-        gone = [one for one in self._known if one not in wanted]
-        for one in order:
+        order = sorted(
+            (labels for labels in importance if labels not in self._known),
+            key=lambda labels: (-importance[labels], labels),
+        )
+        gone = [labels for labels in self._known if labels not in importance]
+        for labels in order:
             if len(self._known) >= self._most:
                 if not gone:
                     break
                 del self._known[gone.pop(0)]
-            self._known[one] = None
-        return {one: one if one in self._known else (OTHER,) * len(one) for one in wanted}
+            self._known[labels] = None
+        return {labels: labels if labels in self._known else (OTHER,) * len(labels) for labels in importance}

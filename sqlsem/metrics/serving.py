@@ -83,30 +83,30 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
             start_response("421 Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
             return [b"This exporter is not known by that name; start it with --name if it should be.\n"]
         try:
-            found: Iterable[bytes] = self._metrics(environ, start_response)
+            chunks: Iterable[bytes] = self._metrics(environ, start_response)
         except Exception as exc:
             output.print_trace()
             output.print_error(f"{type(exc).__name__}: {exc} (this is a fault of sqlsem's; please report it)")
             start_response("500 Internal Server Error", [("Content-Type", "text/plain; charset=utf-8")])
             return [b"This is a fault of sqlsem's; its standard error has more.\n"]
-        return found
+        return chunks
 
     # -- its connections ------------------------------------------------------------------------------------------
 
     def begin_answer(self, connection: socket.socket) -> bool:
         """Keep this connection, as its request has come; False if it had to make room already."""
         with self._guard:
-            there = connection in self._connections
-            if there:
+            is_open = connection in self._connections
+            if is_open:
                 self._connections[connection] = True
-            return there
+            return is_open
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Have a thread answer, if there is room."""
         with self._guard:
             self._connections[request] = False
             if len(self._connections) > MOST_CONNECTIONS:
-                oldest = next(one for one, answered in self._connections.items() if not answered)
+                oldest = next(connection for connection, answered in self._connections.items() if not answered)
                 del self._connections[oldest]
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread, if it has one, closes it

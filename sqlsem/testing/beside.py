@@ -33,7 +33,7 @@ def search_beside(search: Callable[[Sequence[int]], Part], seeds: range, jobs: i
     left = list(children)
     try:
         while left and failed is None:
-            for ours in [one for one in left if one in wait(left)]:
+            for ours in [connection for connection in left if connection in wait(left)]:
                 left.remove(ours)
                 try:
                     part = ours.recv()

@@ -42,13 +42,13 @@ class Conversions(ConversionSession):
             return Upgrading.GONE
         if row.access != READ:
             return Upgrading.DONE if row.access == WRITE else Upgrading.BEGUN
-        others = [one for one in server.rows_on(row.resource) if one.access == UPGRADE]
+        others = [other for other in server.rows_on(row.resource) if other.access == UPGRADE]
         if others:
             server.suspect_all(row.resource, _of(row))
-            there = [one for one in server.rows_on(row.resource) if one.access == UPGRADE]
-            if any(one.position not in server.revoked and not server.is_missing(_of(one)) for one in there):
-                raise already_upgrading(there, ticket)
-            if there:
+            upgraders = [other for other in server.rows_on(row.resource) if other.access == UPGRADE]
+            if any(other.position not in server.revoked and not server.is_missing(_of(other)) for other in upgraders):
+                raise already_upgrading(upgraders, ticket)
+            if upgraders:
                 return Upgrading.NOT_YET
         free, inside = self._free(row), self._others_inside(row)
         if (free or inside) and only_if_free and server.suspect_all(row.resource, _of(row)):
@@ -56,10 +56,10 @@ class Conversions(ConversionSession):
         if not free and not inside:
             server.convert(row, WRITE, "upgraded")
             return Upgrading.DONE
-        if only_if_free or not all(server.may_enter(_request(one), one.position) for one in free):
+        if only_if_free or not all(server.may_enter(_request(other), other.position) for other in free):
             return Upgrading.NOT_YET
-        for one in free:
-            server.grant(one)
+        for other in free:
+            server.grant(other)
         server.convert(row, UPGRADE)
         return Upgrading.BEGUN
 
@@ -79,9 +79,9 @@ class Conversions(ConversionSession):
     def _others_inside(self, row: Entry) -> list[Entry]:
         """Return the other holders, including those that may still believe that they hold."""
         return [
-            one
-            for one in self._server.rows_on(row.resource)
-            if one.position != row.position and (one.position < row.position or one.granted_at is not None)
+            other
+            for other in self._server.rows_on(row.resource)
+            if other.position != row.position and (other.position < row.position or other.granted_at is not None)
         ]
 
     def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
@@ -131,12 +131,12 @@ class Conversions(ConversionSession):
         server = self._server
         self.ask(f"downgrade {ticket.position}")
         row = server.row(ticket)
-        there = row is not None and row.granted_at is not None and row.position not in server.revoked
-        if row is not None and there and row.access != READ:
+        is_held = row is not None and row.granted_at is not None and row.position not in server.revoked
+        if row is not None and is_held and row.access != READ:
             server.convert(row, READ, "downgraded" if row.access == WRITE else "")
             server.wake()
-        self.answer(f"downgrade {ticket.position}: {'reads' if there else 'gone'}")
-        return there
+        self.answer(f"downgrade {ticket.position}: {'reads' if is_held else 'gone'}")
+        return is_held
 
 
 def _of(row: Entry) -> int:

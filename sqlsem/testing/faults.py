@@ -49,17 +49,17 @@ class Faults:
         alive = [actor for actor in world.actors if actor.runs]
         if not alive:
             return None
-        who = chance.choice(alive)
+        actor_name = chance.choice(alive)
         short, long = chance.choice((0.2, 1, 3)), chance.choice((2, 7, 20))
         seconds = chance.choice((short, long))
         if kind == "crash":
-            return f"crash {who} {chance.choice((0, 0, long))}" if len(alive) > 1 else None
+            return f"crash {actor_name} {chance.choice((0, 0, long))}" if len(alive) > 1 else None
         if kind == "pause":
-            return f"pause {who} {seconds}"
+            return f"pause {actor_name} {seconds}"
         if kind == "cut":
-            return f"cut {who} {chance.choice((0, 0, 0, 1))} {chance.choice((0, 0, seconds))}"
+            return f"cut {actor_name} {chance.choice((0, 0, 0, 1))} {chance.choice((0, 0, seconds))}"
         if kind == "slow":
-            calling = [one for one in world.fibers.all if one.ready and one.where and one.group.runs]
+            calling = [fiber for fiber in world.fibers.all if fiber.ready and fiber.where and fiber.group.runs]
             return f"slow {chance.choice(calling).name} {seconds}" if calling else None
         if kind in ("restart", "stall"):
             return f"{kind} {seconds}"
@@ -100,10 +100,10 @@ class Faults:
 
     def _crash(self, name: str, linger: str = "0") -> None:
         actor = self._actor(name)
-        if sum(not one.dead for one in self._world.actors) == 1:
+        if sum(not item.dead for item in self._world.actors) == 1:
             raise Trouble("nobody would be left")
         actor.dead = True
-        for session in [one for one in self._world.server.sessions if one.owner == name]:
+        for session in [item for item in self._world.server.sessions if item.owner == name]:
             session.lose()
             self._world.at(float(linger), session.end)
         self._world.settle()
@@ -114,7 +114,7 @@ class Faults:
 
     def _cut(self, name: str, which: str = "0", linger: str = "0") -> None:
         self._actor(name)
-        sessions = [one for one in self._world.server.sessions if one.owner == name and not one.cut]
+        sessions = [session for session in self._world.server.sessions if session.owner == name and not session.cut]
         if len(sessions) <= int(which):
             raise Trouble("there is no such connection")
         session = sessions[int(which)]

@@ -312,8 +312,8 @@ class FileServer(RealServer):
 @contextlib.contextmanager
 def files() -> Iterator[Any]:
     """Make servers on new files, which are deleted at the end."""
-    where = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="sqlsem-simulated-", dir=where) as folder:
+    folder = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="sqlsem-simulated-", dir=folder) as folder:
         template = Path(folder, "template.db")
         engine = SqliteEngine(f"sqlite:///{template}", Options())
         session = engine.connect("main")

@@ -52,9 +52,9 @@ class Handovers(TransferSession):
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
         what = f"hand_over {', '.join(str(ticket.position) for ticket in tickets)}"
         self.ask(what)
-        there = self._give(member_id, tickets, token, ttl)
-        self.answer(f"{what}: {'done' if there else 'gone'}")
-        return there
+        accepted = self._give(member_id, tickets, token, ttl)
+        self.answer(f"{what}: {'done' if accepted else 'gone'}")
+        return accepted
 
     def _give(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float) -> bool:
         server = self._server
@@ -85,9 +85,9 @@ class Handovers(TransferSession):
         self, member_id: int, requesting_id: str, owner: str, uid: str, token: str
     ) -> list[tuple[Request, Ticket]]:
         self.ask("adopt")
-        found = self._take(member_id, requesting_id, owner, uid, token)
-        self.answer(f"adopt: {', '.join(str(ticket.position) for _, ticket in found)}")
-        return found
+        tickets = self._take(member_id, requesting_id, owner, uid, token)
+        self.answer(f"adopt: {', '.join(str(ticket.position) for _, ticket in tickets)}")
+        return tickets
 
     def _take(
         self, member_id: int, requesting_id: str, owner: str, uid: str, token: str

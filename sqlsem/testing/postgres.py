@@ -129,9 +129,9 @@ class SimulatedSession(Calling, PostgresSession):
         self._server.sessions.append(self)
 
     def _hear(self, diagnostic: psycopg.errors.Diagnostic) -> None:
-        found = _SAID.fullmatch(diagnostic.message_primary or "")
-        if found is not None and self.goes_on is not None:
-            self.goes_on.hear(found[1], found[2])
+        match = _SAID.fullmatch(diagnostic.message_primary or "")
+        if match is not None and self.goes_on is not None:
+            self.goes_on.hear(match[1], match[2])
 
     # -- its calls, cut into steps ----------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ class PostgresServer(RealServer):
         until = time.monotonic() + SILENT_SECONDS
         while self._blocked:
             blocked = self._are_blocked(list(self._blocked))
-            let_go = [one for one in self._blocked if one.pid not in blocked]
+            let_go = [session for session in self._blocked if session.pid not in blocked]
             if not let_go:
                 return
             for session in let_go:

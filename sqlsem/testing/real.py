@@ -159,7 +159,7 @@ class RealServer(abc.ABC):
 
     def reap(self) -> None:
         """At the end, remove dead members once no other process is left."""
-        for session in [one for one in self.sessions if one.owner != OURS]:
+        for session in [session for session in self.sessions if session.owner != OURS]:
             session.end()
         self.own.reap()
 

@@ -210,9 +210,9 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
         self.ask(f"release {ticket.position}")
-        there = super().release(ticket, outcome)
-        self.answer(f"release {ticket.position}: {'done' if there else 'gone'}")
-        return there
+        released = super().release(ticket, outcome)
+        self.answer(f"release {ticket.position}: {'done' if released else 'gone'}")
+        return released
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
         self.ask("cancel")
@@ -261,8 +261,8 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
             while True:
                 wakeup.clear()  # before the check, so that later changes are seen
                 self.require_connection()
-                there = self._look(ticket)
-                if there is False:
+                state = self._look(ticket)
+                if state is False:
                     row = server.row(ticket)
                     assert row is not None
                     if server.suspect_all(ticket.resource, row.member_id or 0):
@@ -274,16 +274,16 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
                 break
         finally:
             server.waiting.discard(wakeup)
-        self.answer(f"wait {ticket.position}: {_words(there)}")
-        return there
+        self.answer(f"wait {ticket.position}: {_words(state)}")
+        return state
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         self.ask("look")
-        found = {ticket.position: self._look(ticket) for ticket in tickets}
+        states = {ticket.position: self._look(ticket) for ticket in tickets}
         for ticket in tickets:
-            if found[ticket.position] is False and self._server.suspect_all(ticket.resource, member_id):
-                found[ticket.position] = self._look(ticket)
-        answers: dict[int, bool | None] = {one: there for one, there in found.items() if there is not False}
+            if states[ticket.position] is False and self._server.suspect_all(ticket.resource, member_id):
+                states[ticket.position] = self._look(ticket)
+        answers: dict[int, bool | None] = {position: state for position, state in states.items() if state is not False}
         self.answer(f"look: {answers}")
         return answers
 
@@ -316,5 +316,5 @@ def _told(ticket: Ticket) -> str:
     return f"{ticket.position} {'granted' if ticket.granted else 'waits'}"
 
 
-def _words(there: bool | None) -> str:
-    return "gone" if there is None else "granted" if there else "not yet"
+def _words(state: bool | None) -> str:
+    return "gone" if state is None else "granted" if state else "not yet"

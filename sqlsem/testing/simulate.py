@@ -224,9 +224,9 @@ def _search(settings: Settings, seeds: range, seconds: float | None, jobs: int) 
     if failed is not None:
         with settings.databases() as make:
             world = _run(settings, make, failed)
-            found = world.violation or Violation("error", "something failed that does not fail again")
+            violation = world.violation or Violation("error", "something failed that does not fail again")
             choices = _shortened(settings, make, world) if world.violation else world.made
-            raise _failed(settings, make, found, failed - seeds[0] + 1, failed, choices, len(world.made))
+            raise _failed(settings, make, violation, failed - seeds[0] + 1, failed, choices, len(world.made))
     return Report(done, taken, time.monotonic() - began)
 
 
@@ -295,17 +295,17 @@ def _text(seed: int, choices: Sequence[Choice]) -> str:
 
 
 def _read(text: str) -> tuple[int, list[Choice]]:
-    found = _TEXT.fullmatch(text.strip())
+    match = _TEXT.fullmatch(text.strip())
     choices = []
-    for part in found[2].split(";") if found is not None and found[2].strip() else ():
+    for part in match[2].split(";") if match is not None and match[2].strip() else ():
         step, _, words = part.strip().partition(" ")
         if not step.isdecimal() or not words.strip():
-            found = None
+            match = None
             break
         choices.append((int(step), words.strip()))
-    if found is None:
+    if match is None:
         raise ConfigurationError(f"This is no schedule, as 'seed=7: 12 run B; 30 crash A 0' is one: {text!r}")
-    return int(found[1]), sorted(choices, key=lambda choice: choice[0])
+    return int(match[1]), sorted(choices, key=lambda choice: choice[0])
 
 
 def _shortened(settings: Settings, make: MakeServer, world: World) -> list[Choice]:
@@ -315,9 +315,9 @@ def _shortened(settings: Settings, make: MakeServer, world: World) -> list[Choic
     assert world.violation is not None
     kind, until = world.violation.kind, time.monotonic() + SHORTEN_SECONDS
 
-    def fails(some: list[Choice]) -> bool:
-        found = _run(settings, make, world.seed, some).violation
-        return found is not None and found.kind == kind
+    def fails(choices: list[Choice]) -> bool:
+        violation = _run(settings, make, world.seed, choices).violation
+        return violation is not None and violation.kind == kind
 
     choices = list(world.made)
     if not fails(choices):
@@ -434,7 +434,8 @@ def rated(me: Actor) -> None:
 
 
 PROGRAMS = {
-    one.__name__: one for one in (mixed, converting, rated, travelling, departing, queued, ranked, leading, periodic)
+    program.__name__: program
+    for program in (mixed, converting, rated, travelling, departing, queued, ranked, leading, periodic)
 }
 
 

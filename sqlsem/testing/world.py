@@ -274,7 +274,7 @@ class World:
             self.fibers.sleep(1.0)
         actor.locks.close()
         actor.dead = True  # it ended by itself
-        for session in [one for one in self.server.sessions if one.owner == actor.name]:
+        for session in [session for session in self.server.sessions if session.owner == actor.name]:
             session.end()
 
     def _rows_of(self, actor: Actor) -> list[Entry | Row]:
@@ -300,7 +300,7 @@ class World:
             if ready:
                 break
             # (Paused processes go on then, and their due events happen before.)
-            times = [max(one.deadline, one.group.paused_until) for one in self.fibers.all if _is_left(one)]
+            times = [max(fiber.deadline, fiber.group.paused_until) for fiber in self.fibers.all if _is_left(fiber)]
             if self._events:
                 times.append(self._events[0][0])
             at = min(times, default=math.inf)
@@ -318,24 +318,24 @@ class World:
         return self._of(ready, chosen)
 
     def _ready(self) -> list[Fiber]:
-        return [one for one in self.fibers.all if one.ready and not one.over and one.group.runs]
+        return [fiber for fiber in self.fibers.all if fiber.ready and not fiber.over and fiber.group.runs]
 
     def _of(self, ready: list[Fiber], chosen: str | None) -> Fiber:
         last, found = self._last, None
         if chosen is not None:
-            found = next((one for one in ready if one.name == chosen), None)
+            found = next((fiber for fiber in ready if fiber.name == chosen), None)
         if found is None and last in ready and self._running_for < MOST_STEPS:
             found = last
         if found is None:
             number = -1 if last is None else last.number
-            found = next((one for one in ready if one.number > number), ready[0])
+            found = next((fiber for fiber in ready if fiber.number > number), ready[0])
         self._running_for = self._running_for + 1 if found is last else 0
         self._last = found
         return found
 
     def _stuck(self, words: str) -> None:
-        who = "; ".join(f"{one.name}: {one.where}" for one in self.fibers.all if _is_left(one))
-        self._fail("stuck", f"somebody alive was not served, {words} ({who})")
+        waiting = "; ".join(f"{fiber.name}: {fiber.where}" for fiber in self.fibers.all if _is_left(fiber))
+        self._fail("stuck", f"somebody alive was not served, {words} ({waiting})")
 
     def _pass_time(self, at: float) -> None:
         if not math.isinf(at):
@@ -385,7 +385,7 @@ class World:
             words = self.faults.draw(self._random, self._random.choice(self._kinds))
             self._left -= words is not None
             return words
-        ready = [one for one in self._ready() if one is not self._last]
+        ready = [fiber for fiber in self._ready() if fiber is not self._last]
         return f"run {self._random.choice(ready).name}" if ready else None
 
     def _make(self, words: str) -> str | None:
@@ -454,8 +454,8 @@ class World:
             if request.resource == event.resource and not event.resource.startswith(RATE_PREFIX)
         ]
         if not together([request for _, request in inside]):
-            who = ", ".join(f"{name}: {request.describe()}" for name, request in inside)
-            self._fail("overlap", f"more are inside than may be: {who}")
+            holders = ", ".join(f"{name}: {request.describe()}" for name, request in inside)
+            self._fail("overlap", f"more are inside than may be: {holders}")
 
     def _check_tasks(self) -> None:
         """Check that no task is run by two workers."""
@@ -478,10 +478,14 @@ class World:
 def together(requests: Iterable[Request]) -> bool:
     """Return True if these may be held at the same time. (Not by `Request.fits`, which is under test.)"""
     inside = list(requests)
-    for one in inside:
-        others = [other for other in inside if other is not one and not (one.shared and other.access == one.access)]
-        limits = [each.limit for each in (one, *others) if each.limit is not None]
-        if others and limits and one.weight + sum(other.weight for other in others) > min(limits):
+    for request in inside:
+        others = [
+            other
+            for other in inside
+            if other is not request and not (request.shared and other.access == request.access)
+        ]
+        limits = [each.limit for each in (request, *others) if each.limit is not None]
+        if others and limits and request.weight + sum(other.weight for other in others) > min(limits):
             return False
     return True
 

@@ -128,10 +128,10 @@ def test_streams_are_limited_when_opened_together(live, serve, connect, monkeypa
     monkeypatch.setattr(feed, "MAX_STREAMS", 20)
     url = serve(live)
     asked = [connect(url, b"GET /events?q=%d HTTP/1.1\r\n" % number + HOST + b"\r\n") for number in range(100)]
-    told = [int(one.recv(12).split()[1]) for one in asked]
+    told = [int(opened.recv(12).split()[1]) for opened in asked]
     assert (told.count(200), told.count(503)) == (20, 80)
-    for one in asked:
-        one.close()
+    for opened in asked:
+        opened.close()
     (server,) = serve.servers
     until(lambda: not server.server_state.tasks, "all have ended")
     with httpx.stream("GET", f"{url}/events", timeout=PATIENCE) as answer:

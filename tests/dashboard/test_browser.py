@@ -39,9 +39,9 @@ def open_page(browser):
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
         expect.set_options(timeout=PATIENCE)
-        page.on("console", lambda one: wrong.append(one.text) if one.type in ("error", "warning") else None)
-        page.on("pageerror", lambda one: wrong.append(str(one)))
-        page.on("dialog", lambda one: (wrong.append(f"dialog: {one.message}"), one.dismiss()))
+        page.on("console", lambda event: wrong.append(event.text) if event.type in ("error", "warning") else None)
+        page.on("pageerror", lambda event: wrong.append(str(event)))
+        page.on("dialog", lambda event: (wrong.append(f"dialog: {event.message}"), event.dismiss()))
         opened.append(context)
         page.goto(url)
         return page
@@ -67,9 +67,9 @@ def enter(page, url):
 def violations(page):
     found = Axe().run(page)
     return [
-        (one["id"], node["target"], node.get("failureSummary"))
-        for one in found.response["violations"]
-        for node in one["nodes"]
+        (violation["id"], node["target"], node.get("failureSummary"))
+        for violation in found.response["violations"]
+        for node in violation["nodes"]
     ]
 
 
@@ -229,8 +229,8 @@ def test_browser_shows_markup_as_text(serve, open_page, name):
     expect(page.locator("#board")).not_to_contain_text("PAUSED")
     # A browser ends lines in fields in its own way; everything else comes back unchanged.
     assert [action.resource for action in live.done] == [name]
-    for one in page.context.pages:
-        assert one.locator("img").count() == 0
+    for opened in page.context.pages:
+        assert opened.locator("img").count() == 0
 
 
 def test_inline_scripts_do_not_run(live, serve, browser):

@@ -73,8 +73,8 @@ def start():
         return running[-1]
 
     yield start
-    for one in running:
-        one.end()
+    for process in running:
+        process.end()
 
 
 @pytest.mark.engines("sqlite")
@@ -84,7 +84,7 @@ def test_dashboard_serves_until_its_signal(database, connect, name, start):
     home = f"http://{running.home}"
     token = running.find(r"the token: (\S+)")
     command = psutil.Process(running.process.pid).cmdline()
-    assert not [one for one in command if token in one]
+    assert not [word for word in command if token in word]
     with coordinator.mutex(name), httpx.Client(base_url=home, headers={"origin": home}, timeout=PATIENCE) as client:
         until(lambda: name in client.get("/").text, "the lock is seen")
         assert client.post("/login", data={"token": token}).status_code == 303

@@ -520,7 +520,7 @@ def events(url, path="/events", **options):
             if line:
                 block.append(line)
             elif block:
-                yield "\n".join(one.removeprefix("data: ") for one in block if one.startswith("data: "))
+                yield "\n".join(line.removeprefix("data: ") for line in block if line.startswith("data: "))
                 block = []
 
 
@@ -576,7 +576,7 @@ def test_server_stops_while_pages_are_open(live, serve, monkeypatch):
     url = serve(live)
     stream = events(url)
     next(stream)
-    threads = [one for one in threading.enumerate() if one.name.startswith("Thread-")]
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("Thread-")]
     assert threads
     rest = []
     reader = threading.Thread(target=lambda: rest.extend(stream))

@@ -37,7 +37,7 @@ def no_gate(patch):
         free = {request.resource: self._server.may_enter(request) for request in requests}
         self._fibers.step("has looked")
         with pytest.MonkeyPatch.context() as here:
-            here.setattr(self._server, "may_enter", lambda one, position=math.inf: free.get(one.resource))
+            here.setattr(self._server, "may_enter", lambda request, position=math.inf: free.get(request.resource))
             here.setattr(self._fibers, "step", lambda what: None)
             return real(self, member_id, requesting_id, owner, uid, requests, only_if_free)
 
@@ -74,7 +74,7 @@ def barging(patch):
     real = Request.fits
 
     def fits(self, ahead, cap):
-        return real(self, [one for one in ahead if getattr(one, "granted_at", one) is not None], cap)
+        return real(self, [request for request in ahead if getattr(request, "granted_at", request) is not None], cap)
 
     patch.setattr(Request, "fits", fits)
 
@@ -85,7 +85,7 @@ def weights_dropped(patch):
     real = Request.fits
 
     def fits(self, ahead, cap):
-        return real(self, itertools.islice((one for one in ahead if one.weight == 1), 1), cap)
+        return real(self, itertools.islice((request for request in ahead if request.weight == 1), 1), cap)
 
     patch.setattr(Request, "fits", fits)
 
@@ -143,7 +143,7 @@ def not_alone(patch):
     """Let a reader become the writer although others ahead of it still read."""
 
     def others(self, row):
-        return [one for one in real(self, row) if one.position > row.position]
+        return [other for other in real(self, row) if other.position > row.position]
 
     real = Conversions._others_inside
     patch.setattr(Conversions, "_others_inside", others)

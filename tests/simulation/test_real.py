@@ -82,7 +82,7 @@ def no_gate(patch):
     def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
         turns = {request.resource: self.admission(request, LAST).allowed for request in requests}
         with pytest.MonkeyPatch.context() as here:
-            here.setattr(self, "admission", lambda one, position: Admission(turns[one.resource], False, None))
+            here.setattr(self, "admission", lambda request, position: Admission(turns[request.resource], False, None))
             return real(self, member_id, requesting_id, owner, uid, requests, only_if_free)
 
     patch.setattr(SqliteLocks, "register", register)

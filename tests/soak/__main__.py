@@ -55,27 +55,28 @@ def main() -> int:
     if chosen.kind is not None:
         pace = dataclasses.replace(pace, kinds=tuple(chosen.kind))
     wanted = [
-        one
-        for one in PLACES
-        if (chosen.engine is None or one.engine in chosen.engine) and (chosen.place is None or one.name in chosen.place)
+        kind
+        for kind in PLACES
+        if (chosen.engine is None or kind.engine in chosen.engine)
+        and (chosen.place is None or kind.name in chosen.place)
     ]
     places = []
-    for one in wanted:
-        lacks = one.lacks() if jobs.chosen(one.engine, pace) else "a job of such a kind"
+    for kind in wanted:
+        lacks = kind.lacks() if jobs.chosen(kind.engine, pace) else "a job of such a kind"
         if lacks is None:
-            places.append(one)
+            places.append(kind)
         else:
-            record.not_run[one.name] = lacks
-            print(f"not run: {one.name} (needs {lacks})", flush=True)
+            record.not_run[kind.name] = lacks
+            print(f"not run: {kind.name} (needs {lacks})", flush=True)
     seed = random.randrange(2**31) if chosen.seed is None else chosen.seed
     began = time.monotonic()
     try:
         while True:
-            left = [one for one in places if record.grants(one.engine) < chosen.grants]
+            left = [kind for kind in places if record.grants(kind.engine) < chosen.grants]
             if not left or (chosen.seconds is not None and time.monotonic() - began > chosen.seconds):
                 break
             # Choose the place with the fewest grants so far.
-            place = min(left, key=lambda one: record.nights(one.name))
+            place = min(left, key=lambda kind: record.nights(kind.name))
             folder = Path(tempfile.mkdtemp(prefix="sqlsem-soak-"))
             folder.chmod(0o755)
             print(f"{place.name}, seed {seed}, in {folder}", flush=True)

@@ -71,7 +71,7 @@ def _of(words: Sequence[Words], *kinds: str) -> list[Words]:
 
 def told(words: Sequence[Words], happened: Happened) -> list[str]:
     """Return the findings of the processes themselves."""
-    return [f"told by {one['pid']}: {one['words']}" for one in _of(words, "wrong")]
+    return [f"told by {event['pid']}: {event['words']}" for event in _of(words, "wrong")]
 
 
 def kernel_lock_refusals(words: Sequence[Words], happened: Happened) -> list[str]:
@@ -82,24 +82,24 @@ def kernel_lock_refusals(words: Sequence[Words], happened: Happened) -> list[str
     # By process and resource: when it was notified. By position: when it had left. (A refusal is recorded later than it
     # happens.)
     told: dict[tuple[int, str], list[Words]] = defaultdict(list)
-    left = {one["position"]: one["at"] for one in _of(words, "releasing")}
-    for one in _of(words, "told"):
-        told[one["pid"], one["resource"]].append(one)
+    left = {event["position"]: event["at"] for event in _of(words, "releasing")}
+    for event in _of(words, "told"):
+        told[event["pid"], event["resource"]].append(event)
 
     def is_leaving(pid: int, refused: Words) -> bool:
         return any(
-            one["at"] <= refused["at"] and left.get(one["position"], float("inf")) >= refused["tried"]
-            for one in told[pid, refused["resource"]]
+            event["at"] <= refused["at"] and left.get(event["position"], float("inf")) >= refused["tried"]
+            for event in told[pid, refused["resource"]]
         )
 
-    for one in _of(words, "refused"):
-        if one["holders"] and all(is_leaving(pid, one) for pid in one["holders"]):
+    for event in _of(words, "refused"):
+        if event["holders"] and all(is_leaving(pid, event) for pid in event["holders"]):
             continue
-        suspects = {one["pid"], *one["holders"]} if one["holders"] else None
+        suspects = {event["pid"], *event["holders"]} if event["holders"] else None
         # A bare session is not notified when it is ended: it finds out by its next statement.
-        cut = "-sql-" in one["resource"] and any(at <= one["at"] <= at + WAKING_SECONDS for at in happened.cuts)
-        if not cut and not happened.slept(suspects, one["at"]):
-            found.append(f"flock: {one['pid']} found {one['holders'] or 'somebody'} inside {one['resource']}")
+        cut = "-sql-" in event["resource"] and any(at <= event["at"] <= at + WAKING_SECONDS for at in happened.cuts)
+        if not cut and not happened.slept(suspects, event["at"]):
+            found.append(f"flock: {event['pid']} found {event['holders'] or 'somebody'} inside {event['resource']}")
     return found
 
 
@@ -107,15 +107,15 @@ def stays(words: Sequence[Words], happened: Happened) -> list[str]:
     """Check that no stays overlap beyond the limit, none is overtaken, and no position comes twice."""
     every = [
         Stay(
-            one["resource"],
-            one["position"],
-            one["entered"],
-            one["left"],
-            one["access"],
-            limit=one["limit"],
-            who=str(one["pid"]),
+            stay["resource"],
+            stay["position"],
+            stay["entered"],
+            stay["left"],
+            stay["access"],
+            limit=stay["limit"],
+            who=str(stay["pid"]),
         )
-        for one in happened.settled(_of(words, "stay"))
+        for stay in happened.settled(_of(words, "stay"))
     ]
     try:
         check_history(every)
@@ -128,18 +128,18 @@ def travels(words: Sequence[Words], happened: Happened) -> list[str]:
     """Check a chain of hand-overs: the same fence, one owner at any moment, no other holder in between."""
     found = []
     chains: dict[tuple[str, int], list[Words]] = defaultdict(list)
-    for one in happened.settled(_of(words, "hop")):
-        chains[one["resource"], one["position"]].append(one)
+    for hop in happened.settled(_of(words, "hop")):
+        chains[hop["resource"], hop["position"]].append(hop)
     whole = []
     for (resource, position), hops in chains.items():
         hops.sort(key=lambda hop: hop["entered"])
-        for one, after in itertools.pairwise(hops):
-            if after["entered"] < one["left"]:
-                found.append(f"{resource} at {position} had two owners: {one} and {after}")
-            if after["fence"] != one["fence"]:
-                found.append(f"{resource} at {position} changed its fence on its way: {one} and {after}")
-            if after["hop"] <= one["hop"]:
-                found.append(f"{resource} at {position} was adopted twice by one token: {one} and {after}")
+        for hop, after in itertools.pairwise(hops):
+            if after["entered"] < hop["left"]:
+                found.append(f"{resource} at {position} had two owners: {hop} and {after}")
+            if after["fence"] != hop["fence"]:
+                found.append(f"{resource} at {position} changed its fence on its way: {hop} and {after}")
+            if after["hop"] <= hop["hop"]:
+                found.append(f"{resource} at {position} was adopted twice by one token: {hop} and {after}")
         whole.append({**hops[0], "what": "stay", "left": max(hop["left"] for hop in hops), "lost": False})
     return found + stays(whole, replace(happened, sleeps=[]))
 
@@ -148,8 +148,8 @@ def leaders(words: Sequence[Words], happened: Happened) -> list[str]:
     """Check that callbacks come once for each term, no two terms overlap, and a later term has a larger fence."""
     found = []
     terms: dict[tuple[str, int], dict[str, list[Words]]] = defaultdict(lambda: defaultdict(list))
-    for one in _of(words, "started", "stopped"):
-        terms[one["resource"], one["fence"]][one["what"]].append(one)
+    for event in _of(words, "started", "stopped"):
+        terms[event["resource"], event["fence"]][event["what"]].append(event)
     spans: dict[str, list[tuple[float, float, int, int]]] = defaultdict(list)
     for (resource, fence), of in terms.items():
         started, stopped = of["started"], of["stopped"]
@@ -171,12 +171,12 @@ def leaders(words: Sequence[Words], happened: Happened) -> list[str]:
         spans[resource].append((started[0]["at"], end, fence, pid))
     for resource, several in spans.items():
         several.sort()
-        for one, after in itertools.pairwise(several):
-            if after[0] < one[1]:
-                what = [word for fence in (one[2], after[2]) for word in terms[resource, fence].values()]
-                found.append(f"two led {resource} at a time: {what}; {happened.told_of({one[3], after[3]})}")
-            if after[2] <= one[2]:
-                found.append(f"the fences of {resource} went back: {one} and {after}")
+        for event, after in itertools.pairwise(several):
+            if after[0] < event[1]:
+                what = [word for fence in (event[2], after[2]) for word in terms[resource, fence].values()]
+                found.append(f"two led {resource} at a time: {what}; {happened.told_of({event[3], after[3]})}")
+            if after[2] <= event[2]:
+                found.append(f"the fences of {resource} went back: {event} and {after}")
     return found
 
 
@@ -188,8 +188,8 @@ def departures(words: Sequence[Words], happened: Happened, done: set[int], relea
     """
     found = []
     ends: dict[int, dict[str, Words]] = defaultdict(dict)
-    for one in _of(words, "leaving", "committed", "rolled back", "releasing"):
-        ends[one["position"]][one["what"]] = one
+    for event in _of(words, "leaving", "committed", "rolled back", "releasing"):
+        ends[event["position"]][event["what"]] = event
     for position, how in ends.items():
         if "committed" in how and position not in done:
             found.append(f"what {position} committed is not there")
@@ -219,7 +219,7 @@ def writes(rows: Sequence[tuple[int, str, int, int]], happened: Happened) -> lis
 
 def rates(words: Sequence[Words], happened: Happened, limit: int, window: float) -> list[str]:
     """Check that no window has more than the limit. Counts what was certainly taken within it."""
-    takes = sorted((one["entered"], one["left"]) for one in _of(words, "take"))
+    takes = sorted((take["entered"], take["left"]) for take in _of(words, "take"))
     for since, _ in takes:
         sure = sum(since <= first and last <= since + window for first, last in takes)
         if sure > limit:
@@ -231,13 +231,13 @@ def attempts(words: Sequence[Words], happened: Happened) -> list[str]:
     """Check that a task is run by one worker at a time, and that no attempt comes twice."""
     found = []
     tasks: dict[int, list[Words]] = defaultdict(list)
-    for one in happened.settled(_of(words, "attempt")):
-        tasks[one["task"]].append(one)
+    for attempt in happened.settled(_of(words, "attempt")):
+        tasks[attempt["task"]].append(attempt)
     for number, several in tasks.items():
-        several.sort(key=lambda one: one["entered"])
-        for one, after in itertools.pairwise(several):
-            if after["entered"] < one["left"] or after["attempt"] <= one["attempt"]:
-                found.append(f"task {number} was in two hands: {one} and {after}")
+        several.sort(key=lambda attempt: attempt["entered"])
+        for attempt, after in itertools.pairwise(several):
+            if after["entered"] < attempt["left"] or after["attempt"] <= attempt["attempt"]:
+                found.append(f"task {number} was in two hands: {attempt} and {after}")
     return found
 
 

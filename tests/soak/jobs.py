@@ -142,7 +142,7 @@ class Jobs:
         """Hold two mutexes at once."""
         first, second = self.rng.sample([f"{self.name}-mutex-{number}" for number in range(self.pace.resources)], 2)
         asked = time.monotonic()
-        locks = [self.coordinator.mutex(one) for one in (first, second)]
+        locks = [self.coordinator.mutex(resource) for resource in (first, second)]
         with sqlsem.all_of(*locks, timeout=PATIENCE) as grant:
             with self.stay(grant, first, asked), self.stay(grant, second, asked):
                 grant.lost_event.wait(self.rng.uniform(0, self.pace.stay))

@@ -198,7 +198,7 @@ class Night:
         ]
         names += [f"{self.name}-{kind}" for kind in ("leader", "shared", "guarded")]
         names += [f"{self.name}-pinned-{n}" for n in range(jobs.PLACES)]
-        locks = {one: coordinator.mutex(one) for one in names}
+        locks = {resource: coordinator.mutex(resource) for resource in names}
         for number in range(self.pace.resources):
             table, limit = f"{self.name}-table-{number}", f"{self.name}-limit-{number}"
             locks |= {table: coordinator.write(table), limit: coordinator.limit(limit, jobs.PLACES)}
@@ -250,9 +250,9 @@ class Night:
 
     def _follow(self, coordinator: sqlsem.Coordinator) -> None:
         """Check that the history is a behaviour of the specification."""
-        pasts = [Past(coordinator, f"{self.name}-{one}", 7200).past() for one in FOLLOWED]
+        pasts = [Past(coordinator, f"{self.name}-{item}", 7200).past() for item in FOLLOWED]
         unit = 1e-3 if self.place.engine == "sqlite" else 1e-6
-        trace = traces.beginning(traces.events((one for past in pasts for one in past), unit=unit), MOST_EVENTS)
+        trace = traces.beginning(traces.events((item for past in pasts for item in past), unit=unit), MOST_EVENTS)
         if not trace:
             return
         try:

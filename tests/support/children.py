@@ -176,8 +176,8 @@ def keep_to_the_permissions() -> None:
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the 64-bit version, this thread
     sets = (ctypes.c_uint32 * 6)()
     assert libc.capget(header, sets) == 0, os.strerror(ctypes.get_errno())
-    for one in (0, 1):  # effective, permitted
-        sets[one] &= ~(1 << 1 | 1 << 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    for capability_set in (0, 1):  # effective, permitted
+        sets[capability_set] &= ~(1 << 1 | 1 << 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
     assert libc.capset(header, sets) == 0, os.strerror(ctypes.get_errno())
 
 
@@ -186,7 +186,7 @@ def make_lock(coordinator: sqlsem.Coordinator, spec: Mapping[str, Any]) -> sqlse
     ``all_of``.
     """
     if isinstance(spec, (list, tuple)):
-        return sqlsem.all_of(*[make_lock(coordinator, one) for one in spec])
+        return sqlsem.all_of(*[make_lock(coordinator, part) for part in spec])
     words = dict(spec)
     lock: sqlsem.Lock = getattr(coordinator, words.pop("kind"))(words.pop("name"), **words)
     return lock

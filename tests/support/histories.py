@@ -52,14 +52,14 @@ def check_history(stays: Iterable[Stay], caps: Mapping[str, int] | None = None) 
             assert stay.left is None or stay.left >= stay.entered, stay
         for number, stay in enumerate(found):
             ahead = [
-                one
-                for one in found[max(0, number - 2000) : number]
-                if stay.conflicts(one) and (one.left is None or one.left > stay.entered)
+                other
+                for other in found[max(0, number - 2000) : number]
+                if stay.conflicts(other) and (other.left is None or other.left > stay.entered)
             ]
-            limits = [one.limit for one in [*ahead, stay] if one.limit is not None]
+            limits = [other.limit for other in [*ahead, stay] if other.limit is not None]
             if caps and resource in caps:
                 limits.append(caps[resource])
-            load = sum(one.weight for one in ahead) + stay.weight
+            load = sum(other.weight for other in ahead) + stay.weight
             if limits and ahead and load > min(limits):
                 raise AssertionError(
                     f"{stay} entered though {load} > {min(limits)} with those ahead of it:\n"

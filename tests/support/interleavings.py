@@ -199,7 +199,7 @@ class Choice:
 
     def asleep_after(self) -> set[int]:
         """Return the actors tried first here whose step can come later as well, because neither step writes."""
-        return {one for one in self.asleep | self.tried if self.reads[one] and self.reads[self.chosen]}
+        return {actor for actor in self.asleep | self.tried if self.reads[actor] and self.reads[self.chosen]}
 
 
 def play(
@@ -234,9 +234,9 @@ def play(
             names.append(player.actor.name)
             player.step()
             _settle(players, how)
-            for one in players:
-                if one.failure is not None:
-                    raise one.failure
+            for player in players:
+                if player.failure is not None:
+                    raise player.failure
             check()
     except BaseException:
         print("in the schedule", " ".join(names))
@@ -317,9 +317,9 @@ class Seen:
 
     def fits_beside(self, others: list[Seen]) -> bool:
         """Return True if the request may be held together with the conflicting ones of these."""
-        conflicting = [one for one in others if self.access == "write" or one.access != self.access]
-        limits = [one.limit for one in [*conflicting, self] if one.limit is not None]
-        return not conflicting or not limits or sum(one.weight for one in conflicting) + self.weight <= min(limits)
+        conflicting = [other for other in others if self.access == "write" or other.access != self.access]
+        limits = [other.limit for other in [*conflicting, self] if other.limit is not None]
+        return not conflicting or not limits or sum(other.weight for other in conflicting) + self.weight <= min(limits)
 
 
 def against_the_rule(rows: list[Seen]) -> str | None:
@@ -328,7 +328,7 @@ def against_the_rule(rows: list[Seen]) -> str | None:
     inside = [row for row in rows if row.granted and row.access != "upgrade"]
     upgrading = any(row.access == "upgrade" for row in rows)
     for row in inside:
-        if not row.fits_beside([one for one in inside if one is not row]):
+        if not row.fits_beside([other for other in inside if other is not row]):
             return f"inside beside each other: {inside}"
         if not upgrading and not row.fits_beside([entry for entry in rows if entry.position < row.position]):
             return f"{row} has overtaken somebody of {rows}"

@@ -43,12 +43,12 @@ def resource(name: str = "etl", **others: Any) -> Resource:
 
 def overview(entries: Iterable[Entry] = (), resources: Iterable[Resource] = (), **others: Any) -> Overview:
     """Return an overview with a resource for each name that occurs."""
-    found = {one.resource: one for one in resources}
+    by_name = {item.resource: item for item in resources}
     listed = sorted(entries, key=lambda entry: (entry.resource, entry.position))
-    for one in listed:
-        found.setdefault(one.resource, resource(one.resource))
+    for item in listed:
+        by_name.setdefault(item.resource, resource(item.resource))
     values: dict[str, Any] = {"members": [], "queues": [], "batches": [], "holds": {}}
-    return Overview(NOW, [found[name] for name in sorted(found)], listed, **{**values, **others})
+    return Overview(NOW, [by_name[name] for name in sorted(by_name)], listed, **{**values, **others})
 
 
 def a_night() -> Overview:

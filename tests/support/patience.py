@@ -82,7 +82,7 @@ def promptly(attempt: Callable[[], float], seconds: float, what: str, times: int
     """
     took: list[float] = []
     while not took or took[-1] >= seconds:
-        assert len(took) < times, f"{what}: it took {', '.join(f'{one:.1f}' for one in took)} s"
+        assert len(took) < times, f"{what}: it took {', '.join(f'{seconds:.1f}' for seconds in took)} s"
         took.append(attempt())
 
 

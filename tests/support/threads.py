@@ -15,8 +15,8 @@ def started_since(before: Collection[threading.Thread], prefix: str = "") -> lis
     """Return the names of new threads, not in ``before``. (Threads left by other tests may end meanwhile; the one that
     delivers events belongs to the whole process.)
     """
-    found = [one.name for one in threading.enumerate() if one not in before and one.name != "sqlsem-events"]
-    return sorted(name for name in found if name.startswith(prefix))
+    names = [thread.name for thread in threading.enumerate() if thread not in before and thread.name != "sqlsem-events"]
+    return sorted(name for name in names if name.startswith(prefix))
 
 
 class Threads:

@@ -106,7 +106,7 @@ def test_screen_without_colour_has_the_same_text(monkeypatch):
             if colour is not None
         }
         assert len(colours) > 1
-        assert all(one.red == one.green == one.blue for one in colours if one is not None), colours
+        assert all(colour.red == colour.green == colour.blue for colour in colours if colour is not None), colours
 
     drive(FakePoller(a_night()), script)
     # Each colour also has a word on the screen, and the cursor has a mark.
