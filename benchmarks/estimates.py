@@ -145,18 +145,18 @@ def seen(done: list[Done], now: float) -> Overview:
     return Overview(taken_at, [], entries, [], [], [], {"r": HoldTimes(holds)} if holds else {})
 
 
-def _told(done: list[Done], moments: int, chance: random.Random) -> Iterator[Found]:
+def _samples(done: list[Done], moments: int, chance: random.Random) -> Iterator[Found]:
     """Return the results at so many moments, of one waiter each."""
     asked = [stay for stay in done[FIRST:] if stay.granted is not None and stay.granted - stay.asked > 1]
     for choice in chance.choices(asked, k=moments):
         assert choice.granted is not None
         now = chance.uniform(choice.asked, choice.granted)
         found = seen(done, now)
-        told = estimate(found, (choice.position,)).get(choice.position)
-        if told is not None:
+        estimated = estimate(found, (choice.position,)).get(choice.position)
+        if estimated is not None:
             place = sum(other.state == "waits" and other.position <= choice.position for other in found.entries)
             truth = choice.granted - now
-            yield place, told.low <= truth <= told.high, told.high - told.low, truth
+            yield place, estimated.low <= truth <= estimated.high, estimated.high - estimated.low, truth
 
 
 # -- tasks
@@ -259,18 +259,18 @@ def listed(jobs: list[Job], now: float) -> list[TaskEntry]:
     return [job for job in seen if job.status != "finished"] + done[-MAX_ENDED:]
 
 
-def _told_of_tasks(jobs: list[Job], moments: int, chance: random.Random) -> Iterator[Found]:
+def _task_samples(jobs: list[Job], moments: int, chance: random.Random) -> Iterator[Found]:
     """Return the results for tasks."""
     asked = [job for job in jobs[FIRST:] if job.started - job.put > 1]
     for choice in chance.choices(asked, k=moments):
         now = chance.uniform(choice.put, choice.started)
         known = listed(jobs, now)
-        told = task_estimates(known, BEGIN + timedelta(seconds=now)).get(choice.number)
-        if told is not None:
+        estimated = task_estimates(known, BEGIN + timedelta(seconds=now)).get(choice.number)
+        if estimated is not None:
             mine = (choice.order, choice.number)
             place = sum(task.status == "pending" and (task.order, task.task_id) <= mine for task in known)
             truth = choice.started - now
-            yield place, told.low <= truth <= told.high, told.high - told.low, truth
+            yield place, estimated.low <= truth <= estimated.high, estimated.high - estimated.low, truth
 
 
 def estimates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -282,13 +282,13 @@ def estimates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_requests(make: Callable[[random.Random, int], Ask], moments: int, chance: random.Random) -> Iterator[Found]:
-    return _told(history(make, chance), moments, chance)
+    return _samples(history(make, chance), moments, chance)
 
 
 def _of_tasks(
     make: Callable[[random.Random, int], Work], workers: int, moments: int, chance: random.Random
 ) -> Iterator[Found]:
-    return _told_of_tasks(worked_off(make, workers, chance), moments, chance)
+    return _task_samples(worked_off(make, workers, chance), moments, chance)
 
 
 def _judged(of_what: str, histories: Mapping[str, Callable[[random.Random], Iterator[Found]]]) -> dict[str, Any]:
@@ -297,11 +297,11 @@ def _judged(of_what: str, histories: Mapping[str, Callable[[random.Random], Iter
         *("history", "all", "first", "2nd to 5th", "later", "width / wait"),
     )
     results: dict[str, Any] = {}
-    for number, (name, told) in enumerate(histories.items()):
+    for number, (name, estimated) in enumerate(histories.items()):
         chance = random.Random(number)
         samples: list[Found] = []
         for _ in range(3):
-            samples += told(chance)
+            samples += estimated(chance)
         ranges = ((1, 1), (2, 5), (6, 10**6))
         places = ([sample for sample in samples if low <= sample[0] <= high] for low, high in ranges)
         shares = [statistics.mean(held for _, held, _, _ in some) if some else None for some in (samples, *places)]

@@ -96,7 +96,7 @@ class Exporter:
         self._known_rates: Mapping[tuple[str, float], RateEntry] | None = None
         # By metric and labels, since this exporter began.
         self._counted: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
-        self._told: set[tuple[str, ...]] = set()
+        self._started_counters: set[tuple[str, ...]] = set()
         #: Why the last look failed.
         self.trouble: SqlsemError | None = None
 
@@ -114,7 +114,7 @@ class Exporter:
         with self._asking:
             now = monotonic()
             if self._answer is None or now - self._answer[0] >= FRESH_SECONDS:
-                self._answer = monotonic(), self._metrics(self._look(), now)
+                self._answer = monotonic(), self._metrics(self._read_overview(), now)
             return iter(self._answer[1])
 
     def count_ends(self) -> None:
@@ -143,10 +143,10 @@ class Exporter:
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    def _look(self) -> Overview | None:
+    def _read_overview(self) -> Overview | None:
         self.trouble = None
         try:
-            overview, self._rates, self._ageing = self._ask(_look)
+            overview, self._rates, self._ageing = self._ask(_read)
             return overview
         except SqlsemError as exc:
             self.trouble = exc
@@ -184,7 +184,7 @@ class Exporter:
             if not self._once:
                 self._add_blame(root_blockers(overview), began)
                 self._add_rates()
-                metrics += [self._told_blame(), *self._told_counted()]
+                metrics += [self._blame_metric(), *self._counter_metrics()]
         metrics.append(_gauge("scrape_seconds", "Seconds that this look took.", (), {(): monotonic() - began}))
         return metrics
 
@@ -268,7 +268,7 @@ class Exporter:
             seconds = min(gap * blocker.waiters, blocker.waiting_seconds)
             self._blamed[holder] = self._blamed.get(holder, 0.0) + seconds
 
-    def _told_blame(self) -> Metric:
+    def _blame_metric(self) -> Metric:
         family = CounterMetricFamily(
             "sqlsem_blamed_seconds",
             "Seconds waited, by the holder at the head of what was waited for; since this exporter began.",
@@ -303,7 +303,7 @@ class Exporter:
                 self._count(name, self._pattern(resource), 0 if self._known_rates is None else increase)
         self._known_rates = known
 
-    def _told_counted(self) -> Iterator[Metric]:
+    def _counter_metrics(self) -> Iterator[Metric]:
         for outcome in ENDS:
             self._counted["ended"].setdefault((OTHER, outcome), 0)
         yield self._counter(
@@ -323,12 +323,12 @@ class Exporter:
         family = CounterMetricFamily(f"sqlsem_{name}", help_text, labels=labels)
         for key, number in self._counted[name].items():
             # Begin with 0: Prometheus sees no increase in a counter that appears with its first count.
-            family.add_metric(key, number if (name, *key) in self._told else 0)
-            self._told.add((name, *key))
+            family.add_metric(key, number if (name, *key) in self._started_counters else 0)
+            self._started_counters.add((name, *key))
         return family
 
 
-def _look(session: Session) -> tuple[Overview, Sequence[RateEntry], Mapping[str, float]]:
+def _read(session: Session) -> tuple[Overview, Sequence[RateEntry], Mapping[str, float]]:
     return (
         session.overview(),
         session.rates(None) if isinstance(session, RateSession) and session.has_feature("rates") else (),

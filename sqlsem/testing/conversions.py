@@ -38,20 +38,20 @@ class Conversions(ConversionSession):
     def _begin(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
         server = self._server
         row = server.row(ticket)
-        if row is None or row.granted_at is None or row.position in server.revoked or not server.give_sign(_of(row)):
+        if row is None or row.granted_at is None or row.position in server.revoked or not server.touch_member(_of(row)):
             return Upgrading.GONE
         if row.access != READ:
             return Upgrading.DONE if row.access == WRITE else Upgrading.BEGUN
         others = [other for other in server.rows_on(row.resource) if other.access == UPGRADE]
         if others:
-            server.suspect_all(row.resource, _of(row))
+            server.reap_dead_members(row.resource, _of(row))
             upgraders = [other for other in server.rows_on(row.resource) if other.access == UPGRADE]
             if any(other.position not in server.revoked and not server.is_missing(_of(other)) for other in upgraders):
                 raise already_upgrading(upgraders, ticket)
             if upgraders:
                 return Upgrading.NOT_YET
         free, inside = self._free(row), self._others_inside(row)
-        if (free or inside) and only_if_free and server.suspect_all(row.resource, _of(row)):
+        if (free or inside) and only_if_free and server.reap_dead_members(row.resource, _of(row)):
             free, inside = self._free(row), self._others_inside(row)
         if not free and not inside:
             server.convert(row, WRITE, "upgraded")
@@ -98,7 +98,7 @@ class Conversions(ConversionSession):
                 row = server.row(ticket)
                 if came is not False or row is None or row.access != UPGRADE:
                     break
-                if server.suspect_all(ticket.resource, _of(row)):
+                if server.reap_dead_members(ticket.resource, _of(row)):
                     continue
                 left = deadline - server.fibers.now
                 if left <= 0:
@@ -122,7 +122,7 @@ class Conversions(ConversionSession):
             return row.access == WRITE
         if self._others_inside(row):
             return False
-        if not server.give_sign(_of(row)):
+        if not server.touch_member(_of(row)):
             return None
         server.convert(row, WRITE, "upgraded")
         return True

@@ -106,7 +106,7 @@ class Faults:
         for session in [item for item in self._world.server.sessions if item.owner == name]:
             session.lose()
             self._world.at(float(linger), session.end)
-        self._world.settle()
+        self._world.run_due_events()
 
     def _pause(self, name: str, seconds: str) -> None:
         self._actor(name).paused_until = self._world.fibers.now + float(seconds)
@@ -120,7 +120,7 @@ class Faults:
         session = sessions[int(which)]
         session.lose()
         self._world.at(float(linger), session.drop)
-        self._world.settle()
+        self._world.run_due_events()
 
     def _slow(self, name: str, seconds: str) -> None:
         for fiber in self._world.fibers.all:

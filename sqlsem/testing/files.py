@@ -61,9 +61,9 @@ class FileSession(Calling, SqliteSession):
         inside = self.connection is not None and self.connection.in_transaction
         if statement.startswith("PRAGMA") or (inside and statement != "COMMIT"):
             if inside and not fetch:
-                self._doing = _told(statement, parameters)
+                self._doing = _described(statement, parameters)
             return super()._execute(statement, parameters, fetch)
-        self._step(f"COMMIT of: {self._doing}" if inside else _told(statement, parameters))
+        self._step(f"COMMIT of: {self._doing}" if inside else _described(statement, parameters))
         self._doing = ""
         before = self._server.written
         found = super()._execute(statement, parameters, fetch)
@@ -241,7 +241,7 @@ class FileServer(RealServer):
         self._waiting: dict[int, Any] = {}
         self._seen: Any = None
         self._noticed = -1
-        self._look = sqlite3.connect(path, timeout=0, isolation_level=None)
+        self._reader = sqlite3.connect(path, timeout=0, isolation_level=None)
         self._own = FileEngine(self, Options(), OURS).connect("look")
 
     def engine(self, options: Options, owner: str) -> FileEngine:
@@ -264,7 +264,7 @@ class FileServer(RealServer):
 
     def has_been_written(self) -> bool:
         """Return True if any session has written since the last call."""
-        version = self._look.execute("PRAGMA data_version").fetchone()
+        version = self._reader.execute("PRAGMA data_version").fetchone()
         changed, self._seen = version != self._seen, version
         self.written += changed
         return bool(changed)
@@ -275,7 +275,7 @@ class FileServer(RealServer):
         return changed
 
     def rows(self) -> list[Row]:
-        return [Row(*row[:4], *map(bool, row[4:])) for row in self._look.execute(ROWS)]
+        return [Row(*row[:4], *map(bool, row[4:])) for row in self._reader.execute(ROWS)]
 
     def wait_for(self, seconds: float, wakeup: threading.Event | None = None) -> None:
         """Wait until something is written, or for this long."""
@@ -301,7 +301,7 @@ class FileServer(RealServer):
     def close(self) -> None:
         for session in list(self.sessions):
             session.end()
-        self._look.close()
+        self._reader.close()
         folder = self.path.with_name(self.path.name + "-members")
         shutil.rmtree(folder, ignore_errors=True)
         for end in ("", "-wal", "-shm", "-journal"):
@@ -339,7 +339,7 @@ def _clock_of(server: FileServer) -> Any:
     return julianday
 
 
-def _told(statement: str, parameters: Any) -> str:
+def _described(statement: str, parameters: Any) -> str:
     """Return a statement in one line, without its comments, and with its parameters."""
     lines = [line.strip() for line in statement.splitlines() if not line.lstrip().startswith("--")]
     text = " ".join(filter(None, lines))

@@ -73,7 +73,7 @@ class Handovers(TransferSession):
         transit = server.next_number()
         member = Member(transit, server.people[member_id].owner, 0.0, ttl, self.as_beacon())
         server.people[transit], server.members[transit] = member, server.members[member_id]
-        server.sign(member)
+        server.record_heartbeat(member)
         name = f"in transit {transit}"
         for row in rows:
             server.move(row, transit, name, f"handed over by {row.owner}", f"{name}.{row.position}", "handed_over")

@@ -146,7 +146,7 @@ class SimulatedSession(Calling, PostgresSession):
             return call()
         self._inside = True
         try:
-            return self._in_steps(name, f"{name} {_told(parameters)}", call)
+            return self._in_steps(name, f"{name} {_described(parameters)}", call)
         finally:
             self._inside = False
 
@@ -402,7 +402,7 @@ class PostgresServer(RealServer):
                 else:
                     self.fibers.step("has got a lock in the server")
                 yield
-                self._let_go(session)
+                self._unblock(session)
             elif (ready := _ready(session.line, call.wants, LOOK_SECONDS if call.waits else patience)) is not None:
                 call.advance(ready)
                 patience = UNSURE_SECONDS
@@ -418,11 +418,11 @@ class PostgresServer(RealServer):
                     self._blocked.pop(session, None)
                 yield
                 if self._are_blocked([session]):  # its lock_timeout is over
-                    self._let_go(session)
+                    self._unblock(session)
                 call.waits, call.limit = False, math.inf
             self._changed = True
 
-    def _let_go(self, session: SimulatedSession) -> None:
+    def _unblock(self, session: SimulatedSession) -> None:
         self.set_time()
         self._ask("let_go", session.pid)
 
@@ -430,10 +430,10 @@ class PostgresServer(RealServer):
         return {pid for (pid,) in self._ask("blocked", [session.pid for session in sessions])}
 
     def notice(self) -> None:
-        self._settle()
+        self._mark_unblocked()
         super().notice()
 
-    def _settle(self) -> None:
+    def _mark_unblocked(self) -> None:
         """After each step, mark the calls that it unblocked in the server as ready, once they have stopped there."""
         until = time.monotonic() + SILENT_SECONDS
         while self._blocked:
@@ -451,7 +451,7 @@ class PostgresServer(RealServer):
         until = time.monotonic() + DEADLOCK_SECONDS
         while self._blocked and time.monotonic() < until:
             before = len(self._blocked)
-            self._settle()
+            self._mark_unblocked()
             if len(self._blocked) < before:
                 return True
             _ready(next(iter(self._blocked)).line, Wait.R, LOOK_SECONDS)
@@ -545,7 +545,7 @@ def _seconds(setting: str) -> float:
     return float(number) * _UNITS[setting[len(number) :]]
 
 
-def _told(parameters: Any) -> str:
+def _described(parameters: Any) -> str:
     """Return a call's parameters without those that differ between processes: ids, hashes, names of processes."""
     values = parameters.values() if isinstance(parameters, dict) else parameters or ()
     return ", ".join(str(value) for value in values if value is not None and not _OWN.search(str(value)))[:60]

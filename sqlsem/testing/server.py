@@ -29,13 +29,13 @@ class Server(Tables):
     def reap(self) -> None:
         """Remove dead members."""
         for resource in list(self.queues):
-            self.suspect_all(resource, 0)
+            self.reap_dead_members(resource, 0)
 
     def reap_all(self) -> None:
         """Remove dead members, as an operator does."""
         self.reap()
         for number in list(self.people):
-            self.test_member(number, 0)
+            self.check_if_dead(number, 0)
 
     def set_clock(self, seconds: float) -> None:
         """Set the clock. Raises `Trouble` if the change would count as time that has passed."""
@@ -144,7 +144,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         return self
 
     def give_up(self, member_id: int) -> None:
-        if not self._server.give_sign(member_id):
+        if not self._server.touch_member(member_id):
             self._interrupted = True
             raise Disconnected(f"Member {member_id} was given up")
 
@@ -157,7 +157,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         member = Member(number, self.owner, options.grace, options.lease, self)
         server.people[number] = member
         server.members[number] = (self.owner, pid, program)
-        server.sign(member)
+        server.record_heartbeat(member)
         server.durable()
         self.answer(f"enrol: member {number}")
         return number
@@ -169,7 +169,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         if member is not None:
             # (The old session, if it lingers, no longer counts.)
             member.beacon = self
-            server.sign(member)
+            server.record_heartbeat(member)
         self.answer(f"resume: {'known' if member else 'given up'}")
         return member is not None
 
@@ -178,7 +178,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         server = self._server
         member = server.people.get(member_id)
         if member is not None:
-            server.sign(member)
+            server.record_heartbeat(member)
         mine = frozenset(position for position, (owner, _) in server.calls.items() if owner == member_id)
         pulse = Heartbeat(member is not None, mine, mine & frozenset(server.revoked))
         self.answer("ping" if member else "ping: given up")
@@ -202,9 +202,9 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         if only_if_free:
             for request in requests:
                 if not self._server.may_enter(request):
-                    self._server.suspect_all(request.resource, member_id)
+                    self._server.reap_dead_members(request.resource, member_id)
         tickets = super().register(member_id, requesting_id, owner, uid, requests, only_if_free)
-        came = "not free" if tickets is None else ", ".join(_told(ticket) for ticket in tickets)
+        came = "not free" if tickets is None else ", ".join(_described(ticket) for ticket in tickets)
         self.answer(f"{what}: {came}")
         return tickets
 
@@ -238,7 +238,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
 
     # -- waiting ----------------------------------------------------------------------------------------------------
 
-    def _look(self, ticket: Ticket) -> bool | None:
+    def _poll(self, ticket: Ticket) -> bool | None:
         """Grant a row as soon as it may be; return True if it is granted, None if it is gone."""
         server = self._server
         row = server.row(ticket)
@@ -248,7 +248,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         request = Request(row.resource, row.access, row.limit, row.weight)
         if row.granted_at is None and not server.may_enter(request, row.position):
             return False
-        if not server.give_sign(row.member_id):
+        if not server.touch_member(row.member_id):
             return None
         return server.grant(row)
 
@@ -261,11 +261,11 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
             while True:
                 wakeup.clear()  # before the check, so that later changes are seen
                 self.require_connection()
-                state = self._look(ticket)
+                state = self._poll(ticket)
                 if state is False:
                     row = server.row(ticket)
                     assert row is not None
-                    if server.suspect_all(ticket.resource, row.member_id or 0):
+                    if server.reap_dead_members(ticket.resource, row.member_id or 0):
                         continue
                     left = deadline - fibers.now
                     if left > 0:
@@ -279,10 +279,10 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         self.ask("look")
-        states = {ticket.position: self._look(ticket) for ticket in tickets}
+        states = {ticket.position: self._poll(ticket) for ticket in tickets}
         for ticket in tickets:
-            if states[ticket.position] is False and self._server.suspect_all(ticket.resource, member_id):
-                states[ticket.position] = self._look(ticket)
+            if states[ticket.position] is False and self._server.reap_dead_members(ticket.resource, member_id):
+                states[ticket.position] = self._poll(ticket)
         answers: dict[int, bool | None] = {position: state for position, state in states.items() if state is not False}
         self.answer(f"look: {answers}")
         return answers
@@ -312,7 +312,7 @@ class ServerEngine(Engine):
         return ServerSession(server, self.options, self._owner)
 
 
-def _told(ticket: Ticket) -> str:
+def _described(ticket: Ticket) -> str:
     return f"{ticket.position} {'granted' if ticket.granted else 'waits'}"
 
 

@@ -37,7 +37,7 @@ from sqlsem.testing.faults import FAULTS
 from sqlsem.testing.fibers import Fibers
 from sqlsem.testing.files import FileServer, files
 from sqlsem.testing.workloads import departing, leading, periodic, queued, ranked
-from sqlsem.testing.world import Actor, Choice, MakeServer, Program, Settings, Violation, World, in_memory, told
+from sqlsem.testing.world import Actor, Choice, MakeServer, Program, Settings, Violation, World, in_memory, log_to_trace
 
 __all__ = [
     "FAULTS",
@@ -267,7 +267,7 @@ def _run(
     try:
         with runtime.instead(fibers):
             world = World(settings, fibers, make(fibers), seed, choices, trace)
-            with told(world):
+            with log_to_trace(world):
                 world.run()
     finally:
         random.setstate(before)

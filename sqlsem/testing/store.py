@@ -110,27 +110,27 @@ class Tables(Store):
 
     # -- members -----------------------------------------------------------------------------------------------------
 
-    def sign(self, member: Member) -> None:
+    def record_heartbeat(self, member: Member) -> None:
         """Record a heartbeat."""
         member.seen = self.clock
 
-    def give_sign(self, number: int) -> bool:
+    def touch_member(self, number: int) -> bool:
         """Record a heartbeat, unless the last one is young; False if the member was removed."""
         member = self.people.get(number)
         if member is not None:
             life = member.grace if member.lease is None else member.lease
             if member.seen <= self.clock - life * FRESH:
-                self.sign(member)
+                self.record_heartbeat(member)
         return member is not None
 
-    def test_member(self, number: int, mine: int) -> bool:
+    def check_if_dead(self, number: int, mine: int) -> bool:
         """Remove a member with its rows if it is dead. Return True if it was."""
         member = self.people.get(number)
         if member is None or number == mine or self.dead_in(member) > 0:
             return False
         del self.people[number]
         self.members.pop(number, None)
-        self.bury(number, "reaped")
+        self.delete_member_rows(number, "reaped")
         return True
 
     def dead_in(self, member: Member) -> float:
@@ -144,12 +144,12 @@ class Tables(Store):
         member = self.people.get(number)
         return member is None or (not member.beacon.lives if member.lease is None else self.dead_in(member) <= 0)
 
-    def bury(self, number: int, outcome: str) -> None:
+    def delete_member_rows(self, number: int, outcome: str) -> None:
         """Remove the rows of a member."""
         for row in [row for row in self.rows() if row.member_id == number]:
             self.take_away(row, outcome)
 
-    def suspect_all(self, resource: str, mine: int) -> bool:
+    def reap_dead_members(self, resource: str, mine: int) -> bool:
         """Test the members of a queue; return True if any row was removed."""
         removed = False
         for row in self.rows_on(resource):
@@ -164,7 +164,7 @@ class Tables(Store):
                 self.take_away(row, "revoked")
                 removed = True
             else:
-                removed = self.test_member(row.member_id, mine) or removed
+                removed = self.check_if_dead(row.member_id, mine) or removed
         return removed
 
     def next_test(self, resource: str) -> float:
@@ -184,7 +184,7 @@ class Tables(Store):
         ticket = super().add(row, uid)
         self.durable()
         if row.granted_at is not None:
-            self._let_in(row)
+            self._record_grant(row)
         return ticket
 
     def grant(self, row: Entry) -> bool:
@@ -193,10 +193,10 @@ class Tables(Store):
         if row.position in self.revoked or not super().grant(row):
             return False
         self._undo.append(lambda: self._ungrant(row))
-        self._let_in(self.queues[row.resource][row.position])
+        self._record_grant(self.queues[row.resource][row.position])
         return True
 
-    def _let_in(self, row: Entry) -> None:
+    def _record_grant(self, row: Entry) -> None:
         assert row.granted_at is not None
         self.let_in.setdefault(row.position, row.granted_at)
         self.granted(row)

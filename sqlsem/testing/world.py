@@ -38,8 +38,8 @@ __all__ = [
     "Violation",
     "World",
     "in_memory",
+    "log_to_trace",
     "together",
-    "told",
 ]
 
 log = logging.getLogger("sqlsem")
@@ -350,7 +350,7 @@ class World:
         """Make something happen after so many seconds."""
         heapq.heappush(self._events, (self.fibers.now + seconds, next(self._numbers), call))
 
-    def settle(self) -> None:
+    def run_due_events(self) -> None:
         """Run the events that are due."""
         self._pass_time(self.fibers.now)
 
@@ -494,7 +494,7 @@ def _is_left(fiber: Fiber) -> bool:
     return not fiber.over and not fiber.group.dead
 
 
-class _Told(logging.Handler):
+class _TraceHandler(logging.Handler):
     """Puts log records among the steps."""
 
     def __init__(self, world: World) -> None:
@@ -507,10 +507,10 @@ class _Told(logging.Handler):
 
 
 @contextlib.contextmanager
-def told(world: World) -> Iterator[None]:
+def log_to_trace(world: World) -> Iterator[None]:
     """Send log records to the run's trace only."""
     before, propagate, handlers, disabled = log.level, log.propagate, log.handlers, log.disabled
-    log.propagate, log.handlers, log.disabled = False, [_Told(world)], world.trace is None
+    log.propagate, log.handlers, log.disabled = False, [_TraceHandler(world)], world.trace is None
     try:
         yield
     finally:
