@@ -1,4 +1,4 @@
-"""A DAG whose tasks hold locks, run by Airflow's own `dag.test()`; what they saw is told as lines of JSON."""
+"""A DAG whose tasks hold locks, run by Airflow's own `dag.test()`; it prints its observations as lines of JSON."""
 
 import json
 import threading

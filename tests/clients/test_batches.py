@@ -1,4 +1,4 @@
-"""Batches from psql sessions and scheduled jobs: what is special to PostgreSQL (the rest is in ``routines``)."""
+"""Batches from psql sessions and scheduled jobs, where PostgreSQL differs (``routines`` has the rest)."""
 
 import re
 
@@ -76,7 +76,7 @@ def test_refusals(session, name):
 
 
 def test_code_of_a_plain_user_is_not_kept(user, database, connect, name):
-    """What others may run with more rights, operators alone may leave behind."""
+    """Only operators may store a callback that others run with more rights."""
     coordinator = user.coordinator()
     drop = sqlsem.Sql("DROP SCHEMA sqlsem CASCADE")
     made = batches.batch(name, ["a", "b"], window=60, coordinator=coordinator, on_success=drop)
@@ -273,7 +273,7 @@ def test_callback_is_run_and_read_by_entitled_logins(login_of, name, kind, roles
 
 
 def test_participant_runs_function_of_another_login(login_of, name):
-    """What only programs know is run by all that take part: their logins may differ."""
+    """Every participant may run a callback known to programs alone: their logins may differ."""
     first, other = login_of(["sqlsem_user"]), login_of(["sqlsem_user"])
     ran = []
     with batches.batch(name, ["a", "b"], window=60, coordinator=first.coordinator(), on_success=list).part("a"):

@@ -309,7 +309,7 @@ class Party:
         return None if row is None else row[0]
 
     def begin(self):
-        """What it has, anew where it has lost it."""
+        """Acquire everything anew that this login has lost."""
         if self.role in "upwo":
             self.member = self.value("register_member('h', 1, 'p', 5000, 3600000)")
         if self.role in "uo":
@@ -447,8 +447,8 @@ def victims(login, database, name):
 
 
 def call(connection, answers, routine, parameters, types, values):
-    """None where it was done, else the error. What would wait for long is cancelled. ``answers``: of a procedure, the
-    parameters that only answer.
+    """Return None if the call succeeded, else the error. A long wait is cancelled. ``answers``: output parameters of a
+    procedure.
     """
     given = sql.SQL(", ").join(
         [
@@ -468,7 +468,7 @@ def call(connection, answers, routine, parameters, types, values):
 
 
 def in_words(error):
-    """Whether an error is one that sqlsem names, or no more than that the time was up or a right is missing."""
+    """True if sqlsem names the error, or if it is a timeout or a missing right."""
     named = (errors.QueryCanceled, errors.LockNotAvailable, errors.InsufficientPrivilege)
     # (A number that no integer can hold is refused by the call itself, before any routine sees it.)
     outside = "out of range" in str(error) and error.diag.context is None

@@ -1,4 +1,4 @@
-"""What the commands say of errors of PostgreSQL: its own words, and advice that helps whoever reads it."""
+"""The commands' messages for errors of PostgreSQL: the server's words, and advice that fits."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engines("postgresql")
 
 
 class Caller:
-    """One session; what it calls runs in a thread."""
+    """A session whose calls run in a thread."""
 
     def __init__(self, database, looking=None, **options):
         self.connection = psycopg.connect(database.url, autocommit=True, **options)
@@ -174,7 +174,7 @@ def test_a_timeout_comes_first(caller, name):
 
 
 def test_a_lease_is_never_waited_with(caller, database, name):
-    """What is held by a lease may be given back from anywhere."""
+    """A lock held by a lease may be released from anywhere."""
     first, two = caller(), caller()
     assert first.acquire(name("a"), lease_seconds=60, requesting_id=name)[0] == 0
     assert two.acquire(name("b"), lease_seconds=60, requesting_id=name)[0] == 0

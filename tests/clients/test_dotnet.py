@@ -74,7 +74,7 @@ class Agent(Child):
         return self.expect(expected)
 
     def fails(self, what: str, error: str, *words: str, **fields: Any) -> str:
-        """Send a command that must fail with this error, whose message has these words; the message."""
+        """Send a command that must fail with this error and these words; return the message."""
         found = self.do(what, "failed", **fields)
         assert found["error"] == error, found
         message = str(found["message"])
@@ -151,7 +151,7 @@ def python(spawn: Callable[..., Child]) -> Callable[[], Child]:
 
 
 def stays(events: list[dict[str, Any]], resource: str, limit: int, access: str, who: str) -> list[Stay]:
-    """What a process told, as stays."""
+    """Return the stays that a process reported."""
     found = []
     for first, second in zip(events[::2], events[1::2], strict=True):
         assert (first["event"], second["event"]) == ("granted", "released"), (first, second)
@@ -188,7 +188,7 @@ def test_dotnet_and_python_share_a_queue(make_agent, python, name, kind, limit):
 
 
 def test_order_of_asking_across_languages(agent, make_agent, python, name, connect):
-    """A heavy request at the head holds back lighter ones behind it, whoever asks."""
+    """A heavy request at the head holds back lighter ones behind it, in every language."""
     first = agent.do("acquire", "granted", name=name, limit=3)
     heavy, last = python(), make_agent()
     heavy.send(do="acquire", lock={"kind": "limit", "name": str(name), "limit": 3, "weight": 3})
@@ -345,7 +345,7 @@ def test_a_session_that_ended_is_told(agent, database, connect, name):
 
 @pytest.fixture
 def taken(python: Callable[[], Child], name: str) -> Iterator[Child]:
-    """Somebody holds it, until told to release it, or the test's end."""
+    """Hold the lock until told to release it, or until the test's end."""
     holder = python()
     holder.send(do="acquire", lock={"kind": "mutex", "name": str(name)})
     holder.expect("granted")
@@ -563,7 +563,7 @@ def test_assert_held_in_the_locks_own_connection(agent, name):
 
 
 def test_a_connection_that_was_closed(agent, database, name):
-    """A pool may have reset the session, so a new member it is; what was held before is given back all the same."""
+    """A pool may have reset the session: it is a new member then, and its earlier locks are released."""
     agent.do("acquire", "granted", name=name, id="old")
     agent.do("close", "closed")
     agent.fails("check", "SqlSemLostException", name, "closed", id="old")

@@ -147,7 +147,7 @@ def test_a_guarded_table_that_becomes_a_partition(database, connect, partitioned
 
 
 def test_a_temporary_table_in_the_way_of_the_name(connect, database, table, writer, refusal, name):
-    """A name is looked up by the login that guards; what a writer has under it makes no difference."""
+    """The guarding login looks a name up; a writer's object of that name makes no difference."""
     text = table()
     connect().admin.guard_table(text, name)
     connection = writer()
@@ -336,7 +336,7 @@ def test_the_seals_secret_is_the_owners(user, login):
 
 
 def test_guarding_needs_owner_and_user_role(database, user, login, name):
-    """Whose table it is, with the role of a user; and who writes into it needs no role to be refused."""
+    """The owner of the table needs the role of a user; a refused writer needs no role."""
     stranger = login()
     schema = f"s{name}"
     with database.raw() as owner:
@@ -438,7 +438,7 @@ def test_a_dump_restores_the_guard(make_database, postgres_server, name):
 
 
 def test_the_other_way_in(database, connect, guarded, writer, name):
-    """What the page says that a guard cannot see."""
+    """Writes that a guard cannot see, as the page lists them."""
     connection = writer()
     connection.execute("SET LOCAL session_replication_role = replica")
     write(connection, guarded)
@@ -446,7 +446,7 @@ def test_the_other_way_in(database, connect, guarded, writer, name):
 
 
 def test_seal_is_valid_for_a_single_owner(database, guarded, user, login, name):
-    """Who handed a lock over cannot write by an old note, not even while the row is nobody's that is known."""
+    """A former owner cannot write by an old note, not even while the row is in transit."""
     other = login("sqlsem_user")
     with database.raw() as owner:
         owner.execute(f"GRANT ALL ON {guarded} TO PUBLIC")

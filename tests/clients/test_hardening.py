@@ -1,4 +1,4 @@
-"""What a login with few rights, or none, cannot do to others; and the dead, who are seen by whoever looks."""
+"""A login with few or no rights cannot harm others; every reader sees dead members."""
 
 import contextlib
 import subprocess
@@ -348,7 +348,7 @@ def test_reader_sees_dead_members_without_writing(orphan, login, database, name)
 
 
 def test_the_first_try_after_the_grace_gets_in(orphan, login, user, database, name):
-    """Nobody waited meanwhile, and nobody had looked."""
+    """No client waited or polled meanwhile."""
     reader = login("sqlsem_reader")
     member, position = orphan(grace=300)
     until(lambda: state_of(reader, name) == ("dead", True, 0.3))
@@ -382,7 +382,7 @@ def test_a_sign_of_life_with_each_grant(database, name):
 
 
 def test_after_a_failover_members_have_their_grace(orphan, user, database, name):
-    """What the new primary has not seen it must not hold against anybody."""
+    """The new primary has not seen their heartbeats, and must allow for that."""
     orphan(grace=100)
     until(lambda: state_of(database, name)[0] == "dead")
     database.rows("UPDATE sqlsem.setting SET value = 'another server' WHERE name = 'origin'")

@@ -1,6 +1,7 @@
-"""Each lock of ours that a login without any role can take: what others see meanwhile, and that it is named.
+"""Each lock of the library that a login without any role can take: its effect on others, and its name in messages.
 
-The table is complete: a scan of the SQL and of Python finds every lock that is taken. A new one fails until it is here.
+The table is complete: a scan of the SQL and of Python finds every lock that is taken. A new lock fails until it is
+here.
 """
 
 import contextlib

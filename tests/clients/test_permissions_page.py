@@ -13,7 +13,7 @@ MAY = {"": False, "yes": True, "own": True}
 
 
 def table():
-    """Of each routine on the page: what each role may."""
+    """Return the roles' rights to each routine on the page."""
     text = PAGE.read_text(encoding="utf-8").partition("\n| routines | ")[2].partition("\n\n")[0].splitlines()
     roles = [role.strip() for role in text[0].strip("|").split("|")]
     found = {}
@@ -42,7 +42,7 @@ def test_the_table_of_routines(database):
 
 
 def test_the_table_and_t_sql():
-    """What its script grants, so without a server. (It does not have all routines of PostgreSQL.)"""
+    """The rights in the T-SQL script, read without a server. It lacks some routines of PostgreSQL."""
     script = sql.script("mssql", "permissions").partition("INSERT INTO @right")[2].partition("UNION ALL")[0]
     granted = dict(re.findall(r"\(N'(\w+)', N'([upwor]+)'\)", script))
     page = table()

@@ -1,4 +1,4 @@
-"""What people leave open, with the roles of those who only look."""
+"""Views that stay open, with the roles of readers."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""What a login may do that has been granted one of the roles, and what it may not. Real logins throughout."""
+"""The rights of a login that has one of the roles. All logins are real."""
 
 import contextlib
 
@@ -219,7 +219,7 @@ def test_injection(user, name, quote):
 
 
 def test_functions_of_the_callers_own_do_not_stand_in(database, user, name):
-    """What runs with its owner's rights does not look where the caller's search_path leads."""
+    """A routine with its owner's rights ignores the caller's search_path."""
     with database.raw() as owner:
         schema = f"s{name}"
         owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of(user)}")

@@ -1,7 +1,7 @@
-"""Nobody stands in for what our SQL uses: operators and functions of a schema in the caller's search_path, with
-argument types near those that are meant, are never run (the class of CVE-2018-1058).
+"""No object in the caller's search_path shadows a name in the library's SQL (the class of CVE-2018-1058).
 
-The names come out of our own texts, so that what is added to them is tried too. A trap writes down who ran it.
+The names come out of the texts, so new ones are tried too: operators and functions with argument types near those that
+are meant. A trap records the login that ran it.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ def signatures(number):
 
 
 def make_traps(connection, schema):
-    """Traps for all that, in a schema; how many. Whoever runs one is told so, and as whom."""
+    """Create traps for all of these in a schema, and return their number. A trap names its caller in an error."""
     functions, operators = names_used(connection)
     assert len(functions) > 60, "the texts were not understood"
     assert len(operators) > 12
@@ -155,9 +155,7 @@ def make_traps(connection, schema):
 
 @pytest.fixture(scope="module")
 def trapped(postgres_server):
-    """A database in which somebody with no role of ours has filled the schema that all look in, before anything of ours
-    was there.
-    """
+    """A database in which a login without a role has filled the common schema before sqlsem was installed."""
     name = random_name()
     with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
@@ -187,7 +185,7 @@ def command(database, *arguments, expected=(0,)):
 
 
 def test_the_traps_spring(trapped):
-    """Where somebody is careless, they do."""
+    """A careless statement runs them."""
     with trapped.raw() as connection:
         for careless in ("SELECT 1.5::float8 * 2", "SELECT 'a'::varchar = 'a'", "SELECT pg_advisory_xact_lock(7)"):
             with pytest.raises(psycopg.Error, match="TRAP"):
@@ -415,7 +413,7 @@ def typed(logins, trapped):
 
 
 def routines_of(connection):
-    """Return (name, kind, types, is variadic, has a path of its own) of each routine of ours that is no trigger's."""
+    """Return (name, kind, types, is variadic, has its own path) of each routine that is no trigger function."""
     return connection.execute(
         "SELECT p.proname::text, p.prokind::text, "
         "ARRAY(SELECT pg_catalog.format_type(t, NULL) FROM pg_catalog.unnest(p.proargtypes) AS t), "

@@ -248,7 +248,7 @@ class Load:
 
 
 def has_next_routine(database):
-    """Whether the database runs the next version's routine (SQLite: trigger)."""
+    """True if the database runs the next version's routine (SQLite: trigger)."""
     if database.engine == "sqlite":
         with pytest.raises(sqlite3.IntegrityError) as refused:
             database.rows("INSERT INTO ProcessControl (resource_id, requesting_id, colour) VALUES ('b', 'x', 'blue')")
@@ -288,7 +288,7 @@ def test_upgrade_keeps_locks_waits_and_tasks_under_load(current, name, threads):
 
 
 class SqlClient:
-    """What a client says to the server: a main session that sends heartbeats, and a session that waits."""
+    """A client's calls: a main session that sends heartbeats, and a session that waits."""
 
     def __init__(self, database, resource):
         self.resource = resource

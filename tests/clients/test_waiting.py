@@ -1,4 +1,4 @@
-"""How a CALL of acquire waits on PostgreSQL: asleep, attended to, and not for itself."""
+"""The wait of a CALL of acquire on PostgreSQL: asleep, attended, and never for itself."""
 
 import contextlib
 import time

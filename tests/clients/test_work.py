@@ -185,7 +185,7 @@ def test_a_call_that_is_broken_off_leaves_nothing_running(database, connect, nam
 
 
 def test_a_call_that_is_cancelled_says_so_of_its_task(database, connect, name, threads):
-    """By an administrator, who cancels the session's statement: that is the whole call."""
+    """An administrator cancels the session's statement, and so the whole call."""
     queue = connect().queue(name)
     slow = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"), max_attempts=2, backoff=0)
     after = queue.put(sqlsem.Sql("SELECT 1"), order=1)
@@ -213,7 +213,7 @@ def test_a_call_that_is_cancelled_says_so_of_its_task(database, connect, name, t
 
 
 def test_a_session_that_rests_is_cancelled(database, connect, name, threads):
-    """Between two tasks: no task is told of."""
+    """A cancel between two tasks affects no task."""
     queue = connect().queue(name)
 
     def call():
@@ -232,7 +232,7 @@ def test_a_session_that_rests_is_cancelled(database, connect, name, threads):
 
 @pytest.fixture
 def may_signal(database):
-    """Who installed it may cancel what others run, but for superusers."""
+    """True if the installing role may cancel sessions of others, except superusers."""
     owner = f"{database.rows('SELECT current_database()')[0][0]}_owner"
     database.rows(f"GRANT pg_signal_backend TO {owner}")
     yield
@@ -241,7 +241,7 @@ def may_signal(database):
 
 @pytest.mark.usefixtures("may_signal")
 def test_a_task_of_a_session_has_a_time_limit(database, login, connect, name, threads):
-    """Whoever else works on the queue keeps it, as another session does. This one goes on with the next task."""
+    """Any other worker of the queue enforces it, as another session does. This session goes on with the next task."""
     queue = connect().queue(name, on_failure="continue")
     slow = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"), time_limit=1, max_attempts=2, backoff=0)
     last = queue.put(sqlsem.Sql("SELECT 1"), order=1)
@@ -334,7 +334,7 @@ def test_an_end_that_is_cancelled_too_is_told_all_the_same(database, connect, na
 
 @pytest.fixture
 def may_see(database):
-    """Who installed it sees what sessions of others do."""
+    """True if the installing role sees the statements of other sessions."""
     owner = f"{database.rows('SELECT current_database()')[0][0]}_owner"
     database.rows(f"GRANT pg_read_all_stats TO {owner}")
     yield
@@ -457,7 +457,7 @@ def test_bad_arguments(database, call, words):
 
 
 def test_roles_for_putting_and_running(login, user, connect, name):
-    """Putters have workers run code, workers run it; who takes locks, and who operates, does neither."""
+    """Putters put code, workers run it; users of locks and operators do neither."""
     putter, worker, operator = login("sqlsem_putter"), login("sqlsem_worker"), login("sqlsem_operator")
     for other in (user, worker, operator, login("sqlsem_reader")):
         with other.raw() as connection, pytest.raises(errors.InsufficientPrivilege):
@@ -488,7 +488,7 @@ def test_roles_for_putting_and_running(login, user, connect, name):
 
 
 def test_roles_that_see_task_bodies(login, user, connect, name):
-    """Bodies may hold secrets: who only puts sees its own tasks, and who takes locks none."""
+    """Bodies may hold secrets: a putter sees its own tasks, a user of locks none."""
     putter, other = login("sqlsem_putter"), login("sqlsem_putter")
     (number,) = putter.rows("SELECT sqlsem.put(?, 'SELECT 1')", name)[0]
     listing, attempts = (

@@ -1,6 +1,6 @@
-"""The face for asyncio: blocks, decorators, explicit calls, cancellation, loss, loops and threads.
+"""The asyncio API: blocks, decorators, explicit calls, cancellation, loss, loops and threads.
 
-What the primitives mean is tested with both faces by `test_primitives`, `test_grants` and `test_scenarios`.
+`test_primitives`, `test_grants` and `test_scenarios` test the meaning of the primitives with both APIs.
 """
 
 import asyncio
@@ -243,7 +243,7 @@ def test_outside_of_a_task(connect, name):
 
 
 def test_with_a_lease(run, connect, database, name):
-    """Where no statement can be prepared."""
+    """A driver that cannot prepare statements."""
     first, other = connect(lease=30), connect(lease=30)
 
     async def main():
@@ -359,7 +359,7 @@ async def cancel_after(task, number):
 
 @pytest.mark.parametrize("free", [True, False], ids=["free", "held"])
 def test_cancelled_at_every_step_of_an_acquire(run, connect, database, name, free):
-    """Had, and not cancelled; or cancelled, and no row is left. Until it is had before the cancellation comes."""
+    """A cancelled acquire holds nothing and leaves no row; an acquire that has ended is not cancelled."""
     coordinator = connect()
     outcomes = set()
 
@@ -758,7 +758,7 @@ def test_ended_loop_releases_reentrant_grants(run, connect, database, name):
 
 
 def test_a_loop_that_is_dropped_without_a_word(connect, database, name, caplog):
-    """Closed with tasks in it that wait: what they wanted is withdrawn, what was held is given back."""
+    """A loop is closed while its tasks wait: their requests are cancelled, and its grants are released."""
     coordinator = connect(grace=GRACE)
     loop = asyncio.new_event_loop()
     held, wanted = coordinator.aio.mutex(name("held")), coordinator.aio.mutex(name("wanted"))

@@ -1,7 +1,7 @@
-"""Bad values of every parameter of every public function and method, as both faces have them.
+"""Bad values of every parameter of every public function and method, in both APIs.
 
-Nothing is listed here that can be found: functions, methods and parameters are enumerated, and `VALID` says by name
-what a parameter that must be given is given. A new one is covered by itself, or it fails until it has a line.
+Functions, methods and parameters are enumerated, not listed. `VALID` has a valid value for each parameter that must be
+given, by name. A new parameter is covered by itself, or its test fails until it has a line there.
 """
 
 import asyncio
@@ -129,7 +129,7 @@ FOR_EVER = {("Queue", "claim", "wait"), ("Batch", "wait", "timeout")}
 
 
 class Made:
-    """What the tests of one engine have, and make anew for each call."""
+    """The fixtures of an engine, made anew for each call."""
 
     def __init__(self, database, coordinator, name):
         self.database, self.coordinator, self.names = database, coordinator, name
@@ -247,7 +247,7 @@ SUBJECTS = {
 
 @contextlib.asynccontextmanager
 async def held_async(made, what):
-    """What exists only within a block of asyncio."""
+    """Objects that exist only within a block of asyncio."""
     if what == "aio.Grant":
         async with made.coordinator.aio.read(made.name("grant")) as grant:
             yield grant
@@ -314,7 +314,7 @@ def public_functions():
 
 
 def value(made, what, name, parameter):
-    """What a parameter is given that is not tested just now."""
+    """A valid value for a parameter that is not under test."""
     for key in ((what, name, parameter), f"{what}.{name}.{parameter}", parameter):
         if key in VALID:
             found = VALID[key]
@@ -343,7 +343,7 @@ def words(made, what, name, function, tested, bad):
 
 
 def called(made, what, name, function, tested, bad):
-    """Call it: what is wrong with what happens."""
+    """Call the function, and return what is wrong with the outcome."""
 
     async def call_async(subject):
         positional, named = words(made, what, name, function, tested, bad)

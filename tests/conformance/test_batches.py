@@ -240,7 +240,7 @@ def test_part_that_succeeded_is_repeated_in_its_batch(make, connect, when):
 
 
 def test_batch_waits_for_part_that_is_repeated(make):
-    """What follows is never beside a part that runs."""
+    """The callback never runs beside a running part."""
     ran = []
     made = make("a", "b", on_success=lambda: ran.append(1))
     run(made, "a")
@@ -672,7 +672,7 @@ def test_resumed_by_several_at_once(database, connect, name, threads, ledger):
 
 
 def leave_a_callback(database, name, kind, body, grace=0.0):
-    """The last part of a batch, whose process is gone before it continues; the batch's number."""
+    """Return the number of a batch whose last part ended in a process that died before the callback."""
     session = database.session(grace=grace)
     member = session.register_member("gone", 1, "gone")
     began = session.start_part(member, name, "a", ["a"], 60.0, "me", name + kind, (kind, body))
@@ -928,7 +928,7 @@ STRUCK = (os.path.dirname(batches.__file__), claims.__file__)
 
 
 class Stop(BaseException):
-    """What strikes."""
+    """The exception that interrupts."""
 
 
 def strike(number, body):
@@ -1116,7 +1116,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
 
 def forked(work):
-    """What ``work()`` gives, in a forked child, as text."""
+    """Return the result of ``work()`` in a forked child, as text."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -93,7 +93,7 @@ def status(queue, number):
 
 
 def cancel(connect, number):
-    """As somebody else, who is told that it runs."""
+    """Cancel from another client, which learns that the task runs."""
     assert connect().admin.cancel_task(number) is False
 
 
@@ -178,7 +178,7 @@ def test_a_function_may_finish_all_the_same(connect, queue, running):
 
 
 def test_a_function_in_a_call_to_the_system_runs_on(connect, queue, running):
-    """The worker keeps it as long as it runs, whoever wants it cancelled."""
+    """The worker keeps the task as long as its function runs, also when it is cancelled."""
     number = queue.put(deaf)
     until(lambda: told == ["began"])
     cancel(connect, number)

@@ -56,7 +56,7 @@ class Bench:
 
 @pytest.fixture
 def bench(database: support.Database, name: str) -> Iterator[Bench]:
-    """Somebody held the lock and ran a task, and has been dead for longer than its grace."""
+    """A client that held the lock and ran a task, and has been dead for longer than its grace."""
     bench = Bench(database, name)
     script = [sys.executable, "-c", HOLDER, database.url, str(GRACE), name, repr(database.options)]
     assert bench.call("put", name, "--call", "os:getpid").exit_code == 0

@@ -548,7 +548,7 @@ def test_a_wait_that_outlives_its_upgrade_changes_nothing(member):
 
 
 def test_fences_of_writers_never_fall(member):
-    """Its own position stays: who wrote before it stood ahead, and who writes after it stands behind."""
+    """The upgraded grant keeps its position: earlier writers have smaller ones, later writers larger ones."""
     one, other, third = member(), member(), member()
     first, second = one.read(), other.read()
     writer = third.ask(WRITE)
@@ -717,7 +717,7 @@ def test_members_with_a_lease(member):
 
 
 def test_a_pin_holds_a_writer_back(member, database):
-    """What asserts that it writes, in a transaction still open, must be done first."""
+    """An upgrade waits for the open transaction that has pinned the row."""
     one = member(gate_timeout=0.2)
     mine = one.ask(WRITE)
     connection = database.raw(autocommit=False)
@@ -731,7 +731,7 @@ def test_a_pin_holds_a_writer_back(member, database):
 
 
 class Room:
-    """Who believes to be inside; refuses a writer beside anybody else."""
+    """The clients that believe to hold the lock; refuses a writer beside any other."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -788,7 +788,7 @@ def read_and_write(room, one, turns):
 
 
 def write_or_give_up(room, one, turns):
-    """Those behind see their way free whenever this one goes."""
+    """The waiters behind are granted whenever this upgrader leaves."""
     for turn in range(turns):
         ticket = one.ask(WRITE)
         inside = ticket.granted or one.main.wait(ticket, turn % 5 / 500, threading.Event())
@@ -830,7 +830,7 @@ def connect(connect, database):
 
 
 def access(database, grant):
-    """What the table says that a grant is."""
+    """Return the access of a grant according to the table."""
     (row,) = database.rows("SELECT access_type FROM {table} WHERE queue_position = ?", grant.position)
     return row[0]
 

@@ -1,5 +1,6 @@
-"""What CPython's own tests expect of Lock, RLock, Semaphore, BoundedSemaphore and their twins in asyncio, where `mutex`
-and `limit` mean the same. Where they differ, docs/asyncio.md and docs/python.md say so, and it is tested as such.
+"""The expectations of CPython's own tests of Lock, RLock, Semaphore, BoundedSemaphore and their asyncio counterparts.
+
+Only where `mutex` and `limit` mean the same. docs/asyncio.md and docs/python.md list the differences, tested here too.
 """
 
 import asyncio
@@ -158,7 +159,7 @@ def test_release_of_a_free_lock_is_refused(make):
 @both
 @pytest.mark.parametrize("make", ["Lock", "RLock"], indirect=True)
 def test_released_by_another_thread_only_through_the_grant(make, bunch):
-    """(Of a Lock any thread may; of an RLock none. Of a Semaphore any, here too: see test_semaphores.py.)"""
+    """Any thread may release a Lock, and none an RLock. For a Semaphore see test_semaphores.py."""
     lock = make()
     lock.acquire()
     grant = lock.grant
@@ -315,7 +316,7 @@ def test_a_cancelled_waiter_stands_in_nobodys_way(connect, database, name, which
 
 @pytest.mark.parametrize("cancel_first", [True, False])
 def test_released_and_cancelled_in_the_same_round(connect, database, name, cancel_first):
-    """Whoever comes next gets it, and no grant is lost between the two."""
+    """The next waiter gets the lock, and no grant is lost between release and cancellation."""
     coordinator = connect()
 
     async def main():
@@ -337,7 +338,7 @@ def test_released_and_cancelled_in_the_same_round(connect, database, name, cance
 
 
 def test_a_block_gives_the_grant(connect, name):
-    """(Those of asyncio give None.)"""
+    """Blocks of asyncio's own primitives give None."""
 
     async def main():
         async with connect().mutex(name) as grant:
@@ -357,7 +358,7 @@ def test_a_plain_block_is_refused(connect, name):
 
 
 def test_lock_object_serves_several_loops(connect, name):
-    """(Those of asyncio belong to the first loop in which they had to wait.)"""
+    """An asyncio primitive of CPython belongs to the first loop in which it had to wait."""
     lock = connect().mutex(name)
 
     async def main():

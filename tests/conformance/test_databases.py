@@ -1,4 +1,4 @@
-"""What a database may be named by: a URL (SQLAlchemy's too), a path, an engine of SQLAlchemy; and what is refused."""
+"""The names of a database: a URL (SQLAlchemy's too), a path, an engine of SQLAlchemy; and refused names."""
 
 import urllib.parse
 

@@ -1,4 +1,4 @@
-"""Whoever looks sees that an owner is dead: nobody need have waited for it, and looking changes nothing."""
+"""Every reader sees that an owner is dead, also without a waiter, and reading changes nothing."""
 
 import contextlib
 import os

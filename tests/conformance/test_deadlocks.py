@@ -1,4 +1,4 @@
-"""What an engine finds in its tables is what the reference finds in the same rows; what becomes of those who wait."""
+"""The search in an engine's tables finds what the reference finds in the same rows; the waiters' outcomes."""
 
 import asyncio
 import itertools
@@ -462,7 +462,7 @@ def test_tasks_and_threads(database, connect, name, threads):
 
 
 def test_no_search_without_possible_deadlock(database, connect, name, threads):
-    """Who holds nothing else is never asked about, however long it waits."""
+    """The search never includes a waiter that holds nothing else, however long it waits."""
     coordinator = connect(grace=1)
     with coordinator.mutex(name("a")):
 
@@ -489,7 +489,7 @@ def test_search_ends_with_the_last_waiter(database, connect, name, threads):
 
 
 def test_random_lock_order_completes_by_retry(database, connect, name, threads):
-    """Nested at random, by threads of two coordinators; who is told gives back and tries again. Nobody is left."""
+    """Threads of two coordinators nest locks at random; a victim releases its locks and retries. All end."""
     coordinators = [connect(), connect()]
     rounds = 2
     done, told, nobody = [], [], threading.Event()

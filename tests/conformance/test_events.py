@@ -1,4 +1,4 @@
-"""What `sqlsem.on` tells and the logger writes, of every primitive, on every engine, with both faces."""
+"""The events of `sqlsem.on` and the lines of the logger, for every primitive, on every engine, with both APIs."""
 
 import asyncio
 import contextlib

@@ -14,7 +14,7 @@ LIMITS = {"a": 1, "b": 3, "c": 5, "d": 1}
 
 
 def plan(chance, name):
-    """What to ask for next, as words for `make_lock`."""
+    """Return the next request, as arguments of `make_lock`."""
     resource = chance.choice("abcd")
     full = f"{name}-{resource}"
     if resource in "bc":

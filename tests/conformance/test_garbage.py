@@ -1,7 +1,7 @@
-"""What is over is freed at once, without Python's garbage collector.
+"""Objects are freed as soon as they are unused, without Python's garbage collector.
 
-What refers to itself is only freed by the collector, which walks through everything that lives: that took half of the
-time of short tasks. Most tests of costs switch it off, and so do not see this.
+Objects in a cycle are freed by the collector alone, which walks through all living objects: that took half of the time
+of short tasks. Most tests of costs switch the collector off, and so do not see this.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What a grant tells and does: position, fence, waited, lost, check, assert_held."""
+"""The attributes and methods of a grant: position, fence, waited, lost, check, assert_held."""
 
 import contextlib
 import sqlite3

@@ -87,7 +87,7 @@ def working(worker):
 
 
 class Calls:
-    """How the main session is used; ``before`` and ``after`` come between, with the name of the call."""
+    """The calls on the main session; ``before`` and ``after`` run around each, with its name."""
 
     def __init__(self, queue):
         queue.state()  # connects
@@ -289,7 +289,7 @@ def test_the_next_thread_goes_on_with_the_group(queue, eager, unhurried):
 
 
 def test_result_is_recorded_while_other_threads_are_idle(queue, monkeypatch):
-    """Who waits for a task ends it, and does not finish its rest first."""
+    """A client that waits for the task sees its end at once, not at the end of the worker's idle time."""
     monkeypatch.setattr(worker_module, "MAINTENANCE_SECONDS", 4 * PATIENCE)
     monkeypatch.setattr(claiming, "RECOVER_SECONDS", (4 * PATIENCE, 4 * PATIENCE))
     queue.put(sqlsem.Call(hold, 1))
@@ -548,7 +548,7 @@ def looks_for_parked(queue):
 
 @postgresql
 def test_prefetch_survives_an_outage(queue, watched, eager, unhurried):
-    """What was claimed is run, what was done is recorded when the worker has ended, and another one goes on."""
+    """Claimed tasks run, their results are recorded at the worker's end, and another worker goes on."""
     put(queue, 400)
 
     def cut(name):
@@ -594,7 +594,7 @@ def test_lost_answers_change_nothing(connect, name, eager, unhurried):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_answers_that_never_come(connect, name, eager, unhurried, moment):
-    """The worker ends; what was done is recorded once, and what it may have claimed comes back."""
+    """The worker ends; results are recorded once, and tasks that it may have claimed return."""
     queue = connect(grace=10).queue(name)
     put(queue, 301)
     calls = Calls(queue)

@@ -1,4 +1,4 @@
-"""Who sleeps in the database wakes when a row before it has left, and goes in if it may by the whole rule."""
+"""A waiter that sleeps in the database wakes when an earlier row leaves, and is granted if the whole rule allows it."""
 
 import contextlib
 import itertools
@@ -79,7 +79,7 @@ def test_release_grants_the_next_waiter(party, name):
 
 
 def test_waiter_survives_a_middle_waiter_giving_up(party, name):
-    """What it slept on is gone, and who holds is not."""
+    """The row on whose lock it slept is gone, and the holder's is not."""
     holder, between, waiter = party().ask(name), party().ask(name), party().ask(name)
     goes_in_after_both(waiter, between, holder)
 

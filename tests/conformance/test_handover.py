@@ -49,7 +49,7 @@ def test_handover_keeps_the_position(database, pair, name):
 
 
 def test_handover_lets_no_waiter_in_between(pair, connect, name, threads):
-    """Somebody waits all the time: it is let in when the adopter leaves, and not before."""
+    """A client waits all the time: it is granted when the adopter releases, and not before."""
     giver, taker = pair
     third = connect()
     entered = threading.Event()
@@ -71,7 +71,7 @@ def test_handover_lets_no_waiter_in_between(pair, connect, name, threads):
 
 
 def test_waiters_of_the_givers_own_process_go_on(pair, name, threads):
-    """Those sleep until their own process gives something back, which it does not do here."""
+    """Local waiters sleep until their own process releases a lock, which it does not do here."""
     giver, taker = pair
     order = []
     with giver.mutex(name) as grant:
@@ -402,8 +402,9 @@ def test_handover_survives_a_killed_process(spawn, connect, name, step, engine_n
 
 @pytest.mark.faces("sync")
 def test_handover_history_has_a_single_owner(spawn, connect, database, name):
-    """The recorded history of a lock that goes through many hands, some of which are killed, while others compete for
-    it: whoever was inside was inside alone, and no fence was used by two at a time.
+    """The history of a lock that passes through many processes, some of them killed, while others compete for it.
+
+    No two owners overlap, and no fence is used by two at a time.
     """
     children = [spawn(carrier, resource=name) for _ in range(4)]
     for child in children:

@@ -1,4 +1,4 @@
-"""Workers that have nothing to do: what they cost, and how soon they begin when there is something."""
+"""The cost of idle workers, and how soon they start a new task."""
 
 import inspect
 import threading
@@ -33,7 +33,7 @@ def fail_once(number):
 
 @pytest.fixture
 def seldom(monkeypatch):
-    """Nobody looks by himself before a test has given up: who begins was told, or knew when."""
+    """Make polls so rare that a worker that starts a task was notified, or knew the time."""
     monkeypatch.setattr(claiming, "RECOVER_SECONDS", (4 * PATIENCE, 4 * PATIENCE))
     monkeypatch.setattr(claiming, "backoff_delays", partial(backoff_delays, first=4 * PATIENCE))
 
@@ -112,7 +112,7 @@ def test_task_of_another_process_starts_at_once(seldom, idle, connect, name):
 
 
 def test_the_next_order_is_taken_up_at_once(seldom, idle, connect, name):
-    """When somebody else has ended the last task before it."""
+    """Another worker ends the last task of the order before it."""
     other = connect().queue(name)
     number = other.put(sqlsem.Call(note, 0), after=60)  # holds up what comes later
     other.put(sqlsem.Call(note, 1), order=1)

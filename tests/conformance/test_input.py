@@ -1,4 +1,4 @@
-"""What is refused, and how it is said; and names that look dangerous and are not."""
+"""Refused input and its messages; names that look dangerous and are valid."""
 
 import importlib
 import logging
@@ -423,7 +423,7 @@ def test_sqlite_disk_full(file):
 
 
 def read_only(channel, url, options):
-    """Somebody who may read the file and not write it."""
+    """A user that may read the file and not write it."""
     keep_to_the_permissions()
     coordinator = sqlsem.connect(url, **options, retry=0.5)
     try:

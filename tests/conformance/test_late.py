@@ -176,7 +176,7 @@ def looks_of(coordinator, monkeypatch):
 
 
 def test_acquire_that_returns_false_looks_at_nothing(connect, name, monkeypatch):
-    """Only an error has words to be found: who asks by `acquire` pays for no look."""
+    """Only an error needs the cause: `acquire` that returns False runs no query for it."""
     first, other = connect(), connect()
     with first.mutex(name):
         seen = looks_of(other, monkeypatch)

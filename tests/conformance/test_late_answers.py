@@ -1,4 +1,4 @@
-"""What changes between the database's answer and the moment at which the caller has it, or asks once more."""
+"""Changes between the database's answer and the moment at which the caller has it, or repeats the call."""
 
 import contextlib
 import threading
@@ -71,7 +71,7 @@ def test_all_of_fails_if_a_row_is_revoked_before_retry(connect, name, monkeypatc
 
 @pytest.mark.parametrize("several", [False, True])
 def test_revoked_row_is_not_granted_by_a_retry(database, name, several):
-    """The answer to the first call was lost. Who believed the second one would hold on when the row is removed."""
+    """The first answer was lost, and the row is revoked before the repeated call answers."""
     requests = [Request(name("a")), Request(name("b"))] if several else [Request(name("a"))]
     with contextlib.closing(database.session(grace=60)) as session, contextlib.closing(database.session()) as operator:
         member = session.register_member("host", 1, "program")
@@ -93,7 +93,7 @@ def test_revoked_row_is_not_granted_by_a_retry(database, name, several):
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 @pytest.mark.parametrize("patient", [False, True])
 def test_revoked_priority_grant_is_not_found_by_retry(connect, name, patient, monkeypatch):
-    """The answer was lost, and an operator came in between: whose it was is told so, or tries in vain."""
+    """The answer was lost, and an operator revoked the row: a waiter learns it, a try fails."""
     operator, coordinator = connect(grace=60), connect(grace=60, retry=PATIENCE)
     operator.admin.set_priorities(name, 60)
     try:
@@ -180,7 +180,7 @@ def test_grant_of_a_row_removed_in_between_is_refused(connect, name, monkeypatch
 
 
 def test_numbers_begin_anew_where_another_server_has_taken_over(make_database, postgres_server):
-    """A standby that was promoted may not have heard of the last numbers: what was given must not be given again."""
+    """A promoted standby may lack the last numbers: a number that was used must not be used again."""
     database = make_database(postgres_server)
     with database.coordinator() as before, before.mutex("r") as grant:
         fence = grant.fence

@@ -1,4 +1,4 @@
-"""Leaders: a term is the grant of a mutex, that everybody can see; its callbacks; what ends it, and what comes then."""
+"""Leaders: a term is the visible grant of a mutex; its callbacks, its end, and the next term."""
 
 import asyncio
 import os

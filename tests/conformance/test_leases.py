@@ -1,7 +1,7 @@
-"""Nobody is let in, and nothing is claimed or started, on a lease that is over; and nobody believes in one that is.
+"""No member is granted, claims or starts anything on an expired lease, and no process trusts an expired lease.
 
-Every way in which a member is handed something, by members of every age; and members of every kind, whatever else they
-do meanwhile. The same over a model of the clock: tests/model/test_membership.py.
+Every call that grants something, by members of every age and kind, beside everything else that they do. The same over a
+model of the clock: tests/model/test_membership.py.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def uid():
 
 
 class Member:
-    """A session with a member by lease, whose age the tests choose."""
+    """A session with a member by lease, of an age that the test chooses."""
 
     def __init__(self, database, name):
         self.database, self.name = database, name
@@ -197,7 +197,7 @@ def member(database, name):
 
 
 def whole(member):
-    """What there is of the member: its rows, tasks and parts."""
+    """Return all that belongs to the member: its rows, tasks and parts."""
     rows = [(entry.position, entry.state) for entry in member.other.entries(None) if entry.member_id == member.number]
     tasks = [task.task_id for task in member.other.list_tasks(member.name, "running", 100)]
     batches = member.other.list_batches(member.name, None, 1)

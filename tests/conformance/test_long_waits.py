@@ -1,7 +1,7 @@
-"""Who has waited for long is let in as promptly as who has just come.
+"""A long wait is granted as promptly as a short wait.
 
-Where nothing is sure to wake them, those who wait look again after a part of the time for which nothing has happened.
-That a row ahead went is something that happened, whenever it is seen.
+Where no notification is certain, waiters poll after a share of the time since the last change. The end of a row ahead
+is a change, whenever it is seen.
 """
 
 import itertools

@@ -220,7 +220,7 @@ def test_gate_is_free_while_waiters_sleep(party, before):
 
 
 def test_adopted_row_stays_above_the_mark(party):
-    """Who waits writes marks as well, in another session than the one that adopts, and its commit may take its time."""
+    """A waiter writes marks too, in another session than the adopter's, whose commit may be late."""
     holder, giver, me = (party(grace=60) for _ in range(3))
     token = "token" * 9
     party.database.rows(AT_EVERY_CALL.replace("true", "false"))

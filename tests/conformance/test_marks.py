@@ -206,7 +206,7 @@ def test_marks_survive_a_dump(bench, make_database, postgres_server, name):
 
 
 def costs(bench, held):
-    """How many pages each call looks at."""
+    """Return the number of pages that each call reads."""
     bench.session.heartbeat(bench.member)
     end = json.dumps([{"task": held.task_id, "attempt": held.attempt, "outcome": "finished"}])
     claim = "SELECT * FROM sqlsem.claim_task(%s, %s, 'test', 'uid', %s)"

@@ -1,4 +1,4 @@
-"""Who may act for a member, what becomes of one that was given up, and of rows that nobody attends to."""
+"""The session that acts for a member, the rows of an expired member, and rows without a client."""
 
 import threading
 import time
@@ -403,7 +403,7 @@ def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
 
 
 def test_a_ping_ends_being_missed(database, name):
-    """Who was missed a while ago and lives begins anew: the next time counts from when it is missed then."""
+    """A heartbeat ends the state missing: the next grace counts from the next time that it is missed."""
     session = database.session(grace=60)
     try:
         number = session.register_member("host", 1, "test")

@@ -123,7 +123,7 @@ def test_opposite_orders(run, name, program, tmp_path, kind):
 
 @pytest.mark.parametrize("younger", ["thread", "run"])
 def test_a_thread_of_another_program_in_the_circle(run, connect, name, database, tmp_path, younger):
-    """It has nobody above it, so who is below gives up, whoever is younger."""
+    """It has no parent locks, so the nested waiter gives up, whichever is younger."""
     coordinator = connect()
     wait = f"touch {tmp_path}/first; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; "
     inner = shlex.join(run.words("--mutex", name("y"), "--", "true"))

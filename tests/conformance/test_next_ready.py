@@ -1,4 +1,4 @@
-"""When the next task of a queue is ready, as workers without work ask: what it costs beside much that waits."""
+"""The time at which the next task of a queue is ready, as idle workers ask for it: its cost beside a large backlog."""
 
 import contextlib
 

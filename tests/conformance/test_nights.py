@@ -1,4 +1,4 @@
-"""What the engines write down under load is in order, and can be lived again."""
+"""The history that the engines record under load is in order, and can be replayed."""
 
 import random
 import time
@@ -26,7 +26,7 @@ def night_of(coordinator, resource=None):
 
 
 def crowd(connect, threads, name, number=6, rounds=8):
-    """Everything at once: mutexes, weights, readers and writers, conversions, stages, groups, those who give up."""
+    """Run everything at once: mutexes, weights, readers and writers, conversions, stages, groups, and timeouts."""
 
     def work(seed):
         rng = random.Random(seed)
@@ -143,7 +143,7 @@ def test_pages_have_every_row_once(connect, name, monkeypatch):
 
 
 def test_a_history_that_is_pruned_while_it_is_read(connect, name, monkeypatch):
-    """What is gone is not waited for."""
+    """The reader does not wait for pruned rows."""
     monkeypatch.setattr(nights, "PAGE_ROWS", 5)
     coordinator = connect()
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""What runs once per period: however many ask, one runs, and a failed one may be tried again."""
+"""Work that runs once per period: of many callers one runs it, and a failed run may be retried."""
 
 import threading
 from datetime import timedelta
@@ -162,7 +162,7 @@ def test_last_run_is_shown_and_forgotten(pair, name):
 
 
 def test_others_periods_are_answered(pair, name):
-    """What was done counts for any period in which its turn came, whatever length who asks has in mind."""
+    """A run counts for any period that contains its start, whatever length the caller asks for."""
     first, other = pair
     with first.once(name, "90d") as run:
         assert run is not None
@@ -185,7 +185,7 @@ def test_a_clock_that_steps_back_runs_nothing_twice(pair, database, name):
 
 @tables
 def test_a_run_counts_for_the_period_of_its_turn(pair, database, name):
-    """Also when it ends later: what is due then is due."""
+    """A run counts for the period of its start, also when it ends in the next one."""
     first, other = pair
     run = first.once(name, "1s").begin()
     until(lambda: other.admin.entries(f"once:{name}")[0].seconds > 1.5)

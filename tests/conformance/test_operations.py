@@ -1,4 +1,4 @@
-"""What operators did is written down, in the transaction that does it."""
+"""Operators' actions are recorded in the transaction that performs them."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What people see, and what operators do."""
+"""Operators' views and actions."""
 
 import json
 

@@ -189,7 +189,7 @@ def test_no_spans_without_a_tracer(connect, name):
 
 
 def test_invalid_traceparent_is_no_link(connect, database, name, traced):
-    """What others have put at the end of theirs."""
+    """Other programs may end a note with any text."""
     _, ended = traced
     first, other = connect(), connect()
     with first.mutex(name), other.mutex(name("connected")):

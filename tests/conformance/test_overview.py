@@ -15,7 +15,7 @@ TABLES = pytest.mark.engines("sqlite", "postgresql", "mssql")
 
 
 def same(one, other):
-    """Whether two rows differ in nothing but what passes by itself."""
+    """True if two rows differ only in values that change by themselves."""
     passing = {name: None for name in ("seconds", "missing_for", "callback_seconds") if hasattr(one, name)}
     return dataclasses.replace(one, **passing) == dataclasses.replace(other, **passing)
 
@@ -239,7 +239,7 @@ def test_two_statements(connect, database, monkeypatch, name):
 
 @pytest.mark.engines("sqlite")
 def test_overview_is_a_single_snapshot(database, name, connect):
-    """What is written meanwhile is not seen in part."""
+    """A concurrent write is seen whole or not at all."""
     coordinator = connect()
     session = database.session()
     entries = session.entries

@@ -42,13 +42,13 @@ def rows(coordinator, resource):
 
 
 def takes(coordinator, resource):
-    """Whether it is free."""
+    """True if the lock is free."""
     lock = coordinator.mutex(resource)
     return lock.acquire(timeout=0) and lock.release() is None
 
 
 def waits_for(database, connection):
-    """Whether anybody waits for what this one has locked."""
+    """True if a client waits for what this session has locked."""
     return database.rows(
         "SELECT 1 FROM pg_stat_activity WHERE ? = ANY (pg_blocking_pids(pid))", connection.info.backend_pid
     )
@@ -336,7 +336,7 @@ def test_500_of_them_cost_no_connection_and_no_row_that_holds(queue, other, name
 
 
 def test_upgrade_does_not_wait_for_a_blocked_task(queue, other, patient, name):
-    """That one holds nothing, so it keeps waiting, behind the writer."""
+    """The blocked task holds nothing, so it stays behind the writer."""
     second = f"{name} 2"
     with other.read(name) as grant:
         with patient().mutex(second):
@@ -495,8 +495,9 @@ def offered(queue):
 
 @pytest.mark.parametrize("between", [0, 1])
 def test_a_task_with_locks_in_a_knot(offered, patient, queue, name, between):
-    """It stands in two lines: in one behind a holder, who asks for something in the other one, behind it.
-    ``between``: so many others are in the ring. Who came last gives up; the task starts.
+    """The task waits for two locks; the holder of the first waits for the second, behind the task.
+
+    With ``between`` more waiters in the cycle. The youngest request gives up, and the task starts.
     """
     first, second, third = name("first"), name("second"), name("third")
     holder = patient()

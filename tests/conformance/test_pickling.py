@@ -135,7 +135,7 @@ def test_unpicklable_objects_raise(default, tmp_path):
 
 
 def test_another_default_database_is_another_lock(default, tmp_path):
-    """What would lock elsewhere, unseen, is refused. And nothing of the URL is told."""
+    """A lock that would silently use another database is refused, without a word of the URL."""
     text = pickle.dumps(sqlsem.mutex("a"))
     sqlsem.configure(tmp_path / "other.db")
     with pytest.raises(sqlsem.ConfigurationError, match=r"other\.db: that would be another lock"):

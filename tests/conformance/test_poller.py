@@ -1,4 +1,4 @@
-"""What people leave open: one look after the other, on each engine."""
+"""Views that stay open: one poll after the other, on each engine."""
 
 import contextlib
 import queue

@@ -1,4 +1,4 @@
-"""Each primitive, in this process: who may be inside beside whom, and in which order."""
+"""Each primitive within this process: which holders share it, and in which order waiters are granted."""
 
 import random
 import threading
@@ -405,7 +405,7 @@ def test_block_released_early_ends_quietly(connect, database, name, kind, how):
 
 @pytest.mark.parametrize("how", RELEASES)
 def test_inner_block_released_early_keeps_the_outer_hold(connect, database, name, how):
-    """Of a lock that is held several times, only the innermost hold ends."""
+    """A release of a reentrant lock ends the innermost hold only."""
     coordinator = connect()
     for lock in (coordinator.mutex(name, reentrant=True), coordinator.limit(name, 3)):
         with lock as outer:
@@ -461,7 +461,7 @@ def test_block_lost_and_released_early_still_tells(connect, database, name):
 
 @pytest.mark.parametrize("kind", ["mutex", "write", "limit"])
 def test_acquire_again_in_the_same_thread_is_a_deadlock(connect, name, kind):
-    """What excludes everybody excludes oneself: that is said at once, and not found out by waiting."""
+    """An exclusive lock excludes its own thread too: the error is immediate, and needs no search."""
     coordinator = connect()
     lock = coordinator.limit(name, 2, weight=2) if kind == "limit" else getattr(coordinator, kind)(name)
     with lock:

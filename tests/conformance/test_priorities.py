@@ -100,7 +100,7 @@ def test_low_priority_does_not_starve(connect, name, ranked, waiter):
 
 @both
 def test_the_order_may_change_while_they_wait(connect, name, ranked, waiter):
-    """Who slept behind another one of its process is first then, and hears of it."""
+    """A waiter behind another of its process comes first then, and is notified."""
     ranked("1ms")
     first, other = connect(), connect()
     holder = Attempt(other.mutex(name, priority=0))
@@ -381,7 +381,7 @@ def test_it_is_seen(connect, name, ranked):
 @both
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_priority_holder_upgrades_hands_over_and_asserts(connect, name, ranked, waiter):
-    """A holder is a row like any other: it is upgraded, handed over and asserted as ever."""
+    """A holder by priority can do all that other holders can."""
     first, other = connect(), connect()
     reader = first.read(name, priority=0)
     reader.acquire()
@@ -399,7 +399,7 @@ def test_priority_holder_upgrades_hands_over_and_asserts(connect, name, ranked, 
 
 
 class Parts:
-    """What takes part by calls of sessions, so that a test says who looks when."""
+    """Participants by calls of sessions, so that the test decides when each one polls."""
 
     def __init__(self, database, name):
         self.session = database.session(grace=60)
@@ -433,7 +433,7 @@ def parts(database, name, ranked):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_a_look_between_a_release_and_the_next_ones(parts):
-    """Whoever looks first after a release: it is not let in while a higher one stands in the line."""
+    """The first poll after a release grants no lower priority while a higher one waits."""
     holder, low, high = parts(), parts(), parts()
     _, held = holder.ask(0)
     assert held.granted
@@ -457,7 +457,7 @@ def test_a_look_between_a_release_and_the_next_ones(parts):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_waiting_is_worth_as_much_as_was_set(parts, database, name):
-    """Who has waited a little longer than two steps comes before those two steps higher, and after three."""
+    """A wait of a little over two steps precedes priorities two steps higher, and not three."""
     holder, low = parts(), parts()
     assert holder.ask(0)[1].granted
     place = low.ask(1)[1].ticket.position

@@ -164,7 +164,7 @@ def test_history_is_the_same_with_and_without_waiters(member, name, session, out
 
 
 def test_the_same_uid_of_two_members_is_not_shared(database, member, name):
-    """A uid is the client's own; whoever meets another's is refused or kept apart, never handed its row."""
+    """A uid is private to its client: a call with another's uid never gets that client's row."""
     (one, first), (other, second) = member(), member()
     (a,) = one.register(first, "one", "thread", f"{name}.1", [Request(name)], False)
     try:
@@ -258,7 +258,7 @@ def test_the_living_are_left_alone(database, member, name, session):
 
 
 def test_a_member_that_reaps_does_not_reap_itself(database, member, name):
-    """Nobody is kept out by a lock of their own: a session must not take its own beacon for free."""
+    """A session's own locks do not exclude it: it must not take its own beacon for free."""
     one, number = member(grace=0)
     (ticket,) = one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
     for _ in range(3):

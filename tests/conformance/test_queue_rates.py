@@ -42,7 +42,7 @@ def drain(queue):
 
 
 def most_in(window, times):
-    """How many of these moments at most are in one stretch of so many seconds."""
+    """Return the largest number of these moments within a window of so many seconds."""
     times = sorted(times)
     length = timedelta(seconds=window)
     return max(sum(start <= other < start + length for other in times) for start in times)
@@ -295,7 +295,7 @@ def test_routine_refuses_invalid_rates(database, queue, key, what, value, per_ms
 
 @pytest.mark.engines("postgresql")
 def test_start_is_counted_while_expired_uses_are_pruned(database, queue):
-    """Of a key that was not used for long, just as its last use is removed."""
+    """The last use of a long unused key is pruned at this instant."""
     queue.set_key_rate(2, per="1h")
     queue.put_many([1, 2], key="a")
     queue.try_claim().finish()

@@ -1,4 +1,4 @@
-"""What people see of the work queues: counts by state, pages of tasks."""
+"""The views of work queues: counts by state, pages of tasks."""
 
 import time
 
@@ -11,7 +11,7 @@ from sqlsem.tasks import Json, Worker
 
 
 def nothing():
-    """What a task does here."""
+    """The function of the tasks here."""
 
 
 def fail():
@@ -56,7 +56,7 @@ def test_queue_summary_shows_counts_age_rate_and_blocker(connect, name):
 
 
 def test_when_a_task_will_be_started(connect, name):
-    """Every engine tells what the estimate needs: who works, since when, and how long such tasks took."""
+    """Every engine has the data of the estimate: the workers, the start of their tasks, and past durations."""
     coordinator = connect()
     queue = coordinator.queue(name)
     queue.put_many([nothing] * 20, note="short")

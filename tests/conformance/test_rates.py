@@ -24,7 +24,7 @@ LONG = "1h"
 
 @pytest.fixture
 def looks_often(monkeypatch):
-    """Whoever is first in a line does not sleep for seconds when something is given back."""
+    """Make the first waiter of a rate poll often, so that it sees a refund at once."""
     monkeypatch.setattr(rating, "LOOK_SECONDS", 0.2)
 
 
@@ -54,7 +54,7 @@ def test_a_window_slides(connect, name):
 
 
 def test_uses_refunds_and_waits_are_counted(connect, name):
-    """By every window for as long as it is known; what is refused counts as nothing."""
+    """Each window counts them for as long as it is known; a refused request counts nothing."""
     first, other = connect(), connect()
     told = []
     first.on("timeout", lambda event: told.append((event.resource, event.timeout)))
@@ -236,7 +236,7 @@ def test_windows_of_a_rate_are_bounded(connect, name):
 
 
 def test_first_come_first_served(looks_often, connect, name):
-    """Who wants much is not overtaken by who wants little."""
+    """A request with a high cost is not overtaken by one with a low cost."""
     first, other = connect(), connect()
     resource, grants = f"rate:{name}", []
     grants.append(first.rate(name, 4, per=LONG, cost=3).take())
@@ -283,7 +283,7 @@ def test_many_threads_of_several_processes(connect, name):
 
 @pytest.mark.engines("postgresql")
 def test_batches_never_pass_the_limit(connect, name):
-    """Of threads that ask at one moment one takes for all; some of them have little time, and leave."""
+    """Concurrent requests of a process share a call; some of them time out."""
     coordinators = [connect(), connect()]
     limit, length = 100, 500
     taken, lost, lock = [], [], threading.Lock()
@@ -369,7 +369,7 @@ def riders(coordinator):
 
 
 def test_an_answer_that_is_lost_costs_the_place_and_no_more(looks_often, connect, name, monkeypatch):
-    """What it took may count as used, and it asks anew."""
+    """The lost answer's cost may count as used, and the request registers anew."""
     coordinator = connect(retry=PATIENCE)
     rate = coordinator.rate(name, 4, per=LONG, cost=2)  # (for what comes soon it would not stand in the line)
     before = [rate.take() for _ in range(2)]
@@ -618,7 +618,7 @@ def test_refund_is_applied_once(connect, name, monkeypatch):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_dead_waiter_does_not_refuse_a_try(connect, name, spawn):
-    """Where nobody waits, and so nobody else looks whether those that wait are alive."""
+    """No live waiter tests whether the waiters of this rate are alive."""
     coordinator = connect()
     coordinator.rate(name, 1, per=LONG).take().adjust(1)
     child = spawn(wait_in_line, name=str(name))

@@ -32,7 +32,7 @@ def gone(database, name):
 
 
 def left(database):
-    """What transactions have left, and nobody has removed yet."""
+    """Return the commit markers of transactions that no client has removed yet."""
     return database.rows(f"SELECT marker FROM {database.beside('commit_marker')}")
 
 
@@ -65,7 +65,7 @@ def test_it_stays_with_a_rollback(connect, database, name, transaction):
 
 
 def test_it_stays_until_the_commit(connect, database, name, transaction):
-    """Who waits is let in soon after."""
+    """The waiter is granted soon after the commit."""
     cursor, other = transaction(), connect()
     with connect().mutex(name) as grant:
         waiter = Attempt(other.mutex(name))
@@ -186,7 +186,7 @@ def test_a_transaction_that_is_open_when_the_block_ends(connect, database, name,
 
 @pytest.mark.parametrize("how", ["commit", "rollback"])
 def test_block_ends_before_the_commit_is_polled(connect, database, name, transaction, how):
-    """Again and again: whoever is first gives it back, and nobody is told of a loss."""
+    """Block and poller race, many times: one of them releases the lock, and no loss is reported."""
     coordinator, cursor = connect(), transaction()
     for _ in range(10):
         with coordinator.mutex(name) as grant:
@@ -213,7 +213,7 @@ def leave_and_die(channel, url, options, engine, name, commit):
 @pytest.mark.faces("sync")
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_owner_that_dies(connect, database, name, spawn, commit):
-    """What it wrote is there or not, and nobody holds its lock for longer than its grace."""
+    """Its writes are there or not, and its lock is held for its grace at most."""
     table = database.beside(f"written_{name}")
     database.rows(f"CREATE TABLE {table} (id integer)")
     try:
@@ -280,7 +280,7 @@ def test_a_task_is_not_put_there(connect, name, elsewhere):
 
 @pytest.mark.faces("sync")
 def test_a_server_that_takes_over_is_asked_again(connect, name, transaction):
-    """What is known of where we are may be old."""
+    """A cached database identity may be out of date."""
     coordinator = connect()
     coordinator.engine.known_identity = "where the primary was before"
     cursor = transaction()
@@ -334,7 +334,7 @@ def test_cursors_that_are_awaited(database, connect, name):
 @pytest.mark.engines("sqlite", "postgresql")
 @pytest.mark.faces("aio")
 def test_event_loop_runs_on_while_commit_is_unknown(database, name, monkeypatch):
-    """Whether the transaction has been committed is asked all the while, by a thread."""
+    """A thread keeps asking whether the transaction was committed."""
     asked, answers, beating = threading.Event(), threading.Event(), threading.Event()
 
     async def beat():

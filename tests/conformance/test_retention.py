@@ -1,4 +1,4 @@
-"""What is kept of the history: for so many days, and so many rows."""
+"""The retention of the history: by days, and by rows."""
 
 import pytest
 from support import until

@@ -1,4 +1,4 @@
-"""SQLite: who lets a waiter in rings it. A ring lets nobody in by itself, and nothing depends on it."""
+"""SQLite: a granting process notifies the waiter. A notification alone grants nothing, and no wait depends on it."""
 
 import contextlib
 import sys
@@ -41,7 +41,7 @@ def seldom(monkeypatch):
 
 @pytest.fixture
 def asleep(queue, monkeypatch):
-    """Set when the waiter has looked, and sleeps: what is rung from then on ends that."""
+    """An event that is set once the waiter has polled and sleeps: a later notification ends its sleep."""
     session_notifier, told = queue[1].notifier, threading.Event()
     sleep = session_notifier.wait
 
@@ -113,7 +113,7 @@ def test_foreign_release_grants_nothing(queue):
 
 
 def test_a_lease_is_renewed_by_its_owner(database, name):
-    """Whoever leaves lets in nobody who has to prove first that it lives."""
+    """A release does not grant a member that has to prove first that it lives."""
     with contextlib.closing(database.session(lease=30)) as leased, contextlib.closing(database.session()) as first:
         one, two = first.register_member("h", 1, "p"), leased.register_member("h", 1, "p")
         (held,) = first.register(one, "one", "o", f"{name}.1", [Request(name)], False)
@@ -137,7 +137,7 @@ def test_notified_grant_respects_operators_settings(queue):
 
 @linux
 def test_unread_notifications_do_not_block_the_sender(tmp_path):
-    """What they have not read counts against its sender, until there is no room for more."""
+    """Unread messages fill the sender's buffer in the end."""
     file = tmp_path / "x.db"
     file.touch()
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Tasks that are put again and again: once for each time that is due, whoever watches and whoever dies."""
+"""Schedules put one task for each due time, whichever processes watch and whichever die."""
 
 import re
 import time
@@ -17,7 +17,7 @@ def queue(connect, name):
 
 
 def nothing():
-    """What a task does here."""
+    """The function of the tasks here."""
 
 
 def make_due(database, name, ago=0.0):
@@ -265,7 +265,7 @@ def test_schedule_refuses_times_beyond_the_calendar(database, queue, session, na
 
 @pytest.mark.parametrize("text", ["infinity", "-infinity", "4000-01-01 BC", "20000-01-01"])
 def test_schedule_refuses_times_of_postgresql_alone(database, queue, name, text, connect):
-    """Where a DBA writes it into the row, clients read it, and workers go on."""
+    """A DBA may write such a time into the row: clients read it, and workers go on."""
     if database.engine != "postgresql":
         pytest.skip("other engines have no such times")
     other = name("other")
@@ -422,7 +422,7 @@ def test_worker_survives_schedule_options_that_are_no_json(database, connect, qu
 
 
 def test_zones_and_their_clocks():
-    """Where clocks are put forward a time that does not come is due then; what comes twice is due once."""
+    """A local time that does not exist is due when clocks go forward; a repeated one is due once."""
     berlin = "Europe/Berlin"
 
     def dues(cron, start, count):

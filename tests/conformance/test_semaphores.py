@@ -1,5 +1,7 @@
-"""A limit is a semaphore, and readers and stages share with themselves: who holds some may have more while there is
-room, what truly waits for itself is found by the search for deadlocks, and what was acquired may be released by others.
+"""A limit is a semaphore, and readers and stages share with themselves.
+
+An owner may acquire more while there is room, the search for deadlocks finds a real wait for itself, and another thread
+may release.
 """
 
 import gc
@@ -57,7 +59,7 @@ def test_blocks_inside_each_other(connect, name):
 
 
 def test_several_beside_others(connect, name, attempt):
-    """Somebody else has the third: waiting for it is no deadlock, as they will leave."""
+    """Another owner has the third: waiting for it is no deadlock, as that owner will leave."""
     coordinator = connect()
     lock = coordinator.limit(name, 3)
     other = attempt(coordinator.limit(name, 3))
@@ -238,7 +240,7 @@ def test_a_mutex_is_its_owners(connect, name, kind):
 
 
 def test_concurrent_foreign_releases_end_each_hold_once(connect, name, threads):
-    """Each is given back once, whoever comes first."""
+    """Each hold ends once, by the first release."""
     lock = connect().limit(name, 4)
     failed = []
 

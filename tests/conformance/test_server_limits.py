@@ -28,7 +28,7 @@ def waiter(database, name):
 
 @pytest.fixture
 def set_limit(connect, name):
-    """``set_limit(resource, limit)`` of an operator; what was set is lifted afterwards."""
+    """``set_limit(resource, limit)`` of an operator; the limits are removed afterwards."""
     operator, done = connect(), []
 
     def set_limit(resource, limit):

@@ -88,7 +88,7 @@ def test_wakeup_lock_is_dropped_before_a_row_of_the_member(party, locked, name):
     ],
 )
 def test_wakeup_lock_is_kept_before_other_access(party, locked, name, first, then):
-    """Somebody behind both may be kept out by the first one alone; and those who share are inside together."""
+    """A waiter behind both may wait for the first one alone; and sharers hold together."""
     participant = party()
     holder = participant.ask(name, "write", 2, weight=2)
     two = [participant.ask(name, **first), participant.ask(name, **then)]

@@ -1,4 +1,4 @@
-"""SQLite's files: whoever else may write them gets no further than the locks; who is not meant to cannot even look."""
+"""SQLite's files: other writers of the files cannot break more than the locks, and other users cannot read them."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ def folder_of(database):
 
 
 def plant(database, beacon, resource="a", grace=0):
-    """What anybody can write who may write the file: a member with that beacon, which holds a lock."""
+    """Write a member with that beacon that holds a lock, as any process with write access can."""
     connection = database.raw()
     try:
         member = connection.execute(
@@ -55,7 +55,7 @@ def plant(database, beacon, resource="a", grace=0):
 
 
 def state(root):
-    """Everything below a folder: what it is, whose, and what is in it."""
+    """Return everything below a folder: kind, owner and contents."""
     found = {}
     for path in sorted(root.rglob("*")):
         one = path.lstat()
@@ -658,7 +658,7 @@ def test_versions_that_lose_commits_in_checkpoints(version, loses):
 
 
 class Watched:
-    """What writes the log back, and tries whether anybody else could commit in between."""
+    """Write the log back, and try at each step whether another process could commit."""
 
     def __init__(self, connection, other):
         self.connection, self.other, self.could = connection, other, []
@@ -675,7 +675,7 @@ class Watched:
 
 
 def test_checkpoint_excludes_commits(file, monkeypatch):
-    """Who begins the log anew in that instant would have its transactions lost, with the rows of those who hold."""
+    """A commit while the log is restarted would be lost, with the rows of holders."""
     monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
     with file.coordinator() as coordinator, contextlib.closing(file.raw()) as other:
         other.execute("PRAGMA busy_timeout = 0")
@@ -714,7 +714,7 @@ def test_log_stays_short_under_any_load(file, monkeypatch):
 
 
 def test_a_log_that_cannot_be_written_back_is_no_error(file, monkeypatch):
-    """What was written is there; another time will do."""
+    """The transaction is committed; a later checkpoint will do."""
     monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
     monkeypatch.setattr(wal, "MOST_ROWS", 0)
     with file.coordinator() as coordinator, contextlib.closing(file.raw()) as other:

@@ -134,7 +134,7 @@ def hot_journal(path, names):
 
 
 def test_hot_journal_deletes_the_file_it_names(path, victim):
-    """(SQLite alone: what follows tests nothing if this does not hold.)"""
+    """SQLite alone: the tests below prove nothing if this does not hold."""
     Path(f"{path}-journal").write_bytes(hot_journal(path, victim))
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
@@ -172,7 +172,7 @@ def test_a_journal_that_comes_after_the_look_is_left_alone(path, victim, monkeyp
 
 
 def test_database_of_another_user_is_refused(path):
-    """What stands in it is code."""
+    """The text of its tasks is code."""
     path.chmod(0o666)
     for words in (["work", "q", "--idle-exit", "0.1s"], ["batches", "resume"]):
         url = ["--url", f"sqlite:///{path}"]
@@ -222,7 +222,7 @@ def test_a_look_that_does_not_end_is_ended_by_a_signal(path):
 
 
 def burns(pid):
-    """Whether a process has used the processor for a while."""
+    """True if the process has used the processor for a while."""
     if sys.platform != "linux":
         time.sleep(1.0)
         return True

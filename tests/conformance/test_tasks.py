@@ -335,7 +335,7 @@ def test_a_loop_that_ends_nothing_is_told_so(queue):
 
 
 def test_repeated_calls_change_nothing(database, connect, queue, name):
-    """What the client does when an answer is lost."""
+    """The client repeats a call when its answer is lost."""
     queue.put(1)
     coordinator = connect()
     member = coordinator.client.member
@@ -610,7 +610,7 @@ def working(worker):
 
 
 def ended(pid):
-    """Whether a process has ended, even if nobody has asked for its status."""
+    """True if the process has ended, also if no parent has collected its status."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

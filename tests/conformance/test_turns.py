@@ -93,7 +93,7 @@ def test_of_many_keys_none_is_forgotten(database, queue):
 
 
 def test_keys_are_compared_byte_by_byte(queue):
-    """Those that run, too: each one has its limit, however much they look alike."""
+    """Keys of running tasks too: each key has its own limit, however similar they are."""
     keys = ["a", "A", "ä", "a\u0308", "a.", ".a", "aa", "ﬀ", "ff"]
     queue.set_key_limit(1)
     for key in keys * 2:
@@ -108,7 +108,7 @@ def test_keys_are_compared_byte_by_byte(queue):
 
 @pytest.mark.engines("sqlite")  # (elsewhere the claims of a queue with limits follow each other)
 def test_claim_reads_a_single_snapshot(queue, connect, monkeypatch):
-    """Of two keys one is free all the time; while it is looked for, others take it, and let go of the other one."""
+    """One of two keys is always free; during the search others take it, and release the other."""
     others = connect().queue(queue.name)
     queue.set_key_limit(1)
     for key in ("a", "a", "b"):
@@ -285,12 +285,14 @@ def work(connect, queue, workers, threads):
 
 
 def beside(one, tasks):
-    """Those that ran when this one was claimed, by the database's clock: an end is written before its place goes."""
+    """Return the tasks that ran when this one was claimed, by the database's clock: an end is recorded before its slot
+    is free.
+    """
     return [other for other in tasks if other.claimed_at < one.claimed_at < other.ended_at]
 
 
 def test_threads_never_pass_a_limit(connect, queue):
-    """Of four workers with four threads each."""
+    """Four workers with four threads each."""
     queue.set_limit(3)
     queue.set_key_limit(2)
     for key in ("a", "b"):

@@ -1,4 +1,4 @@
-"""Why a request waits, as SQL tells it: the same as Python does."""
+"""The reason for a wait, as SQL reports it: the same as in Python."""
 
 import contextlib
 import re
@@ -39,7 +39,7 @@ def told(session, position):
 
 
 def compare(session, coordinator, name):
-    """Of all who wait under such names: what SQL tells is what Python does; their codes."""
+    """Compare the reports of SQL and Python for all waiters under such names; return their codes."""
     found = coordinator.admin.overview()
     mine = [entry for entry in found.entries if entry.resource.startswith(name)]
     codes = []
@@ -155,7 +155,7 @@ def spread(count, middle, width):
 
 
 def compare_estimates(session, coordinator, positions):
-    """What SQL tells is what Python does, but for chance."""
+    """Compare the estimates of SQL and Python, up to chance."""
     found = estimates(coordinator.admin.overview())
     for position in positions:
         ((low, likely, high, held_low, held_high, count),) = session.ask("estimate", position)

@@ -38,7 +38,7 @@ def put_all(queue):
 
 
 class Told:
-    """What a worker tells by `on_task`."""
+    """The events that a worker publishes by `on_task`."""
 
     def __init__(self, queue, **options):
         self.outcomes = Counter()
@@ -91,7 +91,7 @@ def away_and_thought_lost(queue, monkeypatch):
 
 
 def asked_as_another_member(queue, monkeypatch):
-    """What an earlier call has recorded is not known to the next one, but to the log of the attempt."""
+    """The results of an earlier call are known to the log of the attempt alone."""
     answer_lost(queue, monkeypatch)
     kind = type(queue.claiming.client.member.call("look", lambda session, _: session))
     plain = kind.next_tasks
@@ -186,7 +186,7 @@ def test_worker_warns_of_ends_that_are_not_recorded(queue, monkeypatch, caplog):
 
 
 def test_task_ends_well_when_its_end_is_recorded(queue):
-    """Its claim is thought lost while its end is under way: what was recorded counts."""
+    """The claim is believed lost while its end is under way: the recorded end counts."""
     number = queue.put(Json("x"))
     task = queue.try_claim()
     plain = type(queue.claiming.client.member).call

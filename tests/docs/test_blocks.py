@@ -1,12 +1,12 @@
-"""Every block of every page is run, as far as it can be here.
+"""Every block of every page is run, if this machine can run it.
 
-`python`, `sh`, `toml`, `yaml` and `ini` blocks are run or read; T-SQL is checked by `tests/tsqlcheck.py`, and what
-other tests run is said in `ELSEWHERE`. What cannot be run here has its reason right above it in the page::
+`python`, `sh`, `toml`, `yaml` and `ini` blocks are run or read; `tests/tsqlcheck.py` checks T-SQL; `ELSEWHERE` names
+the blocks that other tests run. A block that cannot run here has its reason right above it in the page::
 
     <!--- skip: next "needs a cluster" -->
 
-A block that begins with a comment that names a file (``# load.py``) is that file: it is written, not run. The pages are
-about databases, tables and scripts of their readers; what stands for these is made here.
+A block that begins with a comment that names a file (``# load.py``) is that file: it is written, not run. Databases,
+tables and scripts of the pages' readers have substitutes here.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ STEPS = ["customer", "product", "store", "calendar", "orders", "returns", "price
 
 
 class Desk:
-    """Where the blocks of one page are run."""
+    """The folder and the database in which the blocks of a page run."""
 
     def __init__(self, folder: Path, database: Any) -> None:
         self.folder = folder
@@ -186,7 +186,7 @@ class Desk:
         await sqlsem.default().aio.close()
 
     def sh(self, text: str, example: Example) -> None:
-        """Commands may say no: there is no such row (1), not in time (75). What they are told must be understood."""
+        """A command may fail for a missing row (1) or a timeout (75). A wrong usage is an error."""
         lines = [shlex.split(line, comments=True) for line in text.splitlines()]
         if all(
             line[0] == "sqlsem" and line[1] in HERE and not {"|", "&&", ">", "<", "&"} & {*line}
@@ -226,7 +226,7 @@ def parsed(page: Path, desk: Desk | None = None) -> Document:
 
 @contextlib.contextmanager
 def worked(desk: Desk, queue: str | None) -> Iterator[None]:
-    """Somebody carries out what is put into the queue."""
+    """Run a worker that carries out the tasks of the queue."""
     if queue is None:
         yield
         return

@@ -25,7 +25,7 @@ def test_other_words_are_seen():
 
 
 def test_the_picture_of_the_dashboard_is_fresh():
-    """Pixels are the fonts' of whoever drew it; what it says is in it as text."""
+    """The pixels depend on fonts; the picture's text is stored in it."""
     said = pictures.words_in((ROOT / "docs" / "dashboard.png").read_bytes())
     assert pictures.words_of_page(pictures.page()) == said, "draw it anew: python docs/pictures.py dashboard"
     assert "limit 3 full: db1:801 +2" in said

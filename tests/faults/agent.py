@@ -102,7 +102,7 @@ class RemoteError(Exception):
 
 
 class Reply:
-    """What will come of a command."""
+    """The future result of a command."""
 
     def __init__(self, agent: Agent, what: str) -> None:
         self._agent, self._what = agent, what
@@ -172,11 +172,11 @@ class Agent:
         return reply
 
     def ask(self, kind: str, *args: Any, thread: str = "one", **settings: Any) -> Reply:
-        """Begin to acquire; the reply comes when it is had."""
+        """Begin to acquire; the reply comes with the grant."""
         return self.call("acquire", thread, kind=kind, args=args, settings=settings)
 
     def hold(self, kind: str, *args: Any, thread: str = "one", **settings: Any) -> dict[str, Any]:
-        """Acquire, and wait until it is had."""
+        """Acquire, and wait for the grant."""
         return self.ask(kind, *args, thread=thread, **settings).get()
 
     def release(self, thread: str = "one") -> dict[str, Any]:

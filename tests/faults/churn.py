@@ -119,16 +119,16 @@ class Crowd:
         return [json.loads(line) for line in text.splitlines()]
 
     def counts(self, since: float = 0.0) -> dict[str, int]:
-        """How often each kind was entered since then."""
+        """Return how often each kind was entered since then."""
         found: dict[str, int] = defaultdict(int)
         for words in self.words():
             found[words["kind"]] += words["entered"] > since
         return found
 
     def until_busy(self, queue: sqlsem.Queue, since: float, what: str) -> int:
-        """Wait until everything goes on since then, and return how many tasks were put for that.
+        """Wait until every kind made progress since then, and return the number of tasks that were put for that.
 
-        What was put before may all be done by then, however much it was: so there is always something left to do.
+        Earlier tasks may all have ended by then, so new ones are put: something is always left to do.
         """
         put = 0
 

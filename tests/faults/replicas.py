@@ -72,7 +72,7 @@ class Pair:
         )
 
     def cut(self) -> None:
-        """From now on the standby receives nothing any more; what it has, it has. (Asynchronous ones only.)"""
+        """Stop the replication: the standby receives nothing more. (Asynchronous standbys only.)"""
         self.set("primary_conninfo", "", self.standby)
         until(lambda: not self.states(), "the standby receives nothing")
 

@@ -1,4 +1,4 @@
-"""Tasks by the thousand, outages, forks: what concerns a process as a whole."""
+"""Thousands of tasks, outages, forks: conditions of a whole process."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Behind a real PgBouncer: what it lends out by the session, the transaction and the statement."""
+"""Behind a real PgBouncer: pools by session, by transaction and by statement."""
 
 import psycopg
 import pytest
@@ -92,7 +92,7 @@ def test_leases_work_and_leave_nothing_in_sessions_of_others(bouncer, database, 
 
 
 def left_behind(connection):
-    """What was set on this session, but for what the pooler itself sets for each client."""
+    """Return the settings of this session that differ from the pooler's own."""
     rows = connection.execute("SELECT name FROM pg_settings WHERE source = 'session'").fetchall()
     poolers = {"application_name", "client_encoding", "DateStyle", "TimeZone", "standard_conforming_strings"}
     return {row[0] for row in rows} - poolers

@@ -1,4 +1,4 @@
-"""Everything at once, at random; what happened is written down and checked afterwards."""
+"""All faults at once, at random; the recorded history is checked afterwards."""
 
 import json
 import logging

@@ -190,7 +190,7 @@ def test_ordinary_end_is_quiet(spawn, connect, database, name, how, kind):
 
 
 def test_close_under_a_running_holder_is_loud(spawn, database, name):
-    """That thread goes on without the lock, and so it is told: before anybody else can have it."""
+    """The thread goes on without the lock, so it learns of the loss before the next grant."""
     child = spawn(close_under_a_holder, name=str(name))
     assert child.expect("told")["lost"] == [True, True]
     assert child.process.wait(60) == 0

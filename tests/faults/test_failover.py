@@ -1,4 +1,4 @@
-"""A primary dies, its standby takes over: those who hold and wait find it by a URL with both hosts."""
+"""A primary dies and its standby takes over: holders and waiters find it by a URL with both hosts."""
 
 import random
 import time
@@ -179,7 +179,7 @@ def test_a_restart_is_no_other_history(own_postgres_server, restarted, name):
 
 
 def in_commit(pair):
-    """The sessions of ours whose commit waits for the standby."""
+    """Return the sessions of the library whose commit waits for the standby."""
     rows = pair.run(
         "SELECT pid FROM pg_stat_activity "
         f"WHERE datname = '{pair.name}' AND wait_event = 'SyncRep' AND application_name LIKE 'sqlsem%'"
@@ -188,7 +188,7 @@ def in_commit(pair):
 
 
 def test_a_synchronous_standby_that_goes_away(start_pair, agents, name, waiting):
-    """Commits hang. Who holds is not harmed; nobody new is let in; nothing is left when it is over."""
+    """Commits hang: holders are unharmed, nothing is granted meanwhile, and nothing is left afterwards."""
     pair = start_pair(synchronous=True)
     database = pair.database
     holder, waiter, asker = agents(3, on=database, grace=3, retry=3)
@@ -228,7 +228,7 @@ def test_a_synchronous_standby_that_goes_away(start_pair, agents, name, waiting)
 
 
 def test_a_commit_that_only_the_primary_has_is_no_grant(start_pair, agents, name):
-    """Whoever cancels a commit that waits for the standby makes it one that a failover forgets."""
+    """A failover forgets a commit whose wait for the standby was cancelled."""
     pair = start_pair(synchronous=True)
     database = pair.database
     (asker,) = agents(1, on=database, grace=60, retry=60)

@@ -23,7 +23,7 @@ CHILDS = 5.0
 
 
 def what_a_child_finds(coordinator, lock, grant, name):
-    """What the forked child tries; JSON-ready."""
+    """Return the results of the forked child's calls, ready for JSON."""
     found = {}
     for what, call in (("check", grant.check), ("give back", grant.release), ("release", lock.release)):
         try:

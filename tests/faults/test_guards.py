@@ -87,7 +87,7 @@ def test_a_writer_that_is_killed_leaves_nothing(spawn, database, connect, guarde
 
 @pytest.mark.skipif(program() is None, reason="PgBouncer is not installed (on Debian: apt-get install pgbouncer)")
 def test_a_pooler_in_transaction_mode(postgres_server, database, connect, guarded, refusal, name):
-    """There a session serves many: what is noted in it would be theirs, too. Asserting, for a transaction, works."""
+    """Clients share sessions there, and so a session's notes. An assertion for one transaction works."""
     pooler = Bouncer(postgres_server, "transaction")
     try:
         _write_through(pooler.before(database).url, connect, guarded, refusal, name)

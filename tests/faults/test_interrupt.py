@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX sig
 
 
 class Stop(Exception):
-    """What a program's own signal handler may raise."""
+    """An exception of a program's own signal handler."""
 
 
 def enters_exit(frame):

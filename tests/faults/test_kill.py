@@ -179,7 +179,7 @@ def test_the_beacon_files_of_the_dead_are_cleared_away(agents, database, name, w
 
 @pytest.mark.engines("sqlite", "postgresql")
 def test_a_child_started_while_holding_does_not_keep_the_beacon(agents, database, name, waiting, spawn):
-    """What the holder started outlives it, with whatever it inherited."""
+    """A child of the holder outlives it, with all that it inherited."""
     (waiter,) = agents(1, grace=0)
     holder = spawn(hold_and_start_a_sleeper, name=str(name))
     sleeper = holder.expect("held")["sleeper"]

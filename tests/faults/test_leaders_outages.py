@@ -66,7 +66,7 @@ def aio(channel, url, options, name, folder):
 
 
 def command(channel, url, options, name, folder):
-    """Becomes ``sqlsem run --leader``, whose command is `follow`."""
+    """Become ``sqlsem run --leader``, whose command is `follow`."""
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}; import test_leaders_outages as it; it.follow({name!r}, {folder!r})"
     )
@@ -124,7 +124,9 @@ class Bench:
         until(lambda: len(self.database.queue(self.name)) == number, f"{number} take part")
 
     def stop(self, child, leading):
-        """SIGSTOP; what it gives wakes it. ``leading``: who says that it leads, which is a command's own process."""
+        """Send SIGSTOP, and return a function that wakes the process. ``leading``: the process that reports its lead,
+        which is a command's own.
+        """
         since = time.monotonic()
         child.pause()
 
@@ -136,7 +138,7 @@ class Bench:
         return wake
 
     def check(self):
-        """When all have ended."""
+        """Check the history when all have ended."""
         for child in (self.first, self.second):
             if child.process.poll() is None:
                 self.happened.killed[child.pid] = child.kill()

@@ -91,7 +91,7 @@ def test_a_full_table_is_named_to_new_connections(small):
 
 
 def test_a_server_that_refuses_is_not_asked_whether_it_is_up(small, start_postgres):
-    """Enumerated: what a server answers to a new connection, beside a wrong password."""
+    """All answers of a server to a new connection, beside a wrong password."""
     with contextlib.ExitStack() as opened, small.coordinator(retry=1) as coordinator:
         with pytest.raises(psycopg.OperationalError, match=r"too many clients|remaining connection slots"):
             for _ in range(100):

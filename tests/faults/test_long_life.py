@@ -1,7 +1,7 @@
-"""A long life: very many pairs and tasks, with default settings and without anybody's VACUUM. What is kept stays within
-a stated size, nothing gets slower, the client's memory does not grow.
+"""Very many pairs and tasks, with default settings and without a VACUUM by hand.
 
-By hand: ``SQLSEM_SOAK_SECONDS=3600 ./test.sh -m soak -n 0 -s tests/faults/test_long_life.py`` does a million of each.
+Stored data stays within a stated size, nothing gets slower, and the client's memory does not grow. By hand:
+``SQLSEM_SOAK_SECONDS=3600 ./test.sh -m soak -n 0 -s tests/faults/test_long_life.py`` does a million of each.
 """
 
 import os
@@ -39,7 +39,7 @@ def own(request, database):
 
 
 class Control:
-    """Something as durable that never changes, done in turns with what is measured: the machine's mood."""
+    """An operation of constant cost, measured in turns with the subject, to cancel out changes of the machine."""
 
     def __init__(self, own):
         if own.engine == "sqlite":

@@ -1,4 +1,4 @@
-"""What administrators and networks do to a PostgreSQL server while locks are held and waited for."""
+"""Administrators' commands and network faults on a PostgreSQL server while locks are held and waited for."""
 
 import contextlib
 import functools
@@ -205,7 +205,7 @@ def test_init_is_not_held_up_by_a_dump(fresh, agents, name):
 
 @pytest.mark.parametrize("kind", [pytest.param({"grace": 6}, marks=pytest.mark.soak), {"lease": 6}])
 def test_dropped_tables_take_the_locks_with_them(fresh, agents, name, kind):
-    """Made again, they are others: whoever held is told, and is nobody there."""
+    """New tables are other tables: each holder learns of its loss, and is unknown in the new ones."""
     holder, idle = agents(2, on=fresh, retry=30, **kind)
     holder.hold("mutex", name)
     idle.hold("mutex", name("idle"))

@@ -87,7 +87,7 @@ def test_a_lease_ends_while_its_holder_sleeps(agents, database, name, waiting):
 
 
 def test_stopped_holder_learns_of_revoke_at_once(agents, database, name, waiting, connect):
-    """Where nothing else can be lost, too: others are let in after its grace, and nothing in its memory says so."""
+    """Others are granted after its grace, and nothing in its memory says so."""
     holder, waiter = agents(2, grace=GRACE)
     position = holder.hold("mutex", name)["position"]
     entry = waiter.ask("mutex", name)

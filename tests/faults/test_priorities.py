@@ -109,7 +109,7 @@ def wander(channel, url, options, name, seed):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_processes_are_killed_at_any_point(spawn, connect, database, name, ranked, seed):
-    """Whoever is killed, wherever it was: never two inside, fences grow, and somebody gets in again."""
+    """Wherever a process is killed: never two holders, fences grow, and grants go on."""
     choose = random.Random(seed)
     number = iter(range(1000))
 

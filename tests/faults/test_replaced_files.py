@@ -154,7 +154,7 @@ UNLOCKING = [read_whole, file_copied, folder_copied, own_connection_closed, own_
 
 
 def place(tmp_path, way):
-    """Where the database is."""
+    """Return the path of the database."""
     folder = tmp_path / "own" / "db"
     folder.mkdir(parents=True)
     if way is not link_led_elsewhere:
@@ -267,7 +267,7 @@ def uses(coordinator):
 
 
 def had_of(coordinator):
-    """What another process gets of all that."""
+    """Return what another process can acquire of all that."""
     part = coordinator.batch("batch", ["a", "b"], window="1d").part("a")
     tries = {
         "holding": lambda: coordinator.mutex("holding").acquire(timeout=0),
@@ -338,7 +338,7 @@ def tries_all(channel, url, options, place, patience=0):
 
 
 def had(coordinator):
-    """Whether one more lock was acquired, or the error."""
+    """Return whether one more lock was acquired, or the error."""
     try:
         return coordinator.mutex("more").acquire(timeout=1.0)
     except sqlsem.Unavailable as exc:
@@ -398,7 +398,7 @@ def idle(channel, url, options, place, way):
 
 
 def same_file(coordinator, path):
-    """Whether the row is in the file that others find."""
+    """True if the row is in the file that other processes find."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return connection.execute("SELECT count(*) FROM ProcessControl WHERE resource_id = 'more'").fetchone()[0] == 1
 
@@ -439,7 +439,7 @@ def test_the_first_use_of_anything_tells_its_loss(spawn, tmp_path, way):
 
 @pytest.mark.parametrize("way", [way for way in DIVIDING if way is not truncated], ids=lambda way: way.__name__)
 def test_a_change_of_a_settled_folder_is_seen(tmp_path, way):
-    """Where nothing has changed for long only the folder is looked at."""
+    """A folder without changes for long is compared by its own times alone."""
     path = place(tmp_path, way)
     with contextlib.closing(sqlsem.connect(f"sqlite:///{path}", **AMPLE)) as coordinator:
         grant = acquired(coordinator.mutex("a"))
@@ -505,7 +505,7 @@ def test_a_waiter_is_told_and_never_granted_beside_another(spawn, tmp_path, way)
 
 
 def names_of_descriptors():
-    """What this process has open, once for each descriptor."""
+    """Return the open files of this process, once for each descriptor."""
     found = []
     for one in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -546,7 +546,7 @@ def test_descriptors_stay_open_under_program_connections(tmp_path):
 
 
 def test_a_database_with_two_names_is_refused(spawn, tmp_path):
-    """The log of each name is another one. Whoever is inside already stays alone."""
+    """Each name has its own log. Earlier holders stay exclusive."""
     path = place(tmp_path, second_name_made)
     holder = spawn(has_all, place=str(path), keeps=True, way=second_name_made.__name__, grace=1.0)
     holder.expect("has all")

@@ -164,7 +164,7 @@ def test_an_attempt_says_how_often_and_how_long(own_postgres_server, restarted, 
 
 @pytest.mark.parametrize("call", ["release_on_commit", "put"])
 def test_cursor_of_a_restarted_server_is_the_same_database(own_postgres_server, restarted, name, monkeypatch, call):
-    """What is said of a cursor is compared with what the database says; the restart comes in between."""
+    """The restart comes between the questions to the cursor and to the library's own session."""
     with restarted.coordinator(grace=60, retry=60) as coordinator, coordinator.mutex(name) as grant:
         cursor = restarted.raw(autocommit=False).cursor()
         client = coordinator.client

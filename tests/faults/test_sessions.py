@@ -89,7 +89,7 @@ def test_waiter_with_ended_session_keeps_its_position(agents, database, name, wa
 
 @pytest.mark.engines("postgresql")
 def test_without_grace_the_session_is_the_lock(agents, database, name):
-    """What the documentation of ``grace=0`` says."""
+    """The documented meaning of ``grace=0``."""
     (holder,) = agents(1, grace=0, retry=10)
     holder.hold("mutex", name)
     assert terminate(database, "pid = ?", main_session(database, holder)) == 1
@@ -187,7 +187,7 @@ def test_a_bare_row_that_was_not_committed_is_no_row(spawn, agents, database, na
 
 
 def test_a_bare_participant_gets_past_a_dead_member(agents, connect, database, name, waiting):
-    """Somebody has to look: an operator, or any member that waits."""
+    """A poll finds the dead member: an operator's, or that of any waiting member."""
     (holder,) = agents(1, grace=0)
     holder.hold("mutex", name)
     connection = database.raw()

@@ -1,4 +1,4 @@
-"""Threads of ours end, or stand still, in every way in which they can; what is lost after that is told all the same."""
+"""The library's threads end or hang in every possible way; every loss is reported all the same."""
 
 import asyncio
 import contextlib
@@ -49,12 +49,10 @@ def said(caplog):
 
 
 class Had(NamedTuple):
-    """Something that this process has.
+    """Something that this process holds.
 
-    Attributes:
-        take_away: Take it away in the database.
-        is_told: Whether its loss is known here.
-        ends_well: End it, and see that it counts.
+    Attributes:     take_away: Revoke it in the database.     is_told: Whether this process knows of the loss.
+    ends_well: End it, and check that the end counts.
     """
 
     take_away: Callable[[], object]
@@ -168,7 +166,7 @@ def stay(word):
 
 @contextlib.contextmanager
 def a_task_of_a_worker(coordinator, database, name):
-    """What its worker tells of its end is what is recorded."""
+    """The worker reports the recorded end of its task."""
     queue, word, outcomes = coordinator.queue(name), str(name), []
     leave = _leave[word] = threading.Event()
     number = queue.put(Call(stay, word))
@@ -203,7 +201,7 @@ def a_task_of_a_worker(coordinator, database, name):
 
 
 def a_batch(coordinator, name):
-    """Of one part, and the alarms of it."""
+    """A batch of one part, and its alarms."""
     alarms = []
     return coordinator.batch(name, ["a"], window="1h", on_failed=alarms.append), alarms
 
@@ -234,7 +232,7 @@ def a_part(coordinator, database, name):
 
 @contextlib.contextmanager
 def a_dropped_part(coordinator, database, name):
-    """Nobody has it any more who could end it, but the thread that pings."""
+    """Only the heartbeat thread is left to end it."""
     batch, _ = a_batch(coordinator, name)
     parts = [batch.part("a").start()]
 
@@ -464,7 +462,7 @@ def test_all_goes_on_with_a_new_thread(connect, database, name, state, monkeypat
 @both_faces
 @pytest.mark.parametrize("asks", ["the grant", "another lock"])
 def test_both_threads_are_begun_again_when_asked(connect, database, name, monkeypatch, asks):
-    """Neither looks after the other one any more; whoever uses a lock of this process does."""
+    """Neither thread watches the other any more; the next use of a lock in this process does."""
     coordinator = connect(grace=GRACE)
     with a_lock(coordinator, database, name) as had:
         member, (grant,) = coordinator.client.member, coordinator.client.registry.grants()
@@ -504,7 +502,7 @@ def test_all_is_lost_when_no_thread_can_be_started(connect, database, name, said
 
 
 def test_part_counts_or_is_told_when_no_thread_can_be_started(connect, name, monkeypatch):
-    """What it is told at its end is what is recorded."""
+    """The result at its end is the recorded result."""
     coordinator = connect(grace=GRACE)
     batch, alarms = a_batch(coordinator, name)
     part, pulse = batch.part("a").start(), kept(coordinator)["pulse"]
@@ -527,7 +525,7 @@ def test_part_counts_or_is_told_when_no_thread_can_be_started(connect, name, mon
 
 
 class Slow:
-    """Of a program's: its finalizer runs in whichever thread collects it, and blocks."""
+    """A program's object whose finalizer blocks, in whichever thread collects it."""
 
     def __init__(self, entered, leave):
         self.entered, self.leave, self.me = entered, leave, self

@@ -75,7 +75,7 @@ def test_more_waiters_than_waiting_sessions(agents, connect, database, name, thr
 
 
 def connections(database):
-    """How many connections there are, but for those of the test itself."""
+    """Return the number of connections, without those of the test itself."""
     if database.engine != "postgresql":
         return 0
     return database.rows(

@@ -1,4 +1,4 @@
-"""What really happened is a behaviour of the specification; what was altered is not."""
+"""A recorded trace is a behaviour of the specification; an altered trace is not."""
 
 import contextlib
 import dataclasses
@@ -122,12 +122,12 @@ def _of(key):
 
 
 def _mutexes(trace):
-    """Where visits of the mutex begin, in order."""
+    """Return the indices at which visits of the mutex begin, in order."""
     return [n for n, event in enumerate(trace) if event.what == "granted" and event.resource.endswith("-mutex")]
 
 
 def _moved(trace, moving, at):
-    """That event happens at another time."""
+    """Return the trace with that event at another time."""
     return sorted(
         [*trace[:moving], *trace[moving + 1 :], dataclasses.replace(trace[moving], at=at)], key=lambda event: event.at
     )
@@ -153,13 +153,13 @@ def _overlap(trace):
 
 
 def _without_request(trace):
-    """Somebody is let in who never asked."""
+    """Return a trace with a grant that was never requested."""
     granted = trace[_at(trace, "granted")]
     return [e for e in trace if not (e.what == "registered" and _key(e) == _key(granted))]
 
 
 def _someone_elses_row(trace):
-    """Somebody gives back what another one has."""
+    """Return a trace in which a client releases a row of another."""
     end = _at(trace, "ended")
     other = next(event.who for event in trace if event.who != trace[end].who)
     changed = list(trace)

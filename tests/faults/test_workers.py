@@ -217,7 +217,7 @@ def test_workers_killed_at_random(spawn, connect, name, tmp_path):
 
 
 def jot(journal, number):
-    """What tasks do: a line of the journal."""
+    """Write a line into the journal: the function of the tasks."""
     file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, f"{number}\n".encode())
     os.close(file)
@@ -244,7 +244,7 @@ def crew(channel, url, options, name, threads=1, grace=GRACE, idle=0.3, eager=Tr
 
 
 def test_killed_workers_group_is_returned(spawn, connect, name, tmp_path):
-    """All of it; what was done before is not done again."""
+    """All unfinished tasks return; finished ones are not run again."""
     queue, journal = connect(grace=0.5).queue(name), str(tmp_path / "journal")
     numbers = queue.put_many([sqlsem.Call(f"{__name__}:jot", journal, number) for number in range(120)])
     child = spawn(crew, name=str(name), grace=0.5)

@@ -323,7 +323,7 @@ class Machine(RuleBasedStateMachine):
         self.go_on(newest, how)
 
     def go_on(self, one, how):
-        """What becomes of a callback that has just been started."""
+        """Choose the outcome of a callback that has just been started."""
         if how in ("well", "badly"):
             self.finish_callback(one, "bad" if how == "badly" else None)
         elif how == "dies":
@@ -332,7 +332,7 @@ class Machine(RuleBasedStateMachine):
     @rule(how=callbacks)
     @precondition(lambda self: self.model.batches)
     def repeat_the_last_part(self, how):
-        """Whose process failed as the callback did, or died in it."""
+        """Repeat the last part: its process failed as the callback did, or died in it."""
         newest, batches = self.model.newest, len(self.model.batches)
         last = next((name for name, part in newest.parts.items() if part.is_last), None)
         dead = newest.callback_member not in self.model.living

@@ -1,5 +1,6 @@
-"""When schedules are due, beside an oracle that walks from minute to minute: it reads the zone's clock on the wall, and
-knows neither cronsim nor how times on the wall are turned into UTC.
+"""The due times of schedules, beside an oracle that walks from minute to minute.
+
+The oracle reads the zone's local clock, and uses neither cronsim nor its conversion of local times into UTC.
 """
 
 import zoneinfo
@@ -52,8 +53,8 @@ def transitions(zone):
 
 
 def walk(zone, start, end):
-    """Each minute in UTC; the time on the wall; those that are passed over to come there, and whether by whole hours;
-    and whether it was there before.
+    """Yield each minute in UTC, the local time, the skipped local times and whether they are whole hours, and whether
+    that local time occurred before.
     """
     place = zoneinfo.ZoneInfo(zone)
     seen, known, moment = set(), None, start
@@ -126,7 +127,7 @@ def test_next_due_follows_the_oracle_in_every_zone(part):
 
 @pytest.mark.parametrize("zone", SAMPLE)
 def test_a_run_of_due_times_goes_forward_and_back(zone):
-    """Step by step through a transition: what comes next is what came last, seen from there."""
+    """Step by step through a transition: the next time's previous time is the last one."""
     moment = datetime(2026, 10, 24, 20, tzinfo=UTC)
     for cron in ("30 2 * * *", "*/30 * * * *", "0 */2 * * *", "0 0 29 2 *", "15 3 * * 0"):
         at = moment

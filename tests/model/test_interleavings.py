@@ -1,7 +1,6 @@
-"""All orders in which the steps of a few sessions can follow each other, each one run, and held against the rule.
+"""All orders of the steps of a few sessions, each one run and compared with the rule.
 
-What each scenario is about stands at its head. `support.interleavings` says what a step is, and how all orders are
-found.
+Each scenario's docstring says its subject. `support.interleavings` defines a step, and finds all orders.
 """
 
 import itertools
@@ -40,7 +39,7 @@ class World:
         self.appeared = set()  # all positions that were seen
 
     def member(self, who, lease=None):
-        """That one's session, with a member of its own for each schedule where ``lease`` is given."""
+        """Return a session with a new member for each schedule where ``lease`` is given."""
         key = (who, lease)
         if key not in self._sessions:
             self._sessions[key] = self.database.session(grace=0 if lease is None else 5, lease=lease, gate_timeout=60)
@@ -52,9 +51,7 @@ class World:
         return session, self._members[key]
 
     def _remember(self, session, member):
-        """Whether others were there as a session took and left its last lock, which it goes by there: the same in each
-        schedule.
-        """
+        """Store whether others were present when a session took and released its last lock, in each schedule."""
         place = f"{self.name}-{next(self._numbers)}"  # no name of the library's, which a scenario may have
         if self.crowded:
             self.bare.insert(place)
@@ -95,7 +92,7 @@ class World:
         return [Seen(row[0], row[1], row[2], row[3], row[4] is not None, row[5] is not None, row[6]) for row in found]
 
     def check(self):
-        """What must be true after each step."""
+        """Check the invariants after each step."""
         rows = self.seen()
         wrong = against_the_rule(rows)
         assert wrong is None, wrong
@@ -107,7 +104,7 @@ class World:
         assert not gone, f"{[self.believed[one] for one in gone]} was told to be in, and is not"
 
     def drain(self):
-        """At the end: whoever is left comes in, one after the other, and nobody stays."""
+        """At the end: grant each remaining waiter, one after the other, until none is left."""
         self.believed.clear()
         for row in self.seen():
             ticket = sqlsem.model.Ticket(self.resource, row.position, self.id_of(row.position), False)
@@ -173,7 +170,7 @@ class Requester(Actor):
         return self
 
     def _done(self, word, answer):
-        """What it was told, once that is committed."""
+        """Return the committed result."""
         if word in ("register", "try") and answer is not None and answer.granted:
             self.world.believed[answer.position] = self.name
         elif word in ("look", "look_again") and answer is True:
@@ -255,7 +252,7 @@ def weights(world):
 
 
 def a_free_place(world):
-    """Who holds leaves; two wait behind it; they look in any order."""
+    """The holder leaves; two wait behind it and poll in any order."""
     holder = Requester(world, "h", "release").register_now()
     first = Requester(world, "a", "look").register_now()
     second = Requester(world, "b", "look").register_now()
@@ -271,7 +268,7 @@ def readers_behind(world):
 
 
 def a_try(world):
-    """Somebody tries while who holds leaves, and another one waits."""
+    """A try while the holder leaves, and another client waits."""
     holder = Requester(world, "h", "release").register_now()
     waiter = Requester(world, "w", "look").register_now()
     barger = Requester(world, "t", "try")
@@ -279,7 +276,7 @@ def a_try(world):
 
 
 def late_loss(world):
-    """Who holds by a lease that is over pings while the next one looks: it keeps its row, or hears that it is lost."""
+    """A holder with an expired lease sends a heartbeat as the next polls: it keeps its row, or learns of the loss."""
     holder = Requester(world, "h", "ping", lease=LEASE).register_now()
     waiter = Requester(world, "w", "look").register_now()
     world.over(holder.member)
@@ -455,7 +452,7 @@ def adopted(world):
 
 
 def adopted_too_late(world):
-    """What was handed over is adopted when its time is just over, while the next in line looks: one of them has it."""
+    """A lock in transit is adopted just after its time, while the next waiter polls: one of them gets it."""
     giver = Requester(world, "h").register_now()
     token = secrets.token_hex(16)
     waiter = Requester(world, "w", "look").register_now()
@@ -537,14 +534,14 @@ def _claims(world, most):
 
 
 def registers_as_one_leaves(world):
-    """Somebody registers while who holds leaves, and another one looks."""
+    """A registration while the holder leaves, and another client polls."""
     holder = Requester(world, "h", "release").register_now()
     waiter = Requester(world, "w", "look").register_now()
     return [holder, waiter, Requester(world, "n", "register")], nothing_else
 
 
 def registers_as_one_is_removed(world):
-    """Somebody registers, and looks, while another one finds that who holds is dead."""
+    """A registration and a poll while another client finds that the holder is dead."""
     holder = Requester(world, "h", lease=LEASE).register_now()
     waiter = Requester(world, "w", "look").register_now()
     world.over(holder.member)
@@ -553,7 +550,7 @@ def registers_as_one_is_removed(world):
 
 
 def registers_as_one_is_revoked(world):
-    """Somebody registers while an operator takes away the row before it, and the holder leaves."""
+    """A registration while an operator revokes the row before it, and the holder leaves."""
     holder = Requester(world, "h", "release").register_now()
     waiter = Requester(world, "w").register_now()
     revoker = operator(world, "o", lambda session: session.revoke(waiter.ticket.position, True))
@@ -566,7 +563,7 @@ def registers_as_one_is_revoked(world):
 
 
 def registers_as_one_cancels(world):
-    """Somebody registers while the one before it gives up, by its uid, and the holder leaves."""
+    """A registration while the one before it cancels, by its uid, and the holder leaves."""
     holder = Requester(world, "h", "release").register_now()
     waiter = Requester(world, "w", "cancel").register_now()
 
@@ -594,7 +591,7 @@ def registers_as_one_upgrades(world):
 
 
 def registers_as_one_hands_over(world):
-    """Somebody registers, and looks, while who holds hands over: the row stays before it, in transit."""
+    """A registration and a poll while the holder hands over: the row stays before it, in transit."""
     giver = Requester(world, "h").register_now()
     position, token = giver.ticket.position, secrets.token_hex(16)
     newcomer = Requester(world, "n", "register", "look")

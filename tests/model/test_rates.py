@@ -1,7 +1,6 @@
-"""Rates, checked against what they promise: in no stretch of time of a window's length its limit is passed, and who is
-refused is refused for a reason that is over when it was told.
+"""Rates: no window exceeds its limit, and a refusal names a cause that ends at the stated time.
 
-Time is moved by moving what is written down: what stands there an hour ago was used an hour ago.
+Time is moved by changing stored times: a use stored as an hour old is an hour old.
 """
 
 import bisect
@@ -35,7 +34,7 @@ class Used:
 
 
 class Machine(RuleBasedStateMachine):
-    """Of one rate, in a database or in memory."""
+    """A state machine of one rate, in a database or in memory."""
 
     burst = None
 
@@ -92,7 +91,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(slots=st.integers(1, 500))
     def the_clock_steps_back(self, slots):
-        """What was used counts from then on as used when that is seen."""
+        """Earlier uses count from the time at which the step is noticed."""
         self.shift(-slots * SLOT_SECONDS)
         self.adjust(0)
         for one in self.used:
@@ -189,7 +188,7 @@ def test_no_window_is_ever_passed(database, name):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_a_slot_counts_until_all_of_it_is_out_of_the_window(database, name):
-    """Where its beginning is out already, and its end is not, it counts as a whole."""
+    """A slot that overlaps the window counts as a whole."""
     session = database.session()
     slot = database.beside("rate_slot")
     request = RateRequest(str(name), windows_of(1, "20d"))  # a slot is almost 5 hours: longer than this takes
@@ -268,7 +267,7 @@ def test_reservations_never_exceed_a_limit_and_are_fifo(database, name):
                 assert sum(cost for _, cost in counted[number:end]) <= window.limit
 
     def step_back(resource):
-        """The clock goes back by 700 ms: what is written down has been written so much later."""
+        """Set the clock back by 700 ms: stored times become that much later."""
         window, slot = database.beside("rate_window"), database.beside("rate_slot")
         database.rows(
             f"UPDATE {window} SET seen_ms = seen_ms + 700, promised_ms = promised_ms + 700, full_us = full_us + 700000 "

@@ -70,7 +70,7 @@ class Model:
 
     @property
     def countless(self) -> bool:
-        """Whether anybody counts on a limit of the server's that is not there."""
+        """True if a request relies on a limit of the server that does not exist."""
         return any(row.request.limit is None and self.cap(row.request.resource) is None for row in self.rows)
 
     def add(self, row: Row) -> None:
@@ -206,7 +206,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(member=members, seed=st.randoms(use_true_random=False))
     def look(self, member, seed):
-        """For many rows in one go, those that are gone among them: what `wait` would say of each."""
+        """Poll many rows in one call, removed ones among them: the answers equal those of `wait`."""
         self.asked = [row for row in self.asked if row.member in self.sessions]
         rows = [row for row in self.asked if row.member == member]
         rows = seed.sample(rows, seed.randint(0, len(rows)))

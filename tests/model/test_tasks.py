@@ -48,7 +48,7 @@ class Model:
     tasks: dict[int, Task] = field(default_factory=dict)
 
     def pending(self) -> list[Task]:
-        """What may be claimed, in order."""
+        """Return the tasks that may be claimed, in order."""
         lowest = min((task.order for task in self.tasks.values() if task.is_open), default=None)
         found = [task for task in self.tasks.values() if task.status == "pending" and task.order == lowest]
         return sorted(found, key=lambda one: one.number)

@@ -69,7 +69,7 @@ class Model:
             self.started[key] += 1
 
     def next(self) -> set[int]:
-        """Those of which one is to be claimed."""
+        """Return the tasks of which one is to be claimed."""
         lowest = min((task.order for task in self.tasks.values() if task.is_open), default=None)
         pending = [one for one in self.of("pending") if one.order == lowest]
         if not self.in_turns() or not pending:

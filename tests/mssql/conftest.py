@@ -1,10 +1,9 @@
-"""Microsoft's own driver and tools against a server of ours (`tdsserver`): no SQL Server is needed.
+"""Microsoft's own driver and tools against a fake server (`tdsserver`): no SQL Server is needed.
 
-tds      ``tds(answer, …)`` starts a `tdsserver.TdsServer`, ended after the test
-url_of   ``url_of(server, **words)`` is how sqlsem reaches it through Microsoft's ODBC driver
-reach    ``reach(server)`` opens a bare session there, closed after the test
-style    the .NET client's calls: ``sync`` or ``async``
-converse ``converse(answer, command, …)`` has the .NET client do these things there: the server, and the events
+tds      ``tds(answer, …)`` starts a `tdsserver.TdsServer`, ended after the test url_of   ``url_of(server, **words)`` is
+how sqlsem reaches it through Microsoft's ODBC driver reach    ``reach(server)`` opens a bare session there, closed
+after the test style    the .NET client's calls: ``sync`` or ``async`` converse ``converse(answer, command, …)`` has the
+.NET client do these things there: the server, and the events
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The .NET client on .NET Core with System.Data.SqlClient, against a server of ours: what it makes of what that says.
+"""The .NET client on .NET Core with System.Data.SqlClient, against a fake server: its handling of the answers.
 
-With a real queue behind it, it is tested in tests/clients/test_dotnet.py, where $SQLSEM_TEST_MSSQL_ADO is set.
+tests/clients/test_dotnet.py has it with a real queue, where $SQLSEM_TEST_MSSQL_ADO is set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What SQL Server says in bad hours, as sqlsem's client understands it through Microsoft's own ODBC driver."""
+"""SQL Server's answers in an outage, as sqlsem's client understands them through Microsoft's ODBC driver."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def test_logins(tds, engine_of, number):
 
 @pytest.mark.parametrize("number", LOGINS)
 def test_logins_once_let_in(tds, engine_of, number):
-    """What was right before is not wrong now: the server is not ready yet. But an account can be disabled."""
+    """A login that was accepted before is valid, and the server is not ready yet; but an account can be disabled."""
     answers = [logged_in(), LOGINS[number][0]]
     engine = engine_of(tds(login=lambda: answers.pop(0)))
     engine.open_session("main").close()

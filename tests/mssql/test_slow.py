@@ -1,4 +1,4 @@
-"""A server that takes long over what it does for the first time, as for compiling: whoever asks gets through."""
+"""A server that is slow at a first call, as for compiling: the client waits, and gets its answer."""
 
 from __future__ import annotations
 

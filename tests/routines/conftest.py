@@ -1,9 +1,9 @@
-"""Sessions that know SQL and nothing else, on every server with routines for them: what both dialects say alike is
-tested here, what is special to one in ``clients`` (PostgreSQL) and ``tsql``.
+"""Sessions that know SQL alone, on every server with routines: the common behaviour of both dialects.
 
-session  ``session()`` gives a `Session`
-refused  ``with refused("55000", 50004, "words"): …``: the body must fail, on PostgreSQL with that SQLSTATE, in T-SQL
-         with that number, and with a message in which that pattern is found
+``clients`` (PostgreSQL) and ``tsql`` test the differences.
+
+session  ``session()`` gives a `Session` refused  ``with refused("55000", 50004, "words"): …``: the body must fail, on
+PostgreSQL with that SQLSTATE, in T-SQL          with that number, and with a message in which that pattern is found
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bad arguments are refused in words, and nothing is done; what looks like SQL is only text."""
+"""Bad arguments are refused in words, without an effect; SQL in arguments is only text."""
 
 import json
 
@@ -69,7 +69,7 @@ RESERVED = [
 
 @pytest.mark.parametrize("routine", ["acquire", "try"])
 def test_reserved_names(session, connect, refused, name, routine):
-    """The queues of rates, of runs and of priorities belong to sqlsem, whose own routines go on using them."""
+    """Queues of rates, of runs and of priorities belong to sqlsem, whose own routines go on using them."""
     connection, coordinator = session(), connect()
     for form, words in RESERVED:
         taken = form.format(name)

@@ -1,4 +1,4 @@
-"""What runs once per period, of sessions that know SQL only."""
+"""Work that runs once per period, of sessions that know SQL alone."""
 
 import pytest
 from support import until

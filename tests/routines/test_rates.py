@@ -123,7 +123,7 @@ def test_not_in_a_transaction(session, refused, database, name):
 
 @pytest.mark.engines("postgresql")
 def test_window_in_use_is_not_pruned(database, name):
-    """Who takes has seen a window, and writes down there what it took."""
+    """A caller has read the window, and writes its use there."""
     with database.coordinator() as coordinator:
         coordinator.rate(name, 3, per="1m").take()
     window, resource = database.beside("rate_window"), f"rate:{name}"
@@ -143,7 +143,7 @@ def test_window_in_use_is_not_pruned(database, name):
 
 
 def test_expired_rate_is_pruned_completely(database, name):
-    """However little is removed at a time: what is left of a rate that is forgotten would stay for ever."""
+    """However few rows are removed at a time, nothing stays for ever."""
     with contextlib.closing(database.coordinator()) as coordinator:
         for number in range(6):
             coordinator.rate(f"{name}.{number}", {"1m": 3, "1h": 30}).take()

@@ -172,7 +172,7 @@ def new_session(database: Database) -> Iterator[Callable[[], Session]]:
 
 @pytest.fixture
 def held_member(database: Database) -> Callable[[int], contextlib.AbstractContextManager[None]]:
-    """``with held_member(number): …``: whoever wants to write that member's row waits."""
+    """``with held_member(number): …``: other writers of that member's row wait."""
 
     @contextlib.contextmanager
     def held_member(member: int) -> Iterator[None]:

@@ -282,7 +282,7 @@ def test_an_open_transaction_is_refused_and_left_alone(session, database, refuse
 
 
 def test_with_implicit_transactions(session, database, name):
-    """What drivers without autocommit set: nothing of ours may hang in such a transaction."""
+    """The setting of drivers without autocommit: no session of the library may hang in such a transaction."""
     first, other = session(), session()
     first.rows("SET IMPLICIT_TRANSACTIONS ON")
     try:

@@ -1,4 +1,4 @@
-"""Batches from T-SQL, as Agent jobs take part in them: what is special to SQL Server (the rest is in ``routines``)."""
+"""Batches from T-SQL, as Agent jobs take part in them, where SQL Server differs (``routines`` has the rest)."""
 
 import contextlib
 import secrets

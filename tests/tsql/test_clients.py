@@ -13,7 +13,7 @@ TOKEN = re.compile(r"\$\(ESCAPE_(NONE|SQUOTE)\((\w+)\)\)")
 
 
 def batches(database, file, **tokens):
-    """What Agent, or sqlcmd, would send."""
+    """Return the batches that Agent or sqlcmd would send."""
     text = TOKEN.sub(lambda match: tokens[match[2]].replace("'", "''"), (FILES / file).read_text(encoding="utf-8"))
     text = re.sub(r"\bsqlsem\.(?=\w)", f"{database.schema}.", text)
     code = re.sub(r"--.*", "", text)

@@ -93,7 +93,7 @@ def test_upgrade_waits_for_a_granted_session(session, connect, database, name):
 
 
 def test_unattended_row_is_removed_before_upgrade(member, database, name):
-    """Where its session stood still when it had found its way free, it would enter later on."""
+    """Its session stopped after it was granted, and would hold the lock later on."""
     first, other = member(), member()
     mine, _ = register(first, name, "read")
     writer, _ = register(other, name, "write")

@@ -60,7 +60,7 @@ def test_isolation(session, guarded, name, level):
 
 
 def test_guarded_write_does_not_wait_for_registrations(session, database, guarded, name):
-    """A row that is not committed yet stands in the queue of the resource: whoever holds the lock writes past it."""
+    """An uncommitted row is in the queue of the resource: the holder writes past it."""
     connection, bare = session(), database.raw(autocommit=False)
     try:
         position = connection.acquire(name).position

@@ -1,4 +1,4 @@
-"""Who lives and who is dead, who is told so, and what is written down about it."""
+"""Live and dead members: tests, notifications, and the history."""
 
 import json
 import time
@@ -62,7 +62,7 @@ def test_a_try_gets_in_where_the_dead_have_been(member, session, database, name)
 
 
 def test_free_session_lock_alone_grants_nothing(member, session, database, name):
-    """Who slept on it looks who stands there: its owner may be within its grace."""
+    """A woken waiter checks the owner of the row: it may be within its grace."""
     connection, (holder, number) = session(), member(6000)
     holder.rows(REGISTER, number, name)
     waiting = connection.waiting(name, timeout_ms=60000)
@@ -102,7 +102,7 @@ def test_waiter_tests_the_owner_of_a_free_lock(member, database, name):
 
 
 def test_waiter_tests_the_head_of_the_queue(member, database, name):
-    """Also when it sleeps behind somebody else, who lives and does not look."""
+    """Also when it sleeps behind another waiter, which is alive and does not poll."""
     (holder, first), (between, second), (waiter, third) = member(), member(60000), member(60000)
     holder.rows(REGISTER, first, name)
     between.rows(REGISTER, second, name)
@@ -176,7 +176,7 @@ def test_a_lease_that_is_over_is_dead(member, session, database, name):
 
 
 def test_a_sign_of_life_that_comes_while_it_is_tested(member, session, database, name):
-    """Who would remove the member waits for that sign, and finds another row than the one that it has looked at."""
+    """The reaper waits for that heartbeat, and finds another row than the tested one."""
     connection, (holder, number) = session(), member(0, 60000)
     holder.rows(REGISTER, number, name)
     beside = database.beside("member")

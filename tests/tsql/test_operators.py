@@ -1,4 +1,4 @@
-"""What operators do from T-SQL."""
+"""Operators' actions in T-SQL."""
 
 import pytest
 from support import Attempt, until

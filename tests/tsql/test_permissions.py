@@ -1,8 +1,8 @@
-"""Logins: who may do what, and that nobody gives back what another login holds.
+"""Logins: their rights, and that none releases what another login holds.
 
 Where the server runs procedures with their callers' rights (no ownership chaining), a member of the role cannot work at
-all; so what the role gives is looked up there, and one login's reach into another's rows is tried with rights to the
-tables granted by hand.
+all. So the rights of the role are looked up there, and one login's reach into another's rows is tried with rights to
+the tables granted by hand.
 """
 
 import contextlib
@@ -285,7 +285,7 @@ def test_roles_bound_the_kinds_of_tasks(session, database, as_login, request, na
 
 
 def test_schedule_is_changed_by_its_owner_or_operators(database, as_login, request, name):
-    """Who put it, or an operator, changes it; and it may do what who put it may put."""
+    """It may put only what its owner may put."""
     import pyodbc
 
     save = f"EXEC {database.schema}.save_schedule ?, N'q', N'0 2 * * *', N'UTC', ?, N'1', ?, N'2026-01-01T02:00:00'"

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engines("mssql")
 
 
 def entry(request, position):
-    """What `Request.fits` goes by: as an entry has it."""
+    """Return the values that `Request.fits` uses, as an entry has them."""
     return _Row(request.access, request.limit, request.weight, position)
 
 

@@ -1,4 +1,4 @@
-"""Who holds lives and dies with its session; who waits leaves when nobody attends to it any more."""
+"""A holder lives as long as its session; a waiter leaves when no client attends to it any more."""
 
 import time
 
@@ -97,7 +97,7 @@ def test_a_client_that_stops_waiting_leaves_no_row(session, new_session, databas
 
 @pytest.mark.parametrize("words", [{}, {"limit": 2}, {"access": "read"}])
 def test_row_of_a_cancelled_call_is_removed(session, database, name, words):
-    """What a command timeout leaves: the session, its beacon, and the lock of a row that nobody waits for any more."""
+    """A command timeout leaves the session, its beacon, and the lock of a row without a waiting client."""
     holder, connection, broken_off = session(), session(), session()
     assert holder.acquire(name, **{**words, "access": "write"}, weight=words.get("limit", 1)).code == 0
     broken_off.acquire(name("x"))

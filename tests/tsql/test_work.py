@@ -40,7 +40,7 @@ def state(session, queue):
 
 
 def statuses(session, queue):
-    """What became of the tasks, in the order in which they were put."""
+    """Return the tasks' states, in the order in which they were put."""
     return [row[6] for _, row in sorted(state(session, queue).items())]
 
 

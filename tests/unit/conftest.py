@@ -12,7 +12,7 @@ from sqlsem import chosen
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home folder of a user without any configuration, who is in a folder of a project. See `support.projects`."""
+    """The home folder of a user without any configuration, in a folder of a project. See `support.projects`."""
     for name in ("SQLSEM_URL", "SQLSEM_PROFILE", "SQLSEM_REQUIRE_SERVER", "SQLSEM_CONFIG", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     home = tmp_path / "home"

@@ -1,8 +1,8 @@
-"""Acquisitions as both faces run_generator them, struck at every operation, against a small model.
+"""Acquisitions as both APIs run them, interrupted at every operation, against a small model.
 
 The model is a table in memory: registering adds rows, cancelling and releasing remove them; waiting moves a clock.
-Whatever strikes, either the grant is had, with all its rows; or nothing is had, and no row is left but such as the next
-ping removes as unknown.
+After any interrupt the grant has all its rows; or nothing is held, and the next heartbeat removes the rows that are
+left.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from sqlsem.model import Request, Ticket
 
 
 class Table(WakeupLocks):
-    """What the main session and the waiting ones would find in the database."""
+    """The rows that the main session and the waiting sessions would find in the database."""
 
     def __init__(self, answers=(), troubles=(), register=()):
         self.rows = {}  # position → uid
@@ -152,7 +152,7 @@ def lock_of(face, requests):
 
 
 def had(table, requests=1, timeout=None):
-    """What a thread gets: the grant, or None."""
+    """The result of a thread: the grant, or None."""
     with coordinator_of(table) as coordinator:
         lock = lock_of(coordinator, requests)
         return lock.grant if lock.acquire(timeout=timeout) else None
@@ -272,7 +272,7 @@ def asked_of(table):
 
 
 def test_rolled_back_acquire_publishes_its_end():
-    """Whoever draws a lock's time, or counts those inside, sees both or none."""
+    """A listener that draws or counts holds sees both events or none."""
     with asked_of(Table([True])) as (coordinator, asked):
         told = []
         for kind in ("granted", "released"):
@@ -299,7 +299,7 @@ def test_rolled_back_acquire_is_not_cancelled_twice():
 
 @pytest.mark.parametrize(("retry", "budget"), [(0.5, 0.5), (30.0, 1.0)])
 def test_a_withdrawal_is_not_waited_for_long(retry, budget):
-    """Who leaves because of an error must not stand still for a database that has gone: a ping does the rest."""
+    """A caller that leaves with an error does not wait for a lost database: a heartbeat does the rest."""
     table = Table([True])
     with asked_of(table) as (_, asked):
         effects.run_generator(asked.run(), table.perform)

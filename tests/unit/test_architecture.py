@@ -1,4 +1,4 @@
-"""The structure in docs/architecture.md: which way imports go, what is private, how large a piece may be."""
+"""The structure in docs/architecture.md: directions of imports, private names, sizes of modules and functions."""
 
 import ast
 import re
@@ -110,8 +110,10 @@ def test_no_import_hides_in_a_function():
 
 
 def counted_before_try(function):
-    """Where an interrupt parts what was done from what undoes it: a number is raised, or a lock taken by a call, in the
-    statement right before the 'try' whose 'finally' lowers or releases it.
+    """Yield the places at which an interrupt separates a step from its undo.
+
+    A number is raised, or a lock taken by a call, in the statement right before the 'try' whose 'finally' lowers or
+    releases it.
     """
 
     def targets(nodes, kind):
@@ -134,7 +136,7 @@ def counted_before_try(function):
 
 
 def test_no_interrupt_separates_a_step_from_its_undo():
-    """Who is counted has a token (core/permits.py), a lock is taken by 'with', or `runtime.had_within`."""
+    """Counted holders have a token (core/permits.py), and a lock is taken by 'with' or `runtime.had_within`."""
     found = {
         f"{name}:{line} {what}"
         for name, tree in trees()
@@ -157,7 +159,7 @@ def test_search_for_interruptible_gaps_finds_them():
 
 
 def test_tests_query_only_their_own_part_of_a_server():
-    """All workers share one PostgreSQL server: what waits in it, or has a connection, may be another test's."""
+    """All workers share one PostgreSQL server: its other waiters and connections may belong to another test."""
     everybodys = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -73,7 +73,7 @@ def windows(name="api", **others):
 
 
 def in_line(*positions, **others):
-    """Those in the line of a rate: the first one has the turn, and waits all the same."""
+    """Return the requests in the queue of a rate: the first one has the turn, and waits all the same."""
     values = {"limit": 1, **others}
     first, *rest = positions
     return [entry(first, "holds", "rate:api", **values), *(entry(one, "waits", "rate:api", **values) for one in rest)]

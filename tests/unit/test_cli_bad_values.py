@@ -1,7 +1,7 @@
-"""Bad values of every option and argument of every command: wrong usage, never a fault of ours.
+"""Bad values of every option and argument of every command: wrong usage, never an internal error.
 
-Commands and their parameters are enumerated; what a command needs besides is in `support.command_line`. So a new option
-is covered by itself, and a new command fails until it has a line there.
+Commands and their parameters are enumerated; `support.command_line` has the other arguments of a command. So a new
+option is covered by itself, and a new command fails until it has a line there.
 """
 
 import click

@@ -73,7 +73,7 @@ def test_there_is_nothing_to_join(bench):
 
 
 def test_joined_command_ends_before_the_release(bench, coordinator):
-    """The command has ended, what it had put into the background has not: nobody else is let in beside that."""
+    """Its background process goes on: no other is granted beside it."""
     process = joined(bench, then="true")
     (pid,) = until(lambda: pids(bench.told), "the joined command runs")
     with coordinator.mutex("nightly", timeout=PATIENCE):

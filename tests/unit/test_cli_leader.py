@@ -141,7 +141,7 @@ def test_invalid_leader_options_are_refused(bench, arguments, words):
 
 @pytest.fixture
 def terms(monkeypatch):
-    """``terms(*outcomes)``: what comes of one term after the other; the exit code, or what is raised."""
+    """``terms(*outcomes)``: the results of one term after the other; the exit code, or the exception."""
 
     def terms(*outcomes, events=(), asked=False):
         left = list(outcomes)

@@ -1,4 +1,4 @@
-"""What the commands that look back say."""
+"""The output of the commands that report on the past."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_a_signal_while_it_waits_for_another(bench):
 
 
 def test_beside_a_lock_it_has_its_name(bench):
-    """``--mutex report --once-per 1d``; the first lock is what the command is told of."""
+    """``--mutex report --once-per 1d``: the command's environment names the first lock."""
     script = 'echo "$SQLSEM_RESOURCE" >> "$0"'
     command = ["run", "--limit", "report=2", "--once-per", LONG, "--", "sh", "-c", script, bench.told]
     assert bench.run(*command)[0] == 0

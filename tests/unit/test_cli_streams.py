@@ -61,7 +61,7 @@ def begin_anew() -> None:
 
 
 def end() -> int:
-    """What Python does at its end; whether all could be written."""
+    """Do the steps of Python's exit; True if all could be written."""
     atexit._run_exitfuncs()
     try:
         for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -116,7 +116,7 @@ def a_day(how: str, folder: str) -> None:
 
 
 def day(how: str, folder: Path) -> tuple[dict[str, Any], Any]:
-    """What each command told, and what is in the database in the end."""
+    """Return the output of each command, and the final contents of the database."""
     folder.mkdir()
     url = f"sqlite:///{folder}/queue.db"
     script = f"import test_cli_streams; test_cli_streams.a_day({how!r}, {str(folder)!r})"

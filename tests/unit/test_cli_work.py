@@ -138,7 +138,7 @@ class Bench:
         return process
 
     def told(self, what: str) -> int:
-        """How often a job has told something."""
+        """Return how often a job has reported something."""
         file = self.folder / "told"
         return sum(line.startswith(what) for line in file.read_text().splitlines()) if file.exists() else 0
 

@@ -1,4 +1,4 @@
-"""An interrupt as a thread of ours is begun leaves the process whole: the next one who needs it has it."""
+"""An interrupt while a thread starts leaves the process usable: the next caller gets its thread."""
 
 import asyncio
 import gc
@@ -17,7 +17,7 @@ BEGINS = {("begin", "threads.py"), ("_start", "threads.py")}
 
 
 def interrupted(number, places, do):
-    """Whether a KeyboardInterrupt struck at the line of that number that these functions run through: (name, file)."""
+    """True if a KeyboardInterrupt hit the line of that number that these functions, (name, file), run through."""
     seen = 0
 
     def trace(frame, event, _):

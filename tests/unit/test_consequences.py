@@ -1,4 +1,4 @@
-"""What an action would bring about, said before it is done; and held against the rule."""
+"""The effects of an action, predicted before it is done, and compared with the rule."""
 
 import itertools
 

@@ -87,7 +87,7 @@ class World:
 
 
 def upgrade(world, timeout=None):
-    """Whether it writes; False when the time was up. What the database and the grant say must be the same."""
+    """Return True if the grant writes, False after a timeout. Database and grant must agree."""
     coordinator = Coordinator("sqlite:////nowhere/at/all.db", retry=0.5)
     client = coordinator.client
     client.member.tickets[TICKET.position] = TICKET

@@ -1,4 +1,4 @@
-"""Tests do the same in the background and under nohup: what they start has the usual dispositions of signals."""
+"""Tests behave the same in the background and under nohup: their processes have the usual signal dispositions."""
 
 import json
 import os

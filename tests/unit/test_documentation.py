@@ -100,7 +100,7 @@ def with_examples():
 
 @pytest.mark.parametrize("module", ["sqlsem", *with_examples()])
 def test_examples_in_docstrings(module):
-    """(Those that need a database say ``doctest: +SKIP``.)"""
+    """Examples that need a database have ``doctest: +SKIP``."""
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as exc:  # what an adapter is for

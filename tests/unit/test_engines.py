@@ -1,4 +1,4 @@
-"""What engines announce, refuse and send; and that each is named in one place."""
+"""The engines' announcements, refusals and statements; each engine is named in one place."""
 
 import os
 import re

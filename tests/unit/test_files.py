@@ -37,7 +37,7 @@ MODULES = {"fileinput", "linecache", "configparser", "shelve", "dbm", "netrc", "
 
 
 def readers(name: str, tree: ast.AST) -> Iterator[str]:
-    """Where a module opens or reads files."""
+    """Yield the places at which a module opens or reads files."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)

@@ -1,4 +1,4 @@
-"""What a process holds: holds and exits, words, and what of it stands in the way of its own requests."""
+"""The grants of a process: holds and exits, and its own rows that block its own requests."""
 
 import os
 import pickle
@@ -144,7 +144,7 @@ def test_reentry_checks_a_grant_that_may_have_ended(locks, registry):
 
 
 def test_grant_ended_by_commit_is_not_released_again(locks, registry):
-    """But what was had once more ends, whatever becomes of the rest."""
+    """A second hold of it ends with its block, whatever happens to the rest."""
     with locks.mutex("a", reentrant=True) as grant:
         grant.state.commit_release = departure = mock.Mock()
         departure.reenter.side_effect = grant.state.reenter
@@ -231,7 +231,7 @@ def test_own_rows_blocking_an_own_request(locks, registry):
 
 
 def test_of_much_only_a_part_is_looked_at(locks, registry):
-    """Who holds thousands of one resource does not pay for each of them at each request."""
+    """A holder of thousands of rows on one resource does not pay for each of them at each request."""
     held = [locks.limit("a", 10_000) for _ in range(MAX_AHEAD + 5)]
     grants = []
     for lock in held:
@@ -250,7 +250,7 @@ def test_of_much_only_a_part_is_looked_at(locks, registry):
 
 
 def test_released_grants_leave_no_state(locks, registry):
-    """Of whoever had it: a process lives for years."""
+    """For any owner: a process lives for years."""
 
     def held():
         return sorted(request.resource for request in registry.requests_of(this_thread().number))

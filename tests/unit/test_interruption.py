@@ -30,7 +30,7 @@ def for_ever() -> None:
 
 
 def traced_to_its_end() -> int:
-    """How many lines a traced function has; with something to look for at every step left behind, it has no end."""
+    """Return the number of lines of a traced function; a search that continues at every step would not end."""
     lines = 0
 
     def tracer(frame, event, _):

@@ -1,4 +1,4 @@
-"""What SIGTERM does to those who lead in the main thread, and to a program's own handlers."""
+"""The effects of SIGTERM on leaders in the main thread, and on a program's own handlers."""
 
 import signal
 import threading

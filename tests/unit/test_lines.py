@@ -1,4 +1,4 @@
-"""Many who wait in one process: who is looked for, how many statements that takes, and that nobody is forgotten."""
+"""Many waiters in one process: which ones are polled, in how many statements, and that none is missed."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ def pair():
 
 @pytest.fixture
 def looks(monkeypatch):
-    """Of each look: the positions asked for. Waits without time that are no looks are among them, too."""
+    """The positions of each poll. Waits without time that are no polls are among them, too."""
     asked = []
     look, wait = MemorySession.poll, MemorySession.wait
 
@@ -202,7 +202,7 @@ class Room:
         return self.poll(1, [ticket]).get(ticket.position, False)
 
     def looks_for(self, waiter, last=False):
-        """Whom this one looks for, and the look is carried out."""
+        """Return the waiters that this one polls for, and carry out the poll."""
         chosen = self.lines.begin_poll(waiter, last)
         if chosen:
             self.lines.poll_call(chosen)(self, 1)
@@ -487,7 +487,7 @@ def test_release_grants_local_waiters(room):
 
 
 def test_local_wait_lasts_a_single_slice(room):
-    """What is believed to be ours may be nobody's."""
+    """A row that seems to be local may be nobody's."""
     waiter = room.waiter(1)
     assert [room.lines.should_wait_locally(waiter, [Request("a")]) for _ in range(4)] == [True, False, True, False]
 
@@ -719,7 +719,7 @@ def test_half_granted_request_blocks_no_waiter(pair):
 
 
 def test_removed_row_wakes_its_locally_blocked_waiter(pair, monkeypatch):
-    """Nobody looks for it: the ping of its process finds out."""
+    """No poll covers it: the heartbeat of its process finds the removal."""
     one, other = pair
     assert one.mutex("a").acquire()
     with ThreadPoolExecutor(2) as pool:

@@ -1,4 +1,4 @@
-"""What the logger tells of locks, and of work whose worker is dead."""
+"""The log lines for locks, and for tasks of dead workers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_attempts_to_look_are_told_in_words(
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
 @pytest.mark.parametrize("what", ["cancel", "retry", "work"])
 def test_a_dead_workers_task(coordinator: sqlsem.Coordinator, tmp_path: Path, what: str) -> None:
-    """Nobody has looked after it meanwhile."""
+    """No client has polled it meanwhile."""
     queue = coordinator.queue("q")
     number = queue.put(sqlsem.Call("os:getpid"))
     script = """

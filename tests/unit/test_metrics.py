@@ -1,4 +1,4 @@
-"""Metrics: labels that stay few, what this process tells, what an exporter makes of an overview."""
+"""Metrics: labels that stay few, the counters of this process, and an exporter's view of an overview."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def test_abnormal_ends_are_counted(url):
 
 
 def test_uses_of_rates_are_counted(url):
-    """Of those that share a pattern together, and it never goes down: not with a window that is forgotten."""
+    """Rates of one pattern share a counter, which never decreases: not even when a window is pruned."""
 
     def look():
         exporter._answer = None

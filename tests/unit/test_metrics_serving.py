@@ -1,4 +1,4 @@
-"""The exporter's server: whom it answers, and what clients that mean ill can do to it."""
+"""The exporter's server: accepted clients, and the effects of hostile ones."""
 
 import contextlib
 import socket

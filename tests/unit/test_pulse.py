@@ -18,7 +18,7 @@ GRACE, LEASE = 0.6, 1.0
 
 @pytest.fixture
 def pings(monkeypatch):
-    """One for each ping. Who rests does so for longer than any test takes."""
+    """Give one item for each heartbeat. An idle heartbeat pauses for longer than any test takes."""
     monkeypatch.setattr(MemoryEngine, "idle_heartbeat_seconds", 1e6)
     made, ping = [], MemorySession.heartbeat
 
@@ -122,7 +122,7 @@ def test_pulse_pings_at_once_in_a_new_thread(pings):
 
 
 def test_heartbeat_with_a_lease_never_idles(pings):
-    """Nobody else renews it."""
+    """No other client renews the lease."""
     with sqlsem.testing.memory(lease=LEASE) as locks:
         with locks.mutex("before"):  # enrolled
             pass

@@ -1,4 +1,4 @@
-"""Why somebody waits, behind whom, and until when: from rows that are made here."""
+"""The reason for a wait, its blockers and its expected end: from rows that are made here."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""A lock that is had several times, and an interrupt at each line: every hold ends once, and none twice."""
+"""A reentrant lock with an interrupt at each line: every hold ends once, and none twice."""
 
 import contextlib
 import sqlite3

@@ -17,7 +17,7 @@ MODULES = (sqlsem.aio, sqlsem.errors, sqlsem.testing)
 
 
 def named(page):
-    """What the directives of the page name, as written there."""
+    """Return the names in the directives of the page, as written there."""
     return set(re.findall(r"^\.\. auto(?:function|class|data|module):: ([\w.]+)", page, re.MULTILINE))
 
 

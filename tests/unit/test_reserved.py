@@ -92,7 +92,7 @@ def test_sql_reserves_the_same_names(engine, file):
 
 
 def test_sqlite_reserves_the_same_names(tmp_path):
-    """Where a bare row is inserted. (Of the routines there are none.)"""
+    """In a bare row's insertion: SQLite has no routines."""
     with sqlsem.connect(f"sqlite:///{tmp_path}/x.db") as coordinator:
         coordinator.mutex("free").acquire()
         connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)

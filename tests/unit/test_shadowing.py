@@ -1,6 +1,6 @@
-"""No routine or statement of ours finds a name by its caller's search_path, read by PostgreSQL's own parser.
+"""No routine or statement finds a name by its caller's search_path, as PostgreSQL's own parser reads them.
 
-(tests/clients/test_traps.py runs them amid objects that somebody else made.)
+tests/clients/test_traps.py runs them amid objects of other logins.
 """
 
 import ast

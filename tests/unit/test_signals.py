@@ -1,4 +1,4 @@
-"""Callbacks at the end of the interpreter, and after a fork; what nobody wants to know costs no query."""
+"""Callbacks at the end of the interpreter, and after a fork; an event without a listener costs no query."""
 
 import logging
 import os

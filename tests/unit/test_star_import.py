@@ -31,7 +31,7 @@ def test_star_import_shadows_no_module_in_common_use():
 
 
 def test_star_import_leaves_the_namespace_alone():
-    """As a program sees it: what it used before means the same afterwards."""
+    """Names that a program used before mean the same afterwards."""
     program = (
         "import builtins\n"
         "before = {name: eval(name) for name in dir(builtins) if name.isidentifier() and not name.startswith('__')}\n"

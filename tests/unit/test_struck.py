@@ -17,8 +17,9 @@ pytestmark = pytest.mark.skipif(sys.implementation.name != "cpython", reason="wh
 
 
 def struck(number, do, *files):
-    """Whether a KeyboardInterrupt struck at the moment of that number at which a signal may, in these files: as a
-    function begins, and after each call that it makes.
+    """True if a KeyboardInterrupt hit the moment of that number in these files.
+
+    A signal may arrive as a function begins, and after each call that it makes.
     """
     seen = 0
 

@@ -1,6 +1,6 @@
-"""Where threads begin, and where a program's code is called: in one module each, or in a table here that says why not.
+"""The starts of threads and the calls of a program's code: in one module each, or in a table here with a reason.
 
-What comes of them when they end: faults/test_thread_ends.py.
+faults/test_thread_ends.py tests the ends of threads.
 """
 
 import ast
@@ -124,7 +124,7 @@ def test_callbacks_are_called_by_a_single_function():
 
 
 def parameters(tree):
-    """Those of functions, and the keys of options, that take a callback."""
+    """Yield the parameters of functions, and the keys of options, that take a callback."""
     for node in ast.walk(tree):
         annotated = []
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -145,7 +145,7 @@ def test_every_callback_of_a_program_is_in_the_table():
 
 
 def test_core_logs_by_the_voice():
-    """A handler of the log may block: what runs in a thread by which losses become known hands on what it says."""
+    """A handler of the log may block: threads that detect losses hand their lines to another thread."""
     found = {
         Path(name).stem
         for name, tree in trees()

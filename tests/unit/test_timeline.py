@@ -1,4 +1,4 @@
-"""What is drawn of a night, and that a picture harms nobody, whatever was written into names and notes."""
+"""The picture of a night, which no text in names and notes can break."""
 
 from __future__ import annotations
 

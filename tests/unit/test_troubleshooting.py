@@ -99,7 +99,7 @@ def lacking(page):
 
 
 def part(piece):
-    """What is looked for: the beginning, without what joins it to a value."""
+    """Return the text to look for: the beginning, up to the first value."""
     return piece.strip(" :;(|'\"").removeprefix("(")[:24].rstrip().lower()
 
 
@@ -126,8 +126,9 @@ RAISED = re.compile(
 
 
 def sql_messages():
-    """File, number and words of every error of a routine, with X for what is filled in. (In a simulation, what stands
-    for the server says what that says.)
+    """Yield file, number and words of every error of a routine, with X for each value.
+
+    In a simulation, the substitute of the server says what the server says.
     """
     for path in sorted(
         {*(ROOT / "sqlsem" / "sql").glob("*/*.sql")} - {*(ROOT / "sqlsem" / "sql").glob("*/simulated.sql")}
@@ -139,7 +140,7 @@ def sql_messages():
 
 
 def sql_lacking(page):
-    """Those that no cell of the page is a pattern of; … stands for anything."""
+    """Yield the messages that match no cell of the page; … matches anything."""
     cells = re.findall(r"`([^`]+)`", page[page.index("## Calls in SQL") :])
     patterns = [re.compile(".*".join(map(re.escape, cell.split("…")))) for cell in cells]
     for where, number, words in sql_messages():

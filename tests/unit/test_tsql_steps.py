@@ -1,7 +1,7 @@
-"""What a pair and a hand-off run through on SQL Server, counted statement by statement in the text: each costs
-something, and on other engines that speak T-SQL a call costs as much as an access to a table.
+"""The statements of a pair and of a hand-off on SQL Server, counted in the text.
 
-A walk follows a procedure as the usual case does: of its IFs and WHILEs those hold that are named, and no others.
+Each statement costs something, and on other engines that speak T-SQL a call costs as much as an access to a table. A
+walk follows a procedure as the usual case does: the named IFs and WHILEs hold, and no others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Reader:
         return found is not None
 
     def until(self, end: str) -> str:
-        """What stands before ``end``, which is in no parenthesis and no text."""
+        """Return the text before ``end`` outside of parentheses and texts."""
         depth, first = 0, self.at
         while depth or not re.compile(end).match(self.text, self.at):
             assert self.at < len(self.text), f"no end of {self.text[first : first + 80]!r}"

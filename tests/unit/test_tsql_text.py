@@ -1,4 +1,4 @@
-"""What must hold of the T-SQL as a text, since no engine at hand shows it when it does not."""
+"""Rules for T-SQL that only its text shows, as no engine at hand checks them."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ PROCEDURES = dict(procedures())
 
 
 def granted() -> dict[str, str]:
-    """Of each routine, the letters of the roles that may run it."""
+    """Return for each routine the letters of the roles that may run it."""
     text = text_of("permissions").partition("INSERT INTO @right")[2].partition("UNION ALL")[0]
     return dict(re.findall(r"\(N'(\w+)', N'([upwor]+)'\)", text))
 
 
 def arguments(text: str, start: int) -> str:
-    """What stands between the parenthesis at ``start`` and its end."""
+    """Return the text between the parenthesis at ``start`` and its end."""
     depth = 0
     for at in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)
@@ -251,8 +251,8 @@ def test_table_variables_have_keys_for_lookups(name):
 
 
 def test_a_function_is_never_missing():
-    """What is run again drops one only in the transaction that makes it anew (or for good), and none whose values stand
-    in rows.
+    """A script drops a function only in the transaction that creates it again (or for good), and none whose values are
+    stored.
     """
     texts = [text_of(name) for name in SCRIPTS]
     dropped = []

@@ -1,4 +1,4 @@
-"""What programs write is well typed, and what is misspelt is found: by mypy, and when it is called."""
+"""Correct programs pass mypy, and misspelt ones fail: in mypy, and when called."""
 
 import subprocess
 import sys
