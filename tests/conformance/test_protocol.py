@@ -207,10 +207,10 @@ def test_a_dead_member_is_removed_by_reap(database, member, name, session):
     one.close()
     operator = session()
     until(lambda: operator.reap() >= 0 and database.queue(name) == [], "the rows of the dead removed")
-    assert {past.outcome for past in operator.admin.history(name, 10)} == {"reaped"}
+    assert {past.outcome for past in operator.history(name, 10)} == {"reaped"}
     until(
         lambda: (
-            operator.admin.reap() >= 0
+            operator.reap() >= 0
             and database.rows(f"SELECT 1 FROM {database.beside('member')} WHERE member_id = ?", number) == []
         )
     )
@@ -222,11 +222,11 @@ def test_a_member_that_returns_within_its_grace_keeps_its_rows(database, member,
     one.close()
     operator = session()
     for _ in range(5):
-        operator.admin.reap()
+        operator.reap()
     again = session(grace=3600)
     assert again.reattach_member(number) is True
     assert again.heartbeat(number).positions == {ticket.position}
-    operator.admin.reap()
+    operator.reap()
     assert len(database.queue(name)) == 1
     assert again.release(ticket, "released")
     again.deregister_member(number)
@@ -237,7 +237,7 @@ def test_a_member_that_was_given_up_cannot_return(database, member, name, sessio
     one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
     one.close()
     operator = session()
-    until(lambda: operator.admin.reap() >= 0 and database.queue(name) == [])
+    until(lambda: operator.reap() >= 0 and database.queue(name) == [])
     again = session()
     assert again.reattach_member(number) is False
     assert again.heartbeat(number).known is False
@@ -250,7 +250,7 @@ def test_the_living_are_left_alone(database, member, name, session):
     (late,) = other.register(second, "other", "thread", f"{name}.2", [Request(name)], False)
     operator = session()
     for _ in range(30):  # never pings, and yet lives: its session is there
-        operator.admin.reap()
+        operator.reap()
         assert other.wait(late, 0.02, threading.Event()) is False
     assert one.heartbeat(number).positions == {ticket.position}
     one.deregister_member(number)

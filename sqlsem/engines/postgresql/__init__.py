@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlsem.errors import ConfigurationError
 
 try:
-    import psycopg  # noqa: F401 - first of all, so that its lack is told in our words
+    import psycopg  # noqa: F401 - first, for a message of our own if it is missing
 except ImportError as exc:
     raise ConfigurationError(
         "PostgreSQL needs psycopg 3, which is not installed; get it with: pip install 'sqlsem[postgres]'"

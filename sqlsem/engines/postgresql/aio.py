@@ -1,4 +1,4 @@
-"""Connections of an event loop."""
+"""PostgreSQL sessions of an event loop: waits for grants without a thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class AsyncPostgresSession(PsycopgConnection, AsyncSession):
-    """One psycopg connection of an event loop, to wait in."""
+    """One psycopg connection of an event loop, used to wait."""
 
     def __init__(self, engine: PostgresDatabase, connection: AsyncConnection) -> None:
         super().__init__(engine, connection)
@@ -27,7 +27,7 @@ class AsyncPostgresSession(PsycopgConnection, AsyncSession):
         connection.prepare_threshold = None  # see PostgresConnection
 
     async def prepare(self, purpose: str) -> None:
-        """Make a connection ready that was just opened."""
+        """Prepare a new connection."""
         try:
             if self.options.lease is not None:
                 cursor = await self.connection.execute(self.queries["backend"])
@@ -46,11 +46,11 @@ class AsyncPostgresSession(PsycopgConnection, AsyncSession):
     async def _wait(self, name: str, key: tuple[Any, ...], timeout: float) -> bool | None:
         deadline = monotonic() + timeout
         while True:
-            asked = self.asking(name, *key, int(timeout * 1000))
+            steps = self.statement_steps(name, *key, int(timeout * 1000))
             answer = None
             try:
                 while True:
-                    answer = await self._answer(asked.send(answer))
+                    answer = await self._answer(steps.send(answer))
             except StopIteration as done:
                 code = int(done.value[-1])
             except psycopg.Error as exc:
@@ -62,11 +62,11 @@ class AsyncPostgresSession(PsycopgConnection, AsyncSession):
                 return {0: True, -1: False}.get(code)
             timeout = max(0.0, deadline - monotonic())
 
-    async def _answer(self, asked: Generator[int, int, T]) -> T:
-        """Drive one of psycopg's generators. (Its own way to do that looks up ten times a second.)"""
+    async def _answer(self, steps: Generator[int, int, T]) -> T:
+        """Run a generator of psycopg. (psycopg's own driver polls ten times a second.)"""
         loop, number = asyncio.get_running_loop(), self.connection.pgconn.socket
         try:
-            wanted = next(asked)
+            wanted = next(steps)
             while True:
                 ready: asyncio.Future[int] = loop.create_future()
                 if wanted & waiting.WAIT_R:
@@ -80,13 +80,13 @@ class AsyncPostgresSession(PsycopgConnection, AsyncSession):
                         loop.remove_reader(number)
                     if wanted & waiting.WAIT_W:
                         loop.remove_writer(number)
-                wanted = asked.send(state)
+                wanted = steps.send(state)
         except StopIteration as done:
             result: T = done.value
             return result
 
     async def _end_query(self) -> None:
-        """The task was cancelled: the server shall stop waiting as well, and this connection serve the next one."""
+        """End the wait on the server after the task was cancelled, so that the connection can be used again."""
         pgconn = self.connection.pgconn
         overdue = asyncio.get_running_loop().call_later(1.0, self.interrupt)
         try:
@@ -102,7 +102,7 @@ class AsyncPostgresSession(PsycopgConnection, AsyncSession):
         return self.connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
     def close(self) -> None:
-        # Without awaiting: a loop that is closed, or a task that is cancelled, cannot.
+        # Without await, which fails in a closed loop or a cancelled task.
         self.connection.pgconn.finish()
 
 

@@ -1,4 +1,4 @@
-"""Batches."""
+"""Batches on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class PostgresBatches(PostgresConnection, BatchSession):
         code, number, is_last, status, attempt, kind, body = self.row(
             "end_part", member_id, name, part, uid, outcome, error, owner, *callback
         )
-        ours = None if attempt is None else Callback(number, name, attempt, kind, body)
-        return PartEnd(code, number, is_last, status, ours)
+        claimed = None if attempt is None else Callback(number, name, attempt, kind, body)
+        return PartEnd(code, number, is_last, status, claimed)
 
     def claim_callback(
         self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
@@ -61,8 +61,8 @@ class PostgresBatches(PostgresConnection, BatchSession):
         return bool(self.number("end_callback", member_id, batch_id, attempt, error))
 
     def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
-        found = self.row("abandon_batch", here(), name, batch_id)[1]
-        return None if found is None else int(found)
+        number = self.row("abandon_batch", here(), name, batch_id)[1]
+        return None if number is None else int(number)
 
     def list_batches(self, name: str | None, batch_id: int | None, most: int) -> list[BatchEntry]:
         return BatchEntry.of_rows(self.rows("list_batches", (name, batch_id, most)))

@@ -1,4 +1,4 @@
-"""One psycopg connection that blocks."""
+"""A blocking psycopg connection: statements by their names."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class PostgresConnection(PsycopgConnection, LockSession):
         super().__init__(engine, connection)
         self.connection = connection
         self.cursor = connection.cursor()
-        # What is called at every lock is prepared once (see `_prepared`). Never with a lease: that is for poolers which
-        # lend their connections out by the transaction, and there a prepared statement may be gone at the next call.
+        # Routines that every acquisition calls are prepared once (see `_prepared`). Not with a lease, which is for
+        # poolers in transaction mode: there a prepared statement may be missing at the next call.
         connection.prepare_threshold = None
         self.call: Callable[..., Sequence[Any]] = self.row if self.options.lease is not None else self._prepared
 
@@ -30,19 +30,19 @@ class PostgresConnection(PsycopgConnection, LockSession):
         lease = self.options.lease is not None
         if lease or purpose in ("main", "look"):
             pid = self.backend()
-            if pid != self.connection.info.backend_pid:  # a pooler stands between
+            if pid != self.connection.info.backend_pid:  # there is a pooler
                 if lease or purpose == "look":
-                    return  # what is set on a session here would be set for anyone who is lent it next
+                    return  # settings would stay on the session for its next user
                 self._require_own_session(pid)
         self.rows("session", self.setup(purpose))
 
     def backend(self) -> int:
-        """The number of the server's process that answers now."""
+        """Return the pid of the server process that answers now."""
         return self.number("backend")
 
     def _require_own_session(self, pid: int) -> None:
-        """Refuse a beacon where connections share sessions: lent by the transaction or the statement, an idle session
-        goes to anyone who asks next.
+        """Raise `ConfigurationError` if a pooler lends sessions by the transaction or the statement: the beacon's idle
+        session would go to the next client.
         """
         other = self.engine.open_session("look")
         assert isinstance(other, PostgresConnection)
@@ -70,22 +70,22 @@ class PostgresConnection(PsycopgConnection, LockSession):
             raise
 
     def row(self, name: str, *parameters: Any) -> Sequence[Any]:
-        """Its first row."""
+        """Run a statement of client.sql; return its first row."""
         return self.rows(name, parameters)[0]
 
     def number(self, name: str, *parameters: Any) -> int:
-        """The first value of that."""
+        """Run a statement of client.sql; return the first value of its first row."""
         return int(self.row(name, *parameters)[0])
 
     def _prepared(self, name: str, *parameters: Any) -> Sequence[Any]:
-        """As `row`, for statements that are run at every lock: past psycopg's cursor, which takes half as long again as
-        the rest of the call.
+        """As `row`, for the statements of every acquisition: without psycopg's cursor, which would add half the time of
+        the call.
         """
-        asked = self.asking(name, *parameters)
+        steps = self.statement_steps(name, *parameters)
         answer = None
         try:
             while True:
-                answer = self.connection.wait(asked.send(answer))
+                answer = self.connection.wait(steps.send(answer))
         except StopIteration as done:
             values: Sequence[Any] = done.value
             return values
@@ -96,13 +96,13 @@ class PostgresConnection(PsycopgConnection, LockSession):
             raise
 
     def _end_interrupted(self) -> None:
-        # psycopg ends the query for a KeyboardInterrupt, but not for what else a signal handler may raise.
+        # psycopg ends the query for a KeyboardInterrupt, but not for other exceptions of a signal handler.
         if self.connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             self.connection.close()
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """What psycopg raises in the body means this to us."""
+        """Raise sqlsem's errors for psycopg's errors in the body."""
         try:
             yield
         except psycopg.Error as exc:

@@ -1,4 +1,4 @@
-"""The database that a URL names, and how to reach it."""
+"""A PostgreSQL database: its URL, the parameters of its connections, and the errors of a failed connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.model import Ticket
 from sqlsem.printable import first_line
 
-#: What the server names when there is no room for another lock, in every language; and what that means.
+#: The setting that the server names, in every language, if its lock table is full; and the remedy.
 LOCKS_SETTING = "max_locks_per_transaction"
 LOCKS_FULL = (
     "its table of locks, which all its programs share, is full: end the session that has most of them (see pg_locks; "
@@ -36,7 +36,7 @@ class PostgresDatabase(Engine):
         try:
             self._parameters = conninfo.conninfo_to_dict(url) if url else {}
         except psycopg.Error:
-            # libpq's message may repeat parts of the URL; so no cause either.
+            # libpq's message may repeat parts of the URL, so neither the message nor the cause is kept.
             raise ConfigurationError(
                 "This is not a URL that PostgreSQL understands; write postgresql://user:password@host:5432/database"
             ) from None
@@ -56,11 +56,11 @@ class PostgresDatabase(Engine):
 
     @property
     def tls_mode(self) -> str:
-        """What libpq goes by, where the URL or the environment says."""
+        """The sslmode of the URL or the environment, or libpq's default."""
         return str(self._parameters.get("sslmode") or os.environ.get("PGSSLMODE") or "prefer")
 
     def unreachable(self, exc: psycopg.Error) -> Exception:
-        """What it means that no connection could be made."""
+        """Return the error for a failed connection attempt."""
         text = hide_values(str(exc), self._parameters)
         refused = (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName)
         # libpq reports a refusal at connect time without a SQLSTATE.
@@ -76,25 +76,25 @@ class PostgresDatabase(Engine):
             return ConfigurationError(f"{self.label} refuses us: {first_line(text)}; check the URL")
         if LOCKS_SETTING in text:
             return Refused(f"Cannot reach {self.label}: {first_line(text)}; {LOCKS_FULL}")
-        if "FATAL:" in text:  # the server's own word, where it speaks English
+        if "FATAL:" in text:  # the server's message, if it is in English
             return Refused(f"Cannot reach {self.label}: {first_line(text)}")
         if isinstance(exc, psycopg.OperationalError):
             return Disconnected(f"Cannot reach {self.label}: {first_line(text)}")
         return exc
 
     def connect_parameters(self, purpose: str) -> dict[str, Any]:
-        """What libpq is given."""
+        """Return the parameters of a connection for libpq."""
         alive = max(1, math.ceil(self.options.grace))
         return {
             "connect_timeout": math.ceil(self.options.connect_timeout),
             "application_name": f"sqlsem {purpose}",
-            # A peer that vanished without a word must not keep us waiting: notice within about a grace.
+            # Notice within about a grace that the server has vanished.
             "keepalives_idle": alive,
             "keepalives_interval": 1,
             "keepalives_count": 3,
             "tcp_user_timeout": alive * 1000,
             **self._parameters,
-            "client_encoding": "utf8",  # whatever the database's is; psycopg gives bytes for SQL_ASCII
+            "client_encoding": "utf8",  # also if the database has another one; psycopg returns bytes for SQL_ASCII
             "autocommit": True,
         }
 
@@ -104,7 +104,7 @@ class PostgresDatabase(Engine):
         return bool(row and borrowed.values(row)[0])
 
     def owns_session(self, connection: Any, number: int) -> bool:
-        # A pooler that lends its sessions out by the transaction gives numbers of its own.
+        # A pooler in transaction mode reports pids of its own.
         return getattr(getattr(connection, "info", None), "backend_pid", None) == number
 
     def session_notes(self, cursor: Any) -> Generator[Any, Any, tuple[int, str]]:

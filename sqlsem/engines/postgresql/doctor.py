@@ -1,4 +1,4 @@
-"""What `sqlsem doctor` looks at on PostgreSQL."""
+"""The checks of `sqlsem doctor` on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.protocol import Check
 from sqlsem.insight.kept import KeptLock
 
-#: What a login may do, by the routine that it needs for that.
+#: The rights of a login, by the routine that each needs.
 RIGHTS = {"register": "take locks", "put_tasks": "put tasks", "claim_task": "run tasks", "revoke": "operate"}
 
 
 class PostgresDoctor(Doctor):
-    """A server, a login, and what may stand between."""
+    """Checks of a server, a login, and poolers in between."""
 
     def __init__(self, session: PostgresConnection) -> None:
         super().__init__(session.engine)
@@ -44,26 +44,26 @@ class PostgresDoctor(Doctor):
         return self._ask("settings")
 
     def driver(self) -> Check:
-        """psycopg's version, and libpq's."""
+        """Report the versions of psycopg and libpq."""
         libpq = psycopg.pq.version() // 10000
         return Check("driver", True, f"psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), libpq {libpq}")
 
     def server(self) -> Check:
-        """The server's version."""
+        """Check the server's version."""
         number, version, *_ = self._server
         return Check("server", number >= 130000, version, "" if number >= 130000 else "Use PostgreSQL 13 or later.")
 
     def primary(self) -> Check:
-        """Whether it can be written to."""
+        """Check that the server is a writable primary."""
         *_, standby, read_only = self._server
         mend = "Connect to the primary (add target_session_attrs=read-write to the URL)."
         if standby or read_only:
-            told = "a standby" if standby else "transactions are read-only by default"
-            return Check("primary", False, told, mend)
+            detail = "a standby" if standby else "transactions are read-only by default"
+            return Check("primary", False, detail, mend)
         return Check("primary", True, "not a standby, and writable")
 
     def permission(self) -> Check | None:
-        """What this login may do."""
+        """Check the rights of this login."""
         schema = self._schema
         user, there, usage, routines, allowed = self._ask("permission")
         if not there:
@@ -80,50 +80,50 @@ class PostgresDoctor(Doctor):
         return Check("permission", False, f"{user} may not execute the routines of schema {schema}", mend)
 
     def isolation(self) -> Check:
-        """What others get who do not set it."""
+        """Report the default isolation level of other clients."""
         default, *_ = self._settings
-        told = f"the server's default is {default}; sqlsem's own connections use read committed"
+        detail = f"the server's default is {default}; sqlsem's own connections use read committed"
         mend = "For other clients: ALTER ROLE … SET default_transaction_isolation = …"
-        return Check("isolation", True, told, "" if default == "read committed" else mend)
+        return Check("isolation", True, detail, "" if default == "read committed" else mend)
 
     def durability(self) -> Check:
-        """Whether a crash undoes what was granted."""
+        """Report whether a crash of the server can undo grants."""
         _, synchronous, *_ = self._settings
         mend = "A crash of the server can undo what was granted; prefer synchronous_commit = on."
         return Check("durability", True, f"synchronous_commit is {synchronous}", mend if synchronous == "off" else "")
 
     def locks(self) -> Check:
-        """Whether the table of locks, which all programs of the server share, is filling up."""
+        """Check the free room in the server's lock table, which all programs share."""
         room, taken = self._ask("locks")
         mend = "Raise max_locks_per_transaction: a server without room for a lock refuses statements, and connections."
-        told = f"{taken} in the server's table, which has room for {room} and some"
-        return Check("locks", True, told, mend if 2 * taken > room else "")
+        detail = f"{taken} in the server's table, which has room for {room} and some"
+        return Check("locks", True, detail, mend if 2 * taken > room else "")
 
     def kept(self) -> Check | None:
-        """The sessions that keep a lock for which others wait."""
+        """Report the sessions that keep a lock for which other sessions wait."""
         *_, allowed = self._ask("permission")
         if "kept_locks" not in (allowed or ()):
             return None
         with self._session.translated():
             rows = self._session.cursor.execute(self._session.queries["kept_locks"], (None,)).fetchall()
-        kept = [one for one in (KeptLock(*row) for row in rows) if one.holds_up]
+        kept = [lock for lock in (KeptLock(*row) for row in rows) if lock.holds_up]
         if not kept:
             return Check("kept", True, "no session keeps a lock that others wait for")
-        mend = "; ".join(dict.fromkeys(one.remedy for one in kept))
-        return Check("kept", False, "; ".join(one.words for one in kept), f"End these sessions: {mend}")
+        mend = "; ".join(dict.fromkeys(lock.remedy for lock in kept))
+        return Check("kept", False, "; ".join(lock.words for lock in kept), f"End these sessions: {mend}")
 
     def replication(self) -> Check | None:
-        """What a failover may lose."""
+        """Report which commits a failover may lose."""
         line, names, standbys, in_step = self._ask("replication")
         if line is None:
             return None
-        told = f"timeline {int(line, 16)}"
+        detail = f"timeline {int(line, 16)}"
         if names:
-            told += f"; commits wait for standbys ({names})"
+            detail += f"; commits wait for standbys ({names})"
         elif standbys:
-            told += "; standbys follow without commits waiting for them"
+            detail += "; standbys follow without commits waiting for them"
         if standbys is not None:
-            told += f"; {standbys} connected, {in_step} of them in step"
+            detail += f"; {standbys} connected, {in_step} of them in step"
         mend = ""
         if names and not in_step and standbys is not None:
             mend = "No synchronous standby is connected: every grant waits until one is."
@@ -132,15 +132,15 @@ class PostgresDoctor(Doctor):
                 "After a failover grants may be forgotten, and fences repeat: see docs/guarantees.md, and "
                 "synchronous_standby_names."
             )
-        return Check("replication", True, told, mend)
+        return Check("replication", True, detail, mend)
 
     def tls(self) -> Check:
-        """Who can read along."""
+        """Check the encryption of the connection."""
         mode = self._engine.tls_mode
         encrypted, version, cipher = self._ask("tls")
         if encrypted:
             strict = mode in ("verify-ca", "verify-full")
-            mend = "" if strict else "Nobody has made sure which server this is: add sslmode=verify-full to the URL."
+            mend = "" if strict else "The server's identity is not verified: add sslmode=verify-full to the URL."
             return Check("tls", True, f"{version}, {cipher}; sslmode={mode}", mend)
         if self._local:
             return Check("tls", True, "a socket of this host; none needed")
@@ -148,21 +148,21 @@ class PostgresDoctor(Doctor):
         return Check("tls", True, f"not encrypted; sslmode={mode}", mend)
 
     def keepalive(self) -> Check:
-        """When the server finds out that a client is gone."""
+        """Report when the server notices that a client is gone."""
         if self._local:
             return Check("keepalive", True, "a socket of this host; none needed")
         *_, idle, interval, count, user_timeout = self._settings
-        told = f"server: {idle} s, then {count} times every {interval} s"
+        detail = f"server: {idle} s, then {count} times every {interval} s"
         if user_timeout != "0":
-            told += f"; tcp_user_timeout {user_timeout} ms"
-        return Check("keepalive", True, told)
+            detail += f"; tcp_user_timeout {user_timeout} ms"
+        return Check("keepalive", True, detail)
 
     def clock(self) -> Check:
-        """The server's clock and ours."""
+        """Compare the server's clock with this host's."""
         return clocks(lambda: self._ask("clock")[0])
 
     def beacon(self) -> Check:
-        """A pooler that lends its connections out by the transaction breaks whatever belongs to a session."""
+        """Check that a session lock stays with its connection, which a pooler in transaction mode breaks."""
         mend = "Connect past the pooler, have it pool sessions, or use a lease: sqlsem --lease 30 …, connect(lease=30)."
         key = random.getrandbits(62)
         pid, taken = self._ask("beacon_take", key=key)

@@ -1,4 +1,4 @@
-"""PostgreSQL, as `sqlsem.engines` finds it."""
+"""The PostgreSQL engine and its sessions, as `sqlsem.engines` loads them."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class PostgresSession(
     PostgresRates,
     PostgresTables,
 ):
-    """One connection, in all roles."""
+    """One connection with all capabilities."""
 
 
 class BorrowedPostgresSession(PostgresSession):
-    """Works by the caller's cursor."""
+    """A session that runs its statements by the caller's cursor."""
 
     putting = "put_tasks_once"
 
     def __init__(self, engine: PostgresDatabase, cursor: Any) -> None:
         self.queries = engine.queries()
-        self._theirs = cursor
+        self._cursor = cursor
 
     def rows(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
-        borrowed.execute(self._theirs, self.queries[name], parameters)
-        return [tuple(borrowed.values(row)) for row in self._theirs.fetchall()]
+        borrowed.execute(self._cursor, self.queries[name], parameters)
+        return [tuple(borrowed.values(row)) for row in self._cursor.fetchall()]
 
 
 class PostgresEngine(PostgresDatabase):
@@ -73,7 +73,7 @@ class PostgresEngine(PostgresDatabase):
 
     @property
     def supports_async(self) -> bool:
-        # psycopg cannot wait in the event loop that is Windows's default.
+        # psycopg cannot wait in the default event loop of Windows.
         return self.creator is None and not isinstance(asyncio.get_running_loop(), _loops_without_sockets)
 
     async def connect_async(self, purpose: str) -> AsyncPostgresSession:
@@ -104,10 +104,10 @@ class PostgresEngine(PostgresDatabase):
 
 
 def _close_opened(opening: asyncio.Task[AsyncPostgresSession]) -> None:
-    """Nobody waits any more for a connection that may have come all the same."""
+    """Close a connection that was opened although its caller was cancelled."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
 
 
-#: Empty but on Windows.
+#: Empty except on Windows.
 _loops_without_sockets: tuple[type, ...] = tuple(filter(None, [getattr(asyncio, "ProactorEventLoop", None)]))

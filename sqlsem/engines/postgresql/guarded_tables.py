@@ -1,4 +1,4 @@
-"""Guarded tables."""
+"""Guarded tables on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlsem.printable import first_line
 
 
 class PostgresGuardedTables(PostgresConnection, GuardedTableSession):
-    """Tables that can be written only under a lock."""
+    """Tables that only a transaction with an asserted grant can write."""
 
     def guard_table(self, table: str, resource: str) -> int:
         return self._change("guard_table", table, resource)
@@ -29,13 +29,13 @@ class PostgresGuardedTables(PostgresConnection, GuardedTableSession):
             row = self.cursor.execute(self.queries[name], (table, *parameters)).fetchone()
         except psycopg.Error as exc:
             text = first_line(exc)
-            ours = text.startswith("sqlsem: ")
-            if not ours and isinstance(exc, (errors.UndefinedFunction, errors.InvalidSchemaName)):
+            is_own = text.startswith("sqlsem: ")
+            if not is_own and isinstance(exc, (errors.UndefinedFunction, errors.InvalidSchemaName)):
                 raise self.translate(exc) from exc
-            # Of PostgreSQL's own: who may not, a name that is none, another database's.
-            if ours or (exc.sqlstate or "")[:2] in ("42", "0A"):
-                told = "; ".join(filter(None, (text, exc.diag.message_hint)))
-                raise ConfigurationError(f"{self.engine.label}: table {table!r}: {told}") from exc
+            # PostgreSQL's own errors: a missing right, an invalid name, a table of another database.
+            if is_own or (exc.sqlstate or "")[:2] in ("42", "0A"):
+                detail = "; ".join(filter(None, (text, exc.diag.message_hint)))
+                raise ConfigurationError(f"{self.engine.label}: table {table!r}: {detail}") from exc
             raise self.translate(exc) from exc
         assert row is not None
         return int(row[0] or 0)

@@ -1,4 +1,4 @@
-"""Locks that a session keeps."""
+"""Locks that sessions keep in a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlsem.insight.kept import KeptLock
 
 
 class PostgresKeptLocks(PostgresConnection, KeptLockSession):
-    """Advisory locks, and locks on tables that stand for one."""
+    """Advisory locks, and the table locks that replace some."""
 
     def kept_locks(self, resource: str | None) -> list[KeptLock]:
         return [KeptLock(*row) for row in self.rows("kept_locks", (resource,))]

@@ -1,4 +1,4 @@
-"""Locks, conversions, and what operators see and do."""
+"""Locks, conversions, hand-overs, priorities and administration on PostgreSQL: one routine call each."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class PostgresLocks(
         return self.number("register_member", host, pid, program, grace, None if lease is None else int(lease * 1000))
 
     def reattach_member(self, member_id: int) -> bool:
-        there = bool(self.row("reattach_member", member_id)[0])
-        if there:
-            self.came_back(member_id)
-        return there
+        found = bool(self.row("reattach_member", member_id)[0])
+        if found:
+            self.note_dropped(member_id)
+        return found
 
     def heartbeat(self, member_id: int) -> Heartbeat:
         known, positions, revoked = self.call("heartbeat", member_id)
@@ -79,7 +79,7 @@ class PostgresLocks(
         return [Ticket(resource, position, requesting_id, granted) for resource, position, granted in rows] or None
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
-        self.keep_entry(ticket)
+        self.restore_wakeup_lock(ticket)
         (code,) = self.call("release", ticket.resource, ticket.position, ticket.requesting_id, outcome)
         return bool(code == 0)
 
@@ -115,18 +115,18 @@ class PostgresLocks(
         return self._wait("upgrade", (ticket.resource, ticket.position, ticket.requesting_id), timeout)
 
     def downgrade(self, ticket: Ticket) -> bool:
-        self.keep_entry(ticket)
+        self.restore_wakeup_lock(ticket)
         key = (ticket.resource, ticket.position, ticket.requesting_id)
         if self.number("downgrade", *key) != 0:
             return False
         if self.options.lease is None:
             try:
                 self.rows("retake_wakeup_lock", key)
-            except Busy as exc:  # it only spares those who wait from looking from time to time
-                log.info("Those who wait behind %r at %d will look for it: %s", ticket.resource, ticket.position, exc)
+            except Busy as exc:  # without the lock, waiters behind poll from time to time
+                log.info("Waiters behind %r at %d will poll for it: %s", ticket.resource, ticket.position, exc)
         return True
 
-    # -- locks that travel --------------------------------------------------------------------------------------
+    # -- hand-overs ---------------------------------------------------------------------------------------------
 
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
         self.restore_wakeup_locks(member_id, tickets)
@@ -140,7 +140,7 @@ class PostgresLocks(
         return adopted(rows, requesting_id, self.engine.label)
 
     def find_deadlock(self, member_id: int) -> Found | None:
-        # (The routine `find_deadlock`, for sessions, searches as well: in PL/pgSQL, which is slow among thousands.)
+        # (The routine `find_deadlock` for SQL sessions searches in PL/pgSQL, which is slow among thousands of rows.)
         rows = self.rows("deadlock_rows", (member_id,))
         caps = {row[1]: row[8] for row in rows if row[8] is not None}
         for cycle in deadlocks.find([deadlocks.Row(*row[:8]) for row in rows], caps):
@@ -170,7 +170,7 @@ class PostgresLocks(
     def priorities(self) -> dict[str, float]:
         return dict(self.rows("priorities"))
 
-    # -- what people see and operators do -----------------------------------------------------------------------
+    # -- displays and administration ----------------------------------------------------------------------------
 
     def entries(self, resource: str | None) -> list[Entry]:
         return [Entry(*row) for row in self.rows("entries", (resource,))]
@@ -238,7 +238,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def _with_times(rows: list[list[Any]] | None, *columns: int) -> list[list[Any]]:
-    """Rows out of JSON, with moments in these columns, which come as microseconds since 1970."""
+    """Return rows of JSON whose ``columns``, microseconds since 1970, are converted to datetimes."""
     for row in rows or ():
         for column in columns:
             if row[column] is not None:

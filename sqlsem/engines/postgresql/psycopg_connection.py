@@ -1,4 +1,4 @@
-"""What a psycopg connection is to us, awaited or not: statements past psycopg's cursor, errors in our words."""
+"""The common base of blocking and asyncio sessions: prepared statements without a cursor, and error translation."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from sqlsem.printable import first_line
 Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 
-#: PostgreSQL's numbers of types: bigint, smallint and integer; boolean; a list of bigint.
+#: PostgreSQL's type oids: bigint, smallint and integer; boolean; bigint[].
 _INTEGERS, _BOOLEAN, _NUMBERS = (20, 21, 23), 16, 1016
 _ROWS = psycopg.pq.ExecStatus.TUPLES_OK
-#: Numbers of prepared statements.
+#: The counter in the names of prepared statements.
 _numbers = itertools.count(1)
 
 
 class PsycopgConnection(EngineConnection):
-    """What a psycopg connection is to us, awaited or not."""
+    """A psycopg connection, blocking or of an event loop."""
 
     def __init__(self, engine: PostgresDatabase, connection: Connection | AsyncConnection) -> None:
         self.engine = engine
         self.options = engine.options
         self.queries = engine.queries()
-        self._line = connection
+        self._connection = connection
         self.given_up = False
         self._known: dict[str, bytes] = {}  # the statements prepared so far
         self.encoding = connection.info.encoding
-        self._unsure = ""  # what the server said about a commit that may be lost in a failover
+        self._unsure = ""  # the server's warning about a commit that a failover may lose
         connection.add_notice_handler(self._noticed)
 
     def _noticed(self, diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -50,33 +50,36 @@ class PsycopgConnection(EngineConnection):
             self._unsure = diagnostic.message_primary or "a commit was not replicated"
 
     def require_replicated(self) -> None:
-        """Somebody cancelled a commit that waited for a standby: it stands on this server only. To be repeated."""
+        """Raise `Busy` if a commit was cancelled while it waited for a standby: only this server has it, so repeat
+        it.
+        """
         if self._unsure:
             text, self._unsure = self._unsure, ""
             raise Busy(f"{self.engine.label}: {text}")
 
     def setup(self, purpose: str) -> dict[str, str]:
-        """The parameters of the statement that makes a new connection ready."""
+        """Return the parameters of the statement that prepares a new connection."""
         alive = max(1, math.ceil(self.options.grace))
-        # The SQL of tasks waits for locks as long as its author let it.
-        patience = 0 if purpose == "work" else int(self.options.gate_timeout * 1000)
-        # Nothing of ours needs a search_path; but what is set cannot be tampered with. The SQL of tasks has the login's
-        # own, and behind a pooler that lends its connections out (a lease) it would be other people's, too.
+        # The SQL of tasks waits for locks as long as its author allows.
+        lock_timeout = 0 if purpose == "work" else int(self.options.gate_timeout * 1000)
+        # sqlsem's statements need no search_path; a fixed one cannot be tampered with. The SQL of tasks uses the
+        # login's own, and behind a pooler (a lease) other clients would get the fixed one, too.
         own = purpose != "work" and self.options.lease is None
-        return {"lock_timeout": str(patience), "keepalive": str(alive), "own": "true" if own else "false"}
+        return {"lock_timeout": str(lock_timeout), "keepalive": str(alive), "own": "true" if own else "false"}
 
     def translate(self, exc: psycopg.Error) -> Exception:
-        """What an error means to us."""
+        """Return sqlsem's error for an error of psycopg."""
         where, text = self.engine.label, first_line(exc)
-        if isinstance(exc, errors.QueryCanceled):  # by an administrator, or a statement_timeout that is not ours to set
+        if isinstance(exc, errors.QueryCanceled):  # by an administrator, or a statement_timeout of the login
             return Busy(f"{where}: {text}")
         if isinstance(exc, errors.LockNotAvailable):
-            return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
+            return Busy(f"{where}: another session keeps a lock in an open transaction: {text}")
         if isinstance(exc, errors.DeadlockDetected):
-            # With another program's locks on our tables, as of VACUUM FULL: nothing of ours is done, and may be again.
+            # With another program's locks on sqlsem's tables (VACUUM FULL): the call was rolled back and can be
+            # repeated.
             return Busy(f"{where} chose this request as deadlock victim: {text}")
         if isinstance(exc, errors.NoDataFound):
-            self.given_up = True  # anyone who keeps this session comes back as a new member
+            self.given_up = True  # the owner of this session registers as a new member
             return Disconnected(f"{where}: {text}")
         if isinstance(exc, (errors.UndefinedFunction, errors.UndefinedTable, errors.InvalidSchemaName)):
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
@@ -93,28 +96,28 @@ class PsycopgConnection(EngineConnection):
         if LOCKS_SETTING in (exc.diag.message_hint or ""):
             return Unavailable(f"{where}: {text}; {LOCKS_FULL}")
         if isinstance(exc, errors.ReadOnlySqlTransaction):
-            self.given_up = True  # the primary that it was may be another one by now: look for that
+            self.given_up = True  # another server may be the primary now: connect anew
             return Disconnected(f"{where} is read-only (a standby?): {text}")
         if isinstance(exc, (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement)):
             return ConfigurationError(
                 f"{where}: {text}: this connection changed sessions (a pooler in transaction mode?); "
                 f"connect with lease=…, or past the pooler"
             )
-        if self._line.closed or isinstance(exc, (errors.AdminShutdown, errors.CrashShutdown)):
+        if self._connection.closed or isinstance(exc, (errors.AdminShutdown, errors.CrashShutdown)):
             return Disconnected(f"Lost the connection to {where}: {text}")
         return Unavailable(f"{where}: {text}")
 
-    def asking(self, name: str, *parameters: Any) -> Generator[Any, Any, list[Any]]:
-        """Run a statement past psycopg's cursor; prepared once a connection, but for those with a lease. Yields
-        psycopg's generators, for their results. Returns the values of the first row.
+    def statement_steps(self, name: str, *parameters: Any) -> Generator[Any, Any, list[Any]]:
+        """Run a statement without psycopg's cursor, prepared once a connection unless there is a lease. Yields
+        psycopg's generators to the caller, which runs them. Returns the values of the first row.
         """
-        pgconn = self._line.pgconn
+        pgconn = self._connection.pgconn
         lasting = self.options.lease is None
         known = self._known.get(name)
         if known is None:
             numbers = itertools.count(1)
             statement = re.sub("%s", lambda _: f"${next(numbers)}", self.queries[name]).encode()
-            # A new name each time: after an interrupt nobody knows whether the last one is taken.
+            # A new name each time: after an interrupt the last one may or may not be taken.
             known = f"sqlsem_{name}_{next(_numbers)}".encode() if lasting else statement
             if lasting:
                 pgconn.send_prepare(known, statement)
@@ -126,7 +129,7 @@ class PsycopgConnection(EngineConnection):
         (pgconn.send_query_prepared if lasting else pgconn.send_query_params)(known, values)
         results = yield generators.execute(pgconn)
         result = results[0]
-        # (Asked here as well, to spare the usual case calls: others wait for what comes next.)
+        # (Checked here first, to save calls in the usual case.)
         if len(results) > 1 or result.status != _ROWS:
             self._require(results, _ROWS)
         if self._unsure:
@@ -136,7 +139,7 @@ class PsycopgConnection(EngineConnection):
         return [self._read(result, column) for column in range(result.nfields)]
 
     def _read(self, result: psycopg.pq.abc.PGresult, column: int) -> Any:
-        """A value of the first row, which the server has written as text."""
+        """Return a value of the first row, converted from the server's text."""
         text = result.get_value(0, column)
         if text is None:
             return None
@@ -148,8 +151,8 @@ class PsycopgConnection(EngineConnection):
     def _require(
         self, results: Sequence[psycopg.pq.abc.PGresult], status: psycopg.pq.ExecStatus
     ) -> psycopg.pq.abc.PGresult:
-        """The result, if nothing went wrong after it: an error may follow it, as its COMMIT is a step of its own, and
-        the server may end the session between the two.
+        """Return the first result if no error follows it. The COMMIT is a step of its own, and the server may end the
+        session before it.
         """
         for result in results:
             if result.status != status:
@@ -157,15 +160,15 @@ class PsycopgConnection(EngineConnection):
         return results[0]
 
     def discard(self) -> None:
-        # The parent's socket must not stay open here, or the server would not see the parent die. What is put in its
-        # place keeps the number from being given to a file of the child's.
+        # The child must not keep the parent's socket open, or the server would not see the parent die. /dev/null takes
+        # its place, so that no file of the child gets the descriptor's number.
         with contextlib.suppress(OSError, psycopg.Error):
             null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, self._line.fileno())
+            os.dup2(null, self._connection.fileno())
             os.close(null)
 
     def interrupt(self) -> None:
         # Shutting the socket down wakes a thread that waits for an answer which may never come.
         with contextlib.suppress(OSError, psycopg.Error):
-            with socket.socket(fileno=os.dup(self._line.fileno())) as line:
-                line.shutdown(socket.SHUT_RDWR)
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as sock:
+                sock.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Rates."""
+"""Rates on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest
 
 
 class PostgresRates(PostgresConnection, RateSession):
-    """So much in so long."""
+    """Rates, with batches of demands and reserved shares."""
 
     batches = True
 
@@ -21,7 +21,7 @@ class PostgresRates(PostgresConnection, RateSession):
     ) -> RateAnswer:
         limits, windows = [window.limit for window in request.windows], [window.ms for window in request.windows]
         row = (None, None) if ticket is None else (ticket.position, ticket.requesting_id)
-        costs, ahead = [one.cost for one in more], [ahead_ms, *(one.ahead_ms for one in more)]
+        costs, ahead = [demand.cost for demand in more], [ahead_ms, *(demand.ahead_ms for demand in more)]
         return RateAnswer.of_row(
             *self.row("take_rate", request.resource, request.cost, limits, windows, request.burst, *row, costs, ahead)
         )

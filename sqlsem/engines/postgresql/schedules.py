@@ -1,4 +1,4 @@
-"""Schedules of the work queue."""
+"""Schedules of the work queue on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlsem.model import Schedule
 
 
 class PostgresSchedules(PostgresConnection, ScheduleSession):
-    """Tasks that are put again and again."""
+    """Schedules, and the tasks that they put."""
 
     def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
         recovered, due = self.row("maintain_queue", queue, mine)
@@ -40,5 +40,5 @@ class PostgresSchedules(PostgresConnection, ScheduleSession):
         return bool(done)
 
     def list_schedules(self, name: str | None, queue: str | None) -> list[Schedule]:
-        found = [Schedule(*row) for row in self.rows("list_schedules", (name, queue))]
-        return [dataclasses.replace(one, options=read_options(str(one.options))) for one in found]
+        schedules = [Schedule(*row) for row in self.rows("list_schedules", (name, queue))]
+        return [dataclasses.replace(schedule, options=read_options(str(schedule.options))) for schedule in schedules]

@@ -1,4 +1,4 @@
-"""The tables: installing them, and the doctor."""
+"""Installation and diagnosis of the tables on PostgreSQL, and the removal of members."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sqlsem.engines.settings import setting_number
 from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.printable import first_line
 
-#: Seconds that `install` waits for a lock on a table, with everybody else behind it.
+#: Seconds that `install` waits for a table lock, while all other sessions wait behind it.
 INSTALL_PATIENCE_SECONDS = 5
-#: The same for another installer.
+#: Seconds that `install` waits for another installer.
 INSTALLER_PATIENCE_SECONDS = 120
-#: Errors of two installers on a database without tables: one of them meets names that the other one has just made.
+#: The errors of the second of two concurrent installers on a database without tables.
 MADE_BY_ANOTHER = (errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateSchema, errors.DuplicateFunction)
 
 
@@ -44,38 +44,38 @@ class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
         return int(self.row("revoke_members", here(), member, login, force)[1])
 
     def install(self, plan: Plan) -> None:
-        # Waits for another installer; but not for long for a lock on the tables: everybody else would wait behind us.
+        # Waits for another installer, but only briefly for a table lock: all other sessions would wait behind it.
         with self._refusing():
             try:
                 try:
                     self._install(plan)
                 except MADE_BY_ANOTHER:
-                    self._install(plan)  # another installer has made the tables at the same time
+                    self._install(plan)  # another installer has created the tables at the same time
             except psycopg.Error:
                 with contextlib.suppress(psycopg.Error):
-                    self._end_install()  # (that it stays open costs every wait a look at the server's locks)
+                    self._end_install()  # (while it is recorded, every wait reads the server's locks)
                 raise
 
     def _install(self, plan: Plan) -> None:
         self.cursor.execute(f"SET lock_timeout = '{INSTALLER_PATIENCE_SECONDS}s'")
         with self.connection.transaction():
             locked = self._take_install_lock()
-            there = self._there()
-            if there and not locked:
+            settings = self._installed_settings()
+            if settings and not locked:
                 self._take_install_lock()
-                there = self._there()
-            if there and setting_number(there, "schema_version") < sql.LATEST:
+                settings = self._installed_settings()
+            if settings and setting_number(settings, "schema_version") < sql.LATEST:
                 self.cursor.execute(self.queries["lock_tables"])
-            if there:
+            if settings:
                 self.cursor.execute(f"SET LOCAL lock_timeout = '{INSTALL_PATIENCE_SECONDS}s'")
-            for version, text in plan(there):
+            for version, text in plan(settings):
                 self.cursor.execute(text.encode())
                 if version is not None:
                     self.cursor.execute(self.queries["set_version"], (str(version),))
             self._end_install()
 
     def _take_install_lock(self) -> bool:
-        """Keep other installers out to the transaction's end; False where there is no table yet that says so."""
+        """Lock other installers out until the transaction ends; return False if the tables are missing."""
         if self.cursor.execute(self.queries["is_installed"]).fetchone() != (True,):
             return False
         try:
@@ -100,16 +100,16 @@ class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
         if self.cursor.execute(self.queries["is_installed"]).fetchone() == (True,):
             self.cursor.execute(self.queries["install_end"])
 
-    def _there(self) -> dict[str, str]:
+    def _installed_settings(self) -> dict[str, str]:
         """Return the rows of table ``setting`` about the installed features; empty when nothing is installed."""
         if self.cursor.execute(self.queries["version"]).fetchone() == (None,):
             return {}
-        # (A table without a version is not sqlsem's, which `plan` says.)
+        # (A table without a version is not sqlsem's; `plan` raises for it.)
         return {"schema_version": ""} | dict(self.cursor.execute(self.queries["installed"]).fetchall())
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """What it means that `install` is refused something."""
+        """Raise sqlsem's errors, with a remedy, for errors during `install`."""
         try:
             yield
         except errors.InsufficientPrivilege as exc:
@@ -121,15 +121,15 @@ class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
                 )
             raise ConfigurationError(f"{self.engine.label}: {'; '.join(filter(None, (text, hint)))}") from exc
         except errors.LockNotAvailable as exc:
-            told = first_line(exc)
+            text = first_line(exc)
             hint = exc.diag.message_hint or (
-                f"somebody has kept a lock on the sqlsem tables for {INSTALL_PATIENCE_SECONDS} s (a dump, VACUUM FULL, "
-                f"an open transaction?); nothing was changed, try again later."
+                f"another session has kept a lock on the sqlsem tables for {INSTALL_PATIENCE_SECONDS} s (a dump, "
+                f"VACUUM FULL, an open transaction?); nothing was changed, try again later."
             )
-            with contextlib.suppress(psycopg.Error):  # (they are told when they can be)
+            with contextlib.suppress(psycopg.Error):  # (without the right to see them, they are left out)
                 blockers = self.cursor.execute(self.queries["blockers"]).fetchall()
                 hint += f" They were kept by {name_sessions(blockers)}."
-            raise Unavailable(f"{self.engine.label}: {told}; {hint}") from exc
+            raise Unavailable(f"{self.engine.label}: {text}; {hint}") from exc
         except psycopg.Error as exc:
             raise self.translate(exc) from exc
 

@@ -1,4 +1,4 @@
-"""The work queue."""
+"""The work queue on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from sqlsem.model import (
 
 
 class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedTaskSession):
-    """Tasks, and the SQL that they run."""
+    """Tasks, limits of queues, and the SQL of tasks."""
 
-    #: The statement that puts.
+    #: The statement that puts tasks.
     putting = "put_tasks"
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
@@ -85,7 +85,7 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
         return None if seconds is None else float(seconds)
 
     def listen(self) -> bool:
-        if self.options.lease is not None:  # a pooler lends the session to somebody else meanwhile
+        if self.options.lease is not None:  # a pooler lends the session to other clients
             return False
         self.rows("listen")
         return True
@@ -130,10 +130,10 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
 
     def execute(self, text: str) -> str | None:
         try:
-            # Without parameters, so that it may be several statements; all of them are one transaction then.
+            # Without parameters, so that the text may hold several statements, which then form one transaction.
             self.cursor.execute(text.encode(self.encoding))
         except psycopg.Error as exc:
-            # Whatever it is, it is the task's error, and told in full: nobody is there to ask again.
+            # Any error is the task's error, and stored in full: the statement is not run again to ask for details.
             raise TaskFailed(_in_full(exc)) from exc
         if self.connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             raise TaskFailed("The SQL left a transaction open; end it with COMMIT")
@@ -149,13 +149,13 @@ def _claimed(row: Sequence[Any]) -> Claimed | None:
 
 
 def _in_full(error: psycopg.Error) -> str:
-    """What the server says of an error, as psql shows it."""
-    said = error.diag
-    if said.message_primary is None:
+    """Return the server's full error message, as psql shows it."""
+    diag = error.diag
+    if diag.message_primary is None:
         return f"{type(error).__name__}: {str(error).strip()}"
-    lines = [f"{said.sqlstate}: {said.message_primary}"]
-    notes = {"DETAIL": said.message_detail, "HINT": said.message_hint, "CONTEXT": said.context}
+    lines = [f"{diag.sqlstate}: {diag.message_primary}"]
+    notes = {"DETAIL": diag.message_detail, "HINT": diag.message_hint, "CONTEXT": diag.context}
     lines += [f"{name}: {words}" for name, words in notes.items() if words]
-    if said.statement_position:
-        lines.append(f"POSITION: {said.statement_position}")
+    if diag.statement_position:
+        lines.append(f"POSITION: {diag.statement_position}")
     return "\n".join(lines)
