@@ -275,7 +275,7 @@ class TaskEntry:
     locks: tuple[TaskLock, ...] = ()  # the locks that it needs
 
     @property
-    def parked(self) -> bool:
+    def blocked(self) -> bool:
         """True if it waits for its locks, or is about to."""
         return self.status == "pending" and bool(self.locks)
 

@@ -144,7 +144,7 @@ def _tasks(
     names = dict.fromkeys(one.queue for one in asked)
     limits = [limit for queue in names for limit in coordinator.admin.queue_limits(queue)]
     waits = [wait for queue in names for wait in coordinator.admin.queue_waits(queue)]
-    requests = reasons(found) if any(one.parked for one in asked) else None
+    requests = reasons(found) if any(one.blocked for one in asked) else None
     told = task_reasons({one.task_id: one for one in opened}.values(), found.taken_at, limits, requests, waits)
     lines = [line for one in asked[:most] for line in told_of_task(one, told.get(one.task_id))]
     return lines, [task_as_dict(one, told.get(one.task_id)) for one in asked[:most]]

@@ -379,7 +379,7 @@ def _by_itself(
     if left > 0:
         again = f"attempt {task.attempt + 1} of {task.max_attempts}" if task.failures else "it"
         return TaskReason("not_ready", f"{again} is due in {clock(left)}", f"in {seconds_in_words(left)}", (), left)
-    if task.parked:
+    if task.blocked:
         return task_limits.full(task) or _parked(task, requests)
     words = f"the next free worker takes it{task_limits.before(task, pending)}"
     return task_limits.full(task) or TaskReason("turn_now", words, "", ())

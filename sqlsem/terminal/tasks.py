@@ -167,7 +167,7 @@ def _cells(
     lasted = "" if one.seconds is None else seconds_in_words(one.seconds)
     return [
         *(str(one.task_id), str(one.order), *([str(one.priority)] if with_priority else [])),
-        *("parked" if one.parked else one.status, tries, lasted, local_time(when)),
+        *("blocked" if one.blocked else one.status, tries, lasted, local_time(when)),
         *([one.queue] if with_queue else []),
         *([one.key or ""] if with_key else []),
         *("" if why is None else why.short, process_name(one.host, one.pid), shortened(one.kind, one.body, one.note)),

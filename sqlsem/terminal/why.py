@@ -51,7 +51,7 @@ def told_of_task(task: TaskEntry, reason: TaskReason | None) -> Iterator[str]:
     """Lines about one task."""
     what = shortened(task.kind, task.body, task.note)
     whose = "" if task.key is None else f"key {task.key!r}, "
-    state = "parked" if task.parked else task.status
+    state = "blocked" if task.blocked else task.status
     yield f"task {task.task_id} of {task.queue!r} (order {task.order}, {whose}{what}) is {state}"
     if reason is not None:
         yield f"  {reason.words}"

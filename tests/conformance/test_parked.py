@@ -58,7 +58,7 @@ def test_task_with_free_locks_starts_holding_them(queue, other, name):
     customers, pg = f"{name} customers", f"{name} pg"
     number = queue.put(Json("load"), locks=[sqlsem.write(customers), sqlsem.limit(pg, 4)])
     (entry,) = queue.tasks()
-    assert (entry.task_id, entry.status, entry.parked) == (number, "pending", True)
+    assert (entry.task_id, entry.status, entry.blocked) == (number, "pending", True)
     assert [(lock.resource, lock.access, lock.limit) for lock in entry.locks] == [
         (customers, "write", 1),
         (pg, "write", 4),
@@ -158,7 +158,7 @@ def test_a_retry_asks_again_and_holds_nothing_meanwhile(queue, other, name):
     assert rows(other, name) == []
     assert takes(other, name)
     (entry,) = queue.tasks()
-    assert (entry.parked, entry.failures) == (True, 1)
+    assert (entry.blocked, entry.failures) == (True, 1)
     task = queue.claiming.wait_for_task(PATIENCE)
     assert task.grant.fence > first
     task.give_back()
@@ -295,7 +295,7 @@ def test_the_command_line_puts_shows_and_tells_why(queue, other, name, database)
         locks = ["--lock", f"mutex:{name}", "--lock", f"limit:{name} pg=2:2"]
         number = cli("put", queue.name, *locks, "--json-body", "1").strip()
         assert queue.try_claim() is None
-        assert "parked" in cli("tasks", queue.name)
+        assert "blocked" in cli("tasks", queue.name)
         told = cli("why", "--task", number)
         assert "it waits for its locks, without a worker" in told
         assert "has held it" in told

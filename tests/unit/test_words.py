@@ -1,6 +1,7 @@
 """docs/words.py: it counts what docs/words.toml lists, and no number goes up."""
 
 import importlib.util
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -77,3 +78,14 @@ def test_check_fails_over_the_number(monkeypatch, capsys):
 
 def test_every_allowed_folder_is_there():
     assert [folder for folder in ALLOWED if not (ROOT / folder).is_dir()] == []
+
+
+def test_words_of_the_code_are_sorted_and_exist():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([^|]+) \|$", page.split("## Words of the code")[1].split("\n## ")[0], re.MULTILINE
+    )[1:]
+    assert [word for word, _ in rows] == sorted(word for word, _ in rows)
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "sqlsem").rglob("*.py"))
+    classes = [name for _, meaning in rows for name in re.findall(r"`([A-Z]\w+)`", meaning)]
+    assert [name for name in classes if not re.search(rf"^class {name}\b", code, re.MULTILINE)] == []
