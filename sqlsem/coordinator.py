@@ -12,7 +12,7 @@ from sqlsem.core import terms
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.grant_registry import LostCallback
 from sqlsem.core.grants import Grant
-from sqlsem.core.leading import Candidacy
+from sqlsem.core.leading import LeaderElection
 from sqlsem.core.options import (
     BatchOptions,
     ConnectOptions,
@@ -28,7 +28,7 @@ from sqlsem.core.terms import Name
 from sqlsem.engines.base import Creator, Engine, Options
 from sqlsem.engines.protocol import BatchSession, TaskSession
 from sqlsem.errors import ConfigurationError
-from sqlsem.leading import Leader, Told
+from sqlsem.leading import Callback, Leader
 from sqlsem.locks import Lock, adopt_in
 from sqlsem.model import Duration, check_duration
 from sqlsem.model_rates import Windows
@@ -164,13 +164,13 @@ class Coordinator:
         name: str,
         info: str | None = None,
         *,
-        on_started: Told | None = None,
-        on_stopped: Told | None = None,
+        on_started: Callback | None = None,
+        on_stopped: Callback | None = None,
         timeout: Duration | None = None,
         handle_sigterm: bool = True,
     ) -> Leader:
         """See `sqlsem.leader`."""
-        return Leader(Candidacy(name, info, timeout, self.client), on_started, on_stopped, handle_sigterm)
+        return Leader(LeaderElection(name, info, timeout, self.client), on_started, on_stopped, handle_sigterm)
 
     def once(
         self,

@@ -12,18 +12,25 @@ from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.callers import this_thread
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.grants import Grant
-from sqlsem.core.leading import LONGEST_PAUSE_SECONDS, Candidacy, LeaderEntry, Stay, may_go_on, watch_sigterm
+from sqlsem.core.leading import (
+    LONGEST_PAUSE_SECONDS,
+    LeaderElection,
+    LeaderEntry,
+    SigtermScope,
+    may_go_on,
+    watch_sigterm,
+)
 from sqlsem.core.threads import call_out, spawn_in_handler
 from sqlsem.errors import SqlsemError
 from sqlsem.locks import Lock
 from sqlsem.model import Duration, check_call
 
-__all__ = ["Leader", "Term", "Told", "leader"]
+__all__ = ["Callback", "Leader", "Term", "leader"]
 
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 #: A callback: given the term.
-Told = Callable[["Term"], object]
+Callback = Callable[["Term"], object]
 
 
 class Term:
@@ -35,7 +42,7 @@ class Term:
             the block is being left, or SIGTERM has come.
     """
 
-    def __init__(self, name: str, on_stopped: Told | None) -> None:
+    def __init__(self, name: str, on_stopped: Callback | None) -> None:
         self.name = name
         self.ending = runtime.event()
         self._on_stopped = on_stopped
@@ -131,9 +138,9 @@ class Leader:
     """
 
     def __init__(
-        self, candidacy: Candidacy, on_started: Told | None, on_stopped: Told | None, handle_sigterm: bool
+        self, election: LeaderElection, on_started: Callback | None, on_stopped: Callback | None, handle_sigterm: bool
     ) -> None:
-        self._candidacy = candidacy
+        self._election = election
         for what, told in (("on_started", on_started), ("on_stopped", on_stopped)):
             if told is not None:
                 check_call(what, told)
@@ -150,7 +157,7 @@ class Leader:
         >>> sqlsem.leader("scheduler").current().info  # doctest: +SKIP
         'http://etl1:8080'
         """
-        return self._candidacy.current()
+        return self._election.current()
 
     def run(self, function: Callable[[Term], T]) -> T:
         """Lead, and call ``function`` with the term; what it returns ends it all. When the term was lost it takes part
@@ -178,15 +185,15 @@ class Leader:
                 lost = term is not None and term.grant.state.why_lost is not None
                 if not may_go_on(exc, had_term=term is not None, lost=lost):
                     raise
-                log.warning("Takes part again in the election of %r: %s", self._candidacy.name, exc)
+                log.warning("Takes part again in the election of %r: %s", self._election.name, exc)
             if lost:
                 waits = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
             runtime.event().wait(next(waits))
 
     def __enter__(self) -> Term:
-        term = Term(self._candidacy.name, self._on_stopped)
-        stay = Stay(term._tell_ending)
-        lock = Lock(self._candidacy.terms(term._was_lost))
+        term = Term(self._election.name, self._on_stopped)
+        stay = SigtermScope(term._tell_ending)
+        lock = Lock(self._election.terms(term._was_lost))
         try:
             if self._handle_sigterm:
                 watch_sigterm(stay)
@@ -214,7 +221,7 @@ class Leader:
             stay.end()
 
     def __repr__(self) -> str:
-        return f"<Leader {self._candidacy.name!r}>"
+        return f"<Leader {self._election.name!r}>"
 
 
 def _leave(term: Term, lock: Lock, exc: BaseException | None) -> None:
@@ -230,8 +237,8 @@ def leader(
     name: str,
     info: str | None = None,
     *,
-    on_started: Told | None = None,
-    on_stopped: Told | None = None,
+    on_started: Callback | None = None,
+    on_stopped: Callback | None = None,
     timeout: Duration | None = None,
     handle_sigterm: bool = True,
     coordinator: Coordinated | None = None,
@@ -267,4 +274,4 @@ def leader(
     ...     while not term.ending.wait(1):
     ...         tick(term.fence)
     """
-    return Leader(Candidacy(name, info, timeout, None, coordinator), on_started, on_stopped, handle_sigterm)
+    return Leader(LeaderElection(name, info, timeout, None, coordinator), on_started, on_stopped, handle_sigterm)

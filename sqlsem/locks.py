@@ -26,8 +26,8 @@ from sqlsem.core.handover import Adoption
 from sqlsem.core.held_grants import HeldGrants, UnownedGrants
 from sqlsem.core.options import GroupOptions, ModuleLockOptions, shows_options
 from sqlsem.core.permits import Permit
-from sqlsem.core.ranked import kind_of
-from sqlsem.core.rating import GroupTaking, Taking, split
+from sqlsem.core.ranked import acquisition_class
+from sqlsem.core.rating import RateAcquisition, RateGroupAcquisition, split
 from sqlsem.core.terms import Ask, Name, Terms
 from sqlsem.core.threads import voice as log
 from sqlsem.errors import ConfigurationError, NotHeld
@@ -185,14 +185,14 @@ class Lock:
             raise ConfigurationError("cancel_on_lost=True is for tasks ('async with'); a thread is told by on_lost=")
 
         grant, caller, (locks, rates) = functools.partial(Grant, client), this_thread(), split(requests)
-        acquisition = kind_of(locks)(client, terms, locks, timeout, caller, grant, stack)
+        acquisition = acquisition_class(locks)(client, terms, locks, timeout, caller, grant, stack)
         if not rates:
             return run_operation(acquisition, client.execute_effect)
 
-        def taking(rate: RateRequest, left: float | None) -> Taking[RateGrant]:
-            return Taking(client, rate, left, caller, RateGrant.made_by(client))
+        def taking(rate: RateRequest, left: float | None) -> RateAcquisition[RateGrant]:
+            return RateAcquisition(client, rate, left, caller, RateGrant.made_by(client))
 
-        return run_operation(GroupTaking(acquisition, taking, rates, timeout), client.execute_effect)
+        return run_operation(RateGroupAcquisition(acquisition, taking, rates, timeout), client.execute_effect)
 
     def _enter(self, requests: Sequence[Ask], stack: HeldGrants[Grant]) -> Grant:
         depth = len(stack)

@@ -14,7 +14,7 @@ from sqlsem.core.defaults import Coordinated
 from sqlsem.core.effects import run_generator
 from sqlsem.core.grant_registry import LostCallback
 from sqlsem.core.grants import Grant
-from sqlsem.core.periodic import Period, Periodic, let_go
+from sqlsem.core.periodic import Period, Periodic, release_after_interrupt
 from sqlsem.engines.periodic import OnceEntry
 from sqlsem.locks import Lock
 from sqlsem.model import Duration
@@ -115,7 +115,7 @@ class Once:
                 return Run(client, period, lock, grant), False
             lock.release()
         except BaseException:
-            let_go(lock)
+            release_after_interrupt(lock)
             raise
         return None, False
 

@@ -14,7 +14,7 @@ from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import run_generator, run_operation
 from sqlsem.core.options import ModuleRateOptions, shows_options
 from sqlsem.core.rate_grants import BaseRateGrant, adjusting
-from sqlsem.core.rating import Taking, split
+from sqlsem.core.rating import RateAcquisition, split
 from sqlsem.core.terms import Ask, Name, Terms
 from sqlsem.model import Duration
 from sqlsem.model_rates import RateRequest, Windows
@@ -91,7 +91,7 @@ class Rate:
         require_no_event_loop(self, "use 'async with', await sqlsem.aio.rate(…).take()")
         client = self.terms.client
         _, (request,) = split(asked)
-        taking = Taking(client, request, timeout, this_thread(), RateGrant.made_by(client))
+        taking = RateAcquisition(client, request, timeout, this_thread(), RateGrant.made_by(client))
         return run_operation(taking, client.execute_effect)
 
     def _enter(self, asked: Sequence[Ask]) -> RateGrant:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.aio.driver import Driver, Signal, elsewhere, run_generator, this_caller, this_task
 from sqlsem.aio.grants import Grant, release_grant
-from sqlsem.aio.leading import Leader, Term, Told
+from sqlsem.aio.leading import Callback, Leader, Term
 from sqlsem.aio.periodic import Once, Run
 from sqlsem.aio.rates import Rate, RateGrant
 from sqlsem.core import defaults, terms
@@ -27,7 +27,7 @@ from sqlsem.core.effects import Operation
 from sqlsem.core.grant_registry import GrantState, HeldGrant, LostCallback, ReleaseToken, release_later
 from sqlsem.core.handover import Adoption
 from sqlsem.core.held_grants import HeldGrants, UnownedGrants
-from sqlsem.core.leading import Candidacy
+from sqlsem.core.leading import LeaderElection
 from sqlsem.core.options import (
     GroupOptions,
     LockOptions,
@@ -38,8 +38,8 @@ from sqlsem.core.options import (
 )
 from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.permits import Permit
-from sqlsem.core.ranked import kind_of
-from sqlsem.core.rating import GroupTaking, Taking, split
+from sqlsem.core.ranked import acquisition_class
+from sqlsem.core.rating import RateAcquisition, RateGroupAcquisition, split
 from sqlsem.core.terms import Ask, HasTerms, Name, Terms
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.model import Duration
@@ -191,11 +191,13 @@ class Lock:
         def signal() -> Signal:
             return Signal(driver)
 
-        def taking(rate: RateRequest, left: float | None) -> Taking[RateGrant]:
-            return Taking(client, rate, left, caller, RateGrant.made_by(driver), signal)
+        def taking(rate: RateRequest, left: float | None) -> RateAcquisition[RateGrant]:
+            return RateAcquisition(client, rate, left, caller, RateGrant.made_by(driver), signal)
 
-        acquisition = kind_of(locks)(client, terms, locks, timeout, caller, grant, keep, signal)
-        operation: Operation[Grant | None] = GroupTaking(acquisition, taking, rates, timeout) if rates else acquisition
+        acquisition = acquisition_class(locks)(client, terms, locks, timeout, caller, grant, keep, signal)
+        operation: Operation[Grant | None] = (
+            RateGroupAcquisition(acquisition, taking, rates, timeout) if rates else acquisition
+        )
         had = await driver.run_operation(operation)
         if had is not None:
             had.arm()
@@ -336,8 +338,8 @@ def leader(
     name: str,
     info: str | None = None,
     *,
-    on_started: Told | None = None,
-    on_stopped: Told | None = None,
+    on_started: Callback | None = None,
+    on_stopped: Callback | None = None,
     timeout: Duration | None = None,
     handle_sigterm: bool = True,
     cancel_on_lost: bool = True,
@@ -351,8 +353,8 @@ def leader(
     >>> async with sqlsem.aio.leader("scheduler") as term:  # doctest: +SKIP
     ...     await schedule(term.fence)
     """
-    candidacy = Candidacy(name, info, timeout, None, coordinator)
-    return Leader(candidacy, Lock, on_started, on_stopped, handle_sigterm, cancel_on_lost)
+    election = LeaderElection(name, info, timeout, None, coordinator)
+    return Leader(election, Lock, on_started, on_stopped, handle_sigterm, cancel_on_lost)
 
 
 def once(
@@ -431,15 +433,15 @@ class AsyncLocks:
         name: str,
         info: str | None = None,
         *,
-        on_started: Told | None = None,
-        on_stopped: Told | None = None,
+        on_started: Callback | None = None,
+        on_stopped: Callback | None = None,
         timeout: Duration | None = None,
         handle_sigterm: bool = True,
         cancel_on_lost: bool = True,
     ) -> Leader:
         """See `sqlsem.aio.leader`."""
-        candidacy = Candidacy(name, info, timeout, self._client)
-        return Leader(candidacy, Lock, on_started, on_stopped, handle_sigterm, cancel_on_lost)
+        election = LeaderElection(name, info, timeout, self._client)
+        return Leader(election, Lock, on_started, on_stopped, handle_sigterm, cancel_on_lost)
 
     def once(
         self,

@@ -14,9 +14,9 @@ from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.leading import (
     LONGEST_PAUSE_SECONDS,
     TERMINATED,
-    Candidacy,
+    LeaderElection,
     LeaderEntry,
-    Stay,
+    SigtermScope,
     may_go_on,
     watch_sigterm,
 )
@@ -27,12 +27,12 @@ from sqlsem.model import check_call
 if TYPE_CHECKING:
     from sqlsem import aio  # the locks that this is made of; they import it
 
-__all__ = ["Leader", "Term", "Told"]
+__all__ = ["Callback", "Leader", "Term"]
 
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 #: A callback: given the term; plain, or a coroutine function.
-Told = Callable[["Term"], object]
+Callback = Callable[["Term"], object]
 
 
 class Term:
@@ -43,7 +43,7 @@ class Term:
         ending: As that of `sqlsem.Term`: an `asyncio.Event`.
     """
 
-    def __init__(self, name: str, on_stopped: Told | None) -> None:
+    def __init__(self, name: str, on_stopped: Callback | None) -> None:
         self.name = name
         self.ending = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -146,7 +146,7 @@ class _Block:
         self.term, self.lock = term, lock
         self._task = this_task()
         self._terminated = False
-        self.stay = Stay(term._tell_ending, lambda: term._soon(self._terminate))
+        self.stay = SigtermScope(term._tell_ending, lambda: term._soon(self._terminate))
 
     def _terminate(self) -> None:
         if not self._terminated:
@@ -178,14 +178,14 @@ class Leader:
 
     def __init__(
         self,
-        candidacy: Candidacy,
+        election: LeaderElection,
         make_lock: Callable[[Terms], aio.Lock],
-        on_started: Told | None,
-        on_stopped: Told | None,
+        on_started: Callback | None,
+        on_stopped: Callback | None,
         handle_sigterm: bool,
         cancel_on_lost: bool,
     ) -> None:
-        self._candidacy = candidacy
+        self._election = election
         self._make_lock = make_lock
         for what, told in (("on_started", on_started), ("on_stopped", on_stopped)):
             if told is not None:
@@ -198,7 +198,7 @@ class Leader:
 
     async def current(self) -> LeaderEntry | None:
         """See `sqlsem.Leader.current`."""
-        return await elsewhere(self._candidacy.terms(None).client, self._candidacy.current)
+        return await elsewhere(self._election.terms(None).client, self._election.current)
 
     async def run(self, function: Callable[[Term], Awaitable[T]]) -> T:
         """As `sqlsem.Leader.run`, with a coroutine function; that is cancelled when the term is lost."""
@@ -214,14 +214,14 @@ class Leader:
                 lost = term is not None and term.grant.state.why_lost is not None
                 if not may_go_on(exc, had_term=term is not None, lost=lost):
                     raise
-                log.warning("Takes part again in the election of %r: %s", self._candidacy.name, exc)
+                log.warning("Takes part again in the election of %r: %s", self._election.name, exc)
             if lost:
                 waits = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
             await asyncio.sleep(next(waits))
 
     async def __aenter__(self) -> Term:
-        term = Term(self._candidacy.name, self._on_stopped)
-        block = _Block(term, self._make_lock(self._candidacy.terms(None, self._cancel_on_lost)))
+        term = Term(self._election.name, self._on_stopped)
+        block = _Block(term, self._make_lock(self._election.terms(None, self._cancel_on_lost)))
         try:
             if self._handle_sigterm:
                 watch_sigterm(block.stay)
@@ -249,4 +249,4 @@ class Leader:
             block.end(exc)
 
     def __repr__(self) -> str:
-        return f"<aio.Leader {self._candidacy.name!r}>"
+        return f"<aio.Leader {self._election.name!r}>"

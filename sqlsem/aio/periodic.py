@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.aio.driver import Driver, elsewhere, run_generator, this_caller, this_task
-from sqlsem.core.periodic import Period, Periodic, let_go
+from sqlsem.core.periodic import Period, Periodic, release_after_interrupt
 from sqlsem.core.terms import Terms
 from sqlsem.engines.periodic import OnceEntry
 from sqlsem.errors import ConfigurationError
@@ -100,7 +100,7 @@ class Once:
                 return Run(driver, period, lock, grant), False
             await lock.release()
         except BaseException:
-            let_go(lock)
+            release_after_interrupt(lock)
             raise
         return None, False
 

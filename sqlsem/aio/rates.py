@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from sqlsem.aio.driver import Driver, Signal, run_generator, this_caller
 from sqlsem.core.rate_grants import BaseRateGrant, adjusting
-from sqlsem.core.rating import Taking, split
+from sqlsem.core.rating import RateAcquisition, split
 from sqlsem.core.terms import Ask, Terms
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Duration
@@ -58,7 +58,9 @@ class Rate:
         await driver.enter()
         _, (request,) = split(asked)
         return await driver.run_operation(
-            Taking(driver.client, request, timeout, this_caller(), RateGrant.made_by(driver), lambda: Signal(driver))
+            RateAcquisition(
+                driver.client, request, timeout, this_caller(), RateGrant.made_by(driver), lambda: Signal(driver)
+            )
         )
 
     async def _enter(self, asked: Sequence[Ask]) -> RateGrant:

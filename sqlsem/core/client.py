@@ -109,7 +109,7 @@ class DatabaseClient:
         self.registry = GrantRegistry(self.member, self.event_bus)
         self.claims = Claims(self.member)
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
-        self.parent_locks = nesting.Above()
+        self.parent_locks = nesting.ParentLocks()
         self.queue_cache: dict[str, tuple[float, list[Entry]]] = {}
         self.waiter_queues = WaiterQueues(self.state_lock)
         self.priority_waiters = PriorityWaiters(self.state_lock)

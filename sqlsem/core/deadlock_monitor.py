@@ -36,7 +36,7 @@ class DeadlockMonitor(Monitor):
     what = "deadlocks"
 
     def __init__(
-        self, member: Membership, registry: GrantRegistry, wait_pool: WaitConnectionPool, above: nesting.Above
+        self, member: Membership, registry: GrantRegistry, wait_pool: WaitConnectionPool, above: nesting.ParentLocks
     ) -> None:
         super().__init__(member, wait_pool)
         self._registry = registry

@@ -22,7 +22,15 @@ from sqlsem.core.terms import Terms
 from sqlsem.errors import LockLost, SqlsemError, Unavailable
 from sqlsem.model import WRITE, Duration, Entry, check_name
 
-__all__ = ["LONGEST_PAUSE_SECONDS", "TERMINATED", "Candidacy", "LeaderEntry", "Stay", "may_go_on", "watch_sigterm"]
+__all__ = [
+    "LONGEST_PAUSE_SECONDS",
+    "TERMINATED",
+    "LeaderElection",
+    "LeaderEntry",
+    "SigtermScope",
+    "may_go_on",
+    "watch_sigterm",
+]
 
 #: The exit code of a process that SIGTERM has ended, as a shell tells it.
 TERMINATED = 128 + signal.SIGTERM
@@ -53,7 +61,7 @@ class LeaderEntry:
     fence: int
 
 
-class Candidacy:
+class LeaderElection:
     """What a leader of any face is made of: the name, what others see, and the options."""
 
     def __init__(
@@ -102,7 +110,7 @@ def may_go_on(error: SqlsemError, *, had_term: bool, lost: bool) -> bool:
 # -- SIGTERM ----------------------------------------------------------------------------------------------------------
 
 
-class Stay:
+class SigtermScope:
     """Of one who leads, or waits to, in the main thread. ``tell`` is called first; then, where the program has no
     handler, ``cancel``; without one `SystemExit` is raised, unless it is leaving: then by `end`.
     """
@@ -142,7 +150,7 @@ class _Handler:
 
     def __init__(self, previous: Any) -> None:
         self.previous = previous
-        self.stays: list[Stay] = []
+        self.stays: list[SigtermScope] = []
         self.pending = False
         self._struck = False
 
@@ -168,7 +176,7 @@ class _Handler:
         elif threads:
             raise SystemExit(TERMINATED)
 
-    def remove(self, stay: Stay) -> None:
+    def remove(self, stay: SigtermScope) -> None:
         global _handler
         self.stays.remove(stay)
         if not self.stays:
@@ -181,8 +189,8 @@ class _Handler:
 _handler: _Handler | None = None
 
 
-def watch_sigterm(stay: Stay) -> None:
-    """Until `Stay.end`. Does nothing outside of the main thread, where SIGTERM is ignored, and where its handler is not
+def watch_sigterm(stay: SigtermScope) -> None:
+    """Until `SigtermScope.end`. Does nothing outside of the main thread, where SIGTERM is ignored, and where its handler is not
     of Python.
     """
     global _handler

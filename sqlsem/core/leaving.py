@@ -25,7 +25,7 @@ from sqlsem.engines.base import Session
 from sqlsem.engines.commit_release import CommitReleaseSession
 from sqlsem.errors import ConfigurationError, SqlsemError
 
-__all__ = ["Departure", "elsewhere", "here", "leaving", "placed"]
+__all__ = ["ReleaseOnCommit", "elsewhere", "here", "leaving", "placed"]
 
 log = voice
 
@@ -73,7 +73,7 @@ def elsewhere(client: DatabaseClient, theirs: str) -> bool:
     return True
 
 
-class Departure:
+class ReleaseOnCommit:
     """A grant that leaves when a transaction of the caller's is committed; meanwhile a thread looks for that."""
 
     def __init__(self, client: DatabaseClient, grant: BaseGrant, word: str) -> None:
@@ -187,5 +187,5 @@ def leaving(client: DatabaseClient, grant: BaseGrant, given: Any) -> Generator[A
     if state.commit_release is not None:
         state.commit_release.add_marker(word)
         return
-    state.commit_release = Departure(client, grant, word)
+    state.commit_release = ReleaseOnCommit(client, grant, word)
     state.commit_release.begin()

@@ -24,7 +24,7 @@ from sqlsem.engines.base import Session
 from sqlsem.errors import Deadlock, Unavailable
 from sqlsem.model import Entry, Request
 
-__all__ = ["HELD", "Above", "Held", "find_deadlock", "inherited", "refuse", "tell"]
+__all__ = ["HELD", "Held", "ParentLocks", "find_deadlock", "inherited", "refuse", "tell"]
 
 log = voice
 
@@ -74,7 +74,7 @@ def inherited(environment: Mapping[str, str] = os.environ) -> tuple[Held, ...]:
     return found
 
 
-class Above:
+class ParentLocks:
     """What those above this process hold in one database; looked up once. (Their rows tell which database it is.)"""
 
     def __init__(self) -> None:

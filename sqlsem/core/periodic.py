@@ -16,7 +16,7 @@ from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.model import MAX_NAME, Duration, Ticket, check_duration, check_name
 from sqlsem.names import ONCE_PREFIX
 
-__all__ = ["Period", "Periodic", "let_go"]
+__all__ = ["Period", "Periodic", "release_after_interrupt"]
 
 SHORTEST_SECONDS = 1.0
 LONGEST_SECONDS = 366 * 86400.0
@@ -120,7 +120,7 @@ class HasGrant(Protocol):
         """Of the thread or task that calls. Raises `NotHeld` when it has none."""
 
 
-def let_go(lock: HasGrant) -> None:
+def release_after_interrupt(lock: HasGrant) -> None:
     """Interrupted: what it has is given back all the same."""
     try:
         grant = lock.grant

@@ -17,7 +17,7 @@ from sqlsem.errors import ConfigurationError, LockLost, SqlsemError
 from sqlsem.events import Behind, Waiting
 from sqlsem.model import Request, Ticket
 
-__all__ = ["RankedAcquisition", "kind_of"]
+__all__ = ["PriorityAcquisition", "acquisition_class"]
 
 log = voice
 
@@ -32,7 +32,7 @@ LAST = 2**63 - 1
 BEHIND_SECONDS = 30.0
 
 
-class RankedAcquisition(Acquisition[G]):
+class PriorityAcquisition(Acquisition[G]):
     """One acquisition by a request with a priority; an `Operation`."""
 
     _waiter: Waiter | None = None
@@ -164,9 +164,9 @@ class RankedAcquisition(Acquisition[G]):
         bus.publish(Waiting(**about, behind=waiter.behind), self.trace)
 
 
-def kind_of(requests: Sequence[Request]) -> type[Acquisition[Any]]:
+def acquisition_class(requests: Sequence[Request]) -> type[Acquisition[Any]]:
     """How these are had."""
     for request in requests:  # (At every lock: faster than `any`.)
         if request.priority is not None:
-            return RankedAcquisition
+            return PriorityAcquisition
     return Acquisition

@@ -25,7 +25,7 @@ from sqlsem.events import TimedOut
 from sqlsem.model import Request, monotonic
 from sqlsem.model_rates import AHEAD_MS, RateAnswer, RateDemand, RateRequest, RateStatus
 
-__all__ = ["GroupTaking", "Taking", "split"]
+__all__ = ["RateAcquisition", "RateGroupAcquisition", "split"]
 
 log = voice
 G = TypeVar("G", bound=BaseGrant)
@@ -44,10 +44,10 @@ class _Sleeper:
         self.event = event
 
 
-class _Car:
+class _Batch:
     """Those of this process that wait together for one rate: one takes for all of them, in their order."""
 
-    def __init__(self, first: Taking[Any], room: int) -> None:
+    def __init__(self, first: RateAcquisition[Any], room: int) -> None:
         self.riders = [first]
         self.driver = first
         self.room = room  # for so much more
@@ -58,14 +58,14 @@ def _kind(request: RateRequest) -> object:
     return request.name, request.windows, request.burst
 
 
-class _Cars:
+class _BatchRegistry:
     """Those that others may still join. ``lock`` guards them and their riders, and is never held during I/O."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._open: dict[Any, _Car] = {}
+        self._open: dict[Any, _Batch] = {}
 
-    def enter(self, taking: Taking[Any], request: RateRequest, batches: bool, drives: bool) -> _Car:
+    def enter(self, taking: RateAcquisition[Any], request: RateRequest, batches: bool, drives: bool) -> _Batch:
         """The car that one rides in; its own where it is the first, or ``drives``."""
         with self.lock:
             car = self._open.get(_kind(request))
@@ -73,18 +73,18 @@ class _Cars:
                 car.riders.append(taking)
                 car.room -= request.cost
                 return car
-            car = _Car(taking, request.batch - request.cost)
+            car = _Batch(taking, request.batch - request.cost)
             if batches and car.room > 0:
                 self._open[_kind(request)] = car
             return car
 
-    def reopen(self, car: _Car, request: RateRequest) -> None:
+    def reopen(self, car: _Batch, request: RateRequest) -> None:
         """Others may join it again, as it has to wait; unless they join another one by now."""
         with self.lock:
             if car.room > 0:
                 self._open.setdefault(_kind(request), car)
 
-    def close(self, car: _Car) -> None:
+    def close(self, car: _Batch) -> None:
         """Nobody joins it any more. Repeatable."""
         with self.lock:
             for key, one in list(self._open.items()):
@@ -92,20 +92,20 @@ class _Cars:
                     del self._open[key]
 
 
-_all_cars: weakref.WeakKeyDictionary[DatabaseClient, tuple[str, _Cars]] = weakref.WeakKeyDictionary()
+_all_cars: weakref.WeakKeyDictionary[DatabaseClient, tuple[str, _BatchRegistry]] = weakref.WeakKeyDictionary()
 _all_cars_lock = threading.Lock()
 
 
-def _cars_of(client: DatabaseClient) -> _Cars:
+def _cars_of(client: DatabaseClient) -> _BatchRegistry:
     with _all_cars_lock:
         secret, cars = _all_cars.get(client, ("", None))
         if cars is None or secret != client.nonce:  # in a forked child nobody rides with its parent's
-            cars = _Cars()
+            cars = _BatchRegistry()
             _all_cars[client] = (client.nonce, cars)
         return cars
 
 
-class Taking(Generic[R]):
+class RateAcquisition(Generic[R]):
     """Something is taken from one rate; an `Operation`.
 
     Those of a process that ask at one time ride together: while the first one's call stands in line for the main
@@ -143,7 +143,7 @@ class Taking(Generic[R]):
         self._make_grant = make_grant
         self._new_event = new_event
         self._began = monotonic()
-        self._car: _Car | None = None
+        self._car: _Batch | None = None
         self._line: Acquisition[BaseGrant] | None = None
         self._place: BaseGrant | None = None  # first in the queue
         self._unsure = False  # whether it was taken with that: the answer was lost
@@ -161,7 +161,7 @@ class Taking(Generic[R]):
         """Take it, or None when the time is up. Raises `LockLost` when its place in the line was lost."""
         taken = False
         if self._timeout == 0:
-            yield from self._take(_Car(self, 0), None)
+            yield from self._take(_Batch(self, 0), None)
             taken = self._taken_ms is not None
         else:
             rides, again = True, False
@@ -229,7 +229,7 @@ class Taking(Generic[R]):
 
     # -- riding, and driving ------------------------------------------------------------------------------------
 
-    def _ride(self, car: _Car) -> Effects[bool]:
+    def _ride(self, car: _Batch) -> Effects[bool]:
         """Whether who drives has taken it for us, or we have, driving on. Where not, enter anew, or it is over."""
         while True:
             self._client.require_open()
@@ -248,7 +248,7 @@ class Taking(Generic[R]):
         yield from self._take_first(car, self._place)
         return self._taken_ms is not None
 
-    def _lead(self, car: _Car) -> Effects[bool]:
+    def _lead(self, car: _Batch) -> Effects[bool]:
         """Whether we have it, at our turn, in time. Who of the others has not by then enters anew."""
         yield from self._take(car, None)
         if self._taken_ms is None:
@@ -260,7 +260,7 @@ class Taking(Generic[R]):
                 yield from self._take_first(car, grant)
         return self._taken_ms is not None
 
-    def _pass_on(self, car: _Car, grant: BaseGrant) -> bool:
+    def _pass_on(self, car: _Batch, grant: BaseGrant) -> bool:
         """Have the next one that has nothing yet run_generator on, with our row. False where there is none."""
         state = grant.state
         with self._cars.lock:
@@ -292,14 +292,14 @@ class Taking(Generic[R]):
         for one in left:
             one._sleeper.event.set()
 
-    def _take(self, car: _Car, place: BaseGrant | None) -> Effects[RateAnswer]:
+    def _take(self, car: _Batch, place: BaseGrant | None) -> Effects[RateAnswer]:
         try:
             answer: RateAnswer = yield Call("rate", partial(self._take_for, car, place), self._retry_timeout)
         except Busy:  # somebody keeps the gate in an open transaction
             answer = RateAnswer(RateStatus.OTHERS_FIRST)
         return answer
 
-    def _take_for(self, car: _Car, place: BaseGrant | None, session: Session, member_id: int) -> RateAnswer:
+    def _take_for(self, car: _Batch, place: BaseGrant | None, session: Session, member_id: int) -> RateAnswer:
         """On the main session: take for all of the car that have nothing yet, one after the other."""
         self._cars.close(car)
         with self._cars.lock:
@@ -352,7 +352,7 @@ class Taking(Generic[R]):
         ahead = 0.0 if self._timeout == 0 else min(AHEAD_MS / 1000, self._remaining())
         return RateDemand(self._request.cost, max(0, int(ahead * 1000)))
 
-    def _all_served(self, car: _Car) -> bool:
+    def _all_served(self, car: _Batch) -> bool:
         with self._cars.lock:
             return all(rider._taken_ms is not None or rider._out for rider in car.riders)
 
@@ -378,7 +378,7 @@ class Taking(Generic[R]):
             grant.state.loss_callbacks.append(self._sleeper.event.set)
         return grant
 
-    def _take_first(self, car: _Car, grant: BaseGrant) -> Effects[None]:
+    def _take_first(self, car: _Batch, grant: BaseGrant) -> Effects[None]:
         """As the first in the queue, take until we have what we asked for or our time is up."""
         client, state = self._client, grant.state
         while True:
@@ -413,7 +413,7 @@ def _batches(client: DatabaseClient) -> bool:
     return issubclass(kind, RateSession) and kind.batches
 
 
-class GroupTaking(Generic[G, R]):
+class RateGroupAcquisition(Generic[G, R]):
     """Locks, and then, while they are held, rates; an `Operation`. All or nothing: what was had is given back when the
     time is up before all is. (A request that is first in a rate's queue never waits for a lock, so no deadlock arises.)
     """
@@ -421,7 +421,7 @@ class GroupTaking(Generic[G, R]):
     def __init__(
         self,
         acquisition: Acquisition[G],
-        takings: Callable[[RateRequest, float | None], Taking[R]],
+        takings: Callable[[RateRequest, float | None], RateAcquisition[R]],
         rates: Sequence[RateRequest],
         timeout: float | None,
     ) -> None:
@@ -430,7 +430,7 @@ class GroupTaking(Generic[G, R]):
         self._rates = tuple(rates)
         self._timeout = timeout
         self._began = monotonic()
-        self._takings: list[Taking[R]] = []
+        self._takings: list[RateAcquisition[R]] = []
 
     def run(self) -> Effects[G | None]:
         """Have it all, or None when the time is up."""

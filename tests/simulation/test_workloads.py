@@ -6,7 +6,7 @@ import pytest
 from support.searches import found
 
 from sqlsem import leading as leaders
-from sqlsem.core.leaving import Departure
+from sqlsem.core.leaving import ReleaseOnCommit
 from sqlsem.engines.sqlite.periodic import SqlitePeriods
 from sqlsem.engines.sqlite.priorities import SqlitePriorities
 from sqlsem.engines.sqlite.tasks import SqliteTasks
@@ -123,7 +123,7 @@ def given_back_first(patch):
 @bug(departing)
 def given_back_before_the_commit(patch):
     """Count the commit marker as soon as it is written. (Also proof/mutants/python-gone-before-the-commit.patch.)"""
-    patch.setattr(Departure, "_is_committed", lambda self: True)
+    patch.setattr(ReleaseOnCommit, "_is_committed", lambda self: True)
 
 
 @bug(departing)
@@ -134,7 +134,7 @@ def word_of_a_savepoint(patch):
         self._words.clear()
         self._words.append(word)
 
-    patch.setattr(Departure, "also", also)
+    patch.setattr(ReleaseOnCommit, "add_marker", also)
 
 
 #: The other searches take long.

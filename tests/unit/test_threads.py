@@ -132,7 +132,7 @@ def parameters(tree):
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             annotated = [(node.target.id, node.annotation)]
         for name, annotation in annotated:
-            kinds = {"LostCallback", "Told", "Listener"}
+            kinds = {"LostCallback", "Callback", "Listener"}
             names = {one.id for one in ast.walk(annotation or ast.Pass()) if isinstance(one, ast.Name)}
             if kinds & names or name.startswith("on_") or name == "callback":
                 yield name
