@@ -1,7 +1,8 @@
-"""Leaders: what threads and tasks share. A leader is who holds the mutex of that name; its note tells who that is.
+"""Leader election, as both APIs share it. The leader holds the mutex of that name, and its note says who it is.
 
-SIGTERM, while anybody of the main thread leads or waits to: all are told (``term.ending``). Then a handler of the
-program's own decides, as it would without us. Where there is none, the blocks are left, by `SystemExit`.
+SIGTERM, while a block of the main thread leads or waits to lead: every such block is notified (``term.ending``). Then
+the program's own handler runs; if there is none, the blocks end with `SystemExit`. This relies on a signal handler in
+Python, which the first block installs and the last one removes.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ __all__ = [
     "watch_sigterm",
 ]
 
-#: The exit code of a process that SIGTERM has ended, as a shell tells it.
+#: The exit code of a process that SIGTERM has ended, as shells report it.
 TERMINATED = 128 + signal.SIGTERM
-#: Between two attempts to take part again.
+#: The longest pause between two attempts to take part in an election.
 LONGEST_PAUSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderEntry:
-    """Who leads, as everybody can see it.
+    """The leader, as every client can see it.
 
     Attributes:
-        name: Of what.
-        info: What it says of itself: ``info=`` of `sqlsem.leader`, the note of its row.
-        host: Where it runs; None where that is not known (a bare row, say).
+        name: The leader's name (`sqlsem.leader`).
+        info: Its ``info``, which is the note of its row.
+        host: Its host; None if unknown (a bare row, say).
         pid: Its process there.
         program: The program's name.
-        since: When its term began, by the database's clock.
-        fence: The term's fence: a later one's is larger.
+        since: The begin of its term, by the database's clock.
+        fence: The term's fence; a later term has a larger one.
     """
 
     name: str
@@ -62,7 +63,7 @@ class LeaderEntry:
 
 
 class LeaderElection:
-    """What a leader of any face is made of: the name, what others see, and the options."""
+    """An election: the name, the information for other clients, and the options. Both APIs use it."""
 
     def __init__(
         self,
@@ -76,10 +77,10 @@ class LeaderElection:
         self._info = info
         self._timeout = timeout
         self._given = client if coordinator is None else client_of(coordinator)
-        self.terms(None)  # what cannot be is told at once
+        self.terms(None)  # raises for invalid options
 
     def terms(self, on_lost: LostCallback | None, cancel_on_lost: bool = False) -> Terms:
-        """Of the mutex whose grant is one term."""
+        """Return the terms of the mutex whose grant is one term."""
         return terms.mutex(
             self.name,
             {"note": self._info, "timeout": self._timeout, "on_lost": on_lost, "cancel_on_lost": cancel_on_lost},
@@ -87,7 +88,7 @@ class LeaderElection:
         )
 
     def current(self) -> LeaderEntry | None:
-        """Who leads; None when nobody does. Blocks."""
+        """Return the leader, or None. Blocks."""
         client = self._given or client_of(None)
         return _leader_of(self.name, client.with_connection(lambda session: session.entries(self.name)))
 
@@ -101,8 +102,8 @@ def _leader_of(name: str, entries: list[Entry]) -> LeaderEntry | None:
 
 
 def may_go_on(error: SqlsemError, *, had_term: bool, lost: bool) -> bool:
-    """Whether one who met this takes part again: a term or a place in the queue was lost, or the database is away. What
-    the function of a term that is not lost raises is its own.
+    """Return True if a candidate takes part again after this error: its term or its row in the queue was lost, or the
+    database is unreachable. An error of the function that ran during a term that is not lost ends the run.
     """
     return isinstance(error, LockLost | Unavailable) and (lost or not had_term)
 
@@ -111,32 +112,34 @@ def may_go_on(error: SqlsemError, *, had_term: bool, lost: bool) -> bool:
 
 
 class SigtermScope:
-    """Of one who leads, or waits to, in the main thread. ``tell`` is called first; then, where the program has no
-    handler, ``cancel``; without one `SystemExit` is raised, unless it is leaving: then by `end`.
+    """A block of the main thread that leads or waits to lead, for which SIGTERM is handled.
+
+    ``notify`` is called first; then, if the program has no handler, ``cancel``. Without ``cancel`` the block ends with
+    `SystemExit`; a block that is being left raises it in `end`.
     """
 
-    def __init__(self, tell: Callable[[], object], cancel: Callable[[], object] | None = None) -> None:
-        self.tell = tell
+    def __init__(self, notify: Callable[[], object], cancel: Callable[[], object] | None = None) -> None:
+        self.notify = notify
         self.cancel = cancel
         self._leaving = False
         self._handler: _Handler | None = None
 
     def begin(self, handler: _Handler) -> None:
-        """It is watched over from now on."""
+        """Handle SIGTERM for this block from now on."""
         self._handler = handler
-        handler.stays.append(self)
+        handler.scopes.append(self)
 
     @property
     def leaving(self) -> bool:
-        """Whether it is on its way out, which nothing shall interrupt."""
+        """True while the block is being left, which a signal must not interrupt."""
         return self._leaving
 
     def leave(self) -> None:
-        """It is on its way out."""
+        """Mark the block as being left."""
         self._leaving = True
 
     def end(self) -> None:
-        """It is out. Raises `SystemExit` when SIGTERM came on the way."""
+        """Stop handling SIGTERM. Raises `SystemExit` if it arrived while the block was being left."""
         handler, self._handler = self._handler, None
         if handler is not None:
             handler.remove(self)
@@ -146,42 +149,42 @@ class SigtermScope:
 
 
 class _Handler:
-    """Our handler, from the first who stays to the last."""
+    """The signal handler, from the first block to the last."""
 
     def __init__(self, previous: Any) -> None:
         self.previous = previous
-        self.stays: list[SigtermScope] = []
+        self.scopes: list[SigtermScope] = []
         self.pending = False
         self._struck = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        for stay in tuple(self.stays):
-            stay.tell()
+        for scope in tuple(self.scopes):
+            scope.notify()
         if callable(self.previous):
             self.previous(number, frame)
-        elif not self.stays:  # somebody else's handler came after ours, and calls it still
+        elif not self.scopes:  # another handler replaced this one, and still calls it
             signal.signal(number, self.previous)
             signal.raise_signal(number)
         elif not self._struck:
-            self._struck = True  # a second one shall not interrupt what the first one has begun
+            self._struck = True  # a second signal must not interrupt the shutdown that the first one began
             self._end_all()
 
     def _end_all(self) -> None:
-        for stay in self.stays:
-            if stay.cancel is not None:
-                stay.cancel()
-        threads = [stay for stay in self.stays if stay.cancel is None]
-        if any(stay.leaving for stay in threads):
+        for scope in self.scopes:
+            if scope.cancel is not None:
+                scope.cancel()
+        threads = [scope for scope in self.scopes if scope.cancel is None]
+        if any(scope.leaving for scope in threads):
             self.pending = True
         elif threads:
             raise SystemExit(TERMINATED)
 
-    def remove(self, stay: SigtermScope) -> None:
+    def remove(self, scope: SigtermScope) -> None:
         global _handler
-        self.stays.remove(stay)
-        if not self.stays:
+        self.scopes.remove(scope)
+        if not self.scopes:
             current: object = signal.getsignal(signal.SIGTERM)
-            if current is self:  # else the program's own has taken its place
+            if current is self:  # else the program has installed its own since
                 signal.signal(signal.SIGTERM, self.previous)
             _handler = None
 
@@ -189,9 +192,9 @@ class _Handler:
 _handler: _Handler | None = None
 
 
-def watch_sigterm(stay: SigtermScope) -> None:
-    """Until `SigtermScope.end`. Does nothing outside of the main thread, where SIGTERM is ignored, and where its handler is not
-    of Python.
+def watch_sigterm(scope: SigtermScope) -> None:
+    """Handle SIGTERM for this block until `SigtermScope.end`. Does nothing outside of the main thread, if SIGTERM is
+    ignored, or if its handler is not a Python one.
     """
     global _handler
     if threading.current_thread() is not threading.main_thread():
@@ -202,4 +205,4 @@ def watch_sigterm(stay: SigtermScope) -> None:
             return
         _handler = _Handler(previous)
         signal.signal(signal.SIGTERM, _handler)
-    stay.begin(_handler)
+    scope.begin(_handler)

@@ -1,4 +1,8 @@
-"""Rates: how something is taken from one, at its turn; and locks that are had together with rates."""
+"""Take from rates, alone or together with locks.
+
+Concurrent requests of one process for one rate form a batch, and one call takes for all of them. A request that times
+out or is interrupted returns what it took. It relies on the database's clock, which decides when a slot is due.
+"""
 
 from __future__ import annotations
 
@@ -31,97 +35,97 @@ log = voice
 G = TypeVar("G", bound=BaseGrant)
 R = TypeVar("R", bound=BaseRateGrant)
 
-#: Who is first in the queue looks again after so many seconds at the latest: somebody may have given something back.
+#: The longest pause of the first waiter between two calls: another process may have returned something.
 LOOK_SECONDS = 4.0
 #: The same while the rate is paused, or its clock has not reached the next millisecond.
 PAUSED_SECONDS, LEAST_SECONDS = 0.5, 0.001
 
 
 class _Sleeper:
-    """What `Sleep` wakes."""
+    """The waiter of a `Sleep` effect."""
 
     def __init__(self, event: threading.Event) -> None:
         self.event = event
 
 
 class _Batch:
-    """Those of this process that wait together for one rate: one takes for all of them, in their order."""
+    """The requests of this process that wait together for one rate; the leader takes for all, in their order."""
 
     def __init__(self, first: RateAcquisition[Any], room: int) -> None:
-        self.riders = [first]
-        self.driver = first
+        self.members = [first]
+        self.leader = first
         self.room = room  # for so much more
 
 
 def _kind(request: RateRequest) -> object:
-    """Who asks for the same may ride together."""
+    """Return the key of a request; requests with the same key may share a batch."""
     return request.name, request.windows, request.burst
 
 
 class _BatchRegistry:
-    """Those that others may still join. ``lock`` guards them and their riders, and is never held during I/O."""
+    """The batches that other requests may still join. ``lock`` guards them and their members; it is never held during
+    I/O.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._open: dict[Any, _Batch] = {}
 
-    def enter(self, taking: RateAcquisition[Any], request: RateRequest, batches: bool, drives: bool) -> _Batch:
-        """The car that one rides in; its own where it is the first, or ``drives``."""
+    def enter(self, taking: RateAcquisition[Any], request: RateRequest, batches: bool, as_leader: bool) -> _Batch:
+        """Add a request to an open batch, or to a new one if there is none, or ``as_leader`` is true."""
         with self.lock:
-            car = self._open.get(_kind(request))
-            if car is not None and car.room >= request.cost and not drives:
-                car.riders.append(taking)
-                car.room -= request.cost
-                return car
-            car = _Batch(taking, request.batch - request.cost)
-            if batches and car.room > 0:
-                self._open[_kind(request)] = car
-            return car
+            batch = self._open.get(_kind(request))
+            if batch is not None and batch.room >= request.cost and not as_leader:
+                batch.members.append(taking)
+                batch.room -= request.cost
+                return batch
+            batch = _Batch(taking, request.batch - request.cost)
+            if batches and batch.room > 0:
+                self._open[_kind(request)] = batch
+            return batch
 
-    def reopen(self, car: _Batch, request: RateRequest) -> None:
-        """Others may join it again, as it has to wait; unless they join another one by now."""
+    def reopen(self, batch: _Batch, request: RateRequest) -> None:
+        """Let requests join a batch again, because it has to wait; no-op if a newer batch is open."""
         with self.lock:
-            if car.room > 0:
-                self._open.setdefault(_kind(request), car)
+            if batch.room > 0:
+                self._open.setdefault(_kind(request), batch)
 
-    def close(self, car: _Batch) -> None:
-        """Nobody joins it any more. Repeatable."""
+    def close(self, batch: _Batch) -> None:
+        """Let no further request join a batch. Idempotent."""
         with self.lock:
-            for key, one in list(self._open.items()):
-                if one is car:
+            for key, open_batch in list(self._open.items()):
+                if open_batch is batch:
                     del self._open[key]
 
 
-_all_cars: weakref.WeakKeyDictionary[DatabaseClient, tuple[str, _BatchRegistry]] = weakref.WeakKeyDictionary()
-_all_cars_lock = threading.Lock()
+_all_batches: weakref.WeakKeyDictionary[DatabaseClient, tuple[str, _BatchRegistry]] = weakref.WeakKeyDictionary()
+_all_batches_lock = threading.Lock()
 
 
-def _cars_of(client: DatabaseClient) -> _BatchRegistry:
-    with _all_cars_lock:
-        secret, cars = _all_cars.get(client, ("", None))
-        if cars is None or secret != client.nonce:  # in a forked child nobody rides with its parent's
-            cars = _BatchRegistry()
-            _all_cars[client] = (client.nonce, cars)
-        return cars
+def _batches_of(client: DatabaseClient) -> _BatchRegistry:
+    with _all_batches_lock:
+        secret, batches = _all_batches.get(client, ("", None))
+        if batches is None or secret != client.nonce:  # a forked child has batches of its own
+            batches = _BatchRegistry()
+            _all_batches[client] = (client.nonce, batches)
+        return batches
 
 
 class RateAcquisition(Generic[R]):
-    """Something is taken from one rate; an `Operation`.
+    """One take from a rate; an `Operation`.
 
-    Those of a process that ask at one time ride together: while the first one's call stands in line for the main
-    session others join it, and it takes for all. Each is promised its share for a moment soon, and sleeps until then.
-    Where that is too far ahead the car waits in the rate's line as one, with the first one's row, and others may join
-    it as long as it waits. Who drives leaves as soon as it has what it wants, and the next one drives on with that row:
-    what the others want may be long in coming. Where it leaves otherwise (its time is up, it is interrupted), those
-    that have nothing yet enter anew.
+    Concurrent requests of one process for one rate form a batch. While the leader's call waits for the main connection,
+    further requests join; the call takes for all of them. Each member gets a slot in the near future, and sleeps until
+    then. If the slot is too far away, the batch waits in the rate's queue with one row, that of its leader. A served
+    leader leaves, and the next member takes over that row. If the leader leaves unserved, the others join a new batch.
 
     Args:
-        process: Where.
-        request: What.
-        timeout: For how long, in seconds (None: for ever; 0: only if it is there, and nobody waits).
-        caller: Who asks.
-        make_grant: Makes the face's grant of what was taken (by the database's clock) after so many seconds.
-        new_event: Makes what wakes a waiter.
+        client: The database.
+        request: The rate and the cost.
+        timeout: Seconds to wait (None: for ever; 0: take only what is free while no request waits).
+        caller: The thread or task that takes.
+        make_grant: Makes the grant of the API in use, from the slot (by the database's clock) and the seconds waited.
+        new_event: Makes the event that wakes a waiter.
     """
 
     def __init__(
@@ -143,37 +147,39 @@ class RateAcquisition(Generic[R]):
         self._make_grant = make_grant
         self._new_event = new_event
         self._began = monotonic()
-        self._car: _Batch | None = None
+        self._batch: _Batch | None = None
         self._line: Acquisition[BaseGrant] | None = None
         self._place: BaseGrant | None = None  # first in the queue
-        self._unsure = False  # whether it was taken with that: the answer was lost
+        self._answer_lost = False  # True: the call may have taken, but its answer was lost
         self._gone: GrantState | None = None  # that place, when its row has gone
-        self._told = False  # that it was not had in time
+        self._is_published = False  # the event `timed_out`
         self._sleeper = _Sleeper(new_event())
-        self._cars = _cars_of(client)
-        # Guarded by the lock of the cars:
+        self._batches = _batches_of(client)
+        # Guarded by the lock of the batches:
         self._taken_ms: int | None = None
         self._due = 0.0  # when that may be used, which is soon
-        self._put_down = False  # whoever drove has left
-        self._out = False  # it wants nothing any more
+        self._batch_ended = False  # its batch ended without a slot for it
+        self._has_left = False  # True: it needs no slot any more
 
     def run(self) -> Effects[R | None]:
-        """Take it, or None when the time is up. Raises `LockLost` when its place in the line was lost."""
+        """Return the grant, or None when the time is up. Raises `LockLost` if its row in the queue was lost."""
         taken = False
         if self._timeout == 0:
             yield from self._take(_Batch(self, 0), None)
             taken = self._taken_ms is not None
         else:
-            rides, again = True, False
-            while rides:
-                # (Who was put down drives: it shall not lose its place by others a second time.)
-                self._car = car = self._cars.enter(self, self._request, _batches(self._client), drives=again)
+            joins, again = True, False
+            while joins:
+                # (After the end of its batch a request leads the next one: it must not lose its position twice.)
+                self._batch = batch = self._batches.enter(
+                    self, self._request, _takes_batches(self._client), as_leader=again
+                )
                 again = True
-                taken = yield from (self._lead(car) if car.driver is self else self._ride(car))
-                self._get_off()
-                rides = not taken and self._remaining() > 0
+                taken = yield from (self._lead(batch) if batch.leader is self else self._follow(batch))
+                self._leave_batch()
+                joins = not taken and self._remaining() > 0
         if not taken:
-            self._tell_late()
+            self._publish_timeout()
             return None
         while (left := self._due - monotonic()) > 0:
             self._client.require_open()
@@ -181,15 +187,15 @@ class RateAcquisition(Generic[R]):
         assert self._taken_ms is not None
         return self._make_grant(self._request, self._taken_ms, monotonic() - self._began)
 
-    def _tell_late(self) -> None:
-        """That it was not had in time; once, as its place in the line may have told it."""
+    def _publish_timeout(self) -> None:
+        """Publish `timed_out`, unless the row in the queue has published it."""
         bus = self._client.event_bus
-        if self._timeout is not None and not self._told and bus.has_subscribers(TimedOut.name, TimedOut.level):
+        if self._timeout is not None and not self._is_published and bus.has_subscribers(TimedOut.name, TimedOut.level):
             about = bus.common_fields(self._request.queue_request(), None, self._caller)
             bus.publish(TimedOut(**about, waited=monotonic() - self._began, timeout=self._timeout))
 
     def rollback(self, outcome: str = "cancelled") -> Effects[None]:
-        """Leave the line, and give back what was taken. Repeatable. What cannot be given back now counts as used."""
+        """Leave the queue, and return the slot; if the database is unreachable, it counts as used. Idempotent."""
         taken_ms = self._leave()
         resource, cost = self._request.resource, self._request.cost
         if self._line is not None:
@@ -211,17 +217,17 @@ class RateAcquisition(Generic[R]):
         """It is over. Repeatable."""
         if self._line is not None:
             self._line.close()
-        self._get_off()
-        self._car = None  # which refers to us: so both are freed now, without the garbage collector
+        self._leave_batch()
+        self._batch = None  # breaks the reference cycle, so that both are freed at once
 
     def _leave(self) -> int | None:
-        """Want nothing any more; when something was taken, if it was."""
+        """Leave the batch. Return the slot if one was taken."""
         if self._gone is not None:
             self._client.registry.publish_released(self._gone)
-        with self._cars.lock:
-            self._out = True
+        with self._batches.lock:
+            self._has_left = True
             taken_ms, self._taken_ms = self._taken_ms, None
-        self._get_off()  # (nobody has it run_generator on any more)
+        self._leave_batch()
         return taken_ms
 
     def _remaining(self) -> float:
@@ -229,42 +235,44 @@ class RateAcquisition(Generic[R]):
 
     # -- riding, and driving ------------------------------------------------------------------------------------
 
-    def _ride(self, car: _Batch) -> Effects[bool]:
-        """Whether who drives has taken it for us, or we have, driving on. Where not, enter anew, or it is over."""
+    def _follow(self, batch: _Batch) -> Effects[bool]:
+        """Wait as a member. Return True if it got a slot; False if the batch ended or the time is up."""
         while True:
             self._client.require_open()
-            with self._cars.lock:
+            with self._batches.lock:
                 if self._taken_ms is not None:
                     return True
-                if car.driver is self:
+                if batch.leader is self:
                     break
                 left = self._remaining()
-                if self._put_down or left <= 0:
-                    self._out = left <= 0
-                    self._put_down = False
+                if self._batch_ended or left <= 0:
+                    self._has_left = left <= 0
+                    self._batch_ended = False
                     return False
             yield Sleep(self._sleeper, min(left, LOOK_SECONDS))
         assert self._place is not None
-        yield from self._take_first(car, self._place)
+        yield from self._take_first(batch, self._place)
         return self._taken_ms is not None
 
-    def _lead(self, car: _Batch) -> Effects[bool]:
-        """Whether we have it, at our turn, in time. Who of the others has not by then enters anew."""
-        yield from self._take(car, None)
+    def _lead(self, batch: _Batch) -> Effects[bool]:
+        """Take as the leader, for all members. Return True if this request got its slot."""
+        yield from self._take(batch, None)
         if self._taken_ms is None:
             self._gone = None
-            if _batches(self._client):
-                self._cars.reopen(car, self._request)
+            if _takes_batches(self._client):
+                self._batches.reopen(batch, self._request)
             grant = yield from self._wait_in_line()
             if grant is not None:
-                yield from self._take_first(car, grant)
+                yield from self._take_first(batch, grant)
         return self._taken_ms is not None
 
-    def _pass_on(self, car: _Batch, grant: BaseGrant) -> bool:
-        """Have the next one that has nothing yet run_generator on, with our row. False where there is none."""
+    def _hand_off(self, batch: _Batch, grant: BaseGrant) -> bool:
+        """Make the next unserved member the leader, with our row. Return False if there is none."""
         state = grant.state
-        with self._cars.lock:
-            following = next((rider for rider in car.riders if rider._taken_ms is None and not rider._out), None)
+        with self._batches.lock:
+            following = next(
+                (member for member in batch.members if member._taken_ms is None and not member._has_left), None
+            )
             line = self._line
             if following is None or line is None:
                 return False
@@ -272,69 +280,69 @@ class RateAcquisition(Generic[R]):
             self._client.registry.reassign(grant, following._caller)
             line.caller = following._caller
             following._line, following._place, self._line = line, grant, None
-            car.driver = following
+            batch.leader = following
             state.loss_callbacks.append(following._sleeper.event.set)
         following._sleeper.event.set()
         return True
 
-    def _get_off(self) -> None:
-        """Who drives leaves: those of the others that have nothing yet enter anew. Repeatable."""
-        car = self._car
-        if car is None:
+    def _leave_batch(self) -> None:
+        """Leave the batch as its leader; unserved members join a new batch. Idempotent."""
+        batch = self._batch
+        if batch is None:
             return
-        with self._cars.lock:
-            if car.driver is not self:
+        with self._batches.lock:
+            if batch.leader is not self:
                 return
-            left = [rider for rider in car.riders if rider is not self and rider._taken_ms is None]
-            for one in left:
-                one._put_down = True
-        self._cars.close(car)
-        for one in left:
-            one._sleeper.event.set()
+            left = [member for member in batch.members if member is not self and member._taken_ms is None]
+            for member in left:
+                member._batch_ended = True
+        self._batches.close(batch)
+        for member in left:
+            member._sleeper.event.set()
 
-    def _take(self, car: _Batch, place: BaseGrant | None) -> Effects[RateAnswer]:
+    def _take(self, batch: _Batch, place: BaseGrant | None) -> Effects[RateAnswer]:
         try:
-            answer: RateAnswer = yield Call("rate", partial(self._take_for, car, place), self._retry_timeout)
+            answer: RateAnswer = yield Call("rate", partial(self._take_for, batch, place), self._retry_timeout)
         except Busy:  # somebody keeps the gate in an open transaction
             answer = RateAnswer(RateStatus.OTHERS_FIRST)
         return answer
 
-    def _take_for(self, car: _Batch, place: BaseGrant | None, session: Session, member_id: int) -> RateAnswer:
-        """On the main session: take for all of the car that have nothing yet, one after the other."""
-        self._cars.close(car)
-        with self._cars.lock:
-            if self._out:  # in another thread, while this call stood in its line
+    def _take_for(self, batch: _Batch, place: BaseGrant | None, session: Session, member_id: int) -> RateAnswer:
+        """Take for all unserved members of the batch, one after the other. Runs on the main connection."""
+        self._batches.close(batch)
+        with self._batches.lock:
+            if self._has_left:  # in another thread, while this call waited for the main connection
                 return RateAnswer(RateStatus.GONE)
-            waiting = [rider for rider in car.riders if rider._taken_ms is None and not rider._out]
+            waiting = [member for member in batch.members if member._taken_ms is None and not member._has_left]
         if not waiting:
             return RateAnswer(RateStatus.OTHERS_FIRST)
         ticket = None if place is None else place.state.tickets[0]
-        first, *others = (one._wish() for one in waiting)
+        first, *others = (member._demand() for member in waiting)
         request = replace(self._request, cost=first.cost)
         try:
             answer = session.take_rate(request, ticket, first.ahead_ms, others)
         except Disconnected:
-            self._unsure = True
+            self._answer_lost = True
             raise
-        unsure, self._unsure = self._unsure, False
+        unsure, self._answer_lost = self._answer_lost, False
         if answer.status is RateStatus.GONE and unsure and place is not None and ticket is not None:
-            self._row_went(place)  # by the call before: what that took counts as used
+            self._row_went(place)  # by the call whose answer was lost; its slot counts as used
             self._client.notify_waiters(ticket.resource)
         if answer.status is RateStatus.TAKEN:
             now, late = monotonic(), []
-            with self._cars.lock:
+            with self._batches.lock:
                 served = waiting[: len(answer.times)]
-                for number, one in enumerate(served):
-                    one._due = now + answer.due_in(number)
-                    if one._out:  # has left meanwhile
-                        late.append((answer.times[number], one._request.cost))
+                for number, member in enumerate(served):
+                    member._due = now + answer.due_in(number)
+                    if member._has_left:  # has left meanwhile
+                        late.append((answer.times[number], member._request.cost))
                     else:
-                        one._taken_ms = answer.times[number]
-            for one in served:
-                if one is not self:
-                    one._sleeper.event.set()
+                        member._taken_ms = answer.times[number]
+            for member in served:
+                if member is not self:
+                    member._sleeper.event.set()
             if place is not None and ticket is not None and len(served) == len(waiting):
-                # The row is gone with it, and the next one of ours may come forward.
+                # The call has removed the row, so the next waiter of this process becomes the first.
                 self._row_went(place)
                 self._client.handle_release(ticket, session, member_id)
             for taken_ms, cost in late:
@@ -342,22 +350,22 @@ class RateAcquisition(Generic[R]):
         return answer
 
     def _row_went(self, place: BaseGrant) -> None:
-        """It is in no book any more when others of ours are told so: they sleep behind what they find there."""
+        """Discard the row before other waiters of this process are notified, because they check the registry."""
         self._gone = place.state
         self._client.registry.discard(place)
         self._client.member.forget(place.state.tickets)
 
-    def _wish(self) -> RateDemand:
-        """What it wants, and for how long it would sleep for that: not beyond its time."""
+    def _demand(self) -> RateDemand:
+        """Return the demand: the cost, and how long the request would sleep for its slot."""
         ahead = 0.0 if self._timeout == 0 else min(AHEAD_MS / 1000, self._remaining())
         return RateDemand(self._request.cost, max(0, int(ahead * 1000)))
 
-    def _all_served(self, car: _Batch) -> bool:
-        with self._cars.lock:
-            return all(rider._taken_ms is not None or rider._out for rider in car.riders)
+    def _all_served(self, batch: _Batch) -> bool:
+        with self._batches.lock:
+            return all(member._taken_ms is not None or member._has_left for member in batch.members)
 
     def _wait_in_line(self) -> Effects[BaseGrant | None]:
-        """Wait for the car's turn; None when our time is up."""
+        """Wait in the rate's queue until the batch is first; None when the time is up."""
         request, client = self._request.queue_request(), self._client
         timeout = None if self._timeout is None else max(0.001, self._remaining())
         keep: list[HeldGrant[BaseGrant]] = []
@@ -372,26 +380,26 @@ class RateAcquisition(Generic[R]):
             self._new_event,
         )
         grant = yield from line.run()
-        self._told = grant is None
+        self._is_published = grant is None
         if grant is not None:
             line.close()
             grant.state.loss_callbacks.append(self._sleeper.event.set)
         return grant
 
-    def _take_first(self, car: _Batch, grant: BaseGrant) -> Effects[None]:
+    def _take_first(self, batch: _Batch, grant: BaseGrant) -> Effects[None]:
         """As the first in the queue, take until we have what we asked for or our time is up."""
         client, state = self._client, grant.state
         while True:
             state.require_held()
             left = self._remaining()
-            answer = yield from self._take(car, grant)
+            answer = yield from self._take(batch, grant)
             if self._gone is not None:
                 client.registry.publish_released(state)
                 return
-            if self._all_served(car):  # some have left
+            if self._all_served(batch):  # some have left
                 yield from client.registry.release(grant, ReleaseToken())
                 return
-            if self._taken_ms is not None and self._pass_on(car, grant):
+            if self._taken_ms is not None and self._hand_off(batch, grant):
                 return
             if answer.status is RateStatus.GONE:
                 client.mark_lost_and_log([grant.position], "its row was removed while it waited")
@@ -407,15 +415,15 @@ class RateAcquisition(Generic[R]):
             yield Sleep(self._sleeper, min(max(pause, LEAST_SECONDS), left, LOOK_SECONDS))
 
 
-def _batches(client: DatabaseClient) -> bool:
-    """Whether its engine takes for several at once."""
+def _takes_batches(client: DatabaseClient) -> bool:
+    """True if the engine takes for several requests in one call."""
     kind = client.engine.session_class
     return issubclass(kind, RateSession) and kind.batches
 
 
 class RateGroupAcquisition(Generic[G, R]):
-    """Locks, and then, while they are held, rates; an `Operation`. All or nothing: what was had is given back when the
-    time is up before all is. (A request that is first in a rate's queue never waits for a lock, so no deadlock arises.)
+    """Locks, and then, while they are held, rates; an `Operation`. If the time is up before everything is acquired, all
+    of it is released. (A request that is first in a rate's queue never waits for a lock, so no deadlock arises.)
     """
 
     def __init__(
@@ -437,7 +445,7 @@ class RateGroupAcquisition(Generic[G, R]):
         grant = yield from self._acquisition.run()
         if grant is None:
             return None
-        self._acquisition.close()  # whoever else of ours waits for these locks comes forward
+        self._acquisition.close()  # the next waiter of this process for these locks becomes the first
         taken: dict[str, Any] = {}
         for rate in self._rates:
             left = self._timeout
@@ -474,12 +482,12 @@ class RateGroupAcquisition(Generic[G, R]):
 
 
 def split(asked: Sequence[Request | RateRequest]) -> tuple[list[Request], list[RateRequest]]:
-    """The locks among these, and the rates."""
+    """Split requests into locks and rates."""
     locks: list[Request] = []
     rates: list[RateRequest] = []
-    for one in asked:  # (At every lock: a loop is faster than two comprehensions.)
-        if isinstance(one, Request):
-            locks.append(one)
+    for request in asked:  # (Runs at every lock: a loop is faster than two comprehensions.)
+        if isinstance(request, Request):
+            locks.append(request)
         else:
-            rates.append(one)
+            rates.append(request)
     return locks, rates

@@ -1,4 +1,8 @@
-"""What a lock asks for, and how: the part of it that threads and tasks share."""
+"""The options and requests of a lock, as both APIs share them.
+
+`Terms` are immutable and checked when they are made. They rely on `process_of` for the default coordinator, which is
+looked up at each use.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ __all__ = [
     "write",
 ]
 
-#: What a lock asks for, or takes of a rate.
+#: A request for a lock or of a rate.
 Ask = Request | RateRequest
 
 #: A resource's name, or a function that computes it from the arguments of a decorated function's call.
@@ -56,7 +60,7 @@ class Asked:
     request: Ask  # complete when the name is a string
 
     def resolve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ask:
-        """The request of a call."""
+        """Return the request for a call with these arguments."""
         if isinstance(self.name, str):
             return self.request
         name = self.name(*args, **kwargs)
@@ -68,7 +72,7 @@ class Asked:
 
 
 class Terms:
-    """Of one lock: what it asks for, where, and the options that it was made with."""
+    """The requests of one lock, its database, and its options."""
 
     def __init__(
         self,
@@ -89,12 +93,11 @@ class Terms:
             check_call("on_lost", on_lost)
         self.on_lost = on_lost
         self.cancel_on_lost = cancel_on_lost
-        # As of a semaphore, what one thread acquired, and no block holds, any other thread may release.
+        # As with `threading.Semaphore`, a grant outside of a block may be released by any thread.
         self.semaphore = semaphore and not reentrant
         # Resolved once, unless a name must be computed.
-        self._requests = (
-            tuple(one.request for one in self.asked) if all(isinstance(one.name, str) for one in self.asked) else None
-        )
+        is_complete = all(isinstance(asked.name, str) for asked in self.asked)
+        self._requests = tuple(asked.request for asked in self.asked) if is_complete else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.given_client is not None:
@@ -118,7 +121,7 @@ class Terms:
 
     @property
     def requests(self) -> Sequence[Ask]:
-        """What it asks for. Raises `ConfigurationError` where that depends on the arguments of a call."""
+        """Return the requests. Raises `ConfigurationError` if they depend on the arguments of a call."""
         if self._requests is None:
             raise ConfigurationError(
                 "The name of this lock is computed from a call's arguments, so it can only decorate functions; "
@@ -127,13 +130,13 @@ class Terms:
         return self._requests
 
     def requests_of(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Ask]:
-        """What it asks for around the call of a decorated function."""
+        """Return the requests for the call of a decorated function."""
         # A name is computed from all that the function is given, self or cls included.
         given = args if instance is None else (instance, *args)
-        return self._requests or [one.resolve(given, kwargs) for one in self.asked]
+        return self._requests or [asked.resolve(given, kwargs) for asked in self.asked]
 
     def seconds(self, blocking: bool, timeout: Duration | None) -> float | None:
-        """How long ``acquire(blocking, timeout)`` waits."""
+        """Return the timeout of ``acquire(blocking, timeout)``."""
         if not blocking:
             if timeout is not None and timeout != -1:
                 raise ConfigurationError("A call that does not block takes no timeout")
@@ -143,7 +146,7 @@ class Terms:
         return None if timeout is None else check_duration("timeout", timeout)
 
     def check_number(self, n: int) -> int:
-        """How often ``release(n)`` releases."""
+        """Check the number of ``release(n)``, and return it."""
         if n != 1 and not self.semaphore:
             raise ConfigurationError(
                 f"<Lock {self}> is released once for each time that it was acquired; n is for limits"
@@ -159,20 +162,20 @@ class Terms:
         return Timeout(
             f"Did not get {names} within {seconds:g} s{f': {words}' if words else ''}; see the queue with: sqlsem ls",
             resource=requests[0].resource,
-            holders=[holder for one in found for holder in one.holders],
+            holders=[holder for blocker in found for holder in blocker.holders],
         )
 
     def __str__(self) -> str:
-        names = [one.request.describe() if isinstance(one.name, str) else "computed name" for one in self.asked]
+        names = [asked.request.describe() if isinstance(asked.name, str) else "computed name" for asked in self.asked]
         return ", ".join(names)
 
 
 class HasTerms(Protocol):
-    """A lock of any face."""
+    """A lock of either API."""
 
     @property
     def terms(self) -> Terms:
-        """What it asks for."""
+        """The lock's terms."""
 
 
 def _unpickled(asked: Sequence[Asked], options: dict[str, Any], where: str) -> Terms:
@@ -190,12 +193,12 @@ def _unpickled(asked: Sequence[Asked], options: dict[str, Any], where: str) -> T
 
 def mutex(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
     """One at a time."""
-    return _one("mutex", name, WRITE, 1, options, client)
+    return _terms_of("mutex", name, WRITE, 1, options, client)
 
 
 def own_mutex(name: str, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
     """One at a time, of a resource whose name users cannot take (`RESERVED`)."""
-    return _one("mutex", name, WRITE, 1, options, client, own=True)
+    return _terms_of("mutex", name, WRITE, 1, options, client, own=True)
 
 
 def limit(
@@ -204,24 +207,24 @@ def limit(
     """So many at a time; None: as many as the server's limit allows."""
     if limit is not None:
         check_count("The limit", limit)
-    return _one("limit", name, WRITE, limit, options, client, weight)
+    return _terms_of("limit", name, WRITE, limit, options, client, weight)
 
 
 def read(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
     """Beside other readers."""
-    return _one("read", name, READ, 1, options, client)
+    return _terms_of("read", name, READ, 1, options, client)
 
 
 def write(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
     """Alone."""
-    return _one("write", name, WRITE, 1, options, client)
+    return _terms_of("write", name, WRITE, 1, options, client)
 
 
 def stage(name: Name, order: int, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
     """Beside others of the same order."""
     if isinstance(order, bool) or not isinstance(order, int):
         raise ConfigurationError(f"The order of a stage must be a whole number, not {order!r}")
-    return _one("stage", name, f"stage:{order}", 1, options, client)
+    return _terms_of("stage", name, f"stage:{order}", 1, options, client)
 
 
 def all_of(locks: Sequence[HasTerms], options: GroupOptions, client: DatabaseClient | None = None) -> Terms:
@@ -234,24 +237,24 @@ def all_of(locks: Sequence[HasTerms], options: GroupOptions, client: DatabaseCli
             raise ConfigurationError(
                 f"all_of takes locks, not {lock!r}; write all_of(sqlsem.mutex('a'), sqlsem.limit('b', 2))"
             )
-    if all(isinstance(one.request, RateRequest) for lock in locks for one in lock.terms.asked):
+    if all(isinstance(part.request, RateRequest) for lock in locks for part in lock.terms.asked):
         raise ConfigurationError("all_of needs a lock beside its rates; without one, take one rate after the other")
     given = locks[0].terms.given_client
     if any(lock.terms.given_client is not given for lock in locks):
         raise ConfigurationError("all_of takes locks of one database only: several cannot be asked in one transaction")
     if client is not None and given is not client:
         raise ConfigurationError(f"{locks[0]!r} is not of {client!r}; make its locks by this coordinator's methods")
-    asked = [one for lock in locks for one in lock.terms.asked]
-    if len(asked) > 1 and any(getattr(one.request, "priority", None) is not None for one in asked):
+    asked = [part for lock in locks for part in lock.terms.asked]
+    if len(asked) > 1 and any(getattr(part.request, "priority", None) is not None for part in asked):
         raise ConfigurationError(
             "A request with a priority is of one resource alone, and cannot be part of all_of; acquire it first, and "
             "the others under it"
         )
-    names = [one.request.resource for one in asked if isinstance(one.name, str)]
+    names = [part.request.resource for part in asked if isinstance(part.name, str)]
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(f"all_of names {name!r} twice; ask for it once, with a weight", resource=name)
-    if options.get("reentrant") and any(isinstance(one.request, RateRequest) for one in asked):
+    if options.get("reentrant") and any(isinstance(part.request, RateRequest) for part in asked):
         raise ConfigurationError("all_of with a rate cannot be reentrant: what is taken of a rate is not held")
     return Terms(asked, given, **options)
 
@@ -275,7 +278,7 @@ def rate(
     return Terms([Asked(name, request)], client if coordinator is None else client_of(coordinator), **others)
 
 
-def _one(
+def _terms_of(
     kind: str,
     name: Name,
     access: str,

@@ -365,7 +365,7 @@ def test_served_thread_does_not_wait_for_its_batch(looks_often, connect, name):
 
 
 def riders(coordinator):
-    return sum(len(car.riders) for car in rating._cars_of(coordinator.client)._open.values())
+    return sum(len(batch.members) for batch in rating._batches_of(coordinator.client)._open.values())
 
 
 def test_an_answer_that_is_lost_costs_the_place_and_no_more(looks_often, connect, name, monkeypatch):
