@@ -19,7 +19,7 @@ from sqlsem.terminal.batches import render_batches
 
 __all__ = ["batches_"]
 
-#: Batches that ``batches resume`` looks through when it is not told which.
+#: How many batches ``batches resume`` reads without an argument.
 MOST_RESUMED = 1000
 _batch_name = name_of("The batch's name")
 
@@ -51,7 +51,7 @@ def batches_(options: Connecting, name: str | None, also: str | None, most: int,
     with options.coordinator(looks=True) as coordinator:
         found = batches.list_batches(coordinator, name, most)
     if as_json:
-        output.print_json([one.as_dict() for one in found])
+        output.print_json([batch.as_dict() for batch in found])
         return
     console = output.console()
     output.show(console, render_batches(found, console.width, name))
@@ -64,12 +64,11 @@ def batches_(options: Connecting, name: str | None, also: str | None, most: int,
 @pass_url_option
 @connecting
 def batches_resume(options: Connecting, which: str | None, name: str | None, shared: bool, pass_url: bool) -> int:
-    """Run the callback of a batch whose process died before its end; of the batch with that number also one that
-    has failed. Left out which: of all batches.
+    """Run the callback of a batch whose process died before its end; with a batch's number also a failed callback.
+    Without an argument: the callbacks of all batches.
 
-    It runs here: SQL on the database, commands and Python functions on this host, where functions are imported from the
-    current folder too, if they are nowhere else. One that only its own program knows (a lambda, a session's code) is
-    resumed by that.
+    Commands and Python functions run on this host; functions are imported also from the current folder, after all
+    others. A callback that only its own program knows (a lambda, a session's code) must be resumed by that.
 
     \b
     Examples:
@@ -86,7 +85,7 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, sha
         raise click.UsageError("Say which batch once.")
     with options.coordinator(runs="callbacks") as coordinator, same_database(options, pass_url):
         require_own_database(coordinator, shared)
-        coordinator.admin.resources()  # the driver is there before anything can be imported from here
+        coordinator.admin.resources()  # imports the driver before the current folder is in sys.path
         sys.path.extend(one for one in folders_to_import_from() if one not in sys.path)
         wanted: list[int | str]
         if which is not None or name is not None:
@@ -108,7 +107,7 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, sha
             except ConfigurationError as exc:
                 if which is not None or name is not None:
                     raise
-                output.print_error(exc)  # the others shall not suffer for it
+                output.print_error(exc)  # and continue with the other batches
                 code = 1
         if not count and not code:
             output.echo("Nothing was left to do.")
@@ -120,9 +119,9 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, sha
 @click.option("--name", type=_batch_name, metavar="NAME", help="The name, should it be a number.")
 @connecting
 def batches_abandon(options: Connecting, which: str | None, name: str | None) -> int:
-    """Give up the newest batch of a name, or the batch with that number: one that is open or has failed, or whose
-    callback is pending or has failed. Nothing follows it. What its parts do from now on does not count, and the
-    next start of a part begins a new batch. For operators; recorded in `sqlsem history --operations`.
+    """Abandon the newest batch of a name, or the batch with that number: one that is open or has failed, or whose
+    callback is pending or has failed. Its callback will not run. Its parts no longer count, and the next start of a
+    part begins a new batch. For operators; recorded in `sqlsem history --operations`.
 
     \b
     Examples:
@@ -142,7 +141,7 @@ def batches_abandon(options: Connecting, which: str | None, name: str | None) ->
             output.echo(f"Abandoned: batch {number}.")
             return 0
         found = batches.list_batches(coordinator, wanted if isinstance(wanted, str) else None, MOST_RESUMED)
-        entry = next((one for one in found if isinstance(wanted, str) or one.batch_id == wanted), None)
+        entry = next((batch for batch in found if isinstance(wanted, str) or batch.batch_id == wanted), None)
     if entry is None:
         raise ConfigurationError(f"There is no batch {wanted!r}; see: sqlsem batches")
     running = entry.callback_status == "running"

@@ -20,12 +20,12 @@ from sqlsem.terminal import output
 
 __all__ = ["certify"]
 
-#: How long --long is when no duration is given.
+#: The duration of --long without a value.
 LONG = "10m"
 
 
 def numbers(value: str) -> frozenset[int]:
-    """``1,2,8-11``: numbers of checks."""
+    """Convert numbers of checks: ``1,2,8-11``."""
     found: set[int] = set()
     for part in value.split(","):
         first, dash, last = part.strip().partition("-")
@@ -66,7 +66,11 @@ def _signals_remove(bench: certifying.Bench) -> Iterator[None]:
 @click.option("--only", type=numbers, metavar="NUMBERS", help="Only these checks, as 1,2,8-11.")
 @click.option("--skip", type=numbers, metavar="NUMBERS", help="All but these.")
 @click.option(
-    "--seconds", type=duration, default="5", show_default=True, help="Of each check that measures or hammers."
+    "--seconds",
+    type=duration,
+    default="5",
+    show_default=True,
+    help="The duration of each measurement.",
 )
 @click.option(
     "--long",
@@ -75,7 +79,7 @@ def _signals_remove(bench: certifying.Bench) -> Iterator[None]:
     is_flag=False,
     flag_value=LONG,
     metavar="[DURATION]",
-    help=f"Also a soak with kills, and measuring for so long.  [{LONG} where no duration is given]",
+    help=f"Also run a soak test with kills, and measure for this time.  [{LONG} without a value]",
 )
 @click.option(
     "--max-sessions",
@@ -83,21 +87,21 @@ def _signals_remove(bench: certifying.Bench) -> Iterator[None]:
     default=20,
     show_default=True,
     metavar="N",
-    help="So many sessions at a time, at the most.",
+    help="Open at most N sessions at a time.",
 )
 @click.option(
-    "--databases", is_flag=True, help="May create databases of other collations and settings, and drops them."
+    "--databases", is_flag=True, help="Allow creating (and dropping) databases of other collations and settings."
 )
-@click.option("--admin-url", metavar="URL", help="A login for what takes an administrator: databases, users, KILL.")
+@click.option("--admin-url", metavar="URL", help="A login for the tasks of an administrator: databases, users, KILL.")
 @click.option(
     "--restart",
     type=duration,
     metavar="DURATION",
-    help="Wait so long for you to restart the server or to fail it over (check 24).",
+    help="Wait this time for you to restart the server or to fail it over (check 24).",
 )
 @json_option
 @click.option(
-    "-o", "--output", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON there, too."
+    "-o", "--output", "file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the JSON to this file."
 )
 @click.option("--with-host", is_flag=True, help="Keep names of hosts, databases and logins in the JSON.")
 @connecting

@@ -33,9 +33,9 @@ def config_(options: Connecting, as_json: bool) -> None:
     """Show the database that is used, the source of its URL, and the configuration files. Prints no passwords, and does
     not connect.
 
-    A project's file (sqlsem.toml, or [tool.sqlsem] of pyproject.toml) may have come with somebody's code. It may choose
-    a profile of your own file, and set retry and require_server. For all else allow it first; when it changes it is
-    not followed until you allow it again.
+    A project's file (sqlsem.toml, or [tool.sqlsem] of pyproject.toml) may come from someone else. By itself it may
+    choose a profile of your own file, and set retry and require_server. Any other setting is followed only after you
+    allow the file; after a change, allow it again.
 
     \b
     Examples:
@@ -92,13 +92,13 @@ def _files() -> dict[str, str]:
     return found
 
 
-@config_.command("allow", short_help="Follow a project's file, with what it says now.")
+@config_.command("allow", short_help="Allow a project's file with its present content.")
 @click.argument("file", required=False, type=_file)
 def config_allow(file: Path | None) -> None:
-    """Allow a project's file, as long as it says what it says now. Left out which: the one that is found from here.
+    """Allow a project's file until it changes. Without FILE: the project's file of the current folder.
 
-    Read it first: it decides where locks are kept and whose tasks are run, and a URL may name a library to load. What
-    is allowed is recorded for your user alone.
+    Read it first: it decides where locks are kept and whose tasks are run, and a URL may name a library to load. It is
+    allowed only for your user.
 
     \b
     Examples:
@@ -118,10 +118,10 @@ def config_allow(file: Path | None) -> None:
     output.echo(f"Allowed as long as it stays as it is: {found.path}", *(f"  {name} = {text}" for name, text in shown))
 
 
-@config_.command("deny", short_help="Follow a project's file no more.")
+@config_.command("deny", short_help="Do not follow a project's file any more.")
 @click.argument("file", required=False, type=_file)
 def config_deny(file: Path | None) -> None:
-    """Take back that a project's file was allowed. Left out which: the one that is found from here.
+    """Withdraw the permission of a project's file. Without FILE: the project's file of the current folder.
 
     \b
     Examples:
@@ -129,7 +129,7 @@ def config_deny(file: Path | None) -> None:
       sqlsem config deny ~/etl/sqlsem.toml
 
     \b
-    Exit codes: 0 it is not allowed any more, or was not; 78 there is none.
+    Exit codes: 0 it is no longer allowed, or was not; 78 there is none.
     """
     path = _project_file().path if file is None else Path(os.path.realpath(file.parent)) / file.name
     output.echo(f"{path} {'is not allowed any more' if allowing.deny(path) else 'was not allowed'}.")

@@ -1,4 +1,4 @@
-"""The options before the command: which database it is, and how to take part."""
+"""The options before the command: the database, and the options of `sqlsem.connect`."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ __all__ = ["Connecting", "connecting"]
 
 log = logging.getLogger("sqlsem")
 
-#: What is not said on the command line or in a file.
+#: The defaults of options.
 DEFAULTS: dict[str, Any] = {"schema": "sqlsem", "table": "ProcessControl", "grace": 5.0, "lease": None, "retry": 10.0}
-#: What is said of the embedded file.
+#: The message about the embedded file.
 NOT_NAMED = ", of this user and host only, as no database is named (see: sqlsem config)"
 
 
 @dataclass
 class Connecting:
-    """The options before the command; and what the environment and the files add to them."""
+    """The options before the command, completed by the environment and the configuration files."""
 
     url: str | None
     profile: str | None
-    given: dict[str, Any]  # of `DEFAULTS`, what was said on the command line
+    given: dict[str, Any]  # those of `DEFAULTS` that the command line has
     verbose: int
     quiet: bool = False
 
     @functools.cached_property
     def settings(self) -> config.Settings:
-        """Which database it is."""
+        """The database, by the command line, the environment or a file."""
         named = "--url" if self.url else "--profile"
         found = config.resolve(self.url or None, profile=self.profile, named=named)
         for warning in found.warnings:
@@ -55,7 +55,7 @@ class Connecting:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of `sqlsem.connect`."""
+        """The options of `sqlsem.connect`."""
         return {name: self._option(name) for name in DEFAULTS}
 
     @property
@@ -76,16 +76,16 @@ class Connecting:
 
     @property
     def retry(self) -> float:
-        """For how long to try when the database is away."""
+        """How long to retry during an outage of the database, in seconds."""
         return float(self._option("retry"))
 
     @property
     def chosen_url(self) -> str:
-        """Never to be printed."""
+        """The database's URL. It may contain a password: never print it."""
         return self.settings.url
 
     def engine(self) -> Engine:
-        """The engine alone, for what a coordinator would be too much."""
+        """Return the engine, without a coordinator."""
         grace, lease = self._option("grace"), self._option("lease")
         options = Options(grace=grace, lease=lease, schema=self.schema, table=self.table)
         url = engines.plain(self.chosen_url)
@@ -95,13 +95,13 @@ class Connecting:
     def coordinator(
         self, *, told: bool = False, looks: bool = False, bare: bool = False, runs: str | None = None
     ) -> Iterator[sqlsem.Coordinator]:
-        """A coordinator, closed in the end. Connects when it is used.
+        """A context with a coordinator, which connects on first use and is closed at the end.
 
         Args:
-            told: It is known already where that is.
-            runs: What of the database is code that is run here, in words: it is always said where that comes from.
-            bare: An engine without tables will do.
-            looks: It does not create an SQLite file that is not there (unless nobody has named one).
+            told: Do not print which database is used: the caller has done that.
+            runs: The name of the code that is run from the database: its source is always printed.
+            bare: Allow engines without tables.
+            looks: Do not create a missing SQLite file (unless it is the default one).
         """
         with sqlsem.connect(self.chosen_url, **self.options) as coordinator:
             if not bare:  # a lock in the memory of this command would keep nobody out
@@ -112,7 +112,7 @@ class Connecting:
             if runs is not None and not self.quiet:
                 output.say(f"{runs} come from {where}{NOT_NAMED if self.settings.embedded else f', named by {source}'}")
             elif self.settings.embedded and not told and not self.quiet and _first_in_terminal():
-                # Anyone who forgot to name a database must not think that others are in the same one.
+                # A user who forgot to name a database must not believe that others use the same one.
                 output.say(f"this is {where}{NOT_NAMED}")
             else:
                 log.info("%s, from %s", where, source)
@@ -120,14 +120,14 @@ class Connecting:
 
 
 def _first_in_terminal() -> bool:
-    """True for the first command of a terminal's session, and where there is no terminal, but a log perhaps."""
+    """Return True for the first command of a terminal's session, and always without a terminal."""
     if sys.stderr is None or not sys.stderr.isatty() or not hasattr(os, "getsid"):
         return True
     record, session = platformdirs.user_state_path("sqlsem") / "told", f"{os.getsid(0)}\n".encode()
     with contextlib.suppress(OSError, ConfigurationError):
         if files.read(record).data == session:
             return False
-    with contextlib.suppress(OSError):  # so it is said again
+    with contextlib.suppress(OSError):  # then the message is printed again
         record.write_bytes(session)
     return True
 

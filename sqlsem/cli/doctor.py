@@ -23,7 +23,7 @@ from sqlsem.terminal import output
 
 __all__ = ["doctor"]
 
-#: More members of one login are rarely meant.
+#: More members of one login than this are reported: usually a program leaks them.
 MANY_MEMBERS = 500
 AGAIN = "Run again with -vv to see all of it."
 
@@ -32,11 +32,11 @@ AGAIN = "Run again with -vv to see all of it."
 @json_option
 @connecting
 def doctor(options: Connecting, as_json: bool) -> int:
-    """Check everything that has to be in order, and say how to mend what is not.
+    """Check the installation, and print how to correct what is wrong.
 
-    Driver, connection, tables and features, permissions, clock, isolation, whether a session's lock stays with its
-    session (behind a pooler it may not), the time zones of schedules, and a mutex taken and given back. Leaves no more
-    than a line in the history (and makes the embedded SQLite file, where that is missing).
+    Checks the driver, connection, tables and features, permissions, clock, isolation, whether a session's lock stays
+    with its session (behind a pooler it may not), the time zones of schedules, and acquires and releases a mutex.
+    Leaves one line in the history (and creates the embedded SQLite file, if that is missing).
 
     \b
     Examples:
@@ -71,7 +71,7 @@ def doctor(options: Connecting, as_json: bool) -> int:
 
 
 def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
-    """All checks, as far as they can be made: each rests on those before. The database's name, and what was found."""
+    """Run all checks, each only if those before it passed. Return the database's name, and the results."""
     try:
         engine = options.engine()
     except ConfigurationError as exc:
@@ -104,7 +104,7 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
 
 
 def _failed(name: str, exc: Exception, mend: str) -> Check:
-    """What an error says; one of ours ends in what to do, of others that is ``mend``."""
+    """Return a failed check. Our errors end with the remedy; for others it is ``mend``."""
     detail, separator, advice = str(exc).rpartition("; ")
     if separator and isinstance(exc, SqlsemError):
         return Check(name, False, detail, f"{advice[:1].upper()}{advice[1:]}")
@@ -121,7 +121,7 @@ def _schema(session: SchemaSession) -> Check:
 
 
 def _features(engine: Engine) -> list[Check]:
-    """The features that the database has, where it may have a part of them."""
+    """Return a check about the installed features, if the engine has features."""
     found = engine.installed.features
     if found is None or not sql.has_features(engine.name):
         return []
@@ -138,7 +138,7 @@ def _engine(session: SchemaSession) -> list[Check]:
 
 
 def _members(options: Connecting) -> Check:
-    """The login with the most members: a program that enrols without end slows everything that lists them."""
+    """Return a check about the login with the most members: too many slow everything that lists them."""
     with options.coordinator(looks=True, told=True) as coordinator:
         number = Counter(member.login or "" for member in coordinator.admin.overview().members)
     login, most = number.most_common(1)[0] if number else ("", 0)
@@ -150,18 +150,18 @@ def _members(options: Connecting) -> Check:
 
 
 def _schedules(session: ScheduleSession) -> list[Check]:
-    """Whether a worker on this host could put the tasks of the schedules that this login sees."""
+    """Return a check whether this host can compute the next times of the schedules that this login sees."""
     try:
         found = session.list_schedules(None, None)
         now = session.clock()
     except SqlsemError as exc:
         return [Check("schedules", True, f"not looked at: {exc}")]
     failures = []
-    for one in found:
+    for schedule in found:
         try:
-            tasks.next_due(one.cron, one.time_zone, now)
+            tasks.next_due(schedule.cron, schedule.time_zone, now)
         except ConfigurationError as exc:
-            failures.append(f"{one.name!r}: {exc}")
+            failures.append(f"{schedule.name!r}: {exc}")
     if failures:
         mend = "Workers on this host leave them to others. Bring its time zones up to date: pip install -U tzdata"
         return [Check("schedules", True, f"this host does not know when they are due: {'; '.join(failures)}", mend)]
@@ -169,7 +169,7 @@ def _schedules(session: ScheduleSession) -> list[Check]:
 
 
 def _round_trip(options: Connecting) -> Check:
-    """A mutex taken and given back, once connected."""
+    """Acquire and release a mutex, and return a check with the duration."""
     with options.coordinator(told=True, bare=True) as coordinator:
         lock = coordinator.mutex("sqlsem-doctor", note="sqlsem doctor")
         coordinator.client.member.ping()

@@ -1,4 +1,4 @@
-"""The kinds of commands that the command line is made of, and what it exits with."""
+"""The classes of commands and groups of the command line, and its exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sqlsem.terminal import output
 
 __all__ = ["EXIT_LOST", "EXIT_TEMPFAIL", "Commands", "Listing", "Loaded", "WithCommand"]
 
-#: What we exit with, after sysexits.h; a status of 1 says no more than that something was not in order.
+#: Our exit codes, after sysexits.h. (1 is a general failure.)
 EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE, EXIT_IO, EXIT_TEMPFAIL, EXIT_LOST, EXIT_CONFIG = 64, 69, 70, 74, 75, 76, 78
 EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (
     (ConfigurationError, EXIT_CONFIG),
@@ -41,8 +41,8 @@ EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (
 
 
 class Loaded(MutableMapping[str, click.Command]):
-    """Commands by name, in the order of use. The module of one is imported when it is asked for: it takes longer to
-    import all of them than most commands take.
+    """Commands by name, in the order of the help. A command's module is imported on first use: importing all of them
+    takes longer than most commands.
     """
 
     def __init__(self, places: Mapping[str, str]) -> None:
@@ -73,21 +73,21 @@ class Loaded(MutableMapping[str, click.Command]):
 
 
 class _InOrder(click.Group):
-    """A group whose help lists the commands as they were added, which is in the order of use."""
+    """A group whose help lists the commands in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all."""
+        """Return the names of all commands."""
         return list(self.commands)
 
 
 class Commands(_InOrder):
-    """Turns errors into one line and an exit code."""
+    """The top group: prints errors as one line, and sets the exit code."""
 
-    #: Whether errors come with their tracebacks.
+    #: Print the tracebacks of errors, too.
     traces = False
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """As `click.Group.main`, but for the exit codes."""
+        """Run a command like `click.Group.main`, with our exit codes."""
         run_main: Callable[..., Any] = super().main
         if not options.pop("standalone_mode", True):
             return run_main(*args, standalone_mode=False, **options)
@@ -105,7 +105,7 @@ class Commands(_InOrder):
             output.print_error(exc)
             code = next(number for kind, number in EXIT_CODES if isinstance(exc, kind))
         except Exception as exc:
-            # Python would print the traceback itself, with whatever is in the message.
+            # (Python's own traceback would print the message unescaped.)
             output.print_trace()
             output.print_error(f"{type(exc).__name__}: {exc} (this is a fault of sqlsem's; please report it)")
             code = EXIT_SOFTWARE
@@ -113,53 +113,53 @@ class Commands(_InOrder):
 
 
 def _exit_code_of_output() -> int:
-    """The exit code of a command that is done: 0, unless what it shows could not be written."""
+    """Return the exit code of a command that is done: 0, unless its output could not be written."""
     error = output.write_error()
     if error is None:
         return 0
-    if not isinstance(error, BrokenPipeError):  # a reader that has left wants to hear nothing more
+    if not isinstance(error, BrokenPipeError):  # a reader that has left is no error
         output.print_error(f"Cannot write to standard output: {error.strerror}")
     return EXIT_IO
 
 
 class WithCommand(click.Command):
-    """A command whose arguments after ``--`` are a command with its own."""
+    """A command that takes another command with its arguments after ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take away what is not ours to understand."""
+        """Parse only the arguments before ``--``."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta["sqlsem.command"] = args[at + 1 :] if at < len(args) else None
         return super().parse_args(ctx, args[:at])
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """What stands behind ``Usage:``."""
+        """Return the parts of the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND [ARGS]...]"]
 
 
 class Listing(_InOrder):
-    """A command that lists, unless its first argument is the name of one of its own commands."""
+    """A command that lists, unless its first argument names one of its subcommands."""
 
-    # As of a command, which a group is not.
+    # As for a command, unlike a group.
     allow_extra_args = False
     allow_interspersed_args = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Our own options, or none of ours."""
+        """Parse the list command's own options, unless there is a subcommand."""
         if args and args[0] in self.commands:
             ctx.meta["sqlsem.subcommand"] = list(args)
             return args
         return click.Command.parse_args(self, ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """List, or do what the other command does."""
+        """List, or run the subcommand."""
         wanted = ctx.meta.get("sqlsem.subcommand")
         if wanted is None:
             return click.Command.invoke(self, ctx)
         command = self.commands[wanted[0]]
-        # Beside us, not below: our own arguments are none of its usage.
+        # With our parent as its parent: our own arguments must not appear in its usage line.
         with command.make_context(f"{ctx.info_name} {wanted[0]}", wanted[1:], parent=ctx.parent) as within:
             return command.invoke(within)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """What stands behind ``Usage:``."""
+        """Return the parts of the usage line."""
         return click.Command.collect_usage_pieces(self, ctx)

@@ -57,13 +57,13 @@ def guard(
         if table is None:
             found = coordinator.admin.guarded_tables()
             if as_json:
-                output.print_json([one.as_dict() for one in found])
-            for one in () if as_json else found:
-                trouble = f": {one.problem}" if one.problem else ""
-                output.echo(clean(f"{one.schema}.{one.table}  guarded by {one.resource}{trouble}"))
+                output.print_json([guarded.as_dict() for guarded in found])
+            for guarded in () if as_json else found:
+                trouble = f": {guarded.problem}" if guarded.problem else ""
+                output.echo(clean(f"{guarded.schema}.{guarded.table}  guarded by {guarded.resource}{trouble}"))
             if not found and not as_json:
                 output.echo("No table is guarded.")
-            if any(one.problem for one in found):
+            if any(guarded.problem for guarded in found):
                 raise click.exceptions.Exit(1)
         elif remove:
             taken = coordinator.admin.unguard_table(table)

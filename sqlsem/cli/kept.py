@@ -21,4 +21,4 @@ def kept_lines(coordinator: sqlsem.Coordinator, resource: str | None, *, pins: b
     except SqlsemError as exc:  # an earlier installation, or a login without any role
         log.info("cannot see which locks are kept: %s", exc)
         return []
-    return [f"{one.words}; end it with: {one.remedy}" for one in kept if one.holds_up or pins]
+    return [f"{lock.words}; end it with: {lock.remedy}" for lock in kept if lock.holds_up or pins]

@@ -14,7 +14,7 @@ MOST = 1000
 
 def require_resource(coordinator: sqlsem.Coordinator, resource: str) -> None:
     """Refuse a name that nobody uses, nor has used lately: it may be misspelt, and the right one is still open."""
-    known = {one.resource for one in coordinator.admin.resources()}
+    known = {row.resource for row in coordinator.admin.resources()}
     if resource in known or coordinator.admin.history(resource, most=1):
         return
     known |= {hold.resource for hold in coordinator.admin.history(most=MOST)}

@@ -1,4 +1,4 @@
-"""The commands for those who look at queues of locks and operate them: ``sqlsem ls``, ``history``, ``set`` …"""
+"""The commands that list and operate queues of locks: ``sqlsem ls``, ``history``, ``set`` …"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sqlsem.terminal.tables import process_name, seconds_in_words
 
 __all__ = ["history", "ls", "pause", "reap", "resume", "revoke", "set_"]
 
-#: Queues, and why those wait who wait.
+#: Queues, and the reasons why their requests wait.
 Queues = tuple[list[tuple[Resource, list[Entry]]], dict[int, Reason]]
 #: How requests end.
 OUTCOMES = ("released", "timeout", "cancelled", "reaped", "revoked", "lost", "upgraded", "downgraded", "handed_over")
@@ -40,11 +40,11 @@ OUTCOMES = ("released", "timeout", "cancelled", "reaped", "revoked", "lost", "up
 @json_option
 @connecting
 def ls(options: Connecting, resource: str | None, watch: float | None, as_json: bool) -> None:
-    """Show who holds and who waits, in the order of the queue.
+    """Show holders and waiters, in the order of the queue.
 
-    FOR is how long it has been held or waited for, WHO the host and process, WHY behind whom it waits or which rule
-    holds it back, and when it will go in, about (`sqlsem why` tells more). A note in brackets says that a process
-    cannot be found, and for how long. When that is longer than its grace it is dead, and gives way to anyone who comes.
+    FOR is how long a request has held or waited, WHO its host and process, WHY its blocker or the rule that blocks it,
+    and about when it will be granted (`sqlsem why` has more). A note in brackets says that the process cannot be found,
+    and for how long. After its grace it counts as dead, and the next waiter removes its rows.
 
     \b
     Examples:
@@ -95,7 +95,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
 
 
 def _watch(look: Callable[[], Queues], console: Console, only: str | None, every: float) -> None:
-    """Draw the queue again and again; while the database is away, what was seen last."""
+    """Draw the queues again and again; during an outage of the database, the last ones that were read."""
     seen: RenderableType = Text("")
     with output.picture(console, vertical_overflow="visible") as live:
         while not output.is_gone():
@@ -111,11 +111,11 @@ def _watch(look: Callable[[], Queues], console: Console, only: str | None, every
 
 @click.command(short_help="Show finished requests, the newest first.")
 @click.argument("resource", required=False, type=resource_name)
-@click.option("--since", type=age, metavar="AGE", help="That ended no longer ago than this: 24h.")
-@click.option("--until", type=age, metavar="AGE", help="That ended no shorter ago than this.")
-@click.option("--outcome", type=click.Choice(OUTCOMES), metavar="OUTCOME", help="That ended so.")
-@click.option("--who", metavar="WHO", help="Of this login, host, host:pid or program; or ended by this login.")
-@click.option("--operations", is_flag=True, help="What operators did instead: who paused, capped, revoked, retried …")
+@click.option("--since", type=age, metavar="AGE", help="Only requests that ended within this time: 24h.")
+@click.option("--until", type=age, metavar="AGE", help="Only requests that ended before this time ago.")
+@click.option("--outcome", type=click.Choice(OUTCOMES), metavar="OUTCOME", help="Only requests that ended so.")
+@click.option("--who", metavar="WHO", help="Only of this login, host, host:pid or program; or ended by this login.")
+@click.option("--operations", is_flag=True, help="Show actions of operators instead: pauses, caps, revocations …")
 @most_option(20)
 @json_option
 @connecting
@@ -130,12 +130,12 @@ def history(
     most: int,
     as_json: bool,
 ) -> None:
-    """Show finished requests, the newest first: who it was, how long they waited and held, how they ended and by whom.
+    """Show finished requests, the newest first: the process, how long it waited and held, the outcome and who ended it.
 
-    OUTCOME is released, timeout or cancelled (gave up waiting), died (its process did, as that login has found; to look
-    for these: --outcome reaped), revoked (by that operator) or lost; upgraded and downgraded go on as something else.
-    HELD of one that died is until its last heartbeat. With --operations: what operators did, to this resource or work
-    queue or to all.
+    OUTCOME is released, timeout or cancelled (while waiting), died (the process died; the login that found it is shown;
+    filter by --outcome reaped), revoked (by that operator) or lost. upgraded and downgraded requests go on with another
+    access. HELD of a request whose process died ends with its last heartbeat. With --operations: the actions of
+    operators on this resource or work queue, or on all.
 
     \b
     Examples:
@@ -145,15 +145,15 @@ def history(
       sqlsem history --outcome reaped -n 1000 --json
     """
     if operations and outcome is not None:
-        raise click.UsageError("--outcome is of requests; leave out --operations.")
+        raise click.UsageError("--outcome filters requests; leave out --operations.")
     console = output.console()
     with options.coordinator(looks=True) as coordinator:
         if operations:
             done = coordinator.admin.operations(resource, most=most, since=since, until=until, who=who)
-            plain, shown = [one.as_dict() for one in done], render_operations(done, console.width)
+            plain, shown = [row.as_dict() for row in done], render_operations(done, console.width)
         else:
             past = coordinator.admin.history(resource, most=most, since=since, until=until, outcome=outcome, who=who)
-            plain, shown = [one.as_dict() for one in past], render_history(past, console.width)
+            plain, shown = [row.as_dict() for row in past], render_history(past, console.width)
     if as_json:
         output.print_json(plain)
     else:
@@ -168,13 +168,13 @@ allow_new_option = click.option("--allow-new", is_flag=True, help="Accept a name
 @click.option(
     "--limit",
     type=click.IntRange(1, model.MAX_INT),
-    help="Never more than so many, whatever users declare; so many for those who declare nothing.",
+    help="At most N, whatever limit requests declare; N for requests that declare none.",
 )
-@click.option("--no-limit", is_flag=True, help="Lift it; refused while requests that declare nothing count on it.")
+@click.option("--no-limit", is_flag=True, help="Remove the limit; refused while requests rely on it.")
 @click.option(
     "--stale-after",
     type=duration,
-    help="Remove rows without a living process behind them (made by plain INSERTs) at this age: 90s, 5m, 2h, 1d.",
+    help="Remove rows that no process keeps alive (made by plain INSERTs) at this age: 90s, 5m, 2h, 1d.",
 )
 @click.option("--no-stale-after", is_flag=True, help="Never remove them.")
 @click.option(
@@ -182,9 +182,9 @@ allow_new_option = click.option("--allow-new", is_flag=True, help="Accept a name
     type=duration,
     is_flag=False,
     flag_value="1m",
-    help="Requests wait by priority, and must name one; a step of priority is worth so much time of waiting (1m).",
+    help="Grant by priority; requests must name one. A step of priority is worth this much waiting time (1m).",
 )
-@click.option("--no-priorities", is_flag=True, help="First come, first served. Refuses those who wait by priority.")
+@click.option("--no-priorities", is_flag=True, help="First come, first served. Waiting requests with a priority fail.")
 @allow_new_option
 @connecting
 def set_(
@@ -198,11 +198,11 @@ def set_(
     no_priorities: bool,
     allow_new: bool,
 ) -> None:
-    """Set a resource's limit, whether requests have priorities, or when rows of bare participants go.
+    """Set a resource's limit, its priorities, or the age at which rows of bare participants are removed.
 
-    Who declares a limit gets no more than this one, whatever it declares; who declares none gets this one. It counts at
-    once, raised or lowered; those inside stay inside. A RESOURCE that ends with * is all that begin so and have no
-    limit of their own; of several the longest counts.
+    A request that declares a higher limit gets this one; so does a request that declares none. A change applies at
+    once, but holders keep the lock. A RESOURCE that ends with * stands for all resources with that prefix that have no
+    limit of their own; of several such patterns the longest applies.
 
     \b
     Examples:
@@ -213,7 +213,7 @@ def set_(
     """
     pairs = ((limit, no_limit), (stale_after, no_stale_after), (priorities, no_priorities))
     if any(value is not None and none for value, none in pairs):
-        raise click.UsageError("An option and its --no-… cannot both hold.")
+        raise click.UsageError("An option and its --no-… cannot be combined.")
     if all(value is None and not none for value, none in pairs):
         raise click.UsageError(
             "Say what to set: --limit N, --stale-after 2h, --priorities 1m, or one of --no-limit, --no-stale-after and "
@@ -222,7 +222,7 @@ def set_(
     if stale_after == 0:
         raise click.UsageError("--stale-after must be above 0; to never remove anything: --no-stale-after.")
     if priorities == 0:
-        raise click.UsageError("--priorities must be above 0: what a step of priority is worth, in time of waiting.")
+        raise click.UsageError("--priorities must be above 0: the waiting time that a step of priority is worth.")
     sets_pattern = is_pattern(resource) and stale_after is None and not no_stale_after
     with options.coordinator(looks=True) as coordinator:
         if not allow_new and not sets_pattern:
@@ -241,9 +241,9 @@ def set_(
 @allow_new_option
 @connecting
 def pause(options: Connecting, resource: str, allow_new: bool) -> None:
-    """Let nobody else in, until `sqlsem resume`.
+    """Grant no requests of a resource until `sqlsem resume`.
 
-    Those inside stay inside; requests are taken and keep their places.
+    Holders keep the lock; new requests are queued.
 
     \b
     Example:
@@ -261,7 +261,7 @@ def pause(options: Connecting, resource: str, allow_new: bool) -> None:
 @allow_new_option
 @connecting
 def resume(options: Connecting, resource: str, allow_new: bool) -> None:
-    """Let people in again, after `sqlsem pause`.
+    """Grant requests again, after `sqlsem pause`.
 
     \b
     Example:
@@ -275,16 +275,16 @@ def resume(options: Connecting, resource: str, allow_new: bool) -> None:
 
 
 def _tell_settings(coordinator: sqlsem.Coordinator, resource: str) -> None:
-    found = next((one for one in coordinator.admin.resources() if one.resource == resource), None)
-    one = found or Resource(resource, None, False, None, 0, 0)
+    found = next((row for row in coordinator.admin.resources() if row.resource == resource), None)
+    row = found or Resource(resource, None, False, None, 0, 0)
     parts = [
-        f"paused{_by(one.paused_by)}" if one.paused else "not paused",
-        "no cap" if one.cap is None else f"capped at {one.cap}{clean(one.whose_cap)}",
-        "rows never stale" if one.stale_after is None else f"rows stale after {seconds_in_words(one.stale_after)}",
+        f"paused{_by(row.paused_by)}" if row.paused else "not paused",
+        "no cap" if row.cap is None else f"capped at {row.cap}{clean(row.whose_cap)}",
+        "rows never stale" if row.stale_after is None else f"rows stale after {seconds_in_words(row.stale_after)}",
     ]
-    if one.ageing is not None:
-        parts.append(f"by priority (a step is worth {seconds_in_words(one.ageing)} of waiting)")
-    output.echo(f"{clean(resource)}: {', '.join(parts)}; {one.holding} in, {one.waiting} waiting")
+    if row.ageing is not None:
+        parts.append(f"by priority (a step is worth {seconds_in_words(row.ageing)} of waiting)")
+    output.echo(f"{clean(resource)}: {', '.join(parts)}; {row.holding} in, {row.waiting} waiting")
 
 
 def _by(login: str | None) -> str:
@@ -314,7 +314,7 @@ def revoke(options: Connecting, position: int | None, member: int | None, login:
     Exit codes: 0 the row is removed, or its holder notified; 1 there is
       no such row.
     """
-    if sum(one is not None for one in (position, member, login)) != 1:
+    if sum(value is not None for value in (position, member, login)) != 1:
         raise click.UsageError("Name one of POSITION, --member and --login.")
     if position is None:
         with options.coordinator(looks=True) as coordinator:
@@ -344,11 +344,11 @@ def revoke(options: Connecting, position: int | None, member: int | None, login:
 @click.command()
 @connecting
 def reap(options: Connecting) -> None:
-    """Look for dead members now, and remove them with their rows.
+    """Find dead members now, and remove them with their rows.
 
-    Nobody has to do this: anyone who waits, does. It tidies up where nobody waits. The living are left alone, and who
-    cannot be found has its grace to return: on a database server the first call finds it missing, and one after the
-    grace removes it.
+    Waiters do this anyway; this command cleans up resources without waiters. Living members are not affected. A member
+    that cannot be found has its grace to return: on a database server the first call finds it missing, and a call after
+    the grace removes it.
 
     \b
     Example:
@@ -358,8 +358,8 @@ def reap(options: Connecting) -> None:
         before = {member.member_id for member in coordinator.admin.overview().members if member.missing_for is not None}
         rows = coordinator.admin.reap()
         after = coordinator.admin.overview().members
-    gone = len(before - {one.member_id for one in after})
-    missing = sum(one.missing_for is not None for one in after)
+    gone = len(before - {row.member_id for row in after})
+    missing = sum(row.missing_for is not None for row in after)
     output.echo(f"{_number(gone, 'dead member')} and {_number(rows, 'row')} removed.")
     if missing:
         output.echo(f"{_number(missing, 'more member')} cannot be found, with a grace to return. Then: sqlsem reap")

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["metrics"]
 
-#: What has ended as it should not.
+#: How often requests that died, were revoked or lost are counted.
 COUNT_EVERY_SECONDS = 60.0
 
 
 def place(value: str) -> tuple[str, int]:
-    """``HOST:PORT``, ``[::1]:PORT`` or ``PORT``, which is on loopback."""
+    """Convert ``HOST:PORT``, ``[::1]:PORT`` or ``PORT`` (on loopback)."""
     host, _, port = value.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise click.BadParameter(f"{value!r} is not HOST:PORT or PORT")
@@ -49,14 +49,14 @@ Examples:
     metavar="HOST:PORT",
     default="127.0.0.1:9464",
     show_default=True,
-    help="Where to answer scrapes. There is no password: who can reach it sees names, programs and notes.",
+    help="The address for scrapes. There is no password: clients that can reach it see names, programs and notes.",
 )
 @click.option(
     "--name",
     "names",
     multiple=True,
     metavar="HOST",
-    help="A name by which it may be asked, beside its address and the names of this host; may be repeated.",
+    help="Another host name that scrapes may use, besides its address and this host's names; may be repeated.",
 )
 @click.option("--once", is_flag=True, help="Print them once, and end.")
 @click.option("--dashboard", "shown", flag_value="grafana.json", help="Print a dashboard for Grafana, and end.")
@@ -66,14 +66,14 @@ Examples:
     "--output",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="With --once: into this file, whole or not at all (for the textfile collector).",
+    help="With --once: write them atomically to this file (for the textfile collector).",
 )
 @click.option(
     "--pattern",
     "patterns",
     multiple=True,
     metavar="PATTERN",
-    help="Resources that fit share a label, as dim_*; repeat it for more. In all others numbers become *.",
+    help="Resources that match share a label, as dim_*; may be repeated. In all others, numbers become *.",
 )
 @click.option(
     "--max",
@@ -94,10 +94,10 @@ def metrics(
     patterns: tuple[str, ...],
     most: int,
 ) -> None:
-    """Metrics for Prometheus of everything in the database: who waits, who holds, tasks, who has whom wait.
+    """Serve metrics for Prometheus of everything in the database: holders, waiters, blockers, tasks.
 
-    Two statements for each scrape, on a connection of its own; the role of those who only look is enough. Exits 69 with
-    --once when the database is out of reach; else sqlsem_up is 0 until it is back.
+    Each scrape takes two statements, on a connection of its own; the role sqlsem_reader is enough. With --once, the
+    exit code is 69 if the database is out of reach; otherwise sqlsem_up is 0 until it is back.
     """
     if shown is not None:
         text = resources.files("sqlsem").joinpath("metrics").joinpath(shown).read_text(encoding="utf-8")

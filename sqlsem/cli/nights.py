@@ -1,4 +1,4 @@
-"""The commands that look back at a whole night: ``sqlsem timeline``, ``replay`` and ``audit``."""
+"""The commands that analyse the history: ``sqlsem timeline``, ``replay`` and ``audit``."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from sqlsem.terminal.timeline import FORMATS, library, picture
 __all__ = ["audit", "replay", "timeline"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: So many rows are read at a time.
+#: How many rows are read at a time.
 PAGE_ROWS = 5000
-#: A page is asked for from a little above the last row that is known, seconds: how far our clocks may be apart by then.
+#: Pages overlap by this many seconds: the difference of the clocks may change between two pages.
 OVERLAP_SECONDS, LONGEST_OVERLAP_SECONDS = 2.0, 3600.0
-#: Years beyond those that a calendar has.
+#: The longest time to look back; more may exceed the calendar.
 LONGEST_NIGHT_SECONDS = 50 * 365 * 86400
-#: Of more operations the newest are known.
+#: How many operations are read; the newest ones.
 MOST_OPERATIONS = 100_000
-#: So many findings are shown.
+#: How many findings are shown.
 MOST_FINDINGS = 20
-#: More requests than this are not run again, unless it is asked for.
+#: How many requests are replayed by default.
 MOST_REQUESTS = 100_000
-#: More than these are not drawn.
+#: How many requests and resources are drawn by default.
 MOST_DRAWN, MOST_PANELS = 10_000, 40
 
 
@@ -53,12 +53,12 @@ def since_option(default: str) -> Callable[[F], F]:
         default=default,
         show_default=True,
         metavar="AGE",
-        help="Look at what ended no longer ago than this: 24h, 30d; and at what is there.",
+        help="Include requests that ended within this time: 24h, 30d; and the present ones.",
     )
 
 
 class Night:
-    """What is there now, and the history before it, page by page: the newest end first. Nothing is kept."""
+    """The present requests, and the history before them, read page by page, the newest end first."""
 
     def __init__(self, coordinator: sqlsem.Coordinator, resource: str | None, since: float) -> None:
         overview = coordinator.admin.overview()
@@ -71,23 +71,23 @@ class Night:
         self.entries: list[Entry] = [entry for entry in overview.entries if resource in (None, entry.resource)]
 
     def rulings(self) -> list[Ruling]:
-        """What operators had set, and when, as far as it is known."""
+        """Return the settings of operators over time, as far as they are known."""
         done = self._coordinator.admin.operations(most=MOST_OPERATIONS, since=self._since)
-        return rulings((one for one in done if self._concerns(one)), self._resources)
+        return rulings((operation for operation in done if self._concerns(operation)), self._resources)
 
-    def _concerns(self, one: Operation) -> bool:
-        return self._resource is None or one.resource == self._resource or is_pattern(one.resource or "")
+    def _concerns(self, operation: Operation) -> bool:
+        return self._resource is None or operation.resource == self._resource or is_pattern(operation.resource or "")
 
     @property
     def caps(self) -> dict[str, int]:
-        """The limits that the server has now."""
+        """The limits that operators have set, as they are now."""
         return {resource.resource: resource.cap for resource in self._resources if resource.cap is not None}
 
     def past(self) -> Iterator[Past]:
-        """All finished requests. What ends while it is read may be left out."""
+        """Iterate over all finished requests. One that ends meanwhile may be left out."""
         most, overlap = PAGE_ROWS, OVERLAP_SECONDS
         last: datetime | None = None
-        # Of those that ended with the last one.
+        # The keys of the rows that ended at the same time as the last one.
         seen: set[tuple[str, int, datetime | None]] = set()
         while True:
             until = None
@@ -95,16 +95,16 @@ class Night:
                 age = (self.taken_at - last).total_seconds() + monotonic() - self._begun
                 until = max(0.0, age - overlap)
             page = self._coordinator.admin.history(self._resource, most=most, since=self._since, until=until)
-            if last is not None and overlap < LONGEST_OVERLAP_SECONDS and not any(_key(one) in seen for one in page):
+            if last is not None and overlap < LONGEST_OVERLAP_SECONDS and not any(_key(row) in seen for row in page):
                 if len(page) == most and page[-1].ended_at > last:
                     most *= 2
-                else:  # the server's clock was set; or they are pruned, as it will turn out
+                else:  # the server's clock was changed, or the rows have been pruned
                     overlap *= 4
                 continue
             fresh = [
-                one
-                for one in page
-                if last is None or one.ended_at < last or (one.ended_at == last and _key(one) not in seen)
+                row
+                for row in page
+                if last is None or row.ended_at < last or (row.ended_at == last and _key(row) not in seen)
             ]
             yield from fresh
             if len(page) < most:
@@ -115,24 +115,24 @@ class Night:
             overlap = OVERLAP_SECONDS
             if fresh[-1].ended_at != last:
                 last, seen = fresh[-1].ended_at, set()
-            seen |= {_key(one) for one in fresh if one.ended_at == last}
+            seen |= {_key(row) for row in fresh if row.ended_at == last}
 
 
-def _key(one: Past) -> tuple[str, int, datetime | None]:
-    """Tells one row of the history from all others: a request that was converted has several."""
-    return one.resource, one.position, one.granted_at
+def _key(row: Past) -> tuple[str, int, datetime | None]:
+    """Return a key that is unique in the history: a request that was converted has several rows."""
+    return row.resource, row.position, row.granted_at
 
 
-@click.command(short_help="Prove from the history that no limit was passed.")
+@click.command(short_help="Check in the history that no limit was exceeded.")
 @click.argument("resource", required=False, type=resource_name)
 @since_option("30d")
 @json_option
 @connecting
 def audit(options: Connecting, resource: str | None, since: float, as_json: bool) -> None:
-    """Prove from the history, and from what is there, that no limit was ever passed and no order broken; or show where.
+    """Check in the history, and in the present requests, that no limit was exceeded and no order broken; or show where.
 
-    Each request must have fitted, when it was let in, with all that were ahead of it then, inside or waiting. What has
-    been pruned from the history cannot be checked; the first end that is known is told.
+    When a request was granted, it must have been compatible with all requests ahead of it, holders and waiters. Pruned
+    rows cannot be checked; the time of the first known end is printed.
 
     \b
     Examples:
@@ -140,7 +140,7 @@ def audit(options: Connecting, resource: str | None, since: float, as_json: bool
       sqlsem audit etl --since 24h --json
 
     \b
-    Exit codes: 0 all is in order; 1 something is not, and is shown.
+    Exit codes: 0 all is in order; 1 there are findings.
     """
     with options.coordinator(looks=True) as coordinator:
         night = Night(coordinator, resource, since)
@@ -155,14 +155,14 @@ def audit(options: Connecting, resource: str | None, since: float, as_json: bool
 
 
 def picture_file(value: str) -> Path:
-    """A file for a picture, whose name tells what it shall be."""
+    """Convert the name of a picture's file; its suffix is the format."""
     path = Path(value)
     if path.suffix.lower() not in FORMATS:
         raise click.BadParameter(f"{value!r} must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     return path
 
 
-@click.command(short_help="Draw who waited and held, and the use.")
+@click.command(short_help="Draw waiting and holding requests over time, and the use of limits.")
 @click.argument("resource", required=False, type=resource_name)
 @since_option("24h")
 @click.option(
@@ -172,7 +172,7 @@ def picture_file(value: str) -> Path:
     type=picture_file,
     required=True,
     metavar="FILE",
-    help="Where to: a page that needs nothing else (.html), or a picture (.svg, .png).",
+    help="The file to write: a self-contained page (.html), or a picture (.svg, .png).",
 )
 @click.option(
     "-n",
@@ -182,14 +182,14 @@ def picture_file(value: str) -> Path:
     default=MOST_DRAWN,
     show_default=True,
     metavar="N",
-    help="Draw so many requests at the most, the longest.",
+    help="Draw at most N requests, the longest ones.",
 )
 @connecting
 def timeline(options: Connecting, resource: str | None, since: float, file: Path, most: int) -> None:
-    """Draw a night by resource: who waited and held, and under it how much of the limit was in use.
+    """Draw a timeline of each resource: its waiting and holding requests, and how much of the limit was in use.
 
-    In the page one can zoom, point at a bar to read who it was, and search. What is not drawn is said, in the file and
-    here. The names and notes of all who used the locks are in it. Needs: pip install 'sqlsem[timeline]'
+    The page can zoom and search; point at a bar to see its request. The file and the output say what is left out. The
+    file contains the names and notes of all requests. Needs: pip install 'sqlsem[timeline]'
 
     \b
     Examples:
@@ -211,21 +211,26 @@ def timeline(options: Connecting, resource: str | None, since: float, file: Path
 
 
 def numbered(value: str) -> tuple[str, int]:
-    """``NAME=NUMBER``."""
+    """Convert ``NAME=NUMBER``."""
     match = re.fullmatch(r"(.+)=([0-9]{1,10})", value)
     if match is None or not 1 <= int(match[2]) <= MAX_INT:
         raise click.BadParameter(f"{value!r} is not NAME=NUMBER, with a number of 1 or more")
     return resource_name(match[1]), int(match[2])
 
 
-@click.command(short_help="Run a night again, under another limit.")
+@click.command(short_help="Replay the history with another limit.")
 @click.argument("resource", required=False, type=resource_name)
 @since_option("24h")
+@click.option("--limit", "limits", type=numbered, multiple=True, metavar="NAME=N", help="Replay with this limit.")
 @click.option(
-    "--limit", "limits", type=numbered, multiple=True, metavar="NAME=N", help="As if this had been the limit."
+    "--weight",
+    "weights",
+    type=numbered,
+    multiple=True,
+    metavar="NAME=N",
+    help="Replay with this weight.",
 )
-@click.option("--weight", "weights", type=numbered, multiple=True, metavar="NAME=N", help="As if all weighed so much.")
-@click.option("--order", type=click.Choice(ORDERS), default="asked", show_default=True, help="As if these went first.")
+@click.option("--order", type=click.Choice(ORDERS), default="asked", show_default=True, help="Replay in this order.")
 @click.option(
     "-n",
     "--max",
@@ -234,7 +239,7 @@ def numbered(value: str) -> tuple[str, int]:
     default=MOST_REQUESTS,
     show_default=True,
     metavar="N",
-    help="So many finished requests at the most, the newest.",
+    help="Replay at most N finished requests, the newest ones.",
 )
 @json_option
 @connecting
@@ -248,10 +253,10 @@ def replay(
     most: int,
     as_json: bool,
 ) -> None:
-    """Run the night again by the same rule, under another limit, weight or order, and say what it would have been.
+    """Replay the history by the same rule with another limit, weight or order, and print how it would have been.
 
-    Each request is asked again when it was asked, and held for as long as it was held. With nothing changed it comes
-    out nearly as it was.
+    Each request is made at its time, and held for as long as it was held. Without changes, the result is nearly the
+    real one.
 
     \b
     Examples:
@@ -264,10 +269,10 @@ def replay(
     left_out = len(past) > most
     del past[most:]
     settings = ReplaySettings(dict(limits), dict(weights), order, night.caps)
-    known = {one.resource for one in past} | {entry.resource for entry in night.entries}
+    known = {row.resource for row in past} | {entry.resource for entry in night.entries}
     for name in (*settings.limits, *settings.weights):
         if name not in known:
-            raise ConfigurationError(f"Nobody has asked for {name!r} in that time; see: sqlsem history")
+            raise ConfigurationError(f"There were no requests for {name!r} in that time; see: sqlsem history")
     result = run_again(past, night.entries, settings)
     first = past[-1].ended_at if past else None
     if as_json:

@@ -1,4 +1,4 @@
-"""Values on the command line, and the options that several commands have."""
+"""Conversions of values on the command line, and options of several commands."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-#: The least time between two looks at the database, seconds.
-LEAST_SECONDS = 0.1
+#: The least interval of polling the database, in seconds.
+MIN_INTERVAL_SECONDS = 0.1
 
 
 def refusing(convert: Callable[P, T]) -> Callable[P, T]:
-    """What a function refuses by a `ConfigurationError` is wrong usage."""
+    """Make a conversion raise `click.BadParameter` in place of `ConfigurationError`."""
 
     @functools.wraps(convert)
     def converted(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -55,26 +55,26 @@ def refusing(convert: Callable[P, T]) -> Callable[P, T]:
 
 @refusing
 def duration(value: str) -> float:
-    """Seconds, or numbers with units: ``90``, ``1.5s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
+    """Convert seconds, or numbers with units: ``90``, ``1.5s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
     return model.check_duration("A duration", value)
 
 
 @refusing
 def age(value: str) -> float:
-    """So long ago: a duration that may be of months."""
+    """Convert an age: a duration that may be months."""
     return model.check_duration("An age", value, most=model.MAX_INT)
 
 
 def often(value: str) -> float:
-    """A duration between two looks."""
+    """Convert an interval of polling."""
     seconds = duration(value)
-    if seconds < LEAST_SECONDS:
-        raise click.BadParameter(f"{value!r} is too often for the database; at least {LEAST_SECONDS}")
+    if seconds < MIN_INTERVAL_SECONDS:
+        raise click.BadParameter(f"{value!r} is too often for the database; at least {MIN_INTERVAL_SECONDS}")
     return seconds
 
 
 def name_of(what: str) -> Callable[[str], str]:
-    """A type of parameter: the name of something. ``what`` begins the message that refuses it."""
+    """Return a parameter type for names. ``what`` begins the error message."""
     return refusing(functools.partial(model.check_name, what))
 
 
@@ -82,7 +82,7 @@ resource_name = name_of("The resource name")
 
 
 def whole_number(least: int, what: str) -> Callable[[str], int]:
-    """A whole number that a database can keep. (IntRange would tell the whole range in the help.)"""
+    """Return a parameter type for whole numbers that a database can store. (IntRange would print its range in help.)"""
 
     def check(value: str) -> int:
         if not re.fullmatch(r"-?[0-9]{1,10}", value) or not least <= int(value) <= model.MAX_INT:
@@ -93,7 +93,7 @@ def whole_number(least: int, what: str) -> Callable[[str], int]:
 
 
 def limited(value: str) -> tuple[str, int | None, int]:
-    """``NAME``, ``NAME=LIMIT``, ``NAME=LIMIT:WEIGHT``, ``NAME=:WEIGHT``; without LIMIT it is the server's."""
+    """Convert ``NAME``, ``NAME=LIMIT``, ``NAME=LIMIT:WEIGHT``, ``NAME=:WEIGHT``; without LIMIT the server's applies."""
     match = re.fullmatch(r"([^=]+)|(.+)=(?=.)(\d+)?(?::(\d+))?", value)
     if match is None:
         raise click.BadParameter(f"{value!r} is not NAME, NAME=LIMIT, NAME=LIMIT:WEIGHT or NAME=:WEIGHT")
@@ -102,7 +102,7 @@ def limited(value: str) -> tuple[str, int | None, int]:
 
 @refusing
 def rate_window(value: str) -> Window:
-    """``LIMIT/WINDOW``."""
+    """Convert ``LIMIT/WINDOW``."""
     match = re.fullmatch(r"(\d{1,10})/([^/,:=]+)", value)
     if match is None:
         raise click.BadParameter(f"{value!r} is not N/TIME, such as 100/1m")
@@ -112,8 +112,8 @@ def rate_window(value: str) -> Window:
 
 @refusing
 def rated(value: str) -> RateRequest:
-    """``NAME``, ``NAME=:COST``, ``NAME=LIMIT/WINDOW``, ``NAME=LIMIT/WINDOW,LIMIT/WINDOW``, with ``:COST`` at the end or
-    without. Without LIMIT it is an operator's.
+    """Convert ``NAME``, ``NAME=:COST``, ``NAME=LIMIT/WINDOW``, ``NAME=LIMIT/WINDOW,LIMIT/WINDOW``, each of the last two
+    also with ``:COST`` at the end. Without LIMIT the operator's windows apply.
     """
     match = re.fullmatch(r"([^=]+)|(.+)=(?=.)(\d+/[^/,:=]+(?:,\d+/[^/,:=]+)*)?(?::(\d+))?", value)
     if match is None:
@@ -128,7 +128,7 @@ def rated(value: str) -> RateRequest:
 
 
 def staged(value: str) -> tuple[str, int]:
-    """``NAME=ORDER``."""
+    """Convert ``NAME=ORDER``."""
     match = re.fullmatch(r"(.+)=(-?\d+)", value)
     if match is None:
         raise click.BadParameter(f"{value!r} is not NAME=ORDER")
@@ -137,13 +137,13 @@ def staged(value: str) -> tuple[str, int]:
 
 @refusing
 def periodic(value: str) -> tuple[str | None, float]:
-    """``DURATION``, ``NAME=DURATION``."""
+    """Convert ``DURATION`` or ``NAME=DURATION``."""
     name, equals, per = value.rpartition("=")
     return name if equals else None, model.check_duration("A period", per, most=model.MAX_INT)
 
 
 def most_option(default: int) -> Callable[[F], F]:
-    """The option for how many lines to list."""
+    """Return the option for how many lines to list."""
     return click.option(
         "-n",
         "--max",
@@ -160,18 +160,18 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON for pro
 pass_url_option = click.option(
     "--pass-url",
     is_flag=True,
-    help="Hand the database's URL on in $SQLSEM_URL, though there is a password in it. (Else what is started does not "
-    "find it, and is told so when it asks sqlsem for a lock.)",
+    help="Pass the database's URL on in $SQLSEM_URL, even if it contains a password. (Otherwise a command that uses "
+    "sqlsem gets an error that says so.)",
 )
 shared_option = click.option(
     "--shared",
     is_flag=True,
-    help="Run what stands in an SQLite file that belongs to others or can be written by them, as it is meant to.",
+    help="Run tasks of an SQLite file that belongs to other users, or that they can write.",
 )
 
 
 def a_lock(text: str) -> sqlsem.Lock:
-    """``KIND:NAME``, as a lock."""
+    """Convert ``KIND:NAME`` to a lock."""
     kind, _, name = text.partition(":")
     try:
         if kind == "limit":

@@ -49,8 +49,11 @@ def queues(options: Connecting, queue: str | None, also: str | None, as_json: bo
     with options.coordinator(looks=True) as coordinator:
         found, limits = coordinator.admin.queues(queue), coordinator.admin.queue_limits(queue)
     if as_json:
-        kept = {one.queue: [limit.as_dict() for limit in limits if limit.queue == one.queue] for one in found}
-        output.print_json([{**one.as_dict(), "limits": kept[one.queue]} for one in found])
+        kept = {
+            queue_row.queue: [limit.as_dict() for limit in limits if limit.queue == queue_row.queue]
+            for queue_row in found
+        }
+        output.print_json([{**queue_row.as_dict(), "limits": kept[queue_row.queue]} for queue_row in found])
     else:
         console = output.console()
         output.show(console, render_counts(found, console.width, queue, limits))

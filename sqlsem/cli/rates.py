@@ -45,9 +45,9 @@ def rates(options: Connecting, name: str | None, also: str | None, as_json: bool
     name = name or also
     with options.coordinator(looks=True) as coordinator:
         found = coordinator.admin.rates(name)
-        waiting = {resource: len(coordinator.admin.entries(resource)) for resource in {one.resource for one in found}}
+        waiting = {resource: len(coordinator.admin.entries(resource)) for resource in {rate.resource for rate in found}}
     if as_json:
-        output.print_json([{**one.as_dict(), "waiting": waiting[one.resource]} for one in found])
+        output.print_json([{**rate.as_dict(), "waiting": waiting[rate.resource]} for rate in found])
     else:
         console = output.console()
         output.show(console, render_rates(found, waiting, console.width, name))
@@ -77,7 +77,7 @@ def rates_set(options: Connecting, name: str, limit: str, per: float) -> None:
         capped = sorted(
             (rate for rate in coordinator.admin.rates(name) if rate.cap is not None), key=lambda rate: rate.window
         )
-    told = ", ".join(f"{one.cap:,} in {one.window:g} s" for one in capped) or "no limit of an operator's"
+    told = ", ".join(f"{window.cap:,} in {window.window:g} s" for window in capped) or "no limit of an operator's"
     output.echo(f"Rate {clean(name)}: {told}.")
 
 

@@ -1,4 +1,4 @@
-"""The commands that make the tables and print the scripts: ``sqlsem init``, ``sqlsem sql``."""
+"""The commands that create the tables and print the scripts: ``sqlsem init``, ``sqlsem sql``."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from sqlsem.terminal import output
 
 __all__ = ["init", "sql_"]
 
-#: Between two tries to connect.
+#: The pause between two attempts to connect.
 PAUSE_SECONDS = 0.25
 _NO_CHOICE = "{where}: all tables are made at the first use there, so no features can be chosen (--only, --add)"
 log = logging.getLogger("sqlsem")
 
 
 class Features(click.ParamType[tuple[str, ...]]):
-    """Names of features, with commas between."""
+    """A parameter type: names of features, separated by commas."""
 
     name = "features"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Return the names; fail for one that there is not."""
+        """Return the names; fail for unknown ones."""
         if isinstance(value, tuple):
             return value
         names = tuple(name for name in str(value).replace(" ", "").split(",") if name)
@@ -51,22 +51,25 @@ FEATURE_NAMES = Features()
 
 
 @click.command()
-@click.option("--only", type=FEATURE_NAMES, metavar="FEATURES", help="These features and no more; with commas between.")
+@click.option("--only", type=FEATURE_NAMES, metavar="FEATURES", help="Install only these features, with commas.")
 @click.option(
-    "--add", type=FEATURE_NAMES, metavar="FEATURES", help="These, beside those that are there; all: every one."
+    "--add",
+    type=FEATURE_NAMES,
+    metavar="FEATURES",
+    help="Add these features; all: every one.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @connecting
 def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...] | None, dry_run: bool) -> None:
     """Create or upgrade the tables and routines.
 
-    May be run at any time, again too, while locks are held. Says what it will do before it does it, and never goes
-    back to an older version. A DBA who would rather run scripts gets them from `sqlsem sql`.
+    May be run at any time, also repeatedly and while locks are held. Prints what it will do before it does it, and
+    never downgrades. For a DBA who prefers scripts, `sqlsem sql` prints them.
 
-    A new database gets everything, one that is there an upgrade of what it has. --only makes one with some features:
-    locks (always there), operate, priorities, conversions, handovers, guards, rates, once, queue, batches;
-    each brings the features that it needs. --add adds some later. Nothing is ever removed. Without a server (SQLite)
-    there is no choice: all tables are made at the first use.
+    A new database gets all features; an existing one is upgraded. --only installs some features: locks (always
+    installed), operate, priorities, conversions, handovers, guards, rates, once, queue, batches; each includes the
+    features that it needs. --add adds features later. Nothing is ever removed. Without a server (SQLite) there is no
+    choice: all tables are made at the first use.
 
     \b
     Examples:
@@ -124,7 +127,7 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
 
 
 def _echo_features(features: Collection[str], added: Collection[str], asked: Collection[str]) -> None:
-    """Say what a database has, or gets, and what not."""
+    """Print the features that a database has or gets, and those that it lacks."""
     reasons = needed(asked, features) if asked else {}
     words = [f"{name} (for {reasons[name]})" if name in reasons else name for name in FEATURES if name in features]
     rest = listed(set(FEATURES) - set(features))
@@ -135,7 +138,7 @@ def _echo_features(features: Collection[str], added: Collection[str], asked: Col
 
 @contextlib.contextmanager
 def _rights_to_install(engine: Engine) -> Iterator[None]:
-    """What the engine advises a login without rights is for users of the tables; this is for who makes them."""
+    """A context that rewrites errors about missing rights: the engine's advice is for users, not for installers."""
     try:
         yield
     except ConfigurationError as exc:
@@ -148,7 +151,7 @@ def _rights_to_install(engine: Engine) -> Iterator[None]:
 
 
 def _open(engine: Engine, retry: float) -> Session:
-    """Connect, trying for a while where that may help."""
+    """Connect; retry for ``retry`` seconds while the database is out of reach."""
     deadline = time.monotonic() + retry
     while True:
         try:
@@ -163,10 +166,13 @@ def _open(engine: Engine, retry: float) -> Session:
 @click.command("sql", short_help="Print the scripts of an engine.")
 @click.argument("engine", required=False, metavar="[ENGINE]")
 @click.argument("script", required=False, metavar="[SCRIPT]")
+@click.option("--only", type=FEATURE_NAMES, metavar="FEATURES", help="Print only these features; separated by commas.")
 @click.option(
-    "--only", type=FEATURE_NAMES, metavar="FEATURES", help="What belongs to these features; with commas between."
+    "--add",
+    type=FEATURE_NAMES,
+    metavar="FEATURES",
+    help="Print what adds these features to those of --only.",
 )
-@click.option("--add", type=FEATURE_NAMES, metavar="FEATURES", help="What adds these to a database that has --only.")
 @connecting
 def sql_(
     options: Connecting,
@@ -182,9 +188,9 @@ def sql_(
     once, features, permissions, drop or client (what the Python client sends); left out, all but the last two in the
     order in which to run them. SQLite has no routines, and so fewer scripts. Connects to nothing.
 
-    With --only just the tables, routines and roles of some features are printed, and of what these need: locks (always
-    there), operate, priorities, conversions, handovers, guards, rates, once, queue, batches. --only locks --add queue
-    prints what a database that has the former lacks for the latter.
+    --only prints just the tables, routines and roles of some features, and of those that they need: locks (always
+    included), operate, priorities, conversions, handovers, guards, rates, once, queue, batches. --only locks --add
+    queue prints what a database with feature locks lacks for feature queue.
 
     \b
     Examples:
@@ -205,7 +211,7 @@ def sql_(
     if (only or add) and not sql.has_features(name):
         raise click.UsageError(_NO_CHOICE.format(where=name))
     if add and not only:
-        raise click.UsageError("Say with --only what the database has that --add is for.")
+        raise click.UsageError("--add needs --only, with the features that the database has.")
     there = chosen(only or (EVERYTHING,))
     features = there | chosen(add or ())
     if script is not None and sql.FEATURE_OF[script] not in features:

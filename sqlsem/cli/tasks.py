@@ -309,12 +309,12 @@ def _why(
     """Return why the pending tasks among ``found`` do not run, and when they will. ``whole``: all earlier tasks are
     among them; ``ended``: all ended ones are, too.
     """
-    known = {one.task_id: one for one in found}
+    known = {entry.task_id: entry for entry in found}
     wanted: list[tuple[str | None, int]] = []
     if not whole:
         wanted += [(None, MAX_OPEN), ("failed", MAX_FAILED), ("running", MAX_RUNNING)]
     wanted += [] if whole and ended else [("finished", MAX_ENDED)]
-    queues = dict.fromkeys(one.queue for one in found if one.status == "pending")
+    queues = dict.fromkeys(entry.queue for entry in found if entry.status == "pending")
     for queue in queues:
         for status, most in wanted:
             known.update((task.task_id, task) for task in coordinator.admin.tasks(queue, status, most=most))
@@ -339,7 +339,7 @@ def schedules(options: Connecting, as_json: bool) -> None:
     with options.coordinator(looks=True) as coordinator:
         found = coordinator.admin.schedules()
     if as_json:
-        output.print_json([one.as_dict() for one in found])
+        output.print_json([schedule.as_dict() for schedule in found])
     else:
         console = output.console()
         output.show(console, render_schedules(found, console.width))
@@ -429,18 +429,18 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> None:
         output.say(f"Task {task_id} has no attempt yet, or there is no such task; see: sqlsem tasks")
 
 
-def _show_attempt(one: Attempt) -> None:
-    words = [f"Attempt {one.attempt}:", one.outcome]
-    if one.seconds is not None:
-        words.append(f"{'for' if one.outcome == 'running' else 'after'} {seconds_in_words(one.seconds)},")
-    if one.started_at is not None:
-        words.append(f"started {one.started_at.astimezone():%Y-%m-%d %H:%M:%S}")
-    if one.host is not None:
-        words.append(f"by {process_name(one.host, one.pid)}")
-    if one.owner:
-        words.append(f"({one.owner}{'' if one.session_id is None else f', session {one.session_id}'})")
+def _show_attempt(attempt: Attempt) -> None:
+    words = [f"Attempt {attempt.attempt}:", attempt.outcome]
+    if attempt.seconds is not None:
+        words.append(f"{'for' if attempt.outcome == 'running' else 'after'} {seconds_in_words(attempt.seconds)},")
+    if attempt.started_at is not None:
+        words.append(f"started {attempt.started_at.astimezone():%Y-%m-%d %H:%M:%S}")
+    if attempt.host is not None:
+        words.append(f"by {process_name(attempt.host, attempt.pid)}")
+    if attempt.owner:
+        words.append(f"({attempt.owner}{'' if attempt.session_id is None else f', session {attempt.session_id}'})")
     output.echo(clean(" ".join(words)))
-    for text in (one.error, one.result):
+    for text in (attempt.error, attempt.result):
         for line in (text or "").splitlines():
             output.echo(f"    {clean(line.expandtabs())}".rstrip())
 

@@ -129,7 +129,7 @@ def _tasks(
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Explain a task by its number, or the open tasks of a work queue: as text and as JSON."""
     number = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
-    queues = [one.queue for one in found.queues]
+    queues = [task.queue for task in found.queues]
     opened: list[TaskEntry] = []
     for queue in [what] if what in queues else queues if number is not None else []:
         try:
@@ -139,12 +139,12 @@ def _tasks(
                 opened += coordinator.admin.tasks(queue, "finished", most=MAX_ENDED)
         except ConfigurationError:  # this login may not look at tasks
             return [], []
-    asked = [one for one in opened if one.task_id == number] if number is not None else []
-    asked = asked or [one for one in opened if one.queue == what and one.status in OPEN]
-    names = dict.fromkeys(one.queue for one in asked)
+    asked = [task for task in opened if task.task_id == number] if number is not None else []
+    asked = asked or [task for task in opened if task.queue == what and task.status in OPEN]
+    names = dict.fromkeys(task.queue for task in asked)
     limits = [limit for queue in names for limit in coordinator.admin.queue_limits(queue)]
     waits = [wait for queue in names for wait in coordinator.admin.queue_waits(queue)]
-    requests = reasons(found) if any(one.blocked for one in asked) else None
-    told = task_reasons({one.task_id: one for one in opened}.values(), found.taken_at, limits, requests, waits)
-    lines = [line for one in asked[:most] for line in told_of_task(one, told.get(one.task_id))]
-    return lines, [task_as_dict(one, told.get(one.task_id)) for one in asked[:most]]
+    requests = reasons(found) if any(task.blocked for task in asked) else None
+    told = task_reasons({task.task_id: task for task in opened}.values(), found.taken_at, limits, requests, waits)
+    lines = [line for task in asked[:most] for line in told_of_task(task, told.get(task.task_id))]
+    return lines, [task_as_dict(task, told.get(task.task_id)) for task in asked[:most]]

@@ -6,15 +6,15 @@ The first of these that names a database is it, alone:
 2. ``$SQLSEM_URL``, else ``$SQLSEM_PROFILE``
 3. the project's file: ``sqlsem.toml``, or ``[tool.sqlsem]`` in ``pyproject.toml``, in this folder or the nearest above
 4. the user's file: ``sqlsem.toml`` in the folder for configuration (on Linux ``~/.config/sqlsem``)
-5. an SQLite file of this user, which nobody on another host sees; refused where ``require_server`` is set anywhere
+5. an SQLite file of this user, which other hosts do not see; an error if ``require_server`` is set anywhere
 
-``$SQLSEM_CONFIG`` names a file that is read in place of those of 3 and 4; empty, none is read.
+``$SQLSEM_CONFIG`` names a file that is read in place of those of 3 and 4; if it is empty, no file is read.
 
-A project's file may have come with somebody's code, and would decide where locks are kept and whose tasks are run. By
-itself it can choose a profile of the user's own file, and set what can do no harm (`reading.SETTINGS`). For anything
-else the user must have allowed it (``sqlsem config allow``), with what it says now. If not, it is an error: to overlook
-the file would keep the locks in another place than the project's programs expect. The user's own profiles and options
-come before the project's, and a profile that the user names is followed without the project's file.
+A project's file may come from someone else, and would decide where locks are kept and whose tasks are run. By itself it
+can choose a profile of the user's own file, and set harmless options (`reading.SETTINGS`). For anything else the user
+must have allowed its present content (``sqlsem config allow``). If not, that is an error: ignoring the file would keep
+the locks in another place than the project's programs expect. The user's own profiles and options come before the
+project's, and a profile that the user names is followed without the project's file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ EMBEDDED = (
     "which only processes of this user on this host share; to share with others set $SQLSEM_URL or write a sqlsem.toml"
 )
 
-#: What ``$SQLSEM_URL`` is for commands and tasks in place of a URL with a password: lest they lock somewhere else.
+#: The value of ``$SQLSEM_URL`` for commands and tasks in place of a URL with a password: with no value at all, they
+#: would use another database.
 WITHHELD = "withheld: see sqlsem run --pass-url"
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
@@ -52,25 +53,25 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Settings:
-    """The database, and how this process takes part in it."""
+    """The database that this process uses, and the options of `sqlsem.connect`."""
 
-    url: str = field(repr=False)  # may hold a password
-    source: str  # where that is from, in words
+    url: str = field(repr=False)  # may contain a password
+    source: str  # the origin of the URL, as text
     options: Mapping[str, Any] = field(default_factory=dict)  # of `sqlsem.connect`
-    embedded: bool = False  # nobody has named a database
+    embedded: bool = False  # True: the default file, as no database is named
     warnings: tuple[str, ...] = ()
-    note: str = ""  # where no project's file was looked for, and why
+    note: str = ""  # why the search for a project's file ended early
 
 
 def resolve(url: str | None = None, *, profile: str | None = None, named: str = "the call") -> Settings:
-    """Which database it is, and how to take part.
+    """Return the database and the options to use.
 
     Args:
-        url: The database, if it was given.
-        profile: A profile of the configuration files, if one was named.
-        named: The place where the profile or URL was given, for messages.
+        url: The database, if the caller names it.
+        profile: A profile of the configuration files, if the caller names one.
+        named: The source of the URL or profile, for messages.
 
-    Raises `ConfigurationError` for what contradicts itself, is not to be trusted, or cannot be understood.
+    Raises `ConfigurationError` for settings that are contradictory, untrusted or invalid.
     """
     if url is not None and profile is not None:
         raise ConfigurationError("Both a URL and a profile were given; which database shall it be?")
@@ -169,7 +170,7 @@ def _unknown_profile(profile: str, named: str, user: File | None, project: File 
 
 
 def _written_by_others(named: File | None) -> list[str]:
-    """A warning, if ``$SQLSEM_CONFIG`` names a file that others can write. (Others would not be followed.)"""
+    """Return a warning if ``$SQLSEM_CONFIG`` names a file that others can write. (Other such files are refused.)"""
     others = None if named is None else named.content.others
     return [] if named is None or others is None else [f"{named.path} says which database it is, but {others}"]
 
@@ -220,7 +221,7 @@ def _url(table: Mapping[str, Any], file: File, source: str, warnings: list[str])
 
 
 def _secret(file: File, key: str, name: str, warnings: list[str]) -> str:
-    """The first line of the file that a setting names."""
+    """Return the first line of the file that a setting names."""
     path = file.path.parent / Path(name).expanduser()
     try:
         content = files.read(path)
@@ -237,7 +238,7 @@ def _secret(file: File, key: str, name: str, warnings: list[str]) -> str:
 
 
 def _interpolated(template: str, file: File) -> str:
-    """``${NAME}`` stands for a variable of the environment; in the place of a password it may hold any character."""
+    """Replace each ``${NAME}`` by the environment variable; before the ``@``, special characters are escaped."""
     at = template.rfind("@") if "://" in template else -1
 
     def value(match: re.Match[str]) -> str:

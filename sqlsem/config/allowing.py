@@ -1,6 +1,6 @@
-"""The projects' files that this user has allowed, each with the digest of what it said then.
+"""Records the projects' files that this user has allowed, each with the digest of its content.
 
-For each file there is one in the folder ``allowed`` of the user's state, named by the digest of its path.
+Each allowed file has a record in the folder ``allowed`` of the user's state; its name is the digest of the path.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def state(file: File) -> str:
 
 
 def allow(file: File) -> None:
-    """Record that this file is allowed as long as it says what it says now."""
+    """Record that a file is allowed with its present content."""
     folder = _folder()
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

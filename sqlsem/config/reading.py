@@ -1,7 +1,7 @@
-"""Find and read the configuration files, and know which settings a project's file has only if it is allowed.
+"""Finds and reads the configuration files; knows which settings of a project's file the user has to allow.
 
-A project's file may have come with somebody's code. Its folder must belong to this user or the administrator, and be
-closed to others; the search for it ends at the first folder that is not, and at the home folder.
+A project's file may come from someone else. Its folder must belong to this user or the administrator, and must not be
+writable by others; the search ends at the first folder that is, and at the home folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 FILE = "sqlsem.toml"
-#: The names of a project's files, in the order in which they count.
+#: The names of a project's files, in the order of precedence.
 NAMES = (FILE, "pyproject.toml")
 
 
@@ -52,7 +52,7 @@ class Setting(NamedTuple):
     """A setting of a file."""
 
     kinds: tuple[type, ...]
-    #: The harm that a project's file could do with it, in words; None: no harm.
+    #: What a project's file could do with it, as text; None: it is harmless.
     harm: str | None
 
 
@@ -73,9 +73,9 @@ SETTINGS: Mapping[str, Setting] = {
     "profile": Setting((str,), None),  # of the user's own file
     "profiles": Setting((dict,), "names a host, files, a driver's library, or variables of the environment"),
 }
-#: Those of `sqlsem.connect`.
+#: The options of `sqlsem.connect`.
 OPTIONS = ("grace", "lease", "retry", "schema", "table")
-#: Those of a profile.
+#: The settings of a profile.
 _OF_PROFILE = tuple(key for key in SETTINGS if key not in ("profile", "profiles"))
 
 
@@ -126,7 +126,7 @@ class Search(NamedTuple):
     """The result of the search for a project's file."""
 
     file: File | None
-    #: Why it ended in a folder; None: it went to the end.
+    #: Why the search ended early; None: it did not.
     ended: str | None = None
 
 
@@ -168,14 +168,14 @@ def find_named_file(name: str) -> File | None:
 
 
 def find_project_file(besides: File | None = None) -> Search:
-    """Look for a project's file from this folder upwards; the file ``besides`` is none."""
+    """Search for a project's file from this folder upwards. The file ``besides`` does not count."""
     home = None
     with contextlib.suppress(OSError):
         home = os.stat(os.path.expanduser("~"))
     with contextlib.ExitStack() as opened:
         try:
             folder = opened.enter_context(files.Folder(Path.cwd()))
-        except OSError:  # it was removed under us, or cannot be passed
+        except OSError:  # the folder was removed, or is not accessible
             return Search(None)
         while True:
             if folder.others is not None:
@@ -235,11 +235,11 @@ def _in_folder(folder: files.Folder, name: str) -> File | None:
 
 
 def _names_us(path: Path) -> bool:
-    """True if a ``pyproject.toml`` that cannot be followed might say something of us, so that it is not overlooked."""
+    """Return True if a ``pyproject.toml`` that cannot be followed may have our table: then it must not be ignored."""
     try:
         return _has_table(files.read(path).data.decode("utf-8-sig", errors="replace"))
     except (OSError, ConfigurationError):
-        return path.is_file()  # too large, say: it might
+        return path.is_file()  # e.g. too large to read
 
 
 def _refuse_others(path: Path, others: str | None) -> None:
@@ -255,7 +255,7 @@ def _unreadable(path: Path, exc: OSError) -> ConfigurationError:
     return ConfigurationError(f"{path} cannot be read ({exc.strerror}), and may say which database it is")
 
 
-# -- what they say ----------------------------------------------------------------------------------------------------
+# -- contents ---------------------------------------------------------------------------------------------------------
 
 
 def _has_table(text: str) -> bool:
@@ -304,7 +304,7 @@ def _check(path: Path, what: str, table: Any, keys: Iterable[str]) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Words to add to a message about a name that is not known: the one that may be meant."""
+    """Return a suggestion for an unknown name, to add to a message; empty if there is none."""
     import difflib
 
     close = difflib.get_close_matches(name, list(known), n=1)

@@ -1,4 +1,4 @@
-"""What ``sqlsem batches`` shows."""
+"""Renders the output of ``sqlsem batches``."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ __all__ = ["render_batches"]
 
 
 def render_batches(found: Sequence[BatchEntry], width: int, only: str | None = None) -> RenderableType:
-    """What ``sqlsem batches`` shows, at most ``width`` columns wide."""
+    """Return the output of ``sqlsem batches``, at most ``width`` columns wide."""
     if not found:
         return Text("There are no batches." if only is None else f"There are no batches {only!r}.")
     parts: list[RenderableType] = []
-    for one in found:
+    for batch in found:
         if parts:
             parts.append(Text(""))
         title = Text(no_wrap=True, overflow="ellipsis")
-        title.append(f"{one.batch_id}  ")
-        title.append(clean(one.name), style="bold")
-        title.append(f"  {one.status}", style={"succeeded": "green", "open": ""}.get(one.status, "red"))
-        title.append(f"  {seconds_in_words(one.seconds)} of {seconds_in_words(one.window)}")
-        if one.overdue:
+        title.append(f"{batch.batch_id}  ")
+        title.append(clean(batch.name), style="bold")
+        title.append(f"  {batch.status}", style={"succeeded": "green", "open": ""}.get(batch.status, "red"))
+        title.append(f"  {seconds_in_words(batch.seconds)} of {seconds_in_words(batch.window)}")
+        if batch.overdue:
             title.append("  OVERDUE", style="bold red")
-        by = f" by {clean(one.opened_by)}" if one.opened_by else ""
-        title.append(f"  opened {local_time(one.opened_at)}{by}", style="dim")
+        by = f" by {clean(batch.opened_by)}" if batch.opened_by else ""
+        title.append(f"  opened {local_time(batch.opened_at)}{by}", style="dim")
         parts.append(title)
         heads = ("PART", "STATE", "TRIES", "FOR", "STARTED", "WHO", "NOTE")
         rows = []
-        for part in one.parts:
+        for part in batch.parts:
             note = first_line(part.error)
             if part.missing_for is not None:
                 note = f"[not found for {seconds_in_words(part.missing_for)}] {note}".rstrip()
@@ -46,22 +46,24 @@ def render_batches(found: Sequence[BatchEntry], width: int, only: str | None = N
             rows.append((*cells, process_name(part.host, part.pid), note))
         widths = fit(heads, rows, width, elastic=(0, 5, 6), indent=2)
         parts.append(table(heads, rows, widths, right=(2, 3), state=1, indent=2))
-        if one.callback_status != "none":
-            parts.append(_callback_in_words(one))
+        if batch.callback_status != "none":
+            parts.append(_callback_in_words(batch))
     return Group(*parts)
 
 
-def _callback_in_words(one: BatchEntry) -> Text:
-    what = {"local": "a function", "session": "a session's own code"}.get(one.callback_kind or "") or shortened(
-        one.callback_kind or "", one.callback_body or "", None
+def _callback_in_words(batch: BatchEntry) -> Text:
+    what = {"local": "a function", "session": "a session's own code"}.get(batch.callback_kind or "") or shortened(
+        batch.callback_kind or "", batch.callback_body or "", None
     )
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"  callback {clean(what)}: ")
-    text.append(one.callback_status, style={"failed": "red", "finished": "green"}.get(one.callback_status, "yellow"))
-    if one.callback_seconds is not None:
+    text.append(
+        batch.callback_status, style={"failed": "red", "finished": "green"}.get(batch.callback_status, "yellow")
+    )
+    if batch.callback_seconds is not None:
         text.append(
-            f" {'for' if one.callback_status == 'running' else 'after'} {seconds_in_words(one.callback_seconds)}"
+            f" {'for' if batch.callback_status == 'running' else 'after'} {seconds_in_words(batch.callback_seconds)}"
         )
-    if one.callback_error:
-        text.append(f": {clean(first_line(one.callback_error))}", style="red")
+    if batch.callback_error:
+        text.append(f": {clean(first_line(batch.callback_error))}", style="red")
     return text

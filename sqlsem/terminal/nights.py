@@ -1,4 +1,4 @@
-"""What ``sqlsem audit`` and ``sqlsem replay`` show."""
+"""Renders the output of ``sqlsem audit`` and ``sqlsem replay``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["render_audit", "render_replay"]
 
 
 def _moment(moment: datetime | None) -> str:
-    """Local time with the day: a night has two."""
+    """Return local time with the day."""
     return "-" if moment is None else moment.astimezone().strftime("%m-%d %H:%M:%S")
 
 
 def _exact(moment: datetime | None) -> str:
-    """As exact as it was written down: a fault may be one of milliseconds."""
+    """Return local time with microseconds: a finding may be about milliseconds."""
     return "-" if moment is None else moment.astimezone().strftime("%m-%d %H:%M:%S.%f")
 
 
@@ -36,11 +36,11 @@ def _asked(row: Past | Entry) -> str:
     return access_in_words(row.access, row.limit, row.weight)
 
 
-def _finding(one: Finding, width: int) -> Iterable[RenderableType]:
+def _finding(finding: Finding, width: int) -> Iterable[RenderableType]:
     title = Text(no_wrap=True, overflow="ellipsis")
-    title.append(f"{_exact(one.at)}  {clean(one.resource)}  position {one.position}", style="bold red")
+    title.append(f"{_exact(finding.at)}  {clean(finding.resource)}  position {finding.position}", style="bold red")
     yield title
-    yield Text(f"  {clean(one.words)}")
+    yield Text(f"  {clean(finding.words)}")
     heads = ("POS", "ASKED FOR", "ASKED", "LET IN", "ENDED", "OUTCOME", "WHO", "NOTE")
     rows = [
         (
@@ -53,14 +53,14 @@ def _finding(one: Finding, width: int) -> Iterable[RenderableType]:
             process_name(row.host, row.pid, row.requesting_id),
             row.note or row.program or "",
         )
-        for row in one.rows
+        for row in finding.rows
     ]
     yield table(heads, rows, fit(heads, rows, width, elastic=(1, 6, 7), indent=2), right=(0,), indent=2)
     yield Text("")
 
 
 def render_audit(audit: Audit, width: int) -> RenderableType:
-    """What ``sqlsem audit`` shows, at most ``width`` columns wide."""
+    """Return the output of ``sqlsem audit``, at most ``width`` columns wide."""
     parts: list[RenderableType] = []
     for finding in audit.findings:
         parts += _finding(finding, width)
@@ -99,12 +99,12 @@ def _cells(name: str, what: str, night: Night) -> tuple[str, ...]:
 
 
 def render_replay(replay: Replay, width: int, first: datetime | None) -> RenderableType:
-    """What ``sqlsem replay`` shows, at most ``width`` columns wide.
+    """Return the output of ``sqlsem replay``, at most ``width`` columns wide.
 
     Args:
-        replay: What came of it.
+        replay: The result.
         width: In characters.
-        first: When the first of those ended that were run again, where there were more.
+        first: When the first replayed request ended, if earlier ones were left out; else None.
     """
     if not replay.resources:
         return Text("Nobody has asked for anything in that time.")

@@ -1,4 +1,4 @@
-"""Where the command line prints: everything through here, so that everything is clean. See `sqlsem.printable`."""
+"""All output of the command line: escapes unprintable characters (`sqlsem.printable`), and survives write errors."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ __all__ = [
 class _Output(io.FileIO):
     """A standard stream whose write errors are remembered instead of raised.
 
-    A full disk, a reader that has left, or a terminal that is gone must not decide about locks and commands. Nothing
-    stays in a buffer either: Python would try to write that at its end, and exit with 120.
+    A full disk, a reader that has left, or a terminal that is gone must not affect locks and commands. Data that cannot
+    be written is dropped: Python would try to write a buffer at its end, and exit with 120.
     """
 
     #: The first error of a write.
     error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write the bytes, or drop them. (Also on a stream that does not block, as other programs may have set it.)"""
+        """Write the bytes, or drop them. (Also on a non-blocking stream: other programs may have made it so.)"""
         try:
             written = super().write(data)
             while written is None:
@@ -63,18 +63,18 @@ class _Output(io.FileIO):
 
 
 def open_streams() -> None:
-    """Make the standard streams of this process usable, whatever it was started with. For the start of a command.
+    """Make the standard streams of this process usable, however it was started. Called at the start of a command.
 
-    - A closed one becomes /dev/null. Otherwise the next file or socket to be opened would get its number, and a child
-      process would take that for its standard output.
-    - Errors of writing are remembered (`write_error`), not raised.
-    - Standard output escapes what its encoding lacks, as standard error always does.
+    - A closed stream becomes /dev/null. Otherwise the next file or socket would get its number, and a child process
+      would use that as its standard output.
+    - Write errors are remembered (`write_error`), not raised.
+    - Standard output escapes characters that its encoding lacks, as standard error always does.
     """
     for number, flags in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, flags)  # the lowest number that is free, so usually this one
+            opened = os.open(os.devnull, flags)  # gets the lowest free number, usually this one
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)
@@ -92,7 +92,7 @@ def _is_windows_console(stream: TextIO) -> bool:
 
 
 def _text_output(number: int, before: TextIO | None) -> TextIO:
-    """A text stream onto a file descriptor, in place of Python's own."""
+    """Return a text stream on a file descriptor, in place of Python's own."""
     by_line = number == 2
     if before is not None:
         with contextlib.suppress(OSError):
@@ -112,22 +112,22 @@ def _error_of_stdout() -> OSError | None:
 
 
 def write_error() -> OSError | None:
-    """Return why something was not written to standard output; None if all was. A terminal that is gone is no error:
-    nobody is there to miss anything.
+    """Return the first error of writing to standard output; None if there was none. A terminal that is gone is no
+    error, as it has no reader.
     """
-    with contextlib.suppress(OSError):  # of a stream that is not ours, and says so at its own end
+    with contextlib.suppress(OSError):  # of a stream that is not ours, which reports it at its own end
         sys.stdout.flush()
     error = _error_of_stdout()
     return None if error is None or error.errno == errno.EIO else error
 
 
 def is_gone() -> bool:
-    """True if nothing more can be written to standard output: time to end, for a command that only shows."""
+    """Return True if standard output cannot be written any more: a command that only shows data should end."""
     return _error_of_stdout() is not None
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Print lines; a line break within one of them is not ours, and is escaped."""
+    """Print lines; line breaks within a line are escaped."""
     click.echo("\n".join(map(clean, lines)), err=err)
 
 
@@ -137,40 +137,42 @@ def say(text: str) -> None:
 
 
 def print_error(text: object) -> None:
-    """What went wrong: one line on stderr, whatever a driver put into its message."""
+    """Print an error as one line on stderr."""
     echo(f"sqlsem: error: {' '.join(str(text).split())}", err=True)
 
 
 def print_json(value: Any) -> None:
-    """Print JSON for programs: the same value in every encoding of standard output."""
+    """Print JSON; in ASCII unless standard output is UTF-8."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     click.echo(clean_json(value, ascii_only=codecs.lookup(encoding).name != "utf-8"))
 
 
 def print_trace() -> None:
-    """The traceback of what is being handled."""
+    """Print the traceback of the current exception."""
     echo(*clean_trace(traceback.format_exc()).split("\n"), err=True)
 
 
 def print_usage(error: click.ClickException) -> None:
-    """What click says of a wrong call, in which the arguments are repeated."""
-    # What click lists itself, in lines, is no argument.
+    """Print click's message about wrong usage, which repeats arguments: they are escaped."""
+    # The line breaks in a list of click's own are kept.
     own = "\n\t" if isinstance(error, click.MissingParameter) else ""
-    told = clean(error.format_message(), keep=own)
-    plain = click.UsageError(told, error.ctx) if isinstance(error, click.UsageError) else click.ClickException(told)
-    words = io.StringIO()
-    plain.show(words)
-    echo(*words.getvalue().rstrip().expandtabs(4).split("\n"), err=True)
+    message = clean(error.format_message(), keep=own)
+    escaped = (
+        click.UsageError(message, error.ctx) if isinstance(error, click.UsageError) else click.ClickException(message)
+    )
+    text = io.StringIO()
+    escaped.show(text)
+    echo(*text.getvalue().rstrip().expandtabs(4).split("\n"), err=True)
 
 
 class CleanConsole(Console):
-    """A console that lets nothing unprintable through, whatever it is given to draw.
+    """A console that escapes unprintable characters in everything it draws.
 
-    What is drawn in columns has to be clean before, as its width is measured; this is the net below.
+    Cells of tables must be escaped before, as their width is measured; this class is a second line of defence.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As `rich.console.Console.render`; the console's own control sequences stay."""
+        """Render like `rich.console.Console`, and escape all but the console's own control sequences."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment
@@ -179,22 +181,22 @@ class CleanConsole(Console):
 
 
 def console() -> CleanConsole:
-    """Colours and the terminal's width on a terminal; plain and as wide as need be into a pipe or a file."""
-    found = CleanConsole(highlight=False)
-    if not found.is_terminal and not os.environ.get("COLUMNS"):
+    """Return a console: with colours and the terminal's width, or plain and unlimited for a pipe or file."""
+    result = CleanConsole(highlight=False)
+    if not result.is_terminal and not os.environ.get("COLUMNS"):
         return CleanConsole(highlight=False, width=100_000)
-    return found
+    return result
 
 
 def picture(on: Console, **options: Any) -> Live:
-    """A place of a terminal for what is drawn again and again."""
+    """Return an area of the terminal that is drawn again and again."""
     from rich.live import Live  # most commands need not load it
 
     return Live(console=on, auto_refresh=False, **options)
 
 
 def show(on: Console, what: RenderableType) -> None:
-    """Draw; into a pipe without blanks at the ends of lines."""
+    """Print a renderable; for a pipe, without blanks at the ends of lines."""
     if on.is_terminal:
         on.print(what)
         return

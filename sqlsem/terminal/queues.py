@@ -1,4 +1,4 @@
-"""What ``sqlsem ls`` and ``sqlsem history`` show of the queues."""
+"""Renders the output of ``sqlsem ls`` and ``sqlsem history``."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from sqlsem.terminal.tables import fit, local_time, process_name, seconds_in_wor
 
 __all__ = ["as_dict", "by_resource", "render_history", "render_operations", "render_queues"]
 
-#: Columns of a terminal below which WHY takes the place of PROGRAM.
+#: On narrower terminals WHY replaces PROGRAM.
 NARROW = 100
 
 
 def by_resource(
     entries: Iterable[Entry], resources: Iterable[Resource], only: str | None
 ) -> list[tuple[Resource, list[Entry]]]:
-    """Entries by resource; with what is set for it, also where nobody is."""
+    """Group entries by resource, with its settings. A resource with settings is included without entries, too."""
     grouped: dict[str, list[Entry]] = {}
     for entry in entries:
         grouped.setdefault(entry.resource, []).append(entry)
-    settings = {one.resource: one for one in resources if only is None or one.resource == only}
+    settings = {resource.resource: resource for resource in resources if only is None or resource.resource == only}
     names = sorted({*grouped, *(name for name, setting in settings.items() if _is_set(setting))})
-    found = []
+    groups = []
     for name in names:
         own = grouped.get(name, [])
         holding = sum(entry.state in ("holds", "revoked") for entry in own)
         waiting = sum(entry.state == "waits" for entry in own)
         resource = settings.get(name) or Resource(name, None, False, None, 0, 0)
-        found.append((replace(resource, holding=holding, waiting=waiting), own))
-    return found
+        groups.append((replace(resource, holding=holding, waiting=waiting), own))
+    return groups
 
 
 def _is_set(resource: Resource) -> bool:
@@ -46,21 +46,21 @@ def _is_set(resource: Resource) -> bool:
 
 
 def as_dict(resource: Resource, entries: Iterable[Entry], reasons: Mapping[int, Reason]) -> dict[str, Any]:
-    """For JSON."""
-    told = {position: reason.as_dict() for position, reason in reasons.items()}
+    """Return a queue as a dictionary for JSON."""
+    reason_dicts = {position: reason.as_dict() for position, reason in reasons.items()}
     return {
         **resource.as_dict(),
-        "entries": [{**entry.as_dict(), "why": told.get(entry.position)} for entry in entries],
+        "entries": [{**entry.as_dict(), "why": reason_dicts.get(entry.position)} for entry in entries],
     }
 
 
 def _owner(owner: str | None) -> str:
-    """The thread, where it says something."""
+    """Return the thread's name, except for the main thread."""
     return "" if owner in (None, "", "MainThread") else f" {owner}"
 
 
 def _why(reason: Reason | None) -> str:
-    """In a few words; with when it will go in, about."""
+    """Return a reason as short text, with the estimated time until the grant."""
     if reason is None:
         return ""
     return reason.short if reason.enters is None else f"{reason.short}, ~{clock(reason.enters.likely)}"
@@ -92,8 +92,8 @@ def render_queues(
     only: str | None = None,
     reasons: Mapping[int, Reason] | None = None,
 ) -> RenderableType:
-    """What ``sqlsem ls`` shows, at most ``width`` columns wide. With reasons there is a column for them; where that is
-    narrow, it takes the place of the program.
+    """Return the output of ``sqlsem ls``, at most ``width`` columns wide. Reasons get a column; on a narrow terminal it
+    replaces the program.
     """
     if not queues:
         return Text("No request holds or waits." if only is None else f"Nobody holds or waits for {only!r}.")
@@ -135,65 +135,69 @@ def render_queues(
     return Group(*parts)
 
 
-def _ending(one: Past) -> str:
-    """How it ended: of one that was found dead, that nobody has ended it."""
-    if one.outcome == "reaped":
-        return "died" if one.ended_by is None else f"died (found by {one.ended_by})"
-    return one.outcome if one.ended_by is None else f"{one.outcome} by {one.ended_by}"
+def _ending(row: Past) -> str:
+    """Return how a request ended, and who ended it (for a dead process: who found it)."""
+    if row.outcome == "reaped":
+        return "died" if row.ended_by is None else f"died (found by {row.ended_by})"
+    return row.outcome if row.ended_by is None else f"{row.outcome} by {row.ended_by}"
 
 
 def render_history(past: Sequence[Past], width: int) -> RenderableType:
-    """What ``sqlsem history`` shows, at most ``width`` columns wide."""
+    """Return the output of ``sqlsem history``, at most ``width`` columns wide."""
     if not past:
         return Text("Nothing has finished yet.")
     heads = ("POS", "RESOURCE", "ACCESS", "WAITED", "HELD", "ENDED", "OUTCOME", "WHO", "NOTE")
     rows = [
         (
-            str(one.position),
-            one.resource,
-            access_in_words(one.access, one.limit, one.weight),
-            seconds_in_words(one.waited),
-            "-" if one.held is None else seconds_in_words(one.held),
-            one.ended_at.astimezone().strftime("%m-%d %H:%M:%S"),
-            _ending(one),
-            process_name(one.host, one.pid, one.requesting_id),
-            one.note or one.program or "",
+            str(row.position),
+            row.resource,
+            access_in_words(row.access, row.limit, row.weight),
+            seconds_in_words(row.waited),
+            "-" if row.held is None else seconds_in_words(row.held),
+            row.ended_at.astimezone().strftime("%m-%d %H:%M:%S"),
+            _ending(row),
+            process_name(row.host, row.pid, row.requesting_id),
+            row.note or row.program or "",
         )
-        for one in past
+        for row in past
     ]
     return table(heads, rows, fit(heads, rows, width, elastic=(1, 6, 7, 8)), right=(0, 3, 4))
 
 
-def _done(one: Operation) -> str:
-    """What was done, with what it was before."""
-    if one.action == "revoke_members":
-        return f"revoke {one.old} ({one.new})"
-    if one.action == "reset":
-        return f"reset ({one.old} used)"
-    if one.action in ("cap", "stale_after", "ageing", "rate_limit"):
-        unit = " ms" if one.action in ("stale_after", "ageing") else ""
-        return f"{one.action} {one.old or 'none'} → {one.new or 'none'}{unit}"
-    if one.action == "revoke":
-        return f"revoke ({one.old}{', at once' if one.new == 'force' else ''})"
-    if one.action == "reap":
-        return f"reap ({one.new} rows)"
-    return one.action if one.old is None else f"{one.action} ({one.old})"
+def _done(operation: Operation) -> str:
+    """Return an operator's action, with the old value."""
+    if operation.action == "revoke_members":
+        return f"revoke {operation.old} ({operation.new})"
+    if operation.action == "reset":
+        return f"reset ({operation.old} used)"
+    if operation.action in ("cap", "stale_after", "ageing", "rate_limit"):
+        unit = " ms" if operation.action in ("stale_after", "ageing") else ""
+        return f"{operation.action} {operation.old or 'none'} → {operation.new or 'none'}{unit}"
+    if operation.action == "revoke":
+        return f"revoke ({operation.old}{', at once' if operation.new == 'force' else ''})"
+    if operation.action == "reap":
+        return f"reap ({operation.new} rows)"
+    return operation.action if operation.old is None else f"{operation.action} ({operation.old})"
 
 
 def render_operations(done: Sequence[Operation], width: int) -> RenderableType:
-    """What ``sqlsem history --operations`` shows, at most ``width`` columns wide."""
+    """Return the output of ``sqlsem history --operations``, at most ``width`` columns wide."""
     if not done:
         return Text("No operator has done anything yet.")
     heads = ("WHEN", "LOGIN", "WHAT", "TO", "WHERE", "PROGRAM")
     rows = [
         (
-            one.done_at.astimezone().strftime("%m-%d %H:%M:%S"),
-            one.login or "",
-            _done(one),
-            " ".join(filter(None, (one.resource or one.queue, str(one.position or one.task_id or "")))),
-            process_name(one.host, one.pid),
-            one.program or "",
+            operation.done_at.astimezone().strftime("%m-%d %H:%M:%S"),
+            operation.login or "",
+            _done(operation),
+            " ".join(
+                filter(
+                    None, (operation.resource or operation.queue, str(operation.position or operation.task_id or ""))
+                )
+            ),
+            process_name(operation.host, operation.pid),
+            operation.program or "",
         )
-        for one in done
+        for operation in done
     ]
     return table(heads, rows, fit(heads, rows, width, elastic=(1, 2, 3, 4, 5)), right=())

@@ -1,4 +1,4 @@
-"""What ``sqlsem rates`` shows."""
+"""Renders the output of ``sqlsem rates``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["render_rates"]
 def render_rates(
     found: Sequence[RateEntry], waiting: Mapping[str, int], width: int, only: str | None = None
 ) -> RenderableType:
-    """Windows of rates, at most ``width`` columns wide. ``waiting``: how many, by resource."""
+    """Return the windows of rates, at most ``width`` columns wide. ``waiting``: the number of waiters by resource."""
     if not found:
         return Text("There are no rates." if only is None else f"Nothing was ever used of a rate {only!r}.")
     heads = ("RATE", "WINDOW", "LIMIT", "USED", "LEFT", "ROOM IN", "WAITING", "LAST")
     rows = [
         (
-            *(one.name, seconds_in_words(one.window), f"{one.limit:,}", f"{one.used:,}"),
-            *(f"{max(0, one.limit - one.used):,}", seconds_in_words(one.free_in) if one.free_in else ""),
-            *(str(waiting[one.resource]), seconds_in_words(one.idle)),
+            *(rate.name, seconds_in_words(rate.window), f"{rate.limit:,}", f"{rate.used:,}"),
+            *(f"{max(0, rate.limit - rate.used):,}", seconds_in_words(rate.free_in) if rate.free_in else ""),
+            *(str(waiting[rate.resource]), seconds_in_words(rate.idle)),
         )
-        for one in found
+        for rate in found
     ]
     return table(heads, rows, fit(heads, rows, width, elastic=(0,)), right=range(1, 8))

@@ -1,4 +1,4 @@
-"""Tables as wide as the terminal at the most, and the words in their cells."""
+"""Tables that fit the terminal, and texts of their cells."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sqlsem.printable import clean
 
 __all__ = ["fit", "line", "local_time", "process_name", "seconds_in_words", "table"]
 
-#: A column is never made narrower than this to fit a terminal, characters.
-NARROWEST = 6
+#: The least width of a column, in characters.
+MIN_COLUMN_WIDTH = 6
 #: The colour of a row by its state: of a request, a task, a part of a batch.
 STYLES = {
     **{"waits": "yellow", "revoked": "red", "dead": "red"},
@@ -24,7 +24,7 @@ STYLES = {
 
 
 def local_time(moment: datetime | None) -> str:
-    """Local time; without the day where that is today."""
+    """Return local time, without the day if it is today."""
     if moment is None:
         return ""
     local = moment.astimezone()
@@ -35,19 +35,19 @@ def local_time(moment: datetime | None) -> str:
 def fit(
     heads: Sequence[str], rows: Iterable[Sequence[str]], width: int, *, elastic: Collection[int], indent: int = 0
 ) -> list[int]:
-    """Widths of columns with a gap of two: the widest of the elastic ones give way until all fit into ``width``."""
+    """Return the widths of columns with a gap of two. The widest elastic columns shrink until all fit."""
     lines = [heads, *rows]
     widths = [max(cell_len(clean(line[column])) for line in lines) for column in range(len(heads))]
     while sum(widths) + 2 * (len(widths) - 1) + indent > width:
         widest = max(elastic, key=lambda column: widths[column])
-        if widths[widest] <= NARROWEST:
+        if widths[widest] <= MIN_COLUMN_WIDTH:
             break
         widths[widest] -= 1
     return widths
 
 
 class _Table:
-    """Cells whose widths are known, line by line. (Rich's own tables take a second for a thousand rows.)"""
+    """A table with known widths of columns. (Rich's own tables take a second for a thousand rows.)"""
 
     def __init__(
         self, lines: Iterable[tuple[str, Sequence[str]]], widths: Sequence[int], right: Collection[int], indent: int
@@ -66,7 +66,7 @@ class _Table:
 
 
 def line(cells: Iterable[str], widths: Sequence[int], right: Collection[int]) -> str:
-    """A line of a table: cells as wide as their columns; those of the columns in ``right`` stand at the right."""
+    """Return a line of a table. Cells of the columns in ``right`` are aligned to the right."""
     return "  ".join(
         _cell(clean(text), width, column in right)
         for column, (text, width) in enumerate(zip(cells, widths, strict=True))
@@ -90,15 +90,15 @@ def table(
     state: int | None = None,
     indent: int = 0,
 ) -> RenderableType:
-    """A table without lines.
+    """Return a table without borders.
 
     Args:
         heads: The heads of the columns.
-        rows: As many cells each.
-        widths: Of the columns, in characters; see `fit`.
-        right: The columns whose cells stand at the right.
-        state: The column that gives a row its colour.
-        indent: Blanks before every line.
+        rows: The cells of each row.
+        widths: The widths of the columns, in characters; see `fit`.
+        right: The columns that are aligned to the right.
+        state: The column that determines a row's colour.
+        indent: The number of blanks before every line.
     """
     lines: list[tuple[str, Sequence[str]]] = [("dim", heads)]
     lines += [("" if state is None else STYLES.get(row[state], ""), row) for row in rows]

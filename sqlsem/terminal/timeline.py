@@ -1,7 +1,7 @@
-"""A timeline as a picture: one Vega-Lite specification, of which `vl-convert` makes a page, an SVG or a PNG.
+"""Draws a timeline: makes a Vega-Lite specification, which `vl-convert` converts to a page, an SVG or a PNG.
 
-What others wrote comes to the page as JSON beside the script, with every `<` escaped, and to people as text only: there
-is no markup in it anywhere.
+Texts of users (names, notes) get into the page only as JSON beside the script, with every `<` escaped, and are shown as
+plain text: they are never interpreted as markup.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sqlsem.terminal.tables import process_name, seconds_in_words
 
 __all__ = ["FORMATS", "library", "picture"]
 
-#: What a picture may be, by the end of its file's name.
+#: The formats of a picture: suffixes of its file's name.
 FORMATS = (".html", ".svg", ".png")
 WIDTH, LANE_HEIGHT, LEAST_HEIGHT, MOST_HEIGHT, USE_HEIGHT = 1000, 9, 27, 270, 45
-#: Colours that those who see red and green alike can tell apart, and that differ in brightness.
+#: Colours that are distinguishable with red-green colour blindness, and that differ in brightness.
 COLOURS = {"waits": "#e9c46a", "gave up": "#c1121f", "holds": "#2a6f97", "ended badly": "#6a040f"}
 BADLY = ("reaped", "revoked", "lost")
 USE_COLOUR, LIMIT_COLOUR = "#8fb8a8", "#333333"
 LONGEST_NAME = 60
-#: What a search looks through, beside the name of the resource.
+#: The fields that a search covers, besides the name of the resource.
 SEARCHED = ", ".join(f"datum.{name}" for name in ("position", "who", "what", "ended", "access", "state"))
-#: Times as short as they can be understood.
+#: The labels of the time axis, as short as possible.
 TIME = (
     "timeFormat(datum.value, seconds(datum.value) ? '%H:%M:%S' : "
     "hours(datum.value) || minutes(datum.value) ? '%H:%M' : '%b %d')"
@@ -68,7 +68,7 @@ vegaEmbed("#timeline", given, {{actions: false, renderer: "canvas"}})
 
 
 def library() -> Any:
-    """What draws. Raises `ConfigurationError` when it is not installed."""
+    """Import and return vl_convert. Raises `ConfigurationError` if it is not installed."""
     try:
         import vl_convert
     except ImportError:
@@ -79,10 +79,10 @@ def library() -> Any:
 
 
 def picture(timeline: Timeline, kind: str) -> bytes:
-    """The file's content. Raises `ConfigurationError` when the library is not there.
+    """Return the content of a picture's file. Raises `ConfigurationError` if vl_convert is not installed.
 
     Args:
-        timeline: What is to be drawn.
+        timeline: The timeline to draw.
         kind: One of `FORMATS`.
     """
     vl_convert = library()
@@ -129,25 +129,25 @@ def _heading(panel: Panel) -> str:
 
 def _stretches(bar: Bar) -> list[dict[str, Any]]:
     """A bar has one part or two: it waits, and it holds."""
-    one = bar.source
-    outcome = one.outcome if isinstance(one, Past) else one.state
-    who = process_name(one.host, one.pid, one.requesting_id)
-    inside = one.granted_at
+    row = bar.source
+    outcome = row.outcome if isinstance(row, Past) else row.state
+    who = process_name(row.host, row.pid, row.requesting_id)
+    inside = row.granted_at
     told = {
         "lane": bar.lane,
         "who": clean(who),
-        "what": clean(" ".join(filter(None, (one.program, one.note)))),
+        "what": clean(" ".join(filter(None, (row.program, row.note)))),
         "ended": clean(outcome),
-        "position": one.position,
-        "weight": one.weight,
-        "access": clean(one.access),
-        "waited": seconds_in_words(max(0.0, ((inside or bar.ended) - one.requested_at).total_seconds())),
+        "position": row.position,
+        "weight": row.weight,
+        "access": clean(row.access),
+        "waited": seconds_in_words(max(0.0, ((inside or bar.ended) - row.requested_at).total_seconds())),
         "held": "" if inside is None else seconds_in_words(max(0.0, (bar.ended - inside).total_seconds())),
     }
     found = []
     entered = bar.ended if inside is None else min(max(inside, bar.asked), bar.ended)
     if entered > bar.asked:
-        gave_up = inside is None and isinstance(one, Past)
+        gave_up = inside is None and isinstance(row, Past)
         state = "gave up" if gave_up else "waits"
         found.append({**told, "from": _ms(bar.asked), "to": _ms(entered), "state": state})
     if inside is not None:

@@ -29,7 +29,7 @@ def told_of_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Ite
             yield f"{head} has held {entry.resource!r} for {since}" + (" and is dead" if entry.state == "dead" else "")
         waiting = list(behind)
         if waiting:
-            seconds = sum(one.seconds for one in waiting)
+            seconds = sum(waiter.seconds for waiter in waiting)
             told = f"{len(waiting)} wait{'s' if len(waiting) == 1 else ''} for it, directly or behind others"
             yield f"  {told}; together for {seconds_in_words(seconds)}"
     else:
@@ -38,10 +38,10 @@ def told_of_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Ite
         yield f"  {reason.words}"
         if reason.enters is not None:
             yield f"  {reason.enters.words}"
-    for step, (one, its) in enumerate(chain.links, 1):
+    for step, (waiter, its) in enumerate(chain.links, 1):
         if len(chain.links) > 1:
             state = "waits itself" if its.state == "waits" else f"has held it for {seconds_in_words(its.seconds)}"
-            told = f"{one.position} {_who(one)} waits for {one.resource!r}: {its.position} {_who(its)} {state}"
+            told = f"{waiter.position} {_who(waiter)} waits for {waiter.resource!r}: {its.position} {_who(its)} {state}"
             yield f"  {'  ' * step}{told}"
     if chain.deadlock:
         yield "  They wait for each other: a deadlock, of which one request is told to give up"
@@ -64,7 +64,7 @@ def entry_as_dict(entry: Entry, reason: Reason | None, chain: Chain) -> dict[str
     return {
         "entry": entry.as_dict(),
         "why": None if reason is None else reason.as_dict(),
-        "chain": [{"position": one.position, "behind": its.position} for one, its in chain.links],
+        "chain": [{"position": blocked.position, "behind": its.position} for blocked, its in chain.links],
         "deadlock": chain.deadlock,
     }
 

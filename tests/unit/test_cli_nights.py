@@ -121,7 +121,7 @@ def test_audit_names_omissions(url: str) -> None:
 def test_audit_of_an_unused_name(url: str) -> None:
     result = call("replay", "--limit", "elt=2")
     assert result.exit_code == 78
-    assert "Nobody has asked for 'elt'" in result.output
+    assert "There were no requests for 'elt'" in result.output
 
 
 @pytest.mark.parametrize("wrong", ["etl", "etl=", "=3", "etl=0", "etl=-1", "etl=99999999999", " =3"])
