@@ -76,7 +76,7 @@ def instrument(
 
 
 class _Acquired:
-    """The spans of one acquisition and its grant: a `sqlsem.core.event_bus.Trace`."""
+    """The spans of one acquisition and its grant: a `sqlsem.core.event_bus.TraceContext`."""
 
     def __init__(self, tracer: Tracer, requests: Sequence[Request], database: str, caller: str) -> None:
         self._tracer = tracer

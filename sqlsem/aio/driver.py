@@ -249,14 +249,14 @@ class Driver:
             return await self._once(effect)
         except (Disconnected, Busy) as exc:
             log.info("%s has to be tried again: %s", effect.what, exc)
-        retrying = tenacity.AsyncRetrying(sleep=asyncio.sleep, **main.policy(effect.what, effect.retry_timeout))
+        retrying = tenacity.AsyncRetrying(sleep=asyncio.sleep, **main.retry_policy(effect.what, effect.retry_timeout))
         try:
             return await retrying(self._once, effect)
         except Disconnected as exc:
             raise unavailable(effect.what, exc, retrying.statistics) from exc
 
     async def _once(self, effect: Call) -> Any:
-        once = functools.partial(self.client.member.main.once, sign=effect.sign)
+        once = functools.partial(self.client.member.main.try_once, counts_as_heartbeat=effect.counts_as_heartbeat)
         return await self._in_thread(once, effect.call, monotonic())
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:

@@ -44,8 +44,8 @@ class Grant(BaseGrant):
         (SQLite). (`check` asks.)
         """
         state, member = self.state, self.driver.client.member
-        if state.why_lost is None and not state.released and member.unheard():
-            member.urge()
+        if state.why_lost is None and not state.released and member.is_uncertain():
+            member.wake_heartbeat()
             return member.trust > 0
         return state.why_lost is not None
 

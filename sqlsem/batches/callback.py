@@ -93,9 +93,9 @@ def claim_callback(
         return None if found is None else CallbackClaim(client, found, uid)
 
     try:
-        return client.member.call("resuming a batch", claim, sign=True)
+        return client.member.call("resuming a batch", claim, counts_as_heartbeat=True)
     except BaseException:
-        client.member.later(lambda session, me: session.return_callback(me, uid))
+        client.member.defer(lambda session, me: session.return_callback(me, uid))
         raise
 
 

@@ -102,7 +102,7 @@ class Part(Claim):
         # The process that runs it may be dead: wait until its grace is over.
         pause_lengths = backoff_delays(self._client.retry)
         while True:
-            began = self._client.member.call("start of a part", start, sign=True)
+            began = self._client.member.call("start of a part", start, counts_as_heartbeat=True)
             if began.code not in ("running", "in_callback"):
                 return began
             running = _part_of(asked.entry(began.batch_id), name)

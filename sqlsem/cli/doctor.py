@@ -172,7 +172,7 @@ def _round_trip(options: Connecting) -> Check:
     """Acquire and release a mutex, and return a check with the duration."""
     with options.coordinator(told=True, bare=True) as coordinator:
         lock = coordinator.mutex("sqlsem-doctor", note="sqlsem doctor")
-        coordinator.client.member.ping()
+        coordinator.client.member.heartbeat()
         began = time.perf_counter()
         if not lock.acquire(timeout=5):
             return Check("round trip", False, "no mutex within 5 s", "See who is there: sqlsem ls sqlsem-doctor")

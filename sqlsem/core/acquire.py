@@ -163,13 +163,13 @@ class Acquisition(WaitingOperation, Generic[G]):
             self._keep.remove(hold)
 
     def forget_rows(self) -> None:
-        self.member.forget(self.tickets)
+        self.member.discard(self.tickets)
         if self.sent:
-            self.member.disown()
+            self.member.request_cleanup()
 
     def close(self) -> None:
         """Leave the local queues, so that the next waiter of this process becomes the first. Idempotent."""
-        self.member.settled(self.uid)
+        self.member.end_registration(self.uid)
         if self.trace is not None:
             self.client.event_bus.end_trace(self.trace)
         if not self.waiters:  # never waited
@@ -234,7 +234,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             if self.rolled_back:
                 return False
             # (Not before: while others of ours queue for the main session, a ping must find the strangers.)
-            member.registering(self.uid)
+            member.begin_registration(self.uid)
             tickets = session.register(member_id, requesting_id, self.owner, self.uid, self.requests, self.timeout == 0)
             self.tickets = tickets or []
             member.add(self.tickets)
@@ -245,9 +245,9 @@ class Acquisition(WaitingOperation, Generic[G]):
             return tickets is not None
 
         try:
-            registered: bool = yield Call("acquire", register, self.retry_timeout, sign=True)
+            registered: bool = yield Call("acquire", register, self.retry_timeout, counts_as_heartbeat=True)
         finally:
-            member.settled(self.uid)
+            member.end_registration(self.uid)
         if registered and len(self.tickets) < len(self.requests):
             # The answer to the first attempt was lost, and a row disappeared before the second one.
             numbered = {ticket.resource for ticket in self.tickets}
@@ -291,7 +291,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             self.client.contention_monitor.came(ticket.resource, ticket.position)
             if self.client.event_bus.has_subscribers("waiting", logging.INFO):
                 yield from self._tell_waiting(waiter)
-        if not self.member.knows(ticket):
+        if not self.member.has_ticket(ticket):
             return None  # lost while we waited
         if self._suspected is None:
             self._suspected = self.client.deadlock_monitor.add(self, self.tickets, self.caller.number)
@@ -344,11 +344,11 @@ class Acquisition(WaitingOperation, Generic[G]):
 
     def _require_rows(self, state: GrantState) -> Effects[None]:
         """Check that the rows still exist: the main connection may have been lost during the wait."""
-        if self.member.unheard():
+        if self.member.is_uncertain():
             yield VerifyGrants()
         for ticket in self.tickets:
-            if not self.member.knows(ticket):
-                missing = [other.position for other in self.tickets if not self.member.knows(other)]
+            if not self.member.has_ticket(ticket):
+                missing = [other.position for other in self.tickets if not self.member.has_ticket(other)]
                 self.client.mark_lost_and_log(missing, "its row was removed before it could be used")
                 state.require_held()
 

@@ -93,12 +93,12 @@ class Claim:
     def leave(self) -> None:
         """Unless it has ended, leave its end to the pulse. (For the package.)"""
         if not self._ended and not self.is_inherited:
-            self._claims.member.later(self._closing)
+            self._claims.member.defer(self._closing)
             self.settle()  # afterwards: what is said twice does no harm
 
     def __del__(self) -> None:
         if not self._ended and not self.is_inherited:
-            self._claims.member.leftovers.append(self._closing)  # no lock here, and so no more than this
+            self._claims.member.deferred_calls.append(self._closing)  # no lock here, and so no more than this
 
     def require_open(self) -> None:
         """Raise `NotHeld` or `LockLost` unless it is ours to end. (For the package.)"""

@@ -149,7 +149,9 @@ class DatabaseClient:
         if member.closing.is_set():
             shutdown.stay_asleep()
         if isinstance(effect, Call):
-            return member.main.call(effect.what, effect.call, effect.retry_timeout, sign=effect.sign)
+            return member.main.call(
+                effect.what, effect.call, effect.retry_timeout, counts_as_heartbeat=effect.counts_as_heartbeat
+            )
         if isinstance(effect, WaitFor):
             with self.wait_pool.connection(effect.timeout) as session:
                 if session is None:
@@ -168,7 +170,7 @@ class DatabaseClient:
         self.engine.require(role, "This")
         member = self.member
         for attempt in tenacity.Retrying(
-            sleep=tenacity.sleep_using_event(member.closing), **member.main.policy("A look", None)
+            sleep=tenacity.sleep_using_event(member.closing), **member.main.retry_policy("A look", None)
         ):
             with attempt:
                 session = self.engine.connect("look")
@@ -361,7 +363,7 @@ def _dropped(
 
     Called by the garbage collector: in any thread, with any lock held. So another thread does it.
     """
-    if member.main.session is None and not member.pulse.needed:
+    if member.main.session is None and not member.heartbeat_thread.needed:
         return
     warnings.warn(
         f"unclosed coordinator of {member.engine.label}; use it in a with block, or close() it",

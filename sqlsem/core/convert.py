@@ -172,7 +172,7 @@ class Upgrade(WaitingOperation):
 
     def _wait(self, timeout: float) -> Effects[bool | None]:
         self.client.require_open()
-        if not self.member.knows(self._ticket):
+        if not self.member.has_ticket(self._ticket):
             return None  # lost while we waited
         if self.deadlock is not None:
             return (yield from self.poll_or_give_up(self._waiter))
@@ -229,7 +229,7 @@ def _read_later(client: DatabaseClient, state: GrantState) -> None:
         if state.conversions == conversions and not state.released and state.why_lost is None:
             session.downgrade(state.tickets[0])
 
-    client.member.later(put_back)
+    client.member.defer(put_back)
 
 
 def _require_convertible(state: GrantState, access: str, what: str) -> None:

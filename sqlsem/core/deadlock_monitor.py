@@ -72,7 +72,7 @@ class DeadlockMonitor(Monitor):
         while self._suspects and member.member_id is not None and monotonic() < deadline:
             found = session.find_deadlock(member.member_id) if member.engine.has(DeadlockSession) else None
             if found is not None and self._forgotten(found):
-                member.disown()
+                member.request_cleanup()
                 return
             if found is None and self._above.held:
                 found = nesting.find_deadlock(session, member.member_id)

@@ -38,13 +38,13 @@ class Call:
     """Execute ``call(session, member_id)`` on the main connection; retry it for ``retry_timeout`` seconds (None: the
     client's default).
 
-    ``sign``: a successful call counts as a heartbeat (see `Session`).
+    ``counts_as_heartbeat``: a successful call counts as a heartbeat (see `Session`).
     """
 
     what: str
     call: Callable[[Session, int], Any]
     retry_timeout: float | None = None
-    sign: bool = False
+    counts_as_heartbeat: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -412,8 +412,8 @@ class GrantRegistry:
                 elif self._event_bus.subscribers["released"] or log.isEnabledFor(logging.DEBUG):
                     self.publish_released(state)
             elif len(state.tickets) > 1:  # one of its rows was lost: the next heartbeat releases the others
-                self._member.forget(state.tickets)
-                self._member.disown()
+                self._member.discard(state.tickets)
+                self._member.request_cleanup()
         except BaseException:
             if state.end_acquisition(by):
                 self.release_later(grant)
@@ -426,11 +426,11 @@ class GrantRegistry:
         """Release one row. If that does not succeed in time, the lock counts as lost."""
         why = None
         try:
-            existed = yield from self._member.give_back(ticket, "released", self._member.seconds_left())
+            existed = yield from self._member.release(ticket, "released", self._member.seconds_until_loss())
             if not existed:
                 why = "its row was removed before it was released"
         except Unavailable as exc:
-            self._member.forget([ticket])  # the next heartbeat removes it
+            self._member.discard([ticket])  # the next heartbeat removes it
             why = f"it could not be released in time ({exc})"
         if why is not None:
             state.mark_lost(why)
@@ -440,8 +440,8 @@ class GrantRegistry:
         self.discard(grant)
         if self._event_bus.has_subscribers("released", logging.DEBUG):
             self.publish_released(grant.state)
-        self._member.disown()
-        self._member.forget(grant.state.tickets)
+        self._member.request_cleanup()
+        self._member.discard(grant.state.tickets)
 
     def transfer(self, grant: BaseGrant) -> None:
         """Remove a grant that was handed over to another process."""

@@ -33,7 +33,7 @@ def checking(client: DatabaseClient, state: GrantState) -> Effects[None]:
     """Ask the database whether it is still held; raises `LockLost` or `NotHeld` when not."""
     state.require_held()
     try:
-        yield from client.member.pinging()
+        yield from client.member.heartbeat_effects()
     except Unavailable:
         state.require_held()
         raise
@@ -49,7 +49,7 @@ def asserting(client: DatabaseClient, state: GrantState, given: Any) -> Generato
         try:
             there = yield from client.engine.pin_steps(cursor, ticket)
         except Replaced as exc:
-            client.member.lose_all(str(exc))
+            client.member.mark_all_lost(str(exc))
             state.require_held()
             raise
         except Exception as exc:

@@ -78,8 +78,8 @@ def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: st
             timer.start()
             # Until its outcome is known, these rows are neither missed nor strangers: a ping that comes between two
             # attempts must not take what is handed over for lost.
-            member.registering(uid)
-            member.forget(state.tickets)
+            member.begin_registration(uid)
+            member.discard(state.tickets)
         there = session.hand_over(member_id, state.tickets, token, seconds, to)
         with deciding:
             given = there and not too_late
@@ -116,7 +116,7 @@ def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: st
         raise
     finally:
         timer.cancel()
-        member.settled(uid)
+        member.end_registration(uid)
     if too_late:
         _lose(client, state, OVERDUE)
         state.require_held()
@@ -140,7 +140,7 @@ def _refused(client: DatabaseClient, state: GrantState) -> Effects[None]:
     """The server would not. But an attempt before may have been carried out, without an answer: a ping tells."""
     client.member.add(state.tickets)
     try:
-        yield from client.member.pinging()
+        yield from client.member.heartbeat_effects()
     except BaseException as exc:
         _lose(client, state, BROKEN_OFF)
         if not isinstance(exc, SqlsemError):
@@ -148,9 +148,9 @@ def _refused(client: DatabaseClient, state: GrantState) -> Effects[None]:
 
 
 def _lose(client: DatabaseClient, state: GrantState, why: str) -> None:
-    client.member.forget(state.tickets)
+    client.member.discard(state.tickets)
     client.mark_lost_and_log([ticket.position for ticket in state.tickets], why)
-    client.member.disown()  # if it is ours after all, nobody shall hold it
+    client.member.request_cleanup()  # if it is ours after all, nobody shall hold it
 
 
 class Adoption(Generic[G]):
@@ -181,7 +181,7 @@ class Adoption(Generic[G]):
     def run(self) -> Effects[G]:
         """Have what was handed over under the token. Raises `NotHeld`, `ConfigurationError`, `LockLost`."""
         began = monotonic()
-        found: list[tuple[Request, Ticket]] = yield Call("adopt", self._adopt, sign=True)
+        found: list[tuple[Request, Ticket]] = yield Call("adopt", self._adopt, counts_as_heartbeat=True)
         requests: Sequence[Request] = [request for request, _ in found]
         if not self._tickets:
             raise LockLost("What was adopted was taken away the same instant, by an operator; acquire it anew")
@@ -189,7 +189,7 @@ class Adoption(Generic[G]):
         state = GrantState(registry, requests, self._tickets, self._caller, self._on_lost, monotonic())
         self._grant = grant = self._make_grant(state, monotonic() - began)
         registry.add(grant)
-        missing = [ticket.position for ticket in self._tickets if not self._member.knows(ticket)]
+        missing = [ticket.position for ticket in self._tickets if not self._member.has_ticket(ticket)]
         if missing:  # the main session was lost in between, and they with it
             client.mark_lost_and_log(missing, "its row was removed before it could be used")
             state.require_held()
@@ -201,7 +201,7 @@ class Adoption(Generic[G]):
         self._sent = True
         if self._rolled_back:
             return []
-        self._member.registering(self._uid)
+        self._member.begin_registration(self._uid)
         caller, requesting_id = self._caller, self._client.requesting_id(self._caller)
         found = session.adopt(member_id, requesting_id, caller.owner, self._uid, self._token)
         self._tickets = [ticket for _, ticket in found]
@@ -236,10 +236,10 @@ class Adoption(Generic[G]):
             self._client.registry.publish_released(self._grant.state)
 
     def _forget(self) -> None:
-        self._member.forget(self._tickets)
+        self._member.discard(self._tickets)
         if self._sent:
-            self._member.disown()
+            self._member.request_cleanup()
 
     def close(self) -> None:
         """Its outcome is known. Repeatable."""
-        self._member.settled(self._uid)
+        self._member.end_registration(self._uid)

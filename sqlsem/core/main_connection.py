@@ -1,7 +1,10 @@
-"""The main session: it holds the beacon of this process, and all calls that need a member go through it.
+"""The main connection of this process: it holds the beacon, and executes all calls that need a member.
+
+It is made again as often as it breaks, and calls are retried with bounded, jittered delays.
 
 Invariants
-    ``_lock`` guards the session; who holds it waits for nothing but one bounded statement or one attempt to connect.
+    ``_lock`` guards the connection. A thread that holds it waits only for one bounded statement, or for one attempt to
+    connect.
 """
 
 from __future__ import annotations
@@ -41,96 +44,104 @@ __all__ = ["ConnectionOwner", "MainConnection", "unavailable"]
 log = voice
 T = TypeVar("T")
 
-#: A statement is not given up sooner than after this many seconds, however short the grace: a slow server is not dead.
+#: The least seconds before a statement is given up, however short the grace: a slow server is not dead.
 OVERDUE_SECONDS = 1.0
-#: A grant or a claim leaves a sign of life alone that is younger than this part of the grace, or of the lease.
+#: A grant or a claim does not renew a heartbeat that is younger than this part of the grace, or of the lease.
 FRESH = 1 / 8
-#: After what a call is tried again. (Made once: each of these refers to itself, which only the garbage collector ends.)
+#: The errors after which a call is retried. (Made once: each refers to itself, so only the garbage collector frees it.)
 TRIED_AGAIN = tenacity.retry_if_exception_type((Disconnected, Busy))
 
 
 class ConnectionOwner(Protocol):
-    """Whose session it is. It is told by those who hold the session."""
+    """Callbacks of the main connection to its owner. Called with the connection's lock held."""
 
-    def entered(self, began: float, came_back: bool) -> None:
-        """There is a session, made since then: as the member we were, or as a new one."""
+    def connected(self, began: float, came_back: bool) -> None:
+        """Handle a new connection, begun at ``began``. ``came_back``: with the same member as before."""
 
     def has_any(self) -> bool:
-        """Whether any row is ours, or anything is held."""
+        """Return True if this process has rows, or holds anything."""
 
-    def prove(self, since: float) -> None:
-        """The database has a sign of life of ours that is not older than this."""
+    def record_heartbeat(self, since: float) -> None:
+        """Record that the database has a heartbeat of ours, not older than ``since``."""
 
-    def lose_all(self, why: str, *, for_good: bool = False) -> bool:
-        """Nothing is ours any more; ``for_good``: nor is anything to be done later. Whether there was."""
+    def mark_all_lost(self, why: str, *, for_good: bool = False) -> bool:
+        """Mark everything lost. ``for_good``: drop deferred calls too. Return True if there were deferred calls."""
 
 
 class MainConnection:
-    """The connection, made again as often as it breaks.
+    """The main connection, which reconnects as needed.
 
-    ``trust``: seconds for which we believe to live without a sign; 0: that is not watched.
+    ``trust``: seconds after the last heartbeat for which our locks are certain; 0: not watched.
     """
 
     def __init__(self, engine: Engine, member: ConnectionOwner, retry: float, life: float, trust: float) -> None:
         self.closing = runtime.event()
         self.session: Session | None = None
-        self.member_id: int | None = None  # our number in the database, once we have one
+        self.member_id: int | None = None  # in the database; None before the first connection
         self._engine = engine
         self._member = member
         self._retry = retry
         self._watched = trust > 0
         self._fresh = life * FRESH
         self._lock = runtime.lock()
-        self._refused = (-math.inf, "")  # when an attempt to connect last failed, and why
-        self._calling: float | None = None  # when the call that is under way began
-        self._overdue = AdaptiveTimeout(max(trust, OVERDUE_SECONDS))  # what it may take
-        self._unanswered: Session | None = None  # was cut off by the watch
-        #: Why the database is not the one that our numbers come from: nothing can be done any more.
-        self.displaced: str | None = None
+        self._last_refusal = (-math.inf, "")  # when the last attempt to connect failed, and its error
+        self._call_began: float | None = None  # when the current call began
+        self._overdue = AdaptiveTimeout(max(trust, OVERDUE_SECONDS))  # how long a call may take
+        self._unanswered: Session | None = None  # the connection that the watchdog interrupted
+        #: Set if the database was replaced by another one, whose numbers mean other rows: further calls fail with this.
+        self.replaced_because: str | None = None
 
     def require_open(self) -> None:
-        """Raise `ConfigurationError` after `leave`, and as soon as ``closing`` is set."""
+        """Raise `ConfigurationError` after `deregister`, and as soon as ``closing`` is set."""
         if self.closing.is_set():
             raise ConfigurationError("This coordinator is closed; make a new one with sqlsem.connect(…)")
 
     def call(
-        self, what: str, call: Callable[[Session, int], T], budget: float | None = None, *, sign: bool = False
+        self,
+        what: str,
+        call: Callable[[Session, int], T],
+        retry_timeout: float | None = None,
+        *,
+        counts_as_heartbeat: bool = False,
     ) -> T:
-        """Do ``call(session, member_id)`` on the main session, connecting (again) as needed.
+        """Execute ``call(session, member_id)`` on the main connection, reconnecting as needed.
 
-        Tries for ``budget`` seconds at the most (``retry``, if left out): bounded, jittered, logged. Then the last
-        error is raised, saying what was tried. ``sign``: when it succeeds, it has given a sign of life.
+        Retries for ``retry_timeout`` seconds at most (None: ``retry``), then raises the last error and the number of
+        attempts.
+        ``counts_as_heartbeat``: a successful call counts as a heartbeat.
         """
         if self.closing.is_set():
             self.require_open()
         if self.session is not None:
-            # The usual case, without ceremony. ('with' and not acquire(): no interrupt comes between it and its block.)
+            # The usual case. ('with', not acquire(): no interrupt comes between the lock and its block.)
             try:
                 with self._lock:
                     if self.session is not None:
-                        return self._attempt(call, sign)
+                        return self._attempt(call, counts_as_heartbeat)
             except (Disconnected, Busy) as exc:
-                log.info("%s has to be tried again: %s", what, exc)
-        retrying = tenacity.Retrying(sleep=tenacity.sleep_using_event(self.closing), **self.policy(what, budget))
+                log.info("%s failed, retrying: %s", what, exc)
+        retrying = tenacity.Retrying(
+            sleep=tenacity.sleep_using_event(self.closing), **self.retry_policy(what, retry_timeout)
+        )
         try:
-            result: T = retrying(self.once, call, sign=sign)
+            result: T = retrying(self.try_once, call, counts_as_heartbeat=counts_as_heartbeat)
             return result
         except Disconnected as exc:
             raise unavailable(what, exc, retrying.statistics) from exc
 
-    def policy(self, what: str, budget: float | None) -> dict[str, Any]:
-        """When a call is tried again, for tenacity: bounded, jittered, logged. The face adds how it sleeps."""
+    def retry_policy(self, what: str, retry_timeout: float | None) -> dict[str, Any]:
+        """Return the retry policy of a call, for tenacity: bounded, jittered, logged. The API adds how to sleep."""
 
-        def tell(state: tenacity.RetryCallState) -> None:
+        def log_retry(state: tenacity.RetryCallState) -> None:
             if state.outcome is not None:
-                log.warning("%s failed, trying again: %s", what, state.outcome.exception())
+                log.warning("%s failed, retrying: %s", what, state.outcome.exception())
 
-        longest = self._retry if budget is None else budget
+        longest = self._retry if retry_timeout is None else retry_timeout
         began = monotonic()
 
         def over(state: tenacity.RetryCallState) -> bool:
             failure = state.outcome.exception() if state.outcome is not None else None
-            # A slow server is given more time for each attempt; callers without time to spare do not wait for that.
+            # A slow server gets more time with each attempt, unless the caller has a short timeout.
             patient = isinstance(failure, Unanswered) and failure.retry_once_more and longest >= self._retry
             return not patient and monotonic() - began >= longest
 
@@ -138,92 +149,96 @@ class MainConnection:
             "stop": lambda state: self.closing.is_set() or over(state),
             "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             "retry": TRIED_AGAIN,
-            "before_sleep": tell,
+            "before_sleep": log_retry,
             "reraise": True,
         }
 
-    def once(self, call: Callable[[Session, int], T], asked: float | None = None, *, sign: bool = False) -> T:
-        """One attempt at ``call(session, member_id)`` on the main session, connecting where needed. See `call`.
+    def try_once(
+        self, call: Callable[[Session, int], T], started_at: float | None = None, *, counts_as_heartbeat: bool = False
+    ) -> T:
+        """Execute ``call(session, member_id)`` once on the main connection, connecting if needed. See `call`.
 
-        ``asked``: since when somebody who is one of many waits for this attempt. A server that has refused another one
-        meanwhile is not asked again: the many would wait for each other's time to connect.
+        ``started_at``: when the caller started to wait. If another caller's attempt to connect failed since then, fail
+        at once; otherwise N callers would wait for N connect timeouts in a row.
         """
         with self._lock:
             if self.session is None:
-                refused_at, refusal = self._refused
-                if asked is not None and refused_at > asked:
+                refused_at, refusal = self._last_refusal
+                if started_at is not None and refused_at > started_at:
                     raise Disconnected(refusal)
                 try:
-                    self._enter()
+                    self._connect()
                 except Disconnected as exc:
-                    self._refused = (monotonic(), str(exc))
+                    self._last_refusal = (monotonic(), str(exc))
                     raise
-            return self._attempt(call, sign)
+            return self._attempt(call, counts_as_heartbeat)
 
-    def _attempt(self, call: Callable[[Session, int], T], sign: bool) -> T:
-        """Holding ``_lock``: one call; a session that breaks is dropped."""
+    def _attempt(self, call: Callable[[Session, int], T], counts_as_heartbeat: bool) -> T:
+        """Execute one call, and discard the connection if it breaks. Called with ``_lock`` held."""
         assert self.session is not None
-        if self.member_id is None:  # given up, and a second interrupt kept us from dropping the session
-            self._drop()
-            raise self.given_up()
-        # Of rows that are there an operator may have taken one away. (Asked first, as the call may bring some.)
-        had = self._member.has_any()
-        proves = sign and not had
-        began = self._calling = monotonic()
+        if self.member_id is None:  # removed, and an interrupt kept us from discarding the connection
+            self._discard_connection()
+            raise self.member_removed()
+        # A reply proves nothing while we have rows: an operator may have revoked one.
+        had_any = self._member.has_any()
+        proves = counts_as_heartbeat and not had_any
+        began = self._call_began = monotonic()
         try:
             try:
                 result = call(self.session, self.member_id)
             except SqlsemError:
-                self.session.require_in_place()  # which says more than what it leads to
+                self.session.require_in_place()  # its error says more than its consequence
                 raise
             self.session.require_in_place()
         except BaseException as exc:
-            # An exception out of a signal handler may leave a connection in the middle of something; and a
-            # member that was given up must enter again.
+            # An exception in a signal handler may leave a connection in the middle of a statement; and a member
+            # that was removed has to register again.
             self.session.recover()
             if isinstance(exc, Replaced):
-                # Told before the beacon goes out, for which programs wait that come to the new database. Its numbers
-                # mean other rows than the same ones of the old database: a process that has some must not go on there.
+                # Mark losses before the beacon ends, because programs wait for that before they use the new database.
+                # Our positions mean other rows there, so a process that has rows must not go on.
                 self.member_id = None
-                if self._member.lose_all(str(exc), for_good=True) or had:
-                    self.displaced = str(exc)
+                if self._member.mark_all_lost(str(exc), for_good=True) or had_any:
+                    self.replaced_because = str(exc)
             if not self.session.usable or self.member_id is None:
                 session, self._unanswered = self._unanswered, None
                 late = session is not None and session is self.session
-                self._drop()
+                self._discard_connection()
                 if late and isinstance(exc, Disconnected):
                     raise Unanswered.of(exc, self._overdue) from exc
             raise
         finally:
-            self._calling = None
+            self._call_began = None
         if proves:
-            self._member.prove(began - self._fresh)
+            self._member.record_heartbeat(began - self._fresh)
         return result
 
-    def _drop(self) -> None:
-        """Holding ``_lock``: the main session is of no use any more."""
+    def _discard_connection(self) -> None:
+        """Close the connection. Called with ``_lock`` held."""
         session, self.session = self.session, None
         if session is not None:
             session.close()
         if self._engine.beacon_may_fail and not self._watched:
-            self._member.lose_all("the connection that held it was lost, and grace is 0")
+            self._member.mark_all_lost("the connection that held it was lost, and grace is 0")
 
-    def _enter(self) -> None:
-        """Holding ``_lock``: a new main session, as the member we were or, failing that, as a new one."""
+    def _connect(self) -> None:
+        """Connect as the same member or, if it was removed, as a new one. Called with ``_lock`` held."""
         self.require_open()
-        if self.displaced is not None:
-            raise Unavailable(f"{self.displaced}. Start this program again, it had locks or tasks in the old one")
+        if self.replaced_because is not None:
+            raise Unavailable(
+                f"{self.replaced_because}. Start this program again, it had locks or tasks in the old one"
+            )
         session = self._engine.connect("main")
         try:
-            # Not under the eyes of the watch yet, and the server may fall silent here too.
+            # The watchdog does not watch this yet, and the server may stop answering here too.
             with time_limited(session, self._engine.setup):
                 session.check_schema()
                 began = monotonic()
                 member_id = self.member_id
                 if member_id is not None and not session.reattach_member(member_id):
-                    log.warning("%s gave this process up while it was out of reach", self._engine.label)
-                    self._member.lose_all(
-                        "the database was out of reach for longer than the grace, and this process was given up"
+                    log.warning("%s removed this process while it was out of reach", self._engine.label)
+                    self._member.mark_all_lost(
+                        "the database was out of reach for longer than the grace, and this process was removed from it"
                     )
                     member_id = None
                 if member_id is None:
@@ -235,28 +250,28 @@ class MainConnection:
         came_back = self.member_id == member_id
         try:
             self.member_id, self.session = member_id, session
-            self._member.entered(began, came_back)
-        except BaseException:  # an interrupt, for one: who is in only half comes in again
+            self._member.connected(began, came_back)
+        except BaseException:  # an interrupt, for example: connect again next time
             self.session = None
             session.close()
             raise
 
-    def given_up(self) -> Disconnected:
-        """The database knows this member no more: what the call that found it out raises, to come back as a new one."""
+    def member_removed(self) -> Disconnected:
+        """Forget our member, which the database has removed; return the error that makes the caller register again."""
         self.member_id = None
-        return Disconnected(f"{self._engine.label} has given this process up")
+        return Disconnected(f"{self._engine.label} has removed this process")
 
     def interrupt_overdue(self) -> None:
-        """A thread may sit in a call that will never be answered: end that call."""
-        session, since = self.session, self._calling
+        """Interrupt the current call if its answer is overdue."""
+        session, since = self.session, self._call_began
         overdue = self._overdue.seconds
         if session is not None and since is not None and self._watched and monotonic() - since > overdue:
             log.warning("%s has not answered for %.1f s; dropping the connection", self._engine.label, overdue)
             self._unanswered = session
             session.interrupt()
 
-    def stuck_in(self) -> str | None:
-        """Where in a program's code the thread stands that holds the session; None where there is none."""
+    def stuck_location(self) -> str | None:
+        """Return which line of the program the thread that holds the connection executes; None if there is none."""
         for frame in sys._current_frames().values():
             step: FrameType | None = frame
             while step is not None:
@@ -265,26 +280,26 @@ class MainConnection:
                 step = step.f_back
         return None
 
-    def leave(self, waiting: Iterable[Ticket], seconds: float) -> bool:
-        """Leave the database, with all rows: those of ``waiting`` as cancelled. False when a call does not end."""
+    def deregister(self, waiting: Iterable[Ticket], seconds: float) -> bool:
+        """Deregister the member and its rows, those of ``waiting`` as cancelled. False if a call does not end."""
         self.closing.set()
         self.interrupt_overdue()
         for attempt in range(2):
-            with runtime.had_within(self._lock, seconds / 2) as had:
+            with runtime.had_within(self._lock, seconds / 2) as acquired:
                 session = self.session
-                if had:
+                if acquired:
                     if session is not None:
                         if self.member_id is not None:
-                            self._resign(session, self.member_id, waiting, seconds / 2)
+                            self._deregister(session, self.member_id, waiting, seconds / 2)
                         session.close()
                         self.session = None
                     return True
             if session is not None and attempt == 0:
                 session.interrupt()
-        log.error("A call on %s does not end; its connection is left behind", self._engine.label)
+        log.error("A call on %s does not end; its connection stays open", self._engine.label)
         return False
 
-    def _resign(self, session: Session, member_id: int, waiting: Iterable[Ticket], seconds: float) -> None:
+    def _deregister(self, session: Session, member_id: int, waiting: Iterable[Ticket], seconds: float) -> None:
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_delay(seconds),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
@@ -294,19 +309,19 @@ class MainConnection:
         try:
             with time_limited(session, seconds):
                 for ticket in waiting:
-                    with contextlib.suppress(Busy):  # it goes with the others
+                    with contextlib.suppress(Busy):  # it is removed with the member
                         session.release(ticket, "cancelled")
                 retrying(session.deregister_member, member_id)
         except SqlsemError as exc:
-            log.warning("Could not leave %s in order, others will notice: %s", self._engine.label, exc)
+            log.warning("Cannot deregister from %s, other processes will remove our rows: %s", self._engine.label, exc)
 
 
-#: What runs only while the session is held.
-HOLDING = frozenset({MainConnection._attempt.__code__, MainConnection._enter.__code__})
+#: The functions that run only with the lock held.
+HOLDING = frozenset({MainConnection._attempt.__code__, MainConnection._connect.__code__})
 
 
 def unavailable(what: str, exc: Disconnected, statistics: dict[str, Any]) -> Unavailable:
-    """What is raised when the attempts of `MainConnection.policy` are used up."""
+    """Return the error to raise when `MainConnection.retry_policy` gives up."""
     attempts = statistics.get("attempt_number", 1)
     question = "" if isinstance(exc, Refused) else "; is the server up, and the address right?"
     return Unavailable(

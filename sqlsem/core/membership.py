@@ -1,26 +1,26 @@
-"""This process as a member: its rows, and the two threads that look after it and its main session.
+"""The membership of this process in one database: its rows, and the two threads that look after them.
 
-The main session (`sqlsem.core.main_connection`) holds the beacon, registers, releases and pings. What the database
-goes by is the last *sign of life* that it has written down (`LockSession` says which calls give one), so nothing else
-proves that we live. Two threads, started with the first connection, look after it:
+The main connection (`sqlsem.core.main_connection`) holds the beacon, registers, releases and sends heartbeats. The
+database judges this process by its last recorded *heartbeat* (`LockSession` says which calls count as one): nothing
+else proves that it is alive. Two threads, started with the first connection, look after it:
 
-pulse
-    pings every third of the grace, compares our rows with what we believe, gives back what could not be given back
-watch
-    looks only at the clock, so that no network can hold it up, and declares all locks lost when the last proof of life
-    is too old: before anybody else can be let in
+heartbeat
+    sends a heartbeat every third of the grace, compares our rows with what we believe, and runs deferred calls
+watchdog
+    reads only the clock, so no network can delay it, and marks all locks lost when the last heartbeat is too old,
+    before another process can be granted
 
-Neither runs any code of a program's (`sqlsem.core.threads`), and each begins the other one again, should that end.
-Where the pulse cannot go on all the same, everything is declared lost: nobody would hear of a loss any more.
+Neither runs code of the program (`sqlsem.core.threads`), and each restarts the other one if that should end. If the
+heartbeat thread cannot go on all the same, everything is marked lost, because no loss would be noticed any more.
 
 Invariants
-    ``state_lock`` guards what we believe (``tickets`` here; grants and queues beside it). It is never held
-    during I/O, and nobody who holds it waits for the main session.
-    Its threads keep the coordinator alive as long as it has rows, and no longer (`_Weakly`): one that is dropped is
+    ``state_lock`` guards what we believe (``tickets`` here; grants and queues beside it). It is never held during I/O,
+    and a thread that holds it never waits for the main connection.
+    The threads keep the coordinator alive while it has rows, and no longer (`_WeakOwner`): a dropped coordinator is
     closed.
-    ``_proved`` only moves forward: no sign of life that the database has of us is older than this. When the call that
-    gave the last one *began*, less an eighth of our life where the call may have found a sign that young and left it.
-    So nobody can be let in before ``_proved`` plus the grace, or the lease.
+    ``_last_heartbeat`` only moves forward: no heartbeat of ours in the database is older. It is the time when the last
+    heartbeat call *began*, less an eighth of the grace or lease if that call may have left a younger heartbeat alone.
+    So no other process is granted our locks before ``_last_heartbeat`` plus the grace, or the lease.
 """
 
 from __future__ import annotations
@@ -52,55 +52,54 @@ T = TypeVar("T")
 
 #: Seconds that threads get to end when a coordinator is closed.
 CLOSE_JOIN_SECONDS = 10.0
-#: Woken later than this many seconds, a thread was paused together with the whole process.
+#: A thread that wakes this many seconds late was paused together with the whole process.
 PAUSED_SECONDS = 0.25
-#: Between two looks at a thread that is late and may be stuck; and how much later than it said a thread may be that is
-#: not, at the least.
+#: The pause between two checks of a late thread that may be stuck; and the least delay that counts as late.
 SUSPECT_SECONDS, LATE_SECONDS = 0.1, 0.5
-#: After so many requests it is looked whether both threads have ended.
-LOOK_EVERY = 32
-#: Seconds for which the database is asked after a pause, before the worst is believed.
+#: The number of requests after which to check that the threads run.
+CHECK_EVERY = 32
+#: Seconds to wait for the database's answer after a pause, before everything is marked lost.
 VERIFY_SECONDS = 1.0
 
 
 class MembershipOwner(Protocol):
-    """Who is told about our rows: the coordinator."""
+    """Callbacks of the membership to its owner, the client of a coordinator."""
 
     def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
-        """These rows (None: all) are lost to us; declare so. Returns the callbacks that are under way."""
+        """Mark the grants of these rows (None: all) lost. Return the callbacks that have started."""
 
     def wake_waiters(self, positions: Collection[int]) -> None:
-        """These rows, which were lost to us, are ours no more."""
+        """Wake the waiters of these rows, which we have lost."""
 
     def holds_any(self) -> bool:
-        """Whether anything is held that could be lost."""
+        """Return True if a grant or claim is held that could be lost."""
 
     def interrupt_overdue(self) -> None:
-        """End waits whose answer is overdue."""
+        """Interrupt waits whose answer is overdue."""
 
     def calls_to_repeat(self) -> Iterable[Callable[[Session, int], object]]:
-        """What was done of late and cannot be told from our rows: calls to do it again, if the server forgot."""
+        """Return calls to repeat after a failover: recent effects that our rows do not show."""
 
     def handle_release(self, ticket: Ticket, session: Session, member_id: int) -> None:
-        """A number was given back, on this session, by the thread that calls."""
+        """Handle the release of a row, on this session and in the calling thread."""
 
     def clean_up(self) -> None:
-        """Give up what belonged to somebody who is no more."""
+        """Discard state of closed event loops, and wake waiters that missed their notification."""
 
 
-class _Weakly:
-    """The owner, who is kept alive by its threads while it has rows, and no longer. After that nobody is told."""
+class _WeakOwner:
+    """A weak reference to the owner, strong while the owner has rows. Calls to a dropped owner do nothing."""
 
     def __init__(self, owner: MembershipOwner) -> None:
         self._reference = weakref.ref(owner)
         self._pin: MembershipOwner | None = None
 
     def pin(self) -> None:
-        """It has rows."""
+        """Keep the owner alive: it has rows."""
         self._pin = self._pin or self._reference()
 
     def unpin(self) -> None:
-        """It has none, and was told what has become of them."""
+        """Stop keeping the owner alive: it has no rows."""
         self._pin = None
 
     def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
@@ -133,393 +132,417 @@ class _Weakly:
 
 
 class Membership:
-    """The member that this process is in one database."""
+    """The member of this process in one database."""
 
     def __init__(self, engine: Engine, owner: MembershipOwner, retry: float) -> None:
         self.engine = engine
         self.retry = retry
-        self._owner = _Weakly(owner)
+        self._owner = _WeakOwner(owner)
         options = engine.options
         life = self._life = options.grace if options.lease is None else options.lease
-        # How old the last proof of life may grow. 0: not watched, as nothing can be lost while we live (SQLite), or
-        # as nothing could be known in time (grace=0).
+        # How old the last heartbeat may become. 0: not watched, because nothing can be lost while we live (SQLite), or
+        # because a loss could not be noticed in time (grace=0).
         watched = options.lease is not None or engine.beacon_may_fail
-        # Also while we live an operator may take a row away: after so long without a ping we may not know of it.
-        self._certain = life - min(1.0, life / 5)
-        self.trust = self._certain if watched else 0.0
-        self._ping_every = max(0.2, life / 3) if life else 0.5
-        self._ping_budget = min(retry, self._ping_every)
-        # A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this
-        # often. (Not so with a lease, which nobody renews meanwhile.)
+        # An operator may revoke a row while we live: after so long without a heartbeat we may not know of it.
+        self._certain_seconds = life - min(1.0, life / 5)
+        self.trust = self._certain_seconds if watched else 0.0
+        self._heartbeat_interval = max(0.2, life / 3) if life else 0.5
+        self._heartbeat_timeout = min(retry, self._heartbeat_interval)
+        # A heartbeat costs the server a little: with nothing held or requested, send one only this often, to keep the
+        # connection warm. (Not with a lease, which needs the usual interval.)
         self._leased = options.lease is not None
-        self._rest = self._ping_every if self._leased else engine.idle_heartbeat_seconds
+        self._idle_interval = self._heartbeat_interval if self._leased else engine.idle_heartbeat_seconds
 
         self.state_lock = threading.Lock()
         self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
-        self._limbo: dict[str, float] = {}  # registrations whose outcome we do not know yet, and since when
-        self._late: list[Ticket] = []  # still to be given back
-        #: Still to be done, when the database can be reached. Appended to without a lock, as by finalizers.
-        self.leftovers: deque[Callable[[Session, int], object]] = deque()
-        #: The session that calls are made on.
+        self._pending_registrations: dict[str, float] = {}  # registrations without a known outcome, and their start
+        self._deferred_releases: list[Ticket] = []  # still to be released
+        #: Calls to run when the database can be reached. Appended to without a lock, for example by finalizers.
+        self.deferred_calls: deque[Callable[[Session, int], object]] = deque()
+        #: The connection on which calls are made.
         self.main = MainConnection(engine, self, retry, life, self.trust)
         self.closing = self.main.closing
-        self._proved = monotonic()
+        self._last_heartbeat = monotonic()
         self._activity = 0
-        self._retention = RetentionCleaner(engine, self.main, self._ping_every / 3)
+        self._retention = RetentionCleaner(engine, self.main, self._heartbeat_interval / 3)
         self._runtime = runtime.current()
-        self.pulse = SupervisedThread("sqlsem-pulse", self._pulse, self.closing, vital=True, behind=self.main.stuck_in)
-        self.watch = SupervisedThread("sqlsem-watch", self._watch, self.closing, vital=True)
-        self._patience = max(LATE_SECONDS, self._ping_every * 0.75)  # how late one of them may be
-        self._parting: set[int] = set()  # taken away, and given back when their owners have been told
-        self._beat = runtime.event()  # wakes the pulse
-        self._resting = False  # the pulse sleeps long: wake it when there is something to look after
-        self._urgent = False  # ping at once
-        self._disowned = False  # rows that we gave up may still stand: ping until one has removed them
-        self._proofs = self._runtime.condition(self.state_lock)  # tells those who doubt
-        self._doubting = PermitPool()
+        self.heartbeat_thread = SupervisedThread(
+            "sqlsem-heartbeat", self._run_heartbeat, self.closing, vital=True, behind=self.main.stuck_location
+        )
+        self.watchdog = SupervisedThread("sqlsem-watchdog", self._run_watchdog, self.closing, vital=True)
+        self._tolerance = max(LATE_SECONDS, self._heartbeat_interval * 0.75)  # how late a thread may be
+        self._releasing: set[int] = set()  # revoked rows, released when the callbacks of their loss have returned
+        self._wakeup = runtime.event()  # wakes the heartbeat thread
+        self._resting = False  # the heartbeat thread sleeps long: wake it when there are rows
+        self._heartbeat_now = False  # send a heartbeat at once
+        self._cleanup_requested = False  # rows that we discarded may still exist: a heartbeat has to remove them
+        self._heartbeat_recorded = self._runtime.condition(self.state_lock)  # notified when a heartbeat is recorded
+        self._verifying = PermitPool()
 
     @property
     def member_id(self) -> int | None:
-        """Our number in the database, once we have one."""
+        """The number of our member in the database; None before the first connection."""
         return self.main.member_id
 
-    # -- the main session ------------------------------------------------------------------------------------
+    # -- the main connection ------------------------------------------------------------------------------------
 
     def call(
-        self, what: str, call: Callable[[Session, int], T], budget: float | None = None, *, sign: bool = False
+        self,
+        what: str,
+        call: Callable[[Session, int], T],
+        retry_timeout: float | None = None,
+        *,
+        counts_as_heartbeat: bool = False,
     ) -> T:
         """See `MainConnection.call`."""
-        return self.main.call(what, call, budget, sign=sign)
+        return self.main.call(what, call, retry_timeout, counts_as_heartbeat=counts_as_heartbeat)
 
-    def entered(self, began: float, came_back: bool) -> None:
-        """There is a main session, made since then: as the member we were, or as a new one."""
+    def connected(self, began: float, came_back: bool) -> None:
+        """Handle a new main connection, begun at ``began``. ``came_back``: with the same member as before."""
         if not self.has_any():
-            self.prove(began)
+            self.record_heartbeat(began)
         if came_back:
-            # A server that took over, or was restored, may not know all that we believe.
-            self.leftovers.extend(self._owner.calls_to_repeat())
-            self.urge()
-        self.pulse.begin()
-        self.watch.begin()
+            # A server that took over, or was restored, may lack recent effects of ours.
+            self.deferred_calls.extend(self._owner.calls_to_repeat())
+            self.wake_heartbeat()
+        self.heartbeat_thread.begin()
+        self.watchdog.begin()
 
     # -- our rows -----------------------------------------------------------------------------------------------
 
-    def registering(self, uid: str) -> None:
-        """Until `settled`, rows that we do not know are no strangers: the answer may be on its way. To be called where
-        the main session is held: as long as anybody is in limbo, no ping removes what interrupted calls have left.
+    def begin_registration(self, uid: str) -> None:
+        """Mark a registration as pending. Until `end_registration`, heartbeats delete no rows that we do not know: they
+        may belong to it. Call with the main connection's lock held.
         """
-        self._limbo[uid] = monotonic()
+        self._pending_registrations[uid] = monotonic()
 
-    def settled(self, uid: str) -> None:
-        """That registration is over. May be repeated."""
-        self._limbo.pop(uid, None)
+    def end_registration(self, uid: str) -> None:
+        """Mark a registration as ended. Idempotent."""
+        self._pending_registrations.pop(uid, None)
 
     def add(self, tickets: Iterable[Ticket]) -> None:
-        """Rows of ours that were just made; none where something else is held now. The pulse must not rest."""
+        """Add new rows of ours (none for a claim), and keep the heartbeat thread awake."""
         with self.state_lock:
             for ticket in tickets:
                 self.tickets[ticket.position] = ticket
                 self._owner.pin()
         self._activity += 1
-        if not self._activity % LOOK_EVERY and not self.pulse.runs:
-            self.urge()
-        if self._resting:  # read after the rows were added, as the pulse looks for rows after it set this
-            self._beat.set()
+        if not self._activity % CHECK_EVERY and not self.heartbeat_thread.runs:
+            self.wake_heartbeat()
+        if self._resting:  # read after the rows were added, as the heartbeat thread reads the rows after it set this
+            self._wakeup.set()
 
-    def forget(self, tickets: Iterable[Ticket]) -> None:
-        """Rows that are no more, or that the next ping shall remove. The owner is let go of when the database has no
-        rows of ours, and nothing is left to do.
+    def discard(self, tickets: Iterable[Ticket]) -> None:
+        """Forget rows that are gone, or that the next heartbeat is to delete.
+
+        Stop keeping the owner alive when the database has no rows of ours and nothing is deferred.
         """
 
-        def owes() -> bool:
-            return bool(self.tickets or self._disowned or self.leftovers or self._late)
+        def has_work() -> bool:
+            return bool(self.tickets or self._cleanup_requested or self.deferred_calls or self._deferred_releases)
 
         with self.state_lock:
             for ticket in tickets:
                 self.tickets.pop(ticket.position, None)
-            if not owes():
+            if not has_work():
                 self._owner.unpin()
-                if owes():  # since just now, by a call that takes no lock
+                if has_work():  # added just now, by a call that takes no lock
                     self._owner.pin()
 
-    def knows(self, ticket: Ticket) -> bool:
-        """Whether, as far as we know, the row is there."""
+    def has_ticket(self, ticket: Ticket) -> bool:
+        """Return True if the row exists, as far as we know."""
         return ticket.position in self.tickets
 
-    def give_back(self, ticket: Ticket, outcome: str, budget: float | None = None) -> Effects[bool]:
-        """Release one row; False when it was gone already. What its owner's own open transaction still holds on to
-        (assert_held) is given back later, by the pulse.
+    def release(self, ticket: Ticket, outcome: str, retry_timeout: float | None = None) -> Effects[bool]:
+        """Release one row; the result is False if it was gone already. If an open transaction that asserted the row
+        (`assert_held`) still locks it, the heartbeat thread releases it later.
         """
 
         attempts: list[int] = []  # as which member
 
         def release(session: Session, member_id: int) -> bool:
             attempts.append(member_id)
-            there = session.release(ticket, outcome)
-            self.forget([ticket])
+            existed = session.release(ticket, outcome)
+            self.discard([ticket])
             self._owner.handle_release(ticket, session, member_id)
-            # Gone at a second attempt means that only the answer to the first was lost, as long as nobody gave us up.
-            return there or (len(attempts) > 1 and attempts[0] == member_id)
+            # If the row is gone at a second attempt of the same member, only the answer to the first was lost.
+            return existed or (len(attempts) > 1 and attempts[0] == member_id)
 
         try:
-            there: bool = yield Call("release", release, budget)
-            return there
+            existed: bool = yield Call("release", release, retry_timeout)
+            return existed
         except Busy as exc:
             log.warning("%r stays locked until the transaction that asserted it ends (%s)", ticket.resource, exc)
             with self.state_lock:
-                self._late.append(ticket)
-            self._beat.set()
+                self._deferred_releases.append(ticket)
+            self._wakeup.set()
             return True
 
-    def later(self, call: Callable[[Session, int], object]) -> None:
-        """Have the pulse do something as soon as it can. For what may be done twice, and for another member of ours."""
-        self.leftovers.append(call)
+    def defer(self, call: Callable[[Session, int], object]) -> None:
+        """Have the heartbeat thread make an idempotent call soon, perhaps as a later member of this process."""
+        self.deferred_calls.append(call)
         self._owner.pin()
-        self.urge()
+        self.wake_heartbeat()
 
-    def urge(self) -> None:
-        """Have the pulse ping at once."""
-        self._urgent = True
-        self._beat.set()
-        if not self.pulse.runs:
-            tend()  # as both threads may have ended at once
+    def wake_heartbeat(self) -> None:
+        """Have the heartbeat thread send a heartbeat at once."""
+        self._heartbeat_now = True
+        self._wakeup.set()
+        if not self.heartbeat_thread.runs:
+            tend()  # as both threads may have ended together
 
-    def disown(self) -> None:
-        """Rows of ours that could not be given back may still stand: ping, until a ping has removed them."""
-        self._disowned = True
+    def request_cleanup(self) -> None:
+        """Have heartbeats delete the rows that we do not know: rows that could not be released may still exist."""
+        self._cleanup_requested = True
         self._owner.pin()
-        self.urge()
+        self.wake_heartbeat()
 
-    def seconds_left(self) -> float | None:
-        """For how long what we hold is ours even if nothing more is heard; None when that cannot end."""
-        return max(0.0, self._proved + self.trust - monotonic()) if self.trust else None
+    def seconds_until_loss(self) -> float | None:
+        """Return the seconds until our grants become uncertain without a further heartbeat; None if never."""
+        return max(0.0, self._last_heartbeat + self.trust - monotonic()) if self.trust else None
 
-    # -- proof of life ------------------------------------------------------------------------------------------
+    # -- heartbeats ------------------------------------------------------------------------------------------
 
     def has_any(self) -> bool:
-        """Whether any row is ours, or anything is held. Then only a ping proves anything, as it compares our rows: an
-        operator may have taken one away, also one that was granted and is not in the books yet.
+        """Return True if this process has rows, or holds anything.
+
+        Then only a heartbeat proves that it still has them: an operator may have revoked one, even one that was granted
+        and is not registered yet.
         """
         return bool(self.tickets) or self._owner.holds_any()
 
-    def prove(self, since: float) -> None:
-        """The database has a sign of life of ours that is not older than this."""
-        self._proved = max(self._proved, since)
-        if self._doubting:
-            with self._proofs:
-                self._proofs.notify_all()
+    def record_heartbeat(self, since: float) -> None:
+        """Record that the database has a heartbeat of ours, not older than ``since``."""
+        self._last_heartbeat = max(self._last_heartbeat, since)
+        if self._verifying:
+            with self._heartbeat_recorded:
+                self._heartbeat_recorded.notify_all()
 
-    def _pulse(self, goes_on: ShouldContinue) -> None:
+    def _run_heartbeat(self, goes_on: ShouldContinue) -> None:
         if self.has_any():
-            self.urge()  # the thread before may have ended when a ping was due: after another pause all would be lost
+            self.wake_heartbeat()  # at once: the previous thread may have ended when one was due
         seen = 0
         while goes_on():
-            # Rest only after a whole round without activity, so that a busy process is not woken at every lock.
+            # Rest only after a whole interval without activity, so that a busy process is not woken at every lock.
             self._resting = seen == self._activity
-            held = self.tickets or self._limbo or self._late or self.leftovers or self._owner.holds_any()
-            if self._resting and (held or self._disowned):
+            held = (
+                self.tickets
+                or self._pending_registrations
+                or self._deferred_releases
+                or self.deferred_calls
+                or self._owner.holds_any()
+            )
+            if self._resting and (held or self._cleanup_requested):
                 self._resting = False
             seen = self._activity
             rested = self._resting
-            pause = self._rest if rested else self._ping_every
-            self.pulse.due = monotonic() + pause + self._patience
-            woken = self._beat.wait(pause)
-            self.pulse.due = monotonic() + self._patience
+            pause = self._idle_interval if rested else self._heartbeat_interval
+            self.heartbeat_thread.due = monotonic() + pause + self._tolerance
+            woken = self._wakeup.wait(pause)
+            self.heartbeat_thread.due = monotonic() + self._tolerance
             self._resting = False
-            self._beat.clear()
-            was_used = not self._leased and monotonic() - self._proved < pause  # so it is warm without a ping
-            if rested and not self._urgent and (woken or was_used):
+            self._wakeup.clear()
+            was_used = (
+                not self._leased and monotonic() - self._last_heartbeat < pause
+            )  # a call was made: the connection is warm
+            if rested and not self._heartbeat_now and (woken or was_used):
                 continue
-            self._urgent = False
-            self.watch.mend()
-            if self.main.displaced is not None:
-                continue  # all is lost, and nothing of it can be given back
+            self._heartbeat_now = False
+            self.watchdog.mend()
+            if self.main.replaced_because is not None:
+                continue  # everything is lost, and nothing of it can be released
             try:
                 self._owner.clean_up()
-                self.ping()
-                self.pulse.replaced = 0
-                self._give_back_late()
+                self.heartbeat()
+                self.heartbeat_thread.replaced = 0
+                self._run_deferred()
                 self._retention.after_ping(self._activity)
             except SqlsemError as exc:
                 if not self.closing.is_set():
-                    log.warning("The ping of %s failed: %s", self.engine.label, exc)
-                self.closing.wait(min(0.25, self._ping_every))
-                if self.leftovers:
-                    self.urge()
+                    log.warning("The heartbeat to %s failed: %s", self.engine.label, exc)
+                self.closing.wait(min(0.25, self._heartbeat_interval))
+                if self.deferred_calls:
+                    self.wake_heartbeat()
             except Exception:
-                log.exception("The ping of %s failed unexpectedly", self.engine.label)
-                self.closing.wait(min(0.25, self._ping_every))
+                log.exception("The heartbeat to %s failed unexpectedly", self.engine.label)
+                self.closing.wait(min(0.25, self._heartbeat_interval))
 
-    def ping(self) -> None:
-        """Prove life, and compare what we believe with what is there."""
-        self.call("ping", self._compare, self._ping_budget)
+    def heartbeat(self) -> None:
+        """Send a heartbeat, and compare our rows with what we believe."""
+        self.call("heartbeat", self._compare, self._heartbeat_timeout)
 
-    def pinging(self) -> Effects[None]:
-        """`ping`, as a verb."""
-        yield Call("ping", self._compare, self._ping_budget)
+    def heartbeat_effects(self) -> Effects[None]:
+        """`heartbeat`, as a generator of effects."""
+        yield Call("heartbeat", self._compare, self._heartbeat_timeout)
 
     def _compare(self, session: Session, member_id: int) -> None:
-        # Holding the main session: nothing of ours is registered or released meanwhile.
+        # The main connection is locked: no row of ours is registered or released meanwhile.
         began = monotonic()
-        pulse = session.heartbeat(member_id)
-        if not pulse.known:
-            failure = self.main.given_up()
-            self.lose_all("this process was out of reach for longer than its grace, and was given up")
+        answer = session.heartbeat(member_id)
+        if not answer.known:
+            failure = self.main.member_removed()
+            self.mark_all_lost("this process was out of reach for longer than its grace, and was removed")
             raise failure
         with self.state_lock:
-            gone = [position for position in self.tickets if position not in pulse.positions]
-            # (Forgotten at once: whatever fails below, who is about to have one must not find it here.)
-            taken = [self.tickets.pop(position) for position in pulse.revoked if position in self.tickets]
+            gone = [position for position in self.tickets if position not in answer.positions]
+            # (Removed at once, whatever fails below: an acquisition that ends now must not find a revoked row here.)
+            revoked = [self.tickets.pop(position) for position in answer.revoked if position in self.tickets]
             for position in gone:
                 del self.tickets[position]
-            # (What an interrupt left in limbo does not stay there for ever.)
-            limbo = any(monotonic() - since < 2 * self.retry + 10 for since in list(self._limbo.values()))
-            positions = [ticket.position for ticket in taken]
-            strangers = set() if limbo else pulse.positions.difference(self.tickets, positions, self._parting)
+            # (A registration that an interrupt left pending does not stay so for ever.)
+            pending = any(
+                monotonic() - since < 2 * self.retry + 10 for since in list(self._pending_registrations.values())
+            )
+            positions = [ticket.position for ticket in revoked]
+            orphans = set() if pending else answer.positions.difference(self.tickets, positions, self._releasing)
         if gone:
             self._owner.mark_lost(gone, "its row was removed")
         callbacks: list[Future[None]] = []
-        if taken:
-            callbacks = self._owner.mark_lost(positions, "an operator took it away")
+        if revoked:
+            callbacks = self._owner.mark_lost(positions, "an operator revoked it")
             self._owner.wake_waiters(positions)
-            self._disowned = True
-        self.prove(began)  # not before: who is in doubt takes it for the answer, and looks what has become of its lock
+            self._cleanup_requested = True
+        # Last: `verify` takes it for the answer, and then reads what has become of its lock.
+        self.record_heartbeat(began)
 
-        def part(session: Session, _: int) -> None:
-            for ticket in taken:
+        def release_revoked(session: Session, _: int) -> None:
+            for ticket in revoked:
                 session.release(ticket, "revoked")
-            self._parting.difference_update(positions)
+            self._releasing.difference_update(positions)
 
         if callbacks:
-            # When they have returned, as they may have to end what the lock was for. (A callback that does not return
-            # keeps nobody out: the time of these rows is up by the database's clock.)
-            self._parting.update(positions)
-            when_all(callbacks, functools.partial(self.later, part))
+            # Release after the callbacks have returned, as they may have to end the protected work. (One that hangs
+            # blocks no other process: these rows expire by the database's clock.)
+            self._releasing.update(positions)
+            when_all(callbacks, functools.partial(self.defer, release_revoked))
         else:
-            part(session, member_id)
-        if strangers:
-            # Left by a call that was interrupted, or by a crash of the server that undid a release.
+            release_revoked(session, member_id)
+        if orphans:
+            # An interrupted call left them, or a crash of the server that lost a release.
             for entry in session.entries(None):
-                if entry.member_id == member_id and entry.position in strangers:
-                    log.info("Removing a forgotten row of ours: %r at %d", entry.resource, entry.position)
+                if entry.member_id == member_id and entry.position in orphans:
+                    log.info("Deleting an orphaned row of ours: %r at %d", entry.resource, entry.position)
                     ended = "cancelled" if entry.granted_at is None else "released"
-                    outcome = "revoked" if entry.position in pulse.revoked else ended
+                    outcome = "revoked" if entry.position in answer.revoked else ended
                     session.release(Ticket(entry.resource, entry.position, entry.requesting_id, False), outcome)
-        self._disowned = limbo and self._disowned
-        self.forget(())
+        self._cleanup_requested = pending and self._cleanup_requested
+        self.discard(())
 
-    def _give_back_late(self) -> None:
-        while self.leftovers:
+    def _run_deferred(self) -> None:
+        while self.deferred_calls:
             try:
-                self.call("what was left to do", self.leftovers[0], 0.0)
+                self.call("deferred call", self.deferred_calls[0], 0.0)
             except (Disconnected, Busy):
-                raise  # later still
-            except Exception as exc:  # never in the way of what comes after it
-                log.warning("What was left to do cannot be done: %s", exc, exc_info=not isinstance(exc, SqlsemError))
-            if self.leftovers:  # (nothing is left to do in a database that was replaced)
-                self.leftovers.popleft()
-        for ticket in list(self._late):
+                raise  # try again at the next heartbeat
+            except Exception as exc:  # must not block the calls after it
+                log.warning("A deferred call failed and is dropped: %s", exc, exc_info=not isinstance(exc, SqlsemError))
+            if self.deferred_calls:  # (empty if the database was replaced meanwhile)
+                self.deferred_calls.popleft()
+        for ticket in list(self._deferred_releases):
 
             def release(session: Session, member_id: int, ticket: Ticket = ticket) -> None:
                 session.release(ticket, "released")
                 with self.state_lock:
-                    self._late.remove(ticket)
-                self.forget([ticket])
+                    self._deferred_releases.remove(ticket)
+                self.discard([ticket])
                 self._owner.handle_release(ticket, session, member_id)
 
             with contextlib.suppress(Busy):
                 self.call("release", release, 0.0)
-        self.forget(())
+        self.discard(())
 
-    def _watch(self, goes_on: ShouldContinue) -> None:
+    def _run_watchdog(self, goes_on: ShouldContinue) -> None:
         while goes_on():
-            pause = max(0.01, min(self._until_doubt(), self._ping_every))
-            if self.pulse.is_suspect:
+            pause = max(0.01, min(self._seconds_until_uncertain(), self._heartbeat_interval))
+            if self.heartbeat_thread.is_suspect:
                 pause = min(pause, SUSPECT_SECONDS)
-            self.watch.due = monotonic() + pause + self._patience
+            self.watchdog.due = monotonic() + pause + self._tolerance
             if self.closing.wait(pause):
                 return
-            self.watch.due = monotonic() + VERIFY_SECONDS + self._patience
-            stuck = self.pulse.mend()
+            self.watchdog.due = monotonic() + VERIFY_SECONDS + self._tolerance
+            stuck = self.heartbeat_thread.mend()
             tend()
-            if stuck or (not self.pulse.runs and self.unheard()):
-                self.verify(believe=True)
+            if stuck or (not self.heartbeat_thread.runs and self.is_uncertain()):
+                self.verify(heartbeat_stopped=True)
             self.main.interrupt_overdue()
             self._owner.interrupt_overdue()
-            late = -self._until_doubt()
+            late = -self._seconds_until_uncertain()
             if late < 0 or not self.trust or not self._owner.holds_any():
                 continue
-            # Woken on time, nothing has been heard for too long. Woken late, we were paused, and may be well.
+            # Woken on time: no heartbeat for too long. Woken late: the process was paused, and its locks may be fine.
             if late > PAUSED_SECONDS:
                 self.verify()
-            elif self._until_doubt() <= 0:
-                self._give_up()
+            elif self._seconds_until_uncertain() <= 0:
+                self._mark_lost_and_interrupt()
 
-    def _until_doubt(self) -> float:
-        """Seconds until the last proof is too old; with nothing held, until something new could be."""
+    def _seconds_until_uncertain(self) -> float:
+        """Return the seconds until the last heartbeat is too old; with nothing held, those for a new lock."""
         if not self.trust:
             return math.inf
-        left = self._proved + self.trust - monotonic()
-        return left if left > 0 or self._owner.holds_any() else self.trust
+        remaining = self._last_heartbeat + self.trust - monotonic()
+        return remaining if remaining > 0 or self._owner.holds_any() else self.trust
 
-    def unheard(self) -> bool:
-        """Whether the last proof of life is too old, as it is after this process was paused for long: others may be
-        inside, and be it that an operator took a row of ours away.
+    def is_uncertain(self) -> bool:
+        """Return True if we hold grants and the last heartbeat is too old, for example after SIGSTOP.
+
+        Another process may hold our locks by now, or an operator may have revoked a row: verify first.
         """
-        return monotonic() - self._proved > self._certain > 0 and self._owner.holds_any()
+        return monotonic() - self._last_heartbeat > self._certain_seconds > 0 and self._owner.holds_any()
 
-    def verify(self, *, believe: bool = False) -> None:
-        """Was nothing heard for too long? Then ask, for a second; and if no answer comes, believe the worst. (Not where
-        only an operator takes a row away: the answer may be late for other reasons.)
+    def verify(self, *, heartbeat_stopped: bool = False) -> None:
+        """If our grants are uncertain, wait up to a second for a heartbeat; without one, mark everything lost.
 
-        Where nobody else can be inside yet, as only this thread is late, the worst is believed before anybody can.
-        ``believe``: also where only an operator takes a row away, and whenever the last ping was; as there are none.
+        If only an operator could have revoked a row, nothing is marked lost: the answer may be late for other reasons.
+        If no other process can be granted yet, because only this thread is late, the wait ends before one can.
+        ``heartbeat_stopped``: the heartbeat thread does not run, so mark everything lost in each of these cases.
         """
-        if not (believe and self._owner.holds_any()) and not self.unheard():
+        if not (heartbeat_stopped and self._owner.holds_any()) and not self.is_uncertain():
             return
-        asked = monotonic()
-        left = self._proved + self._life - asked
-        seconds = min(VERIFY_SECONDS, left / 2) if left > 0 and self.trust else VERIFY_SECONDS
-        self.urge()
-        doubting = Permit()
+        requested_at = monotonic()
+        remaining = self._last_heartbeat + self._life - requested_at
+        seconds = min(VERIFY_SECONDS, remaining / 2) if remaining > 0 and self.trust else VERIFY_SECONDS
+        self.wake_heartbeat()
+        verifying = Permit()
         try:
-            self._doubting.acquire(doubting)
-            with self._proofs:
-                self._proofs.wait_for(lambda: self._proved >= asked or self.closing.is_set(), seconds)
+            self._verifying.acquire(verifying)
+            with self._heartbeat_recorded:
+                self._heartbeat_recorded.wait_for(
+                    lambda: self._last_heartbeat >= requested_at or self.closing.is_set(), seconds
+                )
         finally:
-            self._doubting.release(doubting)
-        if self._proved < asked and not self.closing.is_set() and (self.trust or believe):
-            self._give_up("the thread that asks for it does not go on" if believe else "")
+            self._verifying.release(verifying)
+        if self._last_heartbeat < requested_at and not self.closing.is_set() and (self.trust or heartbeat_stopped):
+            self._mark_lost_and_interrupt("its heartbeat thread does not run" if heartbeat_stopped else "")
 
-    def _give_up(self, why: str = "") -> None:
-        self.lose_all(why or f"nothing was heard of {self.engine.label} for {self.trust:.1f} s")
+    def _mark_lost_and_interrupt(self, why: str = "") -> None:
+        self.mark_all_lost(why or f"{self.engine.label} has not answered a heartbeat for {self.trust:.1f} s")
         self.main.interrupt_overdue()
 
-    def lose_all(self, why: str, *, for_good: bool = False) -> bool:
-        """Nothing is ours any more; ``for_good``: nor is anything to be done later. Whether there was."""
-        left = bool(self.leftovers or self._late)
+    def mark_all_lost(self, why: str, *, for_good: bool = False) -> bool:
+        """Mark everything lost. ``for_good``: drop deferred calls too. Return True if there were deferred calls."""
+        had_deferred = bool(self.deferred_calls or self._deferred_releases)
         if for_good:
-            self.leftovers.clear()
+            self.deferred_calls.clear()
         with self.state_lock:
             if for_good:
-                self._late.clear()
+                self._deferred_releases.clear()
             self.tickets.clear()
-        self._disowned = not for_good
+        self._cleanup_requested = not for_good
         self._owner.mark_lost(None, why)
-        self.forget(())
-        return left
+        self.discard(())
+        return had_deferred
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- closing ------------------------------------------------------------------------------------------------
 
     def close(self, waiting: Iterable[Ticket] = ()) -> bool:
-        """End the threads, leave, with all rows: those of ``waiting`` as cancelled. False when a call does not end."""
+        """End the threads, and deregister the member; ``waiting`` rows are cancelled. False if a call hangs."""
         self.closing.set()
-        self._beat.set()
-        with self._proofs:
-            self._proofs.notify_all()
+        self._wakeup.set()
+        with self._heartbeat_recorded:
+            self._heartbeat_recorded.notify_all()
         deadline = monotonic() + CLOSE_JOIN_SECONDS
-        if not self.main.leave(waiting, CLOSE_JOIN_SECONDS):
+        if not self.main.deregister(waiting, CLOSE_JOIN_SECONDS):
             return False
-        for kept in (self.pulse, self.watch):
+        for kept in (self.heartbeat_thread, self.watchdog):
             kept.join(max(0.0, deadline - monotonic()))
         return True

@@ -83,7 +83,7 @@ class PriorityAcquisition(Acquisition[G]):
                 return False
             told = self.client.priority_waiters.is_behind_local(waiter, turn.before)
             yield Sleep(waiter, max(0.0, self.remaining(BEHIND_SECONDS if told else self._pause(turn.ahead))))
-            found = (yield from self._ask(place)) if self.member.knows(place) else PriorityAnswer(None, False)
+            found = (yield from self._ask(place)) if self.member.has_ticket(place) else PriorityAnswer(None, False)
             if found is None:
                 return False
             if found.ticket is None:
@@ -112,7 +112,7 @@ class PriorityAcquisition(Acquisition[G]):
             self.sent = True  # (see _register)
             if self.rolled_back:
                 return PriorityAnswer(None, False)
-            member.registering(self.uid)
+            member.begin_registration(self.uid)
             turn = session.acquire_by_priority(
                 member_id, requesting_id, self.owner, self.uid, request, self.timeout == 0, place
             )
@@ -121,7 +121,7 @@ class PriorityAcquisition(Acquisition[G]):
                 self.tickets = [turn.ticket]
                 member.add(self.tickets)
             if place is not None and (turn.granted or turn.ticket is None):
-                member.forget([place])
+                member.discard([place])
             if self.rolled_back:
                 self.forget_rows()
             return turn
@@ -135,7 +135,7 @@ class PriorityAcquisition(Acquisition[G]):
                     yield from self.rollback("timeout")
                     return None
             finally:
-                member.settled(self.uid)
+                member.end_registration(self.uid)
 
     def _require_nothing_held(self) -> Effects[None]:
         """Nobody waits for who waits in a line: so such a one is in no deadlock, and need not be searched for there."""

@@ -353,7 +353,7 @@ class RateAcquisition(Generic[R]):
         """Discard the row before other waiters of this process are notified, because they check the registry."""
         self._gone = place.state
         self._client.registry.discard(place)
-        self._client.member.forget(place.state.tickets)
+        self._client.member.discard(place.state.tickets)
 
     def _demand(self) -> RateDemand:
         """Return the demand: the cost, and how long the request would sleep for its slot."""

@@ -143,7 +143,7 @@ class Claiming:
             blocked_due = True  # if the reply is lost, the retry must come here: another call would miss the locks
             began = monotonic()
             # (Not earlier: while our workers queue for the main session, a heartbeat must find orphan rows.)
-            member.registering(uid)
+            member.begin_registration(uid)
             claimed = session.claim_blocked(me, queue, owner, uid, again, requesting_id, caller.owner)
             if claimed is not None:
                 with_locks[:] = [claimed]
@@ -185,21 +185,21 @@ class Claiming:
 
         try:
             if not limit:
-                return member.call("end of tasks", step, member.seconds_left())
+                return member.call("end of tasks", step, member.seconds_until_loss())
             self.recover()
-            statuses, tasks = member.call("claim", step, sign=True)
+            statuses, tasks = member.call("claim", step, counts_as_heartbeat=True)
             for claimed in with_locks:
                 tasks[0].hold(claimed, requesting_id, caller)
             return statuses, tasks
         except BaseException:
             # Interrupted, or no reply: what was claimed is returned by a deferred call.
             if tried_members and limit:
-                member.later(lambda session, me: session.return_claim(me, queue, uid))
+                member.defer(lambda session, me: session.return_claim(me, queue, uid))
             if with_locks:
-                member.forget(tickets_of(with_locks[0], requesting_id))
+                member.discard(tickets_of(with_locks[0], requesting_id))
             raise
         finally:
-            member.settled(uid)
+            member.end_registration(uid)
 
     def end_later(self, ends: Sequence[End], answer: Callable[[list[str | None]], object]) -> None:
         """Have the heartbeat record ``ends`` as soon as it can, and call ``answer`` with the tasks' statuses.
@@ -209,7 +209,7 @@ class Claiming:
         client, queue = self.client, self.queue
         uid = client.new_uid()
         if ends:
-            client.member.later(
+            client.member.defer(
                 lambda session, me: answer(
                     _recorded(session, ends, session.next_tasks(me, ends, queue, "", uid, True, 0)[0])
                 )

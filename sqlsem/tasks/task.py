@@ -99,7 +99,7 @@ class Task(Cancellable):
             return session.end_task(me, returned)
 
         self.close_by(closing)
-        missing = [ticket.position for ticket in tickets if not client.member.knows(ticket)]
+        missing = [ticket.position for ticket in tickets if not client.member.has_ticket(ticket)]
         if missing:  # the main session was lost meanwhile, and these rows with it
             client.mark_lost_and_log(missing, "its row was removed before it could be used")
         else:
@@ -180,7 +180,7 @@ class Task(Cancellable):
             status = self.end_by(
                 "end of a task",
                 lambda session, me: session.end_task(me, end),
-                budget=client.member.seconds_left(),
+                budget=client.member.seconds_until_loss(),
             )
         finally:
             client.queue_changes.notify()
@@ -224,7 +224,7 @@ def _forget_locks(client: DatabaseClient, grant: Grant) -> None:
     state = grant.state
     if not state.released:
         client.registry.discard(grant)
-        client.member.forget(state.tickets)
+        client.member.discard(state.tickets)
         client.registry.publish_released(state)
 
 

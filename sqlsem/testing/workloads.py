@@ -128,7 +128,7 @@ def leading(me: Actor) -> None:
 
 def _leads(actor: Actor, term: Term) -> bool:
     """Return True if the actor believes that it leads. (A dead or stopped actor believes nothing.)"""
-    return actor.runs and not term.lost and not actor.client.member.unheard()
+    return actor.runs and not term.lost and not actor.client.member.is_uncertain()
 
 
 def periodic(me: Actor) -> None:

@@ -422,7 +422,7 @@ class World:
         """Yield the locks that a process believes to hold. A process that does not run believes nothing, nor one that
         must verify first.
         """
-        if actor.runs and not actor.client.member.unheard():
+        if actor.runs and not actor.client.member.is_uncertain():
             for grant in actor.client.registry.grants():
                 state = grant.state
                 if state.why_lost is None:
@@ -461,7 +461,7 @@ class World:
         """Check that no task is run by two workers."""
         runs: dict[str, Actor] = {}
         for actor in self.actors:
-            if actor.client.claims and actor.runs and not actor.client.member.unheard():
+            if actor.client.claims and actor.runs and not actor.client.member.is_uncertain():
                 for claim in actor.client.claims.all():
                     if claim.is_open and claim.why_lost is None and runs.setdefault(claim.title, actor) is not actor:
                         self._fail("twice", f"{claim.title} is run by {runs[claim.title]} and by {actor}")

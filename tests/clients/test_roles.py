@@ -328,7 +328,7 @@ def test_worker_role_manages_the_locks_of_its_tasks(database, login, connect, na
         queue.put(Json("load"), locks=[sqlsem.mutex(name)], on_failure="continue")
         task = theirs.queue(name).try_claim()
         boss.admin.revoke(task.grant.position)
-        theirs.client.member.ping()  # which gives back what an operator wants
+        theirs.client.member.heartbeat()  # which gives back what an operator wants
         assert boss.admin.entries(name) == []
         with pytest.raises(sqlsem.LockLost), task:
             pass

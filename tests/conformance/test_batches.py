@@ -660,7 +660,7 @@ def test_resumed_by_several_at_once(database, connect, name, threads, ledger):
     until(lambda: made._declaration.recover() or made.entry().callback_status == "pending")
 
     def work(coordinator):
-        coordinator.client.member.ping()
+        coordinator.client.member.heartbeat()
         gather.wait()
         resumed.append(batches.resume(coordinator, number))
 
@@ -1094,7 +1094,7 @@ def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
     assert made.alarms[0].failed == {"a": "its end could not be recorded"}
     monkeypatch.undo()
     # (What was left to do may have been tried, and given up, while that was so.)
-    until(lambda: made.entry().status == "failed" or not made._declaration.client.member.leftovers)
+    until(lambda: made.entry().status == "failed" or not made._declaration.client.member.deferred_calls)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])

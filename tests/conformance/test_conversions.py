@@ -1086,7 +1086,7 @@ def test_late_rollback_does_not_undo_a_later_upgrade(connect, database, name, mo
     reader.granted()
     with first.read(name) as grant:
         later = []
-        monkeypatch.setattr(first.client.member, "later", later.append)
+        monkeypatch.setattr(first.client.member, "defer", later.append)
         trouble(monkeypatch, first, "downgrade", sqlsem.Unavailable, 1)
         with pytest.raises(sqlsem.Timeout):
             grant.upgrade(timeout=0.2)

@@ -201,7 +201,7 @@ def test_task_that_is_no_call_keeps_its_order(queue, eager, tmp_path):
 
 def test_a_group_is_no_larger_than_a_megabyte(database, connect, queue):
     coordinator = connect()
-    coordinator.client.member.ping()
+    coordinator.client.member.heartbeat()
     me = coordinator.client.member.member_id
     session = database.session()
     try:
@@ -616,7 +616,7 @@ def test_answers_that_never_come(connect, name, eager, unhurried, moment):
 def test_repeated_calls_change_nothing(database, connect, queue):
     numbers = put(queue, 6)
     coordinator = connect()
-    coordinator.client.member.ping()
+    coordinator.client.member.heartbeat()
     me = coordinator.client.member.member_id
     session = database.session()
     try:

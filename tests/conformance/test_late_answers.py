@@ -115,7 +115,7 @@ def test_revoked_priority_grant_is_not_found_by_retry(connect, name, patient, mo
             assert not lock.acquire(blocking=False)
         assert len(answers) == 2
         assert answers[1].ticket is None
-        coordinator.client.member.ping()  # as the pulse does, three times in a grace
+        coordinator.client.member.heartbeat()  # as the pulse does, three times in a grace
         until(lambda: not operator.admin.entries(name))
     finally:
         operator.admin.set_priorities(name, None)
@@ -137,9 +137,9 @@ def test_a_ping_proves_the_instant_at_which_it_began(connect, name, monkeypatch)
         return pulse
 
     monkeypatch.setattr(session, "heartbeat", answer_late)
-    member.ping()
+    member.heartbeat()
     assert began
-    assert member._proved <= began[-1]
+    assert member._last_heartbeat <= began[-1]
 
 
 def test_grant_of_a_row_removed_in_between_is_refused(connect, name, monkeypatch):
@@ -154,7 +154,7 @@ def test_grant_of_a_row_removed_in_between_is_refused(connect, name, monkeypatch
     def granted_and_gone(answer, position):
         if answer is True and not taken.is_set():
             assert holder.admin.revoke(position, force=True)
-            member.ping()
+            member.heartbeat()
             taken.set()
         return answer
 

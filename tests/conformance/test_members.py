@@ -51,8 +51,8 @@ def test_deferred_calls_run_once_in_order(connect, name):
             raise Busy("not yet")
 
     for call in (fails, is_late, lambda session, number: done.append(number)):
-        member.later(call)
-    until(lambda: not member.leftovers, "the end of it")
+        member.defer(call)
+    until(lambda: not member.deferred_calls, "the end of it")
     assert done == ["fails", "is late", "is late", member.member_id]
 
 
@@ -121,7 +121,7 @@ def test_queued_registration_is_not_yet_pending(connect, name, monkeypatch, asks
 
     def noting(method):
         def noted(what, call, *arguments, **options):
-            calls.append((what, dict(member._limbo)))
+            calls.append((what, dict(member._pending_registrations)))
             return method(what, call, *arguments, **options)
 
         return noted

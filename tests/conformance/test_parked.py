@@ -409,7 +409,7 @@ def test_queued_claim_hides_no_orphan_row_from_heartbeat(queue, monkeypatch):
     call, seen = member.call, []
 
     def look_and_call(*arguments, **options):
-        seen.append(dict(member._limbo))
+        seen.append(dict(member._pending_registrations))
         return call(*arguments, **options)
 
     monkeypatch.setattr(member, "call", look_and_call)

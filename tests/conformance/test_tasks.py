@@ -312,7 +312,7 @@ def test_a_task_that_was_never_whole_is_dropped_in_silence(queue, monkeypatch):
         Task(queue.claiming.client, queue.name, object(), "uid")
     Task.__new__(Task)
     assert struck == []
-    assert not queue.claiming.client.member.leftovers
+    assert not queue.claiming.client.member.deferred_calls
 
 
 def test_ended_twice(queue):
@@ -339,7 +339,7 @@ def test_repeated_calls_change_nothing(database, connect, queue, name):
     queue.put(1)
     coordinator = connect()
     member = coordinator.client.member
-    member.ping()
+    member.heartbeat()
     with contextlib.closing(database.session()) as session:
         me = member.member_id
         twins = [

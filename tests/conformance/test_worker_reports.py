@@ -179,7 +179,7 @@ def test_worker_warns_of_ends_that_are_not_recorded(queue, monkeypatch, caplog):
         return plain(ends, most, **given)
 
     monkeypatch.setattr(queue.claiming, "end_and_claim", end_and_claim)
-    monkeypatch.setattr(queue.claiming.client.member, "later", lambda call: None)
+    monkeypatch.setattr(queue.claiming.client.member, "defer", lambda call: None)
     told.worker.run()
     assert told.worker.finished == 0
     assert f"Task {number} has finished, which is not recorded yet" in caplog.text

@@ -63,7 +63,7 @@ def test_files_are_compared_with_forks_blocked(coordinator, calls, state):
     use, _ = state(coordinator)
     with contextlib.suppress(sqlsem.SqlsemError):
         use()
-    coordinator.client.member.ping()
+    coordinator.client.member.heartbeat()
     assert {name for name, _ in calls} >= {"_set_up", "keep", "compare"}
     assert not [name for name, is_blocked in calls if not is_blocked]
 
@@ -99,7 +99,7 @@ def test_log_deleted_during_fork_is_no_replacement(coordinator, monkeypatch):
         compare(open_files)
 
     monkeypatch.setattr(files.OpenFiles, "compare", interrupted)
-    coordinator.client.member.ping()
+    coordinator.client.member.heartbeat()
     forks[0].join()
     grant.check()
     grant.release()

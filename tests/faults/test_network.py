@@ -357,7 +357,7 @@ def test_the_loss_is_told_in_every_way(proxied, proxy, name):
         lock = coordinator.mutex(
             name, on_lost=lambda grant: told.append((grant, grant.lost, grant.lost_event.is_set()))
         )
-        with pytest.raises(sqlsem.LockLost, match="nothing was heard"):
+        with pytest.raises(sqlsem.LockLost, match="has not answered a heartbeat"):
             with lock as grant:
                 proxy.cut()
                 assert grant.lost_event.wait(30)

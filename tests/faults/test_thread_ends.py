@@ -291,7 +291,7 @@ def test_loss_is_told_after_a_callback_raised(connect, database, name, said, sta
     with state(coordinator, database, name("second")) as had:
         remove(database, first.grant.position)
         until(lambda: said("on_lost of"), "the failure is logged")
-        assert coordinator.client.member.pulse.runs
+        assert coordinator.client.member.heartbeat_thread.runs
         assert not had.is_told(), "only one was lost"
         had.take_away()
         until(had.is_told, "the second loss is told")
@@ -401,7 +401,7 @@ def strike(thread, raised):
 
 def kept(coordinator):
     member = coordinator.client.member
-    return {"pulse": member.pulse, "watch": member.watch}
+    return {"pulse": member.heartbeat_thread, "watch": member.watchdog}
 
 
 @states_and_raised
@@ -454,7 +454,7 @@ def test_all_goes_on_with_a_new_thread(connect, database, name, state, monkeypat
         end(kept(coordinator)[which], monkeypatch)
         until(lambda: kept(coordinator)[which].runs, "another one goes on")
         begun = time.monotonic()
-        until(lambda: member._proved > begun or had.is_told(), "it pings")
+        until(lambda: member._last_heartbeat > begun or had.is_told(), "it pings")
         assert not had.is_told(), "nothing was lost"
         had.ends_well()
 
@@ -468,17 +468,17 @@ def test_both_threads_are_begun_again_when_asked(connect, database, name, monkey
         member, (grant,) = coordinator.client.member, coordinator.client.registry.grants()
         with monkeypatch.context() as alone:
             alone.setattr(ours, "tend", lambda: None)
-            alone.setattr(member.watch, "tend", lambda: None)
-            alone.setattr(member.pulse, "tend", lambda: None)
-            end(member.watch, monkeypatch)
-            end(member.pulse, monkeypatch)
+            alone.setattr(member.watchdog, "tend", lambda: None)
+            alone.setattr(member.heartbeat_thread, "tend", lambda: None)
+            end(member.watchdog, monkeypatch)
+            end(member.heartbeat_thread, monkeypatch)
         if asks == "the grant":
-            until(lambda: grant.lost or member.pulse.runs, "the grant knows, or asks")
+            until(lambda: grant.lost or member.heartbeat_thread.runs, "the grant knows, or asks")
         else:
             for _ in range(40):
                 with coordinator.mutex(name("another")):
                     pass
-        until(lambda: member.pulse.runs and member.watch.runs, "both are there again")
+        until(lambda: member.heartbeat_thread.runs and member.watchdog.runs, "both are there again")
         had.take_away()
         until(had.is_told, "the loss is told")
 
@@ -551,7 +551,7 @@ def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, s
             had.take_away()
             until(had.is_told, "the loss is told")
             assert pulse.thread is not before
-            until(lambda: said("sqlsem-pulse is stuck at"), "that is logged")
+            until(lambda: said("sqlsem-heartbeat is stuck at"), "that is logged")
         finally:
             leave.set()
     until(lambda: not before.is_alive(), "the one that was stuck ends when it can")
@@ -574,7 +574,7 @@ def test_slow_database_is_not_taken_for_a_stuck_thread(connect, name, said):
     coordinator = connect(grace=GRACE)
     with coordinator.mutex(name):
         member = coordinator.client.member
-        thread, session = member.pulse.thread, member.main.session
+        thread, session = member.heartbeat_thread.thread, member.main.session
         session_ping, began = type(session).heartbeat, threading.Event()
         blocked = threading.Event()
 
@@ -591,7 +591,7 @@ def test_slow_database_is_not_taken_for_a_stuck_thread(connect, name, said):
         try:
             assert began.wait(PATIENCE)
             time.sleep(GRACE)
-            assert member.pulse.thread is thread
+            assert member.heartbeat_thread.thread is thread
         finally:
             blocked.set()
             patch.undo()

@@ -333,7 +333,7 @@ def test_deferred_calls_run_before_the_next_heartbeat(connect, name):
     number = queue.put(1)
     task = queue.try_claim()
     engine, member = queue.claiming.client.engine, queue.claiming.client.member
-    ping, failed = member.ping, threading.Event()
+    ping, failed = member.heartbeat, threading.Event()
 
     def watched():
         try:
@@ -344,13 +344,13 @@ def test_deferred_calls_run_before_the_next_heartbeat(connect, name):
 
     engine.open_session = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
     member.main.session.interrupt()
-    member.ping = watched
+    member.heartbeat = watched
     end = End(number, task.attempt, "finished")
-    member.later(lambda session, me: session.end_task(me, end))
+    member.defer(lambda session, me: session.end_task(me, end))
     task.settle()
     assert failed.wait(PATIENCE)
     del engine.open_session
-    until(lambda: not member.leftovers, timeout=25)  # a ping is due every 30 s
+    until(lambda: not member.deferred_calls, timeout=25)  # a ping is due every 30 s
     assert [run.outcome for run in queue.log(number)] == ["finished"]
 
 

@@ -180,7 +180,7 @@ class Machine(RuleBasedStateMachine):
         )
         self.member = Membership(engine, self, retry=1.0)
         none = SimpleNamespace(begin=lambda: None, runs=True)
-        self.member.pulse = self.member.watch = none  # no threads of its own: see `pass_time`
+        self.member.heartbeat_thread = self.member.watchdog = none  # no threads of its own: see `pass_time`
 
     # -- what the membership tells its owner
 
@@ -215,9 +215,9 @@ class Machine(RuleBasedStateMachine):
         """The watch looks whenever it is due, as its thread does; others look at the server all the time."""
         end = self.server.now + seconds
         while True:
-            due = self.member._until_doubt()
+            due = self.member._seconds_until_uncertain()
             if due <= 0 and self.holding:
-                self.member._give_up()
+                self.member._mark_lost_and_interrupt()
                 continue
             self.server.now = min(end, self.server.now + max(due, 0.001))
             self.safe()
@@ -253,7 +253,7 @@ class Machine(RuleBasedStateMachine):
     def call(self, what, troubles, **options):
         self.calls = list(troubles)
         try:
-            self.member.main.once(what, **options)
+            self.member.main.try_once(what, **options)
         except (Disconnected, Busy):
             return False
         finally:
@@ -285,7 +285,7 @@ class Machine(RuleBasedStateMachine):
             self.member.add([Ticket("r", 1, "me", True)])
             return True
 
-        if self.call(register, troubles, sign=True) and at_once:
+        if self.call(register, troubles, counts_as_heartbeat=True) and at_once:
             self.has_it()
 
     @precondition(lambda self: not self.holding and self.member.tickets)
@@ -294,14 +294,14 @@ class Machine(RuleBasedStateMachine):
         """Later, where it waits for another one as well, or its thread stood still."""
         self.holding = True
         # As an acquisition does before it gives the grant away.
-        if self.member.unheard():
-            self.member._give_up()
+        if self.member.is_uncertain():
+            self.member._mark_lost_and_interrupt()
         self.holding = bool(self.member.tickets)
         self.safe()
 
     @rule(troubles=TROUBLES)
     def takes_another_lock(self, troubles):
-        self.call(lambda session, number: session.register(number, "another"), troubles, sign=True)
+        self.call(lambda session, number: session.register(number, "another"), troubles, counts_as_heartbeat=True)
 
     @precondition(lambda self: self.holding)
     @rule()

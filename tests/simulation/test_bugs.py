@@ -47,15 +47,15 @@ def no_gate(patch):
 @bug(lease=2.0, seed=510)
 def no_watch(patch):
     """Let the watchdog ignore the clock."""
-    patch.setattr(Membership, "_watch", lambda self, goes_on: None)
-    patch.setattr(Membership, "unheard", lambda self: False)
+    patch.setattr(Membership, "_run_watchdog", lambda self, goes_on: None)
+    patch.setattr(Membership, "is_uncertain", lambda self: False)
 
 
 @bug(lease=2.0, seed=510)
 def proven_at_its_end(patch):
     """Count a heartbeat from the arrival of the answer."""
-    real = Membership.prove
-    patch.setattr(Membership, "prove", lambda self, since: real(self, monotonic()))
+    real = Membership.record_heartbeat
+    patch.setattr(Membership, "record_heartbeat", lambda self, since: real(self, monotonic()))
 
 
 @bug(seed=440)

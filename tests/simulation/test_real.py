@@ -148,9 +148,9 @@ def dead_without_a_look(patch):
 @bug(lease=2.0, seed=145)
 def no_watch(patch):
     """Let the watchdog ignore the clock."""
-    patch.setattr(Membership, "_watch", lambda self, goes_on: None)
-    patch.setattr(Membership, "unheard", lambda self: False)
-    patch.setattr(Membership, "prove", lambda self, since: None)
+    patch.setattr(Membership, "_run_watchdog", lambda self, goes_on: None)
+    patch.setattr(Membership, "is_uncertain", lambda self: False)
+    patch.setattr(Membership, "record_heartbeat", lambda self, since: None)
 
 
 @bug(program=travelling)

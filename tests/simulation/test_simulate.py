@@ -61,7 +61,7 @@ def test_orphan_row_is_removed_while_threads_register():
         queues = Acquisition(client, locks.mutex("r").terms, [Request("r")], None, this_thread(), Grant, [])
         steps = queues.run()
         assert next(steps).what == "acquire"
-        client.member.ping()
+        client.member.heartbeat()
         assert locks.admin.entries("r") == []
         steps.close()
 

@@ -146,7 +146,7 @@ def test_release_that_a_crash_undid_is_done_again(
         *row,
     )
     assert len(database.queue(name)) == 1
-    coordinator.client.member.ping()
+    coordinator.client.member.heartbeat()
     assert database.queue(name) == []
 
 

@@ -293,7 +293,7 @@ def test_rolled_back_acquire_is_not_cancelled_twice():
             operation = running.send(coordinator.client.execute_effect(operation))
         for _ in range(2):
             effects.run_generator(asked.rollback(), table.perform)
-        assert not coordinator.client.member._disowned, "nothing is left for the ping to remove"
+        assert not coordinator.client.member._cleanup_requested, "nothing is left for the ping to remove"
     assert table.outcomes == ["cancelled"]
 
 
@@ -315,8 +315,8 @@ def test_a_withdrawal_that_fails_is_said_and_left_to_the_ping(closed, caplog):
         effects.run_generator(asked.run(), table.perform)
         with mock.patch.object(type(coordinator.client), "closed", closed):
             effects.run_generator(asked.rollback(), table.perform)
-        assert coordinator.client.member._disowned
-        coordinator.client.member._disowned = False
+        assert coordinator.client.member._cleanup_requested
+        coordinator.client.member._cleanup_requested = False
     said = ["Could not cancel a request at once; the next heartbeat does: the cable"]
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == (
         [] if closed else said
@@ -449,7 +449,7 @@ def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
         stages = face(coordinator, table, requests, timeout)
 
         keep, error = next(stages)
-        assert not member._limbo
+        assert not member._pending_registrations
         assert not client.waiter_queues.waiters()
         known = [position for position in table.rows if position in member.tickets]
         if keep:
@@ -471,7 +471,7 @@ def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
         keep, error = next(stages)
         assert not client.registry.grants()
         assert not client.registry._by_caller
-        late = {ticket.position for ticket in member._late}
+        late = {ticket.position for ticket in member._deferred_releases}
         assert not [row for row in table.rows if row in member.tickets and row not in late], "rows that no ping removes"
         if keep and error is None:
             assert set(table.rows) <= late

@@ -34,7 +34,7 @@ def interrupted(number, places, do):
 
 
 def test_interrupted_entry_is_polled_for(tmp_path):
-    ours = ("sqlsem-pulse", "sqlsem-watch")
+    ours = ("sqlsem-heartbeat", "sqlsem-watchdog")
 
     before = threading.enumerate()
 
@@ -43,7 +43,7 @@ def test_interrupted_entry_is_polled_for(tmp_path):
 
     for number in itertools.count(1):
         with sqlsem.connect(tmp_path / "locks.db", lease=10) as coordinator:
-            struck = interrupted(number, BEGINS | {("entered", "membership.py")}, coordinator.mutex("a").acquire)
+            struck = interrupted(number, BEGINS | {("connected", "membership.py")}, coordinator.mutex("a").acquire)
             with coordinator.mutex("b"):
                 assert running() == sorted(ours), f"struck at line {number}"
         if not struck:

@@ -302,7 +302,7 @@ def test_row_missing_at_release_was_lost(locks, registry):
     assert lock.acquire()
     grant = lock.grant
     with (
-        mock.patch.object(locks.client.member, "give_back", side_effect=lambda *_: answer(False)),
+        mock.patch.object(locks.client.member, "release", side_effect=lambda *_: answer(False)),
         pytest.raises(sqlsem.LockLost, match="its row was removed before it was released"),
     ):
         lock.release()
@@ -318,24 +318,24 @@ def test_failed_release_is_left_to_the_heartbeat(locks, registry):
     assert lock.acquire()
     grant = lock.grant
     with (
-        mock.patch.object(member, "give_back", side_effect=sqlsem.Unavailable("the cable")),
+        mock.patch.object(member, "release", side_effect=sqlsem.Unavailable("the cable")),
         pytest.raises(sqlsem.LockLost, match=r"could not be released in time \(the cable\)"),
     ):
         lock.release()
-    assert not member.knows(grant.state.tickets[0])
+    assert not member.has_ticket(grant.state.tickets[0])
     assert not registry
 
 
 def test_it_is_given_back_for_as_long_as_it_is_ours():
     with sqlsem.testing.memory(lease=30) as locks:
         member, budgets = locks.client.member, []
-        real = member.give_back
+        real = member.release
 
         def give_back(one, outcome, budget):
             budgets.append((outcome, budget))
             return real(one, outcome, budget)
 
-        with mock.patch.object(member, "give_back", give_back), locks.mutex("a"):
+        with mock.patch.object(member, "release", give_back), locks.mutex("a"):
             pass
         ((outcome, budget),) = budgets
         assert outcome == "released"
@@ -346,7 +346,7 @@ def test_rest_of_a_partly_lost_group_is_released(locks):
     member = locks.client.member
     with pytest.raises(sqlsem.LockLost), locks.all_of(locks.mutex("a"), locks.mutex("b")) as grant:
         grant.state.mark_lost("somebody took b")
-    assert not any(member.knows(ticket) for ticket in grant.state.tickets)
+    assert not any(member.has_ticket(ticket) for ticket in grant.state.tickets)
     until(lambda: locks.admin.entries("a") == locks.admin.entries("b") == [], "the next ping removes them")
 
 

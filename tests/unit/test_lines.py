@@ -732,7 +732,7 @@ def test_removed_row_wakes_its_locally_blocked_waiter(pair, monkeypatch):
         session = other.client.engine.connect("look")
         assert session.release(ticket, "revoked")
         session.close()
-        other.client.member.ping()
+        other.client.member.heartbeat()
         with pytest.raises(sqlsem.LockLost, match="taken out of the queue"):
             second.result(5)
         one.client.close()

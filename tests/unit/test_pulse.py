@@ -77,9 +77,9 @@ def a_place_in_a_queue(locks):
 @contextlib.contextmanager
 def an_answer_on_its_way(locks):
     member = locks.client.member
-    member.registering("a")
+    member.begin_registration("a")
     yield
-    member.settled("a")
+    member.end_registration("a")
 
 
 HELD = {one.__name__: one for one in (a_lock, a_place_in_a_queue, an_answer_on_its_way)}
@@ -106,7 +106,7 @@ def test_idle_heartbeat_wakes_for_deferred_calls(locks, pings):
         pass
     rests(pings)
     done = threading.Event()
-    locks.client.member.later(lambda session, member_id: done.set())
+    locks.client.member.defer(lambda session, member_id: done.set())
     until(done.is_set, "it is done")
     rests(pings)
 
@@ -114,7 +114,7 @@ def test_idle_heartbeat_wakes_for_deferred_calls(locks, pings):
 def test_pulse_pings_at_once_in_a_new_thread(pings):
     """The one before may have ended just when a ping was due: another pause, and nothing is believed any more."""
     with sqlsem.testing.memory("pulse", grace=3000) as locks, locks.mutex("a"):  # it pings every 1000 s
-        pulse = locks.client.member.pulse
+        pulse = locks.client.member.heartbeat_thread
         until(lambda: 1000 < pulse.due - monotonic() < 2000, "it waits for its next ping")
         before = len(pings)
         pulse.replace()
@@ -143,24 +143,24 @@ def test_how_often_a_member_pings(options, every, rest):
     """Three times in its life; and no call of it lasts until the next one."""
     with sqlsem.testing.memory(retry=3.0, **options) as locks:
         member = locks.client.member
-        assert member._ping_every == pytest.approx(every)
-        assert member._ping_budget == pytest.approx(min(every, 3.0))
-        assert member._rest == pytest.approx(rest)
+        assert member._heartbeat_interval == pytest.approx(every)
+        assert member._heartbeat_timeout == pytest.approx(min(every, 3.0))
+        assert member._idle_interval == pytest.approx(rest)
         assert not member._resting
-        assert not member._urgent
-        assert not member._disowned
+        assert not member._heartbeat_now
+        assert not member._cleanup_requested
 
 
 @pytest.mark.parametrize(("lease", "trust"), [(30.0, 29.0), (5.0, 4.0), (3.0, 2.4)])
 def test_a_lease_is_trusted_for_a_margin_less(lease, trust):
     with sqlsem.testing.memory(lease=lease) as locks, locks.mutex("a"):
         assert locks.client.member.trust == pytest.approx(trust)
-        assert locks.client.member.seconds_left() <= trust
+        assert locks.client.member.seconds_until_loss() <= trust
 
 
 def test_grant_without_expiry_is_trusted_for_ever(locks):
     with locks.mutex("a"):
-        assert locks.client.member.seconds_left() is None
+        assert locks.client.member.seconds_until_loss() is None
 
 
 @pytest.mark.parametrize("taken", ["removed", "revoked"])
@@ -170,7 +170,7 @@ def test_check_after_a_pause_waits_for_verification(tmp_path, monkeypatch, taken
     url = f"sqlite:///{tmp_path / 'locks.db'}"
     with sqlsem.connect(url) as locks, sqlsem.connect(url) as operator:
         member = locks.client.member
-        prove = member.prove
+        prove = member.record_heartbeat
 
         def proving(since):
             prove(since)
@@ -180,8 +180,8 @@ def test_check_after_a_pause_waits_for_verification(tmp_path, monkeypatch, taken
         grant = locks.mutex("a").acquire() and locks.client.registry.grants()[0]
         with member.main._lock:  # no ping comes between
             operator.admin.revoke(grant.position, force=taken == "removed")
-            monkeypatch.setattr(member, "prove", proving)
-            member._proved -= 100
+            monkeypatch.setattr(member, "record_heartbeat", proving)
+            member._last_heartbeat -= 100
         lost = grant.lost
         answered.set()
         assert lost
@@ -195,8 +195,8 @@ def test_late_check_is_bounded_by_the_lease(monkeypatch, late, least, most):
         (grant,) = locks.client.registry.grants()
         member, asked = locks.client.member, []
         with member.main._lock:  # no ping is answered
-            member._proved = time.monotonic() - 9 - late
-            monkeypatch.setattr(member._proofs, "wait_for", lambda known, timeout: asked.append(timeout))
+            member._last_heartbeat = time.monotonic() - 9 - late
+            monkeypatch.setattr(member._heartbeat_recorded, "wait_for", lambda known, timeout: asked.append(timeout))
             assert grant.lost
         assert least <= asked[0] <= most
 
@@ -215,6 +215,6 @@ def test_revoked_row_is_dropped_despite_failed_release(tmp_path, monkeypatch):
                 broken.setattr(type(session), "release", lambda *_: (_ for _ in ()).throw(Busy("locked")))
                 with pytest.raises(Busy):
                     member._compare(session, member.member_id)
-            assert not member.knows(ticket)
+            assert not member.has_ticket(ticket)
         until(lambda: operator.admin.entries("a") == [], "the next ping gives it back")
         assert operator.admin.history("a")[0].outcome == "revoked"

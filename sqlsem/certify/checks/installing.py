@@ -160,7 +160,7 @@ def install_over_holders(bench: Bench, notes: Notes) -> None:
     if bench.has_routines:
         _install_over_pin(bench, notes)
     for coordinator in coordinators:
-        coordinator.client.member.ping()
+        coordinator.client.member.heartbeat()
     lost = sum(grant.lost for grant in grants)
     notes.require(not lost, f"{lost} of {number} holders lost their locks by an installation")
     for lock in locks:

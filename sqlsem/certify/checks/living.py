@@ -169,7 +169,7 @@ def restart(bench: Bench, notes: Notes) -> None:
             other.close()
 
     took = bench.until(restarted, "another start of the server", patience)
-    coordinator.client.member.ping()
+    coordinator.client.member.heartbeat()
     notes.require(not grant.lost, "the lock was lost by the restart")
     other = bench.coordinator(grace=patience)
     notes.require(not other.mutex(bench.name()).locked(), "a free lock is said to be held after the restart")

@@ -102,7 +102,7 @@ def beside_waiters(bench: Bench, notes: Notes) -> None:
         calls = [functools.partial(lock.acquire, timeout=PATIENCE) for lock in locks]
     waiting = [later(call) for call in calls]
     bench.until(lambda: len(looking.rows("positions", resource)) > number, "all that wait in the queue")
-    pings = milliseconds(coordinator.client.member.ping)
+    pings = milliseconds(coordinator.client.member.heartbeat)
 
     def pair() -> None:
         other.acquire(timeout=PATIENCE)
