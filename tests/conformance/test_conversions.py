@@ -153,7 +153,7 @@ def member(database, name):
     for one in made:
         one.end()
     operator = database.session()
-    until(lambda: operator.admin.reap() >= 0 and database.queue(name) == [], "the queue empty")
+    until(lambda: operator.reap() >= 0 and database.queue(name) == [], "the queue empty")
     operator.close()
 
 

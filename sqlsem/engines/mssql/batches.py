@@ -1,4 +1,4 @@
-"""Batches."""
+"""Batches on SQL Server."""
 
 from __future__ import annotations
 

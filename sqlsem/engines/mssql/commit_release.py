@@ -1,4 +1,4 @@
-"""Locks that go with a transaction of the caller's."""
+"""Locks that are released when a transaction of the caller commits, on SQL Server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sqlsem.engines.mssql.connection import SqlServerConnection
 
 
 class SqlServerCommitRelease(SqlServerConnection, CommitReleaseSession):
-    """What those transactions leave."""
+    """Commit markers."""
 
     def database_identity(self) -> str:
         return str(self.value("database_identity"))

@@ -1,4 +1,4 @@
-"""One connection: statements, errors in our words, and its end."""
+"""A connection to SQL Server: statements by their names, error translation, cancellation and close."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from sqlsem.engines.protocol import LockSession
 from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
 from sqlsem.runtime import had_within
 
-#: Longest wait in one call, in seconds: each takes one of the server's worker threads.
+#: The longest wait of one call in seconds: each wait occupies a worker thread of the server.
 LONGEST_WAIT_SECONDS = 15.0
 
-#: How long a statement that was cancelled may go on, in seconds, before its connection is shut.
+#: Seconds that a cancelled statement may take to end before its connection is shut down.
 CANCEL_SECONDS = 2.0
 
-#: A statement that the server does not answer at all is given up after its own time and this, in seconds.
+#: Seconds beyond a statement's own time after which it is interrupted if the server does not answer.
 MARGIN_SECONDS = 30
 
-#: Connections that belong to a parent process: letting go of the objects would say goodbye in its name.
+#: Connections of a parent process, kept alive: freeing the objects would close the parent's connections.
 abandoned: list[Any] = []
 
 
 class SqlServerConnection(LockSession):
-    """One connection in autocommit mode: the routines make their own transactions."""
+    """One connection in autocommit mode: each routine begins its own transaction."""
 
     def __init__(self, engine: SqlServerDatabase, connection: Any, handle: Handle | None) -> None:
         self.engine = engine
@@ -58,19 +58,19 @@ class SqlServerConnection(LockSession):
         self._handle = handle
         self.lost = False
         self._abandoned = False
-        #: One cursor a statement: each keeps it prepared.
+        #: One cursor for each statement, which keeps it prepared.
         self._cursors: dict[str, Any] = {}
         self._sized = is_microsofts(connection)
         self.running: Any = None
-        self.latest: Any = None  # the same, and what ran last
-        self.stopped: Any = None  # what was cancelled
-        self.cancelling = threading.Lock()  # a driver is in a cancel: what it works on must not be freed
+        self.latest: Any = None  # the cursor of the latest statement
+        self.stopped: Any = None  # the cursor that was cancelled
+        self.cancelling = threading.Lock()  # held during a driver's cancel: the cursor must not be freed meanwhile
         with contextlib.suppress(Exception):  # not every driver has it
             longest = LONGEST_WAIT_SECONDS + max(self.options.gate_timeout, self.options.grace)
             connection.timeout = int(longest) + MARGIN_SECONDS
 
     def prepare(self, purpose: str) -> None:
-        # The SQL of tasks waits for locks, and runs, as long as its author let it.
+        # The SQL of tasks waits for locks, and runs, as long as its author allows.
         patience = -1 if purpose == "work" else int(self.options.gate_timeout * 1000)
         if purpose == "work":
             with contextlib.suppress(Exception):  # as above
@@ -78,11 +78,11 @@ class SqlServerConnection(LockSession):
         text = self.queries["session"].replace(":lock_timeout", str(patience))
         self.ask("session", text, ())
         if purpose in ("main", "wait"):
-            with contextlib.suppress(SchemaError, ConfigurationError):  # told by check_schema, or by the first call
+            with contextlib.suppress(SchemaError, ConfigurationError):  # check_schema or the first call raises it
                 self.rows(f"warm_{purpose}")
 
     def ask(self, name: str, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Run one batch; all rows of its results."""
+        """Run one batch; return all rows of its results."""
         if None in parameters:
             text = with_nulls(text, tuple(value is None for value in parameters))
             parameters = [value for value in parameters if value is not None]
@@ -109,12 +109,12 @@ class SqlServerConnection(LockSession):
                 complete = True
                 return rows
             except Exception:
-                complete = True  # the driver's word; the line is in order, or known to be broken
+                complete = True  # the driver reported an error: the connection is usable, or known to be lost
                 self._cursors.pop(key, None)
                 raise
             finally:
                 self.running = None
-                if not complete:  # what a signal handler raised: the answer is still to come
+                if not complete:  # an exception of a signal handler: the answer is still pending
                     self.lost = True
 
     def rows(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
@@ -122,7 +122,7 @@ class SqlServerConnection(LockSession):
         return self.ask(name, self.queries[name], parameters)
 
     def value(self, name: str, *parameters: Any) -> Any:
-        """The first value of its first row."""
+        """Return the first value of a statement's first row."""
         rows = self.rows(name, *parameters)
         if not rows:
             raise Unavailable(f"{self.engine.label}: {name} gave no answer")
@@ -143,21 +143,21 @@ class SqlServerConnection(LockSession):
             raise self.meaning(*self.told(exc)) from exc
 
     def meaning(self, state: str, number: int, text: str) -> Exception:
-        """What an error means to us."""
+        """Return sqlsem's error for an error of the driver."""
         where, schema = self.engine.label, self.options.schema
         text = self.engine.clean(text)
         low = text.lower()
         if number in VAGUE:
             number = next((known for known, start in OUR_WORDS if re.match(start, text)), number)
-        # Numbers come first, and our own alone: the texts repeat names, which may have any words in them.
+        # Numbers decide before texts: the texts repeat names, which may contain any words.
         if number in OURS:
             if number == 50002:
-                return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
+                return Busy(f"{where}: another session keeps a lock in an open transaction: {text}")
             if number == 50005:
-                self.lost = True  # anyone who keeps this session comes back as a new member
+                self.lost = True  # the owner of this session registers as a new member
                 return Disconnected(f"{where}: {text}")
             if number == 50003 and self.engine.first_change_of_sessions():
-                self.lost = True  # the driver reconnected by itself: another session comes back as the same member
+                self.lost = True  # the driver reconnected by itself: a new session reattaches the member
                 return Disconnected(f"{where}: {text}")
             if number in (50001, 50003, 50006, 50008, 50009):
                 return ConfigurationError(f"{where}: {text}")
@@ -167,10 +167,12 @@ class SqlServerConnection(LockSession):
             self.lost = True
             return Disconnected(f"Lost the connection to {where}: {text}")
         if number in (1205, 1204) or state == "40001" or (vague and "deadlock" in low):
-            # Between rows of the tables, and over in a moment; no deadlock between locks, which find_deadlock tells.
+            # A deadlock on rows of the tables, not between sqlsem's locks (see find_deadlock): it ends at once.
             return Busy(f"{where} undid this statement to let others go on: {text}")
         if number in BUSY_NUMBERS or (vague and ("lock timeout" in low or "lock request time out" in low)):
-            return Busy(f"{where}: somebody keeps a lock in an open transaction, or it has too much to do: {text}")
+            return Busy(
+                f"{where}: another session keeps a lock in an open transaction, or the server is overloaded: {text}"
+            )
         if number in ROLE_NUMBERS or (vague and "user is not a member" in low):
             login = self.engine.login or "…"
             return ConfigurationError(
@@ -192,7 +194,7 @@ class SqlServerConnection(LockSession):
                 f"database (db_owner); a DBA can run what this prints: sqlsem sql mssql"
             )
         if number in READ_ONLY_NUMBERS or (vague and "read-only" in low):
-            self.lost = True  # the primary may be had at the same address in a moment
+            self.lost = True  # the primary may answer at the same address in a moment
             return Disconnected(
                 f"{where} is read-only (a secondary replica?): {text}; connect to the primary, or: "
                 "ALTER DATABASE … SET READ_WRITE"
@@ -233,8 +235,8 @@ class SqlServerConnection(LockSession):
         abandoned.append((self.connection, self._cursors))
         handle, self._handle = self._handle, None
         if handle is not None and handle.there():
-            # The parent's socket must not stay open here, or the server would not see the parent die. What is put in
-            # its place keeps the number from being given to a file of the child's.
+            # The child must not keep the parent's socket open, or the server would not see the parent die. /dev/null
+            # takes its place, so that no file of the child gets the descriptor's number.
             with contextlib.suppress(OSError):
                 null = os.open(os.devnull, os.O_RDWR)
                 os.dup2(null, handle.number)
@@ -256,15 +258,15 @@ class SqlServerConnection(LockSession):
         handle, self._handle = self._handle, None
         self._cursors.clear()
         if handle is not None:
-            handle.shut()  # a pool of the driver manager's would keep the connection open, and its locks
+            handle.shut()  # a pool of the driver manager would keep the connection and its locks
         with had_within(self.cancelling, CANCEL_SECONDS) as had:
             if not had:
-                abandoned.append((self.connection, self.latest))  # for ever; the line is shut all the same
+                abandoned.append((self.connection, self.latest))  # for ever; the socket is shut down all the same
                 return
             with contextlib.suppress(Exception):
                 self.connection.close()
 
 
 def aware(row: tuple[Any, ...]) -> list[Any]:
-    """A row whose times say that they are UTC."""
+    """Return a row whose datetimes have the time zone UTC."""
     return [value.replace(tzinfo=timezone.utc) if isinstance(value, datetime) else value for value in row]

@@ -1,4 +1,4 @@
-"""The database that a URL or an ODBC string names."""
+"""A SQL Server database: its connection string, its label, and the errors of a failed connection."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from sqlsem.engines.mssql.odbc import choose_driver, join, words_of_odbc, words_
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Ticket
 
-#: Names of this host.
+#: The names of this host in a connection string.
 HERE = frozenset({"localhost", "127.0.0.1", "::1", ".", "(local)"})
-#: A driver reconnects by itself once in a while. A pool changes sessions more often than that (in seconds).
+#: Seconds: session changes closer together than this come from a pool, not from a driver that reconnects.
 SESSION_CHANGE_SECONDS = 60.0
 
 
@@ -35,13 +35,13 @@ class SqlServerDatabase(Engine):
     """A SQL Server database (2016 or later), or one of Azure SQL."""
 
     name = "mssql"
-    async_sessions = 8  # a wait blocks one at a time, in a thread
+    async_sessions = 8  # each wait blocks one, in a thread
     setup_timeout = 15.0  # the first calls of procedures compile them
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
         self.words: dict[str, str] = {}
-        self._let_in = False  # somebody of this process has been, by this login
+        self._let_in = False  # True after a successful login of this process
         if url and "://" in url:
             self.words = words_of_url(url)
         elif url:
@@ -64,13 +64,13 @@ class SqlServerDatabase(Engine):
         return self.word("uid", "user id", "user")
 
     def first_change_of_sessions(self) -> bool:
-        """Note that a session changed under its member; whether the last time is long ago."""
+        """Record that a connection changed its session; return True if the last time is long ago."""
         before, self._session_changed = self._session_changed, time.monotonic()
         return before is None or self._session_changed - before > SESSION_CHANGE_SECONDS
 
     @property
     def port(self) -> int | None:
-        """The server's, as far as it can be told without asking anybody."""
+        """The server's address, as far as the connection string tells it."""
         server = self.word("server", "address", "addr", "servername")
         if server is None or "\\" in server:
             return None
@@ -78,7 +78,7 @@ class SqlServerDatabase(Engine):
         return int(port) if port.isdigit() else None
 
     def word(self, *names: str) -> str | None:
-        """What the connection string says under one of these names."""
+        """Return the value of the first of these names in the connection string."""
         for key, value in self.words.items():
             if key.lower() in names:
                 return value
@@ -86,7 +86,7 @@ class SqlServerDatabase(Engine):
 
     @property
     def odbc_string(self) -> str:
-        """The connection string for an ODBC driver, password and all."""
+        """Return the connection string for an ODBC driver, with the password."""
         words = dict(self.words)
         if (self.word("driver") or "").replace("_", "-").lower() == "mssql-python":
             words = {key: value for key, value in words.items() if key.lower() != "driver"}
@@ -96,7 +96,7 @@ class SqlServerDatabase(Engine):
         return join(self.completed(words, "main"))
 
     def completed(self, words: dict[str, str], purpose: str) -> dict[str, str]:
-        """What the driver is given."""
+        """Return the parameters for the driver."""
         lower = {key.lower(): key for key in words}
         driver = words.get(lower.get("driver", ""), "").lower()
         port = lower.get("port")
@@ -105,20 +105,20 @@ class SqlServerDatabase(Engine):
             if "tds_version" not in lower:
                 found["TDS_Version"] = "7.4"
         else:
-            if port is not None and "server" in lower:  # Microsoft's drivers know no Port
+            if port is not None and "server" in lower:  # Microsoft's drivers have no keyword Port
                 found[lower["server"]] = f"{found[lower['server']]},{found.pop(port)}"
-            if "connectretrycount" not in lower:  # (a DSN's own is overridden)
-                # The driver would connect anew in silence, and the beacon be gone.
+            if "connectretrycount" not in lower:  # (overrides that of a DSN)
+                # The driver would reconnect silently, without the beacon.
                 found["ConnectRetryCount"] = "0"
         if "app" not in lower:
             found["APP"] = f"sqlsem {purpose}"
         return found
 
     def refused(self, exc: Exception) -> Exception:
-        """What a failed attempt to connect means; never with a secret in it."""
+        """Return the error for a failed connection attempt, without secrets."""
         state, number, text = details(exc)
         text, low = self.clean(text), text.lower()
-        numbers = {number, *numbers_of(exc)}  # Windows tells all there are; the login has always "failed", too
+        numbers = {number, *numbers_of(exc)}  # Windows reports several numbers, and always that the login failed
         if "ssl provider" in low and any(words in low for words in TLS_WORDS):
             return ConfigurationError(
                 f"No encrypted connection to {self.label}: {text}; give this computer the certificate of who signed "
@@ -135,7 +135,7 @@ class SqlServerDatabase(Engine):
             return ConfigurationError(f"{self.label} does not let this computer in: {text}")
         if numbers & LOGIN_NUMBERS or state == "28000" or (numbers <= VAGUE and "login failed" in low):
             if self._let_in and not numbers & (LOGIN_NUMBERS - {18456}):
-                # The same login was good before. This is what a server says that starts, or is just failed over to.
+                # The same login succeeded before: the server is starting, or has just become the primary.
                 return Disconnected(f"{self.label} refuses a login that it took before: {text}")
             return ConfigurationError(f"{self.label} refuses this login: {text}; check user and password in the URL")
         if state in ("IM002", "01000"):
@@ -155,22 +155,22 @@ class SqlServerDatabase(Engine):
         return self.clean(details(cause)[2]) if isinstance(cause, Exception) else ""
 
     def clean(self, text: str) -> str:
-        """A driver's text, without secrets."""
+        """Return a driver's text without secrets."""
         return hide_values(text, self.words)
 
     @property
     def here(self) -> bool:
-        """Whether the server is on this host, as the URL says."""
+        """True if the URL names a server on this host."""
         server = self.word("server", "address", "addr", "servername") or ""
         return re.split(r"[,\\]", server.removeprefix("tcp:"))[0].lower() in HERE
 
     def checks_certificate(self, driver: str) -> bool | None:
-        """Whether the driver makes sure that the server is who it says; None: that is set elsewhere."""
+        """True if the driver verifies the server's certificate; None if that is set elsewhere."""
         trusted = (self.word("trustservercertificate") or "").lower()
         encrypt = (self.word("encrypt") or "").lower()
         if self.creator is not None or self.word("dsn", "filedsn") or not re.search(r"msodbcsql|mssql_python", driver):
             return None
-        newest = re.search(r"msodbcsql\D*1[0-7]\D", driver) is None  # 17 and older do not by themselves
+        newest = re.search(r"msodbcsql\D*1[0-7]\D", driver) is None  # version 17 and older do not by default
         return trusted not in ("yes", "true") and (
             encrypt in ("yes", "true", "mandatory", "strict") or (not encrypt and newest)
         )

@@ -1,4 +1,4 @@
-"""What `sqlsem doctor` looks at on SQL Server."""
+"""The checks of `sqlsem doctor` on SQL Server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sqlsem.engines.mssql.odbc import load_driver
 from sqlsem.engines.protocol import Check
 from sqlsem.errors import SqlsemError
 
-#: Seconds that the failover of an availability group takes now and then, before members can be back.
+#: Seconds that a failover of an availability group may take until members can reconnect.
 FAILOVER_SECONDS = 30
-#: A server takes a moment to end the session of a connection that was closed.
+#: Seconds that a server may take to end the session of a closed connection.
 CLOSING_MS = 5000
 
 
 class SqlServerDoctor(Doctor):
-    """A server, a login, and what may stand between."""
+    """Checks of a server, a login, and pools in between."""
 
     def __init__(self, session: SqlServerConnection) -> None:
         super().__init__(session.engine)
@@ -46,33 +46,33 @@ class SqlServerDoctor(Doctor):
     def _driver(self) -> str:
         connection = self._session.connection
         module = type(connection).__module__.partition(".")[0]
-        told = module
+        detail = module
         with contextlib.suppress(Exception):
-            told = f"{module} {importlib.metadata.version(module.replace('_', '-'))}"
+            detail = f"{module} {importlib.metadata.version(module.replace('_', '-'))}"
         if module == "pyodbc":
             with contextlib.suppress(Exception):
                 info, pyodbc = connection.getinfo, load_driver("pyodbc")
-                told += f", {info(pyodbc.SQL_DRIVER_NAME)} {info(pyodbc.SQL_DRIVER_VER)}"
-        return told
+                detail += f", {info(pyodbc.SQL_DRIVER_NAME)} {info(pyodbc.SQL_DRIVER_VER)}"
+        return detail
 
     @property
     def _speaks_only(self) -> bool:
-        """Whether it is no SQL Server, but something that speaks T-SQL."""
+        """True if the server is not SQL Server, but another one that speaks T-SQL."""
         return "babelfish" in self._server[0].lower()
 
     def driver(self) -> Check:
-        """The driver's version."""
+        """Report the driver's version."""
         return Check("driver", True, self._driver)
 
     def server(self) -> Check:
-        """The server's version."""
+        """Check the server's version."""
         version, product, edition, _ = self._server
         major = str(product).partition(".")[0]
         ok = (major.isdigit() and int(major) >= 13) or edition in (5, 8) or self._speaks_only
         return Check("server", ok, version, "" if ok else "Use SQL Server 2016 or later, or Azure SQL.")
 
     def primary(self) -> Check:
-        """Whether it can be written to."""
+        """Check that the server is a writable primary."""
         if self._server[-1] == "READ_ONLY":
             return Check(
                 "primary",
@@ -83,7 +83,7 @@ class SqlServerDoctor(Doctor):
         return Check("primary", True, "writable")
 
     def permission(self) -> Check | None:
-        """What this login may do."""
+        """Check the rights of this login."""
         schema = self._schema
         user, there, execute, operate = self._ask("permission")
         if not there:
@@ -94,12 +94,12 @@ class SqlServerDoctor(Doctor):
         return Check("permission", False, f"{user} may not execute {schema}.register", mend)
 
     def isolation(self) -> Check:
-        """What read committed means here."""
+        """Report the kind of read committed in this database."""
         snapshot, *_ = self._settings
         return Check("isolation", True, "read committed" + (" with row versions" if snapshot else " with locks"))
 
     def durability(self) -> Check:
-        """Whether a crash undoes what was granted."""
+        """Report whether a crash of the server can undo grants."""
         _, durability, _ = self._settings
         mend = "A crash of the server can undo what was granted; prefer DELAYED_DURABILITY = DISABLED or ALLOWED."
         ok = durability != "FORCED"
@@ -107,16 +107,16 @@ class SqlServerDoctor(Doctor):
 
     def workers(self) -> Check:
         """True if waiting sessions leave the server enough of its worker threads."""
-        workers, most, told, mend = 0, None, [], ""
+        workers, most, detail, mend = 0, None, [], ""
         with contextlib.suppress(SqlsemError, IndexError):
             (workers,) = self._ask("workers")
-            told.append(f"the server has {workers} worker threads")
+            detail.append(f"the server has {workers} worker threads")
         if not workers:
-            told.append("it is not told here how many worker threads the server has (that takes VIEW SERVER STATE)")
+            detail.append("it is not detail here how many worker threads the server has (that takes VIEW SERVER STATE)")
         with contextlib.suppress(SqlsemError, IndexError):
             most, members, waiting = self._ask("waiters")
             allowed = "as many as come" if most is None else str(most)
-            told.append(f"of {members} members {waiting} wait, and {allowed} may wait in the server at a time")
+            detail.append(f"of {members} members {waiting} wait, and {allowed} may wait in the server at a time")
             if workers and (most is None or most > workers // 2):
                 mend = (
                     f"Too many may: each keeps a worker thread. Let the owner set {self._schema}.setting "
@@ -126,10 +126,10 @@ class SqlServerDoctor(Doctor):
                 mend = (
                     "More wait than may in the server: T-SQL sessions are refused (50002), programs look once a second."
                 )
-        return Check("workers", True, "; ".join(told), mend)
+        return Check("workers", True, "; ".join(detail), mend)
 
     def compatibility(self) -> Check | None:
-        """Whether the database knows what our routines use."""
+        """Check that the compatibility level has the features that sqlsem's routines use."""
         *_, level = self._settings
         if level >= 130 or self._speaks_only:
             return None
@@ -149,27 +149,27 @@ class SqlServerDoctor(Doctor):
         return Check("failover", True, detail, "" if seconds >= FAILOVER_SECONDS else mend)
 
     def clock(self) -> Check:
-        """The server's clock and ours."""
+        """Compare the server's clock with this host's."""
         return clocks(lambda: self._ask("clock")[0].replace(tzinfo=timezone.utc).timestamp())
 
     def encryption(self) -> Check:
-        """Who can read along, and whether the server is who it says."""
+        """Check the encryption of the connection and the verification of the server."""
         right = "VIEW SERVER STATE, or VIEW SERVER SECURITY STATE from 2022 on"
-        told = f"it is not told here whether the line is encrypted (that takes {right})"
+        detail = f"it is not detail here whether the line is encrypted (that takes {right})"
         encrypted = None
         with contextlib.suppress(SqlsemError, IndexError):
             encrypted = self._ask("encryption")[0] == "TRUE"
-            told = "the line is encrypted" if encrypted else "the line is not encrypted"
+            detail = "the line is encrypted" if encrypted else "the line is not encrypted"
         checked = self._engine.checks_certificate(self._driver)
         if encrypted is not False and checked is not None:
-            told += f"; the server's certificate is {'' if checked else 'not '}checked"
+            detail += f"; the server's certificate is {'' if checked else 'not '}checked"
         mend = "Over a network that you do not trust, write Encrypt=yes and TrustServerCertificate=no."
         if self._engine.here or (encrypted is not False and checked):
             mend = ""
-        return Check("encryption", True, told, mend)
+        return Check("encryption", True, detail, mend)
 
     def beacon(self) -> Check:
-        """A pool that lends its connections out by the transaction breaks whatever belongs to a session."""
+        """Check that a session lock stays with its connection, which a pool in transaction mode breaks."""
         mend = "Turn connection pooling off, or use a lease: sqlsem --lease 30 …, connect(lease=30)."
         name = f"doctor.sqlsem.{self._schema}.{secrets.token_hex(8)}"
         session, taken = self._ask("beacon_take", name)

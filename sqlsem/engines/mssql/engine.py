@@ -1,4 +1,4 @@
-"""SQL Server, as `sqlsem.engines` finds it."""
+"""The SQL Server engine and its sessions, as `sqlsem.engines` loads them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from sqlsem.engines.mssql.tasks import SqlServerTasks
 from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.runtime import had_within
 
-#: What comes after a login may take so many seconds, before the connection is shut.
+#: Seconds for the driver's statements after the login, before the connection is shut down.
 CONNECT_SECONDS = 5.0
 
 _connecting = threading.Lock()
 
 
 def _unlock_in_child() -> None:
-    """Another thread may have been connecting when the process forked; in the child it does not exist."""
+    """Replace the lock in a forked child: the thread that held it does not exist there."""
     global _connecting
     _connecting = threading.Lock()
 
@@ -53,26 +53,26 @@ class SqlServerSession(
     SqlServerRates,
     SqlServerTables,
 ):
-    """One connection, in all roles."""
+    """One connection with all capabilities."""
 
 
 class BorrowedSqlServerSession(SqlServerSession):
-    """Works by the caller's cursor."""
+    """A session that runs its statements by the caller's cursor."""
 
     def __init__(self, engine: SqlServerDatabase, cursor: Any) -> None:
         self.queries = engine.queries()
-        self._theirs = cursor
-        # (Drivers in manual commit leave the beginning to the first statement that reads a table.)
+        self._cursor = cursor
+        # (In manual commit mode, the transaction begins with the first statement that reads a table.)
         if self.ask("in_transaction", self.queries["in_transaction"], ())[0][0] < 1:
             raise ConfigurationError("put() was given a cursor outside of a transaction; begin one (no autocommit)")
 
     def ask(self, name: str, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         if name in ("begin", "commit", "rollback"):
-            return []  # it is the caller's
+            return []  # it is the caller's transaction
         if None in parameters:
             text = with_nulls(text, tuple(value is None for value in parameters))
             parameters = [value for value in parameters if value is not None]
-        cursor = self._theirs
+        cursor = self._cursor
         borrowed.execute(cursor, text, tuple(parameters))
         rows: list[tuple[Any, ...]] = []
         while True:
@@ -97,10 +97,11 @@ class SqlServerEngine(SqlServerDatabase):
             session = SqlServerSession(self, self._created(), None)
             self._let_in = True
             return session
-        # The socket is told by being new; so one at a time. A server that does not answer must not hold up others.
+        # One connection at a time, as its socket is identified as the new one. A server that does not answer must not
+        # block connections to others.
         with had_within(_connecting, 2 * self.options.connect_timeout) as alone:
             before = sockets.open_sockets() if alone else None
-            # The driver bounds the login, but not what it asks after that.
+            # The driver has a timeout for the login, but not for its statements after that.
             limit, port = self.options.connect_timeout + CONNECT_SECONDS, self.port
 
             def shut() -> None:
@@ -170,5 +171,5 @@ class SqlServerEngine(SqlServerDatabase):
             raise
         except Exception as exc:
             failure = self.refused(exc)
-        # Outside the handler: the driver's text could repeat parts of the string, so it is not chained.
+        # Outside the handler, so that the driver's error is not chained: its text may repeat parts of the string.
         raise failure

@@ -1,4 +1,4 @@
-"""What the server and the drivers say, and what it means."""
+"""The errors of the server and the drivers: numbers, SQLSTATEs and texts, and their meaning."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 _NUMBER = re.compile(r"\((\d{2,9})\)")
-#: Where the driver puts the server's own number; one that stands before may be part of a name.
+#: The place of the server's number in the driver's text; an earlier number may be part of a name.
 _LAST_NUMBER = re.compile(r"\((\d{2,9})\)\s*\(SQL\w+\)")
-#: What our own routines raise.
+#: The numbers that sqlsem's routines raise.
 OURS = range(50000, 50100)
-#: Where there is no number: how what they raise begins, before any name.
+#: The beginnings of their messages, for drivers without numbers.
 OUR_WORDS = (
     (50002, "sqlsem: busy: "),
     (50005, "sqlsem: this member is not known here"),
@@ -19,48 +19,48 @@ OUR_WORDS = (
     (50003, "sqlsem: this connection changed sessions"),
     (50001, r"sqlsem: [\w ]+ must not be (called|started|ended|resumed|declared)? ?(inside|in) an open transaction"),
 )
-#: No number, and the one that engines which only speak T-SQL give to all they have no number for: the text must do.
+#: No number, or the number that other servers that speak T-SQL use for all errors: the text decides.
 VAGUE = frozenset({0, 33557097})
 _PREFIXES = re.compile(r"^(?:\s*\[[^\]]*\])+\s*")
 LOST_STATES = frozenset(
     {"08001", "08003", "08007", "08S01", "08S02", "01002", "HYT00", "HYT01", "HY117", "HY008"}
-    # The driver tried to recover an idle connection, and could not. (Here it is told not to try, but a DSN may do it.)
+    # The driver failed to recover an idle connection. (sqlsem disables that, but a DSN may enable it.)
     | {"IMC01", "IMC02", "IMC03", "IMC04", "IMC05", "IMC06"}
 )
-# The numbers below stand in clients/dotnet/SqlSem.cs, too, under the same names: a change here is a change there.
-#: The line or the session is gone, or this server cannot serve the database now: another session may do better.
+# clients/dotnet/SqlSem.cs has the same numbers under the same names: change both together.
+#: The connection or the session is lost, or this server cannot serve the database now: a new session may succeed.
 LOST_NUMBERS = frozenset(
     {20, 64, 121, 233, 596, 997, 10053, 10054, 10060, 10061, 10928, 10929, 10936, 11001, 17142, 17197, 6002, 6005}
     | {20002, 20003, 20004, 20006, 20009, 20047, 40143, 40197, 40501, 40540, 40613, 42108, 42109, 49918, 49919, 49920}
-    # It starts, is restored, changes its role, or lets in administrators only.
+    # The database starts, is restored, changes its role, or admits only administrators.
     | {615, 904, 921, 922, 923, 924, 927, 942, 952, 954, 955, 976, 978, 979, 982, 983, 988, 4060, 4064, 4221}
     | {18401, 18451, 18461, 35250, 49510}
 )
 #: A statement is the victim (deadlock, no locks left, no memory for it, rows moved under a reader without locks) or has
 #: waited for long: it may be repeated.
 BUSY_NUMBERS = frozenset({601, 701, 1204, 1205, 1222, 8645, 8651, 50002})
-#: Tables or routines are not there.
+#: Tables or routines are missing.
 MISSING_NUMBERS = frozenset({208, 2812})
-#: The login may not do that.
+#: The login lacks a right.
 DENIED_NUMBERS = frozenset({229, 230})
-#: The login may call the routines, but is in no role of sqlsem, and the application locks belong to such a role.
+#: The login may call the routines, but is in none of sqlsem's roles, to which the application locks belong.
 ROLE_NUMBERS = frozenset({1202})
-#: The database cannot be written to here: a secondary replica, or it has just been failed over.
+#: The database is read-only here: a secondary replica, or a failover has just happened.
 READ_ONLY_NUMBERS = frozenset({3906})
 #: The login may not create or change schemas, tables, procedures or roles, as an installation does. (Python only.)
 OWNER_NUMBERS = frozenset({262, 1088, 2759, 2760, 3701, 4902, 15151, 15247})
-#: The server knows who asks and lets nobody of that name in.
+#: The server refuses the login.
 LOGIN_NUMBERS = frozenset({18450, 18452, 18456, 18470, 18486, 18487, 18488})
-#: Azure SQL: by the firewall, or as there is no such server.
+#: Azure SQL refuses the connection: the firewall, or no such server.
 BARRED_NUMBERS = frozenset({40532, 40615, 40914, 47073})
-#: Of a login, where there is no number: the database is not ready yet.
+#: Texts of a failed login without a number: the database is not ready yet.
 STARTING_WORDS = ("cannot open database", "script upgrade mode", "is not currently available", "availability group")
-#: Of TLS, what stays as it is however often one tries.
+#: Texts of TLS errors that a retry cannot cure.
 TLS_WORDS = ("certificate", "unsupported protocol", "no protocols", "key too small", "no shared cipher")
 
 
 def details(exc: Exception) -> tuple[str, int, str]:
-    """SQLSTATE, the server's own number (0: none) and the message in one line."""
+    """Return the SQLSTATE, the server's number (0: none) and the message in one line."""
     state, text = _state_and_text(exc)
     numbers = numbers_of(exc)
     text = text.partition("\n")[0]
@@ -78,15 +78,15 @@ def _state_and_text(exc: Exception) -> tuple[str, str]:
 
 
 def numbers_of(exc: Exception) -> list[int]:
-    """The server's numbers that the driver tells."""
+    """Return the server's numbers in the driver's text."""
     if type(exc).__module__.startswith("mssql_python"):
-        return []  # it leaves them out; what looks like one is part of a name
+        return []  # this driver omits numbers; one in the text is part of a name
     text = _state_and_text(exc)[1]
     return [int(one) for one in _LAST_NUMBER.findall(text) or _NUMBER.findall(text)]
 
 
 def drain(cursor: Any) -> None:
-    """Read what is left of a statement's answer, errors and all: until then no other statement can be sent."""
+    """Read the rest of a statement's answer, errors included: no other statement can be sent before."""
     for _ in range(1000):
         try:
             if not cursor.nextset():
@@ -114,5 +114,5 @@ _LOST_WORDS: tuple[str, ...] = (
 
 
 def sounds_lost(text: str) -> bool:
-    """Whether a text in small letters says that the connection is gone."""
+    """Return True if a lower-case text says that the connection is lost."""
     return any(words in text for words in _LOST_WORDS)

@@ -1,4 +1,4 @@
-"""Guarded tables."""
+"""Guarded tables on SQL Server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlsem.model import GuardedTable
 
 
 class SqlServerGuardedTables(SqlServerConnection, GuardedTableSession):
-    """Tables that can be written only under a lock."""
+    """Tables that only a transaction with an asserted grant can write."""
 
     def guard_table(self, table: str, resource: str) -> int:
         return self._change("guard_table", table, resource)
@@ -26,5 +26,5 @@ class SqlServerGuardedTables(SqlServerConnection, GuardedTableSession):
             return int(self.value(name, *parameters))
         except (Busy, Disconnected):
             raise
-        except Unavailable as exc:  # the server's word on this table, or this login: it will not be another one later
+        except Unavailable as exc:  # the server's answer for this table or this login: a retry cannot change it
             raise ConfigurationError(str(exc)) from exc

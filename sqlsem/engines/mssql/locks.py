@@ -1,4 +1,4 @@
-"""Locks, conversions, and what operators see and do."""
+"""Locks, conversions, hand-overs, priorities and administration on SQL Server: one routine call each."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ class SqlServerLocks(
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            if code == 2:  # as many sessions wait on the server as may: this one waits here
+            if code == 2:  # the server has no free waiting slot: wait in the client
                 if wakeup.wait(min(left, random.uniform(0.8, 1.2) * elsewhere)):
                     wakeup.clear()
                 elsewhere = min(elsewhere * 1.5, LONGEST_ELSEWHERE_SECONDS)
-            elif code in (-1, -3):  # nothing there to wait for, or not by this session
+            elif code in (-1, -3):  # no lock to wait for, or not with this session
                 if wakeup.wait(min(pause, left)):
                     wakeup.clear()
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
@@ -146,7 +146,7 @@ class SqlServerLocks(
     def downgrade(self, ticket: Ticket) -> bool:
         return bool(self.value("downgrade", ticket.resource, ticket.position, ticket.requesting_id) == 0)
 
-    # -- locks that travel --------------------------------------------------------------------------------------
+    # -- hand-overs ---------------------------------------------------------------------------------------------
 
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
         positions = json.dumps([ticket.position for ticket in tickets])
@@ -179,7 +179,7 @@ class SqlServerLocks(
     def priorities(self) -> dict[str, float]:
         return {name: float(ageing) for name, ageing in self.rows("priorities")}
 
-    # -- what people see and operators do -----------------------------------------------------------------------
+    # -- displays and administration ----------------------------------------------------------------------------
 
     def entries(self, resource: str | None) -> list[Entry]:
         return [Entry(*aware(row)) for row in self.rows("entries", resource)]

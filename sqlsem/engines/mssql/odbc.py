@@ -1,4 +1,4 @@
-"""Connection strings and drivers."""
+"""ODBC connection strings, drivers, and the declaration of parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlsem.errors import ConfigurationError
 
-#: How texts of up to so many UTF-16 units are declared (pyodbc.SQL_WVARCHAR).
+#: The declaration of texts of up to this many UTF-16 units (pyodbc.SQL_WVARCHAR).
 _TEXT, _SQL_WVARCHAR = 4000, -9
 _DRIVER_NUMBER = re.compile(r"ODBC Driver (\d+) for SQL Server")
 
@@ -21,7 +21,7 @@ _loading = threading.Lock()
 
 
 def _unlock_in_child() -> None:
-    """Another thread may have been loading when the process forked; in the child it does not exist."""
+    """Replace the lock in a forked child: the thread that held it does not exist there."""
     global _loading
     _loading = threading.Lock()
 
@@ -31,7 +31,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def words_of_url(url: str) -> dict[str, str]:
-    """``mssql://…`` as the words of an ODBC string."""
+    """Return ``mssql://…`` as the keywords of an ODBC string."""
     bad = "This is not a URL for SQL Server; write mssql://user:password@host:1433/database"
     try:
         parts = urllib.parse.urlsplit(url)
@@ -59,7 +59,7 @@ def words_of_url(url: str) -> dict[str, str]:
 
 
 def words_of_odbc(text: str) -> dict[str, str]:
-    """``Driver={…};Server=…`` as a dictionary; a brace in a braced value is doubled."""
+    """Parse ``Driver={…};Server=…``; a brace in a braced value is doubled."""
     words: dict[str, str] = {}
     at = 0
     while at < len(text):
@@ -83,7 +83,7 @@ def words_of_odbc(text: str) -> dict[str, str]:
 
 
 def join(words: dict[str, str]) -> str:
-    """An ODBC string of these words."""
+    """Return the ODBC string of these keywords."""
     return ";".join(f"{key}={_escaped(value)}" for key, value in words.items())
 
 
@@ -94,7 +94,7 @@ def _escaped(value: str) -> str:
 
 
 def choose_driver() -> str:
-    """The name of the best ODBC driver that is installed."""
+    """Return the name of the best installed ODBC driver."""
     pyodbc = load_driver("pyodbc")
     there = list(pyodbc.drivers()) if pyodbc is not None else []
     numbered = [(int(match[1]), name) for name in there if (match := _DRIVER_NUMBER.fullmatch(name))]
@@ -110,7 +110,7 @@ def choose_driver() -> str:
 
 
 def load_driver(name: str) -> Any:
-    """The driver, with its pool off; None when it is not there."""
+    """Return the driver module with its pool off; None if it is not installed."""
 
     with _loading:
         try:
@@ -118,7 +118,7 @@ def load_driver(name: str) -> Any:
         except ImportError:
             return None
         if name == "pyodbc":
-            vars(module)["pooling"] = False  # a pool would keep our session, and its locks, after close()
+            vars(module)["pooling"] = False  # a pool would keep the session and its locks after close()
         else:
             with contextlib.suppress(Exception):
                 module.pooling(enabled=False)
@@ -135,13 +135,13 @@ def with_nulls(text: str, nulls: tuple[bool, ...]) -> str:
 
 
 def is_microsofts(connection: Any) -> bool:
-    """Whether a connection is pyodbc's, through Microsoft's driver."""
+    """Return True for a pyodbc connection through Microsoft's driver."""
     if type(connection).__module__ != "pyodbc":
         return False
     pyodbc = load_driver("pyodbc")
     try:
         return "msodbcsql" in str(connection.getinfo(pyodbc.SQL_DRIVER_NAME)).lower()
-    except pyodbc.Error:  # it does not say: then nothing is lost but a little speed
+    except pyodbc.Error:  # unknown: only costs a little speed
         return False
 
 

@@ -1,4 +1,4 @@
-"""What runs once per period."""
+"""Runs once per period on SQL Server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlsem.model import Ticket
 
 
 class SqlServerPeriods(SqlServerConnection, PeriodicSession):
-    """Runs, and when they were done."""
+    """The latest run of each name."""
 
     def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:
         row = (None, None) if ticket is None else (ticket.position, ticket.requesting_id)

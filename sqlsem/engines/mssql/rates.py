@@ -1,4 +1,4 @@
-"""Rates."""
+"""Rates on SQL Server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest
 
 
 class SqlServerRates(SqlServerConnection, RateSession):
-    """So much in so long."""
+    """Rates: one routine call each."""
 
     def take_rate(
         self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()

@@ -1,4 +1,4 @@
-"""Schedules of the work queue."""
+"""Schedules of the work queue on SQL Server."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sqlsem.model import Schedule
 
 
 def as_text(moment: datetime | None) -> str | None:
-    """A time as the server reads it, to the microsecond: some drivers would round a parameter of their own type."""
+    """Return a time as text, to the microsecond: some drivers round parameters of their own type."""
     if moment is None:
         return None
     return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds")
 
 
 class SqlServerSchedules(SqlServerConnection, ScheduleSession):
-    """Tasks that are put again and again."""
+    """Schedules, and the tasks that they put."""
 
     def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
         recovered, due = self.rows("maintain_queue", queue, mine)[0]

@@ -1,4 +1,4 @@
-"""The socket beneath a driver's connection, where the system tells: to be shut when the driver does not come back."""
+"""The socket of a driver's connection, on Linux: shut down to end a call in which the driver hangs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 def open_sockets() -> dict[int, str] | None:
-    """This process's sockets, number → identity, where the system tells (Linux)."""
+    """Return the sockets of this process by descriptor, with their identity (Linux only)."""
     found = {}
     try:
         names = os.listdir("/proc/self/fd")
@@ -24,27 +24,27 @@ def open_sockets() -> dict[int, str] | None:
 
 
 class Handle(NamedTuple):
-    """A socket by its number, which may be another's once its owner has closed it, and by what the system calls it."""
+    """A socket: its descriptor, which another file may get after a close, and its identity."""
 
     number: int
     identity: str
 
     def there(self) -> bool:
-        """Whether the number is still this socket's."""
+        """True if the descriptor still belongs to this socket."""
         try:
             return os.readlink(f"/proc/self/fd/{self.number}") == self.identity
         except OSError:
             return False
 
     def shut(self) -> None:
-        """Shut it down: the server sees that, and a thread that waits for an answer which may never come wakes up."""
+        """Shut the socket down: the server notices, and a thread that waits for an answer wakes up."""
         if self.there():
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.number)) as line:
                 line.shutdown(socket.SHUT_RDWR)
 
 
 def new_socket(before: dict[int, str] | None, port: int | None = None) -> Handle | None:
-    """The one connected TCP socket that was not there before; None when that cannot be told. ``port``: of its peer."""
+    """Return the one connected TCP socket that is new since ``before``, or None. ``port``: the peer's."""
     after = open_sockets() if before is not None else None
     if before is None or after is None:
         return None

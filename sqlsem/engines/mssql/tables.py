@@ -1,4 +1,4 @@
-"""The tables: installing them, and the doctor."""
+"""Installation and diagnosis of the tables on SQL Server, and the removal of members."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sqlsem.engines.protocol import Check, Plan, SchemaSession
 from sqlsem.engines.settings import setting_number
 from sqlsem.errors import SqlsemError, Unavailable
 
-#: Seconds after which an installation is not tried again.
+#: Seconds after which an installation is not retried.
 INSTALL_SECONDS = 60.0
-#: Seconds between two tries, at first and at the most. In between nobody is held up.
+#: Seconds between two attempts: first and at most. In between the installation blocks no other session.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
 _GO = re.compile(r"^[ \t]*GO[ \t]*\r?$", re.MULTILINE | re.IGNORECASE)
 
@@ -56,7 +56,7 @@ class SqlServerTables(SqlServerConnection, SchemaSession, RemovalSession):
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _install(self, plan: Plan) -> None:
-        """Install in one transaction. `Busy` when a lock was not granted in time: then nothing was changed."""
+        """Install in one transaction. Raises `Busy`, without any change, if a lock was not granted in time."""
         self.rows("begin")
         try:
             self._take_install_lock()
@@ -79,11 +79,11 @@ class SqlServerTables(SqlServerConnection, SchemaSession, RemovalSession):
             raise
 
     def _take_install_lock(self) -> None:
-        """Keep other installers out to the transaction's end."""
+        """Lock other installers out until the transaction ends."""
         try:
             self.rows("install_lock")
         except Busy as exc:
-            raise Unavailable(str(exc)) from exc  # it has waited long enough
+            raise Unavailable(str(exc)) from exc  # a retry would only wait again
 
     def _blockers(self) -> str:
         """Name the sessions that have locks on the tables, as far as this login may see them."""

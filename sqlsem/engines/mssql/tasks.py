@@ -1,4 +1,4 @@
-"""The work queue."""
+"""The work queue on SQL Server."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sqlsem.model import (
     TaskLock,
 )
 
-#: Tasks put in one round trip: 16 parameters each, and a statement has 2,100 at most.
+#: The number of tasks put in one round trip: each has 16 parameters, and a statement at most 2,100.
 TASKS_A_TRIP = 100
 
 
 class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, BlockedTaskSession):
-    """Tasks, and the SQL that they run."""
+    """Tasks, limits of queues, and the SQL of tasks."""
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
         asked = [
@@ -45,7 +45,7 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
         ]
         if len(asked) == 1:
             return [int(self.rows("put_task", *asked[0])[0][0])]
-        # Not as JSON in one parameter: engines that only speak T-SQL do not read quotation marks in strings.
+        # Not as JSON in one parameter: other servers that speak T-SQL misread quotation marks in strings.
         found: list[int] = []
         self.rows("begin")
         try:
@@ -86,8 +86,8 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
     def next_tasks(
         self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
     ) -> tuple[list[str | None], list[Claimed]]:
-        # One batch of a statement for each: as JSON in one parameter, results and errors with quotation marks would be
-        # mangled by engines that only speak T-SQL.
+        # One batch with a statement for each: as JSON in one parameter, other servers that speak T-SQL would misread
+        # results and errors with quotation marks.
         statuses: list[str | None] = []
         for start in range(0, len(ends), TASKS_A_TRIP):
             some = ends[start : start + TASKS_A_TRIP]
@@ -158,9 +158,9 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
         try:
             cursor = self.running = self.latest = self.connection.cursor()
             with contextlib.suppress(Exception):  # not every driver has it
-                cursor.noscan = True  # a brace is a brace
+                cursor.noscan = True  # no ODBC escapes in braces
             try:
-                cursor.execute(text)  # as a batch: in a scope of its own it could not end the transaction
+                cursor.execute(text)  # as a batch: in a scope of its own the SQL could not end the transaction
                 while True:
                     if cursor.rowcount >= 0:
                         count = max(count, 0) + cursor.rowcount
@@ -170,7 +170,7 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
                 self.running = None
         except Exception as exc:
             state, number, words = self.told(exc)
-            # What a driver says of a statement that was cancelled depends on how far it was; the line is in order.
+            # A driver's error for a cancelled statement depends on its progress; the connection is usable.
             stopped = state == "HY008" or (self.stopped is self.latest and not self.lost)
             if not stopped:
                 meaning = self.meaning(state, number, words)
@@ -180,9 +180,9 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
                 self.rows("rollback")
             if stopped:
                 raise TaskFailed("The SQL was cancelled") from exc
-            # The task's own fault: none of the advice that our own statements would give.
+            # The error is the task's own, so sqlsem's advice for its own statements is left out.
             raise TaskFailed(f"The SQL failed: {self.engine.clean(words)}") from exc
-        if self.stopped is cursor:  # that need not be told as an error, though the server has stopped in the middle
+        if self.stopped is cursor:  # the driver may report no error, though the server stopped in the middle
             self.rows("rollback")
             raise TaskFailed("The SQL was cancelled")
         if self.value("executed") > 1:
@@ -198,7 +198,7 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
             if self.running is running:
                 self.interrupt()
 
-        # The server is told first, as it may find out late that a socket was shut; but it need not listen.
+        # Cancel on the server first, as it may notice the closed socket late; the server may ignore the cancel.
         runtime.current().timer(CANCEL_SECONDS, insist).start()
         with self.cancelling, contextlib.suppress(Exception):
             if self.running is running:

@@ -1,4 +1,4 @@
-"""SQLite, as `sqlsem.engines` finds it."""
+"""The SQLite engine and its sessions, as `sqlsem.engines` loads them."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ class SqliteSession(
     SqliteRates,
     SqliteBlockedTasks,
 ):
-    """One connection, in all roles."""
+    """One connection with all capabilities."""
 
 
 class BorrowedSqliteSession(SqliteSession):
-    """Works by the caller's cursor."""
+    """A session that runs its statements by the caller's cursor."""
 
     def __init__(self, engine: SqliteDatabase, cursor: Any) -> None:
         self._queries = engine.queries()
-        self._theirs = cursor
+        self._cursor = cursor
 
     def run_text(self, statement: str, parameters: Any = ()) -> Any:
-        borrowed.execute(self._theirs, statement, parameters)
-        return self._theirs
+        borrowed.execute(self._cursor, statement, parameters)
+        return self._cursor
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # it is the caller's transaction
+        return contextlib.nullcontext()  # the transaction is the caller's
 
     def run_many(self, name: str, parameters: Sequence[Any]) -> None:
         for parameter in parameters:
             self.run(name, parameter)
 
     def rows_of_text(self, statement: str, parameters: Any = ()) -> list[Any]:
-        borrowed.execute(self._theirs, statement, parameters)
-        names = borrowed.columns(self._theirs)
-        return [dict(zip(names, borrowed.values(row), strict=True)) for row in self._theirs.fetchall()]
+        borrowed.execute(self._cursor, statement, parameters)
+        names = borrowed.columns(self._cursor)
+        return [dict(zip(names, borrowed.values(row), strict=True)) for row in self._cursor.fetchall()]
 
 
 class SqliteEngine(SqliteDatabase):

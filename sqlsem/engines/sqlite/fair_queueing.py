@@ -1,4 +1,4 @@
-"""Whose turn it is in a work queue, and the limits that operators set."""
+"""Fair queueing between the keys of a work queue, and the limits that operators set (SQLite)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlsem.model import QueueLimit, QueueWait
 from sqlsem.model_rates import RateRequest, Window
 from sqlsem.names import TASKS_PREFIX
 
-#: The column of each thing that can be set, and that of its window.
+#: The column of each setting, and the column of its window.
 _COLUMNS: dict[str, tuple[str, str | None]] = {
     "limit": ("task_limit", None),
     "key_limit": ("key_limit", None),
@@ -26,25 +26,25 @@ _COLUMNS: dict[str, tuple[str, str | None]] = {
 }
 
 
-#: Of the hash in front of a key, and how many places that makes.
+#: The number of digits of a key's hash, and the number of hashes.
 HASH_DIGITS = 8
 HASH_RANGE = 10**HASH_DIGITS
-#: How many keys are looked for at a time, and among how many a lot is drawn at least.
+#: The number of keys read at a time, and the least number among which one is drawn.
 KEYS_READ, KEYS_DRAWN = 64, 32
 
 
 def key_hash(key: str) -> str:
-    """What a key is sorted by: in no order that anyone chose, and each at its own place."""
-    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % HASH_RANGE
-    return f"{place:0{HASH_DIGITS}}{key}"
+    """Return the sort value of a key: its hash, then the key, so that no client can choose its order."""
+    number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % HASH_RANGE
+    return f"{number:0{HASH_DIGITS}}{key}"
 
 
 def weighted_order(
     settings: Iterable[Mapping[str, Any]], parts: Mapping[str, float], running: Mapping[str, int]
 ) -> list[str]:
-    """Those of these keys that may have one more running: the fewest by weight first, the same share by lot.
+    """Return the keys that may have one more running task: least running by weight first, ties drawn by weight.
 
-    ``parts``: which part of all keys like it each one was taken from, as it stands for the others.
+    ``parts``: the share of all keys that each key was drawn from and represents.
     """
     able = [
         setting
@@ -52,24 +52,24 @@ def weighted_order(
         if setting["most"] is None or running.get(setting["task_key"], 0) < setting["most"]
     ]
 
-    def place(one: Mapping[str, Any]) -> tuple[float, float]:
-        # By their weights: the least of such numbers comes first in a race.
-        lot = random.expovariate(one["weight"] / parts[one["task_key"]])
-        return running.get(one["task_key"], 0) / one["weight"], lot
+    def rank(setting: Mapping[str, Any]) -> tuple[float, float]:
+        # The least of exponential numbers is drawn in proportion to the weights.
+        lot = random.expovariate(setting["weight"] / parts[setting["task_key"]])
+        return running.get(setting["task_key"], 0) / setting["weight"], lot
 
-    return [one["task_key"] for one in sorted(able, key=place)]
+    return [setting["task_key"] for setting in sorted(able, key=rank)]
 
 
 class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
-    """Which task comes next."""
+    """The choice of the next task of a queue, and its limits."""
 
     def uses_fair_queueing(self, queue: str) -> bool:
-        """Whether the queue has limits, or tasks with keys."""
+        """Return True if the queue has limits, or tasks with keys."""
         return bool(self.row("uses_fair_queueing", {"queue": queue})["turns"])
 
     def next_pending(self, queue: str, *, start: bool = False) -> int | None:
-        """The task that may be claimed next, if there is one. ``start``: it is claimed in the transaction that is under
-        way, and counts as started.
+        """Return the task that may be claimed next, if any. ``start``: the caller claims it in the current transaction,
+        so count it as started.
         """
         if not self.uses_fair_queueing(queue):
             found = self.row("next_pending", {"queue": queue})
@@ -125,8 +125,8 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
         return weighted_order(settings, parts, running)
 
     def may_start(self, queue: str, key: str, *, after: int = 0, after_of_key: int = 0, start: bool = False) -> bool:
-        """Whether the rates of a queue, and of this key, let one more task be started, after so many others (of all; of
-        the key). ``start``: it is started, in the transaction that is under way; or it is noted that it cannot be.
+        """Return True if the rates of a queue and of this key allow one more start, after ``after`` others of the queue
+        and ``after_of_key`` of the key. ``start``: count the start in the current transaction, or record the wait.
         """
         now_us, used = self.now_us(), []
         for rate in self.rows("start_rates", {"queue": queue, "key": key}):
@@ -146,8 +146,8 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
                 return False
             used.append((TASKS_PREFIX + whose, before, state))
         if start:
-            for one in used:
-                self.write_rate(*one)
+            for rate_use in used:
+                self.write_rate(*rate_use)
         return True
 
     def queue_limits(self, queue: str | None) -> list[QueueLimit]:
@@ -163,7 +163,7 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
             if key is not None:
                 self.run("make_queue_key", {"queue": queue, "key": key})
             row = next(row for row in self.rows("queue_limits", {"queue": queue}) if row["task_key"] == key)
-            old = _told(*(None if column is None else row[column] for column in _COLUMNS[what]))
+            old = _in_words(*(None if column is None else row[column] for column in _COLUMNS[what]))
             if key is None:
                 self.run("set_queue", values)
             else:
@@ -171,13 +171,13 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
                 self.run("tidy_queue_key", {"queue": queue, "key": key})
             self.run("tidy_queue_setting", {"queue": queue})
             if per_ms is not None or old.endswith("ms"):
-                self.run("forget_queue_waits", (queue,))  # by the new one there may be room
-            new = _told(value, None if per_ms is None else per_ms / 1000)
+                self.run("forget_queue_waits", (queue,))  # the new rate may have room
+            new = _in_words(value, None if per_ms is None else per_ms / 1000)
             if old != new:
                 whose = "" if key is None else f"{key}: "
                 self.note_operation(what, queue=queue, old=whose + old, new=whose + new)
 
 
-def _told(value: int | None, per: float | None) -> str:
-    """A limit, or a rate of so many in so many seconds, as operations name it."""
+def _in_words(value: int | None, per: float | None) -> str:
+    """Return a limit or a rate as the log of operations names it."""
     return ("" if value is None else str(value)) + ("" if per is None else f" in {round(per * 1000)} ms")

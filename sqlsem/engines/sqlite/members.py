@@ -1,4 +1,4 @@
-"""Who takes part: members, their beacons and leases, and the end of those that are dead."""
+"""Members on SQLite: registration, beacons and leases, and the removal of dead members."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sqlsem.model import Heartbeat
 
 
 class SqliteMembers(SqliteConnection):
-    """What every role needs to know of members."""
+    """The members of one file; the base of all capabilities."""
 
     def _create_beacon(self) -> str | None:
-        """Take a new beacon; None where a lease stands for it."""
+        """Create and hold a new beacon; return None if a lease replaces it."""
         if self.options.lease is not None:
             return None
         with fork.forks_blocked:  # no fork comes between
@@ -50,13 +50,13 @@ class SqliteMembers(SqliteConnection):
         with fork.forks_blocked, self.writing():
             there = self.run("reattach_member", {"beacon": beacon, "member": member_id}).rowcount == 1
             known, self.engine.files = self.engine.files, self.files
-        # (In another file a member of that number need not be this one, and what it holds was not asked of this file.)
+        # (In another file the number may belong to another member, and this member's rows are not there.)
         same = known is None or self.files is None or known.database == self.files.database
         return there and same
 
     def heartbeat(self, member_id: int) -> Heartbeat:
         self.compare_files()
-        # Where somebody cleaned up, light a new one: nobody can test a file that is not there.
+        # If the file was removed, create a new one: a missing beacon cannot be tested.
         if self.beacon is not None:
             self.beacon.touch()
             if not self.beacon.in_place and not self.reattach_member(member_id):
@@ -83,20 +83,20 @@ class SqliteMembers(SqliteConnection):
         self.remove_beacon()
 
     def require_member(self, member_id: int) -> None:
-        """Raise `Disconnected` when the member has been given up."""
+        """Raise `Disconnected` if the member was removed."""
         if self.row("member", (member_id,)) is None:
             raise self.given_up_error()
 
     def given_up_error(self) -> Disconnected:
-        """What is to be raised by the one who finds that this member is not there any more."""
-        # A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
-        self.given_up = True  # anyone who keeps this session comes back as a new member
+        """Return the error for a call of a member that was removed."""
+        # Any process may remove rows of a missing member, so this member must not rely on them.
+        self.given_up = True  # the owner of this session registers as a new member
         return Disconnected(f"{self.engine.label} has given this process up while it was out of reach")
 
     def renew_lease(self, member_id: int, *, known: bool = False) -> None:
-        """In the transaction that grants, claims or starts something: see `LockSession`. Raises `Disconnected` when the
-        member has been given up. (Beacons are files, and tell without a sign; ``known``: what follows finds out by
-        itself whether the member is there.)
+        """Renew the lease in the transaction that grants, claims or starts something (see `LockSession`). Raises
+        `Disconnected` if the member was removed. (A beacon needs no renewal. ``known``: the caller's next statement
+        checks that the member exists.)
         """
         if self.options.lease is None:
             if self.beacon is not None:
@@ -108,25 +108,25 @@ class SqliteMembers(SqliteConnection):
         self.require_member(member_id)
 
     def note_operation(self, action: str, **what: Any) -> None:
-        """Write down what an operator is just doing, in the same transaction."""
+        """Log an operator's action, in the same transaction."""
         known = {"login": user_name(), "host": socket.gethostname(), "pid": os.getpid(), "program": program_name()}
         nothing = dict.fromkeys(("resource", "position", "queue", "task", "old", "new"))
         self.run("note_operation", {**known, **nothing, "action": action, **what})
 
     def remove(self, resource: str, position: int, requesting_id: str | None, outcome: str) -> bool:
-        """End one row; False when it was not there any more."""
+        """Delete one row and write it to the history; return False if it was gone."""
         values = {"resource": resource, "position": position, "requesting_id": requesting_id}
-        login = user_name() if outcome == "reaped" else None  # who has found it dead
+        login = user_name() if outcome == "reaped" else None  # the login that found it dead
         self.run("keep_one", {**values, "outcome": outcome, "login": login})
         return self.run("delete_one", values).rowcount == 1
 
     def end_all_rows(self, member_id: int, outcome: str, seen: float | None = None) -> int:
-        """End all rows of a member, which is still there to tell who it was."""
+        """Delete all rows of a member and write them to the history, while the member's row still exists."""
         self.run("keep_all", {"member": member_id, "outcome": outcome, "login": user_name(), "seen": seen})
         return self.run("delete_all", {"member": member_id}).rowcount
 
     def check_owner(self, resource: str, position: int, member_id: int | None) -> bool:
-        """Test the owner of one row and act on it; True when rows were removed."""
+        """Check the owner of one row; return True if rows were removed."""
         key = {"resource": resource, "position": position}
         if member_id is None:
             stale = self.row("stale", key)
@@ -146,7 +146,7 @@ class SqliteMembers(SqliteConnection):
         return self.check_member(member_id)
 
     def check_member(self, member_id: int) -> bool:
-        """Test whether a member still lives and act on it; True when it was removed, with its rows."""
+        """Check whether a member is alive; return True if it was dead and removed, with its rows."""
         member = self.row("member", (member_id,))
         if member is None:
             return False
@@ -173,13 +173,13 @@ class SqliteMembers(SqliteConnection):
         return True
 
     def missing(self, row: Any) -> tuple[bool, float | None]:
-        """Whether the member that a row tells of (see `entries` in client.sql) is dead, so that it may be removed;
-        and for how many seconds it has been missing. Writes nothing.
+        """Return whether the member of a row (see `entries` in client.sql) is dead, so that it may be removed, and for
+        how many seconds it has been missing. Writes nothing.
         """
         grace, now, lease_until, since = row["grace"], row["now"], row["lease_until"], row["missing_since"]
         if not row["owned"]:
             return False, None
-        if grace is None:  # the member is not there any more, its row is anybody's to remove
+        if grace is None:  # the member was removed: any process may remove its row
             return True, None
         if lease_until is not None:
             return lease_until < now, now - row["heartbeat_at"] if lease_until < now else None
@@ -192,7 +192,7 @@ class SqliteMembers(SqliteConnection):
         return dead, max(0.0, now - since)
 
     def lives(self, member_id: int) -> bool:
-        """Whether a member is alive; one that is dead is removed."""
+        """Return True if a member is alive; remove a dead one."""
         self.check_member(member_id)
         member = self.row("member", (member_id,))
         if member is None or member["missing_since"] is not None:

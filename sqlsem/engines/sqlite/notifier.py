@@ -1,8 +1,7 @@
-"""Who lets a waiter in rings it, so that it need not look all the time.
+"""Notifications between waiters and holders of one host: a release notifies the waiters that it grants.
 
-Only where the system has sockets whose names are no files, as Linux does; elsewhere, and where somebody leaves without
-ringing, waiters look as often as before. A ring says only that looking now may pay: anybody on the host may ring, which
-lets nobody in.
+Uses Unix sockets in the abstract namespace (Linux). On other systems, and for releases without a notification, waiters
+poll. A notification is only a hint to poll now: any process of the host can send one, and it grants nothing.
 """
 
 from __future__ import annotations
@@ -19,26 +18,26 @@ from pathlib import Path
 
 __all__ = ["UnixSocketNotifier"]
 
-#: For how long who was rung looks again and again, as the other one may be about to write what it rang for.
+#: Seconds that a notified waiter polls for its grant, as the sender may be about to commit it.
 RECHECK_SECONDS = 0.0005
-#: How often a listener looks for a wakeup of its own process.
+#: Seconds between two checks of ``wakeup`` during a wait.
 WAKEUP_SECONDS = 0.1
 
 
 class UnixSocketNotifier:
-    """What one session hears and rings. Waiters are known by their positions, which are given out once."""
+    """The sending and the receiving socket of one session. A waiter is addressed by its position, which is unique."""
 
     def __init__(self, database: Path, table: str) -> None:
         self._database, self._table = database, table
         self._prefix: str | None = None
         self._receiver: socket.socket | None = None
         self._sender: socket.socket | None = None
-        self._received = 0  # since it began to listen
-        #: Whether the last wait that came to its end was ended by a ring.
+        self._received = 0  # notifications since `listen`
+        #: True if the last finished wait was ended by a notification.
         self.trusted = False
 
     def listen(self, position: int) -> None:
-        """From now on, hear what is rung for this position, until the next one, or `stop`."""
+        """Receive notifications for this position, until the next call or `stop`."""
         self.stop()
         self._received = 0
         with contextlib.suppress(OSError):
@@ -52,18 +51,20 @@ class UnixSocketNotifier:
                 self._receiver = receiver
 
     def recheck_seconds(self) -> float:
-        """For how long to look after a ring: only where it is not one of many, with which somebody plays."""
+        """Return how long to poll after a notification; 0 after the second one without a grant, which may be forged."""
         self._received += 1
         return RECHECK_SECONDS if self._received <= 2 else 0.0
 
     def stop(self) -> None:
-        """Hear nothing more."""
+        """Close the receiving socket."""
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.close()
 
     def wait(self, seconds: float, wakeup: threading.Event) -> bool:
-        """Sleep for so long, or until there is a wakeup or a ring; True when it was a ring."""
+        """Sleep until ``seconds`` are over, ``wakeup`` is set or a notification arrives; return True for a
+        notification.
+        """
         if self._receiver is None:
             wakeup.wait(seconds)
             return False
@@ -78,20 +79,20 @@ class UnixSocketNotifier:
         return False
 
     def interrupt(self) -> None:
-        """From another thread: end a wait that is under way."""
+        """End a running wait; called from another thread."""
         receiver = self._receiver
         if receiver is not None:
             with contextlib.suppress(OSError):
                 receiver.shutdown(socket.SHUT_RDWR)
 
     def notify(self, positions: Iterable[int]) -> None:
-        """Tell who waits there. Never raises, never waits."""
+        """Notify the waiters at these positions. Never raises, never waits."""
         for position in positions:
-            with contextlib.suppress(OSError):  # nobody listens there
+            with contextlib.suppress(OSError):  # no waiter listens there
                 try:
                     self._send(position)
                 except BlockingIOError:
-                    # What those have not read who wait no more counts against the socket that sent it.
+                    # Messages that former waiters have not read count against the sending socket.
                     self._close_sender()
                     self._send(position)
 
@@ -109,13 +110,13 @@ class UnixSocketNotifier:
             sender.close()
 
     def close(self) -> None:
-        """Let go of both."""
+        """Close both sockets."""
         self.stop()
         self._close_sender()
 
     def _name(self, position: int) -> str:
         if self._prefix is None:
-            # By whatever path the file is known.
+            # Independent of the path by which the file is opened.
             found = os.stat(self._database)
             place = f"{found.st_dev}.{found.st_ino}.{self._table}"
             self._prefix = hashlib.sha256(place.encode()).hexdigest()[:24]
