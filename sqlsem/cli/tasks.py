@@ -348,7 +348,7 @@ def schedules(options: Connecting, as_json: bool) -> None:
 def _change_schedule(options: Connecting, name: str, what: str, done: str) -> int:
     with options.coordinator(looks=True) as coordinator:
         try:
-            getattr(coordinator, f"{what}_schedule")(name)
+            getattr(coordinator.admin, f"{what}_schedule")(name)
         except NotHeld as exc:
             output.print_error(exc)
             return 1
