@@ -19,7 +19,7 @@ Finding = tuple[int, str]
 #: Procedures that only the triggers of make_guard call.
 INSIDE = {"check_guard"}
 #: Procedures that never return.
-RAISES = {("sqlsem", "refuse")}
+RAISES = {("sqlsem", "raise_error")}
 CONTROL = ("BeginTransactionStatement", "CommitTransactionStatement", "RollbackTransactionStatement")
 #: With more states than these, paths are merged.
 MOST = 10_000

@@ -104,7 +104,7 @@ def test_each_wait_for_a_lock_is_bounded():
             if any("NOWAIT" not in wait for wait in waits):
                 name = re.match(r"CREATE OR REPLACE \w+ s\.(\w+)", routine).group(1)
                 # (refuse and set_pattern are called by register and set_resource, which bound it.)
-                assert "lock_timeout" in routine or name in ("refuse", "set_pattern"), name
+                assert "lock_timeout" in routine or name in ("check_registration", "set_pattern"), name
 
 
 # -- what a stranger can keep ----------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @message nvarchar(1000);
     SET @message = CONCAT(N'there is no such resource: ', N'a');
-    EXEC {schema}.refuse 50000, @message;
+    EXEC {schema}.raise_error 50000, @message;
 END;
 GO
 -- expect: which has an INSERT … EXEC itself (8164)

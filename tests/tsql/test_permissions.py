@@ -47,7 +47,7 @@ INTERNAL = {"session_acquire_by_priority", "require_priority", "remove", "releas
             "delete_member_rows", "check_if_dead", "reap_dead_members", "check_name", "check_not_reserved",
             "check_lease", "check_request", "session_name", "session_member", "client_sleep",
             "release_rows", "check_liveness", "take_task", "session_claim", "session_end",
-            "recover_session_tasks", "lock_batch", "store_callback", "parts_in", "refuse",
+            "recover_session_tasks", "lock_batch", "store_callback", "parts_in", "raise_error",
             "escape_control_chars", "touch_member", "may_run_callback", "take_beacon",
             "check_grace_or_lease", "touch_worker", "sees_all", "session_part_end", "convert_row",
             "rotate_wakeup_lock", "wait_until_lock_free", "backoff_sleep", "check_registration",

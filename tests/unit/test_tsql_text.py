@@ -98,8 +98,8 @@ def test_the_test_for_null_finds_it():
 def test_messages_made_of_names_are_no_formats():
     """THROW reads a per cent sign as the beginning of a format."""
     throwing = {name for name, text in PROCEDURES.items() if re.search(r"\bTHROW\s+(?:@|\w+\s*,\s*@)", text)}
-    assert throwing == {"refuse"}
-    assert "REPLACE(@message, N'%', N'%%')" in PROCEDURES["refuse"]
+    assert throwing == {"raise_error"}
+    assert "REPLACE(@message, N'%', N'%%')" in PROCEDURES["raise_error"]
     literals = [one for text in PROCEDURES.values() for one in re.findall(r"THROW \d+, (N'(?:[^']|'')*')", text)]
     assert literals
     assert not [literal for literal in literals if "%" in literal]

@@ -235,7 +235,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: the window of batch ''', @name, N''' must be 1 to 315360000000 ms (ten years), not ',
             COALESCE(CAST(@window_ms AS nvarchar(20)), N'NULL'));
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     IF @uid IS NULL
         THROW 50000, N'sqlsem: the uid of a start is NULL; give each start a text of its own', 1;
@@ -248,12 +248,12 @@ BEGIN
         IF @count > 10000
         BEGIN
             SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has more than 10000 parts');
-            EXEC {schema}.refuse 50000, @message;
+            EXEC {schema}.raise_error 50000, @message;
         END;
         IF EXISTS (SELECT 1 FROM @asked WHERE part = @one)
         BEGIN
             SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' names part ''', @one, N''' twice; each part is one job');
-            EXEC {schema}.refuse 50000, @message;
+            EXEC {schema}.raise_error 50000, @message;
         END;
         INSERT INTO @asked (part) VALUES (@one);
         SET @rest = SUBSTRING(@rest, @at + 1, 2147483647);
@@ -263,7 +263,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no part ''', @part, N'''; it has ',
             LEFT(REPLACE(@parts, NCHAR(10), N', '), 1000));
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     -- Whether the process that runs the callback of the newest batch is missing: tested under no lock.
     SELECT TOP (1) @before = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
@@ -774,7 +774,7 @@ BEGIN TRY
     BEGIN
         SET @message = CONCAT(N'sqlsem: window_seconds must be above 0 and at most ten years, not ',
             COALESCE(CONVERT(nvarchar(40), @window_seconds), N'NULL'));
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     SET @window_ms = CAST(@window_seconds * 1000 AS bigint);
     SET @rest = LTRIM(RTRIM(COALESCE(@parts, N'')));
@@ -803,7 +803,7 @@ BEGIN TRY
         BEGIN
             SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' names part ''', @one,
                 N''' twice; each part is one job');
-            EXEC {schema}.refuse 50000, @message;
+            EXEC {schema}.raise_error 50000, @message;
         END;
         INSERT INTO @names (part) VALUES (@one);
         SET @lines = CONCAT(@lines, CASE WHEN @lines <> N'' THEN NCHAR(10) END, @one);
@@ -814,7 +814,7 @@ BEGIN TRY
         SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no part ''', @part, N'''; it has ',
             LEFT(REPLACE(@lines, NCHAR(10), N', '), 1000));
     IF @message IS NOT NULL
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
 
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.session_member NULL, @member OUTPUT;
@@ -839,7 +839,7 @@ BEGIN TRY
         FROM {schema}.batch WHERE batch_id = @batch_id;
     END;
     IF @message IS NOT NULL
-        EXEC {schema}.refuse 50007, @message;
+        EXEC {schema}.raise_error 50007, @message;
     IF @previous IS NOT NULL
     BEGIN
         EXEC {schema}.parts_in @previous, N'expected running failed', @told OUTPUT;
@@ -881,7 +881,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: this session does not run part ''', @part, N''' of batch ''', @name,
             N'''; call batch_part_start before, in the same session');
-        EXEC {schema}.refuse 50004, @message;
+        EXEC {schema}.raise_error 50004, @message;
     END;
     EXEC {schema}.end_part @member, @name, @part, @uid, @outcome, @error, @owner, N'session', NULL, @code OUTPUT,
         @id OUTPUT, @is_last OUTPUT, @batch_status OUTPUT, 0, @continues OUTPUT;
@@ -1030,7 +1030,7 @@ BEGIN TRY
     BEGIN
         SET @message = CONCAT(N'sqlsem: this session has no callback of batch ''', @name,
             N''' to run; batch_part_done, or batch_resume, says is_last = 1 to the one that has');
-        EXEC {schema}.refuse 50004, @message;
+        EXEC {schema}.raise_error 50004, @message;
     END;
     SELECT @batch_id AS batch_id;
 END TRY

@@ -69,7 +69,7 @@ BEGIN
              WHEN COALESCE(@session, N'') <> N'' THEN N'and the grant of this connection is no grant of it that is (still) held; take the lock again'
              ELSE N'which has asserted no grant of it that is held: EXEC {schema}.assert_holding (grant.assert_held) after BEGIN TRANSACTION' END);
     EXEC {schema}.escape_control_chars @message OUTPUT;
-    EXEC {schema}.refuse 50004, @message;
+    EXEC {schema}.raise_error 50004, @message;
 END;
 GO
 
@@ -108,7 +108,7 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: there is no table ', COALESCE(LEFT(@table, 300), N'NULL'),
             N' in this database, or this login may not see it; name it with its schema, in brackets where it must be: dbo.[order line]');
         EXEC {schema}.escape_control_chars @message OUTPUT;
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
 END;
 GO
@@ -130,14 +130,14 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', @table, N' cannot be guarded: only tables can, no views, nor sqlsem''s own');
         EXEC {schema}.escape_control_chars @message OUTPUT;
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     SELECT @trigger = trigger_name, @disabled = disabled, @known = resource_id FROM {schema}.guards() WHERE parent_id = @id;
     IF @known <> @resource COLLATE Latin1_General_100_BIN2
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', @table, N' is guarded by ''', LEFT(@known, 255), N''' already; first: EXEC {schema}.unguard_table');
         EXEC {schema}.escape_control_chars @message OUTPUT;
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     -- It waits for those who are writing, and everybody for it: not for long.
     IF @@LOCK_TIMEOUT = -1

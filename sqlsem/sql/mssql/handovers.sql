@@ -335,7 +335,7 @@ BEGIN TRY
     IF @count > 1
     BEGIN
         SET @message = CONCAT(N'sqlsem: this requester holds several on ''', @resource, N'''; say which, by its position');
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     IF @count = 1
     BEGIN
@@ -355,7 +355,7 @@ BEGIN TRY
     BEGIN
         SET @message = CONCAT(N'sqlsem: nothing is held (any more) on ''', @resource,
             N''' by this requester; only what is held can be handed over');
-        EXEC {schema}.refuse 50004, @message;
+        EXEC {schema}.raise_error 50004, @message;
     END;
     SET @token = @secret;
     IF @own = 1
@@ -417,8 +417,8 @@ BEGIN TRY
         ELSE CONCAT(N'sqlsem: it is too late to adopt ', @where,
                     N': nobody did in time, or an operator took it away; acquire it, or have it handed over again') END;
     IF @code = -4
-        EXEC {schema}.refuse 50006, @message;
-    EXEC {schema}.refuse 50004, @message;
+        EXEC {schema}.raise_error 50006, @message;
+    EXEC {schema}.raise_error 50004, @message;
 END TRY
 BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)

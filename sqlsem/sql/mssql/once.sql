@@ -116,7 +116,7 @@ BEGIN TRY
     BEGIN
         SET @message = CONCAT(N'sqlsem: ''', @name, N''' was run by login ', @by, N'; only that login and operators forget its run, not ',
             ORIGINAL_LOGIN());
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     -- (Of that run, and none that was done meanwhile.)
     DELETE FROM {schema}.once_run WHERE once_name = @name AND login = @by AND done_at = @done_at;
@@ -162,7 +162,7 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: offset_seconds of ''', @name, N''' must be from 0 to less than per_seconds, ', @per_seconds,
             N', not ', CASE WHEN @offset_seconds IS NULL THEN N'NULL' ELSE CONCAT(N'', @offset_seconds) END);
     IF @message IS NOT NULL
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     SET @per_ms = ROUND(@per_seconds * 1000, 0);
     SET @offset_ms = CAST(ROUND(@offset_seconds * 1000, 0) AS bigint);
     IF @offset_ms >= @per_ms

@@ -50,10 +50,10 @@ BEGIN
         BEGIN
             SET @message = CONCAT(N'sqlsem: no limit is set for ''', @resource, N''', and the task names none; an operator sets one ',
                 N'with: sqlsem set ', @resource, N' --limit N --allow-new, or EXEC {schema}.set_limit; or name a limit');
-            EXEC {schema}.refuse 50008, @message;
+            EXEC {schema}.raise_error 50008, @message;
         END;
         IF @message IS NOT NULL
-            EXEC {schema}.refuse 50000, @message;
+            EXEC {schema}.raise_error 50000, @message;
     END;
     IF @names < @most
         THROW 50000, N'sqlsem: the locks of a task name a resource twice; ask for it once, with a weight', 1;
@@ -74,7 +74,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', CURRENT_USER,
             N' may not take locks, and so puts no tasks that do; an administrator can ALTER ROLE {schema}_user ADD MEMBER ...');
-        EXEC {schema}.refuse 50006, @message;
+        EXEC {schema}.raise_error 50006, @message;
     END;
 END;
 GO

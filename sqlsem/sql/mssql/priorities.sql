@@ -83,7 +83,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: no priorities are set for ''', @resource, N''', and the request names one; an operator sets them with: ',
             N'sqlsem set ', @resource, N' --priorities --allow-new; or ask without a priority');
-        EXEC {schema}.refuse 50009, @message;
+        EXEC {schema}.raise_error 50009, @message;
     END;
     SET @gate = LEFT(N'gate.sqlsem.{schema}.' + @resource, 255);
     SET @other = LEFT(N'gate.sqlsem.{schema}.' + @line, 255);

@@ -35,7 +35,7 @@ BEGIN
          OR @name COLLATE Latin1_General_100_BIN2 LIKE CONCAT(N'%[', NCHAR(127), N'-', NCHAR(159), N']%')
         SET @message = CONCAT(N'sqlsem: ', @what, N' contains a control character; use printable text');
     IF @message IS NOT NULL
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
 END;
 GO
 
@@ -59,7 +59,7 @@ BEGIN
     IF @use IS NOT NULL
         SET @message = CONCAT(N'sqlsem: resource ''', @resource, N''' begins with ''', @prefix, N''', which sqlsem uses itself, for ', @use);
     IF @message IS NOT NULL
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
 END;
 GO
 
@@ -75,7 +75,7 @@ BEGIN
     IF @seconds < 0.1 OR @seconds > 2147483
     BEGIN
         SET @message = CONCAT(N'sqlsem: lease_seconds must be from 0.1 to 2147483, not ', @seconds);
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     SET @lease_ms = FLOOR(@seconds * 1000);
     EXEC {schema}.check_grace_or_lease N'lease', @lease_ms;
@@ -119,7 +119,7 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: timeout_ms must be 0 or more, or -1 for ever, not ',
             COALESCE(CONVERT(nvarchar(20), @timeout_ms), N'NULL'));
     IF @message IS NOT NULL
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     SET @access = @word;
 END;
 GO
@@ -274,7 +274,7 @@ BEGIN
             BEGIN
                 SET @message = CONCAT(N'sqlsem: no waiting by priority for ''', @resource, N''' while this session holds something else: who ',
                     N'waits so must hold nothing, as no deadlock is found there; acquire this first, or only try for it');
-                EXEC {schema}.refuse 50009, @message;
+                EXEC {schema}.raise_error 50009, @message;
             END;
             SET @uid = CONCAT(N'sql ', NEWID());
             SET @place = NULL;
@@ -702,7 +702,7 @@ BEGIN TRY
         SET @message = CONCAT(N'sqlsem: position ', @position, N' on ''', @resource,
             N''' lives as long as its session and has no lease to renew; leave lease_seconds out here, ',
             N'or give it to acquire');
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END
     ELSE
     BEGIN
@@ -758,7 +758,7 @@ BEGIN TRY
         SET @message = CONCAT(N'sqlsem: position ', COALESCE(CONVERT(nvarchar(20), @position), N'NULL'), N' on ',
             COALESCE(N'''' + @resource + N'''', N'NULL'),
             N' is not held (any more) by this requester; roll back: somebody else may be inside');
-        EXEC {schema}.refuse 50004, @message;
+        EXEC {schema}.raise_error 50004, @message;
     END;
 END TRY
 BEGIN CATCH
@@ -839,7 +839,7 @@ BEGIN TRY
     BEGIN
         SET @message = CONCAT(N'sqlsem: limit of ''', @resource, N''' must be 1 or more, or NULL for none, not ',
             @limit, N'; to let nobody in, pause it');
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     SET IMPLICIT_TRANSACTIONS OFF;
     EXEC {schema}.set_resource @resource, N'cap', @limit;

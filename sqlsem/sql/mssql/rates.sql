@@ -42,7 +42,7 @@ BEGIN
     IF @resource COLLATE Latin1_General_100_BIN2 NOT LIKE N'rate:_%'
     BEGIN
         SET @message = CONCAT(N'sqlsem: ''', @resource, N''' is no rate; the resource of a rate is ''rate:'' and its name');
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
 END;
 GO
@@ -75,7 +75,7 @@ BEGIN
     IF @message IS NOT NULL
     BEGIN
         SET @message = LEFT(CONCAT(N'sqlsem: ''', @resource, N''' ', @message), 1000);
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
 END;
 GO
@@ -124,7 +124,7 @@ BEGIN
         BEGIN
             SET @message = CONCAT(N'sqlsem: programs have declared 40 windows for ''', @resource, N''' within these windows, and no further ',
                 N'one fits; EXEC {schema}.rates shows them, reset_rate forgets them');
-            EXEC {schema}.refuse 50000, @message;
+            EXEC {schema}.raise_error 50000, @message;
         END;
     END;
     DECLARE @other bigint, @slot_ms bigint = (@window_ms + 99) / 100, @other_slot_ms bigint;
@@ -295,7 +295,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: no limit is set for ''', @resource, N'''; name a limit and a window, or have an operator set them: ',
             N'EXEC {schema}.set_rate');
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     SELECT TOP (1) @window_ms = f.window_ms, @fixed = f.fixed FROM @force AS f WHERE f.fixed < @cost ORDER BY f.fixed;
     IF @fixed IS NOT NULL
@@ -303,7 +303,7 @@ BEGIN
         SELECT @by = cap_by FROM {schema}.rate_window WHERE resource_id = @resource AND window_ms = @window_ms;
         SET @message = CONCAT(N'sqlsem: ''', @resource, N''' is asked for ', @cost, N', which can never fit into the limit of ', @fixed, N' in ',
             @window_ms, N' ms that ', @by, N' has set');
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     SELECT @wait_ms = MAX(COALESCE(CASE WHEN u.wait_ms > b.wait_ms THEN u.wait_ms ELSE b.wait_ms END, 0))
     FROM @force AS f

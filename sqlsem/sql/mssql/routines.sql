@@ -33,9 +33,9 @@ IF @@VERSION LIKE N'Microsoft SQL %'
 GO
 
 -- Raises an error of ours. On SQL Server THROW takes a per cent sign for the beginning of a format.
-IF OBJECT_ID(N'{schema}.refuse') IS NULL EXEC (N'CREATE PROCEDURE {schema}.refuse AS RETURN 0');
+IF OBJECT_ID(N'{schema}.raise_error') IS NULL EXEC (N'CREATE PROCEDURE {schema}.raise_error AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.refuse @number int, @message nvarchar(2048)
+ALTER PROCEDURE {schema}.raise_error @number int, @message nvarchar(2048)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -698,7 +698,7 @@ BEGIN
     ELSE IF @ms < 0 OR (@what = N'lease' AND @ms = 0)
         SET @message = CONCAT(N'sqlsem: a ', @what, N' of ', @ms, N' ms makes no sense');
     IF @message IS NOT NULL
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
 END;
 GO
 
@@ -742,7 +742,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: login ', ORIGINAL_LOGIN(), N' has ', @most, N' members, and no more are allowed (setting max_members); ',
             N'an operator removes them: EXEC {schema}.revoke_members');
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
 END;
 GO
@@ -959,7 +959,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: bad request: resource ''', @resource, N''', limit ', @limit, N', weight ', @weight,
             N'; a name has 1 to 255 characters and no blanks around it, and 1 <= weight <= limit');
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     IF CONCAT(@resource, @access, @requesting_id) COLLATE Latin1_General_100_BIN2
        LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
@@ -977,7 +977,7 @@ BEGIN
         BEGIN
             SET @message = CONCAT(N'sqlsem: no limit is set for ''', @resource, N''', and the request names none; an operator sets one ',
                 N'with: sqlsem set ', @resource, N' --limit N --allow-new, or EXEC {schema}.set_limit, also for a pattern (''tenant:*''); or name a limit');
-            EXEC {schema}.refuse 50008, @message;
+            EXEC {schema}.raise_error 50008, @message;
         END;
     END;
     EXEC {schema}.escape_control_chars @owner OUTPUT;
@@ -992,7 +992,7 @@ BEGIN
     SET NOCOUNT ON;
     DECLARE @message nvarchar(1000) = CONCAT(N'sqlsem: no priority is named for ''', @resource, N''', which is granted by priority; ',
         N'name one (@priority = 0 to 99), or have an operator end that: sqlsem set ', @resource, N' --no-priorities');
-    EXEC {schema}.refuse 50009, @message;
+    EXEC {schema}.raise_error 50009, @message;
 END;
 GO
 
@@ -2103,7 +2103,7 @@ BEGIN
         ROLLBACK TRANSACTION;
         SET @message = CONCAT(N'sqlsem: ', @left, N' requests (on ''', @first, N''' first) name no limit and count on this one: ',
             N'it can be changed, not lifted, until they have ended; look who they are: EXEC {schema}.status');
-        EXEC {schema}.refuse 50008, @message;
+        EXEC {schema}.raise_error 50008, @message;
     END;
     COMMIT TRANSACTION;
 END;

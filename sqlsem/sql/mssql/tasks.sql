@@ -56,14 +56,14 @@ BEGIN
     ELSE IF @values <> 1
         SET @message = CONCAT(N'sqlsem: the body of a task of kind ', @word, N' is no JSON: ''', LEFT(@body, 100), N'''');
     IF @message IS NOT NULL
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     IF @word <> N'json' AND COALESCE(IS_MEMBER(N'{schema}_putter'), 0) = 0
        AND COALESCE(IS_MEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', CURRENT_USER,
             N' may put JSON tasks only: SQL, commands and functions run with the rights of the workers; ',
             N'an administrator can ALTER ROLE {schema}_putter ADD MEMBER ...');
-        EXEC {schema}.refuse 50006, @message;
+        EXEC {schema}.raise_error 50006, @message;
     END;
     SET @kind = @word;
 END;
@@ -114,7 +114,7 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: on_failure is ', COALESCE(N'''' + @on_failure + N'''', N'NULL'),
             N'; it must be stop or continue');
     IF @message IS NOT NULL
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     IF @locks IS NOT NULL
         EXEC {schema}.check_locks @locks;
 
@@ -164,7 +164,7 @@ BEGIN
                 ROLLBACK TRANSACTION;
             SET @message = CONCAT(N'sqlsem: task ', @there, N' with this key was put by ', @there_by,
                 N', and is not replaced by another login''s');
-            EXEC {schema}.refuse 50006, @message;
+            EXEC {schema}.raise_error 50006, @message;
         END;
     END;
     IF @task_id IS NULL
@@ -578,7 +578,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: a task ends as finished, failed, returned or cancelled, not ',
             COALESCE(@outcome, N'NULL'));
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     SET XACT_ABORT ON;
     IF @@TRANCOUNT = 0
@@ -1260,7 +1260,7 @@ BEGIN TRY
         SET @message = CONCAT(N'sqlsem: a rate needs its window, per_ms, from 1 to 2147483647, and nothing else has one; not ',
             COALESCE(CONVERT(nvarchar(20), @per_ms), N'NULL'));
     IF @message IS NOT NULL
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     BEGIN TRANSACTION;
     EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = 10000, @DbPrincipal = @principal;
@@ -1459,7 +1459,7 @@ BEGIN
     IF @message IS NOT NULL
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', @message);
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
 END;
 GO
@@ -1501,7 +1501,7 @@ BEGIN
              OR @time_zone COLLATE Latin1_General_100_BIN2 LIKE N'%[^-A-Za-z0-9_+/]%'
             THEN N'sqlsem: that is no time zone; write UTC or Europe/Berlin' END;
     IF @message IS NOT NULL
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     EXEC {schema}.check_work @kind OUTPUT, @body;
     EXEC {schema}.check_task_options @options;
     SET @locks = JSON_QUERY(@options, N'$.locks');
@@ -1535,7 +1535,7 @@ BEGIN
         IF @by IS NOT NULL
         BEGIN
             SET @message = CONCAT(N'sqlsem: schedule ', @schedule, N' is of login ', @by, N'; choose another name');
-            EXEC {schema}.refuse 50006, @message;
+            EXEC {schema}.raise_error 50006, @message;
         END;
         IF @count = 0
             INSERT INTO {schema}.schedule (schedule_name, queue_name, cron, time_zone, kind, body, options, next_due)
@@ -1870,7 +1870,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: idle_seconds must be 0 or more, not ',
             COALESCE(CONVERT(nvarchar(40), @idle_seconds), N'NULL'));
-        EXEC {schema}.refuse 50000, @message;
+        EXEC {schema}.raise_error 50000, @message;
     END;
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.recover_session_tasks;

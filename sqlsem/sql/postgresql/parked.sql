@@ -65,7 +65,7 @@ BEGIN
             RAISE EXCEPTION 'sqlsem: on % limit % with weight % cannot be: 1 <= weight <= limit, both whole, and limit 1 with another access than write',
                 quote_literal(v_lock.resource), v_lock."limit", v_lock.weight USING ERRCODE = '22023';
         ELSIF v_lock."limit" IS NULL AND (SELECT o.cap FROM {schema}.effective_settings(v_lock.resource::varchar) AS o) IS NULL THEN
-            PERFORM {schema}.refuse(v_lock.resource::varchar, 'write', 'a task', NULL, 'a task', NULL, 1);
+            PERFORM {schema}.check_registration(v_lock.resource::varchar, 'write', 'a task', NULL, 'a task', NULL, 1);
         END IF;
     END LOOP;
     IF (SELECT count(*) <> count(DISTINCT r ->> 'resource') FROM jsonb_array_elements(p_locks) AS r) THEN

@@ -13,7 +13,7 @@
 -- keep one. What need not be quick goes by our tables instead, which strangers cannot lock:
 --   installer      SHARE ROW EXCLUSIVE: one installer at a time (client.sql, is_upgraded)
 --   setting        its row schema_version, while numbers are set forward after a promotion (check_origin)
---   limit_pattern  ROW SHARE: a request goes by the server's limit; EXCLUSIVE: a limit is lifted (refuse, set_resource)
+--   limit_pattern  ROW SHARE: a request goes by the server's limit; EXCLUSIVE: a limit is raised or removed (check_registration, set_resource)
 --   queue_key      ROW SHARE: a queue is claimed from that knows no limit; EXCLUSIVE: limits of queues are set (block_first_limit)
 -- A commit is visible before its transaction's locks are released; several routines lean on that.
 
@@ -999,7 +999,7 @@ $$;
 
 -- Says what is wrong with a request. In order is one that leaves its limit to the server, which has one for the resource: until
 -- the end of the transaction nobody can lift that.
-CREATE OR REPLACE FUNCTION {schema}.refuse(
+CREATE OR REPLACE FUNCTION {schema}.check_registration(
     p_resource varchar, p_access varchar, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_limit integer, p_weight integer)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -1064,7 +1064,7 @@ BEGIN
     -- Here and not as constraints of the table, which would cost a tenth of the whole call; and in one expression, as each costs.
     IF (p_resource <> '' AND p_resource = btrim(p_resource) AND p_weight >= 1 AND p_uid IS NOT NULL AND p_access <> 'upgrade' AND p_limit IS NOT NULL
         AND concat(p_resource, p_access, p_requesting_id, p_owner) !~ '[[:cntrl:]]') IS NOT TRUE OR p_limit < p_weight THEN
-        PERFORM {schema}.refuse(p_resource, p_access, p_requesting_id, p_owner, p_uid, p_limit, p_weight);
+        PERFORM {schema}.check_registration(p_resource, p_access, p_requesting_id, p_owner, p_uid, p_limit, p_weight);
     END IF;
     -- The usual case: nobody is there, nor was below the mark.
     SELECT m.lease_ms IS NOT NULL,
@@ -1169,7 +1169,7 @@ BEGIN
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), g.key)
     FROM (SELECT DISTINCT hashtext(value ->> 'resource') AS key FROM jsonb_array_elements(p_requests) ORDER BY key) AS g;
     IF p_try THEN
-        PERFORM {schema}.refuse(r.resource, r.access, p_requesting_id, p_owner, p_uid, NULL, r.weight)
+        PERFORM {schema}.check_registration(r.resource, r.access, p_requesting_id, p_owner, p_uid, NULL, r.weight)
         FROM jsonb_to_recordset(p_requests) AS r (resource varchar, access varchar, "limit" integer, weight integer)
         WHERE r."limit" IS NULL;
         FOR v_request IN SELECT * FROM jsonb_to_recordset(p_requests)

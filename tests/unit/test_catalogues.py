@@ -1,0 +1,37 @@
+"""The routines of PostgreSQL and SQL Server: those of only one server stand in the table of sqlsem/sql/README.md."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import sqlsem.sql
+
+FOLDER = Path(sqlsem.sql.__file__).parent
+#: Scripts whose routines are installed in no database of a user, or that have none.
+OTHERS = {"simulated", "certify", "client"}
+ROUTINE = re.compile(
+    r"^(?:CREATE(?: OR REPLACE)?|ALTER) (?:FUNCTION|PROCEDURE|TRIGGER) \{schema\}\.\[?(\w+)", re.MULTILINE
+)
+
+
+def routines(engine: str) -> set[str]:
+    files = [file for file in (FOLDER / engine).glob("*.sql") if file.stem not in OTHERS]
+    return {name for file in files for name in ROUTINE.findall(file.read_text(encoding="utf-8"))}
+
+
+def listed(server: str) -> list[str]:
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| {server} \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+
+
+@pytest.mark.parametrize(
+    ("server", "engine", "other"), [("PostgreSQL", "postgresql", "mssql"), ("SQL Server", "mssql", "postgresql")]
+)
+def test_routines_of_one_server_are_listed_with_a_reason(server: str, engine: str, other: str) -> None:
+    assert sorted(listed(server)) == sorted(routines(engine) - routines(other))
+
+
+def test_servers_share_routines_by_name() -> None:
+    assert len(routines("postgresql") & routines("mssql")) > 160
