@@ -3,7 +3,7 @@
 - hints of tables: pairs that SQL Server refuses (1047), NOLOCK on a written table (1065), READPAST without ROWLOCK and
   READCOMMITTEDLOCK, or under an isolation level that refuses it (650); indexes with page locks where READPAST is used;
 - reads without locks (NOLOCK, READ UNCOMMITTED) that decide something: see `decides`;
-- THROW, and `raise_error`: numbers as documented (docs/protocol.md), messages that begin with ``sqlsem: `` and contain no
+- THROW, and `raise_error`: numbers as documented (docs/protocol.md), messages that begin with ``sqlsem: `` and have no
   formats, THROW alone in CATCH only (10704); no RAISERROR;
 - INSERT … EXEC of a procedure with INSERT … EXEC (8164) or a ROLLBACK (3915);
 - @@ROWCOUNT, @@ERROR and ERROR_NUMBER() where they report something else; @@IDENTITY;

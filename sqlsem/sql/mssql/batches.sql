@@ -12,7 +12,7 @@ SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- What makes the decisions of one name come one after the other, until the transaction ends.
+-- Serialize the decisions about one name until the transaction ends.
 IF OBJECT_ID(N'{schema}.lock_batch') IS NULL EXEC (N'CREATE PROCEDURE {schema}.lock_batch AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.lock_batch @name nvarchar(400), @patience int = 1000
@@ -28,8 +28,8 @@ BEGIN
 END;
 GO
 
--- Keep what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
--- kept stays): what is kept may be run with the rights of the login that resumes it.
+-- Store the callback that the last part starts. For a login that may not put tasks, store only that there is a callback, and
+-- leave the stored text of other logins: a stored callback may run with the rights of the login that resumes the batch.
 IF OBJECT_ID(N'{schema}.store_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.store_callback AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.store_callback @batch bigint, @kind nvarchar(8), @body nvarchar(max)
@@ -139,7 +139,7 @@ BEGIN
         IF @member = @before
             BREAK;
         EXEC {schema}.check_liveness @member, @mine;
-        -- Decided by number, once: who is gone does not come back, and the number is never used again.
+        -- Decided once, by member number: a member that is gone does not return, and its number is never used again.
         IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
             INSERT INTO @gone (member_id) VALUES (@member);
     END;
@@ -688,10 +688,10 @@ END CATCH;
 GO
 
 
--- What people look at ----------------------------------------------------------------------------------------------
+-- Views for people ------------------------------------------------------------------------------------------------
 
--- Batches, newest first, one row a part. What a callback runs is shown to putters, operators and readers, and to the login
--- that kept it.
+-- Batches, newest first, one row a part. The text of a callback is shown to putters, operators and readers, and to the login
+-- that stored it.
 IF OBJECT_ID(N'{schema}.list_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_batches AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.list_batches @name nvarchar(400) = NULL, @batch bigint = NULL, @most int = 20

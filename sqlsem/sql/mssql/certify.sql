@@ -278,7 +278,7 @@ SELECT expression FROM (VALUES
     (N'CAST(@@LANGUAGE AS nvarchar(60))'), (N'CAST(@@TRANCOUNT AS int)')) AS s (expression)
 
 -- name: agent_setting
--- What SQL Server Agent sets for the step of a job.
+-- The settings that SQL Server Agent makes for a job step.
 SELECT N'SET QUOTED_IDENTIFIER OFF; SET TEXTSIZE 1024; SET DEADLOCK_PRIORITY LOW'
 
 -- name: many_rows

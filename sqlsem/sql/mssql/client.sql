@@ -237,7 +237,7 @@ WHERE s.session_id <> @@SPID AND s.session_id IN (
 ORDER BY COALESCE(r.start_time, s.last_request_end_time)
 
 -- name: install_lock
--- (Any login can take it: before the first time there is no role of ours. Nothing but an installer waits for it.)
+-- (Any login can take it: before the first installation sqlsem has no role. Only installers wait for it.)
 DECLARE @code int;
 EXEC @code = sys.sp_getapplock @Resource = N'install.sqlsem.{schema}', @LockMode = N'Exclusive', @LockOwner = N'Transaction',
     @LockTimeout = 120000, @DbPrincipal = N'public';

@@ -335,10 +335,10 @@ BEGIN
 END;
 GO
 
--- Makes a writer a reader, or has a reader give up its upgrade, and wakes those behind, whom that may let in: 0 done (or
--- it reads already), -1 no such granted row of this requester. May be repeated.
--- Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row. Blocks nobody, and yet takes the gate: a
--- begin_upgrade whose caller was cut off while it stood there comes first.
+-- Makes a writer a reader, or has a reader give up its upgrade, and wakes those behind, whom that may let in: 0 done (or it
+-- reads already), -1 no such granted row of this requester. May be repeated. Waits (SET LOCK_TIMEOUT) for an open transaction
+-- that has pinned the row. Takes the gate although it blocks nobody, so that a begin_upgrade whose caller was cut off in the
+-- gate's queue comes first.
 IF OBJECT_ID(N'{schema}.downgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.downgrade AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.downgrade @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @answer bit = 0

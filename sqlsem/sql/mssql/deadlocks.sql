@@ -89,7 +89,7 @@ BEGIN
     CROSS APPLY {schema}.effective_settings(b.resource_id) AS o
     WHERE b.busy = 1 OR (b.waits = 1 AND b.queue_position < l.last_one);
 
-    -- 1. Down the queues, as long as that frees anybody: somebody is let in when all rows of theirs are.
+    -- 1. Down the queues, as long as that frees an owner: an owner is free when all of its rows can be granted.
     UPDATE @row SET stuck = 1 WHERE who IN (SELECT who FROM @row WHERE waits = 1);
     SET @changed = 1;
     WHILE @changed = 1
@@ -157,7 +157,7 @@ BEGIN
         END;
     END;
 
-    -- 2. Who waits for whom, and a cycle with one of ours in it.
+    -- 2. The wait-for graph, and a cycle in it with a row of this member.
     INSERT INTO @edge (source, waiter, target, blocker)
     SELECT w.who, w.position, b.who, b.position
     FROM @row AS w JOIN @row AS b ON b.place = w.place

@@ -5,8 +5,8 @@
 -- word in its session's context (Grant.session). Anyone may write that one, so it is not believed: the trigger pins what it
 -- names, by the same rules. (The lock is taken once more in either case: so it is this transaction's, and lasts.)
 
--- What a connection notes to count on a grant for a while: its position and whose it is, which changes when it is handed over.
--- No row: it is not there (any more).
+-- Return the note by which a connection relies on a grant for a while: the position and its owner, which changes at a
+-- hand-over. No row: there is no such grant (any more).
 IF OBJECT_ID(N'{schema}.session_entry') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_entry AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_entry @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255)
@@ -20,7 +20,8 @@ BEGIN
 END;
 GO
 
--- The trigger of guarded tables calls this once a statement, with its own number. What it throws ends the transaction.
+-- The trigger of a guarded table calls this once a statement, with its own number. An error that it raises ends the
+-- transaction.
 IF OBJECT_ID(N'{schema}.check_guard') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_guard AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_guard @trigger int, @resource nvarchar(255)
@@ -76,7 +77,7 @@ GO
 
 -- Putting guards, and taking them off: with the caller's rights -----------------------------------------------------
 
--- The guards that there are, one a table. What their triggers say ends with the resource, and is written by guard_table.
+-- List the guards, one a table. guard_table writes the text of each trigger, which ends with the resource.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.guards;
 GO

@@ -6,7 +6,7 @@ SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- What is kept of a token.
+-- Return the hash of a token, which is all that is stored of it.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.token_hash;
 GO
@@ -89,7 +89,7 @@ BEGIN
         SELECT @host = host, @pid = COALESCE(pid, session_id), @program = program FROM {schema}.member WHERE member_id = @member;
         IF @count > 0 AND @wanted > 0
         BEGIN
-            -- What people see of it is who handed it over. It is no login's: nobody can renew it, or give it back, without the
+            -- People see which process handed it over. It belongs to no login: nobody can renew or release it without the
             -- token.
             INSERT INTO {schema}.member (beacon, session_id, host, pid, program, login, grace_ms, lease_ms, lease_until)
             VALUES (NULL, NULL, @host, @pid, @program, N'', 0, @ttl_ms, DATEADD(millisecond, @ttl_ms, @now));
@@ -148,7 +148,7 @@ BEGIN
         IF @tries = 0
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
     END CATCH;
-    -- Those who wait wake, and find a row with a lease, for which they look from time to time.
+    -- The waiters wake, find a row with a lease, and poll it from time to time.
     SET @position = -1;
     WHILE @done = 1
     BEGIN
@@ -222,7 +222,7 @@ BEGIN
                 ROLLBACK TRANSACTION;
             ELSE
             BEGIN
-                -- Who finds the lease over removes this row first, too: one of the two has it.
+                -- A session that finds the lease expired deletes this row first, too: only one of the two sessions can.
                 DELETE FROM {schema}.member WHERE member_id = @transit AND lease_until >= SYSUTCDATETIME();
                 SET @lock = @@ROWCOUNT;
                 UPDATE {schema}.member
@@ -280,7 +280,7 @@ BEGIN
         ORDER BY queue_position;
         IF @one = @before
             BREAK;
-        -- Hardly any waiting: who waits shares it for an instant. It only spares them looking.
+        -- The wait is short: a waiter shares the lock for an instant. The lock only saves the waiters polls.
         SET @name = CONCAT(N'entry.sqlsem.{schema}.', @one);
         EXEC @lock = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 50, @DbPrincipal = @principal;

@@ -5,7 +5,7 @@ SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- What is set for resources, by whom; beside what resources tells.
+-- The settings of resources and the logins that made them, in addition to `resources`.
 IF OBJECT_ID(N'{schema}.resource_settings') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resource_settings AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.resource_settings
@@ -132,7 +132,7 @@ GO
 
 -- When somebody will go in ------------------------------------------------------------------------------------------
 
--- What holds of one kind have in common: the note but for its numbers, or else the program.
+-- Return the kind of a hold: its note without numbers, or else its program.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.kind_of;
 GO
@@ -235,7 +235,7 @@ BEGIN
     LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id
     WHERE t.queue_position <= @queue_position;
     SET @rows = @@ROWCOUNT;
-    -- Chance that is the same each time: what is shown should not jump about.
+    -- Random numbers that are the same each time, so that the displayed numbers do not jump.
     INSERT INTO @play (play, luck)
     SELECT u.play, SQRT(-2 * LOG(u.one)) * COS(2 * PI() * u.other)
     FROM (SELECT n.play,
@@ -374,7 +374,7 @@ BEGIN TRY
     FROM {schema}.row_states(@resource) AS h
     JOIN {schema}.entry AS t WITH (NOLOCK) ON t.resource_id = h.resource_id AND t.queue_position = h.queue_position
     LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id;
-    -- Who is dead, as entries tells it.
+    -- The dead members, by the rule of `entries`.
     UPDATE @entry SET state = N'dead'
     WHERE state <> N'dead' AND member_id IN (
         SELECT m.member_id FROM {schema}.member AS m WITH (NOLOCK)

@@ -79,7 +79,7 @@ BEGIN
 END;
 GO
 
--- In the transaction that puts a task, of what check_locks has let pass: what it asks for.
+-- Store the locks of a task, in the transaction that puts it, after check_locks has accepted them.
 IF OBJECT_ID(N'{schema}.store_task_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.store_task_locks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.store_task_locks @task bigint, @queue nvarchar(255), @locks nvarchar(max)
@@ -114,8 +114,8 @@ BEGIN
 END;
 GO
 
--- Ends the rows of a task that belong to this member; what it has handed over, and adopted again, is not the task's any more.
--- What an open transaction has pinned stays its owner's, who finds it there.
+-- End the rows of a task that belong to this member. Rows that the member handed over and adopted again are not the task's any
+-- more. A row that an open transaction has pinned stays with its owner, which finds it there.
 IF OBJECT_ID(N'{schema}.end_task_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_task_rows AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_task_rows @task bigint, @member bigint, @outcome nvarchar(16)
@@ -318,8 +318,8 @@ BEGIN
 END;
 GO
 
--- In the transaction of a claim: looks whose turn has come. Of requests of one kind, who stands behind one that may not go in may not
--- either.
+-- Grant the rows that may be granted, in the transaction of a claim. Among requests of one kind, none behind a blocked one may
+-- be granted either.
 IF OBJECT_ID(N'{schema}.poll_lock_queues') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_lock_queues AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.poll_lock_queues @queue nvarchar(400)
@@ -529,7 +529,7 @@ BEGIN
         IF @name IS NULL
             BREAK;
         SET @number = @number + 1;
-        -- Hardly any waiting: who waits shares it for an instant. It only spares them looking.
+        -- The wait is short: a waiter shares the lock for an instant. The lock only saves the waiters polls.
         IF APPLOCK_MODE(@principal, @name, N'Session') = N'NoLock'
             EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
                 @LockTimeout = 50, @DbPrincipal = @principal;

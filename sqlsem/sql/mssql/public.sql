@@ -127,7 +127,8 @@ GO
 
 -- The session and its rows -----------------------------------------------------------------------------------------
 
--- What a session calls itself where its caller does not say: the same as long as it lives, and no other's.
+-- Return the session's own requesting_id, for a caller that passes none: constant while the session lives, and no other
+-- session's.
 IF OBJECT_ID(N'{schema}.session_name') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_name AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_name @name nvarchar(400) OUTPUT
@@ -169,7 +170,7 @@ BEGIN
           AND APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', beacon), N'Session') = N'Exclusive';
         IF @member IS NOT NULL
             RETURN 0;
-        -- Sessions end without a word. Who had this session's number before us is surely gone.
+        -- Sessions end without notice. The earlier session with this session's number has surely ended.
         WHILE 1 = 1
         BEGIN
             SET @before = @old;
@@ -801,7 +802,7 @@ BEGIN
 END;
 GO
 
--- The queue: who holds and who waits, of one resource or all.
+-- The queue of one resource or of all: its holders and waiters.
 IF OBJECT_ID(N'{schema}.status') IS NULL EXEC (N'CREATE PROCEDURE {schema}.status AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.status @resource nvarchar(400) = NULL
@@ -820,7 +821,7 @@ GO
 
 
 -- feature: operate
--- What operators do (and reap, in routines.sql) --------------------------------------------------------------------
+-- Operations of operators (and reap, in routines.sql) --------------------------------------------------------------------
 
 -- The limit of a resource, or of all whose names begin so ('tenant:*'): an upper bound on whatever is declared, and the limit of
 -- those who declare none; NULL: none.
@@ -853,7 +854,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Nobody new is let in, until resume; who is inside stays.
+-- Grant no more requests until resume. Holders keep their locks.
 IF OBJECT_ID(N'{schema}.pause') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pause AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.pause @resource nvarchar(400)

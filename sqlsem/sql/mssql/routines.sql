@@ -1863,7 +1863,7 @@ END;
 GO
 
 
--- What people look at -------------------------------------------------------------------------------------------
+-- Views for people ---------------------------------------------------------------------------------------------
 
 -- They wait for nobody's open transaction: who is in the way of all others is what people want to see. So what such a one
 -- has not committed is shown as well.

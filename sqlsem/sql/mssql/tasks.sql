@@ -828,7 +828,7 @@ BEGIN
         IF @member = @before
             BREAK;
         EXEC {schema}.check_liveness @member, @mine;
-        -- Decided by number, once: who is gone does not come back, and the number is never used again.
+        -- Decided once, by member number: a member that is gone does not return, and its number is never used again.
         IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
             DELETE FROM @running WHERE member_id = @member;
     END;
@@ -909,7 +909,7 @@ END;
 GO
 
 
--- What people look at ----------------------------------------------------------------------------------------------
+-- Views for people ------------------------------------------------------------------------------------------------
 
 -- 1 for those who may see what others have put.
 IF OBJECT_ID(N'{schema}.sees_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.sees_all AS RETURN 0');

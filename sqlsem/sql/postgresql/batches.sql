@@ -8,7 +8,7 @@
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
--- What makes the decisions of one name come one after the other, until the transaction ends.
+-- Serialize the decisions about one name until the transaction ends.
 CREATE OR REPLACE FUNCTION {schema}.lock_batch(p_name varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -20,8 +20,8 @@ BEGIN
 END
 $$;
 
--- Keep what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
--- kept stays): what is kept may be run with the rights of the login that resumes it.
+-- Store the callback that the last part starts. For a login that may not put tasks, store only that there is a callback, and
+-- leave the stored text of other logins: a stored callback may run with the rights of the login that resumes the batch.
 CREATE OR REPLACE FUNCTION {schema}.store_callback(p_batch bigint, p_kind varchar, p_body text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -432,10 +432,10 @@ END
 $$;
 
 
--- What people look at -------------------------------------------------------------------------------------------
+-- Views for people ---------------------------------------------------------------------------------------------
 
--- Batches, newest first, one row a part. What a callback runs is shown to putters, operators and readers, and to the login
--- that kept it.
+-- Batches, newest first, one row a part. The text of a callback is shown to putters, operators and readers, and to the login
+-- that stored it.
 CREATE OR REPLACE FUNCTION {schema}.list_batches(
     p_name varchar DEFAULT NULL, p_batch bigint DEFAULT NULL, p_most integer DEFAULT 20)
 RETURNS TABLE (batch_id bigint, batch_name varchar, status varchar, window_seconds float, opened_at timestamptz,

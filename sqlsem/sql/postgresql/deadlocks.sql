@@ -141,7 +141,7 @@ BEGIN
     END IF;
     v_none := array_fill(false, ARRAY[cardinality(v_rows)]);
 
-    -- 1. Down the queues, as long as that frees anybody: somebody is let in when all rows of theirs are.
+    -- 1. Down the queues, as long as that frees an owner: an owner is free when all of its rows can be granted.
     v_idle := v_none;
     SELECT array_agg(w.waiting ORDER BY w.who) INTO v_left
     FROM (SELECT r.who, count(*) FILTER (WHERE r.waits) AS waiting FROM unnest(v_rows) AS r GROUP BY r.who) AS w;

@@ -8,8 +8,8 @@
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
--- What a connection notes to count on a grant for a while: its position and whose it is, which changes when it is handed over.
--- NULL: it is not there (any more).
+-- Return the note by which a connection relies on a grant for a while: the position and its owner, which changes at a
+-- hand-over. NULL: there is no such grant (any more).
 CREATE OR REPLACE FUNCTION {schema}.session_entry(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

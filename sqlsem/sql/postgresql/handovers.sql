@@ -77,7 +77,7 @@ BEGIN
     IF v_count = 0 OR v_count <> cardinality(p_positions) THEN
         RETURN -1;
     END IF;
-    -- What people see of it is who handed it over. It is no login's: nobody can renew it, or give it back, without the token.
+    -- People see which process handed it over. It belongs to no login: nobody can renew or release it without the token.
     INSERT INTO {schema}.member (beacon, backend_pid, host, pid, program, login, grace_ms, lease_ms, lease_until)
     VALUES (NULL, NULL, v_member.host, coalesce(v_member.pid, v_member.backend_pid), v_member.program,
             '', 0, p_ttl_ms, clock_timestamp() + p_ttl_ms * interval '1 millisecond')
@@ -96,7 +96,7 @@ BEGIN
     INSERT INTO {schema}.handover (token_hash, member_id, row_count, resource_id, queue_position, given_by, given_to, ttl_ms)
     VALUES (p_hash, v_transit, v_count, v_first.resource_id, v_first.queue_position, session_user,
             coalesce(p_to, session_user), p_ttl_ms);
-    -- Those who wait wake, and find a row with a lease, for which they look from time to time.
+    -- The waiters wake, find a row with a lease, and poll it from time to time.
     FOR v_row IN SELECT p AS queue_position FROM unnest(p_positions) AS p LOOP
         v_freed := {schema}.release_session_lock_after_commit({schema}.lock_class(2), {schema}.lock_key(v_row.queue_position));
     END LOOP;
@@ -163,7 +163,7 @@ BEGIN
     END IF;
     IF v_given.adopted_at IS NULL THEN
         PERFORM {schema}.check_origin();
-        -- Who finds the lease over removes this row first, too: one of the two has it.
+        -- A session that finds the lease expired deletes this row first, too: only one of the two sessions can.
         PERFORM FROM {schema}.member AS m WHERE m.member_id = v_given.member_id AND m.lease_until >= clock_timestamp() FOR UPDATE;
         IF FOUND THEN
             SELECT count(*) INTO v_count

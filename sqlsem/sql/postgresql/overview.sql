@@ -184,7 +184,7 @@ $$;
 
 -- When somebody will go in ------------------------------------------------------------------------------------------
 
--- What holds of one kind have in common: the note but for its numbers, or else the program.
+-- Return the kind of a hold: its note without numbers, or else its program.
 CREATE OR REPLACE FUNCTION {schema}.kind_of(p_note varchar, p_program varchar) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -296,7 +296,8 @@ BEGIN
                         WHEN v_row.state = 'dead' OR v_row.granted_at IS NULL AND v_row.member_id IS NOT NULL THEN 0
                         ELSE greatest(0, least({schema}.expected_remaining(v_like, s.share, v_row.seconds), v_row.grace - v_row.missing_for)) END
             FROM generate_series(1, v_plays) AS p (play) CROSS JOIN LATERAL (
-                -- Chance that is the same each time: what is shown should not jump about. (Of a play, how far the means are off.)
+                -- Random numbers that are the same each time, so that the displayed numbers do not jump. (Of a play, how far
+                -- the means are off.)
                 SELECT {schema}.deterministic_fraction(v_row.queue_position, p.play) AS share,
                        sqrt(-2 * ln({schema}.deterministic_fraction(-1, p.play))) * cos(2 * pi() * {schema}.deterministic_fraction(-2, p.play)) AS luck) AS s
             ORDER BY p.play);

@@ -86,7 +86,7 @@ BEGIN
 END
 $$;
 
--- Of tasks that were just put: what they ask for.
+-- Store the locks that tasks were put with.
 CREATE OR REPLACE FUNCTION {schema}.store_task_locks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -317,7 +317,7 @@ BEGIN
 END
 $$;
 
--- Looks whose turn has come. Of requests of one kind, who stands behind one that may not go in may not either.
+-- Grant the rows that may be granted. Among requests of one kind, none behind a blocked one may be granted either.
 CREATE OR REPLACE FUNCTION {schema}.poll_lock_queues(p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off

@@ -152,7 +152,8 @@ $$;
 
 -- The session and its rows -----------------------------------------------------------------------------------------
 
--- What a session calls itself where its caller does not say: the same as long as it lives, and no other's.
+-- Return the session's own requesting_id, for a caller that passes none: constant while the session lives, and no other
+-- session's.
 CREATE OR REPLACE FUNCTION {schema}.session_id() RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -610,7 +611,7 @@ BEGIN
 END
 $$;
 
--- The queue: who holds and who waits, of one resource or all.
+-- The queue of one resource or of all: its holders and waiters.
 CREATE OR REPLACE FUNCTION {schema}.status(resource text DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
                weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
@@ -621,7 +622,7 @@ AS $$ SELECT * FROM {schema}.entries(resource) $$;
 
 
 -- feature: operate
--- What operators do (and reap, in routines.sql) --------------------------------------------------------------------
+-- Operations of operators (and reap, in routines.sql) --------------------------------------------------------------------
 
 -- The limit of a resource, or of all whose names begin so ('tenant:*'): an upper bound on whatever is declared, and the limit of
 -- those who declare none; NULL: none.
@@ -638,7 +639,7 @@ BEGIN
 END
 $$;
 
--- Nobody new is let in, until resume; who is inside stays.
+-- Grant no more requests until resume. Holders keep their locks.
 CREATE OR REPLACE FUNCTION {schema}.pause(resource text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

@@ -1359,7 +1359,7 @@ BEGIN
         IF {schema}.is_upgraded() THEN
             RETURN -1;
         END IF;
-        -- Who has to wait writes marks now, and not when it is granted, as nobody waits for it yet.
+        -- A waiter writes marks now, not when it is granted: no row waits for it yet.
         v_waits := true;
         IF {schema}.is_time_for_row_mark() THEN
             v_first := (SELECT queue_position FROM {schema}.rows_before_oldest_first(p_resource, p_position) LIMIT 1);
@@ -1725,7 +1725,7 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT {schema}.describe_table_locks('{schema}.{table}') $$;
 
 
--- What people look at -------------------------------------------------------------------------------------------
+-- Views for people ---------------------------------------------------------------------------------------------
 
 -- state: 'holds', 'waits', 'revoked', or 'dead', when the next who looks, and may write, removes it. missing_for: since the
 -- owner was first missed, or, where nobody has noticed yet, since its last sign of life.
@@ -1801,7 +1801,7 @@ BEGIN
 END
 $$;
 
--- Whoever it was.
+-- The same for all logins.
 CREATE OR REPLACE FUNCTION {schema}.past(
     p_resource varchar, p_most integer, p_since float DEFAULT NULL, p_until float DEFAULT NULL, p_outcome varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,

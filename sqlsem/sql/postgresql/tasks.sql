@@ -352,7 +352,7 @@ BEGIN
 END
 $$;
 
--- What a key is sorted by: in no order that anyone chose, and each at its own place.
+-- Return the sort key of a task key: a hash, so that no one can choose the order, then the key itself.
 CREATE OR REPLACE FUNCTION {schema}.key_hash(p_key varchar) RETURNS varchar
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -597,8 +597,8 @@ BEGIN
 END
 $$;
 
--- Has this session told of tasks that are put, or may be claimed because others ended (NOTIFY): a hint, and no more than that.
--- Whoever listens shares a lock as long as its session lives, so nothing is sent where nobody does.
+-- Have this session notified (NOTIFY) when tasks are put, or become claimable because others ended. A notification is only a
+-- hint. Each listener shares a lock while its session lives, so nothing is sent without listeners.
 CREATE OR REPLACE FUNCTION {schema}.listen_for_tasks() RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -931,7 +931,7 @@ AS $$
            OR p_status::pg_catalog.text OPERATOR(pg_catalog.=) 'failed'::pg_catalog.text AND p_on_failure::pg_catalog.text OPERATOR(pg_catalog.=) 'stop'::pg_catalog.text
 $$;
 
--- What is kept as the error of an attempt: who asked for its end comes first.
+-- Return the error text of an attempt. The login that requested its end comes first.
 CREATE OR REPLACE FUNCTION {schema}.error_after(p_outcome varchar, p_error text, p_asked_by name) RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$
@@ -993,7 +993,7 @@ BEGIN
 END
 $$;
 
--- end_task and claim_task in one: what a worker does between two tasks.
+-- End one task and claim the next in one call, between two tasks of a worker.
 CREATE OR REPLACE FUNCTION {schema}.next_task(
     p_member bigint, p_task bigint, p_attempt integer, p_outcome varchar, p_result text, p_error text,
     p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean,
@@ -1216,7 +1216,7 @@ AS $$
 DECLARE
     v_pid integer;
 BEGIN
-    PERFORM pg_stat_clear_snapshot();  -- what sessions do now, not when this transaction looked first
+    PERFORM pg_stat_clear_snapshot();  -- read what sessions do now, not at the first read of this transaction
     v_pid := (SELECT m.backend_pid FROM {schema}.task AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
               JOIN {schema}.member_liveness() AS l ON l.member_id = m.member_id
               LEFT JOIN pg_stat_activity AS a ON a.pid = m.backend_pid
@@ -1320,7 +1320,7 @@ END
 $$;
 
 
--- What people look at -------------------------------------------------------------------------------------------
+-- Views for people ---------------------------------------------------------------------------------------------
 
 -- Newest first where they have ended; open ones in the order in which they will run (but for turns). status 'lost': its worker is
 -- dead, and the next who looks, and may write, makes it pending again. Who may put only, and not run or operate, sees what it
@@ -1449,7 +1449,7 @@ AS $$
 $$;
 
 
--- What operators do, and who put a task ---------------------------------------------------------------------------
+-- Operations of operators, and of the login that put a task ---------------------------------------------------------------------------
 
 -- 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or failed). Of one that runs the
 -- worker is tested first. Who may only put does it with what it put itself.
@@ -1526,8 +1526,8 @@ BEGIN
 END
 $$;
 
--- What is asked of the tasks that a member runs: how long each may run (s), and who wants it cancelled. Only of those of
--- which anything is.
+-- Return (task, time limit in s, login that requested its cancellation) for each running task of a member that has a limit or
+-- such a request.
 CREATE OR REPLACE FUNCTION {schema}.task_controls(p_member bigint, p_tasks bigint[])
 RETURNS TABLE (task_id bigint, time_limit float, cancel_asked_by name)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1719,7 +1719,7 @@ BEGIN
     v_task := jsonb_build_array(p_options || jsonb_build_object('kind', p_kind, 'body', p_body));
     PERFORM {schema}.check_tasks(v_task);
     PERFORM {schema}.check_may_lock(v_task);
-    -- What only the table would refuse, when the task is put.
+    -- Refuse here what otherwise only the table would refuse, when the task is put.
     PERFORM FROM jsonb_to_recordset(v_task)
         AS r (note text, on_failure text, "order" numeric, after_ms numeric, max_attempts numeric, backoff_ms numeric,
               time_limit_ms numeric, priority numeric)
@@ -1867,7 +1867,7 @@ BEGIN
 END
 $$;
 
--- Claims for this session. (With the caller's rights, who can see when this session began.)
+-- Claim a task for this session. (With the caller's rights, as the caller can see when this session began.)
 CREATE OR REPLACE FUNCTION {schema}.session_claim(p_queue text, OUT member bigint, OUT task_id bigint, OUT kind varchar,
                                                   OUT body text, OUT attempt integer)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -1887,8 +1887,8 @@ BEGIN
 END
 $$;
 
--- What an earlier call of work left behind that was broken off between a claim and its end: the session lives, so nobody
--- else ends it.
+-- End the tasks of an earlier call of `work` that was interrupted between a claim and its end. The session lives, so no other
+-- session ends them.
 CREATE OR REPLACE FUNCTION {schema}.recover_session_tasks(p_queue text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1903,7 +1903,8 @@ BEGIN
 END
 $$;
 
--- Of a task that this session's member runs: who wants it cancelled, and its time limit (s) where it has run for longer.
+-- Return, for a task that this session's member runs, the login that requested its cancellation, and its time limit (s) if it
+-- has run longer.
 CREATE OR REPLACE FUNCTION {schema}.session_task_controls(p_member bigint, p_task bigint, OUT cancel_asked_by name, OUT passed_limit float)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
