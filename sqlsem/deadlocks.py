@@ -30,7 +30,7 @@ UPGRADE = "upgrade"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What matters of a row that is neither revoked nor abandoned."""
+    """The fields of a row that the search needs; revoked and abandoned rows are left out."""
 
     position: int
     resource: str
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def waits(self) -> bool:
-        """Whether its owner waits for something."""
+        """True if its owner waits for something."""
         return not self.granted or self.access == UPGRADE
 
     def is_in_the_way_of(self, row: Row) -> bool:
@@ -421,15 +421,7 @@ def steps_of(cycle: Cycle, members: Mapping[int, tuple[str | None, int | None, i
 
 
 def message(found: Found) -> str:
-    """What the victim is told.
-
-    >>> one = Step(1, "etl01", 4321, None, "MainThread#1", "x", 41, True, "y", 44, False, 42)
-    >>> two = Step(1, "etl01", 4321, None, "Thread-1#2", "y", 42, True, "x", 43, False, 41)
-    >>> print(message(Found((one, two), 2)))  # doctest: +NORMALIZE_WHITESPACE
-    Deadlock: etl01:4321 (MainThread#1) holds 'x' at 41, waits for 'y' at 44 behind 42; etl01:4321 (Thread-1#2) holds
-    'y' at 42, waits for 'x' at 43 behind 41. The youngest request, 44, has been given up: release what is held and
-    try again; take both in the same order everywhere, or at once (all_of)
-    """
+    """Return the message of the victim's `Deadlock`."""
     if len(found.steps) == 1:
         (step,) = found.steps
         return (

@@ -1,9 +1,9 @@
-"""What is printed or logged carries no control characters, wherever it came from.
+"""Escape control characters in all text that is printed or logged.
 
-Names, notes, bodies, errors and hosts are written by others: an escape sequence among them would steer the terminal of
-those who look, a line break would forge a line of a log, and a bidirectional override would show what is not there. So
-all that is shown goes through `clean` (or `clean_json`): the command line prints with the functions of
-`sqlsem.terminal.output`, and the logger ``sqlsem`` has a `CleanFilter`, whose records are clean in every handler.
+Names, notes, bodies, errors and hosts are written by other people. An escape sequence in them could control the
+reader's terminal, a line break could forge a log line, and a bidirectional override could hide the real text.
+Therefore all output goes through `clean` or `clean_json`: the command line prints with `sqlsem.terminal.output`, and
+the logger ``sqlsem`` has a `CleanFilter`, so its records are clean in every handler.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def clean(text: str, keep: str = "") -> str:
 
 
 def first_line(text: object) -> str:
-    """What an error says, without the lines that repeat a statement or give details. None has none."""
+    """Return the first line of an error, without the lines that repeat a statement. None gives ""."""
     return str(text or "").strip().partition("\n")[0].rstrip()
 
 
@@ -61,7 +61,7 @@ def clean_trace(text: str) -> str:
 
 
 class _Clean:
-    """Says what another object says, cleaned."""
+    """The text of another object, cleaned."""
 
     def __init__(self, value: object) -> None:
         self._value = value

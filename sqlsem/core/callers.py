@@ -1,4 +1,8 @@
-"""Who asks, in this process: a thread or a task."""
+"""The thread or task that acquires, waits and holds.
+
+Each caller has a number that is never used again in this process, so a grant cannot be mistaken for that of a later
+thread. It relies on weak references, so a caller can be collected while its grants exist.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +68,6 @@ def this_thread() -> Caller:
 
 
 def ours(request: Request, ticket: Ticket, state: str, seconds: float, caller: Caller | None = None) -> Behind:
-    """A row of this process, in whose way it is."""
+    """Describe a row of this process as the blocker of another request."""
     who = (None if caller is None else caller.owner, socket.gethostname(), os.getpid(), program_name())
     return Behind(ticket.position, state, seconds, ticket.requesting_id, *who, request.note, None)

@@ -65,7 +65,7 @@ def _of_name(module: str, name: str) -> Any:
 
 
 def is_coroutine(function: Callable[..., Any]) -> bool:
-    """Whether it is a coroutine function. Raises `ConfigurationError` for what cannot be guarded at all."""
+    """True for a coroutine function. Raises `ConfigurationError` for functions that no lock can guard."""
     inner = inspect.unwrap(getattr(function, "__func__", function))
     name = _name_of(function)
     if inspect.isclass(inner) or not callable(inner):

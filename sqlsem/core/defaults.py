@@ -1,4 +1,4 @@
-"""The default coordinator, for the faces: made by the package's head, which imports them."""
+"""The default coordinator, for both APIs. The package's head provides it, because it imports them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Coordinated(Protocol):
 
     @property
     def client(self) -> DatabaseClient:
-        """What it is made of."""
+        """Its database client."""
 
 
 def _nobody() -> Coordinated:
@@ -30,18 +30,18 @@ _threads = threading.local()
 
 
 def provide(default: Callable[[], Coordinated]) -> None:
-    """Say what gives the default coordinator, and makes it when it is first needed."""
+    """Register the function that returns the default coordinator, and makes it at the first use."""
     global _default
     _default = default
 
 
 def provide_here(coordinator: Coordinated) -> None:
-    """The default one of the thread that calls (a simulated one, which stands for a process of its own)."""
+    """Set the default coordinator of the calling thread (a simulated one, which stands for a process)."""
     runtime.namespace(_threads)["coordinator"] = coordinator
 
 
 def client_of(coordinator: Coordinated | None) -> DatabaseClient:
-    """Of this coordinator; None: of the default one, as it is now."""
+    """Return the client of a coordinator; None: of the default one."""
     found = coordinator if coordinator is not None else runtime.namespace(_threads).get("coordinator") or _default()
     client = getattr(found, "client", None)
     if client is None:

@@ -61,7 +61,7 @@ def _refusal(client: DatabaseClient, what: str) -> ConfigurationError:
 
 
 def elsewhere(client: DatabaseClient, theirs: str) -> bool:
-    """Whether that is another database than ours. Blocks."""
+    """True if a cursor is on another database than the client. Blocks."""
     engine = client.engine
     for again in (False, True):
         if engine.known_identity is None or again:  # another server may have taken over
@@ -104,7 +104,7 @@ class ReleaseOnCommit:
         return there
 
     def stop(self) -> bool:
-        """Whether the grant has left. If not, it does not by this any more."""
+        """Stop watching the transaction. Return True if it has released the grant."""
         with self._lock:
             self._settled = True
             left = self._left

@@ -1,9 +1,8 @@
-"""Locks that are taken in opposite orders, told before they ever wait for each other. For debugging; no I/O.
+"""Detect locks that are taken in opposite orders, before two callers ever wait for each other. For debugging; no I/O.
 
-When somebody who holds ``a`` asks for ``b``, that order is remembered with its stack. Those who ask the other way
-round, or close a longer circle (a before b, b before c, c before a), are told by a `LockOrderWarning`, once for each
-circle, whether or not anybody waits. What is always done under one and the same exclusive lock cannot meet, and is no
-fault.
+When a holder of ``a`` requests ``b``, that order is stored with its stack. A request in the opposite order, or one that
+closes a longer cycle (a before b, b before c, c before a), gives a `LockOrderWarning`, once for each cycle, even if no
+caller waits. Orders that are always taken under the same exclusive lock cannot meet, and give no warning.
 
 >>> orders = LockOrder()
 >>> orders.entering("db", [("a", True)], ["b"])
@@ -29,7 +28,7 @@ from sqlsem.errors import LockOrderWarning
 
 __all__ = ["LockOrder", "configure", "current"]
 
-#: Orders that are remembered; names may be many (``load:{table}``), so the oldest are forgotten.
+#: The number of orders that are stored. There may be many names (``load:{table}``), so the oldest are dropped.
 MOST = 10_000
 #: Frames of a stack that are kept.
 DEPTH = 30
@@ -41,7 +40,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Where one lock was asked for while another was held."""
+    """The place where one lock was requested while another was held."""
 
     guards: frozenset[Key]  # exclusive locks that were held too, each time
     thread: str
@@ -49,18 +48,18 @@ class _Seen:
 
 
 class LockOrder:
-    """What is known about the orders in which this process takes its locks. Safe to use from several threads."""
+    """The orders in which this process takes its locks. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._seen: OrderedDict[tuple[Key, Key], _Seen] = OrderedDict()
         self._after: dict[Key, dict[Key, None]] = {}
-        self._told: set[frozenset[tuple[Key, Key]]] = set()
+        self._reported: set[frozenset[tuple[Key, Key]]] = set()
 
     def entering(self, where: str, held: Sequence[tuple[str, bool]], wanted: Iterable[str]) -> None:
-        """Somebody who holds these (each with: does it exclude all others?) is about to wait for those.
+        """Record that a caller that holds ``held`` [(name, exclusive)] is about to wait for ``wanted``.
 
-        ``where`` tells databases apart. Call it before anything is asked of the database.
+        ``where`` identifies the database. Call it before the first call to the database.
         """
         if not held:
             return
@@ -71,7 +70,7 @@ class LockOrder:
                 if other == name:
                     continue
                 edge = (where, other), (where, name)
-                guards = frozenset((where, one) for one, alone in held if alone and one != other)
+                guards = frozenset((where, lock) for lock, exclusive in held if exclusive and lock != other)
                 with self._guard:
                     known = self._seen.get(edge)
                     if known is not None and known.guards <= guards:
@@ -80,9 +79,9 @@ class LockOrder:
                     if known is not None:
                         guards &= known.guards
                     self._remember(edge, _Seen(guards, threading.current_thread().name, stack))
-                    circle = self._circle(*edge)
-                    if circle:
-                        texts.append(self._tell(circle))
+                    cycle = self._cycle(*edge)
+                    if cycle:
+                        texts.append(self._describe(cycle))
         for text in texts:
             warnings.warn(LockOrderWarning(text), stacklevel=_level())
 
@@ -97,16 +96,16 @@ class LockOrder:
             if not self._after[first]:
                 del self._after[first]
 
-    def _circle(self, first: Key, then: Key) -> list[tuple[Key, Key]]:
-        """The shortest circle that this order closes and nobody has been told of; empty when there is none."""
+    def _cycle(self, first: Key, then: Key) -> list[tuple[Key, Key]]:
+        """Return the shortest cycle that this order closes and no warning has reported; empty if there is none."""
         came: dict[Key, Key] = {}
         frontier = [then]
         while frontier and first not in came:
             reached = []
-            for one in frontier:
-                for other in self._after.get(one, ()):
+            for key in frontier:
+                for other in self._after.get(key, ()):
                     if other not in came and other != then:
-                        came[other] = one
+                        came[other] = key
                         reached.append(other)
             frontier = reached
         if first not in came:
@@ -117,21 +116,21 @@ class LockOrder:
             way.append((came[at], at))
             at = came[at]
         edges += reversed(way)
-        if frozenset(edges) in self._told or frozenset.intersection(*(self._seen[edge].guards for edge in edges)):
+        if frozenset(edges) in self._reported or frozenset.intersection(*(self._seen[edge].guards for edge in edges)):
             return []
-        self._told.add(frozenset(edges))
-        if len(self._told) > MOST:
-            self._told = {frozenset(edges)}
+        self._reported.add(frozenset(edges))
+        if len(self._reported) > MOST:
+            self._reported = {frozenset(edges)}
         return edges
 
-    def _tell(self, circle: list[tuple[Key, Key]]) -> str:
-        (before, after), *rest = ((first[1], then[1]) for first, then in circle)
+    def _describe(self, cycle: list[tuple[Key, Key]]) -> str:
+        (before, after), *rest = ((first[1], then[1]) for first, then in cycle)
         elsewhere = ", and ".join(f"elsewhere {then!r} is while {first!r} is held" for first, then in rest)
         parts = [
             f"{after!r} is asked for here while {before!r} is held, and {elsewhere}: at the same time they would wait "
             f"for each other. Take them in the same order everywhere, or at once (all_of)."
         ]
-        for edge in circle:
+        for edge in cycle:
             seen = self._seen[edge]
             parts.append(
                 f"\n{edge[1][1]!r} was asked for while {edge[0][1]!r} was held, in thread {seen.thread}, here:\n"
@@ -156,18 +155,18 @@ def _level() -> int:
     return level
 
 
-#: What is remembered; None while nobody debugs, and then nothing is looked at.
+#: The orders seen so far; None without ``debug``, and then nothing is recorded.
 current: LockOrder | None = None
 
 
 def configure(debug: bool) -> None:
-    """Start anew, or stop."""
+    """Start with no orders, or stop."""
     global current
     current = LockOrder() if debug else None
 
 
 def _after_fork_in_child() -> None:
-    # Another thread may have been in the middle of something.
+    # Another thread may have held the lock during the fork.
     if current is not None:
         configure(True)
 

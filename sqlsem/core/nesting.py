@@ -1,9 +1,9 @@
-"""Locks under ``sqlsem run``: what a command asks for while `sqlsem run` holds something until that command ends.
+"""Locks under ``sqlsem run``: a command requests locks while its parent `sqlsem run` holds some until the command ends.
 
-The command finds in its environment what those above it hold. So the same lock again is refused at once, in words, and
-not waited for in vain. And those who wait below name, in their row's ``owner``, the row above that will stay until they
-have ended (``MainThread#1 under 4711``). With these as one more kind of waiting the search for deadlocks finds commands
-that take their locks in opposite orders. It is made here, by those who wait below, from what the queue shows.
+The command finds the parents' locks in its environment, so a request for the same lock is refused at once. The row of a
+waiter below names in ``owner`` the parent's row (``MainThread#1 under 4711``), which stays until the command has ended.
+This is one more kind of waiting; with it the deadlock search here finds commands that take locks in opposite orders. It
+relies on the rows that the queue shows, and runs in the processes that wait.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = ["HELD", "Held", "ParentLocks", "find_deadlock", "inherited", "refuse"
 
 log = voice
 
-#: The environment variable by which a command knows what those above it hold, the innermost last.
+#: The environment variable with the locks of the parents, the innermost last.
 HELD = "SQLSEM_HELD"
 _UNDER = re.compile(r"#\d+ under (\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A row that stays until this process has ended."""
+    """A row of a parent that stays until this process has ended."""
 
     resource: str
     access: str
@@ -46,49 +46,51 @@ class Held:
 
     @property
     def request(self) -> Request:
-        """What was asked."""
+        """The request of the row."""
         return Request(self.resource, self.access, self.limit, self.weight)
 
 
 def tell(state: GrantState, environment: Mapping[str, str]) -> str:
-    """What a command that runs under these shall find in its environment, which is this one so far."""
+    """Return the value of `HELD` for a command that runs while ``state`` is held; ``environment`` is that of this
+    process.
+    """
     held = [
         Held(request.resource, request.access, request.limit, request.weight, ticket.position, ticket.requesting_id)
         for request, ticket in zip(state.requests, state.tickets, strict=True)
     ]
-    return json.dumps([dataclasses.astuple(one) for one in (*inherited(environment), *held)])
+    return json.dumps([dataclasses.astuple(lock) for lock in (*inherited(environment), *held)])
 
 
 def inherited(environment: Mapping[str, str] = os.environ) -> tuple[Held, ...]:
-    """What those above this process hold, in whatever databases."""
+    """Return the locks of the parents, in any database."""
     text = environment.get(HELD)
     if not text:
         return ()
     try:
-        found = tuple(Held(*one) for one in json.loads(text))
-        for one in found:
-            one.request  # noqa: B018 - checks what it is made of
+        found = tuple(Held(*fields) for fields in json.loads(text))
+        for lock in found:
+            lock.request  # noqa: B018 - checks what it is made of
     except (ValueError, TypeError) as exc:
-        log.warning("$%s is not what sqlsem run puts there, and is left aside: %s", HELD, exc)
+        log.warning("$%s does not have the format of sqlsem run, and is ignored: %s", HELD, exc)
         return ()
     return found
 
 
 class ParentLocks:
-    """What those above this process hold in one database; looked up once. (Their rows tell which database it is.)"""
+    """The locks of the parents in one database; looked up once. (A database is recognised by their rows in it.)"""
 
     def __init__(self) -> None:
         self.held: tuple[Held, ...] | None = None  # None: not looked up yet; (): nothing, as nearly always
 
     def find(self) -> Effects[tuple[Held, ...]]:
-        """Look it up."""
+        """Return the locks, looked up at the first call."""
         if self.held is None:
             try:
                 self.held = yield from _still_held(inherited())
             except Unavailable:
                 raise
             except Exception as exc:  # the login may not look at the queue, and need not
-                log.warning("Locks taken under sqlsem run are not looked after: %s", exc)
+                log.warning("Cannot read the locks of a parent sqlsem run, and ignore them: %s", exc)
                 self.held = ()
         return self.held
 
@@ -97,10 +99,10 @@ def _still_held(held: Sequence[Held]) -> Effects[tuple[Held, ...]]:
     def look(session: Session, _: int) -> tuple[Held, ...]:
         rows = {
             (row.position, row.requesting_id)
-            for resource in {one.resource for one in held}
+            for resource in {lock.resource for lock in held}
             for row in session.entries(resource)
         }
-        return tuple(one for one in held if (one.position, one.requesting_id) in rows)
+        return tuple(lock for lock in held if (lock.position, lock.requesting_id) in rows)
 
     if not held:
         return ()
@@ -109,25 +111,28 @@ def _still_held(held: Sequence[Held]) -> Effects[tuple[Held, ...]]:
 
 
 def refuse(held: Sequence[Held], requests: Iterable[Request], timeout: float | None) -> Effects[bool]:
-    """Whether a request cannot be had before this process has ended. Raises `Deadlock` rather than have it wait."""
+    """Return True if a parent blocks a request until this process has ended, and ``timeout`` is 0; with another timeout
+    raise `Deadlock`.
+    """
     for request in requests:
-        blocking = [one for one in held if one.resource == request.resource and one.request.excludes(request)]
+        blocking = [lock for lock in held if lock.resource == request.resource and lock.request.excludes(request)]
         # (It may have been given back: a process may outlive the command that it was started by.)
-        for one in (yield from _still_held(blocking)):
+        for lock in (yield from _still_held(blocking)):
             if timeout == 0:
                 return True
             raise Deadlock(
-                f"This process runs under 'sqlsem run', which holds {one.request.describe()} (position {one.position}) "
-                f"until it ends, and would wait for itself; take the lock in one of the two places only",
+                f"This process runs under 'sqlsem run', which holds {lock.request.describe()} (position "
+                f"{lock.position}) until it ends, and would wait for itself; take the lock in one of the two places "
+                f"only",
                 resource=request.resource,
             )
     return False
 
 
 def find_deadlock(session: Session, member: int) -> Found | None:
-    """A deadlock through rows that stay until somebody below has ended, which this member is to give up."""
+    """Return a deadlock through parents' rows whose victim is a request of this member, or None."""
     found = _search(session, member)
-    # The rows of a queue may be read while others change it; what is no deadlock does not look like one twice.
+    # The rows may change while they are read; a false deadlock is not found twice.
     return found if found is not None and _search(session, member) == found else None
 
 
@@ -160,7 +165,7 @@ def _search(session: Session, member: int) -> Found | None:
 
 
 def _counts(entry: Entry) -> bool:
-    """Whether a row stays as long as its owner likes: not of somebody bare, nor of who may be dead."""
+    """True if the owner decides how long the row stays: it has a member, which is not suspected to be dead."""
     return entry.member_id is not None and entry.state not in ("revoked", "dead") and entry.missing_for is None
 
 
@@ -170,8 +175,8 @@ def _parent(row: Row) -> int | None:
 
 
 def _until_they_end(rows: Sequence[Row]) -> list[Row]:
-    """That those above wait for those below, as rows: each node that is below has a resource of its own, for which its
-    parent waits. (Their positions are negative, and never a victim's.)
+    """Return rows that express that parents wait for their children: each child has a resource of its own, for which
+    its parent waits. (Their positions are negative, and never a victim's.)
     """
     by_position = {row.position: row for row in rows}
     found: list[Row] = []
@@ -182,16 +187,16 @@ def _until_they_end(rows: Sequence[Row]) -> list[Row]:
             continue
         seen.add(row.node)
         resource = f"end of {row.node}"
-        for position, one in ((-2, row), (-1, parent)):
+        for position, waiter in ((-2, row), (-1, parent)):
             found.append(
-                Row(position - len(found) // 2 * 2, resource, one.member, one.owner, "write", 1, 1, one is row)
+                Row(position - len(found) // 2 * 2, resource, waiter.member, waiter.owner, "write", 1, 1, waiter is row)
             )
     return found
 
 
 def _steps(cycle: Sequence[Edge], entries: Sequence[Entry]) -> tuple[Step, ...]:
-    """The cycle in terms of people: who is below stands for those above, too."""
-    people = {entry.member_id: entry for entry in entries}
+    """Describe the cycle by member; a child process also represents its parents."""
+    members = {entry.member_id: entry for entry in entries}
     steps = []
     for number, (row, behind) in enumerate(cycle):
         if row.position < 0:
@@ -199,6 +204,6 @@ def _steps(cycle: Sequence[Edge], entries: Sequence[Entry]) -> tuple[Step, ...]:
         before = number - 1
         while cycle[before][1].position < 0:
             before -= 1
-        person = people[row.member]
-        steps.append(Step.of(cycle[before][1], row, behind, (person.host, person.pid, None)))
+        entry = members[row.member]
+        steps.append(Step.of(cycle[before][1], row, behind, (entry.host, entry.pid, None)))
     return tuple(steps)

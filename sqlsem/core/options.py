@@ -38,7 +38,7 @@ Alarm = Callable[[BatchFailed], object]
 
 
 class GroupOptions(TypedDict, total=False):
-    """Of `sqlsem.all_of`."""
+    """The options of `sqlsem.all_of`."""
 
     #: How long ``with`` waits before `sqlsem.Timeout`; None for ever.
     timeout: Duration | None
@@ -51,7 +51,7 @@ class GroupOptions(TypedDict, total=False):
 
 
 class LockOptions(GroupOptions, total=False):
-    """Of the functions of a coordinator that make one lock."""
+    """The options of a coordinator's functions that make one lock."""
 
     #: Words for anyone who looks at the queue (``sqlsem ls``).
     note: str | None
@@ -60,27 +60,27 @@ class LockOptions(GroupOptions, total=False):
 
 
 class ModuleLockOptions(LockOptions, total=False):
-    """Of the functions of the module that make one lock."""
+    """The options of the module's functions that make one lock."""
 
     #: Which database; left out, the default one (`sqlsem.configure`).
     coordinator: Coordinated | None
 
 
 class RateOptions(TypedDict, total=False):
-    """Of `sqlsem.Coordinator.rate`; see `sqlsem.rate`."""
+    """The options of `sqlsem.Coordinator.rate`; see `sqlsem.rate`."""
 
     note: str | None
     timeout: Duration | None
 
 
 class ModuleRateOptions(RateOptions, total=False):
-    """Of `sqlsem.rate`."""
+    """The options of `sqlsem.rate`."""
 
     coordinator: Coordinated | None
 
 
 class ConnectOptions(TypedDict, total=False):
-    """Of `sqlsem.connect` and `sqlsem.configure`; see there."""
+    """The options of `sqlsem.connect` and `sqlsem.configure`; see there."""
 
     grace: Duration
     lease: Duration | None
@@ -91,13 +91,13 @@ class ConnectOptions(TypedDict, total=False):
 
 
 class QueueOptions(TypedDict, total=False):
-    """Of `sqlsem.Coordinator.queue`; see `sqlsem.queue`."""
+    """The options of `sqlsem.Coordinator.queue`; see `sqlsem.queue`."""
 
     on_failure: str
 
 
 class AnyLock(Protocol):
-    """A lock of any face, for what it asks for: `sqlsem.write("customers")`."""
+    """A lock of either API, for its requests: `sqlsem.write("customers")`."""
 
     @property
     def terms(self) -> Any:
@@ -105,7 +105,7 @@ class AnyLock(Protocol):
 
 
 class PutOptions(TypedDict, total=False):
-    """Of `sqlsem.Queue.put`; see `sqlsem.Queue.put_many`."""
+    """The options of `sqlsem.Queue.put`; see `sqlsem.Queue.put_many`."""
 
     order: int
     after: Duration
@@ -122,7 +122,7 @@ class PutOptions(TypedDict, total=False):
 
 
 class BatchOptions(TypedDict, total=False):
-    """Of `sqlsem.Coordinator.batch`; see `sqlsem.batch`."""
+    """The options of `sqlsem.Coordinator.batch`; see `sqlsem.batch`."""
 
     on_success: Any
     on_failed: Alarm | None

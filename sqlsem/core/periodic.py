@@ -1,4 +1,8 @@
-"""What runs once per period: what threads and tasks share. A run holds the mutex ``once:<name>``."""
+"""Runs once per period, as both APIs share them.
+
+A run holds the mutex ``once:<name>``, so at most one is active; a period is done once `Period.mark` has stored it. It
+relies on the database's clock for the beginning of a period.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ LONGEST_SECONDS = 366 * 86400.0
 
 
 class Period:
-    """A name, and how often: checked."""
+    """A checked name and period."""
 
     def __init__(self, name: str, per: Duration, offset: Duration) -> None:
         self.name = check_name("The name", name, MAX_NAME - len(ONCE_PREFIX))
@@ -41,11 +45,11 @@ class Period:
 
     @property
     def resource(self) -> str:
-        """Of the mutex that a run holds."""
+        """The name of the mutex that a run holds."""
         return f"{ONCE_PREFIX}{self.name}"
 
     def due(self, client: DatabaseClient, grant: BaseGrant | None) -> Effects[bool]:
-        """Whether it may run: now, or for a run that holds the mutex. Raises `LockLost` when that is held no more."""
+        """Return True if the period is not done. With ``grant``: raises `LockLost` if the run's mutex is lost."""
         ticket = None if grant is None else self._ticket(grant)
 
         def ask(session: Session, member_id: int) -> bool | None:
@@ -57,7 +61,7 @@ class Period:
         return bool(due)
 
     def mark(self, client: DatabaseClient, grant: BaseGrant) -> Effects[None]:
-        """It is done for this period. Raises `LockLost` when the mutex was lost; then it is not."""
+        """Mark the period as done. Raises `LockLost` if the mutex was lost; then the period is not done."""
         grant.state.require_held()
         ticket = self._ticket(grant)
         if not (yield Call("mark_once", lambda session, member_id: session.mark_once(self.name, ticket))):
@@ -73,7 +77,7 @@ def _lose(client: DatabaseClient, grant: BaseGrant) -> None:
 
 
 class Periodic:
-    """What a run of any face is made of: the period, and the mutex."""
+    """The period and the mutex of a run, for either API."""
 
     def __init__(
         self,
@@ -95,17 +99,17 @@ class Periodic:
 
     @property
     def client(self) -> DatabaseClient:
-        """In the database of its coordinator, or of the default one."""
+        """The client of its coordinator, or of the default one."""
         client = self._given or client_of(None)
         client.engine.require(PeriodicSession, "once()")
         return client
 
     def last(self) -> OnceEntry | None:
-        """When it was done last. Blocks."""
+        """Return the last run. Blocks."""
         return self.client.with_connection(lambda session: session.once_last(self.period.name), PeriodicSession)
 
     def forget(self) -> bool:
-        """Forget that. Blocks."""
+        """Delete the record of the last run. Blocks."""
         return self.client.with_connection(lambda session: session.once_forget(self.period.name), PeriodicSession)
 
     def __str__(self) -> str:
@@ -113,15 +117,15 @@ class Periodic:
 
 
 class HasGrant(Protocol):
-    """A lock of any face."""
+    """A lock of either API."""
 
     @property
     def grant(self) -> BaseGrant:
-        """Of the thread or task that calls. Raises `NotHeld` when it has none."""
+        """The grant of the calling thread or task. Raises `NotHeld` if it has none."""
 
 
 def release_after_interrupt(lock: HasGrant) -> None:
-    """Interrupted: what it has is given back all the same."""
+    """Release the grant of a run that was interrupted as it began; the heartbeat does it."""
     try:
         grant = lock.grant
     except NotHeld:

@@ -1,4 +1,8 @@
-"""How a lock is had where an operator has set priorities: a place in the line of its resource, and turns there."""
+"""Acquire a lock by priority, where an operator has set priorities for its resource.
+
+A request waits in the priority queue of its resource with a row of its own, and polls for its turn. Its caller holds no
+other lock, so it is part of no deadlock. It relies on `PriorityWaiters` to notify the next waiter of this process.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,14 @@ __all__ = ["PriorityAcquisition", "acquisition_class"]
 
 log = voice
 
-#: Those who have to look do so after this share of the time for which they have waited, but within these bounds (in
-#: seconds), which grow with the number of those ahead.
+#: The pause between polls as a share of the time waited, with its bounds in seconds. The pause grows with the number
+#: of requests ahead.
 SHARE, SHORTEST, LONGEST = 0.05, 0.002, 0.25
 #: As many of those ahead make a difference.
 FAR = 8
 #: Behind everybody.
 LAST = 2**63 - 1
-#: The sleep of those behind another one of ours. They are told when that has left.
+#: The sleep of a waiter behind another one of this process, which notifies it when it leaves the queue.
 BEHIND_SECONDS = 30.0
 
 
@@ -38,12 +42,12 @@ class PriorityAcquisition(Acquisition[G]):
     _waiter: Waiter | None = None
 
     def run(self) -> Effects[G | None]:
-        """As of any lock. Raises `ConfigurationError` for who holds something, and could be in a deadlock."""
+        """As `Acquisition.run`. Raises `ConfigurationError` if the caller holds another lock."""
         self.client.engine.require(PrioritySession, "A priority")
         return (yield from super().run())
 
     def close(self) -> None:
-        """As of any lock."""
+        """As `Acquisition.close`."""
         super().close()
         if self._waiter is not None:
             self.client.priority_waiters.remove(self._waiter)
@@ -75,7 +79,7 @@ class PriorityAcquisition(Acquisition[G]):
         return True  # that was done
 
     def _wait_in_line(self, waiter: Waiter, place: Ticket, turn: PriorityAnswer) -> Effects[bool]:
-        """Whether it was granted in time."""
+        """Return True if it was granted in time."""
         while not turn.granted:
             self.client.require_open()
             if self.remaining() <= 0:
@@ -99,7 +103,7 @@ class PriorityAcquisition(Acquisition[G]):
         return True
 
     def _pause(self, ahead: int) -> float:
-        """Until the next look."""
+        """Return the pause until the next poll."""
         pause = min(max(SHORTEST, self.waited() * SHARE), LONGEST)
         return pause * min(ahead + 1, FAR) * random.uniform(0.8, 1.2)
 
@@ -138,7 +142,9 @@ class PriorityAcquisition(Acquisition[G]):
                 member.end_registration(self.uid)
 
     def _require_nothing_held(self) -> Effects[None]:
-        """Nobody waits for who waits in a line: so such a one is in no deadlock, and need not be searched for there."""
+        """Refuse a caller that holds locks: no waiter may wait for one in a priority queue, as deadlocks are not found
+        there.
+        """
         held = self.client.registry.requests_of(self.caller.number)
         above = yield from self.client.parent_locks.find()
         if held or above:
@@ -165,7 +171,7 @@ class PriorityAcquisition(Acquisition[G]):
 
 
 def acquisition_class(requests: Sequence[Request]) -> type[Acquisition[Any]]:
-    """How these are had."""
+    """Return the class that acquires these requests."""
     for request in requests:  # (At every lock: faster than `any`.)
         if request.priority is not None:
             return PriorityAcquisition

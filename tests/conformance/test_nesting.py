@@ -185,7 +185,7 @@ def test_an_environment_that_is_not_ours(connect, name, monkeypatch, caplog, tex
     monkeypatch.setenv(nesting.HELD, text)
     with connect().mutex(name):
         pass
-    assert "is not what sqlsem run puts there" in caplog.text
+    assert "does not have the format of sqlsem run" in caplog.text
 
 
 # -- the search, by rows
