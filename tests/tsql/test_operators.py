@@ -9,7 +9,7 @@ pytestmark = pytest.mark.engines("mssql")
 def test_set_limit(session, connect, database, name):
     connection, other, operator = session(), session(), session()
     operator.call("set_limit", name, 1)
-    assert [found.cap for found in connect().resources() if found.resource == name] == [1]
+    assert [found.cap for found in connect().admin.resources() if found.resource == name] == [1]
     assert connection.acquire(name, 3).code == 0
     assert other.acquire(name, 3, routine="try").code == -1
     waiting = other.waiting(name, 3, timeout_ms=60000)
@@ -17,7 +17,7 @@ def test_set_limit(session, connect, database, name):
     assert waiting.result(30).code == 1
     connection.release(name)
     other.release(name)
-    assert [found for found in connect().resources() if found.resource == name] == []
+    assert [found for found in connect().admin.resources() if found.resource == name] == []
 
 
 def test_pause_and_resume(session, connect, name):
