@@ -288,7 +288,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             (request,) = (request for request in self.requests if request.resource == ticket.resource)
             waiter = self.waiters[ticket.position] = Waiter(ticket, request, self.new_event())
             lines.add(waiter)
-            self.client.contention_monitor.came(ticket.resource, ticket.position)
+            self.client.contention_monitor.request_arrived(ticket.resource, ticket.position)
             if self.client.event_bus.has_subscribers("waiting", logging.INFO):
                 yield from self._tell_waiting(waiter)
         if not self.member.has_ticket(ticket):

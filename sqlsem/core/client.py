@@ -1,11 +1,11 @@
-"""This process in one database: everything that its faces work on.
+"""The client of one database: the state and connections of this process that both APIs work on.
 
-How it proves that it lives is `membership`; what it holds, `holdings`; who of it waits, and in which sessions,
-`waiting`; how a lock is had, `acquire`.
+The membership (`membership`) proves that this process is alive, the grant registry knows its grants, waiter queues and
+the wait pool serve its waiters, and `acquire` acquires locks.
 
 Invariants
-    The membership's ``state_lock`` guards what we believe: rows, holdings, local queues, suspects. It is never held
-    during I/O.
+    The membership's ``state_lock`` guards what we believe: rows, grants, local queues, deadlock candidates. It is never
+    held during I/O.
 """
 
 from __future__ import annotations
@@ -49,42 +49,42 @@ __all__ = ["DatabaseClient", "processes"]
 log = voice
 T = TypeVar("T")
 
-#: Seconds that the server may be behind in what it has told us is done, when another one takes over from it.
+#: The age up to which a failover may lose a commit that the server has confirmed.
 UNDONE_SECONDS = 60.0
 #: Why a lock is lost that was held when `DatabaseClient.close` was called.
 CLOSED = "its coordinator was closed"
-#: At the end, for what happened before to be told.
+#: Seconds for pending events and log lines at the end.
 TELL_SECONDS = 1.0
-#: So many callbacks of losses may run at a time.
+#: The most callbacks of losses at a time.
 MOST_CALLBACKS = 32
 
 
 class DatabaseClient:
-    """This process in one database; it lasts as long as its coordinator is open. `Membership` reports to it.
+    """The client of one database; it lives as long as its coordinator is open. `Membership` calls it back.
 
     Attributes:
         engine: The database.
-        retry: Seconds for which a call tries to reach it.
-        bus: Who is told what happens.
-        callbacks: The threads in which ``on_lost`` is called.
-        telling: The thread that tells of losses.
-        member: This process as a member, with the main session.
-        state_lock: Guards what we believe to have; the membership's.
-        holdings: Its grants.
+        retry: Seconds for which a call is retried.
+        event_bus: Publishes lock events.
+        callback_pool: The threads that call ``on_lost``.
+        loss_log_pool: The thread that logs losses.
+        member: The membership of this process, with the main connection.
+        state_lock: Guards what we believe; the membership's.
+        holdings: The grants of this process.
         claims: Its tasks, parts and callbacks.
-        recent_ends: Ends of tasks, and when each was recorded: a server that takes over may not know them.
-        looks: What was seen of queues a moment ago, and when (see `sqlsem.core.timeout_details`).
-        lines: Who of it waits.
-        turns: Who of it waits by priority.
-        wait_pool: The sessions to wait in.
-        watch: Looks for deadlocks.
-        minder: Learns what is asked of its tasks.
-        wanted: Looks for those who wait behind what is held here.
-        bell: Tells of changes to the work queue.
-        news: Hears of those that others make.
-        loops: What its event loops have.
-        above: What those hold under whom this process runs.
-        secret: Tells this process from others of the same number.
+        recent_ends: Recent ends of tasks and their times: a server that takes over may lack them.
+        queue_cache: Queues read a moment ago, and when (see `sqlsem.core.timeout_details`).
+        waiter_queues: The waiters of this process.
+        priority_waiters: Its waiters in priority queues.
+        wait_pool: The connections on which waiters block.
+        deadlock_monitor: Detects deadlocks.
+        cancellation_monitor: Reads cancel requests and time limits of running tasks.
+        contention_monitor: Notices requests that wait behind a grant of this process.
+        queue_changes: Counts changes to work queues.
+        notifications: Receives the changes that other processes make.
+        event_loops: The drivers and threads of its event loops.
+        parent_locks: The locks that the parent `sqlsem run` processes hold.
+        nonce: Distinguishes this process from an earlier one with the same pid.
     """
 
     def __init__(self, engine: Engine, retry: float) -> None:
@@ -96,13 +96,13 @@ class DatabaseClient:
         _processes.add(self)
 
     def _reset(self) -> None:
-        """The state of one that has done nothing yet; in a forked child, too."""
-        self._look_limit = AdaptiveTimeout(max(1.0, self.retry))  # what a look at the tables may take
+        """Set the initial state; also in a forked child."""
+        self._look_limit = AdaptiveTimeout(max(1.0, self.retry))  # for a call on a new connection
         self.member = Membership(self.engine, self, self.retry)
         self.state_lock = self.member.state_lock
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.nonce = os.urandom(4).hex()
-        self._uid = f"{self.nonce}{os.getpid():x}."  # what each begins with
+        self._uid = f"{self.nonce}{os.getpid():x}."  # the prefix of each uid
         self._uids = itertools.count(1)
         self.callback_pool = Pool("sqlsem-lost", MOST_CALLBACKS, patient=True)
         self.loss_log_pool = Pool("sqlsem-told", 1, patient=True)
@@ -121,7 +121,7 @@ class DatabaseClient:
         self.notifications = NotificationListener(self.engine, self.queue_changes, self.member.closing)
         self.event_loops = EventLoops(self.member)
         if self._finalizer is not None:
-            self._finalizer.detach()  # of the parent's
+            self._finalizer.detach()  # the parent's finalizer
         parts = (
             self.member,
             self.wait_pool,
@@ -134,11 +134,11 @@ class DatabaseClient:
         self._finalizer.atexit = False
 
     def requesting_id(self, caller: Caller) -> str:
-        """Who asks, for those who look at the table."""
+        """Return the id of a caller, as rows show it."""
         return f"{self.name}:{caller.number}:{self.nonce}"
 
     def new_uid(self) -> str:
-        """An id for one request alone."""
+        """Return a new unique id for one request."""
         return f"{self._uid}{next(self._uids)}"
 
     # -- effects ------------------------------------------------------------------------------------------------
@@ -165,27 +165,27 @@ class DatabaseClient:
         return member.verify()
 
     def with_connection(self, call: Callable[[Session], T], role: type[Any] = LockSession) -> T:
-        """Do something that needs no membership but a ``role`` of the engine's, on a connection of its own."""
+        """Make a call that needs no membership, on a new connection of an engine with this capability."""
         self.require_open()
         self.engine.require(role, "This")
         member = self.member
         for attempt in tenacity.Retrying(
-            sleep=tenacity.sleep_using_event(member.closing), **member.main.retry_policy("A look", None)
+            sleep=tenacity.sleep_using_event(member.closing), **member.main.retry_policy("A read", None)
         ):
             with attempt:
                 session = self.engine.connect("look")
                 with time_limited(session, self._look_limit):
                     try:
                         session.check_schema()
-                        found = call(session)
+                        result = call(session)
                         session.require_in_place()
-                        return found
+                        return result
                     finally:
                         session.close()
         raise AssertionError("unreachable")
 
     def run_sql(self, text: str, started: Callable[[Session], None]) -> str | None:
-        """Run the SQL of a task on a connection of its own."""
+        """Run the SQL of a task on a new connection."""
         self.require_open()
         session = self.engine.connect("work")
         try:
@@ -197,20 +197,21 @@ class DatabaseClient:
     # -- what the membership tells us ---------------------------------------------------------------------------
 
     def holds_any(self) -> bool:
-        """Whether anything is held that could be lost."""
+        """Return True if a grant or claim is held that could be lost."""
         return bool(self.registry or self.claims)
 
     def mark_lost_and_log(self, positions: Collection[int], why: str) -> None:
-        """As `lose`, where a program's thread has found it out: what is logged is logged when this returns."""
+        """Mark grants lost in a thread of the program, and wait until the losses are logged."""
         self.mark_lost(positions, why)
         done = runtime.event()
         _have_done(self.loss_log_pool, done.set)
         done.wait(TELL_SECONDS)
 
     def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
-        """Declare what stands on these rows (None: everything) lost: flag, event, callback, in this order. Those who
-        wait with one of them are woken. Callbacks, and the log, are left to other threads: who calls may hold the main
-        session, or be the only one to learn of the next loss. Returns the callbacks.
+        """Mark the grants of these rows (None: everything) lost: first the flag, then the event, then the callback.
+
+        Waiters with these rows are woken. Other threads call the callbacks and write the log, because the caller may
+        hold the main connection, or be the only thread that notices the next loss. Return the callbacks.
         """
         lost = self.registry.mark_lost(positions, why)
         claims = self.claims.lose(why) if positions is None else []
@@ -223,7 +224,7 @@ class DatabaseClient:
             _have_done(self.loss_log_pool, self._tell_lost, lost, claims, why)
         self.waiter_queues.wake(positions)
         self.priority_waiters.wake(positions)
-        for grant in lost:  # those that waited for what was ours wait for others now
+        for grant in lost:  # waiters behind our rows wait for other processes now
             for ticket in grant.state.tickets:
                 self.notify_waiters(ticket.resource)
         return callbacks
@@ -235,35 +236,39 @@ class DatabaseClient:
             self.registry.publish_lost(grant.state)
 
     def wake_waiters(self, positions: Collection[int]) -> None:
-        """Who waits with one of these rows shall see that it is gone."""
+        """Wake the waiters of these rows, so that they notice the removal."""
         self.waiter_queues.wake(positions)
         self.priority_waiters.wake(positions)
 
     def calls_to_repeat(self) -> Iterator[Callable[[Session, int], object]]:
-        """Ends of tasks: a server that forgets one has the task running, by a member that lives, for ever."""
+        """Yield recent ends of tasks, to record again after a failover.
+
+        A task whose end was lost would stay running for ever, as its member is alive.
+        """
         ends = [end for at, end in list(self.recent_ends) if monotonic() - at < UNDONE_SECONDS]
         if ends and self.engine.beacon_may_fail:
             uid = f"{self._uid}again"
             yield lambda session, me: session.next_tasks(me, ends, "", "", uid, True, 0)
 
     def handle_release(self, ticket: Ticket, session: Session, member_id: int) -> None:
-        """A number was given back: the next one of ours may have it. (Told by the thread that did it: a task would only
-        hear of it a moment later.)
+        """Grant the next waiter of this process after a release.
+
+        This runs in the releasing thread, because a task would learn of the release later.
         """
         self.priority_waiters.notify(ticket.resource)
         self.waiter_queues.grant_next_local(ticket.resource, session, member_id)
 
     def notify_waiters(self, resource: str) -> None:
-        """Something left this resource: looking may pay for those of ours who wait there."""
+        """Wake the waiters of this process for a resource that a row has left, so that they poll."""
         self.priority_waiters.notify(resource)
         self.waiter_queues.notify(resource)
 
     def interrupt_overdue(self) -> None:
-        """End waits whose answer is overdue."""
+        """Interrupt waits whose answer is overdue."""
         self.wait_pool.interrupt_overdue()
 
     def clean_up(self) -> None:
-        """Give up what belonged to event loops that are closed; and nobody shall wait who was not told to go."""
+        """Discard state of closed event loops, and wake waiters that missed their notification."""
         self.event_loops.tidy()
         self.waiter_queues.wake_missed()
 
@@ -271,7 +276,7 @@ class DatabaseClient:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` has been called."""
+        """True after `close` was called."""
         return self.member.closing.is_set()
 
     def require_open(self) -> None:
@@ -292,7 +297,7 @@ class DatabaseClient:
         self.wait_pool.interrupt_all()
         self.notifications.close()
         self.cancellation_monitor.close()
-        callbacks = self.mark_lost(self._held_by_others(by), CLOSED)  # before anybody else can be granted
+        callbacks = self.mark_lost(self._held_by_others(by), CLOSED)  # before another process can be granted
         if callbacks:
             returned = runtime.event()
             when_all(callbacks, returned.set)
@@ -320,7 +325,7 @@ class DatabaseClient:
         return [ticket.position for one in lost for ticket in one.tickets]
 
     def _waited_for(self) -> list[Ticket]:
-        """The rows of those who wait."""
+        """Return the rows of waiters."""
         held = {ticket.position for grant in self.registry.grants() for ticket in grant.state.tickets}
         positions = {
             waiter.position for waiter in (*self.waiter_queues.waiters(), *self.priority_waiters.waiters())
@@ -329,8 +334,9 @@ class DatabaseClient:
             return [self.member.tickets[position] for position in positions if position in self.member.tickets]
 
     def after_fork(self) -> list[EngineConnection]:
-        """In a forked child: begin anew. Returns the parent's connections, which are never used or closed here, as that
-        would end the parent's sessions.
+        """Start afresh in a forked child. Return the parent's connections.
+
+        The child must never use or close them: that would end the parent's sessions.
         """
         main = self.member.main.session
         sessions: list[EngineConnection] = [
@@ -359,9 +365,9 @@ def _dropped(
     pools: list[Pool],
     more_pools: Mapping[str, Pool],
 ) -> None:
-    """A coordinator was dropped without being closed. It holds nothing then; its threads and connections end.
+    """End the threads and connections of a coordinator that was dropped without `close`. It holds nothing then.
 
-    Called by the garbage collector: in any thread, with any lock held. So another thread does it.
+    The garbage collector calls this in any thread, with any lock held, so another thread does the work.
     """
     if member.main.session is None and not member.heartbeat_thread.needed:
         return
@@ -385,7 +391,7 @@ def _dropped(
 
 
 def _have_done(pool: Pool, call: Callable[..., object], *arguments: Any) -> Future[Any]:
-    """Have a pool do something; here, where it has just been closed."""
+    """Run a call in a pool, or here if the pool has just been closed."""
     try:
         return pool.submit(call, *arguments)
     except RuntimeError:
@@ -395,11 +401,11 @@ def _have_done(pool: Pool, call: Callable[..., object], *arguments: Any) -> Futu
 
 
 _processes: weakref.WeakSet[DatabaseClient] = weakref.WeakSet()
-_inherited: list[EngineConnection] = []  # kept, as they would be closed by being forgotten
+_inherited: list[EngineConnection] = []  # kept: dropping a connection would close it
 
 
 def processes() -> list[DatabaseClient]:
-    """All that are open: one for each coordinator."""
+    """Return all open clients, one for each coordinator."""
     return [client for client in list(_processes) if not client.closed]
 
 

@@ -1,4 +1,4 @@
-"""Tells those who hold something, and want to know, that somebody waits behind them."""
+"""Sets a grant's `contended` event when a request waits behind the grant."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sqlsem.model import UPGRADE, Entry, Request
 
 __all__ = ["ContentionMonitor"]
 
-#: Of so many resources each is asked for by itself; of more, all are asked for at once.
+#: Up to this many resources are read one by one; more are read in one statement.
 MOST_RESOURCES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """Somebody who wants to know; ``set`` may be called from any thread."""
+    """A grant with a contention event; ``set`` may be called from any thread."""
 
     state: GrantState
     is_set: Callable[[], bool]
@@ -32,14 +32,14 @@ class _Watched:
         return not self.state.released and self.state.why_lost is None
 
     def is_ahead_of(self, resource: str, position: int, upgrades: bool) -> bool:
-        """Whether a row that waits is behind one of its rows; who upgrades waits for all others inside."""
+        """Return True if a waiting row is behind a row of this grant. An upgrade waits for all other holders."""
         return any(
             ticket.resource == resource and (ticket.position < position or (upgrades and ticket.position != position))
             for ticket in self.state.tickets
         )
 
     def yields_to(self, resource: str, priority: int) -> bool:
-        """Whether a request that waits by priority is of its own priority at least."""
+        """Return True if a request of this priority has at least the priority of this grant."""
         return any(
             request.resource == resource and request.priority is not None and request.priority <= priority
             for request in self.state.requests
@@ -47,44 +47,44 @@ class _Watched:
 
 
 class ContentionMonitor(Monitor):
-    """Those of this process are told at once of each other. For those of others it looks once a second, for as long as
-    anybody holds something who wants to know and has not been told.
+    """Notices waiters of this process at once. For those of other processes it checks once a second, for as long as
+    a grant has an event that is not set.
     """
 
     name = "sqlsem-wanted"
     every = 1.0
-    what = "those who wait behind this process"
+    what = "requests behind this process"
 
     def __init__(self, member: Membership, wait_pool: WaitConnectionPool) -> None:
         super().__init__(member, wait_pool)
         self._watched: list[_Watched] = []
 
     def add(self, state: GrantState, is_set: Callable[[], bool], set_: Callable[[], object]) -> None:
-        """From now on its owner wants to know."""
+        """Watch a grant from now on."""
         with self.state_lock:
             self._watched.append(_Watched(state, is_set, set_))
             self.begin()
 
-    def came(self, resource: str, position: int, upgrades: bool = False) -> None:
-        """One of ours begins to wait."""
+    def request_arrived(self, resource: str, position: int, upgrades: bool = False) -> None:
+        """Handle a request of this process that begins to wait."""
         if self._watched:
             for one in list(self._watched):
                 if one.held and one.is_ahead_of(resource, position, upgrades):
                     one.set()
 
-    def came_ranked(self, request: Request) -> None:
-        """One of ours begins to wait by priority."""
+    def priority_request_arrived(self, request: Request) -> None:
+        """Handle a request of this process that begins to wait by priority."""
         for one in list(self._watched):
             if one.held and request.priority is not None and one.yields_to(request.resource, request.priority):
                 one.set()
 
-    def cares(self) -> bool:
-        """Whether anybody holds something who wants to know."""
+    def is_needed(self) -> bool:
+        """Return True while a watched grant is held."""
         self._watched = [one for one in self._watched if one.held]
         return bool(self._watched)
 
-    def look(self, session: Session) -> None:
-        """Look for those whom nobody has told."""
+    def check(self, session: Session) -> None:
+        """Check for requests of other processes."""
         watched = [one for one in list(self._watched) if one.held and not one.is_set()]
         resources = {ticket.resource for one in watched for ticket in one.state.tickets}
         if not resources:

@@ -82,7 +82,9 @@ class Upgrade(WaitingOperation):
                 raise (yield from self._too_late())
             if begun in (Upgrading.BEGUN, Upgrading.NOT_YET) and not self._has_waited:
                 self._has_waited = True
-                self.client.contention_monitor.came(self._ticket.resource, self._ticket.position, upgrades=True)
+                self.client.contention_monitor.request_arrived(
+                    self._ticket.resource, self._ticket.position, upgrades=True
+                )
                 yield from self._tell_waiting()
             if begun is Upgrading.BEGUN:  # (called again after each slice; idempotent)
                 writes = yield from self._wait(left)

@@ -1,4 +1,4 @@
-"""Looks for deadlocks, for as long as anybody of ours waits who may be in one."""
+"""Detects deadlocks, for as long as a waiter of this process may be part of one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DeadlockCandidate(Protocol):
 
 
 class DeadlockMonitor(Monitor):
-    """Those who may be in a deadlock, and a thread that looks as long as there are any."""
+    """The waiters that may be in a deadlock, and a thread that checks while there are any."""
 
     name = "sqlsem-lookout"
     every = 0.75
@@ -60,11 +60,11 @@ class DeadlockMonitor(Monitor):
             for ticket in tickets:
                 self._suspects.pop(ticket.position, None)
 
-    def cares(self) -> bool:
-        """Whether anybody may be in one."""
+    def is_needed(self) -> bool:
+        """Return True if a waiter may be in a deadlock."""
         return bool(self._suspects)
 
-    def look(self, session: Session) -> None:
+    def check(self, session: Session) -> None:
         """Ask for deadlocks whose youngest request is ours, and tell who made it."""
         member = self.member
         deadline = monotonic() + SETTLE_SECONDS

@@ -1,4 +1,4 @@
-"""A thread that looks into the database from time to time, for as long as anybody of this process cares."""
+"""A thread that checks the database from time to time, for as long as this process needs it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CLOSE_SECONDS = 0.5
 
 
 class Monitor(abc.ABC):
-    """On a session of its own, as the main one has to be free for the pings.
+    """A monitor with a connection of its own, as the main connection has to be free for heartbeats.
 
-    The state lock guards what is looked for; `begin` and `cares` are called with it held.
+    The state lock guards what is monitored; `begin` and `is_needed` are called with it held.
     """
 
-    #: The thread's name, seconds between two looks, and for what it looks (``deadlocks``).
+    #: The thread's name, the seconds between two checks, and what it checks for (``deadlocks``).
     name: ClassVar[str]
     every: ClassVar[float]
     what: ClassVar[str]
@@ -40,28 +40,28 @@ class Monitor(abc.ABC):
         self._session: Session | None = None
 
     @abc.abstractmethod
-    def cares(self) -> bool:
-        """Whether there is anything left to look for."""
+    def is_needed(self) -> bool:
+        """Return True if there is something left to check."""
 
     @abc.abstractmethod
-    def look(self, session: Session) -> None:
-        """Look."""
+    def check(self, session: Session) -> None:
+        """Check the database once."""
 
     def begin(self) -> None:
-        """Somebody cares."""
+        """Start the thread, if it does not run."""
         if not self.member.closing.is_set():
             try:
                 self.thread.begin()
             except RuntimeError as exc:  # no more threads, or this process is ending
-                log.warning("Nobody looks for %s of this process, which is tried again: %s", self.what, exc)
+                log.warning("Cannot start the thread that checks for %s, retrying: %s", self.what, exc)
 
     def run(self, goes_on: ShouldContinue) -> None:
-        """Thread: look, until nobody is left for whom."""
+        """Check until the monitor is not needed any more. Runs in the thread."""
         while True:
             self.member.closing.wait(self.every)
             with self.state_lock:
-                if not goes_on() or not self.cares():
-                    # In one go: the next who cares makes a new one.
+                if not goes_on() or not self.is_needed():
+                    # Under the lock: the next `begin` starts a new thread.
                     session, self._session = self._session, None
                     self.thread.let_go()
                     break
@@ -71,11 +71,11 @@ class Monitor(abc.ABC):
                 if self._session is None:
                     self._session = self.member.engine.connect("wait")
                 with self.wait_pool.expecting_answer(self._session, ANSWER_SECONDS):
-                    self.look(self._session)
+                    self.check(self._session)
             except Exception as exc:
                 if not self.member.closing.is_set():
                     known = isinstance(exc, SqlsemError)
-                    log.warning("Could not look for %s, trying again: %s", self.what, exc, exc_info=not known)
+                    log.warning("Cannot check for %s, retrying: %s", self.what, exc, exc_info=not known)
                 session, self._session = self._session, None
                 if session is not None:
                     session.close()
@@ -87,5 +87,5 @@ class Monitor(abc.ABC):
         self.thread.join(CLOSE_SECONDS)
 
     def sessions(self) -> list[Session]:
-        """What it has open: for a forked child."""
+        """Return its open connection. (For a forked child.)"""
         return [] if self._session is None else [self._session]

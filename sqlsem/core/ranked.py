@@ -70,7 +70,7 @@ class PriorityAcquisition(Acquisition[G]):
         ticket = Ticket(request.resource, place.position, place.requesting_id, False)
         self._waiter = self.waiters[place.position] = Waiter(ticket, request, self.new_event())
         self.client.priority_waiters.add(self._waiter)
-        self.client.contention_monitor.came_ranked(request)
+        self.client.contention_monitor.priority_request_arrived(request)
         yield from self._tell_waiting(self._waiter)
         return (yield from self._wait_in_line(self._waiter, place, turn))
 

@@ -59,10 +59,10 @@ def test_deadlock_search_runs_after_an_interrupt(tmp_path):
             super().__init__(client.member, client.wait_pool)
             self.looked = threading.Event()
 
-        def cares(self):
+        def is_needed(self):
             return not self.looked.is_set()
 
-        def look(self, session):
+        def check(self, session):
             self.looked.set()
 
     def begin(lookout):

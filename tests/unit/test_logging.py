@@ -73,7 +73,7 @@ def test_attempts_to_look_are_told_in_words(
 
     monkeypatch.setattr(type(coordinator.engine), "connect", connect_at_last)
     coordinator.admin.resources()
-    assert caplog.messages == ["A look failed, retrying: nobody is there"]
+    assert caplog.messages == ["A read failed, retrying: nobody is there"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
