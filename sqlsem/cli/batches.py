@@ -86,20 +86,20 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, sha
     with options.coordinator(runs="callbacks") as coordinator, same_database(options, pass_url):
         require_own_database(coordinator, shared)
         coordinator.admin.resources()  # imports the driver before the current folder is in sys.path
-        sys.path.extend(one for one in folders_to_import_from() if one not in sys.path)
-        wanted: list[int | str]
+        sys.path.extend(folder for folder in folders_to_import_from() if folder not in sys.path)
+        targets: list[int | str]
         if which is not None or name is not None:
-            wanted = [_which_batch(which, name)]
+            targets = [_which_batch(which, name)]
         else:
-            found = batches.list_batches(coordinator, None, MOST_RESUMED)
-            wanted = list(dict.fromkeys(one.name for one in found if one.callback_status in ("pending", "running")))
+            rows = batches.list_batches(coordinator, None, MOST_RESUMED)
+            targets = list(dict.fromkeys(row.name for row in rows if row.callback_status in ("pending", "running")))
         count, code = 0, 0
-        for one in wanted:
+        for target in targets:
             try:
-                while batches.resume(coordinator, one):
+                while batches.resume(coordinator, target):
                     count += 1
-                    output.echo(f"Done: the callback of batch {clean(repr(one))}.")
-                    if isinstance(one, int):
+                    output.echo(f"Done: the callback of batch {clean(repr(target))}.")
+                    if isinstance(target, int):
                         break
             except BatchFailed as exc:
                 output.print_error(exc)

@@ -76,7 +76,7 @@ class Connecting:
 
     @property
     def retry(self) -> float:
-        """How long to retry during an outage of the database, in seconds."""
+        """The time to retry during an outage of the database, in seconds."""
         return float(self._option("retry"))
 
     @property

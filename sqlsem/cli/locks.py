@@ -58,7 +58,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
             for line in kept_lines(coordinator, resource):
                 output.say(line)
 
-        def look() -> Queues:
+        def read_queues() -> Queues:
             found = coordinator.admin.overview()
             if resource is not None:
                 entries = [entry for entry in found.entries if entry.resource == resource]
@@ -68,19 +68,19 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
         console = output.console()
         if watch is None:
             if as_json:
-                queues, told = look()
+                queues, told = read_queues()
                 output.print_json([as_dict(queue, entries, told) for queue, entries in queues])
             else:
-                queues, told = look()
+                queues, told = read_queues()
                 output.show(console, render_queues(queues, console.width, resource, told))
             tell_kept()
         elif console.is_terminal and not as_json:
-            _watch(look, console, resource, watch)
+            _watch(read_queues, console, resource, watch)
         else:
             while not output.is_gone():
                 now = datetime.now().astimezone()
                 try:
-                    queues, told = look()
+                    queues, told = read_queues()
                 except Unavailable as exc:
                     output.print_error(f"{exc}; looking again")
                 else:
@@ -94,13 +94,13 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
                 time.sleep(watch)
 
 
-def _watch(look: Callable[[], Queues], console: Console, only: str | None, every: float) -> None:
+def _watch(read_queues: Callable[[], Queues], console: Console, only: str | None, every: float) -> None:
     """Draw the queues again and again; during an outage of the database, the last ones that were read."""
     seen: RenderableType = Text("")
     with output.picture(console, vertical_overflow="visible") as live:
         while not output.is_gone():
             try:
-                queues, told = look()
+                queues, told = read_queues()
                 seen = shown = render_queues(queues, console.width, only, told)
             except Unavailable as exc:
                 trouble = Text(f"{datetime.now():%H:%M:%S}  {clean(str(exc))}", style="bold red")

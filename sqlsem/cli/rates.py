@@ -26,12 +26,11 @@ _rate_name = name_of("The rate's name")
 @json_option
 @connecting
 def rates(options: Connecting, name: str | None, also: str | None, as_json: bool) -> None:
-    """Show rates, or one: each window, how much may be used in it and how much is just now, and how many wait in line.
+    """Show rates, or one: each window, its limit, how much of it is used now, and the number of waiters.
 
-    LIMIT is the lowest one that counts: of the programs that use the rate, and of an operator (`sqlsem rates set`).
-    USED may be more than that after a cost was adjusted, and has in it what is
-    promised for soon. ROOM IN says when there is room for 1 more, where there is none now, which who waits in line has
-    first. LAST says how long ago anything was used. Who waits, and until when: sqlsem why rate:NAME.
+    LIMIT is the lowest limit: of the programs that use the rate, and of an operator (`sqlsem rates set`). USED includes
+    reservations for soon, and may exceed LIMIT after a cost was adjusted. ROOM IN is the time until 1 more may be used,
+    if none may now; waiters come first. LAST is the time since the last use. For the waiters see: sqlsem why rate:NAME.
 
     \b
     Examples:

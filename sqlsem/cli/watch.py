@@ -42,8 +42,8 @@ def _require(module: str, extra: str) -> None:
 def top(options: Connecting, interval: float) -> int:
     """Show a live view: queues and why each request waits, root blockers, members, work queues, batches, times.
 
-    Press ? for the keys. What changes something (p pause, r resume, c cap, x release, t retry) first says what would
-    come of it, and is done only when you say y. It takes the role sqlsem_reader to look, sqlsem_operator to change.
+    Press ? for the keys. An action (p pause, r resume, c cap, x revoke, t retry) first shows its consequences, and is
+    performed only when you press y. Reading needs the role sqlsem_reader, actions need sqlsem_operator.
 
     During an outage of the database it says since when, and tries again until the database is back.
 

@@ -192,7 +192,7 @@ class Claiming:
                 tasks[0].hold(claimed, requesting_id, caller)
             return statuses, tasks
         except BaseException:
-            # Interrupted, or no reply: what was claimed is returned by a deferred call.
+            # Interrupted, or no reply: a deferred call returns any claimed tasks.
             if tried_members and limit:
                 member.defer(lambda session, me: session.return_claim(me, queue, uid))
             if with_locks:

@@ -1,1 +1,1 @@
-"""What people see: where everything is printed, and the pictures of queues, tasks and batches. Knows no commands."""
+"""The output of the command line: printing, and the rendering of queues, tasks and batches. Knows no commands."""

@@ -239,7 +239,7 @@ def _specification(timeline: Timeline, *, search: bool) -> dict[str, Any]:
     if not views:
         views = [{"data": {"values": [{}]}, "mark": {"type": "text", "text": "Nothing has happened."}, "width": WIDTH}]
     for number, view in enumerate(views):
-        # What zooms one view zooms all: they have one scale, and a field of one name on it.
+        # All views zoom together, as they share a scale and the name of its field.
         (view["layer"][0] if "layer" in view else view)["name"] = f"view{number}"
     found: dict[str, Any] = {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",

@@ -1,4 +1,4 @@
-"""What ``sqlsem why`` shows."""
+"""Renders the output of ``sqlsem why``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _who(entry: Entry) -> str:
 
 
 def told_of_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Iterable[Entry] = ()) -> Iterator[str]:
-    """Lines about one request: why it waits, and the chain up to the one at the head. ``behind``: who waits for it."""
+    """Yield lines about a request: why it waits, and the chain up to the root blocker. ``behind``: its waiters."""
     head = f"{entry.position}  {_who(entry)}"
     since = seconds_in_words(entry.seconds)
     if reason is None:
@@ -30,8 +30,8 @@ def told_of_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Ite
         waiting = list(behind)
         if waiting:
             seconds = sum(waiter.seconds for waiter in waiting)
-            told = f"{len(waiting)} wait{'s' if len(waiting) == 1 else ''} for it, directly or behind others"
-            yield f"  {told}; together for {seconds_in_words(seconds)}"
+            count = f"{len(waiting)} wait{'s' if len(waiting) == 1 else ''} for it, directly or behind others"
+            yield f"  {count}; together for {seconds_in_words(seconds)}"
     else:
         what = "is inside and waits to write" if reason.code == "upgrading" else "has waited"
         yield f"{head} {what} for {entry.resource!r} for {since}:"
@@ -41,14 +41,14 @@ def told_of_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Ite
     for step, (waiter, its) in enumerate(chain.links, 1):
         if len(chain.links) > 1:
             state = "waits itself" if its.state == "waits" else f"has held it for {seconds_in_words(its.seconds)}"
-            told = f"{waiter.position} {_who(waiter)} waits for {waiter.resource!r}: {its.position} {_who(its)} {state}"
-            yield f"  {'  ' * step}{told}"
+            link = f"{waiter.position} {_who(waiter)} waits for {waiter.resource!r}: {its.position} {_who(its)} {state}"
+            yield f"  {'  ' * step}{link}"
     if chain.deadlock:
         yield "  They wait for each other: a deadlock, of which one request is told to give up"
 
 
 def told_of_task(task: TaskEntry, reason: TaskReason | None) -> Iterator[str]:
-    """Lines about one task."""
+    """Yield lines about a task."""
     what = shortened(task.kind, task.body, task.note)
     whose = "" if task.key is None else f"key {task.key!r}, "
     state = "blocked" if task.blocked else task.status
@@ -60,7 +60,7 @@ def told_of_task(task: TaskEntry, reason: TaskReason | None) -> Iterator[str]:
 
 
 def entry_as_dict(entry: Entry, reason: Reason | None, chain: Chain) -> dict[str, Any]:
-    """The same for programs."""
+    """Return a request with its reason and chain as a dictionary for JSON."""
     return {
         "entry": entry.as_dict(),
         "why": None if reason is None else reason.as_dict(),
@@ -70,5 +70,5 @@ def entry_as_dict(entry: Entry, reason: Reason | None, chain: Chain) -> dict[str
 
 
 def task_as_dict(task: TaskEntry, reason: TaskReason | None) -> dict[str, Any]:
-    """The same for programs."""
+    """Return a task with its reason as a dictionary for JSON."""
     return {"task": task.as_dict(), "why": None if reason is None else reason.as_dict()}
