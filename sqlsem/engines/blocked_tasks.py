@@ -11,7 +11,7 @@ __all__ = ["BlockedTaskSession"]
 
 
 class BlockedTaskSession(abc.ABC):
-    """Tasks that wait for their locks without a process: on the main session. `TaskSession.put_tasks` parks them."""
+    """Blocked tasks: tasks that wait for their locks without a process. Called on the main session."""
 
     offers: ClassVar[str] = "tasks with locks"
 
@@ -19,9 +19,10 @@ class BlockedTaskSession(abc.ABC):
     def claim_blocked(
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
-        """A task of the queue whose turn has come in the lines of all its locks, claimed, with a sign of life. Its rows
-        are granted, and this member's, from then on, with this ``requesting_id``; ``row_owner`` has them in that
-        process. They go with the end of the attempt, in `TaskSession.end_task` and the like.
+        """Claim a blocked task of the queue whose locks can all be granted, and renew the lease. Its rows are granted
+        and belong to this member from then on, with this ``requesting_id`` and owner ``row_owner``. They are removed
+        with the end of the attempt (`TaskSession.end_task` and the like).
 
-        None where there is none, or somebody else is looking just now. ``again`` as of `TaskSession.claim_task`.
+        Returns None if there is none, or another process is checking just now. ``again``: as in
+        `TaskSession.claim_task`.
         """

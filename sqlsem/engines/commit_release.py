@@ -1,4 +1,6 @@
-"""Locks that go with a transaction of the caller's, as a capability of a session (see `sqlsem.engines.protocol`)."""
+"""Locks that are released when a transaction of the caller commits, as a capability of a session (see
+`sqlsem.engines.protocol`).
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ class CommitReleaseSession(abc.ABC):
 
     @abc.abstractmethod
     def database_identity(self) -> str:
-        """Which database of which running server that is: the same for all sessions there, and for no others."""
+        """Return the identity of the database: the same for all sessions on it, and for no others."""
 
     @abc.abstractmethod
     def is_committed(self, word: str) -> bool:
-        """Whether that word has been committed. Waits for no transaction."""
+        """Return True if the marker was committed. Waits for no transaction."""
 
     @abc.abstractmethod
     def delete_commit_marker(self, word: str) -> None:
-        """Remove it, with some that were left for those who are gone."""
+        """Delete the marker, and some of processes that have ended."""

@@ -1,4 +1,4 @@
-"""``sqlsem doctor``: one checklist, and the checks of an engine under its names."""
+"""The checklist of ``sqlsem doctor``, and the checks that all servers share."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sqlsem.engines.protocol import Check
 
 __all__ = ["Doctor", "clocks", "session_locks"]
 
-#: What is looked at, in this order, as far as an engine has such a thing.
+#: The names of all checks, in order; each engine has some of them.
 CHECKLIST = (
     *("driver", "server", "file_system", "primary", "permission", "journal", "writable", "access", "isolation"),
     *("durability", "locks", "workers", "kept", "compatibility", "replication", "failover", "tls", "keepalive"),
     *("clock", "encryption", "beacon", "closing", "disk"),
 )
-#: Seconds that the clocks of a database and of its client may be apart without a word.
+#: The difference in seconds between a database's clock and its client's that is reported.
 CLOCK_SECONDS = 60
 
 
 class Doctor:
-    """Looks at one database through one session. An engine's doctor has a method for each check of `CHECKLIST` that it
-    knows, which returns the line (None: there is nothing to say).
+    """Checks one database through one session. An engine's doctor has a method for each check of `CHECKLIST` that it
+    supports; the method returns the line (None: nothing to report).
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -31,25 +31,25 @@ class Doctor:
         self.texts = sql.queries(engine.name, engine.options.schema, engine.options.table, "doctor")
 
     def examine(self) -> list[Check]:
-        """Go through the list."""
-        looks: list[Callable[[], Check | None]] = [getattr(self, one) for one in CHECKLIST if hasattr(self, one)]
-        return [found for look in looks if (found := look()) is not None]
+        """Run all checks."""
+        checks: list[Callable[[], Check | None]] = [getattr(self, name) for name in CHECKLIST if hasattr(self, name)]
+        return [line for check in checks if (line := check()) is not None]
 
 
 def clocks(ask: Callable[[], float]) -> Check:
-    """How far the database's clock, which ``ask`` tells in seconds since 1970, is from ours."""
+    """Compare the database's clock (``ask`` returns it in seconds since 1970) with this host's."""
     before = time.time()
     clock = ask()
     after = time.time()
     apart = max(0.0, before - clock, clock - after)
     mend = "Harmless here, as only the database's clock counts; but set one of them right."
-    told = f"the database's and ours are {apart:.1f} s apart"
-    return Check("clock", True, told, "" if apart <= CLOCK_SECONDS else mend)
+    detail = f"the database's and ours are {apart:.1f} s apart"
+    return Check("clock", True, detail, "" if apart <= CLOCK_SECONDS else mend)
 
 
 def session_locks(kept: bool, lease: float | None, sharer: str, mend: str, told: str = "") -> Check:
-    """Whether a lock of one session outlives its statement there, and keeps another one out; ``sharer``: what lends
-    sessions to several where it does not.
+    """Return the check whether a session's lock outlives its statement and excludes others (``kept``). ``sharer``: the
+    component that shares sessions if it does not.
     """
     if kept:
         return Check("beacon", True, f"a session's lock outlives its statement, and excludes others{told}")

@@ -11,22 +11,23 @@ __all__ = ["GuardedTableSession"]
 
 
 class GuardedTableSession(abc.ABC):
-    """Tables into which only a transaction can write that has asserted a grant of their resource.
+    """Guarded tables, which only a transaction that has asserted a grant of their resource can write.
 
-    A table is named as SQL of the engine names it: ``dbo.[order line]``, ``public."Ledger"``. `ConfigurationError`
-    where there is none of that name, it cannot be guarded, or this login may not; `Busy` while others use the table.
+    A table is named as SQL of the engine names it: ``dbo.[order line]``, ``public."Ledger"``. Raises
+    `ConfigurationError` if the table is missing or cannot be guarded, or this login lacks the right, and `Busy` while
+    other sessions use the table.
     """
 
     offers: ClassVar[str] = "guarded tables"
 
     @abc.abstractmethod
     def guard_table(self, table: str, resource: str) -> int:
-        """Guard a table, with its partitions; how many triggers were made, or enabled: 0 where all were there."""
+        """Guard a table with its partitions; return the number of triggers that were created or enabled."""
 
     @abc.abstractmethod
     def unguard_table(self, table: str) -> int:
-        """Take the guard off a table, with its partitions; how many triggers there were."""
+        """Remove the guard of a table with its partitions; return the number of removed triggers."""
 
     @abc.abstractmethod
     def guarded_tables(self) -> list[GuardedTable]:
-        """By schema and name, without the partitions of guarded tables."""
+        """Return the guarded tables by schema and name, without partitions."""

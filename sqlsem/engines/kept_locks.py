@@ -1,4 +1,4 @@
-"""Locks that a session keeps in the database, as a capability of a session (see `sqlsem.engines.protocol`)."""
+"""Locks that sessions keep in the database, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["KeptLockSession"]
 
 
 class KeptLockSession(abc.ABC):
-    """Locks inside the database that other calls wait for, and that any login may be able to take."""
+    """The database's own locks that other calls wait for, and that any login may be able to take."""
 
     offers: ClassVar[str] = "a look at locks that sessions keep in the database"
 

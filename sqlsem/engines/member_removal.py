@@ -9,12 +9,12 @@ __all__ = ["RemovalSession"]
 
 
 class RemovalSession(abc.ABC):
-    """Members that an operator removes."""
+    """Removal of members by an operator."""
 
     offers: ClassVar[str] = "removal of members"
 
     @abc.abstractmethod
     def revoke_members(self, member: int | None, login: str | None, force: bool) -> int:
-        """Take all rows from a member, or from all members of a login, as `AdminSession.revoke` does, and remove the
-        members that have none left; how many members are gone.
+        """Revoke all rows of a member, or of all members of a login, as `AdminSession.revoke` does, and remove the
+        members without rows; return the number of removed members.
         """

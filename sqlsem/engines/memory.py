@@ -1,7 +1,7 @@
 """Locks in the memory of this process, for unit tests: no file, no server, nothing that outlives the process.
 
-It is also the smallest engine there can be, and so what to read before writing another one: it has locks, a search for
-deadlocks and runs once per period, announces that by what its session derives from, and has none of the other roles.
+It is also the smallest engine, and the one to read before writing another. It has locks, priorities, rates, a search
+for deadlocks and runs once per period; its session derives from the classes of these capabilities.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest, R
 
 
 class Store:
-    """All that such a database is; to be used with its ``lock`` held."""
+    """The database of this engine; callers hold its ``lock``."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         # Each resource's rows by position, which is their order. (An OrderedDict finds its first one at once, even
         # after ten thousand before it have left.)
         self.queues: dict[str, OrderedDict[int, Entry]] = {}
-        self.uids: dict[tuple[int, str], list[Ticket]] = {}  # what was registered, by whom and in which call
-        self.calls: dict[int, tuple[int, str]] = {}  # which call made a row
+        self.uids: dict[tuple[int, str], list[Ticket]] = {}  # tickets by member and call
+        self.calls: dict[int, tuple[int, str]] = {}  # member and call by position
         self.members: dict[int, tuple[str, int, str]] = {}  # host, process and program
         self.waiting: set[threading.Event] = set()
         self._last = 0  # number of a row or member
@@ -59,28 +59,28 @@ class Store:
         self.once: dict[str, OnceEntry] = {}
 
     def next_number(self) -> int:
-        """Of a row or a member."""
+        """Return the next number for a row or a member."""
         self._last += 1
         return self._last
 
     def now(self) -> datetime:
-        """The time of day."""
+        """Return the current time."""
         return datetime.now(timezone.utc)
 
     def may_enter(self, request: Request, position: float = math.inf) -> bool:
-        """Whether a request may proceed from there, which is the end if left out."""
+        """Return True if a request at ``position`` (default: the end of the queue) can be granted."""
         queue = self.queues.get(request.resource)
         ahead = itertools.takewhile(lambda row: row.position < position, queue.values() if queue else ())
         return request.resource not in self.paused and request.fits(ahead, self.cap(request.resource))
 
     def cap(self, resource: str) -> int | None:
-        """What is set for it, or by a pattern."""
+        """Return the cap of a resource, its own or of a pattern."""
         if not self.caps or resource in self.caps:
             return self.caps.get(resource)
         return Patterns((name, cap, None) for name, cap in self.caps.items()).cap_of(resource)
 
     def set_cap(self, resource: str, cap: int | None) -> None:
-        """Of a resource or pattern; None: none."""
+        """Set the cap of a resource or pattern; None removes it."""
         before = dict(self.caps)
         self.caps.pop(resource, None)
         if cap is not None:
@@ -92,7 +92,7 @@ class Store:
         self.wake()
 
     def pause(self, resource: str, paused: bool) -> None:
-        """Let nobody in, or again."""
+        """Pause or resume the grants of a resource."""
         if paused:
             self.paused.setdefault(resource, self.now())
         else:
@@ -100,17 +100,17 @@ class Store:
             self.wake()
 
     def row(self, ticket: Ticket) -> Entry | None:
-        """The row of a ticket, if it is there."""
+        """Return the row of a ticket, if it exists."""
         queue = self.queues.get(ticket.resource)
         row = queue.get(ticket.position) if queue else None
         return row if row is not None and row.requesting_id == ticket.requesting_id else None
 
     def rows(self) -> list[Entry]:
-        """All, by resource and position."""
+        """Return all rows by resource and position."""
         return [row for _, queue in sorted(self.queues.items()) for row in queue.values()]
 
     def add(self, row: Entry, uid: str) -> Ticket:
-        """A number was taken."""
+        """Add a row to its queue; return its ticket."""
         assert row.member_id is not None
         ticket = Ticket(row.resource, row.position, row.requesting_id, row.granted_at is not None)
         self.queues.setdefault(row.resource, OrderedDict())[row.position] = row
@@ -119,7 +119,7 @@ class Store:
         return ticket
 
     def grant(self, row: Entry) -> bool:
-        """Whether a row is granted, which it is as soon as it may enter."""
+        """Grant a row if it can be granted; return True if it is granted."""
         request = Request(row.resource, row.access, row.limit, row.weight)
         if row.granted_at is None and self.may_enter(request, row.position):
             row = dataclasses.replace(row, state="holds", granted_at=self.now())
@@ -127,7 +127,7 @@ class Store:
         return row.granted_at is not None
 
     def remove(self, row: Entry) -> None:
-        """End a row, and wake those who may go."""
+        """Remove a row, and wake the waiters."""
         queue, call = self.queues[row.resource], self.calls.pop(row.position)
         del queue[row.position]
         if not queue:
@@ -140,7 +140,7 @@ class Store:
         self.wake()
 
     def wake(self) -> None:
-        """Have all who wait look again."""
+        """Wake all waiters to poll."""
         for event in list(self.waiting):
             event.set()
 
@@ -206,7 +206,7 @@ class MemoryRates(RateSession):
 
 
 class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSession, PeriodicSession):
-    """A look at the store of one engine."""
+    """One session on the store of an engine."""
 
     @property
     def usable(self) -> bool:
@@ -361,7 +361,7 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
         self._store.waiting.add(wakeup)
         try:
             while True:
-                wakeup.clear()  # before looking: what changes afterwards is seen
+                wakeup.clear()  # before the check, so that no later change is missed
                 with self._open() as store:
                     row = store.row(ticket)
                     if row is None:
@@ -472,7 +472,7 @@ def _epoch_ms(at: datetime) -> int:
 
 
 class MemoryEngine(Engine):
-    """``memory://name``: one store for all in this process that name it, for as long as somebody does."""
+    """``memory://name``: one store for all in this process that name it, while it is in use."""
 
     name = "memory"
     session_class = MemorySession
@@ -499,7 +499,7 @@ _stores: weakref.WeakValueDictionary[tuple[str, str, str], Store] = weakref.Weak
 
 
 def _empty_in_child() -> None:
-    """A child process has a memory of its own, where nobody holds anything."""
+    """Empty the stores in a forked child, whose memory holds no locks of the parent."""
     global _opening
     _opening = threading.Lock()
     for store in list(_stores.values()):

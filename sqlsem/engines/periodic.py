@@ -1,4 +1,4 @@
-"""What runs once per period, as a capability of a session (see `sqlsem.engines.protocol`)."""
+"""Runs once per period, as a capability of a session (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["OnceEntry", "PeriodicSession"]
 
 @dataclass(frozen=True, slots=True)
 class OnceEntry:
-    """When it was done last, by the database's clock.
+    """The latest run of a name, by the database's clock.
 
     Attributes:
-        name: What.
-        granted_at: When the turn of that run came, which tells the period that it was done for.
-        done_at: When it ended.
-        fence: Of that run.
-        requesting_id: Who ran it.
-        login: As which login; None where that is not known.
-        taken_at: When this was asked.
+        name: The name of the job.
+        granted_at: The time at which the run's lock was granted, which determines the period of the run.
+        done_at: The time at which it ended.
+        fence: The fence of the run.
+        requesting_id: The requester that ran it.
+        login: The login of the run, if known.
+        taken_at: The time of this answer.
     """
 
     name: str
@@ -36,28 +36,28 @@ class OnceEntry:
 
 
 class PeriodicSession(abc.ABC):
-    """A period is done when a run has been done whose turn came in it, or later: a clock that steps back runs nothing
-    twice. Periods are multiples of ``per_ms`` since 1970 in UTC, moved by ``offset_ms``.
+    """Runs once per period. A period is done if a run was granted in it or later, so a clock that steps back repeats no
+    run. Periods are multiples of ``per_ms`` since 1970 in UTC, shifted by ``offset_ms``.
     """
 
     offers: ClassVar[str] = "runs once per period"
 
     @abc.abstractmethod
     def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:
-        """Whether it may run in the period of a moment: that at which this row was granted; without one, now. None:
-        there is no such row (any more).
+        """Return True if no run is done for the period in which the row of ``ticket`` was granted (without a ticket:
+        the current period). Returns None if the row is gone.
         """
 
     @abc.abstractmethod
     def mark_once(self, name: str, ticket: Ticket) -> bool:
-        """It is done, for the period in which the turn of this row came; False where that is not held (any more). May
-        be repeated.
+        """Record a run for the period in which the row was granted; return False if the row is not held (any more).
+        Idempotent.
         """
 
     @abc.abstractmethod
     def once_last(self, name: str) -> OnceEntry | None:
-        """When it was done last; None: never, or it was forgotten."""
+        """Return the latest run; None if there is none, or it was forgotten."""
 
     @abc.abstractmethod
     def once_forget(self, name: str) -> bool:
-        """Forget that; whether there was anything to forget."""
+        """Forget the latest run; return False if there is none."""

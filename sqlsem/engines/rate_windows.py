@@ -1,5 +1,6 @@
-"""What was used of a rate, and how long to wait for more: for engines whose client has to reckon. The others do the
-same in SQL; see the comments of PostgreSQL's rates.sql.
+"""The windows of a rate, their use, and the wait for more: for engines that compute rates in the client. No I/O.
+
+The servers do the same in SQL; the comments of PostgreSQL's rates.sql describe it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from sqlsem.model_rates import MOST_KNOWN_WINDOWS, RateEntry, RateRequest, Windo
 
 __all__ = ["RateState", "Slot", "WindowState"]
 
-#: The bucket of a burst has room again after so many windows, however large a debt is.
+#: The number of windows after which the bucket of a burst has room again, however large the debt is.
 DEBT_WINDOWS = 10
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The use of a hundredth of a window; ``limit`` and ``burst``: the lowest ones that were declared with it."""
+    """The use of a hundredth of a window; ``limit`` and ``burst``: the lowest ones declared with that use."""
 
     used: int
     limit: int | None = None
@@ -30,7 +31,7 @@ class Slot:
 
 @dataclass
 class WindowState:
-    """What is known of one window. Times are of the database's clock, since 1970."""
+    """The state of one window. Times are of the database's clock, since 1970."""
 
     limit: int  # as it counted at the last take, like the burst
     seen_ms: int
@@ -48,7 +49,9 @@ class WindowState:
 
 @dataclass(frozen=True)
 class _EffectiveWindow:
-    """A window that counts for a request: the slots that count, the limit that does not lapse, and what counts now."""
+    """A window in force for a request: its counted slots, the limit that does not lapse, and the limits in force
+    now.
+    """
 
     ms: int
     slots: dict[int, Slot]
@@ -76,16 +79,16 @@ class RateState:
         self.windows = windows or {}
 
     def counted(self, window_ms: int, now_ms: int) -> dict[int, Slot]:
-        """The slots of a window that count now, in order."""
+        """Return the slots of a window that count now, in order."""
         known = self.windows.get(window_ms)
         first = (now_ms - window_ms) // _slot_ms(window_ms)
         return {} if known is None else {slot: known.slots[slot] for slot in sorted(known.slots) if slot >= first}
 
     def take(self, request: RateRequest, now_us: int, *, waited: bool = False, declares: bool = True) -> int:
-        """Take what is asked if it is there, which was waited for or not; how many ms to wait, 0 where it was taken.
-        The limits of a request that ``declares`` them count for others, until it is out of its windows.
+        """Take the request's cost if there is room; return the ms to wait, 0 if it was taken. ``declares``: the
+        request's limits count for other requests until its use has left the windows.
 
-        Raises `ConfigurationError` for what can never be taken.
+        Raises `ConfigurationError` for a cost that can never be taken.
         """
         self.begin(request.windows, now_us // 1000)
         if request.burst is not None:
@@ -116,8 +119,8 @@ class RateState:
         return wait_ms
 
     def _in_force(self, windows: Sequence[Window], burst: int | None, now_ms: int) -> list[_EffectiveWindow]:
-        """The windows that count: those that a request declares, those that others have declared and taken from within
-        the window, and those for which an operator has set a limit.
+        """Return the windows in force: those that the request declares, those that other requests declared and used
+        within the window, and those with an operator's limit.
         """
         declared, forces = {window.ms: window.limit for window in windows}, []
         for ms, known in self.windows.items():
@@ -132,7 +135,7 @@ class RateState:
         return forces
 
     def _wait_ms(self, force: _EffectiveWindow, cost: int, now_us: int) -> int:
-        """In how many ms so much may be taken of a window: the slots leave one after the other, and their limits."""
+        """Return the ms until the cost fits into a window: its slots, with their limits, leave one after the other."""
         now_ms, numbers = now_us // 1000, list(force.slots)
         used, lowest = cost, force.fixed
         while numbers:
@@ -151,13 +154,13 @@ class RateState:
             lower = [number for number, slot in force.slots.items() if slot.burst is not None and slot.burst < cost]
             wait_ms = max(wait_ms, left(max(lower)))
         elif force.burst is not None and full_us is not None:
-            # How far before the moment at which the bucket is empty again this may be had.
+            # The time before the bucket is empty at which this cost fits.
             room = (force.burst - cost) * force.ms * 1000 // force.limit
             wait_ms = max(wait_ms, -((now_us + room - full_us) // 1000))
         return wait_ms
 
     def entries(self, resource: str, now_ms: int) -> list[RateEntry]:
-        """Its windows as people see them."""
+        """Return the windows for displays."""
         found = []
         for ms, known in sorted(self.windows.items()):
             forces = self._in_force([Window(ms, known.limit)], known.burst, now_ms)
@@ -179,7 +182,7 @@ class RateState:
         return found
 
     def begin(self, windows: Sequence[Window], now_ms: int) -> None:
-        """Make windows known that are not yet, and put right what a clock that went back has left in the future."""
+        """Add missing windows, and move use that a stepped-back clock has left in the future to now."""
         for ms, known in self.windows.items():
             if known.seen_ms > now_ms:
                 here = now_ms // _slot_ms(ms)
@@ -191,9 +194,9 @@ class RateState:
                 known.seen_ms = now_ms
         for window in windows:
             if window.ms not in self.windows:
-                self._make_room([one.ms for one in windows], now_ms)
+                self._make_room([window.ms for window in windows], now_ms)
                 new = WindowState(window.limit, now_ms)
-                if self.windows:  # the shortest of those that are longer, or else the longest
+                if self.windows:  # the shortest longer window, or else the longest
                     other = min(self.windows, key=lambda ms: (ms < window.ms, abs(ms - window.ms)))
                     for number, slot in self.windows[other].slots.items():
                         if number >= (now_ms - window.ms) // _slot_ms(other):
@@ -202,7 +205,7 @@ class RateState:
                 self.windows[window.ms] = new
 
     def _make_room(self, kept: Sequence[int], now_ms: int) -> None:
-        """Forget windows that are in force for nobody, where there are many: every take writes to all of them."""
+        """Drop windows that are not in force if there are many: every take writes to all windows."""
         if len(self.windows) < MOST_KNOWN_WINDOWS:
             return
         kept = [*kept, *(force.ms for force in self._in_force((), None, now_ms))]
@@ -214,7 +217,7 @@ class RateState:
             )
 
     def use(self, used: int, now_us: int, then_ms: int, request: RateRequest | None = None) -> None:
-        """So much was used now, by this request (or, negative, is returned of what was used then, and no more)."""
+        """Record use now by a request, or return (negative) at most the use at ``then_ms``."""
         now_ms = now_us // 1000
         declared = {} if request is None else {window.ms: window.limit for window in request.windows}
         for ms, known in self.windows.items():
@@ -229,7 +232,7 @@ class RateState:
                     debt = max(known.full_us, now_us) - (-advance // known.limit)
                     known.full_us = min(debt, now_us + DEBT_WINDOWS * ms * 1000)
                 else:
-                    # (Of what has leaked since nothing is left that could be returned.)
+                    # (Use that has leaked since cannot be returned.)
                     back = max(0, advance // known.limit - max(0, now_us - then_ms * 1000))
                     known.full_us = max(min(known.full_us, now_us), known.full_us - back)
             if more > 0:
@@ -240,17 +243,17 @@ class RateState:
                 known.slots[then] = replace(known.slots[then], used=known.slots[then].used + more)
             known.slots = self.counted(ms, now_ms)
 
-    # -- what operators do ---------------------------------------------------------------------------------------
+    # -- administration ------------------------------------------------------------------------------------------
 
     def reset(self) -> int:
-        """Forget all use, debts and declared limits; how much was used of the window of which most was."""
+        """Delete all use, debts and declared limits; return the use of the most used window."""
         used = max((sum(slot.used for slot in known.slots.values()) for known in self.windows.values()), default=0)
         for known in self.windows.values():
             known.slots, known.full_us, known.burst = {}, None, None
         return used
 
     def set_cap(self, window_ms: int, cap: int | None, now_ms: int) -> int | None:
-        """Set an operator's limit for windows of this length, or lift it (None); the one before."""
+        """Set the operator's limit for windows of this length, or remove it (None); return the previous one."""
         if cap is not None:
             capped = [ms for ms, known in self.windows.items() if known.cap is not None and ms != window_ms]
             if len(capped) >= 10:

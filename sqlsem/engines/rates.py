@@ -13,48 +13,47 @@ __all__ = ["RateSession"]
 
 
 class RateSession(abc.ABC):
-    """So much in so long."""
+    """Rates: at most a limit of use in any window of time."""
 
     offers: ClassVar[str] = "rates"
 
-    #: Whether it takes for several at once, and promises what is not there yet.
+    #: True if one call serves several demands, and reserves future shares.
     batches: ClassVar[bool] = False
 
     @abc.abstractmethod
     def take_rate(
         self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()
     ) -> RateAnswer:
-        """Take from a rate what is asked, if it is there: the limit of no window is ever passed. Without ``ticket``
-        only where nobody waits in its line; with the ticket of a row there only when that is the first one, and what is
-        taken takes the row away, too. On the session that has registered the row.
+        """Take the request's cost from a rate if no window's limit is exceeded. Without ``ticket``: only if no request
+        waits in the rate's queue. With the ticket of a waiting row: only if that row is the first; then the row is
+        removed, too. Called on the session that registered the row.
 
-        ``ahead_ms``: for how long the caller would rather sleep than wait in the line. Where the engine can
-        (`batches`), it is promised its share for the moment at which there is room, if that comes so soon, and for none
-        before the last one promised; the share counts as used from now on. Who is promised something waits until then.
+        ``ahead_ms``: the longest sleep that the caller prefers to a wait in the queue. If the engine can (`batches`),
+        it reserves a share for the moment at which there is room, if that is soon enough and not before the latest
+        reservation. The share counts as used from now on, and the caller sleeps until that moment.
 
-        ``more``: what others want of it that wait with this one; there are none where the engine takes for one at a
-        time. As many of them get it as there is room for, one after the other, and the row goes when all have.
+        ``more``: the demands of other waiters of the batch, served in order as far as there is room; the row is
+        removed when all are served. Empty if the engine serves one demand at a time.
 
-        One call after the other takes. A call whose answer was lost may have taken; repeated, it takes again. May raise
-        `Busy`.
+        Not idempotent: a call whose answer was lost may have taken, and a repeated call takes again. May raise `Busy`.
         """
 
     @abc.abstractmethod
     def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
-        """What was taken has cost so much more, which counts as used now and may go beyond the limit; or so much less
-        (negative), which is given back as far as it counts still. May raise `Busy`.
+        """Adjust the cost of an earlier take: add ``more``, which counts as used now and may exceed the limit, or
+        return it (negative), as far as it still counts. May raise `Busy`.
         """
 
     @abc.abstractmethod
     def reset_rate(self, resource: str) -> bool:
-        """For operators: forget all use, debts, promises and declared limits of a rate. False where it is not known."""
+        """Delete all use, debts, reservations and declared limits of a rate; return False if it is unknown."""
 
     @abc.abstractmethod
     def set_rate(self, resource: str, window_ms: int, limit: int | None) -> bool:
-        """For operators: set the most that may be used in windows of this length, or lift that (None). False where
-        there was nothing to lift.
+        """Set the operator's limit for windows of this length, or remove it (None); return False if there was none to
+        remove.
         """
 
     @abc.abstractmethod
     def rates(self, resource: str | None) -> list[RateEntry]:
-        """Every window of one rate or all, and how much of it is used."""
+        """Return every window of one rate or all, with its use."""

@@ -13,7 +13,7 @@ from sqlsem.model import MAX_NOTE, TASK_BOUNDS, Schedule, check_name
 
 __all__ = ["ScheduleSession", "check_due", "check_task_options", "check_times", "read_options"]
 
-#: What is said of an amount that is none.
+#: The messages for numbers out of bounds.
 _WORDS = {
     "after_ms": "a task can wait from now to ten years from now, not {} ms",
     "backoff_ms": "the pause before the next attempt at a task is from {least} to {most} ms, not {}",
@@ -28,13 +28,13 @@ _FIRST_DUE, _LAST_DUE = datetime(1, 1, 3, tzinfo=timezone.utc), datetime(9999, 1
 
 
 def check_due(due: datetime | None) -> None:
-    """Raise `ConfigurationError` for a next time that not every client's calendar has: as `check_task_options`."""
+    """Raise `ConfigurationError` for a next time that some client's calendar does not have."""
     if due is None or not _FIRST_DUE <= due <= _LAST_DUE:
         raise ConfigurationError(f"the next time of a schedule must be from 0001-01-03 to 9999-12-30, not {due}")
 
 
 def check_times(cron: str, zone: str, due: datetime) -> None:
-    """Raise `ConfigurationError` for what cannot be the times of a schedule: as `check_task_options`."""
+    """Raise `ConfigurationError` for invalid times of a schedule."""
     check_due(due)
     if not cron.strip() or len(cron) > 255:
         raise ConfigurationError(f"a cron expression has 1 to 255 characters, not {len(cron)}")
@@ -43,17 +43,17 @@ def check_times(cron: str, zone: str, due: datetime) -> None:
 
 
 def read_options(text: str) -> dict[str, Any]:
-    """Return the options of a schedule's task as they are kept; none where somebody wrote something else by hand."""
+    """Return the stored options of a schedule's task; empty if the stored text is no JSON object."""
     try:
-        found = json.loads(text)
+        options = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return options if isinstance(options, dict) else {}
 
 
 def check_task_options(options: object) -> None:
-    """Raise `ConfigurationError` for what cannot be the options of a schedule's task: for engines whose client has to
-    look. The others do the same in SQL, with the same words.
+    """Raise `ConfigurationError` for invalid options of a schedule's task, on engines that check in the client. The
+    servers check in SQL, with the same messages.
     """
     if not isinstance(options, dict):
         raise ConfigurationError("the options of a schedule are a JSON object, such as {}")
@@ -81,38 +81,40 @@ def check_task_options(options: object) -> None:
 
 
 class ScheduleSession(abc.ABC):
-    """Tasks that are put at the times of a cron expression. What these mean is the client's to know."""
+    """Schedules: tasks that are put at the times of a cron expression, which the client evaluates."""
 
     offers: ClassVar[str] = "schedules"
 
     @abc.abstractmethod
     def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
-        """As `TaskSession.recover_tasks`; and whether a schedule of the queue is due."""
+        """As `TaskSession.recover_tasks`; also return True if a schedule of the queue is due."""
 
     @abc.abstractmethod
     def clock(self) -> datetime:
-        """The database's."""
+        """Return the database's time."""
 
     @abc.abstractmethod
     def save_schedule(
         self, name: str, queue: str, cron: str, zone: str, kind: str, body: str, options: dict[str, Any], due: datetime
     ) -> None:
-        """Keep a schedule, in the place of one of the same name; ``due`` is its first time."""
+        """Store a schedule, replacing one of the same name; ``due`` is its first time."""
 
     @abc.abstractmethod
     def fire_schedule(
         self, name: str, due: datetime, last: datetime, following: datetime, put: bool
     ) -> tuple[bool, int | None]:
-        """Put the task of a time that is ``due``, and write down the ``following`` one, in one transaction; return
-        whether that was done, and the task's number. It is not done where another process was faster, or the following
-        time has come meanwhile. May be repeated. ``last``: the latest time that this one stands for. Without ``put``
-        the time is left out, of a schedule whose option ``missed`` is 'skip'.
+        """Put the task for the ``due`` time and store the ``following`` time, in one transaction; return (done, number
+        of the task). It is not done if another process was faster, or the following time has passed. Idempotent.
+        ``last``: the latest missed time that this task covers. Without ``put`` the time is skipped (option ``missed``
+        is 'skip').
         """
 
     @abc.abstractmethod
     def set_schedule(self, name: str, what: str, due: datetime | None) -> bool:
-        """'pause', 'resume' (from ``due`` on) or 'remove'; False where there is none that this login may change."""
+        """Pause, resume (from ``due`` on) or remove a schedule (``what``); return False if this login can change
+        none.
+        """
 
     @abc.abstractmethod
     def list_schedules(self, name: str | None, queue: str | None) -> list[Schedule]:
-        """By name."""
+        """Return the schedules by name."""

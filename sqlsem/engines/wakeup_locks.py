@@ -1,4 +1,4 @@
-"""What most engines need not do: sparing locks on which waiters sleep, and looking whether their files are in place."""
+"""Two duties that most engines do not have: wakeup locks, and the check whether the database file was replaced."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from sqlsem.model import Ticket
 
 
 class WakeupLocks:
-    """Rows that need no lock of their own (main session). Most engines have none anyway, and do nothing here."""
+    """Wakeup locks of waiting rows, on the main session. The defaults are for engines without wakeup locks."""
 
     def drop_wakeup_locks(self, member_id: int, tickets: Sequence[Ticket]) -> None:
-        """Where a row has a lock on which those behind it sleep: these waiting rows of one resource need none, as
-        others of ours that ask for the same stand right behind them. (Where others do, they keep it.) May be repeated.
+        """Drop the wakeup locks of these waiting rows of one resource: the next waiter is this member's too, so no
+        foreign waiter sleeps on them. (A row before a foreign waiter keeps its lock.) Idempotent.
         """
 
     def restore_wakeup_locks(self, member_id: int, tickets: Sequence[Ticket]) -> None:
-        """Give these rows back such a lock: their turn is near, or they are about to leave. May be repeated."""
+        """Restore the wakeup locks of rows that are near the head of the queue or about to be released. Idempotent."""
 
 
 class InPlace:
-    """The database that a session has open, and the one that other programs find. (A server has no other one.)"""
+    """The check whether other programs find the database that a session has open. (A server always has one.)"""
 
     def require_in_place(self) -> None:
-        """Raise `Replaced` unless both are the same. Called after each call on the main session, whose result is
-        believed only then.
+        """Raise `Replaced` if the open database was replaced. Called after each call on the main session, whose result
+        counts only then.
         """

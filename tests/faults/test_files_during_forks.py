@@ -64,7 +64,7 @@ def test_files_are_compared_with_forks_blocked(coordinator, calls, state):
     with contextlib.suppress(sqlsem.SqlsemError):
         use()
     coordinator.client.member.heartbeat()
-    assert {name for name, _ in calls} >= {"_set_up", "keep", "compare"}
+    assert {name for name, _ in calls} >= {"_set_up", "protect_log", "compare"}
     assert not [name for name, is_blocked in calls if not is_blocked]
 
 
