@@ -89,9 +89,9 @@ class Poller:
         if isinstance(failure, (ConfigurationError, SchemaError)):
             raise failure
 
-    def start(self, on_snapshot: Callable[[Snapshot], None]) -> None:
-        """Start to poll. ``on_snapshot`` is called after each poll, in another thread; it must not block."""
-        self._thread = SupervisedThread("sqlsem-poller", partial(self._run, on_snapshot), self._ended)
+    def start(self, deliver: Callable[[Snapshot], None]) -> None:
+        """Start to poll. ``deliver`` is called after each poll, in another thread; it must not block."""
+        self._thread = SupervisedThread("sqlsem-poller", partial(self._run, deliver), self._ended)
         self._thread.begin()
 
     def poll_now(self) -> None:
@@ -109,10 +109,10 @@ class Poller:
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
 
-    def _run(self, on_snapshot: Callable[[Snapshot], None], _: ShouldContinue) -> None:
+    def _run(self, deliver: Callable[[Snapshot], None], _: ShouldContinue) -> None:
         try:
             while not self._ended.is_set():
-                on_snapshot(self.snapshot)
+                deliver(self.snapshot)
                 self._poll_requested.wait(self.every)
                 self._poll_requested.clear()
                 if not self._ended.is_set():

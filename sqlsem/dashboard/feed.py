@@ -37,11 +37,11 @@ class Feed:
         """Start to poll."""
         loop = asyncio.get_running_loop()
 
-        def on_snapshot(_: Snapshot) -> None:
+        def deliver(_: Snapshot) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._wake_streams)
 
-        self._poller.start(on_snapshot)
+        self._poller.start(deliver)
 
     def stop(self) -> None:
         """Stop polling, and end the streams."""
