@@ -1,4 +1,4 @@
-"""What operators see and do, and the tables."""
+"""Administration on SQLite: history, settings, revocation, and the tables."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import counted_on, is_pattern
 from sqlsem.model import Operation, Past
 
-#: Seconds after which a beacon that nobody holds and no member names is somebody's rest.
+#: Seconds after which a free beacon that no member names is an orphan.
 ORPHANED_SECONDS = 60.0
 
 
 class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
-    """History, settings of resources, the dead."""
+    """History, settings of resources, and the removal of dead members."""
 
     def history(
         self,
@@ -78,7 +78,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         self.note_operation("cap", resource=pattern, old=_text(before), new=_text(cap))
 
     def _check_counted_on(self, resource: str | None, prefix: str | None) -> None:
-        """Raise where requests that leave their limit to the server have none any more."""
+        """Raise `ConfigurationError` if a request without a limit of its own has no cap any more."""
         left = self.row("without_limit", {"resource": resource, "prefix": prefix})
         if left["number"]:
             raise ConfigurationError(counted_on(left["number"], left["resource"]), resource=left["resource"])
@@ -155,7 +155,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         return {(row["resource_id"], row["queue_position"]) for row in self.rows("all_rows")}
 
     def _sweep(self) -> None:
-        """Remove the files of those who died before they were members, or after they were removed."""
+        """Remove orphaned beacons: of processes that died before they registered, or after their member was removed."""
         known = {row["beacon"] for row in self.rows("beacons")}
         for name in self.engine.beacons.names():
             if name not in known:
@@ -186,7 +186,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
 
     def install(self, plan: Plan) -> None:
         with fork.forks_blocked, self.writing():
-            # Under the lock: somebody may just have done it.
+            # Read under the lock: another process may have just installed the tables.
             current = self.settings()
             if current is None and self.row("is_empty")["is_empty"]:
                 self._require_nobody()
@@ -197,8 +197,8 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
                     self.run("set_version", (str(version),))
 
     def _require_nobody(self) -> None:
-        """Raise `Disconnected` while living processes have another file open that stood here: they hold what is in it,
-        until they notice at their next ping.
+        """Raise `Disconnected` while living processes have the previous file at this path open: they hold its locks
+        until they notice at their next heartbeat.
         """
         held = self.engine.beacons.held()
         if held:

@@ -1,4 +1,4 @@
-"""Locks that go with a transaction of the caller's."""
+"""Locks that are released when a transaction of the caller commits, on SQLite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlsem.engines.sqlite.connection import SqliteConnection
 
 
 class SqliteCommitRelease(SqliteConnection, CommitReleaseSession):
-    """What those transactions leave."""
+    """Commit markers."""
 
     def database_identity(self) -> str:
         return str(self.row("database_identity")["place"])

@@ -1,4 +1,4 @@
-"""One connection to the file: statements by their names, tried again while it is locked; errors in our words."""
+"""One connection to the file: statements by their names, retried while the file is locked, and error translation."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from sqlsem.errors import ConfigurationError, SchemaError, SqlsemError, Unavaila
 
 FIRST_READ = "PRAGMA schema_version"
 WRITE_BACK = "PRAGMA wal_checkpoint(PASSIVE)"
-#: So many steps SQLite's machine does (some hundredths of a second) before signals are looked for.
+#: The number of SQLite's steps (some hundredths of a second) between two checks for signals.
 STEPS = 1_000_000
-#: What a statement raises. (The second: SQLite's message quotes a name that is no text.)
+#: The errors of a statement. (The second one: SQLite's message quotes a name that is not valid text.)
 FAILURES = (sqlite3.Error, UnicodeDecodeError)
-#: What each connection needs that calls a routine (see client.sql).
+#: The statements that prepare a connection for routines (see client.sql).
 ROUTINES = ("leaving", "leaving_alone")
 
 
 class SqliteConnection(LockSession):
-    """One connection. Statements that find the file locked are tried again for as long as ``patience``."""
+    """One connection. Statements that find the file locked are retried for `Options.gate_timeout`."""
 
-    #: Whether this session works for the member of another one, and must see what that one sees.
+    #: True if this session works for the member of another session, so both must have the same files open.
     is_second = False
 
     def __init__(self, engine: SqliteDatabase) -> None:
         self.engine = engine
-        self._displaced: str | None = None  # why what it has open counts no more
+        self._displaced: str | None = None  # why its open files count no more
         self.options = engine.options
         self._queries = engine.queries()
         self.connection: sqlite3.Connection | None = None
         self.files: files.OpenFiles | None = None  # of the connection, also after it was closed for now
         self.log_is_protected = False  # whether other programs cannot remove the log under this connection
         self.beacon: Beacon | None = None
-        self.member_id: int | None = None  # of the main session: whose it is
+        self.member_id: int | None = None  # the member of the main session
         self._has_routines: sqlite3.Connection | None = None
         self._written = 0  # transactions since the log was last written back
         self._changed = 0  # rows, up to then
-        self._writer_back: sqlite3.Connection | None = None  # where this one has to keep others off
+        self._writer_back: sqlite3.Connection | None = None  # if a checkpoint must exclude writers
         self.interrupted = False
         self._raised_by_signals: list[BaseException] = []  # by signal handlers, during a statement
         self.given_up = False
@@ -54,7 +54,7 @@ class SqliteConnection(LockSession):
         fork.sessions.add(self)
 
     def _open(self) -> sqlite3.Connection:
-        """The connection; opened when first needed, and again after a fork."""
+        """Return the connection; open it at the first use, and again after a fork."""
         with fork.forks_blocked:
             if self.connection is None:
                 if self.interrupted:
@@ -63,7 +63,7 @@ class SqliteConnection(LockSession):
                     raise Replaced(self._displaced)
                 try:
                     self._set_up()
-                except BaseException:  # one that is ready in part only must not be used
+                except BaseException:  # a partly prepared connection must not be used
                     self.disconnect()
                     raise
             return cast("sqlite3.Connection", self.connection)
@@ -76,11 +76,11 @@ class SqliteConnection(LockSession):
         with files.no_journal(self.engine.path, before):
             self.rows_of_text(FIRST_READ)
         if self.engine.creates:
-            # A quarter of the usual: whole pages are written, and here the rows are short. (In new files only.)
+            # A quarter of the default: whole pages are written, and rows are short. (Takes effect in new files only.)
             self.run_text("PRAGMA page_size = 1024")
-            # One host only, so several may read while one writes.
+            # Readers and one writer work at the same time; needs shared memory, so one host only.
             self.rows_of_text("PRAGMA journal_mode = WAL")
-        # Against a crash of this process the file system's cache is enough; one of the host ends every holder.
+        # The file system's cache survives a crash of this process; a crash of the host ends every holder.
         self.rows_of_text("PRAGMA synchronous = NORMAL")
         if not wal.MUST_BE_ALONE:
             self.rows_of_text(f"PRAGMA wal_autocheckpoint = {wal.MOST_PAGES}")
@@ -127,11 +127,11 @@ class SqliteConnection(LockSession):
             return cursor.fetchall() if fetch else cursor
 
     def _try_again(self, failure: Exception, statement: str, parameters: Any, fetch: bool) -> Any:
-        """A statement has failed: try again for as long as the file is locked, or say what is wrong."""
+        """Retry a failed statement while the file is locked, or raise the translated error."""
         if self._raised_by_signals:
             raise self._raised_by_signals.pop() from None
         if "Could not decode" in str(failure) and fetch and self.connection is not None:
-            # Somebody else's bytes that are no text: one such row must not blind everybody for the others.
+            # Invalid text that another program wrote: one such row must not hide the others.
             self.connection.text_factory = as_text
             return self.rows_of_text(statement, parameters)
         if not is_busy(failure):
@@ -155,7 +155,7 @@ class SqliteConnection(LockSession):
                     ) from exc
 
     def run_text(self, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
-        """For statements that return no rows."""
+        """Run a statement that returns no rows."""
         cursor: sqlite3.Cursor
         try:
             cursor = self._execute(statement, parameters, False)
@@ -164,13 +164,13 @@ class SqliteConnection(LockSession):
         return cursor
 
     def rows_of_text(self, statement: str, parameters: Any = ()) -> list[Any]:
-        """For those that return some."""
-        found: list[Any]
+        """Run a statement and return its rows."""
+        rows: list[Any]
         try:
-            found = self._execute(statement, parameters, True)
+            rows = self._execute(statement, parameters, True)
         except FAILURES as exc:
-            found = self._try_again(exc, statement, parameters, True)
-        return found
+            rows = self._try_again(exc, statement, parameters, True)
+        return rows
 
     def run(self, name: str, parameters: Any = ()) -> sqlite3.Cursor:
         """Run a statement of client.sql."""
@@ -200,11 +200,11 @@ class SqliteConnection(LockSession):
         return connection.total_changes - before
 
     def rows(self, name: str, parameters: Any = ()) -> list[Any]:
-        """Its rows, whose columns have names."""
+        """Return the rows of a statement of client.sql."""
         return self.rows_of_text(self._queries[name], parameters)
 
     def row(self, name: str, parameters: Any = ()) -> Any:
-        """Its first row, or None."""
+        """Return the first row of a statement of client.sql, or None."""
         rows = self.rows_of_text(self._queries[name], parameters)
         return rows[0] if rows else None
 
@@ -217,15 +217,15 @@ class SqliteConnection(LockSession):
         return Reading(self)
 
     def wrote(self) -> None:
-        """One more transaction has been written."""
+        """Count a written transaction."""
         self._written += 1
         connection = self.connection
         if wal.MUST_BE_ALONE and connection and connection.total_changes - self._changed > wal.MOST_ROWS:
             self.write_back(1)
 
     def write_back(self, most: int = wal.EVERY) -> None:
-        """Write the log back into the file, after that many transactions. It waits for the disk: to be called where
-        nobody waits for us. It stops nobody else, but where SQLite would lose what others commit meanwhile.
+        """Write the log back into the file, if ``most`` transactions were written since. Waits for the disk, so call it
+        where no waiter depends on this session. Excludes writers only in SQLite versions that would lose their commits.
         """
         connection = self.connection
         if self._written < most or connection is None or connection.in_transaction:
@@ -246,7 +246,7 @@ class SqliteConnection(LockSession):
             with files.no_journal(self.engine.path, before):
                 self._writer_back.execute(FIRST_READ).fetchall()
             self.require_in_place()
-        connection.execute("BEGIN IMMEDIATE")  # (where somebody writes just now, the next call tries again)
+        connection.execute("BEGIN IMMEDIATE")  # (if another session is writing, the next call tries again)
         try:
             self._written = 0
             self._writer_back.execute(WRITE_BACK).fetchall()
@@ -254,11 +254,11 @@ class SqliteConnection(LockSession):
             self.roll_back()
 
     def roll_back(self) -> None:
-        """End the transaction that is open, if any. An interrupt may have parted one from its end: what comes next must
-        not become part of it.
+        """Roll back an open transaction, if any, which an interrupt may have left: the next statement must not join
+        it.
         """
         if self.connection is not None and self.connection.in_transaction:
-            with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
+            with contextlib.suppress(sqlite3.Error):  # the first error counts
                 self.connection.execute("ROLLBACK")
 
     def translate(self, exc: Exception) -> Exception:
@@ -278,7 +278,7 @@ class SqliteConnection(LockSession):
         if "full" in text:
             return Unavailable(f"{where}: the disk is full; free some room ({text})")
         if ("disk I/O" in text or "malformed" in text) and self.engine.beacons.held():
-            # The database was replaced while other processes have the old log open: until they notice.
+            # The database was replaced while other processes have the old log open; they will notice.
             return Disconnected(f"{where}: {text}")
         if "unable to open" in text:
             return Unavailable(f"Cannot open {where}: {text}; check the path and its permissions")
@@ -329,8 +329,8 @@ class SqliteConnection(LockSession):
 
 
 def displace(engine: SqliteDatabase, exc: Replaced) -> None:
-    """Close all connections of this process to files that are not in place. (While one is open SQLite gives each new
-    one the same ``-shm``.)
+    """Close all connections of this process to replaced files. (While one is open, SQLite gives each new connection
+    the same ``-shm``.)
     """
     with fork.forks_blocked:
         for session in list(fork.sessions):
@@ -345,7 +345,7 @@ def displace(engine: SqliteDatabase, exc: Replaced) -> None:
 
 
 class Reading:
-    """A transaction of a connection; rolled back in the end."""
+    """A reading transaction, rolled back at its end."""
 
     # (No generators with contextlib: an interrupt can part one from its 'with', and it would run its end when it is
     # dropped, in the middle of somebody else's transaction.)
@@ -369,7 +369,7 @@ class Reading:
 
 
 class Writing(Reading):
-    """A transaction of a connection; committed where nothing went wrong."""
+    """A writing transaction, committed unless an error was raised."""
 
     __slots__ = ()
     begin = "BEGIN IMMEDIATE"
@@ -384,7 +384,7 @@ class Writing(Reading):
 
 
 def watch_signals(raised: list[BaseException]) -> Iterator[int]:
-    """Have a statement end when a signal handler raises something: for each ``next`` 0 to go on, 1 to end.
+    """End a statement when a signal handler raises: yields 0 to continue, 1 to end.
 
     (A generator: Python looks for signals as soon as a function begins, where it could not catch anything yet, and
     SQLite's caller drops what a callback raises.)
@@ -403,6 +403,6 @@ def watch_signals(raised: list[BaseException]) -> Iterator[int]:
 
 
 def is_busy(exc: Exception) -> bool:
-    """Whether another connection has the file locked."""
+    """Return True if another connection has the file locked."""
     text = str(exc)
     return "database is locked" in text or "database table is locked" in text or "database schema is locked" in text

@@ -1,4 +1,4 @@
-"""The SQLite file: what its URL says, who may see it, how a connection to it is opened."""
+"""An SQLite file: its URL, its permissions, and the opening of connections."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SqliteDatabase(Engine):
             raise ConfigurationError("SQLite takes a file, not creator=; write sqlite:///file.db")
         location, _, query = url.partition("://")[2].partition("?")
         location = urllib.parse.unquote(location)
-        # As SQLAlchemy has it: three slashes and a relative path, four and an absolute one.
+        # As in SQLAlchemy: three slashes and a relative path, four and an absolute one.
         location = location[1:] if location.startswith("/") else location
         if not location or location == ":memory:":
             raise ConfigurationError(
@@ -50,10 +50,10 @@ class SqliteDatabase(Engine):
         self._mode = _mode(query)
         self.creates = self._mode == "rwc"
         self.path = Path(location).expanduser().absolute()
-        #: Whether it is in this user's own folder, and so nobody else's business.
+        #: True if the file is in this user's own folder, and so closed to other users.
         self.private = self.path.parent == platformdirs.user_state_path("sqlsem").absolute()
         self._private_since: int | None = None  # checked by this process
-        #: The files of the main session: those in which the rows of this process stand.
+        #: The files of the main session, which hold the rows of this process.
         self.files: OpenFiles | None = None
         self.beacons = Beacons(self.path, private=self.private)
 
@@ -71,7 +71,7 @@ class SqliteDatabase(Engine):
 
     @property
     def writable(self) -> bool:
-        """Whether the file is opened for writing, and may be written."""
+        """True if the file is opened for writing and this user can write it."""
         return self._mode != "ro" and os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)
 
     @property
@@ -79,7 +79,7 @@ class SqliteDatabase(Engine):
         return f"{self.label} can only be read from here; to change anything, open it so that it may be written"
 
     def open(self) -> sqlite3.Connection:
-        """A connection that waits for nothing by itself."""
+        """Open a connection without a busy timeout of its own."""
         identify(self.path)
         try:
             if not (self.creates or self.path.exists()):
@@ -95,7 +95,7 @@ class SqliteDatabase(Engine):
             connection = sqlite3.connect(
                 place, timeout=0, isolation_level=None, check_same_thread=False, uri=not self.creates
             )
-            connection.execute("PRAGMA trusted_schema = OFF")  # views and triggers may come from somebody else
+            connection.execute("PRAGMA trusted_schema = OFF")  # views and triggers may be of another user
             if wal.MUST_BE_ALONE:
                 connection.execute("PRAGMA wal_autocheckpoint = 0")
         except (OSError, sqlite3.Error) as exc:
@@ -104,14 +104,14 @@ class SqliteDatabase(Engine):
         return connection
 
     def follow_link(self) -> None:
-        """Look for beacons beside the file that is open: a link may lead to another one since this object was made."""
+        """Use the beacons beside the open file: a link may have been changed to lead to another file."""
         beacons = Beacons(self.path, private=self.private)
         if beacons.folder != self.beacons.folder:
             self.beacons = beacons
 
     def _make_private(self) -> None:
-        """The default database is its user's alone, whatever the umask: those who can read it see what is locked and
-        can keep the dead alive; those who can write it hold every lock.
+        """Close the default database to other users, whatever the umask. A reader could see locks and keep dead members
+        alive; a writer could take every lock.
         """
         if os.name != "posix":
             return  # a user's folder is closed to others there
@@ -142,7 +142,7 @@ class SqliteDatabase(Engine):
                         log.warning("%s is open to other users (%s) and cannot be closed: %s", *told, exc)
 
     def read_settings(self) -> dict[str, str] | None:
-        # To open it as usual would create it.
+        # The usual open would create the file.
         if not self.path.exists():
             return {}
         queries = self.queries()
@@ -173,7 +173,7 @@ class SqliteDatabase(Engine):
 
 
 def _mode(query: str) -> str:
-    """What ``?mode=`` says; there are no other options."""
+    """Return the value of ``?mode=``, the only option."""
     options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
     mode = options.pop("mode", "rwc")
     if options or mode not in ("ro", "rw", "rwc"):

@@ -1,4 +1,4 @@
-"""What `sqlsem doctor` looks at on SQLite."""
+"""The checks of `sqlsem doctor` on SQLite."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sqlsem.engines.sqlite.connection import SqliteConnection
 from sqlsem.engines.sqlite.values import user_name
 from sqlsem.errors import Unavailable
 
-#: How file systems are called that are on another host.
+#: The types of network file systems.
 NETWORK = "nfs cifs smb 9p afs ceph lustre gpfs beegfs gluster ncpfs davfs sshfs s3fs rclone gcsfuse juicefs"
 
 
 class SqliteDoctor(Doctor):
-    """A file, its folder and its file system."""
+    """Checks of a file, its folder and its file system."""
 
     def __init__(self, session: SqliteConnection) -> None:
         super().__init__(session.engine)
@@ -32,17 +32,17 @@ class SqliteDoctor(Doctor):
         self._beacons = session.engine.beacons
 
     def driver(self) -> Check:
-        """SQLite's version, which comes with Python."""
+        """Check the version of Python's SQLite."""
         modern = sqlite3.sqlite_version_info >= (3, 35)
         mend = "" if modern else "Use a Python whose SQLite is 3.35 or later (sqlite3.sqlite_version)."
-        told = f"SQLite {sqlite3.sqlite_version} of Python {platform.python_version()}"
+        detail = f"SQLite {sqlite3.sqlite_version} of Python {platform.python_version()}"
         if wal.MUST_BE_ALONE:
-            told += "; its WAL-reset bug is worked around here (other programs that write this file want 3.51.3)"
-        return Check("driver", modern, told, mend)
+            detail += "; its WAL-reset bug is worked around here (other programs that write this file want 3.51.3)"
+        return Check("driver", modern, detail, mend)
 
     def file_system(self) -> Check:
-        """Whether files can be locked there."""
-        # The longest mount point that contains the file tells its file system. Only Linux says.
+        """Check that the file system supports file locks."""
+        # The file is on the file system of the longest mount point that contains it (Linux only).
         place, kind = "", ""
         with contextlib.suppress(OSError):
             for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -52,22 +52,22 @@ class SqliteDoctor(Doctor):
                     place, kind = point, fstype
         remote = kind.removeprefix("fuse.").startswith(tuple(NETWORK.split()))
         mend = "Locks of files cannot be trusted there. Use a local path, or a database server ($SQLSEM_URL)."
-        told = f"{kind} on {place}" if kind else "not known on this system; it must be a local one"
-        return Check("file system", not remote, told, mend if remote else "")
+        detail = f"{kind} on {place}" if kind else "not known on this system; it must be a local one"
+        return Check("file system", not remote, detail, mend if remote else "")
 
     def journal(self) -> Check:
-        """Whether several may read while one writes."""
+        """Check that readers and a writer can work at the same time."""
         mode = self._session.rows_of_text(self.texts["journal_mode"])[0]["journal_mode"]
         mend = "" if mode == "wal" else "Close every program that has the file open, and run this again."
-        told = f"journal_mode is {mode}"
+        detail = f"journal_mode is {mode}"
         if mode == "wal" and self._session.log_is_protected:
-            told += "; no other program can remove the log while it is used"
+            detail += "; no other program can remove the log while it is used"
         elif mode == "wal":
-            told += "; a program that opens and closes the file itself may lose its locks (they are declared lost)"
-        return Check("journal", mode == "wal", told, mend)
+            detail += "; a program that opens and closes the file itself may lose its locks (they are declared lost)"
+        return Check("journal", mode == "wal", detail, mend)
 
     def writable(self) -> Check:
-        """Whether this user may write."""
+        """Check that this user can write."""
         try:
             with fork.forks_blocked, self._session.writing():
                 pass
@@ -80,11 +80,11 @@ class SqliteDoctor(Doctor):
         return Check("writable", not files, "the file and its folder" if not files else "not everything is", mend)
 
     def access(self) -> Check | None:
-        """Who else may use the file."""
+        """Report which other users can use the file."""
         return Check("access", *_access(self._path)) if os.name == "posix" else None
 
     def beacon(self) -> Check:
-        """Whether a locked file looks locked."""
+        """Check that a locked file looks locked."""
         stranger = self._owner_of_beacons()
         if stranger is not None:
             folder = self._beacons.folder
@@ -100,11 +100,11 @@ class SqliteDoctor(Doctor):
         except Unavailable as exc:
             return Check("beacon", False, str(exc), f"Make the folder {self._beacons.folder} writable for this user.")
         mend = "" if held else "This file system does not lock files; use a local one."
-        told = "a lock on a file excludes others" if held else "a locked file does not look locked"
-        return Check("beacon", held, told, mend)
+        detail = "a lock on a file excludes others" if held else "a locked file does not look locked"
+        return Check("beacon", held, detail, mend)
 
     def _owner_of_beacons(self) -> str | None:
-        """The owner of the folder of beacons, where that is a stranger, who can remove them."""
+        """Return the owner of the beacons' folder if it is a foreign user, who could remove beacons."""
         if os.name != "posix":
             return None
         try:
@@ -114,14 +114,14 @@ class SqliteDoctor(Doctor):
         return None if owner in (os.geteuid(), self._path.stat().st_uid, 0) else user_name(owner)
 
     def disk(self) -> Check:
-        """Whether there is room to write."""
+        """Check the free disk space."""
         left = shutil.disk_usage(self._path.parent).free / 2**20
-        told = f"{left / 1024:,.1f} GB free" if left >= 1024 else f"{left:,.0f} MB free"
-        return Check("disk", left >= 10, told, "" if left >= 100 else "Free some room: a full disk lets nobody in.")
+        detail = f"{left / 1024:,.1f} GB free" if left >= 1024 else f"{left:,.0f} MB free"
+        return Check("disk", left >= 10, detail, "" if left >= 100 else "Free some room: a full disk lets nobody in.")
 
 
 def _access(path: Path) -> tuple[bool, str, str]:
-    """Who else may use the file."""
+    """Return the check of the file's permissions: ok, detail and remedy."""
     found, folder = path.stat(), path.parent.stat()
     writes = reads = ""
     for who, read, write, enter in (

@@ -1,4 +1,4 @@
-"""All that is there at one instant."""
+"""The overview of one instant (SQLite)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sqlsem.engines.sqlite.tasks import SqliteTasks
 from sqlsem.engines.sqlite.values import as_time, shown
 from sqlsem.insight.overview import MemberEntry, Overview
 
-#: Resources of which an overview tells the recent holds; rates of which it tells the windows.
+#: The maximum number of resources with recent holds, and of rates with windows, in an overview.
 MOST_WANTED = 200
 
 
 class SqliteOverview(SqliteLocks, SqliteTasks, SqliteAdministration, SqliteRateUsage):
-    """What those see who look on."""
+    """The overview of locks, members, queues, batches and rates."""
 
     def overview(self) -> Overview:
         with fork.forks_blocked, self.reading():

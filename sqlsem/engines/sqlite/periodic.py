@@ -1,4 +1,4 @@
-"""What runs once per period."""
+"""Runs once per period on SQLite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlsem.model import Ticket
 
 
 class SqlitePeriods(SqliteMembers, PeriodicSession):
-    """Runs, and when they were done."""
+    """The latest run of each name."""
 
     def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:
         at = None
@@ -31,7 +31,7 @@ class SqlitePeriods(SqliteMembers, PeriodicSession):
         return True
 
     def _turn_came(self, ticket: Ticket) -> float | None:
-        """When it came."""
+        """Return the time at which the row was granted, or None."""
         key = {"resource": ticket.resource, "position": ticket.position, "requesting_id": ticket.requesting_id}
         row = self.row("once_turn", key)
         return None if row is None else row["granted_at"]

@@ -1,4 +1,4 @@
-"""What is kept of rates: of those that programs declare, and of the starts of tasks."""
+"""The stored windows of rates, also those of the starts of tasks (SQLite)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sqlsem.model_rates import RateEntry
 
 
 class SqliteRateUsage(SqliteTaskSql):
-    """What was used of a rate, read and written."""
+    """Reads and writes the windows of a rate."""
 
     def now_us(self) -> int:
-        """Microseconds since 1970, by the clock that rates go by."""
+        """Return the database's time in microseconds since 1970."""
         return math.floor(float(self.row("clock")["now"]) * 1_000_000)
 
     def rate_state(self, resource: str) -> RateState:
-        """What is known of it."""
+        """Return the stored windows of a rate."""
         windows = {
             int(row["window_ms"]): WindowState(
                 *(int(row["rate_limit"]), int(row["seen_ms"]), row["full_us"]),
@@ -34,11 +34,11 @@ class SqliteRateUsage(SqliteTaskSql):
         return RateState(windows)
 
     def windows_of(self, resources: Iterable[str], now_ms: int) -> list[RateEntry]:
-        """Their windows, as people see them."""
+        """Return the windows of these rates for displays."""
         return [entry for name in resources for entry in self.rate_state(name).entries(name, now_ms)]
 
     def write_rate(self, resource: str, before: dict[int, WindowState], state: RateState) -> None:
-        """What is other than before, in the transaction in which that was read."""
+        """Write the differences from ``before``, in the transaction that read it."""
         for ms in before.keys() - state.windows.keys():
             for slot in before[ms].slots:
                 self.run("drop_rate_slot", {"resource": resource, "window": ms, "slot": slot})
@@ -53,7 +53,7 @@ class SqliteRateUsage(SqliteTaskSql):
                 self.run("put_rate_window", {**key, **values, **counters, **bounds})
             for slot in old.slots.keys() - known.slots.keys():
                 self.run("drop_rate_slot", {**key, "slot": slot})
-            for slot, one in known.slots.items():
-                if old.slots.get(slot) != one:
-                    values = {"slot": slot, "used": one.used, "limit": one.limit, "burst": one.burst}
+            for slot, use in known.slots.items():
+                if old.slots.get(slot) != use:
+                    values = {"slot": slot, "used": use.used, "limit": use.limit, "burst": use.burst}
                     self.run("put_rate_slot", {**key, **values})

@@ -1,4 +1,4 @@
-"""The SQL of tasks: how it is run, and how it is ended."""
+"""Execution and cancellation of the SQL of tasks (SQLite)."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class SqliteTaskSql(SqliteMembers):
         asked = 0
 
         def allow(*_: object) -> int:
-            # Asked before each statement: what has not begun when it is cancelled does not begin.
+            # Called before each statement: after a cancellation no further statement begins.
             nonlocal asked
             asked += 1
             return sqlite3.SQLITE_DENY if self._cancelled.is_set() else sqlite3.SQLITE_OK
 
-        # What manages transactions itself, or cannot run in one, is left alone.
+        # SQL that manages transactions itself, or cannot run in one, gets none.
         first = re.match(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*(\w*)", text, re.DOTALL)
         alone = first is not None and first[1].upper() in ("BEGIN", "PRAGMA", "VACUUM", "ATTACH", "DETACH")
         timeout = f"PRAGMA busy_timeout = {SQL_PATIENCE_SECONDS * 1000:.0f};"
@@ -64,7 +64,7 @@ class SqliteTaskSql(SqliteMembers):
                     connection.executescript(script)
                     break
                 except sqlite3.Error as exc:
-                    # Waiting for the write lock can be cancelled, as SQLite's own cannot.
+                    # This wait for the write lock can be cancelled; SQLite's own cannot.
                     if alone or asked > 1 or not is_busy(exc) or time.monotonic() > deadline:
                         raise
                 self._cancelled.wait(random.uniform(0.5, 1) * pause)
@@ -84,7 +84,7 @@ class SqliteTaskSql(SqliteMembers):
     def cancel_running(self) -> None:
         self._cancelled.set()
         with fork.idle:
-            # Again and again: an interrupt between two statements interrupts nothing.
+            # Repeatedly: an interrupt between two statements has no effect.
             while self in fork.executing:
                 self._interrupt_working()
                 if self.executing_in == threading.get_ident():
@@ -102,5 +102,5 @@ class SqliteTaskSql(SqliteMembers):
                 connection.interrupt()
 
     def close(self) -> None:
-        fork.end_executing(self)  # should an interrupt have parted it from its end
+        fork.end_executing(self)  # in case an interrupt prevented it
         super().close()
