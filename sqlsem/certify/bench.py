@@ -145,7 +145,7 @@ class Bench:
                 time.sleep(0.5)
 
     def _drop(self) -> Iterator[str]:
-        """Remove everything; what remains, with the words of the server and the statement that removes it."""
+        """Remove everything. Yield each object that remains, and the statement that removes it."""
         for statement, what in reversed(self._made):
             words = _run_repeatedly(self.admin, statement)
             if words is not None:

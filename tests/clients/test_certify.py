@@ -642,7 +642,7 @@ def test_crash_of_the_server_is_told_apart(bench, database):
 
 
 @pytest.mark.engines("postgresql")
-def test_refused_change_of_a_database_keeps_what_was_measured(bench, database, monkeypatch):
+def test_refused_change_of_a_database_keeps_the_figures(bench, database, monkeypatch):
     right = sql.queries
     wrong = {"delayed": "ALTER DATABASE certify_database SET nothing = 1", "not_delayed": "SELECT 1"}
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engines("mssql")
 
 @pytest.fixture
 def admin(database):
-    """Run a statement as the login of the tests, in a database of theirs; skip the test where the server refuses it."""
+    """Run a statement as the login of the tests; skip the test when the server refuses it."""
     connection = database.raw()
 
     def run(text):

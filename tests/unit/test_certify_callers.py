@@ -14,7 +14,7 @@ from sqlsem.certify.results import Failed, Notes, NotPossible
 from sqlsem.certify.sessions import Answer
 
 TEXTS = sql.queries("mssql", file="certify")
-#: What a session must be answered: granted, not within the time, released, granted, released.
+#: The right codes of a session's calls: granted, not within the time, released, granted, released.
 RIGHT = (0, -1, 0, 0, 0)
 GUARDED = RuntimeError("sqlsem: writing to this table needs the lock 'certify-guarded'")
 

@@ -91,7 +91,7 @@ def rights(bench: Bench, notes: Notes) -> None:
 
 
 def _role_in_role(bench: Bench, notes: Notes, denied: str) -> None:
-    """Make a role that is a member of ours, and a user of that one."""
+    """Make a role that is a member of sqlsem's role, and a user of the former; call as that user."""
     group, user, session = f"{bench.schema}_xg", f"{bench.schema}_xu", bench.admin_session()
     for name, what in ((group, "group"), (user, "user")):
         session.rows(f"create_{what}", user=name)

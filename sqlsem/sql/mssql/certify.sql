@@ -77,13 +77,14 @@ UPDATE {schema}.certify_counter SET number = ?
 SELECT queue_position FROM {schema}.entry WHERE resource_id = ?
 
 -- name: acquire
-SET NOCOUNT ON; DECLARE @code int, @position bigint, @fence bigint;
+-- (Sets nothing: check 17 compares the settings of the session before and behind.)
+DECLARE @code int, @position bigint, @fence bigint;
 EXEC @code = {schema}.acquire @resource = ?, @limit = ?, @access = ?, @timeout_ms = ?, @position = @position OUTPUT,
     @fence = @fence OUTPUT;
 SELECT @code, @position, @fence
 
 -- name: release
-SET NOCOUNT ON; DECLARE @code int;
+DECLARE @code int;
 EXEC @code = {schema}.release @resource = ?;
 SELECT @code
 
@@ -403,7 +404,7 @@ DROP TABLE IF EXISTS {schema}_own.switched;
 DROP SCHEMA IF EXISTS {schema}_own
 
 -- name: remains
--- What is there still, and the statement that removes it; NULL: what `sqlsem sql mssql drop` prints.
+-- Each object that remains, and the statement that removes it; NULL: the script of `sqlsem sql mssql drop`.
 SELECT CONCAT(N'schema ', name COLLATE DATABASE_DEFAULT),
        CASE WHEN name = N'{schema}_own' THEN N'DROP TABLE IF EXISTS {schema}_own.guarded, {schema}_own.switched; DROP SCHEMA {schema}_own' END
 FROM sys.schemas WHERE name IN (N'{schema}', N'{schema}_own')

@@ -252,7 +252,7 @@ DROP TABLE IF EXISTS {schema}.certify_inside, {schema}.certify_dead, {schema}.ce
 DROP ROLE IF EXISTS {schema}_user, {schema}_putter, {schema}_worker, {schema}_operator, {schema}_reader
 
 -- name: remains
--- What is there still, and the statement that removes it; NULL: what `sqlsem sql postgresql drop` prints.
+-- Each object that remains, and the statement that removes it; NULL: the script of `sqlsem sql postgresql drop`.
 SELECT 'schema ' OPERATOR(pg_catalog.||) n.nspname::pg_catalog.text,
        CASE WHEN n.nspname OPERATOR(pg_catalog.=) '{schema}_own' THEN 'DROP SCHEMA {schema}_own CASCADE' END
 FROM pg_catalog.pg_namespace AS n
