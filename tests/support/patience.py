@@ -15,7 +15,7 @@ PATIENCE = float(os.environ.get("SQLSEM_TEST_PATIENCE", "60"))
 AMPLE = {"grace": 90.0, "retry": 90.0}
 #: The grace of coordinators of tests that do not set one. The usual one could be used up by a machine that stands still
 #: for some seconds. Not longer, because some tests wait for a message of the next heartbeat.
-STEADY = 15.0
+STEADY = max(15.0, PATIENCE / 4)
 
 
 def slack(seconds: float) -> float:
