@@ -5,5 +5,5 @@ import sys
 from sqlsem.cli import main
 
 if __name__ == "__main__":
-    sys.argv[0] = "sqlsem"  # what the queue shows as our program
+    sys.argv[0] = "sqlsem"  # the name that the queue shows
     main(prog_name="sqlsem")

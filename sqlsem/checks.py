@@ -1,4 +1,4 @@
-"""What names, numbers and durations may be: checked where they come in, by one function for each kind."""
+"""Checks of names, numbers and durations, where they come in: one function for each kind."""
 
 from __future__ import annotations
 

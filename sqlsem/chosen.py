@@ -1,4 +1,4 @@
-"""The database of the module-level functions: what the program chose, else that of the environment or a file."""
+"""The database of the module-level functions: that of `configure`, else that of the environment or a file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def default_url() -> str:
-    """Where locks live unless told otherwise: ``$SQLSEM_URL``, a profile or a configuration file, else an SQLite file.
+    """Return the URL of the default database: ``$SQLSEM_URL``, a profile, a configuration file, or an SQLite file.
 
     It may hold a password. See `sqlsem.config`.
     """

@@ -1,4 +1,4 @@
-"""A database, as programs see it: what makes locks, queues and batches there, and what operators do."""
+"""A database, as programs use it: makes locks, queues and batches there."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class Coordinator:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` has been called."""
+        """True after `close`."""
         return self.client.closed
 
     def close(self) -> None:

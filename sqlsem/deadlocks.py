@@ -56,8 +56,8 @@ class Row:
         return not self.granted or self.access == UPGRADE
 
     def is_in_the_way_of(self, row: Row) -> bool:
-        """Whether it may keep out another row, which waits: one ahead of it that conflicts with it; or, for one that
-        upgrades, any other one that is inside.
+        """True if it may block the waiting ``row``: it is ahead and conflicts with it, or ``row`` upgrades and this one
+        is granted.
         """
         if self.resource != row.resource:
             return False
@@ -77,7 +77,7 @@ class Cycle:
 
     nodes: frozenset[Node]
     rows: tuple[Row, ...]  # theirs, by position
-    blocked: tuple[Row, ...]  # of these, those that wait and are kept out
+    blocked: tuple[Row, ...]  # of these, the waiting rows that are blocked
 
     @property
     def victim(self) -> Row:
@@ -105,9 +105,9 @@ class Cycle:
         while start not in came:
             found: dict[Node, Edge] = {}
             for row in sorted(frontier, key=lambda row: row.position):
-                for one in sorted(_taken(left[row.resource], row), key=lambda one: one.position):
-                    if one.node is not None and one.node not in came:
-                        found.setdefault(one.node, (row, one))
+                for blocker in sorted(_taken(left[row.resource], row), key=lambda blocker: blocker.position):
+                    if blocker.node is not None and blocker.node not in came:
+                        found.setdefault(blocker.node, (row, blocker))
             assert found, "in a cycle, each node reaches each other node"
             came.update(found)
             frontier = [row for node in found for row in waiting[node]]
@@ -123,8 +123,8 @@ def _taken(queue: Mapping[str, deque[Row]], row: Row) -> list[Row]:
     """The rows that are in the way of one, taken out of a queue."""
     if row.access == UPGRADE:
         found = [entry for rows in queue.values() for entry in rows if entry.is_in_the_way_of(row)]
-        for one in found:
-            queue[one.access].remove(one)
+        for entry in found:
+            queue[entry.access].remove(entry)
         return found
     found = []
     for label, rows in queue.items():
@@ -196,7 +196,7 @@ class _Queue:
                 group.count(self.rows[place], -1)
 
     def let_in(self, stuck: Mapping[Node, int]) -> Iterator[int]:
-        """The places of those who are let in now. Who leaves by that may be told in between."""
+        """Yield the places of the rows that can be granted now. A node may leave between two of them."""
         for group in self.groups.values():
             while group.next < len(group.waiting):
                 place = group.waiting[group.next]
@@ -232,7 +232,7 @@ def find(rows: Iterable[Row], caps: Mapping[str, int] | None = None) -> list[Cyc
             places[node].append((queue, len(queue.rows)))
             queue.add(row, node)
 
-    # Who is let in everywhere leaves; in the queues that it has left, others may be let in.
+    # A node that is granted everywhere releases; in the queues that it leaves, other rows may be granted.
     changed = dict.fromkeys(queues.values())
     while changed:
         queue, _ = changed.popitem()
@@ -271,8 +271,8 @@ Vertex = Node | tuple[str, str, int]
 
 
 def _graph(queues: Iterable[_Queue], stuck: Mapping[Node, int]) -> dict[Vertex, list[Vertex]]:
-    """Who of the stuck waits for whom. What is in the way of a row is the last row of each label, from which the one
-    before it can be reached, and so on; and behind a row of access write that is kept out nobody need point past it.
+    """Return the wait-for graph of the stuck nodes. A waiting row points to the last row of each label ahead of it,
+    from which the earlier ones are reachable; no edge needs to pass a blocked row of access write.
     """
     graph: dict[Vertex, list[Vertex]] = {node: [] for node in stuck}
     for queue in queues:
@@ -326,8 +326,8 @@ def _components(graph: Mapping[Vertex, Iterable[Vertex]]) -> Iterator[set[Vertex
                     lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[vertex])
                 if lowest[vertex] == number[vertex]:
                     part = {vertex}
-                    while (one := stack.pop()) != vertex:
-                        part.add(one)
+                    while (member := stack.pop()) != vertex:
+                        part.add(member)
                     on_stack -= part
                     yield part
 
@@ -351,8 +351,8 @@ class Step:
 
     @classmethod
     def of(cls, ahead: Row, row: Row, behind: Row, who: tuple[str | None, int | None, int | None]) -> Step:
-        """Who has the row ``ahead``, and waits with ``row`` for the one ``behind`` which it stands; ``who``: its host,
-        pid and session.
+        """Make the step of the node that holds ``ahead`` and waits with ``row`` for ``behind``; ``who``: its host, pid
+        and session.
         """
         assert row.member is not None
         host, pid, session = who

@@ -45,7 +45,7 @@ START_SECONDS, END_SECONDS = 60.0, 10.0
 
 @dataclass
 class _Seen:
-    """What the workers told."""
+    """The reports of the workers."""
 
     ready: int = 0
     turns: int = 0
@@ -109,7 +109,7 @@ def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def _read(process: subprocess.Popen[str], seen: _Seen) -> None:
-    """Thread: what one worker tells, one line a turn."""
+    """Read the reports of one worker, one line a turn. Runs in a thread."""
     assert process.stdout is not None
     with process.stdout:
         for line in process.stdout:

@@ -79,7 +79,7 @@ class Deadlock(SqlsemError, RuntimeError):
 
 
 class NotHeld(SqlsemError, RuntimeError):
-    """Something was released, or asserted, that the caller does not hold."""
+    """The caller released or asserted a lock that it does not hold."""
 
 
 class TaskFailed(SqlsemError, RuntimeError):

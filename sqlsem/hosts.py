@@ -1,7 +1,7 @@
-"""The names by which a server of ours may be asked: what keeps DNS rebinding out, for the dashboard and the exporter.
+"""The host names by which the dashboard and the exporter may be requested: a guard against DNS rebinding.
 
-A web page on another site can have its own name lead to this host, and then read what is served here. Its requests
-carry that name, so a request counts only when it names a host that we are called by.
+A page of another site can let its own name lead to this host, and then read the responses of these servers. Its
+requests carry that name, so a request is accepted only if it names a host of this server.
 """
 
 from __future__ import annotations

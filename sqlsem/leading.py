@@ -67,7 +67,7 @@ class Term:
 
     @property
     def lost(self) -> bool:
-        """Whether the term was lost; see `Grant.lost`."""
+        """True if the term was lost; see `Grant.lost`."""
         return self.grant.lost
 
     def check(self) -> None:
@@ -89,7 +89,7 @@ class Term:
             self.grant.release()
 
     def _may_give_back(self) -> bool:
-        """Whether nobody has before."""
+        """True for the first caller."""
         with self._lock:
             first, self._given_back = not self._given_back, True
         return first
@@ -110,7 +110,7 @@ class Term:
         call_out(f"on_stopped of the leader {self.name!r}", self._stop)
 
     def _stop(self) -> None:
-        """Nobody leads here any more when this returns."""
+        """End the term. No leader runs here when this returns."""
         self.ending.set()
         me = this_thread().number
         with self._lock:

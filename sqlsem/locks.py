@@ -140,7 +140,7 @@ class Lock:
                 del stack[-1]
 
     def _unwind(self, stack: HeldGrants[Grant], mark: tuple[int, int]) -> None:
-        """Interrupted on the way in: what was had since the stack was so deep is given back."""
+        """Release the acquisitions above ``mark``, after an interrupt during acquire."""
         depth, blocks = mark
         del stack.blocks[blocks:]
         while len(stack) > depth:
@@ -167,7 +167,7 @@ class Lock:
         return last.grant
 
     def _last(self) -> HeldGrant[Grant] | None:
-        """What this thread acquired last, and neither it nor another one has given back."""
+        """Return the latest acquisition of this thread that is not released."""
         return self._loose.last(self._stack())
 
     def _stack(self) -> HeldGrants[Grant]:
@@ -225,7 +225,7 @@ class Lock:
             self._release_later(last)
             if last is None and isinstance(struck, NotHeld):
                 self._left_elsewhere(sys._getframe(1))
-            # What went wrong inside matters more; a lost lock has been logged, and called on_lost, when it was lost.
+            # An error of the body takes precedence. A lost lock was logged, and on_lost called, when it was lost.
             if exc is None or not isinstance(struck, Exception):
                 raise
 
@@ -275,7 +275,7 @@ class Lock:
         A coroutine function is held as by ``async with``. Raises `ConfigurationError` for what cannot be guarded this
         way: generators, asynchronous ones too, and classes.
         """
-        from sqlsem.core import decorated  # wrapt takes longer to load than all of ours
+        from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
 
         if decorated.is_coroutine(function):
             return self._aio(function)

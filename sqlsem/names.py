@@ -6,7 +6,7 @@ from sqlsem.errors import ConfigurationError
 
 __all__ = ["ONCE_PREFIX", "PRIORITY_PREFIX", "RATE_PREFIX", "RESERVED", "TASKS_PREFIX", "access_in_words", "check_free"]
 
-#: What the names of resources begin with that sqlsem uses itself.
+#: The prefixes of the resource names that sqlsem reserves.
 RATE_PREFIX, ONCE_PREFIX, PRIORITY_PREFIX, TASKS_PREFIX = "rate:", "once:", "priority:", "tasks:"
 #: For each prefix: its purpose, and what to do instead of locking it. (`check_not_reserved` in SQL has the same table.)
 RESERVED = {

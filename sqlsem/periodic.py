@@ -120,10 +120,7 @@ class Once:
         return None, False
 
     def last(self) -> OnceEntry | None:
-        """When it was done last, and by whom; None: never. Raises `Unavailable`.
-
-        >>> sqlsem.once("report", per="1d").last().done_at  # doctest: +SKIP
-        """
+        """Return the last run and its process; None: never. Raises `Unavailable`."""
         return self._periodic.last()
 
     def forget(self) -> bool:
@@ -164,7 +161,7 @@ class Once:
         """Decorate a function or method, or a coroutine function: it is called once per period, and other calls return
         None. Raises `ConfigurationError` for what cannot be guarded this way (generators, classes).
         """
-        from sqlsem.core import decorated  # wrapt takes longer to load than all of ours
+        from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
 
         if decorated.is_coroutine(function):
             return decorated.run_once_awaiting(function, self._aio)

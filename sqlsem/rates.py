@@ -126,7 +126,7 @@ class Rate:
         A coroutine function awaits that. Raises `ConfigurationError` for what cannot be guarded this way: generators,
         asynchronous ones too, and classes.
         """
-        from sqlsem.core import decorated  # wrapt takes longer to load than all of ours
+        from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
 
         if decorated.is_coroutine(function):
             return self._aio(function)

@@ -3,7 +3,7 @@
 >>> async with sqlsem.limit("etl", 3):  # doctest: +SKIP
 ...     await load()
 
-What has to be done is known to `sqlsem.core`; here it is only awaited, by `sqlsem.aio.driver`.
+The operations are those of `sqlsem.core`; `sqlsem.aio.driver` awaits their effects.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Lock:
 
     @staticmethod
     def _may_release(grant: Grant) -> bool:
-        """Of what other tasks acquired: what is of this loop."""
+        """True if the grant belongs to this event loop."""
         return grant.driver.loop is asyncio.get_running_loop()
 
     @property
@@ -168,7 +168,7 @@ class Lock:
         return last.grant
 
     def _last(self) -> HeldGrant[Grant] | None:
-        """What this task acquired last, and neither it nor another one has given back."""
+        """Return the latest acquisition of this task that is not released."""
         return self._loose.last(self._stack())
 
     def _stack(self) -> HeldGrants[Grant]:
@@ -228,7 +228,7 @@ class Lock:
             else:
                 await self._release()
         except Exception as struck:
-            # What went wrong inside matters more, unless it came of the loss.
+            # An error of the body takes precedence, unless the loss caused it.
             if exc is None or lost:
                 raise struck from exc
 
@@ -237,7 +237,7 @@ class Lock:
 
         Raises `ConfigurationError` for what cannot be guarded this way.
         """
-        from sqlsem.core import decorated  # wrapt takes longer to load than all of ours
+        from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
 
         if not decorated.is_coroutine(function):
             name = getattr(function, "__qualname__", repr(function))

@@ -204,7 +204,7 @@ class Driver:
     # -- acquiring ----------------------------------------------------------------------------------------------
 
     async def enter(self) -> None:
-        """Somebody wants to acquire."""
+        """Take a turn for an acquisition, and watch for the end of the loop."""
         self.client.require_open()
         await self._turnstile.enter()
         if self._keeper is None:
@@ -348,7 +348,7 @@ class Driver:
         for grant in list(self.grants):
             if not grant.state.released and grant.state.why_lost is None:
                 log.info("%r was still held when its event loop ended, and is released", grant)
-                grant.state.registry.release_later(grant)  # however often it is had
+                grant.state.registry.release_later(grant)  # whatever the number of its acquisitions
 
 
 async def elsewhere(client: DatabaseClient, call: Callable[[], T]) -> T:
@@ -357,5 +357,5 @@ async def elsewhere(client: DatabaseClient, call: Callable[[], T]) -> T:
 
 
 async def awaited(answer: Any) -> Any:
-    """What a callback or a cursor's method has returned: its result, where that has to be awaited."""
+    """Return the result of a callback or a cursor's method, awaited if it is awaitable."""
     return await answer if inspect.isawaitable(answer) else answer

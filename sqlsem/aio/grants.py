@@ -1,4 +1,4 @@
-"""What a task has while inside."""
+"""The grants of tasks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 class Grant(BaseGrant):
-    """What a task has while inside; see `sqlsem.Grant`. What asks the database is awaited, in the loop of the task."""
+    """A grant that a task holds; see `sqlsem.Grant`. Calls to the database are awaited, in the loop of the task."""
 
     def __init__(self, driver: Driver, state: GrantState, waited: float, cancel_on_lost: bool) -> None:
         super().__init__(state, waited)
         self.driver = driver
         self._cancel_on_lost = cancel_on_lost
-        self._task: asyncio.Task[Any] | None = None  # whom to cancel
+        self._task: asyncio.Task[Any] | None = None  # the task to cancel after a loss
         self._cancelled_before = 0
         self._cancelled = False
         self._event: asyncio.Event | None = None
@@ -39,9 +39,9 @@ class Grant(BaseGrant):
 
     @property
     def lost(self) -> bool:
-        """Whether the lock is lost. Answered from memory. After this process was paused for long it may be, as long as
-        the database has not been heard again; then this is True too, unless only an operator could have taken it away
-        (SQLite). (`check` asks.)
+        """True if the lock is lost. Answered from memory, without a call. After a long pause of this process it is also
+        True until the database has answered, unless only an operator could have removed the row (SQLite). (`check` asks
+        the database.)
         """
         state, member = self.state, self.driver.client.member
         if state.why_lost is None and not state.released and member.is_uncertain():

@@ -36,7 +36,7 @@ Callback = Callable[["Term"], object]
 
 
 class Term:
-    """The time for which this task is the leader; see `sqlsem.Term`. What asks the database is awaited.
+    """The time for which this task is the leader; see `sqlsem.Term`. Calls to the database are awaited.
 
     Attributes:
         name: Of what.
@@ -66,7 +66,7 @@ class Term:
 
     @property
     def lost(self) -> bool:
-        """Whether the term was lost; see `Grant.lost`."""
+        """True if the term was lost; see `Grant.lost`."""
         return self.grant.lost
 
     async def check(self) -> None:
@@ -119,7 +119,9 @@ class Term:
             log.exception("on_stopped of the leader %r failed", self.name)
 
     async def _stop(self) -> None:
-        """Nobody leads here any more when this returns, also if it is cancelled: ``on_stopped`` is, then."""
+        """End the term. No leader runs here when this returns or is cancelled; a cancellation also cancels
+        ``on_stopped``.
+        """
         self._start_to_stop()
         stopping, cancelled = self._stopping, None
         if stopping is None or stopping is asyncio.current_task():

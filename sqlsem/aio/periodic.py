@@ -1,4 +1,4 @@
-"""What runs once per period, for tasks."""
+"""Runs once per period, for tasks."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Once:
 
     def __call__(self, function: F) -> F:
         """Decorate a coroutine function or method: see `sqlsem.Once`."""
-        from sqlsem.core import decorated  # wrapt takes longer to load than all of ours
+        from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
 
         if not decorated.is_coroutine(function):
             name = getattr(function, "__qualname__", repr(function))

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class RateGrant(BaseRateGrant):
-    """What a task took of a rate; see `sqlsem.RateGrant`."""
+    """A grant of a rate, for tasks; see `sqlsem.RateGrant`."""
 
     def __init__(self, driver: Driver, request: RateRequest, taken_ms: int, waited: float) -> None:
         super().__init__(driver.client, request, taken_ms, waited)
@@ -82,7 +82,7 @@ class Rate:
 
         Raises `ConfigurationError` for what cannot be guarded this way.
         """
-        from sqlsem.core import decorated  # wrapt takes longer to load than all of ours
+        from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
 
         if not decorated.is_coroutine(function):
             name = getattr(function, "__qualname__", repr(function))

@@ -233,7 +233,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             self.sent = True
             if self.rolled_back:
                 return False
-            # (Not before: while others of ours queue for the main session, a ping must find the strangers.)
+            # (Not earlier: while other calls wait for the main connection, a heartbeat must find orphan rows.)
             member.begin_registration(self.uid)
             tickets = session.register(member_id, requesting_id, self.owner, self.uid, self.requests, self.timeout == 0)
             self.tickets = tickets or []

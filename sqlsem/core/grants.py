@@ -1,4 +1,4 @@
-"""What one has while inside, for threads; and what all faces do with it, as generators."""
+"""The grants of threads, and the calls on grants that both APIs share, as generators."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def asserting(client: DatabaseClient, state: GrantState, given: Any) -> Generato
 
 
 class Grant(BaseGrant):
-    """What one has while inside: made by acquiring, or by `sqlsem.adopt`, ended by releasing, or at the end of its own
-    ``with`` block. Safe to use from several threads.
+    """A lock that is held. Acquiring or `sqlsem.adopt` makes it; a release or the end of its ``with`` block ends it.
+    Safe to use from several threads.
 
     Attributes:
         resource: The resource's name (of the first one, for ``all_of``).
@@ -84,8 +84,8 @@ class Grant(BaseGrant):
 
     @property
     def lost(self) -> bool:
-        """Whether the lock is lost. Answered from memory, except right after this process was paused for long:
-        then the database is asked, for a second at most.
+        """True if the lock is lost. Answered from memory, except right after a long pause of this process: then the
+        database is asked, for a second at most.
         """
         if self.state.why_lost is None and not self.state.released:
             self._client.member.verify()
@@ -183,7 +183,7 @@ class Grant(BaseGrant):
         try:
             yield
         except BaseException:
-            # What the body raised is what its caller has to hear of; the lock ends soon, and the note with it.
+            # The error of the body takes precedence. The lock ends soon, and the note with it.
             try:
                 run_generator(ending_session(client, line, noted), lambda answer: answer)
             except Exception as exc:

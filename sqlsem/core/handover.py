@@ -25,7 +25,7 @@ G = TypeVar("G", bound=BaseGrant)
 
 #: How long a lock waits to be adopted, unless told otherwise.
 TTL_SECONDS = 60.0
-#: The shortest such time: what is handed over must reach somebody.
+#: The shortest such time: the token must reach its receiver.
 SHORTEST_SECONDS = 1.0
 #: Why a lock is lost whose handing over has no end.
 OVERDUE = (
@@ -124,7 +124,7 @@ def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: st
         _lose(client, state, "its row was removed, or taken away by an operator, before it was handed over")
         state.require_held()
     client.registry.publish_released(state)
-    for ticket in state.tickets:  # those of ours that waited for it wait for others now
+    for ticket in state.tickets:  # its local waiters now wait for a holder elsewhere
         client.notify_waiters(ticket.resource)
     return token
 
