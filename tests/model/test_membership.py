@@ -175,7 +175,7 @@ class Machine(RuleBasedStateMachine):
             idle_heartbeat_seconds=60.0,
             has=lambda role: False,
             setup=None,
-            where="the model",
+            label="the model",
             connect=lambda purpose: Session(self),
         )
         self.member = Membership(engine, self, retry=1.0)
