@@ -232,12 +232,10 @@ class Checker:
     def __init__(self) -> None:
         import Microsoft.SqlServer.TransactSql.ScriptDom as dom
         import System
-        from System.Reflection import Assembly, BindingFlags
+        from System.Reflection import BindingFlags
 
         self.System, self.dom = System, dom
         self.any = BindingFlags.Instance | BindingFlags.Static | BindingFlags.Public | BindingFlags.NonPublic
-        self.fragment = Assembly.GetAssembly(dom.TSql130Parser(True).GetType()).GetType(f"{dom.__name__}.TSqlFragment")
-        self.properties: dict[str, list[tuple[Any, bool]]] = {}
         assemblies = System.AppDomain.CurrentDomain.GetAssemblies()
         parser = next(item for item in assemblies if item.GetName().Name == "Microsoft.SqlServer.SqlParser")
         space = "Microsoft.SqlServer.Management.SqlParser.MetadataProvider.Internals.BuiltInFunctionLookup"
@@ -261,30 +259,9 @@ class Checker:
         tree, errors = getattr(self.dom, parser)(True).Parse(self.System.IO.StringReader(text))
         return tree, [(error.Line, str(error.Message)) for error in errors]
 
-    def tree(self, raw: Any, text: str, parent: Node | None = None, field: str = "") -> Node:
-        """Return a fragment, and all beneath it, as nodes."""
-        kind = raw.GetType()
-        node = Node(raw, kind.Name, parent, field, text)
-        if node.kind not in self.properties:
-            self.properties[node.kind] = [
-                (getproperty, not self.fragment.IsAssignableFrom(getproperty.PropertyType))
-                for getproperty in kind.GetProperties()
-                if not getproperty.GetIndexParameters().Length
-                and self.fragment.IsAssignableFrom(
-                    next(iter(getproperty.PropertyType.GetGenericArguments()), getproperty.PropertyType)
-                )
-            ]
-        for member, many in self.properties[node.kind]:
-            value = member.GetValue(raw)
-            if value is not None and not many:
-                node.fields[member.Name] = self.tree(value, text, node, member.Name)
-            elif value is not None and value.Count:
-                node.fields[member.Name] = [self.tree(child, text, node, member.Name) for child in value]
-        return node
-
     def walk(self, raw: Any) -> list[tuple[str, Any]]:
         """Return everything in a tree, with the names of its types."""
-        return [(node.kind, node.raw) for node in self.tree(raw, "").walk()]
+        return [(node.kind, node.raw) for node in Node(raw).walk()]
 
     # -- all batches -------------------------------------------------------------------------------------------------
 
@@ -298,7 +275,7 @@ class Checker:
             errors += [error for error in self.parse(text, "TSql150Parser")[1] if error not in errors]
             findings += [(file, line, message) for line, message in errors]
             if not errors:
-                root = self.tree(tree, text)
+                root = Node(tree, source=text)
                 roots.append((file, root))
                 trees.append((file, text, tree, [(node.kind, node.raw) for node in root.walk()]))
         # A text of ours that does not parse would be missed everywhere.

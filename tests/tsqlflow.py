@@ -23,7 +23,6 @@ from tsqlknown import (
     Frame,
     Known,
     calculated,
-    children,
     collated,
     large,
     measure,
@@ -222,7 +221,7 @@ class Expressions:
             return UNKNOWN
         method = getattr(self, f"of_{node.kind}", None)
         if method is None:
-            for child in children(node):
+            for child in node.children():
                 self.any(child, scopes)
             return UNKNOWN
         result: Value = method(node, scopes)
@@ -510,7 +509,7 @@ class Expressions:
         elif kind in ("QuerySpecification", "BinaryQueryExpression", "QueryParenthesisExpression"):
             self.query(node, scopes)
         else:
-            for child in children(node):
+            for child in node.children():
                 self.any(child, scopes)
 
     def sorted(self, node: Any, what: str, scopes: list[Frame]) -> None:

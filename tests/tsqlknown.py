@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,35 +12,6 @@ Finding = tuple[str, int, str]
 Columns = dict[str, Value]
 #: The tables of a FROM: alias → columns; None: an unknown table.
 Frame = dict[str, Columns | None]
-#: Kind of fragment → the properties that hold other fragments.
-PROPERTIES: dict[str, list[str]] = {}
-
-
-class Node:
-    """A fragment of ScriptDom's tree, which caches its properties."""
-
-    def __init__(self, raw: Any) -> None:
-        self.raw = raw
-        self.kind: str = raw.GetType().Name
-        self.line: int = raw.StartLine
-
-    def __getattr__(self, name: str) -> Any:
-        value = wrapped(getattr(self.raw, name))
-        setattr(self, name, value)
-        return value
-
-    def get(self, name: str) -> Any:
-        return getattr(self, name) if hasattr(self.raw, name) else None
-
-
-def wrapped(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | bool | float):
-        return value
-    if hasattr(value, "StartLine"):
-        return Node(value)
-    if hasattr(value, "Count"):
-        return [wrapped(item) for item in value]
-    return str(value)
 
 
 def named(identifier: Any) -> str:
@@ -204,7 +174,7 @@ def mentions(node: Any, name: str) -> bool:
         return False
     if node.kind == "VariableReference":
         return bool(node.Name.lower() == name.lower())
-    return any(mentions(child, name) for child in children(node))
+    return any(mentions(child, name) for child in node.children())
 
 
 def over(node: Any) -> tuple[str, Bound, Bound] | None:
@@ -261,23 +231,3 @@ def calculated(sign: str, first: tuple[int, int], second: tuple[int, int]) -> tu
 
 def large(limits: tuple[int, int]) -> bool:
     return max(abs(limit) for limit in limits) >= 2**30
-
-
-def children(node: Any) -> Iterator[Any]:
-    """Yield the fragments in a fragment."""
-    if node.kind not in PROPERTIES:
-        kind = node.raw.GetType()
-        fragment = kind
-        while fragment.Name != "TSqlFragment":
-            fragment = fragment.BaseType
-        PROPERTIES[node.kind] = [
-            str(member.Name)
-            for member in kind.GetProperties()
-            if not member.GetIndexParameters().Length
-            and fragment.IsAssignableFrom(next(iter(member.PropertyType.GetGenericArguments()), member.PropertyType))
-        ]
-    for name in PROPERTIES[node.kind]:
-        value = getattr(node, name)
-        for child in value if isinstance(value, list) else (value,):
-            if child is not None:
-                yield child

@@ -506,7 +506,7 @@ def unseen(checker: Any) -> Iterator[str]:
             tree, wrong = checker.parse(batch)
             if wrong:
                 yield f"proof: {words}: {wrong[0][1]}"
-            roots.append(("sqlsem/fault.sql", checker.tree(tree, batch)))
+            roots.append(("sqlsem/fault.sql", Node(tree, source=batch)))
         names = {routine_name(routine) for _, root in roots for routine in root.all(*ROUTINES)}
         found = sorted({message for _, _, message in findings(roots, names)})
         if words == "nothing" and found:

@@ -6,32 +6,71 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+#: Kind of fragment → its properties that hold fragments, and True for those that hold several.
+PROPERTIES: dict[str, dict[str, bool]] = {}
+
+
+def _properties(kind: Any) -> dict[str, bool]:
+    """Return the properties of a type of ScriptDom's that hold fragments."""
+    if kind.Name not in PROPERTIES:
+        fragment = kind
+        while fragment.Name != "TSqlFragment":
+            fragment = fragment.BaseType
+        PROPERTIES[kind.Name] = {
+            str(member.Name): not fragment.IsAssignableFrom(member.PropertyType)
+            for member in kind.GetProperties()
+            if not member.GetIndexParameters().Length
+            and fragment.IsAssignableFrom(next(iter(member.PropertyType.GetGenericArguments()), member.PropertyType))
+        }
+    return PROPERTIES[kind.Name]
+
 
 class Node:
-    """A fragment of T-SQL: its kind, its parts by name, and its parent."""
+    """A fragment of T-SQL: its kind, its parts by name, and its parent. Reads each of ScriptDom's properties once.
 
-    __slots__ = ("field", "fields", "kind", "parent", "raw", "source")
+    ``node.Expression`` is the part of that name, a list of parts, a value, or None; `get` also returns None for a
+    property that the kind does not have.
+    """
 
-    def __init__(self, raw: Any, kind: str, parent: Node | None, field: str, source: str) -> None:
-        self.raw, self.kind, self.parent, self.field, self.source = raw, kind, parent, field, source
-        self.fields: dict[str, Node | list[Node]] = {}
+    def __init__(self, raw: Any, parent: Node | None = None, field: str = "", source: str = "") -> None:
+        self.raw, self.parent, self.field, self.source = raw, parent, field, source
+        kind = raw.GetType()
+        self.kind = str(kind.Name)
+        self.line = int(raw.StartLine)
+        self._properties = _properties(kind)
 
     def __repr__(self) -> str:
         return f"<{self.kind} in line {self.line}>"
 
-    @property
-    def line(self) -> int:
-        return int(self.raw.StartLine)
+    def __getattr__(self, name: str) -> Any:
+        value = self._wrapped(getattr(self.raw, name), name)
+        setattr(self, name, value)
+        return value
+
+    def _wrapped(self, value: Any, name: str) -> Any:
+        if value is None or isinstance(value, str | int | bool | float):
+            return value
+        if hasattr(value, "StartLine"):
+            return Node(value, self, name, self.source)
+        if hasattr(value, "Count"):
+            return [self._wrapped(item, name) for item in value]
+        return str(value)
+
+    def get(self, name: str) -> Any:
+        """Return the property of that name; None if the kind has none."""
+        return getattr(self, name) if hasattr(self.raw, name) else None
 
     def part(self, name: str) -> Node | None:
         """Return the part of that name; None if it is left out."""
-        found = self.fields.get(name)
-        return found if isinstance(found, Node) else None
+        value = getattr(self, name) if self._properties.get(name) is False else None
+        return value if isinstance(value, Node) else None
 
     def parts(self, name: str) -> list[Node]:
         """Return the parts of that name."""
-        found = self.fields.get(name, [])
-        return found if isinstance(found, list) else [found]
+        if name not in self._properties:
+            return []
+        value = getattr(self, name)
+        return value if isinstance(value, list) else [] if value is None else [value]
 
     def word(self, name: str) -> str:
         """Return a property that is not a fragment: a name, a value, a kind."""
@@ -39,11 +78,9 @@ class Node:
         return "" if value is None else str(value)
 
     def children(self) -> Iterator[Node]:
-        for found in self.fields.values():
-            if isinstance(found, list):
-                yield from found
-            else:
-                yield found
+        """Yield the parts of this fragment, in the order of the properties."""
+        for name in self._properties:
+            yield from self.parts(name)
 
     def walk(self) -> Iterator[Node]:
         """Yield this fragment and all beneath it, in the order of the text."""

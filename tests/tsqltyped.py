@@ -17,14 +17,13 @@ from tsqlknown import (
     Finding,
     Frame,
     Known,
-    Node,
     base,
-    children,
     declared,
     named,
     narrowed,
     type_of,
 )
+from tsqltree import Node
 from tsqltypes import DATABASE, LITERAL, MAX, UNKNOWN, Label, Type, Value, shown
 
 FAULTS = Path(__file__).resolve().parent / "support" / "tsqlfaults.sql"
@@ -85,7 +84,7 @@ class Batch(Expressions):
         for clause in (node.WhereClause, node.HavingClause):
             self.any(clause, inner)
         for group in node.GroupByClause.GroupingSpecifications if node.GroupByClause is not None else ():
-            for child in children(group):
+            for child in group.children():
                 self.sorted(child, "GROUP BY", inner)
         columns: Selected = []
         for element in node.SelectElements:
@@ -179,7 +178,7 @@ class Batch(Expressions):
         if method is not None:
             method(node)
             return
-        for child in children(node):
+        for child in node.children():
             if child.kind.endswith(("Statement", "StatementList", "TSqlBatch")):
                 self.statement(child)
             else:
@@ -312,7 +311,7 @@ class Batch(Expressions):
         if node.Variable is not None:
             self.set_variable(node, node.Variable.Name, Value(Type("int")))
         if entity.kind != "ExecutableProcedureReference" or entity.ProcedureReference.ProcedureReference is None:
-            for child in children(entity):
+            for child in entity.children():
                 self.any(child, [])
             return
         name = named(entity.ProcedureReference.ProcedureReference.Name.BaseIdentifier)
