@@ -52,7 +52,7 @@ class Setting(NamedTuple):
     """A setting of a file."""
 
     kinds: tuple[type, ...]
-    #: What a project's file could do with it, as text; None: it is harmless.
+    #: The harm that a project's file can do with this setting, as text; None: it is harmless.
     harm: str | None
 
 
