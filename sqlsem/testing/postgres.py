@@ -488,9 +488,7 @@ class PostgresServer(RealServer):
 
 @contextlib.contextmanager
 def servers(url: str) -> Iterator[Any]:
-    """Make servers in a database of their own, which is dropped at the end. Raises `ConfigurationError` if it cannot be
-    made.
-    """
+    """Make servers in a new database, which is dropped at the end. Raises `ConfigurationError` if that fails."""
     name = f"sqlsem_simulated_{secrets.token_hex(6)}"
     try:
         maintenance = psycopg.connect(url, autocommit=True)
