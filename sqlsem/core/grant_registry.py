@@ -391,10 +391,8 @@ class GrantRegistry:
         if state.commit_release is None or state.depth > 1 or not state.commit_release.stop():
             yield from self.release_now(grant, by)
 
-    def release_now(
-        self, grant: BaseGrant, by: Permit, on_discarded: Callable[[], None] | None = None
-    ) -> Effects[None]:
-        """As `release`, without regard to a commit. Calls ``on_discarded`` once the grant has left the registry."""
+    def release_now(self, grant: BaseGrant, by: Permit, discarded: Callable[[], None] | None = None) -> Effects[None]:
+        """As `release`, without regard to a commit. Calls ``discarded`` when the grant has left the registry."""
         state = grant.state
         if state.pid != os.getpid() or (state.released and state.why_lost is None):
             state.require_held()
@@ -402,8 +400,8 @@ class GrantRegistry:
             if not state.end_acquisition(by):
                 return
             self.discard(grant)
-            if on_discarded is not None:
-                on_discarded()
+            if discarded is not None:
+                discarded()
             if state.why_lost is None:
                 for ticket in state.tickets:
                     yield from self._release_row(ticket, state)
