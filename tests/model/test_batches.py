@@ -166,36 +166,40 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), error=st.sampled_from([None, None, "bad"]), then=st.sampled_from([LOCAL, NOTHING]))
     @precondition(lambda self: self.running())
     def end(self, data, error, then):
-        one, name = data.draw(st.sampled_from(self.running()))
-        self.end_part(one, name, error, then, again=data.draw(st.booleans()))
+        model_batch, name = data.draw(st.sampled_from(self.running()))
+        self.end_part(model_batch, name, error, then, again=data.draw(st.booleans()))
 
-    def end_part(self, one, name, error, then, *, again=False):
-        part = one.parts[name]
+    def end_part(self, model_batch, name, error, then, *, again=False):
+        part = model_batch.parts[name]
         session = dict(self.members)[part.member]
         arguments = (part.member, self.of, name, part.uid, error, "me", then)
-        counts = error is not None or (one.status == "open" and not one.is_over)
+        counts = error is not None or (model_batch.status == "open" and not model_batch.is_over)
         ended = session.end_part(*arguments)
         if again:
             assert session.end_part(*arguments) == ended
         part.status = "succeeded" if error is None and counts else "failed"
-        one.kept |= then != NOTHING
-        was_open = one.status == "open"
-        one.close()
-        part.is_last = was_open and one.status == "succeeded"
-        if part.is_last and one.kept:
-            one.callback_status = "pending"
+        model_batch.kept |= then != NOTHING
+        was_open = model_batch.status == "open"
+        model_batch.close()
+        part.is_last = was_open and model_batch.status == "succeeded"
+        if part.is_last and model_batch.kept:
+            model_batch.callback_status = "pending"
             if then != NOTHING:
-                self.take(one, part.member, part.uid)
+                self.take(model_batch, part.member, part.uid)
         assert ended.code == (part.status if counts else "late")
-        assert (ended.batch_id, ended.is_last, ended.batch_status) == (one.number, part.is_last, one.status)
-        assert (ended.callback is not None) == (part.is_last and one.callback_status == "running")
+        assert (ended.batch_id, ended.is_last, ended.batch_status) == (
+            model_batch.number,
+            part.is_last,
+            model_batch.status,
+        )
+        assert (ended.callback is not None) == (part.is_last and model_batch.callback_status == "running")
         return ended
 
     # -- what comes after
 
-    def take(self, one, member, uid):
-        one.callback_status, one.callback_member, one.callback_uid = "running", member, uid
-        one.callback_attempt += 1
+    def take(self, model_batch, member, uid):
+        model_batch.callback_status, model_batch.callback_member, model_batch.callback_uid = "running", member, uid
+        model_batch.callback_attempt += 1
 
     @rule(who=st.integers(0, 1), again=st.booleans())
     def claim(self, who, again):
@@ -220,19 +224,21 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), how=st.sampled_from(["well", "badly", "returned"]))
     @precondition(lambda self: self.continuing())
     def end_callback(self, data, how):
-        one = data.draw(st.sampled_from(self.continuing()))
-        session = dict(self.members)[one.callback_member]
+        model_batch = data.draw(st.sampled_from(self.continuing()))
+        session = dict(self.members)[model_batch.callback_member]
         if how == "returned":
-            assert session.return_callback(one.callback_member, one.callback_uid)
-            one.callback_status = "pending"
+            assert session.return_callback(model_batch.callback_member, model_batch.callback_uid)
+            model_batch.callback_status = "pending"
             return
-        self.finish_callback(one, "bad" if how == "badly" else None)
+        self.finish_callback(model_batch, "bad" if how == "badly" else None)
 
-    def finish_callback(self, one, error):
-        session = dict(self.members)[one.callback_member]
-        assert session.end_callback(one.callback_member, one.number, one.callback_attempt, error)
-        one.callback_status = "failed" if error else "finished"
-        one.finished += error is None
+    def finish_callback(self, model_batch, error):
+        session = dict(self.members)[model_batch.callback_member]
+        assert session.end_callback(
+            model_batch.callback_member, model_batch.number, model_batch.callback_attempt, error
+        )
+        model_batch.callback_status = "failed" if error else "finished"
+        model_batch.finished += error is None
 
     # -- what strikes
 
@@ -322,12 +328,12 @@ class Machine(RuleBasedStateMachine):
         assert newest.callback_status == "running"
         self.go_on(newest, how)
 
-    def go_on(self, one, how):
+    def go_on(self, model_batch, how):
         """Choose the outcome of a callback that has just been started."""
         if how in ("well", "badly"):
-            self.finish_callback(one, "bad" if how == "badly" else None)
+            self.finish_callback(model_batch, "bad" if how == "badly" else None)
         elif how == "dies":
-            self.die([member for member, _ in self.members].index(one.callback_member))
+            self.die([member for member, _ in self.members].index(model_batch.callback_member))
 
     @rule(how=callbacks)
     @precondition(lambda self: self.model.batches)

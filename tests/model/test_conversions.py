@@ -70,8 +70,8 @@ class Model:
             ]
             if free or self.others_inside(row):
                 if not only_if_free and not (free and self.paused):
-                    for one in free:
-                        one.granted = True
+                    for waiter in free:
+                        waiter.granted = True
                     row.access = "upgrade"
                 return False
         elif self.others_inside(row):
@@ -258,8 +258,8 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         inside = [row for row in self.model.rows if row.told or self.holds(row)]
-        assert len(inside) <= 1 or not any(one.access == "write" for one in inside)
-        assert sum(one.access == "upgrade" for one in inside) <= 1
+        assert len(inside) <= 1 or not any(holder.access == "write" for holder in inside)
+        assert sum(holder.access == "upgrade" for holder in inside) <= 1
 
     @invariant()
     def once_true_it_stays_true(self):

@@ -50,7 +50,7 @@ def test_against_the_outcome(world, chance):
                 left += new
             assert reached == cycle.nodes
         assert cycle.victim.waits
-        assert cycle.victim.position == max(one.position for one, _ in cycle.edges)
+        assert cycle.victim.position == max(waiter.position for waiter, _ in cycle.edges)
         check_path(cycle)
     assert len({who for cycle in found for who in cycle.nodes}) == sum(len(cycle.nodes) for cycle in found)
 
@@ -131,7 +131,7 @@ def test_pure_waiter_can_be_part_of_a_cycle():
     assert find(rows) == []
     (cycle,) = find([*rows, row(5, "x", "B", "write", 2)])
     assert names(cycle) == {"A", "B", "W"}
-    assert [(one.position, other.position) for one, other in cycle.path()] in (
+    assert [(waiter.position, other.position) for waiter, other in cycle.path()] in (
         [(5, 1), (3, 2)],
         [(5, 4), (4, 1), (3, 2)],
     )
@@ -163,11 +163,11 @@ def test_owners_are_told_apart():
     """Threads of one member wait for each other; those whose owner is not told are nobody in particular."""
     ring = [holds(1, "x", "A"), holds(2, "y", "B"), row(3, "y", "A"), row(4, "x", "B")]
     assert len(find(ring)) == 1
-    same = [dataclasses.replace(one, owner=None) for one in ring]
+    same = [dataclasses.replace(entry, owner=None) for entry in ring]
     assert find(same) == []
-    bare = [dataclasses.replace(one, member=None, owner=None) for one in ring]
+    bare = [dataclasses.replace(entry, member=None, owner=None) for entry in ring]
     assert find(bare) == []
-    assert find([dataclasses.replace(one, member=7) if one.owner == "B" else one for one in ring])
+    assert find([dataclasses.replace(entry, member=7) if entry.owner == "B" else entry for entry in ring])
     assert find([holds(1, "x", "A"), row(2, "x", "A")])[0].victim.position == 2  # waits for itself
 
 
@@ -193,9 +193,9 @@ def test_upgrades():
 
 def test_two_knots_at_once():
     rings = [
-        one
+        entry
         for base, tag in ((0, "l"), (10, "r"))
-        for one in (
+        for entry in (
             holds(base + 1, f"{tag}x", f"{tag}A"),
             holds(base + 2, f"{tag}y", f"{tag}B"),
             row(base + 3, f"{tag}y", f"{tag}A"),

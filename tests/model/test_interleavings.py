@@ -63,7 +63,7 @@ class World:
     def forget(self, session):
         """A session that is of no use any more."""
         session.close()
-        key = next(key for key, one in self._sessions.items() if one is session)
+        key = next(key for key, opened in self._sessions.items() if opened is session)
         del self._sessions[key], self._members[key]
 
     def over(self, member):
@@ -101,7 +101,7 @@ class World:
         self.appeared |= new
         inside = {row.position for row in rows if row.granted}
         gone = set(self.believed) - inside
-        assert not gone, f"{[self.believed[one] for one in gone]} was told to be in, and is not"
+        assert not gone, f"{[self.believed[number] for number in gone]} was told to be in, and is not"
 
     def drain(self):
         """At the end: grant each remaining waiter, one after the other, until none is left."""
@@ -208,7 +208,7 @@ class Requester(Actor):
     def _ping(self, session):
         pulse = session.heartbeat(self.member)
         if not pulse.known:
-            self.world.believed = {one: who for one, who in self.world.believed.items() if who != self.name}
+            self.world.believed = {position: who for position, who in self.world.believed.items() if who != self.name}
         return pulse
 
     def _begin(self, session):
@@ -391,10 +391,10 @@ def an_upgrade(world):
 
     def end():
         while first.session.upgrade(first.ticket, 0, NEVER) is not True:
-            for one in (late,):
-                if one.ticket is not None and one.ticket.position in world.believed:
-                    world.believed.pop(one.ticket.position)
-                    assert one.session.release(one.ticket, "released")
+            for requester in (late,):
+                if requester.ticket is not None and requester.ticket.position in world.believed:
+                    world.believed.pop(requester.ticket.position)
+                    assert requester.session.release(requester.ticket, "released")
             assert first.session.begin_upgrade(first.ticket, False) in (Upgrading.BEGUN, Upgrading.DONE)
         world.check()
 

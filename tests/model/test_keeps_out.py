@@ -28,7 +28,11 @@ def overtakes(earlier, later, ahead, between=(), cap=None):
 @pytest.mark.parametrize("later", SMALL, ids=str)
 def test_it_says_so_exactly_where_the_rule_does(later):
     """In a small world, one row ahead and a cap show all there is to see: too little would be said as well."""
-    ahead = [(), *((one,) for one in SMALL), *((dataclasses.replace(one, weight=3, limit=None),) for one in SMALL)]
+    ahead = [
+        (),
+        *((request,) for request in SMALL),
+        *((dataclasses.replace(request, weight=3, limit=None),) for request in SMALL),
+    ]
     for earlier in SMALL:
         seen = any(overtakes(earlier, later, rows, cap=cap) for rows in ahead for cap in CAPS)
         assert earlier.keeps_out(later) is not seen, earlier
@@ -52,11 +56,11 @@ def test_excluded_request_is_never_granted(ahead, earlier, between, later, cap):
 
 @settings(max_examples=500, deadline=None)
 @given(queues, requests, st.integers(0, 5), st.integers(0, 5))
-def test_longer_queue_never_helps_a_request(ahead, one, number, place):
+def test_longer_queue_never_helps_a_request(ahead, request, number, place):
     """What stops reading at the row that decides says what the sum over all would."""
     rows = [*ahead, *ahead[:number]]
-    beside = [other for other in rows if not (one.shared and other.access == one.access)]
-    limits = [other.limit for other in (one, *beside) if other.limit is not None]
-    assert one.fits(rows, None) is (not limits or sum(x.weight for x in (one, *beside)) <= min(limits))
-    if one.fits(rows, None):
-        assert one.fits(rows[:place], None)
+    beside = [other for other in rows if not (request.shared and other.access == request.access)]
+    limits = [other.limit for other in (request, *beside) if other.limit is not None]
+    assert request.fits(rows, None) is (not limits or sum(x.weight for x in (request, *beside)) <= min(limits))
+    if request.fits(rows, None):
+        assert request.fits(rows[:place], None)

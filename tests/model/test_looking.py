@@ -53,13 +53,13 @@ def look_at_bare_ones(database, cursor, operator, words, cap, paused):
             columns["concurrency_limit"] = limit
         database.insert_bare(cursor, resource, "bare", **columns)
     found = operator.entries(resource)
-    told = [one.state for one in found]
+    told = [entry.state for entry in found]
     expected = [
         "holds" if request.fits(found[:number], cap) and not paused else "waits"
         for number, request in enumerate(requests)
     ]
     assert told == expected
-    shown = next((one for one in operator.resources() if one.resource == resource), None)
+    shown = next((listed for listed in operator.resources() if listed.resource == resource), None)
     assert (shown is None) == (not words and cap is None and not paused)
     if shown is not None:
         assert (shown.holding, shown.waiting) == (expected.count("holds"), expected.count("waits"))

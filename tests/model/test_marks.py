@@ -104,13 +104,13 @@ def test_rows_of_a_long_queue_match_the_model(marking, name, rows, most):
                 assert session.release(ticket, "released")
         elif random.random() < 0.15:
             limit = random.choice([None, 1, 3])
-            one = Request(name, limit=limit) if limit else Request(name, limit=None)
-            alive[marking.insert_bare(bare, name, f"bare {step}", concurrency_limit=limit)] = None, one
+            request = Request(name, limit=limit) if limit else Request(name, limit=None)
+            alive[marking.insert_bare(bare, name, f"bare {step}", concurrency_limit=limit)] = None, request
         else:
-            one = any_request(name, most)
-            (ticket,) = session.register(member, "me", "owner", f"{name}.{step}", [one], False)
-            assert ticket.granted is one.fits([ahead for _, ahead in alive.values()], cap)
-            alive[ticket.position] = ticket, one
+            request = any_request(name, most)
+            (ticket,) = session.register(member, "me", "owner", f"{name}.{step}", [request], False)
+            assert ticket.granted is request.fits([ahead for _, ahead in alive.values()], cap)
+            alive[ticket.position] = ticket, request
         if random.random() < 0.05:
             cap = random.choice([None, 1, 2, 5])
             operator.set_resource(name, "cap", cap)
@@ -140,8 +140,8 @@ def test_rows_of_a_long_queue_match_the_model(marking, name, rows, most):
     session.deregister_member(member)
     bare.execute("DELETE FROM sqlsem.ProcessControl WHERE resource_id = %s", (name,))
     operator.set_resource(name, "cap", None)
-    for one in (operator, session, raw):
-        one.close()
+    for opened in (operator, session, raw):
+        opened.close()
 
 
 @pytest.mark.parametrize("how", ["register", "bare"])
@@ -236,8 +236,8 @@ def test_marks_are_true_after_crashes(own_postgres_server, make_database):
                 member = session.register_member("host", number, "churn")
                 kept = collections.deque()
                 for step in itertools.takewhile(lambda _: not stopping.is_set(), itertools.count()):
-                    one = any_request(f"r{step % 2}")
-                    (ticket,) = session.register(member, "me", "owner", f"{member}.{step}", [one], False)
+                    request = any_request(f"r{step % 2}")
+                    (ticket,) = session.register(member, "me", "owner", f"{member}.{step}", [request], False)
                     session.wait(ticket, 0, NEVER)
                     kept.append(ticket)
                     if len(kept) > 10:
@@ -273,9 +273,9 @@ def test_marks_hold_under_concurrent_operations(marking, name):
                 if stopping.is_set():
                     break
                 resource = name(step % 2)
-                one = random.choice([Request(resource), Request(resource, "read"), Request(resource, "read"),
+                request = random.choice([Request(resource), Request(resource, "read"), Request(resource, "read"),
                                      Request(resource, limit=2)])  # fmt: skip
-                (ticket,) = session.register(member, "me", "owner", f"{member}.{step}", [one], False)
+                (ticket,) = session.register(member, "me", "owner", f"{member}.{step}", [request], False)
                 granted = ticket.granted
                 while not granted:
                     granted = (
@@ -284,12 +284,12 @@ def test_marks_hold_under_concurrent_operations(marking, name):
                         else session.wait(ticket, 0.2, NEVER)
                     )
                     assert granted is not None
-                if one.access == "read" and random.random() < 0.3:
+                if request.access == "read" and random.random() < 0.3:
                     if session.begin_upgrade(ticket, True) is Upgrading.DONE:
                         inside[resource, "writer"] = ticket.position
                         time.sleep(0.001)
                         assert inside.pop((resource, "writer")) == ticket.position
-                elif one.limit == 1 and one.access == "write":
+                elif request.limit == 1 and request.access == "write":
                     assert (resource, "writer") not in inside
                     inside[resource, "writer"] = ticket.position
                     assert inside.pop((resource, "writer")) == ticket.position
@@ -378,8 +378,8 @@ def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
     assert kept.granted
     assert waits.granted
     session.deregister_member(member)
-    for one in (session, report, raw):
-        one.close()
+    for opened in (session, report, raw):
+        opened.close()
 
 
 def test_poll_does_not_read_uses_of_tasks(postgres_server, make_database):

@@ -53,7 +53,7 @@ class Machine(RuleBasedStateMachine):
         most=st.integers(1, 3),
     )
     def put(self, wanted, order, key, most):
-        locks = tuple(self.lock(*one) for one in wanted.items())
+        locks = tuple(self.lock(*item) for item in wanted.items())
         new = NewTask("json", "1", order, 0.0, most, 0.0, "continue", key=key, locks=locks)
         self.session.put_tasks(self.queue, self.uid(), [new])
 
@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
         opened = [
             task for task in self.session.list_tasks(self.queue, None, 1000) if task.status in ("pending", "running")
         ]
-        return min((one.order for one in opened), default=None)
+        return min((open_task.order for open_task in opened), default=None)
 
     @rule(data=st.data(), outcome=st.sampled_from(["finished", "failed", "returned"]))
     def end(self, data, outcome):
@@ -151,7 +151,7 @@ class Machine(RuleBasedStateMachine):
             elif entry.state == "holds":
                 inside.setdefault(entry.resource, []).append(entry)
         for resource, several in inside.items():
-            if not all(one.access == "read" for one in several):
+            if not all(holder.access == "read" for holder in several):
                 assert len(several) <= (2 if resource.endswith("limit") else 1), several
         tasks = {task.task_id: task for task in self.session.list_tasks(self.queue, None, 1000)}
         assert {number for number, task in tasks.items() if task.status == "running"} == set(self.running)

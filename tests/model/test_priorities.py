@@ -47,13 +47,13 @@ class Model:
     line: list[Asked] = field(default_factory=list)
     paused: bool = False
 
-    def is_next(self, one: Asked) -> bool:
-        return all(one.rank <= other.rank for other in self.line)
+    def is_next(self, waiter: Asked) -> bool:
+        return all(waiter.rank <= other.rank for other in self.line)
 
-    def lets_in(self, one: Asked) -> bool:
+    def lets_in(self, waiter: Asked) -> bool:
         """Whether it is let in if it looks now."""
         ahead = [other.request for other in self.inside]
-        return self.is_next(one) and not self.paused and one.request.fits(ahead, None)
+        return self.is_next(waiter) and not self.paused and waiter.request.fits(ahead, None)
 
 
 class Machine(RuleBasedStateMachine):
@@ -89,19 +89,21 @@ class Machine(RuleBasedStateMachine):
             for session in self.sessions:
                 session.close()
 
-    def ask(self, one, only_if_free=False):
-        session, member = self.sessions[one.member], self.members[one.member]
-        return session.acquire_by_priority(member, f"id {one.uid}", "me", one.uid, one.request, only_if_free, one.place)
+    def ask(self, caller, only_if_free=False):
+        session, member = self.sessions[caller.member], self.members[caller.member]
+        return session.acquire_by_priority(
+            member, f"id {caller.uid}", "me", caller.uid, caller.request, only_if_free, caller.place
+        )
 
-    def let_in(self, one, turn):
+    def let_in(self, caller, turn):
         assert turn.granted
         assert turn.ticket.resource == self.resource
         assert all(turn.ticket.position > fence for fence in self.fences), "fences grow"
         self.fences.append(turn.ticket.position)
-        one.held, one.place = turn.ticket, None
-        if one in self.model.line:
-            self.model.line.remove(one)
-        self.model.inside.append(one)
+        caller.held, caller.place = turn.ticket, None
+        if caller in self.model.line:
+            self.model.line.remove(caller)
+        self.model.inside.append(caller)
 
     def new(self, kind, priority, member):
         access, limit, weight = kind
@@ -111,45 +113,45 @@ class Machine(RuleBasedStateMachine):
 
     @rule(kind=kinds, priority=priorities, member=st.integers(0, 1))
     def enter(self, kind, priority, member):
-        one = self.new(kind, priority, member)
-        expected = self.model.lets_in(one)
-        turn = self.ask(one)
+        caller = self.new(kind, priority, member)
+        expected = self.model.lets_in(caller)
+        turn = self.ask(caller)
         assert turn.granted == expected
         if turn.granted:
-            self.let_in(one, turn)
+            self.let_in(caller, turn)
         else:
             assert turn.ticket.resource == priority_queue(self.resource)
-            one.place = turn.ticket
-            self.model.line.append(one)
-            self.check_before(one, turn)
+            caller.place = turn.ticket
+            self.model.line.append(caller)
+            self.check_before(caller, turn)
 
     @rule(kind=kinds, priority=priorities, member=st.integers(0, 1))
     def try_(self, kind, priority, member):
-        one = self.new(kind, priority, member)
-        expected = self.model.lets_in(one)
-        turn = self.ask(one, only_if_free=True)
+        caller = self.new(kind, priority, member)
+        expected = self.model.lets_in(caller)
+        turn = self.ask(caller, only_if_free=True)
         assert turn.granted == expected
         if turn.granted:
-            self.let_in(one, turn)
+            self.let_in(caller, turn)
         else:
             assert turn.ticket is None
 
     @precondition(lambda self: self.model.line)
     @rule(data=st.data())
     def look(self, data):
-        one = data.draw(st.sampled_from(self.model.line))
-        expected = self.model.lets_in(one)
-        turn = self.ask(one)
+        caller = data.draw(st.sampled_from(self.model.line))
+        expected = self.model.lets_in(caller)
+        turn = self.ask(caller)
         assert turn.granted == expected
         if turn.granted:
-            self.let_in(one, turn)
+            self.let_in(caller, turn)
         else:
-            assert turn.ticket.position == one.place.position
-            self.check_before(one, turn)
+            assert turn.ticket.position == caller.place.position
+            self.check_before(caller, turn)
 
-    def check_before(self, one, turn):
+    def check_before(self, caller, turn):
         """Who it waits behind is told, so that it need not look before that one has left."""
-        ahead = [other for other in self.model.line if other.rank < one.rank]
+        ahead = [other for other in self.model.line if other.rank < caller.rank]
         assert turn.ahead == len(ahead)
         last = max(ahead, key=lambda other: other.rank, default=None)
         assert turn.before == (None if last is None else last.place.position)
@@ -157,33 +159,33 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.line or self.model.inside)
     @rule(data=st.data())
     def repeat_a_lost_first_call(self, data):
-        one = data.draw(st.sampled_from(self.model.line + self.model.inside))
-        expected = one.held is not None or self.model.lets_in(one)
-        place, one.place = one.place, None
-        turn = self.ask(one)
-        one.place = place
+        caller = data.draw(st.sampled_from(self.model.line + self.model.inside))
+        expected = caller.held is not None or self.model.lets_in(caller)
+        place, caller.place = caller.place, None
+        turn = self.ask(caller)
+        caller.place = place
         assert turn.granted == expected
-        if one.held is not None:
-            assert turn.ticket.position == one.held.position
+        if caller.held is not None:
+            assert turn.ticket.position == caller.held.position
         elif turn.granted:
-            self.let_in(one, turn)
+            self.let_in(caller, turn)
         else:
             assert turn.ticket.position == place.position
 
     @precondition(lambda self: self.model.inside)
     @rule(data=st.data())
     def release(self, data):
-        one = data.draw(st.sampled_from(self.model.inside))
-        assert self.sessions[one.member].release(one.held, "released")
-        self.model.inside.remove(one)
+        caller = data.draw(st.sampled_from(self.model.inside))
+        assert self.sessions[caller.member].release(caller.held, "released")
+        self.model.inside.remove(caller)
 
     @precondition(lambda self: self.model.line)
     @rule(data=st.data())
     def give_up(self, data):
-        one = data.draw(st.sampled_from(self.model.line))
-        assert self.sessions[one.member].cancel(self.members[one.member], one.uid, "cancelled") == 1
-        self.model.line.remove(one)
-        turn = self.ask(one)
+        caller = data.draw(st.sampled_from(self.model.line))
+        assert self.sessions[caller.member].cancel(self.members[caller.member], caller.uid, "cancelled") == 1
+        self.model.line.remove(caller)
+        turn = self.ask(caller)
         assert turn.ticket is None
         assert not turn.granted
 
@@ -204,10 +206,10 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         entries = self.sessions[0].entries(self.resource)
-        assert [entry.position for entry in entries] == [one.held.position for one in self.model.inside]
+        assert [entry.position for entry in entries] == [caller.held.position for caller in self.model.inside]
         assert all(entry.granted_at is not None for entry in entries), "a row on the resource is a holder's"
         places = self.sessions[0].entries(priority_queue(self.resource))
-        assert {place.position for place in places} == {one.place.position for one in self.model.line}
+        assert {place.position for place in places} == {caller.place.position for caller in self.model.line}
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")

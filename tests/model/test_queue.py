@@ -81,8 +81,8 @@ class Machine(RuleBasedStateMachine):
     def expected(self, most=1):
         orders = [thing.order for thing in self.things if thing.open]
         ready = [thing for thing in self.things if thing.status == "pending" and thing.order == min(orders)]
-        group = sorted(ready, key=lambda one: one.number)[:most]
-        alone = [place for place, one in enumerate(group) if one.losses or one.kind not in ("call", "sql")]
+        group = sorted(ready, key=lambda item: item.number)[:most]
+        alone = [place for place, item in enumerate(group) if item.losses or item.kind not in ("call", "sql")]
         return group[: max(alone[0], 1)] if alone else group
 
     def check_claim(self, slot, claimed):
@@ -91,8 +91,8 @@ class Machine(RuleBasedStateMachine):
     def check_claims(self, slot, claimed, expected):
         for thing in expected:
             thing.status, thing.attempt, thing.worker = "running", thing.attempt + 1, slot
-        assert [(one.task_id, one.order, one.kind, one.attempt) for one in claimed] == [
-            (one.number, one.order, one.kind, one.attempt) for one in expected
+        assert [(row.task_id, row.order, row.kind, row.attempt) for row in claimed] == [
+            (item.number, item.order, item.kind, item.attempt) for item in expected
         ]
 
     @rule(slot=st.integers(0, 2), repeat=st.booleans())
@@ -153,9 +153,9 @@ class Machine(RuleBasedStateMachine):
         mine = self.running(slot)
         ended = data.draw(st.lists(st.sampled_from(mine), unique_by=id)) if mine else []
         outcomes = ["finished", "finished", "failed", "returned"]
-        ends = [End(one.number, one.attempt, data.draw(st.sampled_from(outcomes)), error="why") for one in ended]
-        others = [one for one in self.running() if one.worker != slot]
-        theirs = [End(one.number, one.attempt, "finished") for one in others[:1]]
+        ends = [End(item.number, item.attempt, data.draw(st.sampled_from(outcomes)), error="why") for item in ended]
+        others = [item for item in self.running() if item.worker != slot]
+        theirs = [End(item.number, item.attempt, "finished") for item in others[:1]]
         arguments = (member, [*ends, *theirs], self.queue, "w", secrets.token_hex(8))
         statuses, claimed = next_tasks(*arguments, False, most)
         assert statuses[len(ends) :] == [None] * len(theirs), "another's"
@@ -165,7 +165,7 @@ class Machine(RuleBasedStateMachine):
         if repeat and (claimed or not most):
             again, found = next_tasks(*arguments, True, most)
             assert found == claimed
-            assert [one is None for one in again] == [one is None for one in statuses]
+            assert [answer is None for answer in again] == [answer is None for answer in statuses]
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), slot=st.integers(0, 2), late=st.integers(0, 1))
@@ -232,7 +232,7 @@ class Machine(RuleBasedStateMachine):
         assert state.running == bool(self.running())
         assert state.next_pending == bool(self.expected())
         blocking = [thing for thing in self.things if thing.status == "failed" and thing.open]
-        first = min(blocking, key=lambda one: (one.order, one.number), default=None)
+        first = min(blocking, key=lambda item: (item.order, item.number), default=None)
         assert state.failed == (first.number if first else None)
 
     def teardown(self):
@@ -240,7 +240,7 @@ class Machine(RuleBasedStateMachine):
             return
         for number, outcomes in self.outcomes.items():
             log = self.operator.task_attempts(number)
-            assert [one.outcome for one in log if one.outcome != "running"] == outcomes
+            assert [attempt.outcome for attempt in log if attempt.outcome != "running"] == outcomes
         for session, member in self.workers.values():
             session.deregister_member(member)
             session.close()

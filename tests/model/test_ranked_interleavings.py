@@ -30,7 +30,7 @@ class RankedWorld(World):
                 actor.session.cancel(actor.member, actor.uid, "released")
         self.believed.clear()
         waiting = {actor.uid: actor for actor in actors if isinstance(actor, Ranked)}
-        for uid, _ in sorted(self.line.items(), key=lambda one: -one[1]):
+        for uid, _ in sorted(self.line.items(), key=lambda item: -item[1]):
             turn = waiting[uid].ask()
             assert turn.granted, f"{waiting[uid].name} is first, and is not let in"
             assert waiting[uid].session.release(turn.ticket, "released")
@@ -66,7 +66,7 @@ class Ranked(Actor):
             return
         if answer.granted:
             self.world.line.pop(self.uid, None)
-            higher = [one for one in self.world.line.values() if one > self.request.priority]
+            higher = [other for other in self.world.line.values() if other > self.request.priority]
             assert not higher, f"{self.name} is let in before one of {higher}"
             self.held = answer.ticket
             self.world.believed[self.held.position] = self.name

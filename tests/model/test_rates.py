@@ -70,19 +70,19 @@ class Machine(RuleBasedStateMachine):
             # A limit would have been passed, if only by what slots round up.
             now, slack = self.now(), 2 * SLOT_SECONDS + 2
             counted = {
-                length: sum(one.cost for one in self.used if now - one.counts_from < length + slack)
+                length: sum(use.cost for use in self.used if now - use.counts_from < length + slack)
                 for length in possible
             }
             assert any(counted[length] + cost > WINDOWS[length] for length in possible)
 
     def counts(self, length, now, slack):
         return any(
-            length in one.windows and now - (one.counts_from if slack else one.at) < length + slack for one in self.used
+            length in use.windows and now - (use.counts_from if slack else use.at) < length + slack for use in self.used
         )
 
     def inside(self, length):
         now = self.now()
-        return sum(one.cost for one in self.used if now - one.at < length and one.at >= self.known[length])
+        return sum(use.cost for use in self.used if now - use.at < length and use.at >= self.known[length])
 
     @rule(slots=st.integers(1, 120))
     def time_passes(self, slots):
@@ -94,8 +94,8 @@ class Machine(RuleBasedStateMachine):
         """Earlier uses count from the time at which the step is noticed."""
         self.shift(-slots * SLOT_SECONDS)
         self.adjust(0)
-        for one in self.used:
-            one.counts_from = self.now()
+        for use in self.used:
+            use.counts_from = self.now()
 
     @rule(more=st.integers(1, 30), data=st.data())
     def settle_more(self, more, data):

@@ -56,11 +56,11 @@ class Model:
             and (position is None or row.position < position)
             and (request.access == "write" or row.request.access != request.access)
         ]
-        limits = [one.limit for one in [*ahead, request] if one.limit is not None]
+        limits = [demand.limit for demand in [*ahead, request] if demand.limit is not None]
         cap = self.cap(request.resource)
         if cap is not None:
             limits.append(cap)
-        load = sum(one.weight for one in ahead) + request.weight
+        load = sum(demand.weight for demand in ahead) + request.weight
         return request.resource not in self.paused and (not limits or load <= min(limits))
 
     def cap(self, resource: str) -> int | None:
@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
     def take(self, member, requests, trying, again):
         session, uid = self.sessions[member], f"{self.prefix}.{next(self.uids)}x"
         expected = all(self.model.free(request) for request in requests)
-        if any(one.limit is None and self.model.cap(one.resource) is None for one in requests):
+        if any(demand.limit is None and self.model.cap(demand.resource) is None for demand in requests):
             with pytest.raises(ConfigurationError, match=r"[Nn]o limit is set"):
                 session.register(member, "same for all", "model", uid, requests, trying)
             return multiple()
@@ -278,11 +278,11 @@ class Machine(RuleBasedStateMachine):
             full = f"{self.prefix}-{resource}"
             expected = [row for row in self.model.rows if row.request.resource == full]
             found = self.operator.entries(full)
-            inside = {one.position for one in found if one.state == "holds"}
+            inside = {shown.position for shown in found if shown.state == "holds"}
             for row in expected:
                 # Who leaves may let in whom it leaves room for.
                 row.granted = row.granted or (row.position in inside and self.model.free(row.request, row.position))
-            assert [(one.position, one.state) for one in found] == [
+            assert [(shown.position, shown.state) for shown in found] == [
                 (row.position, "holds" if row.granted else "waits") for row in expected
             ]
 
@@ -292,11 +292,11 @@ class Machine(RuleBasedStateMachine):
             return
         for full in {row.request.resource for row in self.model.rows}:
             inside = [row.request for row in self.model.rows if row.granted and row.request.resource == full]
-            labels = {one.access for one in inside}
+            labels = {held.access for held in inside}
             assert len(labels) <= 1, "a writer beside readers, or two stages"
             if labels == {"write"}:
-                limits = [one.limit for one in inside if one.limit is not None]
-                assert not limits or sum(one.weight for one in inside) <= min(limits)
+                limits = [held.limit for held in inside if held.limit is not None]
+                assert not limits or sum(held.weight for held in inside) <= min(limits)
 
 
 @pytest.mark.timeout(600)

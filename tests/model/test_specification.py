@@ -20,7 +20,7 @@ needs_tlc = pytest.mark.skipif(bool(LACKS), reason=f"TLC needs {LACKS}")
 
 
 def test_each_mutant_of_a_specification_is_checked():
-    checked = {one.constants.get("Mutant", "").strip('"') for one in check.CHECKS}
+    checked = {model_check.constants.get("Mutant", "").strip('"') for model_check in check.CHECKS}
     for name in ("Lines", "Queue", "HandOver", "Rates", "Parked"):
         text = (TESTS.parent / "proof" / f"{name}.tla").read_text(encoding="utf-8")
         compared = re.findall(r'Mutant (?:[=#] ("[^"]+")|\\in \{([^}]+)\})', text)
@@ -30,7 +30,7 @@ def test_each_mutant_of_a_specification_is_checked():
 
 
 def test_the_quick_ones_are_among_them():
-    assert set(QUICK) <= {one.name for one in check.CHECKS}
+    assert set(QUICK) <= {model_check.name for model_check in check.CHECKS}
 
 
 def test_replaced_text_must_exist():
@@ -40,7 +40,9 @@ def test_replaced_text_must_exist():
 
 @needs_tlc
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("one", [one for one in check.CHECKS if one.name in QUICK], ids=lambda value: value.name)
+@pytest.mark.parametrize(
+    "one", [model_check for model_check in check.CHECKS if model_check.name in QUICK], ids=lambda value: value.name
+)
 def test_quickly(one):
     good, outcome = check.carry_out(one)
     assert good, outcome.output[-3000:]
@@ -49,7 +51,9 @@ def test_quickly(one):
 @needs_tlc
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("one", [one for one in check.CHECKS if one.name not in QUICK], ids=lambda value: value.name)
+@pytest.mark.parametrize(
+    "one", [model_check for model_check in check.CHECKS if model_check.name not in QUICK], ids=lambda value: value.name
+)
 def test_at_length(one):
     good, outcome = check.carry_out(one, seconds=3000)
     assert good, outcome.output[-3000:]

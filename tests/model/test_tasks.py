@@ -51,7 +51,7 @@ class Model:
         """Return the tasks that may be claimed, in order."""
         lowest = min((task.order for task in self.tasks.values() if task.is_open), default=None)
         found = [task for task in self.tasks.values() if task.status == "pending" and task.order == lowest]
-        return sorted(found, key=lambda one: one.number)
+        return sorted(found, key=lambda item: item.number)
 
     def of_key(self, key: str) -> Task | None:
         found = [task for task in self.tasks.values() if task.is_open and task.key == key]
@@ -59,7 +59,7 @@ class Model:
         return found[0] if found else None
 
     def group(self, most: int) -> list[Task]:
-        alone = [one.losses > 0 or one.kind == "json" for one in self.pending()]
+        alone = [item.losses > 0 or item.kind == "json" for item in self.pending()]
         fitting = (
             1 if alone[:1] == [True] else next(itertools.chain(itertools.compress(itertools.count(), alone), [most]))
         )
@@ -170,20 +170,20 @@ class Machine(RuleBasedStateMachine):
         member, session = self.members[who]
         uid = self.uid()
         mine = [task for task in self.model.tasks.values() if task.member == member] if ending else []
-        ends = [End(one.number, one.attempt, "finished") for one in mine]
+        ends = [End(own_task.number, own_task.attempt, "finished") for own_task in mine]
         statuses, claimed = session.next_tasks(member, ends, self.queue, "model", uid, False, most)
         assert statuses == ["finished"] * len(ends)
-        for one in mine:
-            one.status, one.member = "finished", None
+        for own_task in mine:
+            own_task.status, own_task.member = "finished", None
         if claimed and again:
             assert session.next_tasks(member, ends, self.queue, "model", uid, True, most) == (statuses, claimed)
         self.claimed(member, claimed, self.model.group(most))
 
     def claimed(self, member, found, expected):
-        assert [one.task_id for one in found] == [one.number for one in expected]
-        for one in expected:
-            one.status, one.member, one.attempt = "running", member, one.attempt + 1
-        assert [one.attempt for one in found] == [one.attempt for one in expected]
+        assert [item.task_id for item in found] == [item.number for item in expected]
+        for item in expected:
+            item.status, item.member, item.attempt = "running", member, item.attempt + 1
+        assert [item.attempt for item in found] == [item.attempt for item in expected]
 
     @rule(data=st.data(), outcome=st.sampled_from(["finished", "finished", "failed", "returned", "cancelled"]))
     def end(self, data, outcome):
@@ -208,11 +208,11 @@ class Machine(RuleBasedStateMachine):
         session.close()
         lost = [task for task in self.model.tasks.values() if task.member == member]
         assert self.session.recover_tasks(self.queue, None) == len(lost)
-        for one in lost:
-            one.losses += 1
-            one.status, one.member = "pending" if one.losses < 5 else "failed", None
-            if one.asked:
-                one.status = "cancelled"
+        for lost_task in lost:
+            lost_task.losses += 1
+            lost_task.status, lost_task.member = "pending" if lost_task.losses < 5 else "failed", None
+            if lost_task.asked:
+                lost_task.status = "cancelled"
         self.members[who] = self.join()
 
     @rule(who=st.integers(0, 1))
@@ -222,8 +222,8 @@ class Machine(RuleBasedStateMachine):
         expected = self.model.group(3)
         _, claimed = session.next_tasks(member, [], self.queue, "model", uid, False, 3)
         assert session.return_claim(member, self.queue, uid) == len(claimed) == len(expected)
-        for one in expected:
-            one.attempt += 1
+        for item in expected:
+            item.attempt += 1
 
     # -- mending and looking
 

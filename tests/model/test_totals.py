@@ -32,8 +32,8 @@ def request(resource, words):
 @given(words=st.lists(WORDS, max_size=12), cap=CAPS, asked=WORDS)
 def test_single_scan_matches_the_rule_for_each_row(words, cap, asked):
     line, ahead = QueueTotals(cap, False), []
-    for one in [*words, asked]:
-        wanted = request("x", one)
+    for word in [*words, asked]:
+        wanted = request("x", word)
         fits = wanted.fits(ahead, cap)
         assert line.fits(wanted.access, wanted.limit, wanted.weight) == fits
         assert not (line.closed and fits), "somebody behind would never be looked at"
@@ -99,19 +99,19 @@ def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
                 else:
                     by, member = (session, ours) if who == "ours" else (other, theirs)
                     (ticket,) = by.register(member, "r", "o", f"{resource}.{number}", [wanted], False)
-                    assert ticket.granted == wanted.fits([one.wanted for one in queue], None)
+                    assert ticket.granted == wanted.fits([earlier.wanted for earlier in queue], None)
                 queue.append(SimpleNamespace(wanted=wanted, ticket=ticket, who=who, granted=ticket.granted))
-            gone = [one for number, one in enumerate(queue) if number in leaving]
+            gone = [row for number, row in enumerate(queue) if number in leaving]
 
-            def fits(one, cap):
-                return one.wanted.fits([ahead.wanted for ahead in queue[: queue.index(one)]], cap)
+            def fits(row, cap):
+                return row.wanted.fits([ahead.wanted for ahead in queue[: queue.index(row)]], cap)
 
-            def may_enter(one):
-                return one.granted or (not paused and fits(one, cap))
+            def may_enter(row):
+                return row.granted or (not paused and fits(row, cap))
 
-            for one in gone:
-                session.release(one.ticket, "released")
-                queue.remove(one)
+            for row in gone:
+                session.release(row.ticket, "released")
+                queue.remove(row)
                 inside = {entry.position for entry in session.entries(resource) if entry.state == "holds"}
                 for behind in queue:
                     # Who leaves lets in those that may go, but not all of many.
@@ -119,25 +119,25 @@ def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
                     assert not entered or fits(behind, None)
                     behind.granted = behind.granted or (entered and behind.who != "bare")
             if gone and len(queue) <= locks.LET_IN:
-                first = next((one for one in queue if one.who != "bare"), None)
+                first = next((row for row in queue if row.who != "bare"), None)
                 assert first is None or first.granted or not fits(first, None)
             session.set_resource(resource, "cap", cap)
             session.set_resource(resource, "paused", paused)
 
-            chosen = [one for number, one in enumerate([*queue, *gone]) if number in asked and one.who == "ours"]
-            told = session.poll(ours, [one.ticket for one in chosen])
+            chosen = [row for number, row in enumerate([*queue, *gone]) if number in asked and row.who == "ours"]
+            told = session.poll(ours, [row.ticket for row in chosen])
             expected = {
-                one.ticket.position: None if one in gone else True for one in chosen if one in gone or may_enter(one)
+                row.ticket.position: None if row in gone else True for row in chosen if row in gone or may_enter(row)
             }
             assert told == expected
-            states = {one.position: one.state for one in session.entries(resource)}
-            for one in queue:
-                holds = may_enter(one) if one.who == "bare" or one in chosen else one.granted
-                assert states[one.ticket.position] == ("holds" if holds else "waits")
-                if one.who != "bare":
-                    assert session.wait(one.ticket, 0, NEVER) is may_enter(one)
-            for one in queue:
-                assert session.release(one.ticket, "released")
+            states = {shown.position: shown.state for shown in session.entries(resource)}
+            for row in queue:
+                holds = may_enter(row) if row.who == "bare" or row in chosen else row.granted
+                assert states[row.ticket.position] == ("holds" if holds else "waits")
+                if row.who != "bare":
+                    assert session.wait(row.ticket, 0, NEVER) is may_enter(row)
+            for row in queue:
+                assert session.release(row.ticket, "released")
             session.set_resource(resource, "cap", None)
             session.set_resource(resource, "paused", 0)
 

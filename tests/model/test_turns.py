@@ -56,7 +56,7 @@ class Model:
         )
 
     def in_turns(self) -> bool:
-        return self.is_limited() or any(one.key is not None for one in self.of("pending"))
+        return self.is_limited() or any(item.key is not None for item in self.of("pending"))
 
     def room(self, key: str, running: Counter[str]) -> bool:
         most, rate = self.limits.get(key, self.key_limit), self.rates.get(key, self.key_rate)
@@ -71,17 +71,17 @@ class Model:
     def next(self) -> set[int]:
         """Return the tasks of which one is to be claimed."""
         lowest = min((task.order for task in self.tasks.values() if task.is_open), default=None)
-        pending = [one for one in self.of("pending") if one.order == lowest]
+        pending = [item for item in self.of("pending") if item.order == lowest]
         if not self.in_turns() or not pending:
-            return {one.number for one in pending[:1]}
-        running = Counter(one.key or "" for one in self.of("running"))
+            return {item.number for item in pending[:1]}
+        running = Counter(item.key or "" for item in self.of("running"))
         if self.limit is not None and running.total() >= self.limit:
             return set()
         if self.rate is not None and self.started[""] >= self.rate:
             return set()
         heads: dict[str, Task] = {}
-        for one in sorted(pending, key=lambda one: (-one.priority, one.number)):
-            heads.setdefault(one.key or "", one)
+        for item in sorted(pending, key=lambda item: (-item.priority, item.number)):
+            heads.setdefault(item.key or "", item)
         shares = {key: running[key] / self.weights.get(key, 1) for key in heads if self.room(key, running)}
         return {heads[key].number for key, share in shares.items() if share == min(shares.values())}
 
@@ -132,7 +132,7 @@ class Machine(RuleBasedStateMachine):
     )
     def put(self, key, order, priority, count, most):
         # (SQL Server finds keys by their order.)
-        fellow = any(one.key is not None and one.order == order for one in self.model.of("pending"))
+        fellow = any(item.key is not None and item.order == order for item in self.model.of("pending"))
         turns = self.model.is_limited() or fellow or (self.database.engine != "mssql" and self.model.in_turns())
         new = [NewTask("call", "1", order, 0.0, most, 0.0, key=key, priority=priority)] * count
         for number in self.session.put_tasks(self.queue, self.uid(), new):
@@ -180,11 +180,15 @@ class Machine(RuleBasedStateMachine):
         if self.model.is_limited():
             assert (found[None].task_limit, found[None].key_limit) == (self.model.limit, self.model.key_limit)
             assert (found[None].task_rate, found[None].key_rate) == (self.model.rate, self.model.key_rate)
-        assert {key: one.task_rate for key, one in found.items() if key and one.task_rate} == self.model.rates
         assert {
-            key: one.task_limit for key, one in found.items() if key and one.task_limit is not None
+            key: settings.task_rate for key, settings in found.items() if key and settings.task_rate
+        } == self.model.rates
+        assert {
+            key: settings.task_limit for key, settings in found.items() if key and settings.task_limit is not None
         } == self.model.limits
-        assert {key: one.weight for key, one in found.items() if key and one.weight is not None} == self.model.weights
+        assert {
+            key: settings.weight for key, settings in found.items() if key and settings.weight is not None
+        } == self.model.weights
         for task in self.session.list_tasks(self.queue, None, 1000):
             assert (task.key, task.priority) == (
                 self.model.tasks[task.task_id].key or None,
@@ -202,16 +206,16 @@ class Machine(RuleBasedStateMachine):
             if claimed and again:
                 assert session.next_tasks(member, [], self.queue, "model", uid, True, 3) == ([], claimed)
         else:
-            one = session.claim_task(member, self.queue, "model", uid, False)
-            claimed = [] if one is None else [one]
+            claim = session.claim_task(member, self.queue, "model", uid, False)
+            claimed = [] if claim is None else [claim]
             if claimed and again:
-                assert session.claim_task(member, self.queue, "model", uid, True) == one
+                assert session.claim_task(member, self.queue, "model", uid, True) == claim
         assert bool(claimed) == bool(expected)
         if claimed:
             assert claimed[0].task_id in expected
             assert len(claimed) == 1 or not turns
-        for one in claimed:
-            task = self.model.tasks[one.task_id]
+        for claim in claimed:
+            task = self.model.tasks[claim.task_id]
             assert task.status == "pending"
             self.model.start(task.key or "")
             task.status, task.member, task.attempt = "running", member, task.attempt + 1
@@ -235,11 +239,11 @@ class Machine(RuleBasedStateMachine):
         member, session = self.members[who]
         session.deregister_member(member)
         session.close()
-        lost = [one for one in self.model.of("running") if one.member == member]
+        lost = [lost_task for lost_task in self.model.of("running") if lost_task.member == member]
         assert self.session.recover_tasks(self.queue, None) == len(lost)
-        for one in lost:
-            one.losses += 1
-            one.status, one.member = "pending" if one.losses < 5 else "failed", None
+        for lost_task in lost:
+            lost_task.losses += 1
+            lost_task.status, lost_task.member = "pending" if lost_task.losses < 5 else "failed", None
         self.members[who] = self.join()
 
     @rule(data=st.data(), what=st.sampled_from(["retry", "cancel"]))
