@@ -325,7 +325,7 @@ def value(made, what, name, parameter):
 def words(made, what, name, function, tested, bad):
     """The arguments of a call."""
     positional, named = [], {}
-    kinds = {one.name: one.kind for one in inspect.signature(function).parameters.values()}
+    kinds = {argument.name: argument.kind for argument in inspect.signature(function).parameters.values()}
     for parameter, required in parameters(function).items():
         given = bad if parameter == tested else None
         if parameter != tested:
@@ -419,4 +419,7 @@ def test_everything_public_is_enumerated():
         if inspect.isclass(member) and not issubclass(member, BaseException) and functions(member)
     }
     made_of = {owner for owner, _ in SUBJECTS.values()}
-    assert {class_.__name__ for class_ in classes - made_of} <= {*(one.__name__ for one in CONSTRUCTED), "Subscription"}
+    assert {class_.__name__ for class_ in classes - made_of} <= {
+        *(constructed.__name__ for constructed in CONSTRUCTED),
+        "Subscription",
+    }

@@ -51,10 +51,10 @@ def ledger(database, name):
 
 
 def run(made, part, *, fail=None):
-    with made.part(part) as one:
+    with made.part(part) as part_run:
         if fail is not None:
             raise fail
-    return one
+    return part_run
 
 
 # -- the scenario -----------------------------------------------------------------------------------------------------
@@ -73,10 +73,10 @@ def many_batches(connect, name, number):
         chance = random.Random(which)
         for turn in range(number):
             gather.wait()
-            with made.part(part) as one:
+            with made.part(part) as part_run:
                 if turn % 3:  # else all end at once, as near as can be
                     time.sleep(chance.uniform(0, 0.004))
-            if one.is_last:
+            if part_run.is_last:
                 last[turn] += 1
 
     return parts, work, ran, last, problems
@@ -117,15 +117,15 @@ def test_two_that_end_at_the_same_instant(make, threads):
     def work(made, part):
         made._declaration.declare_callback(lambda: ran.append(part))
         for turn in range(100):
-            one = made.part(part).start()
+            part_run = made.part(part).start()
             both.wait()
-            last.append((turn, one.done()))
+            last.append((turn, part_run.done()))
             both.wait()
 
     threads.start(work, first, "a")
     threads.start(work, second, "b")
     threads.join()
-    assert sorted(last) == sorted((turn, one) for turn in range(100) for one in (False, True))
+    assert sorted(last) == sorted((turn, is_last) for turn in range(100) for is_last in (False, True))
     assert len(ran) == 100
     assert first.alarms == second.alarms == []
 
@@ -159,10 +159,10 @@ def child_part(channel, url, options, name, parts, part, sql=None, window="1h", 
             channel.ask()
 
         made._declaration.declare_callback(then)
-    with made.part(part) as one:
-        channel.tell("started", batch_id=one.batch_id)
+    with made.part(part) as part_run:
+        channel.tell("started", batch_id=part_run.batch_id)
         channel.ask()
-    channel.tell("ended", is_last=one.is_last)
+    channel.tell("ended", is_last=part_run.is_last)
 
 
 # -- parts that fail --------------------------------------------------------------------------------------------------
@@ -366,15 +366,15 @@ def test_pending_callback_of_last_part_gives_the_alarm(make):
 
 def test_ended_by_hand(make):
     made = make("a", "b")
-    with made.part("a") as one:
-        one.failed("the file has not come")
+    with made.part("a") as part_run:
+        part_run.failed("the file has not come")
     assert {part.part: part.error for part in made.entry().parts}["a"] == "the file has not come"
-    one = made.part("a").start()
+    part_run = made.part("a").start()
     with pytest.raises(NotHeld, match="started before"):
-        one.start()
-    assert one.done() is False
+        part_run.start()
+    assert part_run.done() is False
     with pytest.raises(NotHeld, match="ended before"):
-        one.done()
+        part_run.done()
     with pytest.raises(NotHeld, match="not started"):
         made.part("b").done()
 
@@ -438,9 +438,9 @@ def test_expired_batch_is_reported_once(database, name):
                 return session.start_part(member, name, part, parts, 60.0, "me", f"{number}{part}", NOTHING)
 
             began = [start(part) for part in ("a", "b", "a", "c")]
-            assert {one.batch_id for one in began} == {began[0].batch_id}
+            assert {started.batch_id for started in began} == {began[0].batch_id}
             assert began[2] == began[0]  # (a lost reply)
-            assert [one.previous for one in began] == [last, None, last, None]
+            assert [started.previous for started in began] == [last, None, last, None]
             last = began[0].batch_id
             grow_older(database, last, 60)
         session.deregister_member(member)
@@ -475,22 +475,22 @@ def test_the_end_of_a_part_of_a_batch_that_is_over(make):
 
 def test_a_part_that_runs_already(make):
     first, second = make("a", "b"), make("a", "b")
-    one = first.part("a").start()
+    part = first.part("a").start()
     with pytest.raises(ConfigurationError, match=r"'a' of batch .* runs already \(.*:\d+ since .*, login "):
         second.part("a").start()
     with pytest.raises(ConfigurationError, match="runs already"):
         first.part("a").start()
-    assert one.done() is False
+    assert part.done() is False
     assert run(second, "b").is_last
 
 
 def test_other_parts_than_the_open_batch(make):
-    one = make("a", "b").part("a").start()
+    part = make("a", "b").part("a").start()
     with pytest.raises(ConfigurationError, match="it also has b and it lacks c, d"):
         make("a", "c", "d").part("c").start()
-    assert one.done() is False
+    assert part.done() is False
     assert run(make("b", "a"), "b").is_last  # their sequence does not matter
-    assert run(make("a", "c"), "c").batch_id > one.batch_id
+    assert run(make("a", "c"), "c").batch_id > part.batch_id
 
 
 def test_names_do_not_meet(connect, name):
@@ -592,8 +592,8 @@ def test_callback_of_dead_process_is_taken_over(make, spawn, name, threads):
         while made.entry().callback_status != "finished":
             resumed.append(made.resume())
 
-    for one in "xy":
-        threads.start(work, make("a", on_success=lambda one=one: ran.append(one)))
+    for label in "xy":
+        threads.start(work, make("a", on_success=lambda label=label: ran.append(label)))
     threads.join()
     assert len(ran) == resumed.count(True) == 1
     entry = watching.wait(PATIENCE)
@@ -1138,31 +1138,31 @@ def test_a_connection_that_was_interrupted_is_replaced(connect, name):
     """As the watch does with one that does not answer."""
     coordinator = connect(lease=30, retry=2)
     made = batches.batch(name, ["a"], window=60, coordinator=coordinator)
-    with made.part("a") as one:
+    with made.part("a") as part:
         coordinator.client.member.main.session.interrupt()
         forked(lambda: None)  # before which connections are closed, where that is needed
-    assert one.is_last
+    assert part.is_last
     assert made.entry().status == "succeeded"
 
 
 @needs_fork
 def test_forked_child_does_not_own_its_parents_part(make, tmp_path):
-    told = []
+    answer = []
 
     def leave(part):
         with part:
             return forked(lambda: part.__exit__(None, None, None))
 
     made = make("a", "b", on_failed=lambda failure: (tmp_path / "alarm").write_text(str(failure)))
-    told = leave(made.part("a"))
-    assert "NotHeld: " in told
-    assert "forked from" in told
+    answer = leave(made.part("a"))
+    assert "NotHeld: " in answer
+    assert "forked from" in answer
     part = made.part("b").start()
     assert forked(lambda: part.__exit__(ZeroDivisionError, ZeroDivisionError(), None)) == "None"
     assert forked(lambda: part.__del__()) == "None"
     assert part.done() is True
     assert not (tmp_path / "alarm").exists()
-    assert {one.status for one in made.entry().parts} == {"succeeded"}
+    assert {entry.status for entry in made.entry().parts} == {"succeeded"}
 
 
 @needs_fork

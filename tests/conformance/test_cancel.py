@@ -270,9 +270,9 @@ def test_sql_that_takes_too_long_is_ended_and_has_failed(queue, running):
     until(lambda: status(queue, number) == "failed")
     first, second = queue.log(number)
     assert (first.outcome, second.outcome) == ("failed", "failed"), "it is tried again as any other"
-    for one in (first, second):
-        assert one.error.startswith("It ran for longer than its time limit of 1 s, and was ended\n")
-        assert 0.9 < one.seconds < 1 + PATIENCE
+    for attempt in (first, second):
+        assert attempt.error.startswith("It ran for longer than its time limit of 1 s, and was ended\n")
+        assert 0.9 < attempt.seconds < 1 + PATIENCE
     with pytest.raises(sqlsem.TaskFailed, match="time limit of 1 s"):
         queue.join(PATIENCE)
 

@@ -90,7 +90,7 @@ def test_run_with_timeout_0(bench: Bench, tmp_path: Path) -> None:
     assert bench.call("run", "--mutex", bench.name, "--timeout", "0", "--", "touch", str(tmp_path / "x")).exit_code == 0
     assert (tmp_path / "x").exists()
     past = json.loads(bench.call("history", bench.name, "--outcome", "reaped", "--since", "1h", "--json").stdout)
-    assert [one["note"] for one in past] == ["the dead one"]
+    assert [row["note"] for row in past] == ["the dead one"]
     assert past[0]["host"]
     assert past[0]["held"] < GRACE + 30  # until its last sign of life
     assert json.loads(bench.call("history", bench.name, "--until", "1h", "--json").stdout) == []

@@ -118,7 +118,7 @@ class Member:
         return self.main.release(ticket, "released")
 
     def entry(self, ticket):
-        return next((one for one in self.main.entries(ticket.resource) if one.position == ticket.position), None)
+        return next((row for row in self.main.entries(ticket.resource) if row.position == ticket.position), None)
 
     def state(self, ticket):
         entry = self.entry(ticket)
@@ -126,8 +126,8 @@ class Member:
 
     def outcomes(self, ticket):
         """(access, outcome) of what history says of a row, oldest first."""
-        found = self.main.history(ticket.resource, 100)
-        return [(one.access, one.outcome) for one in reversed(found) if one.position == ticket.position]
+        rows = self.main.history(ticket.resource, 100)
+        return [(row.access, row.outcome) for row in reversed(rows) if row.position == ticket.position]
 
     def die(self):
         """End all sessions without a word."""
@@ -143,15 +143,15 @@ class Member:
 
 @pytest.fixture
 def member(database, name):
-    made = []
+    members = []
 
     def member(**options):
-        made.append(Member(database, name, **options))
-        return made[-1]
+        members.append(Member(database, name, **options))
+        return members[-1]
 
     yield member
-    for one in made:
-        one.end()
+    for participant in members:
+        participant.end()
     operator = database.session()
     until(lambda: operator.reap() >= 0 and database.queue(name) == [], "the queue empty")
     operator.close()
@@ -175,31 +175,33 @@ def test_a_lone_reader_becomes_the_writer_at_once(member):
 
 @pytest.mark.parametrize("first", [True, False], ids=["the reader ahead", "the reader behind"])
 def test_an_upgrade_waits_for_every_other_reader(member, first):
-    one, other = member(), member()
+    upgrader, other = member(), member()
 
     def woken_after():
-        tickets = {True: one.read(), False: other.read()} if first else {False: other.read(), True: one.read()}
-        waiting = one.upgrade(tickets[True])
-        assert one.state(tickets[True]) == ("upgrade", "holds")
+        tickets = (
+            {True: upgrader.read(), False: other.read()} if first else {False: other.read(), True: upgrader.read()}
+        )
+        waiting = upgrader.upgrade(tickets[True])
+        assert upgrader.state(tickets[True]) == ("upgrade", "holds")
         time.sleep(0.2)
         assert waiting.waits
         left = time.monotonic()
         assert other.release(tickets[False])
         assert waiting.get() is True
-        assert one.state(tickets[True]) == (WRITE, "holds")
-        one.release(tickets[True])
+        assert upgrader.state(tickets[True]) == (WRITE, "holds")
+        upgrader.release(tickets[True])
         return waiting.ended - left
 
     promptly(woken_after, WOKEN, "it was not woken")
 
 
 def test_an_upgrade_waits_for_its_own_members_other_readers(member):
-    one = member()
-    mine, sibling = one.read(), one.read()
-    waiting = one.upgrade(mine)
+    upgrader = member()
+    mine, sibling = upgrader.read(), upgrader.read()
+    waiting = upgrader.upgrade(mine)
     time.sleep(0.2)
     assert waiting.waits
-    one.release(sibling)
+    upgrader.release(sibling)
     assert waiting.get() is True
 
 
@@ -408,22 +410,22 @@ def test_readers_behind_a_waiting_writer_are_not_let_in(member):
 
 
 def test_a_bare_reader_counts(member, database, name):
-    one = member()
-    mine = one.read()
+    upgrader = member()
+    mine = upgrader.read()
     connection = database.raw()
     cursor = connection.cursor()
     bare = database.insert_bare(cursor, name, "bare", access_type=READ, concurrency_limit=1)
-    waiting = one.upgrade(mine)
+    waiting = upgrader.upgrade(mine)
     time.sleep(0.3)
     assert waiting.waits
-    assert one.state(Ticket(name, bare, "bare", False)) == (READ, "holds")
+    assert upgrader.state(Ticket(name, bare, "bare", False)) == (READ, "holds")
     late = database.insert_bare(cursor, name, "late", access_type=READ, concurrency_limit=1)
-    assert one.state(Ticket(name, late, "late", False)) == (READ, "waits")
+    assert upgrader.state(Ticket(name, late, "late", False)) == (READ, "waits")
     cursor.execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (bare,))
     assert waiting.get() is True
-    assert one.state(Ticket(name, late, "late", False)) == (READ, "waits")
-    one.release(mine)
-    assert one.state(Ticket(name, late, "late", False)) == (READ, "holds")
+    assert upgrader.state(Ticket(name, late, "late", False)) == (READ, "waits")
+    upgrader.release(mine)
+    assert upgrader.state(Ticket(name, late, "late", False)) == (READ, "holds")
     cursor.execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (late,))
     connection.close()
 
@@ -479,25 +481,25 @@ def test_a_reader_ahead_that_a_pause_held_up_is_waited_for(member):
 
 
 def test_readers_behind_enter_when_the_writer_becomes_a_reader(member):
-    one, other, third = member(), member(), member()
+    downgrader, other, third = member(), member(), member()
 
     def woken_after():
-        mine = one.ask(WRITE)
+        mine = downgrader.ask(WRITE)
         assert mine.granted
         first, second, writer, last = other.ask(READ), third.ask(READ), third.ask(WRITE), other.ask(READ)
         waiting = [other.wait(first), third.wait(second)]
         behind = [third.wait(writer, timeout=2), other.wait(last, timeout=2)]
         time.sleep(0.3)
-        assert all(one.waits for one in waiting)
+        assert all(call.waits for call in waiting)
         began = time.monotonic()
-        assert one.downgrade(mine)
-        assert [one.get() for one in waiting] == [True, True]
-        assert [one.get() for one in behind] == [False, False]
-        assert one.state(mine) == (READ, "holds")
-        assert one.outcomes(mine) == [(WRITE, "downgraded")]
-        for session, ticket in ((one, mine), (other, first), (third, second), (third, writer), (other, last)):
+        assert downgrader.downgrade(mine)
+        assert [call.get() for call in waiting] == [True, True]
+        assert [call.get() for call in behind] == [False, False]
+        assert downgrader.state(mine) == (READ, "holds")
+        assert downgrader.outcomes(mine) == [(WRITE, "downgraded")]
+        for session, ticket in ((downgrader, mine), (other, first), (third, second), (third, writer), (other, last)):
             session.release(ticket)
-        return max(one.ended for one in waiting) - began
+        return max(call.ended for call in waiting) - began
 
     promptly(woken_after, WOKEN, "they were not woken")
 
@@ -549,15 +551,15 @@ def test_a_wait_that_outlives_its_upgrade_changes_nothing(member):
 
 def test_fences_of_writers_never_fall(member):
     """The upgraded grant keeps its position: earlier writers have smaller ones, later writers larger ones."""
-    one, other, third = member(), member(), member()
-    first, second = one.read(), other.read()
+    reader, other, third = member(), member(), member()
+    first, second = reader.read(), other.read()
     writer = third.ask(WRITE)
     waiting = other.upgrade(second)
-    one.release(first)
+    reader.release(first)
     assert waiting.get() is True
     fences = [second.position]
     other.downgrade(second)
-    late = one.ask(READ)
+    late = reader.ask(READ)
     assert not late.granted, "a writer waits ahead of it"
     assert other.begin(second, only_if_free=True) is True, "who waits behind a writer is not inside"
     fences.append(second.position)
@@ -565,8 +567,8 @@ def test_fences_of_writers_never_fall(member):
     assert third.enters(writer) is True
     fences.append(writer.position)
     third.release(writer)
-    assert one.enters(late) is True
-    assert one.begin(late) is True
+    assert reader.enters(late) is True
+    assert reader.begin(late) is True
     fences.append(late.position)
     assert fences == sorted(fences)
 
@@ -578,14 +580,14 @@ def test_fences_of_writers_never_fall(member):
 def test_only_readers_and_writers_are_converted(member, database, name, access, limit):
     with contextlib.closing(database.coordinator()) as operator:
         operator.admin.set_limit(name, 3)  # for those who name none
-    one = member()
-    mine = one.ask(access, limit)
+    holder = member()
+    mine = holder.ask(access, limit)
     assert mine.granted
     with pytest.raises(sqlsem.SqlsemError, match="cannot be"):
-        one.begin(mine)
+        holder.begin(mine)
     with pytest.raises(sqlsem.SqlsemError, match="cannot be"):
-        one.downgrade(mine)
-    assert one.state(mine) == (access, "holds")
+        holder.downgrade(mine)
+    assert holder.state(mine) == (access, "holds")
 
 
 def test_a_row_that_waits_is_not_converted(member):
@@ -718,16 +720,16 @@ def test_members_with_a_lease(member):
 
 def test_a_pin_holds_a_writer_back(member, database):
     """An upgrade waits for the open transaction that has pinned the row."""
-    one = member(gate_timeout=0.2)
-    mine = one.ask(WRITE)
+    writer = member(gate_timeout=0.2)
+    mine = writer.ask(WRITE)
     connection = database.raw(autocommit=False)
     cursor = connection.cursor()
-    assert one.engine.pin(cursor, mine)
+    assert writer.engine.pin(cursor, mine)
     with pytest.raises(sqlsem.Unavailable):
-        one.downgrade(mine)
+        writer.downgrade(mine)
     connection.rollback()
     connection.close()
-    assert one.downgrade(mine)
+    assert writer.downgrade(mine)
 
 
 class Room:
@@ -760,42 +762,42 @@ class Room:
             self._readers.discard(ticket.position)
 
 
-def read_and_write(room, one, turns):
+def read_and_write(room, client, turns):
     for turn in range(turns):
-        ticket = one.ask(READ)
+        ticket = client.ask(READ)
         if not ticket.granted:
-            assert one._slices(lambda left, t=ticket: one.main.wait(t, left, threading.Event()), PATIENCE) is True
+            assert client._slices(lambda left, t=ticket: client.main.wait(t, left, threading.Event()), PATIENCE) is True
         room.reads(ticket)
         try:
             if turn % 2:
                 try:
-                    done = one.begin(ticket)
+                    done = client.begin(ticket)
                     patience = PATIENCE if turn % 4 == 1 else 0.01
                     if not done:
-                        done = one._slices(
-                            lambda left, t=ticket: one.main.upgrade(t, left, threading.Event()), patience
+                        done = client._slices(
+                            lambda left, t=ticket: client.main.upgrade(t, left, threading.Event()), patience
                         )
                     if done:
                         room.writes(ticket)
                     if not done or turn % 8 == 1:
-                        assert one.downgrade(ticket)
+                        assert client.downgrade(ticket)
                         time.sleep(0.001)
                 except sqlsem.Deadlock:
                     room.deadlocks += 1
         finally:
             room.leaves(ticket)
-            one.release(ticket)
+            client.release(ticket)
 
 
-def write_or_give_up(room, one, turns):
+def write_or_give_up(room, client, turns):
     """The waiters behind are granted whenever this upgrader leaves."""
     for turn in range(turns):
-        ticket = one.ask(WRITE)
-        inside = ticket.granted or one.main.wait(ticket, turn % 5 / 500, threading.Event())
+        ticket = client.ask(WRITE)
+        inside = ticket.granted or client.main.wait(ticket, turn % 5 / 500, threading.Event())
         if inside:
             room.writes(ticket)
         room.gave_up += not inside
-        one.release(ticket)
+        client.release(ticket)
 
 
 def test_as_an_exclusion_under_load(member, database):
@@ -803,9 +805,9 @@ def test_as_an_exclusion_under_load(member, database):
     room, errors = Room(), []
     turns = 12 if database.engine == "mssql" else 40
 
-    def run(work, one):
+    def run(work, client):
         try:
-            work(room, one, turns)
+            work(room, client, turns)
         except BaseException as exc:
             errors.append(exc)
 

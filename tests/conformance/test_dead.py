@@ -135,17 +135,17 @@ def claims(channel, url, options, names, grace=GRACE):
 def test_the_tasks_of_a_dead_worker_are_lost(spawn, connect, database, name):
     coordinator = connect()
     names = [name(what) for what in ("cancel", "retry", "left")]
-    for one in names:
-        coordinator.queue(one).put(1, note=one)
+    for queue_name in names:
+        coordinator.queue(queue_name).put(1, note=queue_name)
     child = spawn(claims, names=names)
     ids = child.expect("claimed")["ids"]
-    for one, number in zip(names, ids, strict=True):
-        (task,) = coordinator.admin.tasks(one)
+    for queue_name, number in zip(names, ids, strict=True):
+        (task,) = coordinator.admin.tasks(queue_name)
         assert (task.task_id, task.status, task.pid) == (number, "running", child.pid)
         assert task.login is not None
         assert task.put_by is not None
-        assert [found.task_id for found in coordinator.admin.tasks(one, "running")] == [number]
-        assert coordinator.admin.tasks(one, "lost") == []
+        assert [row.task_id for row in coordinator.admin.tasks(queue_name, "running")] == [number]
+        assert coordinator.admin.tasks(queue_name, "lost") == []
     with pytest.raises(sqlsem.NotHeld, match="it runs"):
         coordinator.admin.retry_task(ids[0])
     child.kill()
@@ -155,7 +155,7 @@ def test_the_tasks_of_a_dead_worker_are_lost(spawn, connect, database, name):
     assert coordinator.admin.attempts(ids[2])[-1].outcome in ("running", "lost")
     coordinator.admin.cancel_task(ids[0])
     coordinator.admin.retry_task(ids[1])
-    assert [coordinator.admin.tasks(one)[0].status for one in names] == ["cancelled", "pending", "lost"]
+    assert [coordinator.admin.tasks(queue_name)[0].status for queue_name in names] == ["cancelled", "pending", "lost"]
     for number in ids[:2]:
         (attempt,) = coordinator.admin.attempts(number)
         assert (attempt.outcome, attempt.pid) == ("lost", child.pid)

@@ -200,14 +200,14 @@ def test_only_the_youngest_is_told(database, ring, name, size):
 
 def test_the_dead_are_no_deadlock(ring, database, name):
     """Their rows will go, so nobody has to give up."""
-    (one, first), (two, second) = ring(2, grace=300)
-    one.close()
-    answer = two.find_deadlock(second)
+    (dead, first), (survivor, second) = ring(2, grace=300)
+    dead.close()
+    answer = survivor.find_deadlock(second)
     if database.engine == "sqlite":
         assert answer is None  # dead for certain, and removed on the spot
     else:
-        until(lambda: two.find_deadlock(second) is None, "the dead noticed")
-    two.deregister_member(second)
+        until(lambda: survivor.find_deadlock(second) is None, "the dead noticed")
+    survivor.deregister_member(second)
     database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", first)
     reaper = database.session()
     reaper.reap()
@@ -216,12 +216,12 @@ def test_the_dead_are_no_deadlock(ring, database, name):
 
 
 def test_revoked_row_is_no_deadlock(ring, database, name):
-    (one, first), (two, second) = ring(2)
+    (first_session, first), (second_session, second) = ring(2)
     holds = min(row[0] for row in database.queue(name))
-    assert one.revoke(holds, False) == 1
-    assert two.find_deadlock(second) is None
-    one.deregister_member(first)
-    two.deregister_member(second)
+    assert first_session.revoke(holds, False) == 1
+    assert second_session.find_deadlock(second) is None
+    first_session.deregister_member(first)
+    second_session.deregister_member(second)
 
 
 # -- what becomes of those who wait ---------------------------------------------------------------------------------
@@ -305,13 +305,13 @@ def test_several_deadlocks_at_once(database, connect, name, threads):
     for pair in range(4):
         first, other = coordinator.mutex(name(f"{pair}a")), coordinator.mutex(name(f"{pair}b"))
         pairs.append((Holder(database, threads, first, other), Holder(database, threads, other, first)))
-    for one, other in pairs:
-        one.want(name)
+    for survivor, other in pairs:
+        survivor.want(name)
         other.want(name)
-    for one, other in pairs:
+    for survivor, other in pairs:
         assert isinstance(other.done(), sqlsem.Deadlock)
         other.may_leave.set()
-        assert isinstance(one.done(), sqlsem.Grant)
+        assert isinstance(survivor.done(), sqlsem.Grant)
     threads.join()
     assert max(other.ended_at for _, other in pairs) - pairs[-1][1].wanted_at < SOON
 
@@ -376,13 +376,13 @@ def test_all_of_never_deadlocks(database, connect, name, threads):
                         coordinator.mutex,
                         coordinator.read,
                         coordinator.write,
-                        lambda one: coordinator.limit(one, 3, weight=chance.randint(1, 3)),
-                        lambda one: coordinator.stage(one, chance.randint(1, 2)),
+                        lambda resource: coordinator.limit(resource, 3, weight=chance.randint(1, 3)),
+                        lambda resource: coordinator.stage(resource, chance.randint(1, 2)),
                     ]
                 )
                 for _ in names
             ]
-            with sqlsem.all_of(*(kind(name(one)) for kind, one in zip(kinds, names, strict=True))):
+            with sqlsem.all_of(*(kind(name(resource)) for kind, resource in zip(kinds, names, strict=True))):
                 done.append(names)
 
     for seed in range(rounds[1]):
@@ -407,7 +407,7 @@ def hold_and_want(channel, url, options, first, then):
 
 def test_processes(database, connect, name, spawn):
     children = [
-        spawn(hold_and_want, first=name(one), then=name(other)) for one, other in (("a", "b"), ("b", "c"), ("c", "a"))
+        spawn(hold_and_want, first=name(held), then=name(other)) for held, other in (("a", "b"), ("b", "c"), ("c", "a"))
     ]
     positions = [child.next()["position"] for child in children]
     for number, child in enumerate(children):
@@ -440,8 +440,8 @@ def test_tasks_and_threads(database, connect, name, threads):
 
     async def main():
         events = [asyncio.Event() for _ in range(4)]
-        one = asyncio.create_task(take("a", "b", events[0], events[1]), name="one")
-        two = asyncio.create_task(take("b", "c", events[2], events[3]), name="two")
+        first_task = asyncio.create_task(take("a", "b", events[0], events[1]), name="one")
+        second_task = asyncio.create_task(take("b", "c", events[2], events[3]), name="two")
         await events[0].wait()
         await events[2].wait()
         events[1].set()
@@ -450,11 +450,11 @@ def test_tasks_and_threads(database, connect, name, threads):
         began = time.monotonic()
         events[3].set()
         with pytest.raises(sqlsem.Deadlock) as caught:
-            await two
+            await second_task
         assert time.monotonic() - began < SOON
         for words in ("(one#", "(two#", f" holds '{name('c')}' at {holder.grant.position}, waits for '{name('a')}'"):
             assert words in str(caught.value)
-        assert await one == "had"
+        assert await first_task == "had"
 
     asyncio.run(main())
     assert isinstance(holder.done(), sqlsem.Grant)
@@ -492,7 +492,7 @@ def test_random_lock_order_completes_by_retry(database, connect, name, threads):
     """Threads of two coordinators nest locks at random; a victim releases its locks and retries. All end."""
     coordinators = [connect(), connect()]
     rounds = 2
-    done, told, nobody = [], [], threading.Event()
+    done, deadlocks, nobody = [], [], threading.Event()
 
     def nest(locks):
         if not locks:
@@ -510,17 +510,17 @@ def test_random_lock_order_completes_by_retry(database, connect, name, threads):
                         coordinator.mutex,
                         coordinator.read,
                         coordinator.write,
-                        lambda one: coordinator.limit(one, 2, weight=chance.randint(1, 2)),
+                        lambda resource: coordinator.limit(resource, 2, weight=chance.randint(1, 2)),
                     ]
-                )(name(one))
-                for one in chance.sample("abc", chance.randint(2, 3))
+                )(name(resource))
+                for resource in chance.sample("abc", chance.randint(2, 3))
             ]
             while True:
                 try:
                     nest(locks)
                     break
                 except sqlsem.Deadlock as exc:
-                    told.append(str(exc))
+                    deadlocks.append(str(exc))
             done.append(seed)
 
     seeds = itertools.count()
@@ -532,10 +532,10 @@ def test_random_lock_order_completes_by_retry(database, connect, name, threads):
             threads.start(work, coordinators[seed % 2], seed)
         threads.join()
         assert sorted(done) == sorted(those * rounds)
-        return told
+        return deadlocks
 
     until(met, "two of them meet")
-    assert all(text.startswith("Deadlock: ") for text in told)
+    assert all(text.startswith("Deadlock: ") for text in deadlocks)
 
 
 def test_orphan_row_is_no_deadlock(database, connect, name):

@@ -42,8 +42,8 @@ def upgrade(grant, **options):
         grant._loop.call(lambda: inner.upgrade(**options))
 
 
-def names(found):
-    return [one.name for one in found]
+def names(published):
+    return [event.name for event in published]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,10 +55,10 @@ def test_granted_and_released(connect, name, told, kind):
     assert names(told()) == ["granted", "released"]
     assert isinstance(granted, events.Granted)
     assert isinstance(released, events.Released)
-    for one in (granted, released):
-        assert (one.resource, one.position, one.note) == (name, grant.position, "n")
-        assert (one.access, one.limit, one.weight) == asked
-        assert one.caller == grant.state.caller.owner
+    for event in (granted, released):
+        assert (event.resource, event.position, event.note) == (name, grant.position, "n")
+        assert (event.access, event.limit, event.weight) == asked
+        assert event.caller == grant.state.caller.owner
     assert granted.at_once
     assert granted.waited == grant.waited
     assert released.held >= 0
@@ -89,8 +89,8 @@ def test_wait_event_names_the_holders(connect, name, told, kind, where):
 
 def test_wait_event_of_local_waiter_names_remote_holder(connect, name, told, monkeypatch):
     """... and the database is asked once."""
-    one, other = connect(), connect()
-    with one.mutex(name, note="the first") as first:
+    holder, other = connect(), connect()
+    with holder.mutex(name, note="the first") as first:
         attempts = []
         for number in range(4):
             attempts.append(Attempt(other.mutex(name)))
@@ -99,15 +99,15 @@ def test_wait_event_of_local_waiter_names_remote_holder(connect, name, told, mon
         attempt.granted()
         attempt.leave()
     behind = [event.behind for event in told() if isinstance(event, events.Waiting)]
-    assert [one.position for one in behind] == [first.position] * 4
-    assert {one.note for one in behind} == {"the first"}
+    assert [entry.position for entry in behind] == [first.position] * 4
+    assert {entry.note for entry in behind} == {"the first"}
 
 
 def test_a_group_is_told_of_each(connect, name, told):
     coordinator = connect()
     with sqlsem.all_of(coordinator.mutex(name("a")), coordinator.read(name("b"))):
         pass
-    assert [(one.name, one.resource) for one in told()] == [
+    assert [(event.name, event.resource) for event in told()] == [
         ("granted", name("a")),
         ("granted", name("b")),
         ("released", name("a")),

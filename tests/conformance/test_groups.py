@@ -116,14 +116,16 @@ class Calls:
 
 def test_short_tasks_are_done_in_few_calls_and_in_order(queue):
     numbers = put(queue, 500)
-    calls, told = Calls(queue), []
-    worker = Worker(queue, idle_exit=0, on_task=lambda task, outcome, error: told.append((task.id, outcome)))
+    calls, reports = Calls(queue), []
+    worker = Worker(queue, idle_exit=0, on_task=lambda task, outcome, error: reports.append((task.id, outcome)))
     worker.run()
     assert done == list(range(500))
     assert (worker.finished, worker.failed, worker.running) == (500, 0, set())
     assert sum(calls.made.values()) < 100
     assert set(statuses(queue)) == {"finished"}
-    assert sorted(told, key=lambda one: one[0]) == [(key, what) for key in numbers for what in (None, "finished")]
+    assert sorted(reports, key=lambda report: report[0]) == [
+        (key, what) for key in numbers for what in (None, "finished")
+    ]
     for number in (numbers[0], numbers[-1]):
         (attempt,) = queue.log(number)
         assert (attempt.attempt, attempt.outcome) == (1, "finished")
@@ -621,16 +623,16 @@ def test_repeated_calls_change_nothing(database, connect, queue):
     session = database.session()
     try:
         _, first = session.next_tasks(me, [], queue.name, "w", "one", False, 3)
-        assert [one.task_id for one in first] == numbers[:3]
+        assert [task.task_id for task in first] == numbers[:3]
         assert session.next_tasks(me, [], queue.name, "w", "one", True, 3) == ([], first)
         ended = zip(numbers[:3], ("finished", "returned", "failed"), strict=True)
         ends = [End(number, 1, outcome) for number, outcome in ended]
         stranger = End(numbers[5], 1, "finished")
-        told, second = session.next_tasks(me, [*ends, stranger], queue.name, "w", "two", False, 2)
-        assert told == ["finished", "pending", "failed", None]
-        assert [(one.task_id, one.attempt) for one in second] == [(numbers[1], 2), (numbers[3], 1)]
-        told, again = session.next_tasks(me, [*ends, stranger], queue.name, "w", "two", True, 2)
-        assert told == ["finished", "running", "failed", None], "as it is by now"
+        states, second = session.next_tasks(me, [*ends, stranger], queue.name, "w", "two", False, 2)
+        assert states == ["finished", "pending", "failed", None]
+        assert [(task.task_id, task.attempt) for task in second] == [(numbers[1], 2), (numbers[3], 1)]
+        states, again = session.next_tasks(me, [*ends, stranger], queue.name, "w", "two", True, 2)
+        assert states == ["finished", "running", "failed", None], "as it is by now"
         assert again == second
         assert session.next_tasks(me, ends[:1], queue.name, "w", "three", False, 0) == (["finished"], [])
         assert session.return_claim(me, queue.name, "two") == 2

@@ -292,7 +292,7 @@ def test_guards_are_put_listed_and_taken_off(database, connect, table, writer, n
     evil = f"{name}'; DROP TABLE x; --', @@PROCID \\ “ü” %s {{0}}"
     assert coordinator.admin.guard_table(text, evil) == 1
     assert coordinator.admin.guard_table(text, evil) == 0
-    (found,) = [one for one in coordinator.admin.guarded_tables() if one.table.startswith(name)]
+    (found,) = [guard for guard in coordinator.admin.guarded_tables() if guard.table.startswith(name)]
     assert (found.resource, found.problem) == (evil, None)
     assert found.table.lower() in text.lower()  # (Babelfish lowers names)
     with pytest.raises(sqlsem.ConfigurationError, match="is guarded by"):
@@ -307,7 +307,7 @@ def test_guards_are_put_listed_and_taken_off(database, connect, table, writer, n
     write(connection, text, 2)
     connection.commit()
     assert values(database, text) == [1, 2]
-    assert not [one for one in coordinator.admin.guarded_tables() if one.table.startswith(name)]
+    assert not [guard for guard in coordinator.admin.guarded_tables() if guard.table.startswith(name)]
 
 
 @pytest.mark.parametrize("wrong", ["", " ", "a\nb", "x" * 256])
@@ -353,7 +353,7 @@ def test_a_renamed_table_is_guarded_still(database, connect, table, writer, refu
     try:
         with refusal(renamed):
             write(writer(), other)
-        assert renamed in [one.table for one in coordinator.admin.guarded_tables()]
+        assert renamed in [guard.table for guard in coordinator.admin.guarded_tables()]
         assert coordinator.admin.guard_table(other, name) == 0
         assert coordinator.admin.unguard_table(other) == 1
     finally:
@@ -392,17 +392,17 @@ def test_the_command(database, table, name):
         done = CliRunner().invoke(cli.main, ["--url", database.url, *options, "guard", *words])
         return done.exit_code, done.output
 
-    code, told = run(text, "--resource", name)
-    assert (code, "--allow-new" in told) == (78, True)
+    code, output = run(text, "--resource", name)
+    assert (code, "--allow-new" in output) == (78, True)
     for more in ("", " already"):
         assert run(text, "--resource", name, "--allow-new") == (0, f"{text} is guarded by {name}{more}.\n")
-    code, told = run("--list")
-    assert (code, f"guarded by {name}" in told) == (0, True)
-    code, told = run("--list", "--json")
-    assert [one["problem"] for one in json.loads(told) if one["resource"] == name] == [None]
+    code, output = run("--list")
+    assert (code, f"guarded by {name}" in output) == (0, True)
+    code, output = run("--list", "--json")
+    assert [row["problem"] for row in json.loads(output) if row["resource"] == name] == [None]
     assert run(text, "--remove") == (0, f"{text} can be written without a lock again.\n")
-    code, told = run(text, "--remove")
-    assert (code, "is not guarded" in told) == (1, True)
+    code, output = run(text, "--remove")
+    assert (code, "is not guarded" in output) == (1, True)
     for wrong in ([], [text], [text, "--list"], ["--resource", name], [text, "--remove", "--resource", name]):
         assert run(*wrong)[0] == 64
 

@@ -101,7 +101,8 @@ def test_the_rest_is_too_heavy_still(party, name, limits, weights):
     if None in limits:
         parties[0].main.set_resource(name, "cap", 9)
     first, second, waiter = (
-        one.ask(name, limit=limit, weight=weight) for one, limit, weight in zip(parties, limits, weights, strict=True)
+        member.ask(name, limit=limit, weight=weight)
+        for member, limit, weight in zip(parties, limits, weights, strict=True)
     )
     goes_in_after_both(waiter, second, first)
 

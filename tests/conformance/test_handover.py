@@ -153,10 +153,10 @@ def test_of_several_resources_as_a_whole(database, pair, name):
         token = grant.hand_over()
     adopted = adopt(taker, token)
     assert adopted.positions == grant.positions
-    shapes = [(row.access, row.limit, row.weight) for one in (a, b, c) for row in giver.admin.entries(one)]
+    shapes = [(row.access, row.limit, row.weight) for resource in (a, b, c) for row in giver.admin.entries(resource)]
     assert shapes == [("write", 1, 1), ("write", 3, 2), ("read", 1, 1)]
     adopted.release()
-    assert all(giver.admin.entries(one) == [] for one in (a, b, c))
+    assert all(giver.admin.entries(resource) == [] for resource in (a, b, c))
 
 
 def test_a_reader_that_was_adopted_upgrades(pair, name):
@@ -441,4 +441,4 @@ def test_handover_history_has_a_single_owner(spawn, connect, database, name):
     coordinator = connect()
     past = coordinator.admin.history(name)
     assert not audit(past, []).findings
-    assert sum(one.outcome == "handed_over" for one in past) == 12
+    assert sum(row.outcome == "handed_over" for row in past) == 12

@@ -138,7 +138,7 @@ def test_names_that_look_dangerous(connect, database, name, label):
         assert (entry.resource, entry.note, entry.position) == (resource, NAMES[label], grant.position)
         assert not connect().mutex(resource).acquire(timeout=0.1)
         coordinator.admin.set_limit(resource, 3)
-        assert resource in [one.resource for one in coordinator.admin.resources()]
+        assert resource in [row.resource for row in coordinator.admin.resources()]
         coordinator.admin.set_limit(resource, None)
     assert coordinator.admin.history(resource)[-1].outcome in ("released", "timeout")
     both = sqlsem.all_of(coordinator.mutex(resource), coordinator.mutex(name(NAMES[label])))
@@ -216,7 +216,9 @@ def test_a_missing_driver_names_the_extra(monkeypatch, url, module, drivers, ext
     if importlib.util.find_spec(f"sqlsem.engines.{module}") is None:
         pytest.skip("no such engine here")
     for driver in drivers:
-        for loaded in [one for one in sys.modules if one == driver or one.startswith(f"{driver}.")]:
+        for loaded in [
+            module_name for module_name in sys.modules if module_name == driver or module_name.startswith(f"{driver}.")
+        ]:
             monkeypatch.delitem(sys.modules, loaded)
         monkeypatch.setitem(sys.modules, driver, None)
     monkeypatch.delitem(sys.modules, f"sqlsem.engines.{module}", raising=False)
@@ -344,8 +346,8 @@ def test_a_schema_and_a_table_of_other_names(database, name, threads):
     for _ in range(4):
         threads.start(other.install)  # also all at once
     threads.join()
-    with other.coordinator() as one, database.coordinator() as two, other.coordinator() as three:
-        with one.mutex(name), two.mutex(name, timeout=0):
+    with other.coordinator() as first, database.coordinator() as second, other.coordinator() as three:
+        with first.mutex(name), second.mutex(name, timeout=0):
             assert not three.mutex(name).acquire(blocking=False)
 
 

@@ -42,16 +42,16 @@ def fail(lock):
 
 def names(error, name, position):
     """The error says who holds, in words and as rows; also on the other side of a pipe."""
-    for one in (error, pickle.loads(pickle.dumps(error))):
-        assert f"{name!r} is held by {HERE}" in str(one)
-        assert f'"{NOTE}"' in str(one)
-        (holder,) = one.holders
+    for timeout in (error, pickle.loads(pickle.dumps(error))):
+        assert f"{name!r} is held by {HERE}" in str(timeout)
+        assert f'"{NOTE}"' in str(timeout)
+        (holder,) = timeout.holders
         assert (holder.resource, holder.position, holder.note) == (name, position, NOTE)
         assert (holder.host, holder.pid) == (socket.gethostname(), os.getpid())
-        assert f"since {holder.granted_at.astimezone():%Y-%m-%d %H:%M:%S} (for 0." in str(one)
+        assert f"since {holder.granted_at.astimezone():%Y-%m-%d %H:%M:%S} (for 0." in str(timeout)
         assert isinstance(holder.granted_at, datetime)
         assert holder.program
-        assert str(one).endswith("see the queue with: sqlsem ls")
+        assert str(timeout).endswith("see the queue with: sqlsem ls")
 
 
 @pytest.mark.parametrize("kind", IN_THE_WAY)
@@ -189,13 +189,13 @@ def test_acquire_that_returns_false_looks_at_nothing(connect, name, monkeypatch)
 
 def test_many_timeouts_at_once_share_a_look(connect, name, threads, monkeypatch):
     first, other = connect(), connect()
-    told = []
+    errors = []
     with first.mutex(name):
         seen = looks_of(other, monkeypatch)
         for _ in range(20):
-            threads.start(lambda: told.append(fail(other.mutex(name, timeout=0.5))))
+            threads.start(lambda: errors.append(fail(other.mutex(name, timeout=0.5))))
         threads.join()
-    assert [len(one.holders) for one in told] == [1] * 20
+    assert [len(error.holders) for error in errors] == [1] * 20
     assert len(seen) < 20
 
 

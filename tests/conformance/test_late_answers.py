@@ -59,14 +59,14 @@ def test_all_of_fails_if_a_row_is_revoked_before_retry(connect, name, monkeypatc
     replies = lose_the_first_answer(
         monkeypatch, session, "register", lambda tickets: operator.admin.revoke(tickets[0].position, force=True)
     )
-    locks = [coordinator.mutex(name(one)) for one in "ab"]
+    locks = [coordinator.mutex(name(letter)) for letter in "ab"]
     # (Where numbers are had one by one, the second attempt has a new one.)
     with contextlib.suppress(LockLost), coordinator.all_of(*locks) as grant:
-        rows = {entry.resource: entry.position for one in "ab" for entry in operator.admin.entries(name(one))}
+        rows = {entry.resource: entry.position for letter in "ab" for entry in operator.admin.entries(name(letter))}
         assert grant.positions == rows
         assert len(rows) == 2
     assert len(replies) == 2
-    until(lambda: not any(operator.admin.entries(name(one)) for one in "ab"))
+    until(lambda: not any(operator.admin.entries(name(letter)) for letter in "ab"))
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -87,89 +87,90 @@ class Member:
 # Each prepares, while the lease is fresh, and gives what hands the member something: true when it did.
 
 
-def registers(one):
-    return lambda: one.register(one.session, one.number).granted
+def registers(member):
+    return lambda: member.register(member.session, member.number).granted
 
 
-def tries(one):
-    return lambda: one.register(one.session, one.number, only_if_free=True) is not None
+def tries(member):
+    return lambda: member.register(member.session, member.number, only_if_free=True) is not None
 
 
-def registers_several(one):
-    requests = [Request(one.name), Request(one.name + "-b")]
-    return lambda: one.session.register(one.number, "id", "o", uid(), requests, False)
+def registers_several(member):
+    requests = [Request(member.name), Request(member.name + "-b")]
+    return lambda: member.session.register(member.number, "id", "o", uid(), requests, False)
 
 
-def waits(one):
-    first = one.register(one.other, one.beside)
-    mine = one.register(one.session, one.number)
+def waits(member):
+    first = member.register(member.other, member.beside)
+    mine = member.register(member.session, member.number)
     assert not mine.granted
 
     def wait():
-        one.other.release(first, "released")
-        return one.session.wait(mine, PATIENCE, threading.Event())
+        member.other.release(first, "released")
+        return member.session.wait(mine, PATIENCE, threading.Event())
 
     return wait
 
 
-def begins_to_upgrade(one):
-    mine = one.register(one.session, one.number, access="read")
-    return lambda: one.session.begin_upgrade(mine, False) is Upgrading.DONE
+def begins_to_upgrade(member):
+    mine = member.register(member.session, member.number, access="read")
+    return lambda: member.session.begin_upgrade(mine, False) is Upgrading.DONE
 
 
-def upgrades(one):
-    first = one.register(one.other, one.beside, access="read")
-    mine = one.register(one.session, one.number, access="read")
-    assert one.session.begin_upgrade(mine, False) is Upgrading.BEGUN
+def upgrades(member):
+    first = member.register(member.other, member.beside, access="read")
+    mine = member.register(member.session, member.number, access="read")
+    assert member.session.begin_upgrade(mine, False) is Upgrading.BEGUN
 
     def upgrade():
-        one.other.release(first, "released")
-        return one.session.upgrade(mine, PATIENCE, threading.Event())
+        member.other.release(first, "released")
+        return member.session.upgrade(mine, PATIENCE, threading.Event())
 
     return upgrade
 
 
-def claims(one):
-    one.put(1)
-    return lambda: one.session.claim_task(one.number, one.name, "o", uid(), False) is not None
+def claims(member):
+    member.put(1)
+    return lambda: member.session.claim_task(member.number, member.name, "o", uid(), False) is not None
 
 
-def claims_the_next(one):
-    task = one.claim()
+def claims_the_next(member):
+    task = member.claim()
     end = End(task.task_id, task.attempt, "finished")
-    return lambda: one.session.next_task(one.number, end, one.name, "o", uid(), False)[1] is not None
+    return lambda: member.session.next_task(member.number, end, member.name, "o", uid(), False)[1] is not None
 
 
-def claims_a_group(one):
-    one.put(3)
-    return lambda: one.session.next_tasks(one.number, [], one.name, "o", uid(), False, 3)[1]
+def claims_a_group(member):
+    member.put(3)
+    return lambda: member.session.next_tasks(member.number, [], member.name, "o", uid(), False, 3)[1]
 
 
-def finds_its_claim_again(one):
+def finds_its_claim_again(member):
     mine = uid()
-    one.put(1)
-    assert one.session.claim_task(one.number, one.name, "o", mine, False)
-    return lambda: one.session.claim_task(one.number, one.name, "o", mine, True) is not None
+    member.put(1)
+    assert member.session.claim_task(member.number, member.name, "o", mine, False)
+    return lambda: member.session.claim_task(member.number, member.name, "o", mine, True) is not None
 
 
-def starts_a_part(one):
-    return lambda: one.start("a").code == "started"
+def starts_a_part(member):
+    return lambda: member.start("a").code == "started"
 
 
-def ends_the_last_part(one):
-    assert one.start("a").code == one.start("b").code == "started"
-    one.session.end_part(one.number, one.name, "a", "u-a", None, "o", ("call", "f"))
+def ends_the_last_part(member):
+    assert member.start("a").code == member.start("b").code == "started"
+    member.session.end_part(member.number, member.name, "a", "u-a", None, "o", ("call", "f"))
     return lambda: (
-        one.session.end_part(one.number, one.name, "b", "u-b", None, "o", ("call", "f")).callback is not None or None
+        member.session.end_part(member.number, member.name, "b", "u-b", None, "o", ("call", "f")).callback is not None
+        or None
     )
 
 
-def claims_a_callback(one):
-    assert one.start("a").code == one.start("b").code == "started"
+def claims_a_callback(member):
+    assert member.start("a").code == member.start("b").code == "started"
     for part in "ab":
-        then = one.session.end_part(one.number, one.name, part, f"u-{part}", None, "o", ("call", "f")).callback
-    assert one.session.end_callback(one.number, then.batch_id, then.attempt, "failed")
-    return lambda: one.session.claim_callback(one.number, None, then.batch_id, "o", uid(), True) is not None
+        then = member.session.end_part(member.number, member.name, part, f"u-{part}", None, "o", ("call", "f")).callback
+    assert member.session.end_callback(member.number, then.batch_id, then.attempt, "failed")
+    return lambda: member.session.claim_callback(member.number, None, then.batch_id, "o", uid(), True) is not None
 
 
 HANDED = [

@@ -53,8 +53,8 @@ def passing(connect, name, make, places):
         thread.join(PATIENCE)
     assert len(times) == WAITERS
     pauses = [after - before for before, after in itertools.pairwise([began, *sorted(times)])]
-    for one in (holder, *others):
-        one.close()
+    for coordinator in (holder, *others):
+        coordinator.close()
     return statistics.quantiles(pauses, n=5)[-1]
 
 

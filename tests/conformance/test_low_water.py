@@ -54,9 +54,9 @@ def party(make_database, postgres_server):
     with contextlib.ExitStack() as made:
 
         def make(**options):
-            one = Party(database, **options)
-            made.callback(one.session.close)
-            return one
+            participant = Party(database, **options)
+            made.callback(participant.session.close)
+            return participant
 
         make.database = database
         yield make

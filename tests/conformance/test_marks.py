@@ -131,10 +131,10 @@ def test_a_lower_order_comes_first(bench, isolation):
 def test_two_lower_orders_that_come_at_once(bench):
     higher = bench.put(20, order=5)
     assert bench.work(10) == higher[:10]
-    with transaction(bench) as one, transaction(bench) as other:
-        third, second = put_in(one, bench, 3), put_in(other, bench, 2)
+    with transaction(bench) as first_transaction, transaction(bench) as other:
+        third, second = put_in(first_transaction, bench, 3), put_in(other, bench, 2)
         other.commit()
-        one.commit()
+        first_transaction.commit()
     assert bench.work(3) == [second, third, higher[10]]
 
 
@@ -238,7 +238,7 @@ def test_an_old_snapshot_makes_nothing_dearer(bench, often):
         left = 2900
         while left > 0:
             _, claimed = bench.session.next_tasks(bench.member, [], bench.queue, "test", bench.uid(), False, 50)
-            ends = [End(one.task_id, one.attempt, "finished") for one in claimed]
+            ends = [End(task.task_id, task.attempt, "finished") for task in claimed]
             bench.session.next_tasks(bench.member, ends, bench.queue, "test", bench.uid(), False, 0)
             left -= len(claimed)
             bench.work(10)

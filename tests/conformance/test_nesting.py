@@ -116,9 +116,9 @@ def test_opposite_orders(run, name, program, tmp_path, kind):
     assert [code for code, _ in outcomes] == [0, 75]
     said = outcomes[1][1]
     assert "Deadlock: " in said
-    for one in ("x", "y"):
-        assert f"holds '{name(one)}' at " in said
-        assert f"waits for '{name(one)}' at " in said
+    for resource in ("x", "y"):
+        assert f"holds '{name(resource)}' at " in said
+        assert f"waits for '{name(resource)}' at " in said
 
 
 @pytest.mark.parametrize("younger", ["thread", "run"])

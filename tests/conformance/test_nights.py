@@ -81,7 +81,7 @@ def test_history_under_load_is_in_order(connect, threads, name):
         result = audit(past, night.entries)
         assert result.ok, result.findings
         assert result.finished == len(past)
-        assert result.grants == len({one.position for one in past if one.granted_at is not None})
+        assert result.grants == len({row.position for row in past if row.granted_at is not None})
 
 
 def test_open_holds_and_waits_are_counted(connect, threads, name):
@@ -136,10 +136,10 @@ def test_pages_have_every_row_once(connect, name, monkeypatch):
                 grant.upgrade()
     _, past = night_of(coordinator, name)
     assert len(past) == 72
-    assert Counter(one.note for one in past) == Counter([str(n) for n in range(60)] + [str(n) for n in range(0, 60, 5)])
-    ends = [one.ended_at for one in past]
+    assert Counter(row.note for row in past) == Counter([str(n) for n in range(60)] + [str(n) for n in range(0, 60, 5)])
+    ends = [row.ended_at for row in past]
     assert ends == sorted(ends, reverse=True)
-    assert past == coordinator.admin.history(name, most=1000) or len({one.ended_at for one in past}) < len(past)
+    assert past == coordinator.admin.history(name, most=1000) or len({row.ended_at for row in past}) < len(past)
 
 
 def test_a_history_that_is_pruned_while_it_is_read(connect, name, monkeypatch):

@@ -89,15 +89,15 @@ def test_failed_run_is_retried_by_the_next(pair, name, threads):
 
 
 def test_begin_is_ended_by_done_or_give_up(pair, name):
-    one, other = pair
-    first = one.once(name, LONG).begin()
+    coordinator, other = pair
+    first = coordinator.once(name, LONG).begin()
     assert other.once(name, LONG).begin(blocking=False) is None
     assert other.once(name, LONG).begin(timeout=0.05) is None
     first.give_up()
     second = other.once(name, LONG).begin()
     assert second.fence > first.fence
     second.done()
-    assert one.once(name, LONG).begin() is None
+    assert coordinator.once(name, LONG).begin() is None
     with pytest.raises(NotHeld):
         second.done()
 
@@ -132,7 +132,7 @@ def test_it_does_not_wait_for_itself(connect, name):
 
 def test_the_next_period_runs_again(pair, name):
     """A second is a period, too: after so many of them, as many runs."""
-    one = pair[0]
+    first = pair[0]
     fences = []
 
     def ran():
@@ -144,7 +144,7 @@ def test_the_next_period_runs_again(pair, name):
 
     until(ran)
     assert fences == sorted(fences)
-    last = one.once(name, "1s").last()
+    last = first.once(name, "1s").last()
     assert last.fence == fences[-1]
     assert (last.granted_at <= last.done_at <= last.taken_at, last.name) == (True, name)
 

@@ -13,18 +13,18 @@ GRACE = 0.6
 @pytest.fixture
 def waiter(database, name):
     """``waiter(lock)``: somebody whose request is in the queue."""
-    made = []
+    attempts = []
 
     def start(lock, **options):
         before = len(database.queue(name))
-        made.append(Attempt(lock, **options))
-        until(lambda: len(database.queue(name)) > before or made[-1].settled, "the request in the queue")
-        return made[-1]
+        attempts.append(Attempt(lock, **options))
+        until(lambda: len(database.queue(name)) > before or attempts[-1].settled, "the request in the queue")
+        return attempts[-1]
 
     yield start
-    for one in made:
-        if one.inside:
-            one.leave()
+    for attempt in attempts:
+        if attempt.inside:
+            attempt.leave()
 
 
 # -- limits
@@ -33,8 +33,8 @@ def waiter(database, name):
 def test_a_cap_counts_from_now_on(connect, name, waiter):
     coordinator, operator = connect(), connect()
     three = [waiter(coordinator.limit(name, 3)) for _ in range(3)]
-    for one in three:
-        one.granted()
+    for attempt in three:
+        attempt.granted()
     operator.admin.set_limit(name, 1)
     fourth = waiter(coordinator.limit(name, 3))
     three[0].leave()
@@ -52,7 +52,7 @@ def test_raising_the_cap_lets_waiters_in(connect, name, waiter):
     operator.admin.set_limit(name, 1)
     waiter(coordinator.limit(name, 3)).granted()
     late = [waiter(coordinator.limit(name, 3)) for _ in range(2)]
-    assert all(one.waits(0.1) for one in late)
+    assert all(attempt.waits(0.1) for attempt in late)
     operator.admin.set_limit(name, 2)
     late[0].granted()
     assert late[1].waits()
@@ -89,15 +89,15 @@ def test_pause_and_resume(connect, name, waiter):
     operator.admin.pause(name)
     operator.admin.pause(name)
     late = [waiter(coordinator.limit(name, 2)) for _ in range(2)]
-    assert all(one.waits(0.1) for one in late)
+    assert all(attempt.waits(0.1) for attempt in late)
     assert not inside.grant.lost
     assert not coordinator.limit(name, 2).acquire(blocking=False)
     assert [resource.paused for resource in operator.admin.resources() if resource.resource == name] == [True]
     inside.leave()
     assert late[0].waits()
     operator.admin.resume(name)
-    for one in late:
-        one.granted()
+    for attempt in late:
+        attempt.granted()
     operator.admin.resume(name)
 
 

@@ -14,10 +14,10 @@ from sqlsem.insight.overview import Percentiles
 TABLES = pytest.mark.engines("sqlite", "postgresql", "mssql")
 
 
-def same(one, other):
+def same(row, other):
     """True if two rows differ only in values that change by themselves."""
-    passing = {name: None for name in ("seconds", "missing_for", "callback_seconds") if hasattr(one, name)}
-    return dataclasses.replace(one, **passing) == dataclasses.replace(other, **passing)
+    passing = {name: None for name in ("seconds", "missing_for", "callback_seconds") if hasattr(row, name)}
+    return dataclasses.replace(row, **passing) == dataclasses.replace(other, **passing)
 
 
 @TABLES
@@ -29,28 +29,28 @@ def test_overview_shows_queue_and_settings(connect, database, name):
         coordinator.admin.set_limit(name, 7)
         coordinator.admin.pause(name("p"))
         coordinator.admin.set_stale_after(name("p"), 90)
-        found = coordinator.admin.overview()
-        mine = [entry for entry in found.entries if entry.resource.startswith(name)]
-        assert [one.state for one in mine] == ["holds", "waits", "holds"]
+        overview = coordinator.admin.overview()
+        mine = [entry for entry in overview.entries if entry.resource.startswith(name)]
+        assert [row.state for row in mine] == ["holds", "waits", "holds"]
         alone = [entry for entry in coordinator.admin.entries() if entry.resource.startswith(name)]
         assert all(same(*pair) for pair in zip(mine, alone, strict=True))
-        assert abs(found.taken_at - datetime.now(timezone.utc)) < timedelta(minutes=10)
-        settings = {one.resource: one for one in found.resources}
-        told = {one.resource: one for one in coordinator.admin.resources()}
+        assert abs(overview.taken_at - datetime.now(timezone.utc)) < timedelta(minutes=10)
+        settings = {row.resource: row for row in overview.resources}
+        listed = {row.resource: row for row in coordinator.admin.resources()}
         for resource in (name, name("r"), name("p")):
             plain = dataclasses.replace(settings[resource], paused_at=None, paused_by=None, cap_by=None)
-            assert plain == dataclasses.replace(told[resource], paused_at=None, paused_by=None, cap_by=None)
+            assert plain == dataclasses.replace(listed[resource], paused_at=None, paused_by=None, cap_by=None)
         assert (settings[name].cap, settings[name].holding, settings[name].waiting) == (7, 1, 1)
-        assert abs(settings[name("p")].paused_at - found.taken_at) < timedelta(minutes=10)
+        assert abs(settings[name("p")].paused_at - overview.taken_at) < timedelta(minutes=10)
         assert settings[name].paused_at is None
-        assert found.only(name).entries == [entry for entry in found.entries if entry.resource == name]
-        assert {one.resource for one in found.only(name).resources} == {name}
+        assert overview.only(name).entries == [entry for entry in overview.entries if entry.resource == name]
+        assert {row.resource for row in overview.only(name).resources} == {name}
         coordinator.admin.set_limit(name, None)
         coordinator.admin.resume(name("p"))
         coordinator.admin.set_stale_after(name("p"), None)
     late.granted()
     late.leave()
-    assert found.as_dict()["entries"]
+    assert overview.as_dict()["entries"]
 
 
 @TABLES
@@ -86,16 +86,16 @@ def test_overview_shows_missing_member(database, name, connect):
     watcher = connect()
 
     def member():
-        return next((one for one in watcher.admin.overview().members if one.member_id == member_id), None)
+        return next((row for row in watcher.admin.overview().members if row.member_id == member_id), None)
 
     assert member().missing_for is None
     session.interrupt()  # as if the process had died
     session.close()
-    until(lambda: (found := member()) is None or found.missing_for is not None)
-    found = member()
-    assert found.grace_left <= 60
+    until(lambda: (entry := member()) is None or entry.missing_for is not None)
+    entry = member()
+    assert entry.grace_left <= 60
     if database.engine != "sqlite":  # where the file system tells for certain who is dead
-        assert found.grace_left > 0
+        assert entry.grace_left > 0
     database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member_id)
 
 
@@ -128,15 +128,15 @@ def test_work_queues_and_batches(connect, name):
         raise ZeroDivisionError
     daily = coordinator.batch(name("batch"), parts=["a", "b"], window="1h")
     with daily.part("a"):
-        found = coordinator.admin.overview()
-        counts = next(one for one in found.queues if one.queue == name)
+        overview = coordinator.admin.overview()
+        counts = next(row for row in overview.queues if row.queue == name)
         assert (counts.pending, counts.failed, counts.blocked_by) == (1, 1, first)
         assert counts == dataclasses.replace(coordinator.admin.queues(name)[0], oldest=counts.oldest, rate=counts.rate)
-        mine = next(batch for batch in found.batches if batch.name == name("batch"))
+        mine = next(batch for batch in overview.batches if batch.name == name("batch"))
         assert (mine.status, [part.status for part in mine.parts]) == ("open", ["running", "expected"])
         assert mine.parts[0].missing_for is None
         assert mine.window == 3600
-        assert mine.opened_at <= found.taken_at
+        assert mine.opened_at <= overview.taken_at
     with daily.part("b"):
         pass
     assert all(batch.name != name("batch") for batch in coordinator.admin.overview().batches)
@@ -163,24 +163,24 @@ def test_rates(connect, database, name):
     late = threading.Thread(target=coordinator.rate(name("b"), 1, per="1h").take, kwargs={"timeout": PATIENCE})
     late.start()
     until(lambda: database.queue(f"rate:{name('b')}"), "it waits")
-    found, told = coordinator.admin.overview(), coordinator.admin.rates()
-    mine = rated(found, name)
-    assert [(one.name, one.window, one.limit, one.used) for one in mine] == [
+    overview, listed = coordinator.admin.overview(), coordinator.admin.rates()
+    mine = rated(overview, name)
+    assert [(row.name, row.window, row.limit, row.used) for row in mine] == [
         *((name, 3600, 5, 4), (name, 7200, 9, 4), (name("b"), 3600, 1, 1)),
     ]
-    assert [(one.taken, one.returned, one.waits) for one in mine[:2]] == [(5, 1, 0)] * 2
-    assert [one.free_in > 3500 for one in mine] == [False, False, True]
+    assert [(row.taken, row.returned, row.waits) for row in mine[:2]] == [(5, 1, 0)] * 2
+    assert [row.free_in > 3500 for row in mine] == [False, False, True]
     assert mine[0].free_in == mine[1].free_in == 0
     assert mine[2].free_in <= 3637, "with the part of the window in which it was taken"
-    alone = [one for one in told if one.name.startswith(name)]
+    alone = [row for row in listed if row.name.startswith(name)]
     passing = {"idle": 0, "free_in": 0}
-    assert [dataclasses.replace(one, **passing) for one in mine] == [
-        dataclasses.replace(one, **passing) for one in alone
+    assert [dataclasses.replace(row, **passing) for row in mine] == [
+        dataclasses.replace(row, **passing) for row in alone
     ]
-    assert all(abs(one.free_in - other.free_in) < 60 for one, other in zip(mine, alone, strict=True))
+    assert all(abs(row.free_in - other.free_in) < 60 for row, other in zip(mine, alone, strict=True))
     assert [rate.name for rate in coordinator.admin.rates(name)] == [name] * 2
-    assert found.only(f"rate:{name}").rates == mine[:2]
-    assert mine[0].as_dict() in found.as_dict()["rates"]
+    assert overview.only(f"rate:{name}").rates == mine[:2]
+    assert mine[0].as_dict() in overview.as_dict()["rates"]
     taken.adjust(0)
     late.join(PATIENCE)
 
@@ -193,13 +193,13 @@ def test_when_there_is_room_again(connect, name):
     rate.take()
     until(lambda: rated(coordinator.admin.overview(), name)[0].idle > 2.5, "time passes")
     second = rate.take()
-    (one,) = rated(coordinator.admin.overview(), name)
-    assert 0 < one.free_in <= 101 - 1.5, "when the first one leaves"
-    before = one.free_in
+    (row,) = rated(coordinator.admin.overview(), name)
+    assert 0 < row.free_in <= 101 - 1.5, "when the first one leaves"
+    before = row.free_in
     second.adjust(9)
-    (one,) = rated(coordinator.admin.overview(), name)
-    assert (one.limit, one.used) == (2, 10)
-    assert one.free_in > before, "when the second one leaves, too"
+    (row,) = rated(coordinator.admin.overview(), name)
+    assert (row.limit, row.used) == (2, 10)
+    assert row.free_in > before, "when the second one leaves, too"
 
 
 @TABLES
@@ -216,12 +216,12 @@ def test_overview_lists_waited_and_recent_rates_first(connect, database, name):
     insert = f"INSERT INTO {table} (resource_id, window_ms, rate_limit, seen_ms) VALUES (?, ?, ?, ?)"
     with contextlib.closing(database.raw()) as raw:
         raw.cursor().executemany(database.sql(insert), rows)
-    found = coordinator.admin.overview().rates
+    listed = coordinator.admin.overview().rates
     database.rows(f"DELETE FROM {table} WHERE resource_id LIKE ? AND rate_limit = 7", f"rate:{name}%")
     taken.adjust(0)  # and it goes
     late.join(PATIENCE)
-    assert {one.name for one in found} == {name("waited"), *(name(str(number)) for number in range(3, 202))}
-    assert len(found) == 200
+    assert {row.name for row in listed} == {name("waited"), *(name(str(number)) for number in range(3, 202))}
+    assert len(listed) == 200
 
 
 @pytest.mark.engines("postgresql", "mssql")

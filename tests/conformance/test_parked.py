@@ -309,17 +309,20 @@ def test_workers_hold_the_locks_of_their_tasks(patient, queue, other, name):
     for number in range(12):
         lock = sqlsem.mutex(name) if number % 2 else sqlsem.limit(pg, 2)
         queue.put(sqlsem.Call("time:sleep", 0.02), locks=[lock])
-    made = [Worker(patient().queue(queue.name), 2, idle_exit=1) for _ in range(3)]
-    running = [threading.Thread(target=worker.run) for worker in made]
+    workers = [Worker(patient().queue(queue.name), 2, idle_exit=1) for _ in range(3)]
+    running = [threading.Thread(target=worker.run) for worker in workers]
     for thread in running:
         thread.start()
     for thread in running:
         thread.join(PATIENCE)
-    assert sum(worker.finished for worker in made) == 12
+    assert sum(worker.finished for worker in workers) == 12
     for resource, most in ((name, 1), (pg, 2)):
         held = [hold for hold in other.admin.history(resource, most=100) if hold.granted_at is not None]
         assert len(held) == 6
-        assert all(sum(two.granted_at <= one.granted_at < two.ended_at for two in held) <= most for one in held)
+        assert all(
+            sum(overlapping.granted_at <= row.granted_at < overlapping.ended_at for overlapping in held) <= most
+            for row in held
+        )
 
 
 @pytest.mark.leaves_rows
@@ -464,7 +467,7 @@ def test_retried_claim_finds_its_locks_again(patient, name, monkeypatch, due):
     monkeypatch.setattr(session, "claim_blocked", lose_the_first_reply)
     queue.claiming._check_blocked_at = 0 if due else monotonic() + PATIENCE
     with queue.try_claim() as task:
-        assert [task.id] == [one.task_id for one in lost]
+        assert [task.id] == [claimed.task_id for claimed in lost]
         task.grant.check()
 
 

@@ -83,7 +83,7 @@ def test_in_other_processes(pool):
     import test_pickling as here  # its name in all processes
 
     results = pool.map(here.load, range(10))
-    assert [one for one, _, _ in results] == list(range(1, 11))
+    assert [value for value, _, _ in results] == list(range(1, 11))
     assert os.getpid() not in {pid for _, pid, _ in results}
     assert all(inside >= 1 for _, _, inside in results)
     job = here.Job(10)
@@ -111,8 +111,8 @@ def test_copies(default, protocol):
     again = copied(lock)
     assert repr(again) == repr(lock)
     assert vars(again.terms) == vars(lock.terms)
-    for one in (sqlsem.mutex("a"), sqlsem.all_of(sqlsem.read("a"), sqlsem.stage("b", 7)), aio.write("a")):
-        assert repr(copied(one)) == repr(one)
+    for original in (sqlsem.mutex("a"), sqlsem.all_of(sqlsem.read("a"), sqlsem.stage("b", 7)), aio.write("a")):
+        assert repr(copied(original)) == repr(original)
     assert copy.copy(load) is copy.deepcopy(load) is load
     job = Job([10])
     other = copy.deepcopy({"call": job.method, "job": job})

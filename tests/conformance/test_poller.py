@@ -25,31 +25,31 @@ class Recorded:
 
 @pytest.fixture
 def live(connect):
-    made = []
+    pollers = []
 
     def live(coordinator=None, every=0.05):
-        made.append(Poller(coordinator or connect(), every))
-        return made[-1]
+        pollers.append(Poller(coordinator or connect(), every))
+        return pollers[-1]
 
     yield live
-    for one in made:
-        one.stop()
+    for poller in pollers:
+        poller.stop()
 
 
-def following(one):
+def following(poller):
     """Start it; ``until_seen(condition)`` waits for a look of which that is true, and gives it."""
     seen = queue.SimpleQueue()
-    one.start(seen.put)
+    poller.start(seen.put)
 
     def until_seen(condition):
-        found = []
+        snapshots = []
 
         def look():
-            found.append(seen.get(timeout=PATIENCE))
-            return condition(found[-1])
+            snapshots.append(seen.get(timeout=PATIENCE))
+            return condition(snapshots[-1])
 
         until(look, "what was waited for is seen")
-        return found[-1]
+        return snapshots[-1]
 
     return until_seen
 

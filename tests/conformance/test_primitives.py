@@ -15,18 +15,18 @@ pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks, pytest.mark.q
 @pytest.fixture
 def attempt(database, name):
     """``attempt(lock)``: a thread that acquires; returns once its rows are in the queue. Ends them all."""
-    made = []
+    attempts = []
 
     def start(lock, rows=1, **options):
         before = len(database.queue(name))
-        made.append(Attempt(lock, **options))
-        until(lambda: len(database.queue(name)) >= before + rows or made[-1].settled, "the request in the queue")
-        return made[-1]
+        attempts.append(Attempt(lock, **options))
+        until(lambda: len(database.queue(name)) >= before + rows or attempts[-1].settled, "the request in the queue")
+        return attempts[-1]
 
     yield start
-    for one in made:
-        if one.inside:
-            one.leave()
+    for started in attempts:
+        if started.inside:
+            started.leave()
 
 
 def test_mutex(connect, name, attempt):
@@ -128,11 +128,11 @@ def test_read_and_mutex_exclude_each_other(connect, name, attempt):
 
 
 def test_stages(connect, name, attempt):
-    one, other = connect(), connect()
-    first = [attempt(coordinator.stage(name, 100)) for coordinator in (one, other)]
+    client, other = connect(), connect()
+    first = [attempt(coordinator.stage(name, 100)) for coordinator in (client, other)]
     for each in first:
         each.granted()
-    second = [attempt(one.stage(name, 200)) for _ in range(2)]
+    second = [attempt(client.stage(name, 200)) for _ in range(2)]
     last = attempt(other.stage(name, 300))
     first[0].leave()
     assert all(each.waits(0.1) for each in second)
@@ -208,7 +208,7 @@ def test_all_of_in_opposite_orders_never_deadlocks(connect, name, threads):
         coordinator = coordinators[number % 2]
         for _ in range(5):
             chosen = chance.sample(names, chance.choice([2, 3]))
-            with recorder.stay(sqlsem.all_of(*[coordinator.mutex(one) for one in chosen])):
+            with recorder.stay(sqlsem.all_of(*[coordinator.mutex(resource) for resource in chosen])):
                 time.sleep(0.001)
 
     for number in range(8):

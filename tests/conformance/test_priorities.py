@@ -32,18 +32,18 @@ def ranked(connect, name):
 @pytest.fixture
 def waiter(database, name):
     """``waiter(lock)``: somebody who has entered the line of priority."""
-    made = []
+    attempts = []
 
     def start(lock, **options):
         before = len(places(database, name))
-        made.append(Attempt(lock, **options))
-        until(lambda: len(places(database, name)) > before or made[-1].settled, "a place in the line")
-        return made[-1]
+        attempts.append(Attempt(lock, **options))
+        until(lambda: len(places(database, name)) > before or attempts[-1].settled, "a place in the line")
+        return attempts[-1]
 
     yield start
-    for one in made:
-        if one.inside:
-            one.leave()
+    for attempt in attempts:
+        if attempt.inside:
+            attempt.leave()
 
 
 def places(database, resource):
@@ -370,8 +370,8 @@ def test_an_operator_takes_a_place_away(connect, database, name, ranked, waiter)
 def test_it_is_seen(connect, name, ranked):
     operator = connect()
     ranked("90s")
-    (one,) = (resource for resource in operator.admin.resources() if resource.resource == name)
-    assert one.ageing == 90
+    (row,) = (resource for resource in operator.admin.resources() if resource.resource == name)
+    assert row.ageing == 90
     operator.admin.set_limit(name, 3)
     operator.admin.set_limit(name, None)
     assert [resource.ageing for resource in operator.admin.resources() if resource.resource == name] == [90]
@@ -420,15 +420,15 @@ class Parts:
 
 @pytest.fixture
 def parts(database, name, ranked):
-    made = []
+    participants = []
 
     def parts():
-        made.append(Parts(database, name))
-        return made[-1]
+        participants.append(Parts(database, name))
+        return participants[-1]
 
     yield parts
-    for one in made:
-        one.close()
+    for participant in participants:
+        participant.close()
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
@@ -489,14 +489,14 @@ def test_concurrent_polls_grant_a_single_mutex(parts, threads, database, name):
     holder = parts()
     _, held = holder.ask(0)
     all_ = [parts() for _ in range(4)]
-    places = [(one, *one.ask(0)) for one in all_]
+    places = [(participant, *participant.ask(0)) for participant in all_]
     together = threading.Barrier(len(all_) + 1)
     granted = []
 
-    def look(one, uid, turn):
+    def look(participant, uid, turn):
         together.wait()
         for _ in range(20):
-            if one.ask(0, turn.ticket, uid)[1].granted:
+            if participant.ask(0, turn.ticket, uid)[1].granted:
                 granted.append(turn.ticket.position)
                 return
 
@@ -518,18 +518,18 @@ def test_concurrent_arrivals_grant_a_single_mutex(parts, threads, database):
     together = threading.Barrier(len(all_))
     granted = []
 
-    def come(one):
+    def come(participant):
         for _ in range(rounds):
             together.wait()
-            uid, turn = one.ask(0, only_if_free=True)
+            uid, turn = participant.ask(0, only_if_free=True)
             if turn.granted:
                 granted.append(uid)
             together.wait()
             if turn.granted:
-                one.session.release(turn.ticket, "released")
+                participant.session.release(turn.ticket, "released")
             together.wait()
 
-    for one in all_:
-        threads.start(come, one)
+    for participant in all_:
+        threads.start(come, participant)
     threads.join()
     assert len(granted) == rounds

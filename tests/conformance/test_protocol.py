@@ -16,15 +16,15 @@ GRACE = 0.5
 @pytest.fixture
 def session(database):
     """``session()``: an engine session; closed at the end (without resigning, as a crash would)."""
-    made = []
+    sessions = []
 
     def start(**options):
-        made.append(database.session(**options))
-        return made[-1]
+        sessions.append(database.session(**options))
+        return sessions[-1]
 
     yield start
-    for one in made:
-        one.close()
+    for opened in sessions:
+        opened.close()
 
 
 @pytest.fixture
@@ -46,106 +46,106 @@ def now(session, ticket):
 
 
 def test_registering_again_finds_the_row(database, member, name):
-    one, number = member()
-    first = one.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
-    again = one.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
+    session, number = member()
+    first = session.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
+    again = session.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
     assert first == again
     assert len(database.queue(name)) == 1
-    other = one.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
-    assert one.register(number, "me", "thread", f"{name}.2", [Request(name)], False) == other
+    other = session.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
+    assert session.register(number, "me", "thread", f"{name}.2", [Request(name)], False) == other
     assert other[0].position > first[0].position
     assert not other[0].granted
-    one.deregister_member(number)
+    session.deregister_member(number)
     assert database.queue(name) == []
 
 
 def test_registering_several_again_finds_the_rows(database, member, name):
-    one, number = member()
+    session, number = member()
     requests = [Request(name("b")), Request(name("a"), limit=3, weight=2)]
-    first = one.register(number, "me", "thread", f"{name}.1", requests, False)
-    again = one.register(number, "me", "thread", f"{name}.1", requests, False)
+    first = session.register(number, "me", "thread", f"{name}.1", requests, False)
+    again = session.register(number, "me", "thread", f"{name}.1", requests, False)
     assert sorted(first, key=lambda t: t.position) == sorted(again, key=lambda t: t.position)
     assert {ticket.resource for ticket in first} == {name("a"), name("b")}
     assert len(database.queue(name)) == 2
-    one.deregister_member(number)
+    session.deregister_member(number)
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_trying_again_finds_the_row(database, member, name, several):
-    one, number = member()
+    session, number = member()
     requests = [Request(name("a")), Request(name("b"))][: 1 + several]
-    first = one.register(number, "me", "thread", f"{name}.1", requests, True)
+    first = session.register(number, "me", "thread", f"{name}.1", requests, True)
     assert len(first) == len(requests)
-    again = one.register(number, "me", "thread", f"{name}.1", requests, True)
+    again = session.register(number, "me", "thread", f"{name}.1", requests, True)
     assert again is not None, "the answer was lost, the row is there: it must be found"
     assert {ticket.position for ticket in again} == {ticket.position for ticket in first}
     assert all(ticket.granted for ticket in again)
-    one.deregister_member(number)
+    session.deregister_member(number)
 
 
 def test_releasing_again_is_harmless(database, member, name):
-    one, number = member()
-    (first,) = one.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
-    (second,) = one.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
-    assert one.release(first, "released") is True
-    assert one.release(first, "released") is False
-    assert one.release(first, "released") is False
+    session, number = member()
+    (first,) = session.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
+    (second,) = session.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
+    assert session.release(first, "released") is True
+    assert session.release(first, "released") is False
+    assert session.release(first, "released") is False
     assert [row[0] for row in database.queue(name)] == [second.position]
-    assert now(one, second) is True
-    one.deregister_member(number)
+    assert now(session, second) is True
+    session.deregister_member(number)
 
 
 def test_cancel_removes_the_rows_of_an_acquire(database, member, name):
-    one, number = member()
+    session, number = member()
     uid = f"{name}.1"
-    one.register(number, "me", "thread", uid, [Request(name("a")), Request(name("b"))], False)
-    one.register(number, "me", "thread", f"{uid}1", [Request(name("c"))], False)  # its uid begins in the same way
-    assert one.cancel(number, uid, "cancelled") == 2
-    assert one.cancel(number, uid, "cancelled") == 0
+    session.register(number, "me", "thread", uid, [Request(name("a")), Request(name("b"))], False)
+    session.register(number, "me", "thread", f"{uid}1", [Request(name("c"))], False)  # its uid begins in the same way
+    assert session.cancel(number, uid, "cancelled") == 2
+    assert session.cancel(number, uid, "cancelled") == 0
     assert [row[1] for row in database.queue(name)] == [name("c")]
-    one.deregister_member(number)
+    session.deregister_member(number)
 
 
 def test_a_uid_with_marks_of_patterns(database, member, name):
-    one, number = member()
-    one.register(number, "me", "thread", f"{name}%_", [Request(name("a")), Request(name("b"))], False)
-    one.register(number, "me", "thread", f"{name}xx", [Request(name("c")), Request(name("d"))], False)
-    assert one.cancel(number, f"{name}%_", "cancelled") == 2
+    session, number = member()
+    session.register(number, "me", "thread", f"{name}%_", [Request(name("a")), Request(name("b"))], False)
+    session.register(number, "me", "thread", f"{name}xx", [Request(name("c")), Request(name("d"))], False)
+    assert session.cancel(number, f"{name}%_", "cancelled") == 2
     assert len(database.queue(name)) == 2
-    one.deregister_member(number)
+    session.deregister_member(number)
 
 
 # -- two with the same id
 
 
 def test_two_with_the_same_id_do_not_harm_each_other(database, member, name):
-    (one, first), (other, second) = member(), member()
-    (a,) = one.register(first, "same", "thread", f"{name}.1", [Request(name)], False)
+    (first_session, first), (other, second) = member(), member()
+    (a,) = first_session.register(first, "same", "thread", f"{name}.1", [Request(name)], False)
     (b,) = other.register(second, "same", "thread", f"{name}.2", [Request(name)], False)
-    assert one.release(a, "released")
-    assert not one.release(a, "released")
+    assert first_session.release(a, "released")
+    assert not first_session.release(a, "released")
     assert [row[0] for row in database.queue(name)] == [b.position]
-    for session in (one, other):
+    for session in (first_session, other):
         assert not session.release(Ticket(name, b.position, "another", False), "released")
     assert now(other, b) is True
-    one.deregister_member(first)
+    first_session.deregister_member(first)
     assert [row[0] for row in database.queue(name)] == [b.position]
     other.deregister_member(second)
 
 
 @pytest.mark.parametrize("outcome", ["released", "revoked"])
 def test_history_is_the_same_with_and_without_waiters(member, name, session, outcome):
-    (one, first), (other, second) = member(), member()
+    (holder, first), (other, second) = member(), member()
 
     def leave(number, others):
         request = Request(name, limit=7, weight=2, note="a note")
-        (ticket,) = one.register(first, "me", "thread", f"{name}.{number}", [request], False)
+        (ticket,) = holder.register(first, "me", "thread", f"{name}.{number}", [request], False)
         late = [
             other.register(second, "o", "o", f"{name}.{number}.{at}", [Request(name)], False)[0] for at in range(others)
         ]
         if outcome == "revoked":
             session().revoke(ticket.position, False)
-        assert one.release(ticket, outcome)
+        assert holder.release(ticket, outcome)
         for behind in late:
             other.release(behind, "cancelled")
         (past,) = (hold for hold in session().history(name, 10) if hold.position == ticket.position)
@@ -159,20 +159,20 @@ def test_history_is_the_same_with_and_without_waiters(member, name, session, out
     assert bool(alone["ended_by"]) == (outcome == "revoked")
     for number, others in enumerate((2, 1, 0), 2):
         assert leave(number, others) == alone
-    one.deregister_member(first)
+    holder.deregister_member(first)
     other.deregister_member(second)
 
 
 def test_the_same_uid_of_two_members_is_not_shared(database, member, name):
     """A uid is private to its client: a call with another's uid never gets that client's row."""
-    (one, first), (other, second) = member(), member()
-    (a,) = one.register(first, "one", "thread", f"{name}.1", [Request(name)], False)
+    (session, first), (other, second) = member(), member()
+    (a,) = session.register(first, "one", "thread", f"{name}.1", [Request(name)], False)
     try:
-        found = other.register(second, "other", "thread", f"{name}.1", [Request(name)], False)
+        tickets = other.register(second, "other", "thread", f"{name}.1", [Request(name)], False)
     except sqlsem.SqlsemError:
-        found = None
-    assert not found or found[0].position != a.position
-    one.deregister_member(first)
+        tickets = None
+    assert not tickets or tickets[0].position != a.position
+    session.deregister_member(first)
     other.deregister_member(second)
 
 
@@ -180,31 +180,31 @@ def test_the_same_uid_of_two_members_is_not_shared(database, member, name):
 
 
 def test_a_ping_tells_our_rows(member, name, session):
-    one, number = member()
-    (a,) = one.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
-    (b,) = one.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
-    pulse = one.heartbeat(number)
+    member_session, number = member()
+    (a,) = member_session.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
+    (b,) = member_session.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
+    pulse = member_session.heartbeat(number)
     assert (pulse.known, pulse.positions, pulse.revoked) == (True, {a.position, b.position}, set())
     assert session().revoke(a.position, False) == 1
-    assert one.heartbeat(number).revoked == {a.position}
-    one.deregister_member(number)
-    assert one.heartbeat(number).known is False
+    assert member_session.heartbeat(number).revoked == {a.position}
+    member_session.deregister_member(number)
+    assert member_session.heartbeat(number).known is False
 
 
 def test_a_member_that_leaves_frees_its_rows(member, name):
-    (one, first), (other, second) = member(), member()
-    one.register(first, "one", "thread", f"{name}.1", [Request(name)], False)
+    (session, first), (other, second) = member(), member()
+    session.register(first, "one", "thread", f"{name}.1", [Request(name)], False)
     (b,) = other.register(second, "other", "thread", f"{name}.2", [Request(name)], False)
     assert now(other, b) is False
-    one.deregister_member(first)
+    session.deregister_member(first)
     assert now(other, b) is True
     other.deregister_member(second)
 
 
 def test_a_dead_member_is_removed_by_reap(database, member, name, session):
-    one, number = member(grace=0.2)
-    one.register(number, "one", "thread", f"{name}.1", [Request(name), Request(name("b"))], False)
-    one.close()
+    member_session, number = member(grace=0.2)
+    member_session.register(number, "one", "thread", f"{name}.1", [Request(name), Request(name("b"))], False)
+    member_session.close()
     operator = session()
     until(lambda: operator.reap() >= 0 and database.queue(name) == [], "the rows of the dead removed")
     assert {past.outcome for past in operator.history(name, 10)} == {"reaped"}
@@ -217,9 +217,9 @@ def test_a_dead_member_is_removed_by_reap(database, member, name, session):
 
 
 def test_a_member_that_returns_within_its_grace_keeps_its_rows(database, member, name, session):
-    one, number = member(grace=3600)
-    (ticket,) = one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
-    one.close()
+    member_session, number = member(grace=3600)
+    (ticket,) = member_session.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
+    member_session.close()
     operator = session()
     for _ in range(5):
         operator.reap()
@@ -233,9 +233,9 @@ def test_a_member_that_returns_within_its_grace_keeps_its_rows(database, member,
 
 
 def test_a_member_that_was_given_up_cannot_return(database, member, name, session):
-    one, number = member(grace=0)
-    one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
-    one.close()
+    member_session, number = member(grace=0)
+    member_session.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
+    member_session.close()
     operator = session()
     until(lambda: operator.reap() >= 0 and database.queue(name) == [])
     again = session()
@@ -244,27 +244,27 @@ def test_a_member_that_was_given_up_cannot_return(database, member, name, sessio
 
 
 def test_the_living_are_left_alone(database, member, name, session):
-    one, number = member(grace=0)
-    (ticket,) = one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
+    member_session, number = member(grace=0)
+    (ticket,) = member_session.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
     (other, second) = member(grace=0)
     (late,) = other.register(second, "other", "thread", f"{name}.2", [Request(name)], False)
     operator = session()
     for _ in range(30):  # never pings, and yet lives: its session is there
         operator.reap()
         assert other.wait(late, 0.02, threading.Event()) is False
-    assert one.heartbeat(number).positions == {ticket.position}
-    one.deregister_member(number)
+    assert member_session.heartbeat(number).positions == {ticket.position}
+    member_session.deregister_member(number)
     other.deregister_member(second)
 
 
 def test_a_member_that_reaps_does_not_reap_itself(database, member, name):
     """A session's own locks do not exclude it: it must not take its own beacon for free."""
-    one, number = member(grace=0)
-    (ticket,) = one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
+    session, number = member(grace=0)
+    (ticket,) = session.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
     for _ in range(3):
-        assert one.reap() == 0
-    assert one.heartbeat(number).positions == {ticket.position}
-    one.deregister_member(number)
+        assert session.reap() == 0
+    assert session.heartbeat(number).positions == {ticket.position}
+    session.deregister_member(number)
 
 
 # -- leases
@@ -282,18 +282,18 @@ def test_a_lease_is_renewed_while_its_owner_lives(connect, name):
 
 
 def test_a_lease_runs_out(database, member, connect, name):
-    one, number = member(lease=1.0)
+    session, number = member(lease=1.0)
     before = time.monotonic()
-    one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
+    session.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
     with connect().mutex(name, timeout=60):
         assert time.monotonic() - before > 0.9
-    assert one.heartbeat(number).known is False
+    assert session.heartbeat(number).known is False
 
 
 def test_a_lease_needs_no_session(database, member, session, name):
-    one, number = member(lease=3600)
-    (ticket,) = one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
-    one.close()
+    member_session, number = member(lease=3600)
+    (ticket,) = member_session.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
+    member_session.close()
     other = session(lease=3600)
     other.reap()
     assert other.heartbeat(number).positions == {ticket.position}
@@ -400,10 +400,10 @@ def test_bare_readers_and_limits(connect, database, bare, name):
     with coordinator.read(name, timeout=60):
         assert not other.write(name).acquire(blocking=False)
     give_back(database, bare, name, reader, "bare")
-    one = database.insert_bare(bare, name, "bare", concurrency_limit=3, weight=2)
+    position = database.insert_bare(bare, name, "bare", concurrency_limit=3, weight=2)
     with coordinator.limit(name, 3, timeout=60):
         assert not other.limit(name, 3).acquire(blocking=False)
-    give_back(database, bare, name, one, "bare")
+    give_back(database, bare, name, position, "bare")
 
 
 @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ def test_several_bare_rows_in_a_single_statement(database, bare, name):
 
 @pytest.mark.engines("postgresql")
 def test_the_routines_refuse_an_open_transaction(database, session, member, name):
-    one, number = member()
+    member_session, number = member()
     register = "SELECT sqlsem.register(%s, 'me', 'me', %s, false, %s, 'write', 1, 1, NULL)"
     connection = database.raw(autocommit=False)
     try:
@@ -457,4 +457,4 @@ def test_the_routines_refuse_an_open_transaction(database, session, member, name
     finally:
         connection.close()
     assert database.queue(name) == []
-    one.deregister_member(number)
+    member_session.deregister_member(number)

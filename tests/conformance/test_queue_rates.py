@@ -164,13 +164,13 @@ def test_tasks_with_locks_obey(queue, name):
     for resource in resources:
         queue.put(Json(resource), key="a", locks=[sqlsem.mutex(resource)])
     queue.put(Json("other"), key="b", locks=[sqlsem.mutex(f"{name}-other")])
-    found = []
+    bodies = []
     for task in queue.claim(wait=3):
         with task:
-            found.append(task.body)
-    assert Counter(found) == {resources[0]: 1, resources[1]: 1, "other": 1}
+            bodies.append(task.body)
+    assert Counter(bodies) == {resources[0]: 1, resources[1]: 1, "other": 1}
     left = [task_row for task_row in queue.tasks() if task_row.status == "pending"]
-    assert [one.body for one in left] == [f'"{resources[2]}"']
+    assert [row.body for row in left] == [f'"{resources[2]}"']
     assert all(lock.position is None for lock in left[0].locks), "it keeps nobody out while it could not run"
     queue.set_key_rate(3, per="1h")
     with next(queue.claim(wait=PATIENCE)) as task:

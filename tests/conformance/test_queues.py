@@ -46,10 +46,10 @@ def test_queue_summary_shows_counts_age_rate_and_blocker(connect, name):
     assert counts.rate == pytest.approx(5 / 5), "of five minutes: three finished, one failed, one cancelled"
     assert counts.blocked_by == failed
     task.finish()
-    found = {one.queue: one for one in coordinator.admin.queues()}
-    assert found[name("other")].pending == 1
-    assert found[name("other")].oldest is None, "nothing there that could be started"
-    assert (found[name("other")].rate, found[name("other")].blocked_by) == (0, None)
+    summaries = {row.queue: row for row in coordinator.admin.queues()}
+    assert summaries[name("other")].pending == 1
+    assert summaries[name("other")].oldest is None, "nothing there that could be started"
+    assert (summaries[name("other")].rate, summaries[name("other")].blocked_by) == (0, None)
     coordinator.admin.cancel_task(failed)
     assert queue.counts().blocked_by is None
     assert queue.counts().as_dict()["cancelled"] == 2
@@ -65,14 +65,14 @@ def test_when_a_task_will_be_started(connect, name):
     waits, behind = queue.put(Json("waits"), note="short"), queue.put(Json("behind"), order=1, note="short")
     with queue.try_claim():
         listed = coordinator.admin.tasks(name)
-        found = task_reasons(listed, max(one.put_at for one in listed))
-        assert (found[waits].code, found[behind].code) == ("turn_now", "order_open")
-        for one in (waits, behind):
-            told = found[one].starts
-            assert told.count == 20
-            assert 0 <= told.held_low <= told.held_high < 5
-            assert 0 <= told.low <= told.likely <= told.high
-        assert found[waits].starts.likely <= found[behind].starts.likely
+        reasons = task_reasons(listed, max(task.put_at for task in listed))
+        assert (reasons[waits].code, reasons[behind].code) == ("turn_now", "order_open")
+        for number in (waits, behind):
+            estimate = reasons[number].starts
+            assert estimate.count == 20
+            assert 0 <= estimate.held_low <= estimate.held_high < 5
+            assert 0 <= estimate.low <= estimate.likely <= estimate.high
+        assert reasons[waits].starts.likely <= reasons[behind].starts.likely
 
 
 def test_tasks_of_dead_workers_are_counted(spawn, connect, name):

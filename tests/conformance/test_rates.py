@@ -209,9 +209,9 @@ def test_reset_forgets_uses_and_keeps_operators_limits(connect, name):
     assert coordinator.admin.reset_rate(name) is False
     coordinator.admin.set_rate(name, 3, per=LONG)
     coordinator.rate(name, 3, per=LONG, burst=3, cost=3).take().adjust(1000)
-    (one,) = coordinator.admin.rates(name)
-    assert one.used == 1000
-    assert 3600 < one.free_in <= 36_000, "a debt is paid after ten windows at the latest"
+    (row,) = coordinator.admin.rates(name)
+    assert row.used == 1000
+    assert 3600 < row.free_in <= 36_000, "a debt is paid after ten windows at the latest"
     assert coordinator.admin.reset_rate(name) is True
     assert [(rate.used, rate.free_in, rate.cap) for rate in coordinator.admin.rates(name)] == [(0, 0, 3)]
     assert coordinator.rate(name, 5, per=LONG, burst=3, cost=3).take(False) is not None
@@ -271,7 +271,7 @@ def test_many_threads_of_several_processes(connect, name):
             with lock:
                 taken.append(grant.taken_ms)
 
-    threads = [threading.Thread(target=work, args=(one,)) for one in coordinators for _ in range(3)]
+    threads = [threading.Thread(target=work, args=(client,)) for client in coordinators for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -422,18 +422,18 @@ def test_locks_and_rates_together(connect, name):
 
 
 def test_a_waiter_that_gives_up_leaves_no_row(looks_often, connect, name):
-    one, other = connect(), connect()
+    coordinator, other = connect(), connect()
     resource = f"rate:{name}"
-    grant = one.rate(name, 1, per=LONG).take()
+    grant = coordinator.rate(name, 1, per=LONG).take()
     first = threading.Thread(target=other.rate(name, 1, per=LONG).take)
     first.start()
-    until(lambda: one.admin.entries(resource), "it waits")
-    assert one.rate(name, 1, per=LONG).take(timeout=0.05) is None
-    assert [(entry.access, entry.limit) for entry in one.admin.entries(resource)] == [("write", 1)]
+    until(lambda: coordinator.admin.entries(resource), "it waits")
+    assert coordinator.rate(name, 1, per=LONG).take(timeout=0.05) is None
+    assert [(entry.access, entry.limit) for entry in coordinator.admin.entries(resource)] == [("write", 1)]
     grant.adjust(0)
     first.join(PATIENCE)
-    assert one.admin.entries(resource) == []
-    assert used(one, name) == {3600: 1}
+    assert coordinator.admin.entries(resource) == []
+    assert used(coordinator, name) == {3600: 1}
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
@@ -547,7 +547,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("given", "words"), WRONG, ids=[str(one) for one, _ in WRONG])
+@pytest.mark.parametrize(("given", "words"), WRONG, ids=[str(options) for options, _ in WRONG])
 def test_invalid_rate_is_refused(given, words):
     with pytest.raises(ConfigurationError, match=words):
         sqlsem.rate("api", **given)

@@ -20,9 +20,9 @@ def queue(database, name):
     """Two members, of whom the first holds what the second waits for: sessions, tickets, and how to wait for it."""
     with contextlib.ExitStack() as stack:
         first, second, waiting = (stack.enter_context(contextlib.closing(database.session())) for _ in range(3))
-        one, two = first.register_member("h", 1, "p"), second.register_member("h", 1, "p")
-        (held,) = first.register(one, "one", "o", f"{name}.1", [Request(name)], False)
-        (wanted,) = second.register(two, "two", "o", f"{name}.2", [Request(name)], False)
+        holder_id, waiter_id = first.register_member("h", 1, "p"), second.register_member("h", 1, "p")
+        (held,) = first.register(holder_id, "one", "o", f"{name}.1", [Request(name)], False)
+        (wanted,) = second.register(waiter_id, "two", "o", f"{name}.2", [Request(name)], False)
         answers = []
 
         def wait():
@@ -30,8 +30,8 @@ def queue(database, name):
 
         thread = threading.Thread(target=wait)
         yield first, waiting, held, wanted, thread, answers
-        first.deregister_member(one)
-        second.deregister_member(two)
+        first.deregister_member(holder_id)
+        second.deregister_member(waiter_id)
 
 
 def seldom(monkeypatch):
@@ -115,15 +115,15 @@ def test_foreign_release_grants_nothing(queue):
 def test_a_lease_is_renewed_by_its_owner(database, name):
     """A release does not grant a member that has to prove first that it lives."""
     with contextlib.closing(database.session(lease=30)) as leased, contextlib.closing(database.session()) as first:
-        one, two = first.register_member("h", 1, "p"), leased.register_member("h", 1, "p")
-        (held,) = first.register(one, "one", "o", f"{name}.1", [Request(name)], False)
-        (wanted,) = leased.register(two, "two", "o", f"{name}.2", [Request(name)], False)
+        holder_id, waiter_id = first.register_member("h", 1, "p"), leased.register_member("h", 1, "p")
+        (held,) = first.register(holder_id, "one", "o", f"{name}.1", [Request(name)], False)
+        (wanted,) = leased.register(waiter_id, "two", "o", f"{name}.2", [Request(name)], False)
         first.release(held, "released")
         assert [entry.state for entry in first.entries(name)] == ["waits"]
         assert leased.wait(wanted, 0, threading.Event()) is True
         assert [entry.state for entry in first.entries(name)] == ["holds"]
-        first.deregister_member(one)
-        leased.deregister_member(two)
+        first.deregister_member(holder_id)
+        leased.deregister_member(waiter_id)
 
 
 def test_notified_grant_respects_operators_settings(queue):

@@ -43,7 +43,7 @@ def test_two_sessions_take_turns(sessions, database, name):
     for child in children:
         child.send(do="work", lock={"kind": "mutex", "name": name}, seconds=0.3)
     stays = [stay(child.expect("granted"), child.expect("released")) for child in children]
-    first, second = sorted(stays, key=lambda one: one.position)
+    first, second = sorted(stays, key=lambda holding: holding.position)
     check_history(stays)
     assert second.entered >= first.left
     assert second.entered - first.left < 10
@@ -68,7 +68,7 @@ def test_six_sessions_three_at_a_time(sessions, database, name):
         if place < 3:
             granted[children[place + 3]] = children[place + 3].expect("granted")
             assert all(other.quiet(0.05) for other in children[place + 4 :])
-    assert [one.position for one in stays] == sorted(one.position for one in stays)
+    assert [holding.position for holding in stays] == sorted(holding.position for holding in stays)
     check_history(stays)
     assert overlap(stays) == 3
     finish(*children)

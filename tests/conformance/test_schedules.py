@@ -55,9 +55,11 @@ def watch(channel, url, options, name):
 
 
 def test_due_task_is_put_once_by_many_processes(database, connect, queue, name, threads):
-    made = queue.schedule("0 2 * * *", nothing, name=str(name), note="daily", max_attempts=3, time_limit=60, order=4)
-    assert (made.name, made.cron, made.time_zone, made.last_due) == (name, "0 2 * * *", "UTC", None)
-    assert made.next_due == next_due("0 2 * * *", "UTC", made.taken_at)
+    schedule = queue.schedule(
+        "0 2 * * *", nothing, name=str(name), note="daily", max_attempts=3, time_limit=60, order=4
+    )
+    assert (schedule.name, schedule.cron, schedule.time_zone, schedule.last_due) == (name, "0 2 * * *", "UTC", None)
+    assert schedule.next_due == next_due("0 2 * * *", "UTC", schedule.taken_at)
     workers = [Worker(connect().queue(name)) for _ in range(4)]
     for worker in workers:
         threads.start(worker.run)
@@ -68,11 +70,11 @@ def test_due_task_is_put_once_by_many_processes(database, connect, queue, name, 
     for worker in workers:
         worker.stop()
     threads.join()
-    found = queue.tasks()
-    assert len(found) == 3
-    for one in found:
-        assert (one.kind, one.note, one.max_attempts, one.time_limit, one.order) == ("call", "daily", 3, 60.0, 4)
-        assert one.put_by == made.put_by
+    tasks = queue.tasks()
+    assert len(tasks) == 3
+    for task in tasks:
+        assert (task.kind, task.note, task.max_attempts, task.time_limit, task.order) == ("call", "daily", 3, 60.0, 4)
+        assert task.put_by == schedule.put_by
     (after,) = connect().admin.schedules(str(name))
     assert after.next_due == next_due("0 2 * * *", "UTC", after.taken_at)
     assert after.last_due < after.taken_at
@@ -135,8 +137,8 @@ def test_broken_schedule_does_not_stop_others(database, connect, queue, name, ca
     queue.schedule("0 2 * * *", nothing, name=str(name), note="good")
     table = "sqlsem_schedule" if database.engine == "sqlite" else f"{database.schema}.schedule"
     database.rows(f"UPDATE {table} SET options = ? WHERE schedule_name = ?", '{"on_failure": "never"}', bad)
-    for one in (bad, name):
-        make_due(database, one)
+    for schedule_name in (bad, name):
+        make_due(database, schedule_name)
     Worker(queue, idle_exit=0).run()
     assert [(task.note, task.status) for task in queue.tasks()] == [("good", "finished")]
     assert f"Schedule '{bad}' of " in caplog.text
@@ -319,12 +321,14 @@ def test_schedule_refuses_a_next_time_that_has_passed(database, session, queue, 
     """Whatever a client computes: nothing is put at every look."""
     queue.schedule("0 2 * * *", nothing, name=str(name))
     make_due(database, name, 60)
-    (one,) = session.list_schedules(str(name), None)
+    (schedule,) = session.list_schedules(str(name), None)
     for ago in (0.01, 1, 3600):
-        following = one.taken_at - timedelta(seconds=ago)
-        assert session.fire_schedule(str(name), one.next_due, one.next_due, following, True) == (False, None)
+        following = schedule.taken_at - timedelta(seconds=ago)
+        assert session.fire_schedule(str(name), schedule.next_due, schedule.next_due, following, True) == (False, None)
     assert queue.tasks() == []
-    assert session.fire_schedule(str(name), one.next_due, one.next_due, one.taken_at + timedelta(hours=1), True)[0]
+    assert session.fire_schedule(
+        str(name), schedule.next_due, schedule.next_due, schedule.taken_at + timedelta(hours=1), True
+    )[0]
     assert len(queue.tasks()) == 1
 
 
@@ -359,8 +363,8 @@ def test_worker_leaves_schedules_of_unknown_zones_to_others(database, connect, q
     queue.schedule("0 2 * * *", nothing, name=str(name), time_zone="Europe/Berlin", note="zoned")
     other = name("other")
     queue.schedule("0 2 * * *", nothing, name=other, note="in UTC")
-    for one in (name, other):
-        make_due(database, one, 60)
+    for schedule_name in (name, other):
+        make_due(database, schedule_name, 60)
 
     def missing(zone):
         raise KeyError(zone)
@@ -381,15 +385,17 @@ def test_schedule_notes_times_left_out_as_operations(database, connect, session,
     queue.schedule("0 2 * * *", nothing, name=str(name))
     skipping = name("skipping")
     queue.schedule("0 2 * * *", nothing, name=skipping, missed="skip")
-    for one, put, done, noted in (
+    for schedule_name, put, done, noted in (
         (name, False, False, []),
         (skipping, False, True, ["skip"]),
         (name, True, True, ["postpone", "skip"]),
     ):
-        make_due(database, one, 60)
-        (found,) = session.list_schedules(str(one), None)
-        following = found.taken_at + timedelta(days=400 if put else 1)
-        assert session.fire_schedule(str(one), found.next_due, found.next_due, following, put)[0] == done
+        make_due(database, schedule_name, 60)
+        (schedule,) = session.list_schedules(str(schedule_name), None)
+        following = schedule.taken_at + timedelta(days=400 if put else 1)
+        assert (
+            session.fire_schedule(str(schedule_name), schedule.next_due, schedule.next_due, following, put)[0] == done
+        )
         assert [each.action for each in connect().admin.operations(str(name))] == noted
 
 
@@ -413,8 +419,8 @@ def test_worker_survives_schedule_options_that_are_no_json(database, connect, qu
     queue.schedule("0 2 * * *", nothing, name=other)
     with database.raw() as raw:
         raw.execute("UPDATE sqlsem_schedule SET options = ? WHERE schedule_name = ?", (options, str(name)))
-    for one in (name, other):
-        make_due(database, one, 60)
+    for schedule_name in (name, other):
+        make_due(database, schedule_name, 60)
     Worker(queue, idle_exit=0).run()
     assert queue.counts().finished >= 1, "the other one's"
     assert len(connect().admin.schedules(str(name))) == 2

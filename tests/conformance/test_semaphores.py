@@ -17,18 +17,18 @@ pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks, pytest.mark.q
 
 @pytest.fixture
 def attempt(database, name):
-    made = []
+    attempts = []
 
     def start(lock):
         before = len(database.queue(name))
-        made.append(Attempt(lock))
-        until(lambda: len(database.queue(name)) > before or made[-1].settled, "the request in the queue")
-        return made[-1]
+        attempts.append(Attempt(lock))
+        until(lambda: len(database.queue(name)) > before or attempts[-1].settled, "the request in the queue")
+        return attempts[-1]
 
     yield start
-    for one in made:
-        if one.inside:
-            one.leave()
+    for started in attempts:
+        if started.inside:
+            started.leave()
 
 
 def test_semaphore_acquired_repeatedly_in_a_thread(connect, database, name):

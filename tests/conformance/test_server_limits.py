@@ -12,18 +12,18 @@ pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
 @pytest.fixture
 def waiter(database, name):
     """``waiter(lock)``: somebody whose request is in the queue."""
-    made = []
+    attempts = []
 
     def start(lock, resource=name, **options):
         before = len(database.queue(resource))
-        made.append(Attempt(lock, **options))
-        until(lambda: len(database.queue(resource)) > before or made[-1].settled, "the request in the queue")
-        return made[-1]
+        attempts.append(Attempt(lock, **options))
+        until(lambda: len(database.queue(resource)) > before or attempts[-1].settled, "the request in the queue")
+        return attempts[-1]
 
     yield start
-    for one in made:
-        if one.inside:
-            one.leave()
+    for attempt in attempts:
+        if attempt.inside:
+            attempt.leave()
 
 
 @pytest.fixture
@@ -41,21 +41,21 @@ def set_limit(connect, name):
 
 
 def of(coordinator, resource):
-    return next((one for one in coordinator.admin.resources() if one.resource == resource), None)
+    return next((row for row in coordinator.admin.resources() if row.resource == resource), None)
 
 
 def test_a_limit_without_a_number_is_the_servers(connect, name, set_limit, waiter):
     coordinator = connect()
     set_limit(name, 2)
     inside = [waiter(coordinator.limit(name)) for _ in range(2)]
-    for one in inside:
-        one.granted()
+    for attempt in inside:
+        attempt.granted()
     third = waiter(coordinator.limit(name))
     assert third.waits()
     inside[0].leave()
     third.granted()
-    for one in (inside[1], third):
-        one.leave()
+    for attempt in (inside[1], third):
+        attempt.leave()
 
 
 def test_it_is_raised_and_lowered_live(connect, name, set_limit, waiter):
@@ -82,12 +82,12 @@ def test_declared_number_is_an_upper_bound(connect, name, set_limit, waiter):
     coordinator = connect()
     set_limit(name, 5)
     three = [waiter(coordinator.limit(name, 3)) for _ in range(3)]
-    for one in three:
-        one.granted()
+    for attempt in three:
+        attempt.granted()
     assert waiter(coordinator.limit(name, 3)).waits()
     assert not coordinator.limit(name).acquire(blocking=False), "those ahead accept three at the most"
-    for one in three:
-        one.leave()
+    for attempt in three:
+        attempt.leave()
 
 
 @pytest.mark.parametrize("how", ["acquire", "try", "all_of"])
@@ -145,14 +145,14 @@ def test_own_limit_wins_then_the_longest_pattern(connect, name, set_limit, waite
     for suffix, cap in caps.items():
         resource = name(suffix)
         inside = [waiter(coordinator.limit(resource), resource) for _ in range(cap)]
-        for one in inside:
-            one.granted()
+        for attempt in inside:
+            attempt.granted()
         assert not coordinator.limit(resource).acquire(blocking=False)
-        found = of(coordinator, resource)
-        assert found.cap == cap
-        assert found.pattern == {"x": name("*"), "ab": None}.get(suffix, name("a*"))
-        for one in inside:
-            one.leave()
+        row = of(coordinator, resource)
+        assert row.cap == cap
+        assert row.pattern == {"x": name("*"), "ab": None}.get(suffix, name("a*"))
+        for attempt in inside:
+            attempt.leave()
 
 
 def test_pattern_caps_declared_limits(connect, name, set_limit, waiter):
@@ -220,8 +220,8 @@ def test_a_pattern_reaches_100_000_resources_at_once(database, connect, name, se
         assert not coordinator.limit(name("777")).acquire(blocking=False)
         set_limit(name("*"), 2)
         with coordinator.limit(name("777"), timeout=0):
-            found = {resource.resource: resource for resource in coordinator.admin.resources()}
-    assert [found[name(one)].cap for one in ("3", "777", number - 1, "*")] == [2, 2, 2, 2]
+            rows_by_name = {resource.resource: resource for resource in coordinator.admin.resources()}
+    assert [rows_by_name[name(suffix)].cap for suffix in ("3", "777", number - 1, "*")] == [2, 2, 2, 2]
     connection.execute(f"DELETE FROM {database.beside('resource')} WHERE resource_id LIKE '{name}-%'")
     connection.close()
 

@@ -35,9 +35,9 @@ def party(database):
     with contextlib.ExitStack() as made:
 
         def make(*member, **options):
-            one = Party(database, *member, **options)
-            made.callback(one.session.close)
-            return one
+            participant = Party(database, *member, **options)
+            made.callback(participant.session.close)
+            return participant
 
         yield make
 
@@ -205,11 +205,11 @@ def test_limit_waiter_sees_release_just_before_sleep(make_database, postgres_ser
     """After a long wait it sleeps for 0.1 s where nothing would wake it."""
     database, took = make_database(postgres_server), []
     with contextlib.ExitStack() as made:
-        one, other = (Party(database) for _ in range(2))
-        made.callback(one.session.close)
+        holder, other = (Party(database) for _ in range(2))
+        made.callback(holder.session.close)
         made.callback(other.session.close)
         for number in range(3):
-            first, _ = (one.ask(f"r{number}", limit=2) for _ in range(2))
+            first, _ = (holder.ask(f"r{number}", limit=2) for _ in range(2))
             mine = other.ask(f"r{number}", limit=2)
             database.rows(
                 "UPDATE {table} SET requested_at = requested_at - interval '1 hour',"
@@ -229,9 +229,9 @@ def test_crowd_of_a_process_takes_few_wakeup_locks(connect, database, name, lock
     holder, coordinator = connect(grace=60), connect(grace=60)
     with coordinator.mutex(name):  # connects
         pass
-    told = []
+    notices = []
     main = coordinator.client.member.main.session
-    main.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    main.connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
 
     def counted():
         rows = database.rows("SELECT queue_position FROM {table} WHERE resource_id = ?", str(name))
@@ -255,7 +255,7 @@ def test_crowd_of_a_process_takes_few_wakeup_locks(connect, database, name, lock
         assert counted() <= most
         await asyncio.to_thread(grant.release)
         done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10 * PATIENCE)
-        cancelled = [one for one in done if isinstance(one, asyncio.CancelledError)]
+        cancelled = [result for result in done if isinstance(result, asyncio.CancelledError)]
         assert len(cancelled) == len(tasks[10:-1:2])
         assert len(order) == number - len(cancelled)
         assert order == sorted(order)
@@ -263,6 +263,6 @@ def test_crowd_of_a_process_takes_few_wakeup_locks(connect, database, name, lock
     lock = holder.mutex(name)
     assert lock.acquire()
     asyncio.run(main_task(lock.grant))
-    assert told == []
+    assert notices == []
     assert database.queue(name) == []
     assert counted() == 0

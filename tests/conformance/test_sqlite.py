@@ -56,12 +56,19 @@ def plant(database, beacon, resource="a", grace=0):
 
 def state(root):
     """Return everything below a folder: kind, owner and contents."""
-    found = {}
+    contents = {}
     for path in sorted(root.rglob("*")):
-        one = path.lstat()
-        content = path.read_bytes() if stat.S_ISREG(one.st_mode) and os.access(path, os.R_OK) else None
-        found[str(path)] = (one.st_ino, one.st_mode, one.st_uid, one.st_size, one.st_mtime_ns, content)
-    return found
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK) else None
+        contents[str(path)] = (
+            status.st_ino,
+            status.st_mode,
+            status.st_uid,
+            status.st_size,
+            status.st_mtime_ns,
+            content,
+        )
+    return contents
 
 
 # -- hostile rows
@@ -101,8 +108,8 @@ def local_socket(outside, folder):
     here = os.open(".", os.O_RDONLY)
     os.chdir(folder)  # the name must be short
     try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind("e" * 32)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("e" * 32)
     finally:
         os.fchdir(here)
         os.close(here)
@@ -320,12 +327,12 @@ def test_database_writers_may_test_beacons(tmp_path, database, folder, beacon):
     before = os.umask(0o077)
     try:
         beacons = Beacons(tmp_path / "locks.db")
-        one = beacons.create()
+        created = beacons.create()
     finally:
         os.umask(before)
     assert stat.S_IMODE(beacons.folder.stat().st_mode) == folder
-    assert stat.S_IMODE((beacons.folder / one.name).stat().st_mode) == beacon
-    one.remove()
+    assert stat.S_IMODE((beacons.folder / created.name).stat().st_mode) == beacon
+    created.remove()
 
 
 @posix
@@ -334,10 +341,10 @@ def test_root_creates_files_for_the_databases_owner(tmp_path):
     (tmp_path / "locks.db").touch()
     os.chown(tmp_path / "locks.db", 65534, 65534)
     beacons = Beacons(tmp_path / "locks.db")
-    one = beacons.create()
-    for path in (beacons.folder, beacons.folder / one.name):
+    beacon = beacons.create()
+    for path in (beacons.folder, beacons.folder / beacon.name):
         assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
-    one.remove()
+    beacon.remove()
 
 
 # -- the default database is its user's alone
@@ -527,8 +534,8 @@ def test_bytes_that_are_no_text_hide_nothing_else(file):
             shown = [*session.entries(None), *session.history("bad", 10), *session.list_tasks("bad", None, 10)]
             shown += [*session.task_attempts(1), *session.list_batches("bad", None, 10)]
         assert len(shown) == 5 + 4 + 4 + 4 + 4
-        for one in shown:
-            json.dumps(one.as_dict())
+        for row in shown:
+            json.dumps(row.as_dict())
 
 
 @pytest.mark.parametrize(
@@ -621,11 +628,11 @@ def test_threads_that_light_and_look_at_once(tmp_path):
 
     def look():
         while not done.is_set():
-            for one in lit:
-                with beacons.probe(one.name) as found:
-                    if found.held is not True:
-                        wrong.append(found.held)
-                    found.remove()
+            for beacon in lit:
+                with beacons.probe(beacon.name) as probe:
+                    if probe.held is not True:
+                        wrong.append(probe.held)
+                    probe.remove()
 
     threads = [threading.Thread(target=look) for _ in range(3)]
     for thread in threads:
@@ -636,9 +643,9 @@ def test_threads_that_light_and_look_at_once(tmp_path):
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert all(one.in_place for one in lit)
-    for one in lit:
-        one.remove()
+    assert all(beacon.in_place for beacon in lit)
+    for beacon in lit:
+        beacon.remove()
     assert list(beacons.folder.iterdir()) == []
 
 

@@ -297,9 +297,9 @@ def test_nothing_else_is_opened(tmp_path):
 @root_only
 def test_doctor_names_foreign_owner_of_beacons(path):
     os.chown(f"{path}-members", SOMEBODY, SOMEBODY)
-    found = run_cli("--url", f"sqlite:///{path}", "doctor", "--json")
-    assert found.returncode == 1
-    (check,) = [one for one in json.loads(found.stdout)["checks"] if one["name"] == "beacon"]
+    process = run_cli("--url", f"sqlite:///{path}", "doctor", "--json")
+    assert process.returncode == 1
+    (check,) = [result for result in json.loads(process.stdout)["checks"] if result["name"] == "beacon"]
     assert not check["ok"]
     assert "belongs to 54321, who does not own the database" in check["detail"]
 
@@ -312,6 +312,6 @@ def test_doctor_tells_whether_the_log_is_kept(path, monkeypatch, kept):
         pytest.skip("this system has no locks of open file descriptions")
     session = sqlsem.connect(f"sqlite:///{path}").engine.connect("look")
     with contextlib.closing(session):
-        (check,) = [one for one in session.diagnose() if one.name == "journal"]
+        (check,) = [result for result in session.diagnose() if result.name == "journal"]
     assert check.ok
     assert ("no other program can remove the log" in check.detail) == kept

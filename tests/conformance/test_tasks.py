@@ -63,8 +63,8 @@ def leave():
     raise SystemExit(3)
 
 
-def overlap(one, other):
-    return one[0] < other[1] and other[0] < one[1]
+def overlap(span, other):
+    return span[0] < other[1] and other[0] < span[1]
 
 
 @pytest.fixture(autouse=True)
@@ -121,11 +121,11 @@ def test_any_json_value_comes_back_as_it_was_put(queue, body):
 
 def test_queues_have_nothing_to_do_with_each_other(connect, name):
     coordinator = connect()
-    one, other, twin = coordinator.queue(name("q")), coordinator.queue(name("other")), coordinator.queue(name("Q"))
-    one.put(1, order=-1)
+    first, other, twin = coordinator.queue(name("q")), coordinator.queue(name("other")), coordinator.queue(name("Q"))
+    first.put(1, order=-1)
     other.put(2, order=7)
     twin.put(3)
-    for queue, body in ((other, 2), (twin, 3), (one, 1)):
+    for queue, body in ((other, 2), (twin, 3), (first, 1)):
         with queue.try_claim() as task:
             assert task.body == body
         assert queue.try_claim() is None
@@ -372,19 +372,19 @@ def test_repeated_calls_change_nothing(database, connect, queue, name):
 
 def test_retry_and_cancel(connect, queue):
     coordinator = connect()
-    one, two, three = queue.put_many([1, 2, 3])
+    failed_id, cancelled_id, three = queue.put_many([1, 2, 3])
     with pytest.raises(ValueError, match="no"), queue.try_claim():
         raise ValueError("no")
-    with pytest.raises(sqlsem.NotHeld, match=f"Cannot retry task {two}: it is not failed or cancelled"):
-        coordinator.admin.retry_task(two)
-    coordinator.admin.cancel_task(two)
+    with pytest.raises(sqlsem.NotHeld, match=f"Cannot retry task {cancelled_id}: it is not failed or cancelled"):
+        coordinator.admin.retry_task(cancelled_id)
+    coordinator.admin.cancel_task(cancelled_id)
     with queue.try_claim() as task:
         assert task.id == three
         with pytest.raises(sqlsem.NotHeld, match=f"Cannot retry task {three}: it runs"):
             coordinator.admin.retry_task(three)
-    coordinator.admin.retry_task(one)
-    coordinator.admin.retry_task(two)
-    for number in (one, two):
+    coordinator.admin.retry_task(failed_id)
+    coordinator.admin.retry_task(cancelled_id)
+    for number in (failed_id, cancelled_id):
         with queue.try_claim() as task:
             assert task.id == number
     with pytest.raises(sqlsem.NotHeld, match="there is no such task"):
@@ -399,8 +399,8 @@ def test_the_reference_load(queue, connect, name):
     """Four tasks of order 100, two of 200, one of 300, two of 400, one of 500, in five threads."""
     load = {100: 4, 200: 2, 300: 1, 400: 2, 500: 1}
     for order, count in reversed(load.items()):
-        one = sqlsem.Call(note_late, "100") if order == 100 else sqlsem.Call(note, str(order), 0.4)
-        queue.put_many([one] * count, order=order)
+        call = sqlsem.Call(note_late, "100") if order == 100 else sqlsem.Call(note, str(order), 0.4)
+        queue.put_many([call] * count, order=order)
     worker = Worker(queue, threads=5, idle_exit=0.5)
     thread = threading.Thread(target=worker.run)
     thread.start()
@@ -410,7 +410,7 @@ def test_the_reference_load(queue, connect, name):
     thread.join(PATIENCE)
     assert worker.finished == 11
     spans = {order: [span for span in done if span[2] == str(order)] for order in load}
-    assert {order: len(found) for order, found in spans.items()} == {**load, 100: 5}
+    assert {order: len(of_order) for order, of_order in spans.items()} == {**load, 100: 5}
     for lower, higher in zip(load, list(load)[1:], strict=False):
         assert max(end for _, end, _ in spans[lower]) <= min(began for began, _, _ in spans[higher])
     first, second = spans[400]
@@ -461,12 +461,12 @@ def test_a_task_to_be_tried_again_holds_up_later_orders(queue):
 
 
 def test_the_next_order_waits_for_other_processes_too(connect, name):
-    one, other = connect().queue(name), connect().queue(name)
-    one.put_many([1, 2])
-    one.put(3, order=1)
-    first, second = one.try_claim(), other.try_claim()
+    queue, other = connect().queue(name), connect().queue(name)
+    queue.put_many([1, 2])
+    queue.put(3, order=1)
+    first, second = queue.try_claim(), other.try_claim()
     first.finish()
-    assert one.try_claim() is None
+    assert queue.try_claim() is None
     assert other.try_claim() is None
     second.finish()
     with other.try_claim() as task:
@@ -813,10 +813,10 @@ def test_idle_is_not_while_others_of_the_worker_work(queue):
     queue.put(sqlsem.Call(note, "long", 1.0))
     queue.put_many([sqlsem.Call(note, "side", 0.4)] * 2, order=1)
     Worker(queue, threads=2, idle_exit=0.2).run()
-    (_, _, first), one, other = sorted(done)
+    (_, _, first), span, other = sorted(done)
     assert first == "long"
-    assert one[0] < other[1]
-    assert other[0] < one[1]
+    assert span[0] < other[1]
+    assert other[0] < span[1]
 
 
 @pytest.mark.parametrize("idle", [0, 0.2])

@@ -140,10 +140,10 @@ def test_claim_reads_a_single_snapshot(queue, connect, monkeypatch):
 @pytest.mark.engines("sqlite", "postgresql")
 def test_a_claim_costs_the_same_beside_many_keys(database, queue, connect, name):
     few, many = queue, connect().queue(name("many"))
-    for one, count in ((few, 100), (many, 3000)):
-        one.set_key_limit(1)
-        put_keys(database, one, count)
-    costs = [cost_of_turns(database, one.name, finds=True) for one in (many, few)]
+    for measured, count in ((few, 100), (many, 3000)):
+        measured.set_key_limit(1)
+        put_keys(database, measured, count)
+    costs = [cost_of_turns(database, measured.name, finds=True) for measured in (many, few)]
     assert costs[0] < 2 * costs[1]
     # And however many of them have settings of their own.
     with contextlib.closing(database.raw()) as raw:
@@ -159,17 +159,17 @@ def test_a_claim_costs_the_same_beside_many_keys(database, queue, connect, name)
 def test_keys_without_room_cost_a_lookup_each(database, queue, connect, name):
     """A claim passes by 1,600 of them at 16 times the cost of 100."""
     costs = []
-    for one, count in ((queue, 100), (connect().queue(name("many")), 1600)):
-        one.set_key_rate(1, per="1h")
-        put_keys(database, one, count)
+    for measured, count in ((queue, 100), (connect().queue(name("many")), 1600)):
+        measured.set_key_rate(1, per="1h")
+        put_keys(database, measured, count)
         with contextlib.closing(database.raw()) as raw:
             raw.cursor().execute(
                 f"INSERT INTO {database.beside('queue_wait')} (queue_name, task_key, since_ms, free_ms) "
                 f"SELECT queue_name, task_key, 0, 253370764800000 FROM {database.beside('task')} "
-                f"WHERE queue_name = '{one.name}'"
+                f"WHERE queue_name = '{measured.name}'"
             )
-        costs.append(cost_of_turns(database, one.name, finds=False, times=1) / count)
-        one.set_key_rate(None)
+        costs.append(cost_of_turns(database, measured.name, finds=False, times=1) / count)
+        measured.set_key_rate(None)
     assert costs[1] < 2 * costs[0]
 
 
@@ -208,10 +208,10 @@ def test_open_tasks_are_listed_in_the_order_of_running(queue, most):
         queue.put(number, order=order, priority=priority)
     for status in (None, "pending"):
         listed = [task for skip in range(0, 8, most) for task in queue.tasks(status, most=most, skip=skip)]
-        assert [(one.order, one.priority) for one in listed] == [
+        assert [(row.order, row.priority) for row in listed] == [
             *((1, 7), (1, 7), (1, 0), (1, 0), (1, -1), (1, -(2**31) + 1), (2, 9), (2, 0)),
         ]
-    assert drain(queue) == [json.loads(one.body) for one in listed]
+    assert drain(queue) == [json.loads(row.body) for row in listed]
 
 
 def test_orders_come_before_keys_and_priorities(queue):
@@ -284,11 +284,11 @@ def work(connect, queue, workers, threads):
     return running
 
 
-def beside(one, tasks):
+def beside(task, tasks):
     """Return the tasks that ran when this one was claimed, by the database's clock: an end is recorded before its slot
     is free.
     """
-    return [other for other in tasks if other.claimed_at < one.claimed_at < other.ended_at]
+    return [other for other in tasks if other.claimed_at < task.claimed_at < other.ended_at]
 
 
 def test_threads_never_pass_a_limit(connect, queue):

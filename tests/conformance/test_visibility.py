@@ -40,10 +40,10 @@ def test_without_protection_both_enter(database, two, name):
             cursor.execute(f"SELECT currval(pg_get_serial_sequence('{table}', 'queue_position'))")
         return int(cursor.fetchone()[0])
 
-    one, other = slow.cursor(), quick.cursor()
+    slow_cursor, other = slow.cursor(), quick.cursor()
     if database.engine == "mssql":
         other.execute("SET LOCK_TIMEOUT 2000")
-    first = take(one, "slow")  # has its number; not committed
+    first = take(slow_cursor, "slow")  # has its number; not committed
     second = take(other, "quick")
     assert first < second
     try:
@@ -53,8 +53,8 @@ def test_without_protection_both_enter(database, two, name):
         pytest.skip(f"this server does not read snapshots: {exc}")
     quick_may = other.fetchone()[0] == 0
     slow.commit()
-    one.execute(count, (first,))
-    slow_may = one.fetchone()[0] == 0
+    slow_cursor.execute(count, (first,))
+    slow_may = slow_cursor.fetchone()[0] == 0
     slow.commit()
     database.rows(f"DROP TABLE {table}")
     assert quick_may

@@ -40,14 +40,14 @@ def told(session, position):
 
 def compare(session, coordinator, name):
     """Compare the reports of SQL and Python for all waiters under such names; return their codes."""
-    found = coordinator.admin.overview()
-    mine = [entry for entry in found.entries if entry.resource.startswith(name)]
+    overview = coordinator.admin.overview()
+    mine = [entry for entry in overview.entries if entry.resource.startswith(name)]
     codes = []
-    for one in mine:
-        reason = reasons(found, only=one.position).get(one.position)
-        code, behind, rows = told(session, one.position)
+    for row in mine:
+        reason = reasons(overview, only=row.position).get(row.position)
+        code, behind, rows = told(session, row.position)
         if reason is None:
-            assert code == {one.state}
+            assert code == {row.state}
             continue
         assert code == {reason.code}
         if reason.code == "own_earlier":
@@ -61,17 +61,17 @@ def compare(session, coordinator, name):
 
 @pytest.fixture
 def waiting(database, name):
-    made = []
+    attempts = []
 
     def start(lock):
         before = len(database.queue(name))
-        made.append(Attempt(lock))
+        attempts.append(Attempt(lock))
         until(lambda: len(database.queue(name)) > before, "the request in the queue")
 
     yield start
-    for one in made:
-        one.granted()
-        one.leave()
+    for attempt in attempts:
+        attempt.granted()
+        attempt.leave()
 
 
 def test_limits_and_operators(database, session, connect, name, waiting):
@@ -173,8 +173,8 @@ def test_when_it_will_go_in(database, session, connect, name, waiting):
     with first.mutex(name):
         for _ in range(4):
             waiting(other.mutex(name))
-        found = compare_estimates(session, first, [row[0] for row in database.queue(name)[1:]])
-        likely = [one.likely for _, one in sorted(found.items())]
+        estimates = compare_estimates(session, first, [row[0] for row in database.queue(name)[1:]])
+        likely = [estimate.likely for _, estimate in sorted(estimates.items())]
         assert likely == sorted(likely)
         (row, *_) = told(session, database.queue(name)[1][0])[2]
         assert re.search(r"; it goes in in about 0:\d\d:\d\d \(between 0:\d\d:\d\d and 0:\d\d:\d\d\)$", row[1])
