@@ -1,11 +1,12 @@
 -- sqlsem, the batches, for PostgreSQL. May be run again at any time, after tasks.sql.
 --
--- Whatever is decided about the batches of a name is decided under one advisory lock (class + 4, hash of the name),
--- taken in a statement of its own before anything is read: so of several parts that end at the same instant one is the
--- last.
--- A part, and the callback, belongs to the member that runs it; when the member is gone, recover_batches says so.
+-- One advisory lock (class + 4, hash of the name) serializes all decisions about the batches of a name. A routine takes
+-- the lock in a statement of its own before it reads anything. So if several parts end at the same instant, one of them
+-- is the last.
+-- A part, and the callback, belongs to the member that runs it. When the member is gone, recover_batches marks the part
+-- as failed and the callback as pending.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
 -- Serialize the decisions about one name until the transaction ends.
@@ -41,8 +42,9 @@ BEGIN
 END
 $$;
 
--- Return true if this login may run, and end, the callback of a batch: what is kept, the login that kept it, putters and
--- operators; what only a program or a session knows (p_own: the caller does), the logins that take part in the batch, too.
+-- Return true if this login may run and end the callback of a batch. Putters, operators and the login that stored the
+-- callback may. A callback of kind local or session is known to a program or session only, which the caller must be
+-- (p_own). The logins that take part in the batch may run such a callback, too.
 CREATE OR REPLACE FUNCTION {schema}.may_run_callback(p_batch bigint, p_own boolean) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -55,8 +57,8 @@ AS $$
                        OR EXISTS (SELECT FROM {schema}.batch_part AS p WHERE p.batch_id = p_batch AND p.login = session_user))))
 $$;
 
--- Tests the members that run parts or callbacks of a name's batches (NULL: of all), except p_mine. Parts of the dead
--- have failed, their callbacks are to be done again. The batches in which parts failed so.
+-- Test the members that run parts or callbacks of a name's batches (NULL: of all), except p_mine. If a member is dead,
+-- its parts have failed, and its callbacks are pending again. Return the batches in which parts failed so.
 CREATE OR REPLACE FUNCTION {schema}.recover_batches(p_name varchar, p_mine bigint) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -64,7 +66,7 @@ DECLARE
     v_member bigint;
     v_batch  record;
 BEGIN
-    -- In one order for everybody, and before any name is locked: so two of these cannot wait for each other.
+    -- All callers test the members in one order, and before they lock a name: so two calls cannot wait for each other.
     FOR v_member IN
         SELECT p.member_id FROM {schema}.batch_part AS p JOIN {schema}.batch AS r ON r.batch_id = p.batch_id
         WHERE p.status = 'running' AND (p_name IS NULL OR r.batch_name = p_name)
@@ -89,7 +91,7 @@ BEGIN
         IF p_name IS NOT NULL THEN
             PERFORM {schema}.lock_batch(p_name);
         ELSIF NOT pg_try_advisory_xact_lock({schema}.lock_class(4), hashtext(v_batch.batch_name)) THEN
-            CONTINUE;  -- somebody is at it
+            CONTINUE;  -- another session decides about this name just now
         END IF;
         UPDATE {schema}.batch AS r SET callback_status = 'pending', callback_uid = NULL
         WHERE r.batch_id = v_batch.batch_id AND r.callback_status = 'running'
@@ -108,7 +110,7 @@ BEGIN
 END
 $$;
 
--- Gives back a callback that this member claimed; true when there was one. May be repeated.
+-- Make a callback that this member claimed pending again; return true if there was one. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.return_callback(p_member bigint, p_uid varchar) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -120,7 +122,7 @@ BEGIN
 END
 $$;
 
--- The names of the parts, from JSON or from a list with commas, as JSON.
+-- Check the names of the parts (a JSON array, or a list with commas), and return them as JSON.
 CREATE OR REPLACE FUNCTION {schema}.check_parts(p_name text, p_part text, p_parts text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -161,15 +163,16 @@ END
 $$;
 
 -- Start a part, in the newest batch of the name or in a new one. p_parts: JSON, the names of all parts. code:
---   started     id and attempt say which; previous is the batch that expired by this, if one did
---   running     refused: the part runs already, and its process lives
---   in_callback refused: the part was the last one, and the process that runs the callback is missing, but not yet
---               for its grace
---   differs     refused: the batch has other parts
--- A new batch begins when there is none, or the newest one has succeeded, was abandoned, or its window is over. Until then
--- every start joins it: a part that has failed is repeated, and so is one that has succeeded, and the batch waits for it.
+--   started      id and attempt tell which; previous is the batch that expired by this start, if there is one
+--   running      refused: the part runs already, and its process lives
+--   in_callback  refused: the part was the last one; the process that runs the callback is missing, but its grace is
+--                not over
+--   differs      refused: the batch has other parts
+-- A new batch begins when there is none, or the newest one has succeeded or was abandoned, or its window is over. Until
+-- then each start joins the batch. A start repeats a part that has failed, and also one that has succeeded: the batch
+-- then waits for it.
 -- The last part of a batch that has succeeded joins it again for as long as the callback has not ended well and no
--- living process runs it: its process has failed, and is repeated to continue the batch.
+-- living process runs the callback: that process has failed, and the repeated part continues the batch.
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.start_part(
     p_member bigint, p_name varchar, p_part varchar, p_parts text, p_window_ms bigint, p_owner varchar, p_uid varchar,
@@ -196,7 +199,7 @@ BEGIN
     v_now := clock_timestamp();
     SELECT * INTO v_batch FROM {schema}.batch AS r WHERE r.batch_name = p_name ORDER BY r.batch_id DESC LIMIT 1;
     id := v_batch.batch_id;
-    -- A batch's window is the one of the login that opened it: another login must not end it early.
+    -- The login that opened a batch decides its window: another login must not end the batch early.
     v_window := CASE WHEN v_batch.opened_by IS DISTINCT FROM session_user THEN v_batch.window_ms ELSE p_window_ms END;
     SELECT * INTO v_part FROM {schema}.batch_part AS p WHERE p.batch_id = v_batch.batch_id AND p.part = p_part;
     v_same := ARRAY(SELECT p.part::text FROM {schema}.batch_part AS p WHERE p.batch_id = v_batch.batch_id
@@ -257,7 +260,7 @@ BEGIN
     END IF;
     code := 'started';
     attempt := v_part.attempt;
-    IF v_part.attempt = 1 AND v_part.started_at = v_batch.opened_at THEN  -- this is what opened the batch
+    IF v_part.attempt = 1 AND v_part.started_at = v_batch.opened_at THEN  -- this start opened the batch
         previous := (SELECT r.batch_id FROM {schema}.batch AS r
                      WHERE r.batch_name = p_name AND r.batch_id < id AND r.status = 'expired'
                        AND r.ended_at = v_batch.opened_at
@@ -266,14 +269,17 @@ BEGIN
 END
 $$;
 
--- Ends a part: 'succeeded' or 'failed'. code:
---   succeeded  it counts        failed  as was asked for
---   late       it took longer than the window, or the batch is over (expired, abandoned): it has failed
---   lost       it was given up meanwhile, and is not this member's any more
--- Where it was the last to succeed is_last says so, and with callback_attempt the callback is this member's to run.
--- May be repeated with the same p_uid; 'failed' after 'succeeded' gives the callback back, should it be ours.
--- With p_callback_kind the caller knows what to run, and gets the callback whatever its kind, if its login may run that
--- (may_run_callback). Otherwise the callback is pending until a login that may resumes it.
+-- End a part: 'succeeded' or 'failed'. code:
+--   succeeded  the part counts
+--   failed     as requested
+--   late       the part took longer than the window, or the batch is over (expired, abandoned): the part has failed
+--   lost       the part is no longer this member's: the member was found dead meanwhile
+-- is_last is true if this part was the last one to succeed. With callback_attempt, this member has claimed the callback
+-- and runs it.
+-- May be repeated with the same p_uid. 'failed' after 'succeeded' returns the callback that the first call claimed, if
+-- there is one.
+-- With p_callback_kind the caller has the callback at hand, and so can claim one of kind local or session, too. If its
+-- login may not run the callback (may_run_callback), the callback is pending until a login that may resumes it.
 CREATE OR REPLACE FUNCTION {schema}.end_part(
     p_member bigint, p_name varchar, p_part varchar, p_uid varchar, p_outcome varchar, p_error text, p_owner varchar,
     p_callback_kind varchar, p_callback_body text, OUT code varchar, OUT id bigint, OUT is_last boolean,
@@ -298,7 +304,7 @@ BEGIN
     batch_status := v_batch.status;
     is_last := false;
     IF v_part.member_id IS DISTINCT FROM p_member
-       OR NOT {schema}.touch_member(p_member)  -- the callback may come with it
+       OR NOT {schema}.touch_member(p_member)  -- the call may claim the callback, too
        OR v_part.status = 'failed' AND v_part.error = 'its process died' THEN
         code := 'lost';
         RETURN;
@@ -346,9 +352,9 @@ BEGIN
 END
 $$;
 
--- Claims a callback that nobody runs: of a name's oldest such batch, or of one batch, then also one that failed. id
--- is NULL where there is none that this login may run (may_run_callback). p_own: the caller has something of its own to run for
--- those of kind local and session.
+-- Claim a callback that no member runs: of the name's oldest batch with a pending one, or of batch p_batch, whose
+-- callback may also have failed. id is NULL if there is none that this login may run (may_run_callback). p_own: the
+-- caller has a callback at hand for the kinds local and session.
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.claim_callback(
     p_member bigint, p_name varchar, p_batch bigint, p_owner varchar, p_uid varchar, p_own boolean,
@@ -379,7 +385,7 @@ BEGIN
 END
 $$;
 
--- Ends a callback: it failed where there is an error. False when it was given up meanwhile. May be repeated.
+-- End a callback, with an error if it failed. Return false if the callback is no longer this member's. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.end_callback(p_member bigint, p_batch bigint, p_attempt integer, p_error text)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -396,8 +402,9 @@ BEGIN
 END
 $$;
 
--- Abandon a batch, by its number, or the newest one of a name: one that is open or has failed, or whose callback is
--- pending or has failed. The next start of a part begins a new one. For operators. The number; NULL: there is none to abandon.
+-- Abandon a batch, by its number, or the newest batch of a name: one that is open or has failed, or whose callback is
+-- pending or has failed. The next start of a part begins a new batch. Return the number; NULL if there is no batch to
+-- abandon. For operators.
 CREATE OR REPLACE FUNCTION {schema}.abandon_batch(p_name varchar, p_batch bigint DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -468,7 +475,7 @@ $$;
 
 -- For sessions --------------------------------------------------------------------------------------------------
 
--- Parts in some states, for messages: "b, c".
+-- Return the parts in some states, for messages: "b, c".
 CREATE OR REPLACE FUNCTION {schema}.parts_in(p_batch bigint, p_states varchar[]) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -476,7 +483,7 @@ AS $$
     FROM {schema}.batch_part AS p WHERE p.batch_id = p_batch AND p.status = ANY (p_states)
 $$;
 
--- recover_batches for a session, which is told what that has found out.
+-- Call recover_batches for a session, and warn the session of the parts that have failed.
 CREATE OR REPLACE FUNCTION {schema}.session_recover_batches(p_name text, p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -490,8 +497,8 @@ BEGIN
 END
 $$;
 
--- What sessions call runs with the caller's rights, who can see when this session began; what it needs is done by functions
--- of the same name that begin with session_.
+-- The functions that sessions call run with the caller's rights: the caller's login can see when this session began.
+-- Functions of the same name that begin with session_ do the work.
 CREATE OR REPLACE FUNCTION {schema}.session_part_start(
     name text, part text, parts text, window_seconds double precision, p_owner text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -538,8 +545,9 @@ BEGIN
 END
 $$;
 
--- Starts a part for this session: the number of the batch. The part has failed when the session ends before the part.
--- On its own: in a transaction it would keep all other parts of the batch waiting until that ends.
+-- Start a part for this session; return the number of the batch. If the session ends before the part, the part has
+-- failed.
+-- Call it outside a transaction: an open one would keep all other parts of the batch waiting until it ends.
 CREATE OR REPLACE FUNCTION {schema}.batch_part_start(name text, part text, parts text, window_seconds double precision)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -576,11 +584,11 @@ BEGIN
 END
 $$;
 
--- This session's part has succeeded. With is_last = 1 it was the last, and the session has the callback to run (a warning
--- says so where only another login may), and
--- then to call batch_callback_ended. outcome: 'succeeded'; 'late', it took longer than the window, or the batch was abandoned,
--- and it does not count. A warning names the parts that have failed where all others have ended. May be part of the caller's
--- transaction.
+-- End this session's part as succeeded. With is_last = 1 it was the last part: the session has the callback to run, and
+-- then calls batch_callback_ended (a warning says so if only another login may run it).
+-- outcome: 'succeeded'; or 'late': the part took longer than the window, or the batch was abandoned, and the part does
+-- not count.
+-- If all other parts have ended, a warning names the parts that have failed. May be part of the caller's transaction.
 CREATE OR REPLACE FUNCTION {schema}.batch_part_done(name text, part text, OUT is_last integer, OUT outcome text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -604,7 +612,7 @@ BEGIN
 END
 $$;
 
--- This session's part has failed. (is_last is always 0.)
+-- End this session's part as failed. (is_last is always 0.)
 CREATE OR REPLACE FUNCTION {schema}.batch_part_failed(
     name text, part text, error text DEFAULT NULL, OUT is_last integer, OUT outcome text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -630,7 +638,7 @@ BEGIN
 END
 $$;
 
--- Takes over a callback that nobody runs: 1 when this session has one to run now, else 0.
+-- Claim a callback that no session runs: 1 if this session has one to run now, else 0.
 CREATE OR REPLACE FUNCTION {schema}.batch_resume(name text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -639,8 +647,8 @@ BEGIN
 END
 $$;
 
--- The callback that this session has to run (of several: that it was given last) has ended: well, or with an error.
--- The number of the batch.
+-- End the callback that this session runs (of several: the one that it claimed last), well or with an error. Return the
+-- number of the batch.
 CREATE OR REPLACE FUNCTION {schema}.batch_callback_ended(name text, error text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

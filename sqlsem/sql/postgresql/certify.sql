@@ -12,7 +12,7 @@ CROSS JOIN LATERAL (VALUES
 WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
 
 -- name: hidden
--- Words that are not sent on, and what stands for them.
+-- Words that are not sent on, and the placeholders for them.
 SELECT pg_catalog.host(pg_catalog.inet_server_addr()), '<server>'
 UNION ALL SELECT session_user::pg_catalog.text, '<login>'
 UNION ALL SELECT pg_catalog.current_database()::pg_catalog.text, '<database>'
@@ -33,7 +33,7 @@ CREATE TABLE {schema}.certify_inside (
 )
 
 -- name: create_dead
--- The holders that were killed: their rows there count no more.
+-- The holders that were killed: their rows in certify_inside no longer count.
 CREATE TABLE {schema}.certify_dead (who pg_catalog.text NOT NULL PRIMARY KEY)
 
 -- name: create_counter
@@ -84,7 +84,7 @@ COMMIT
 CALL {schema}.assert_holding(%s, %s)
 
 -- name: create_guarded
--- In a schema of its own: those of sqlsem's own schema cannot be guarded.
+-- A schema of its own: the tables of sqlsem's own schema cannot be guarded.
 CREATE SCHEMA {schema}_own;
 CREATE TABLE {schema}_own.guarded (number integer NOT NULL PRIMARY KEY)
 
@@ -174,7 +174,7 @@ RESET ROLE
 SELECT '42501'
 
 -- name: callers_settings
--- How a session may be set that calls.
+-- The settings that a calling session may have.
 SELECT s.setting FROM (VALUES
     ('SET search_path = pg_temp'::pg_catalog.text),
     ('SET standard_conforming_strings = off'),

@@ -1,8 +1,8 @@
 -- sqlsem, the statements that the Python client sends to PostgreSQL.
 --
--- Every name in them says where it is to be found, also of functions and operators: anyone who may create some in a schema of
--- the caller's search_path must not be able to stand in for them. (Behind a pooler search_path cannot be set: it would be
--- other people's, too.)
+-- Each name in them is qualified, also of functions and operators: a login that may create objects in a schema of the
+-- caller's search_path must not be able to replace them. (Behind a pooler search_path cannot be set: other programs
+-- share the session.)
 
 -- name: version
 SELECT CASE WHEN pg_catalog.to_regclass('{schema}.setting'::pg_catalog.text) IS NULL THEN NULL ELSE 1 END
@@ -59,7 +59,8 @@ FROM {schema}.acquire_by_priority(%s::bigint, %s::varchar, %s::varchar, %s::varc
 -- end of feature: priorities
 
 -- name: wait
--- What is written while waiting is for people and may be lost in a crash of the server, as may a release, which is repeated.
+-- What a wait writes is only displayed, and a crash of the server may undo it. A crash may undo a release, too: the
+-- client repeats it.
 -- (In one column, as the client reads each.)
 SELECT CASE WHEN pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL
             THEN {schema}.wait(%s::varchar, %s::bigint, %s::integer) END
@@ -215,7 +216,7 @@ SELECT resource_id, ageing FROM {schema}.priorities()
 
 -- feature: operate
 -- name: set_resource
--- (What an operator does is written down with where it was done.)
+-- (The record of an operator's call tells where the call came from.)
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.set_resource(%s, %s, %s)
 -- end of feature: operate
 
@@ -243,14 +244,14 @@ SELECT {schema}.prune(%s)
 SELECT {schema}.prune_operations(%s)
 
 -- name: is_installed
--- Whether there is a table for installers to lock.
+-- True if there is a table for installers to lock.
 SELECT pg_catalog.to_regclass('{schema}.installer'::pg_catalog.text) IS NOT NULL
 
 -- name: install_lock
 LOCK TABLE {schema}.installer IN SHARE ROW EXCLUSIVE MODE
 
 -- name: install_begin
--- Sessions that wait for locks stand aside from here on (is_upgraded).
+-- Sessions that wait for locks pause from here on (is_upgraded).
 SELECT pg_catalog.setval('{schema}.installer_backend_pid_seq'::pg_catalog.regclass, pg_catalog.pg_backend_pid()::bigint, true)
 
 -- name: install_end
@@ -280,10 +281,10 @@ WHERE a.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid() AND a.pid OPERAT
 ORDER BY a.xact_start LIMIT 5
 
 -- name: lock_tables
--- Before the schema scripts of an upgrade: locks all tables of the schema, at once or not at all. A script that locked some of
--- them, and asked for others later, would meet transactions that hold the others and wait for the first: a deadlock. A running
--- transaction begins with the members or with the queue, and is met at either in turn; no transaction is left waiting behind
--- the upgrade for longer than a moment.
+-- Before the schema scripts of an upgrade, lock all tables of the schema at once, or none. A script that locked some of
+-- them first and others later could deadlock with a transaction that holds the others and waits for the first. A
+-- running transaction begins with the members or with the queue, so the attempts begin with either in turn. No
+-- transaction waits behind the upgrade for longer than a moment.
 DO $$
 DECLARE
     v_before pg_catalog.text := pg_catalog.current_setting('lock_timeout');

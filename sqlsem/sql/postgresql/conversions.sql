@@ -1,15 +1,16 @@
--- sqlsem, conversions for PostgreSQL: a reader becomes the writer, a writer becomes a reader, without letting go. May be
--- run again at any time. Described in docs/conversions.md.
+-- sqlsem, conversions for PostgreSQL: a reader becomes the writer, a writer becomes a reader, without releasing the
+-- lock. May be run again at any time. Described in docs/conversions.md.
 --
--- A reader that wants to write carries the label 'upgrade' until all others have left. Nothing shares with that label,
--- so the one who comes behind it waits; and those behind who may enter already, or may just have seen that they may, are
--- let in by the statement before: "once true it stays true" holds for them, and the upgrader waits for them as well.
+-- A reader that wants to write has the access type 'upgrade' until all others have left. No request fits beside it, so
+-- each later request waits. Some readers behind it may enter already, or may just have seen that they may: the
+-- statement before grants them. For them "once true it stays true" holds, and the upgrading reader waits for them as
+-- well.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- Gives a granted row another access type from now on, and writes down what it had been until now. False when the row is
--- gone or taken away, or has another access type than p_was.
+-- Give a granted row another access type, and record the time under the old one. Return false if the row is gone or
+-- revoked, or has another access type than p_was.
 CREATE OR REPLACE FUNCTION {schema}.convert_row(
     p_resource varchar, p_position bigint, p_was varchar, p_access varchar, p_outcome varchar) RETURNS boolean
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -27,13 +28,13 @@ AS $$
 $$;
 
 
--- Has a reader begin to become the writer; where it is alone it is at once. With p_try nothing is changed otherwise. May be
--- repeated.
+-- Begin the upgrade of a reader; a reader that is alone is the writer at once. With p_try nothing is changed if it is
+-- not alone. May be repeated.
 --   0  it writes
 --   1  begun: go on with upgrade
---  -1  not begun: others are inside (p_try); or readers behind are held up by a pause or a cap alone, or another one that
---      was upgrading is dead or being taken away: look again in a moment
---  -2  the row is gone: released, reaped or taken away
+--  -1  not begun: others are inside (p_try); or only a pause or a cap holds back readers behind it; or another
+--      upgrading reader is dead or being revoked. Call again in a moment
+--  -2  the row is gone: released, reaped or revoked
 --  -3  another reader is upgrading: each would wait for the other. Nothing was changed
 CREATE OR REPLACE FUNCTION {schema}.begin_upgrade(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_try boolean) RETURNS integer
@@ -48,7 +49,7 @@ DECLARE
     v_again boolean := false;
 BEGIN
     PERFORM {schema}.require_outside_transaction('begin_upgrade');
-    -- Nobody registers, and nobody else begins to upgrade, until this is committed.
+    -- Until this commits, no request registers and no other reader begins to upgrade.
     PERFORM {schema}.take_exclusive_lock({schema}.lock_class(0), hashtext(p_resource), 'the gate of ' || quote_literal(p_resource));
     SELECT access_type, concurrency_limit, member_id, granted_at, revoked_at INTO v_row
     FROM {schema}.{table} AS t WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
@@ -74,23 +75,23 @@ BEGIN
         END IF;
     END IF;
     LOOP
-        -- Those who stand between us and a reader behind must not leave before this is committed: that reader would
-        -- see its way free while we believe it blocked.
+        -- The rows between this reader and a reader behind must not leave before this commits: that reader would see
+        -- its way free while this transaction takes it for blocked.
         PERFORM FROM {schema}.{table}
         WHERE resource_id = p_resource AND access_type <> 'read' AND queue_position > p_position
           AND queue_position < (SELECT max(queue_position) FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)
                                 WHERE access_type = 'read' AND granted_at IS NULL)
         ORDER BY queue_position FOR KEY SHARE;
         -- feature: queue
-        -- A parked task holds nothing, so it is not let in: it goes on waiting. One that is claimed just now is waited for, and
-        -- then inside; from here on no claim finds its way free.
+        -- A parked task holds nothing, so it is not granted: it goes on waiting. A claim of such a task that is under
+        -- way comes first, and the task is then inside. From here on no claim finds its way free.
         PERFORM FROM {schema}.{table}
         WHERE resource_id = p_resource AND access_type = 'read' AND granted_at IS NULL AND queue_position > p_position
           AND member_id IN (SELECT p.member_id FROM {schema}.parking AS p)
         ORDER BY queue_position FOR NO KEY UPDATE;
         -- end of feature: queue
-        -- The rule, for the readers behind that wait: those who fit (now, or but for the operator's pause or cap, of
-        -- which they may have heard later than we did).
+        -- Apply the rule to the waiting readers behind: find the readers that fit now, and the readers that would fit
+        -- but for the operator's pause or cap. (They may have learned of these later than this session.)
         SELECT array_agg(queue_position), bool_or(paused OR load + weight > cap) INTO v_free, v_held
         FROM (SELECT queue_position, access_type, granted_at, revoked_at, weight, member_id,
                      coalesce(sum(weight) FILTER (WHERE access_type <> 'read') OVER ahead, 0) AS load,
@@ -102,14 +103,14 @@ BEGIN
           -- feature: queue
           AND NOT EXISTS (SELECT FROM {schema}.parking AS p WHERE p.member_id = r.member_id)
           -- end of feature: queue
-          AND coalesce(load + weight <= declared, true);  -- also those that nobody attends to: they go as such
+          AND coalesce(load + weight <= declared, true);  -- (also rows without a live client: they are removed as such)
         SELECT queue_position INTO v_other FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)
         WHERE queue_position <> p_position AND (queue_position < p_position OR granted_at IS NOT NULL) LIMIT 1;
         IF v_other IS NULL AND v_free IS NULL THEN
             RETURN CASE WHEN {schema}.convert_row(p_resource, p_position, 'read', 'write', 'upgraded') THEN 0 ELSE -2 END;
         END IF;
         EXIT WHEN NOT p_try;
-        -- The dead must not stand in the way of a try.
+        -- Dead owners must not make a try fail.
         IF v_again OR NOT {schema}.reap_dead_members(p_resource, v_row.member_id) THEN
             RETURN -1;
         END IF;
@@ -127,11 +128,11 @@ END
 $$;
 
 
--- Waits up to p_timeout_ms until a reader that has begun to upgrade is alone and the writer, asleep in the engine's lock
+-- Wait up to p_timeout_ms until a reader that has begun to upgrade is alone and the writer. Sleep in the engine's lock
 -- queue wherever there is a lock to wait for.
---   0  it writes          -1  not yet; or it does not upgrade any more
---   1  call again at once: something was written that others should see
---  -2  the row is gone: released, reaped or taken away
+--   0  it writes          -1  not yet; or the row does not upgrade any more
+--   1  call again at once: other sessions should see what was written
+--  -2  the row is gone: released, reaped or revoked
 CREATE OR REPLACE FUNCTION {schema}.upgrade(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_timeout_ms integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -155,7 +156,7 @@ BEGIN
         RETURN CASE v_row.access_type WHEN 'write' THEN 0 ELSE -1 END;
     END IF;
     LOOP
-        -- Anyone who is inside has granted_at, or stands ahead and never saw us; nobody else can be let in.
+        -- A holder has granted_at, or is ahead and never saw this request. No other request can be granted.
         SELECT queue_position INTO v_other FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)
         WHERE queue_position <> p_position AND (queue_position < p_position OR granted_at IS NOT NULL) LIMIT 1;
         IF v_other IS NULL THEN
@@ -166,10 +167,10 @@ BEGIN
         END IF;
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
         IF v_left <= 0 THEN
-            -- Once a call, look at all the others too (as wait does).
+            -- Once a call, test all other owners, too (as wait does).
             RETURN CASE WHEN {schema}.reap_dead_members(p_resource, v_row.member_id) THEN 1 ELSE -1 END;
         END IF;
-        -- Who upgrades the tables must not wait long for this transaction (as in wait).
+        -- An upgrade of the tables must not wait long for this transaction (as in wait).
         v_left := least(v_left, 2000);
         IF v_again AND {schema}.is_upgraded() THEN
             RETURN -1;
@@ -177,7 +178,8 @@ BEGIN
         v_again := true;
         v_key := {schema}.lock_key(v_other);
         IF {schema}.is_free({schema}.lock_class(2), v_key) THEN
-            -- Nobody holds it: released this instant, or its owner has no session, or its owner died.
+            -- No session holds the lock: the row was released this instant, or its owner has no session, or its owner
+            -- died.
             IF {schema}.check_if_dead(p_resource, v_other, v_row.member_id) THEN
                 RETURN 1;
             END IF;
@@ -191,10 +193,12 @@ END
 $$;
 
 
--- Makes a writer a reader, or has a reader give up its upgrade, and wakes those behind, whom that may let in: 0 done (or
--- it reads already), -1 no such granted row of this requester. May be repeated.
--- Waits (lock_timeout) for an open transaction that has pinned the row. Afterwards the session calls retake_wakeup_lock.
--- Blocks nobody, and yet takes the gate: a begin_upgrade whose caller was cut off while it stood there comes first.
+-- Make a writer a reader, or end a reader's upgrade, and wake the waiters behind that this may let in. Return 0 if done
+-- (or the row reads already), -1 if this requester has no such granted row. May be repeated.
+-- Waits (lock_timeout) for an open transaction that has pinned the row. Afterwards the session calls
+-- retake_wakeup_lock.
+-- A downgrade blocks no request, and yet takes the gate: a begin_upgrade whose caller was cut off while it waited there
+-- comes first.
 CREATE OR REPLACE FUNCTION {schema}.downgrade(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -226,8 +230,8 @@ END
 $$;
 
 
--- Takes the entry lock of a row of this session's member again, behind those who were woken by its end. Without it those
--- who wait look from time to time: nothing is lost but their sleep.
+-- Take the wakeup lock of a row of this session's member again, behind the waiters that its release woke. Without the
+-- lock the waiters poll from time to time: they lose nothing but their sleep.
 CREATE OR REPLACE FUNCTION {schema}.retake_wakeup_lock(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

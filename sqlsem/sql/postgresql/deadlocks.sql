@@ -1,17 +1,17 @@
 -- sqlsem, deadlocks, for PostgreSQL. May be run again at any time, after routines.sql.
 --
--- Who is one line of execution: a member and its owner (a thread, a task, a session). Who waits cannot give anything
--- back. Found from the rows of one instant:
---   1. Everybody who waits is suspected. Anyone who would be let in if only the suspected ones stayed is suspected no
---      more. Repeated until nothing changes: those left are stuck.
+-- An owner is one line of execution: a member and its thread, task or session. (Columns and variables call it `who`.)
+-- An owner that waits cannot release anything. The search reads the rows of one instant:
+--   1. Suspect each owner that waits. Clear each owner that could be granted if only the suspected ones stayed. Repeat
+--      until nothing changes: the owners that are left are stuck.
 --   2. Each stuck row points to the stuck rows in its way. Owners that reach each other and no other owner are a cycle.
---   3. The highest position that waits in a cycle is the youngest request, whose owner has to give up.
+--   3. The highest position that waits in a cycle is the youngest request. Its owner has to give up.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- A row as the search sees it: n numbers them by resource and position; who, the lines of execution, from 1; room is what
--- it and an operator allow, were it let in.
+-- A row as the search sees it: n numbers the rows by resource and position, who numbers the owners, from 1; room is the
+-- limit that the row and an operator allow, were the row granted.
 DO $$
 BEGIN
     IF to_regtype('{schema}.deadlock_row') IS NULL THEN
@@ -22,8 +22,8 @@ BEGIN
 END
 $$;
 
--- Whether a member can be in a deadlock at all: somebody of it waits and has something else, for which another row waits.
--- Nearly always nobody does, and nothing else is read.
+-- Return true if a member can be in a deadlock at all: one of its owners waits and has another row, for which some
+-- request waits. Nearly always there is none, and nothing else is read.
 CREATE OR REPLACE FUNCTION {schema}.may_be_in_deadlock(p_member bigint) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -42,9 +42,10 @@ AS $$
                                 OR w.queue_position <> mine.queue_position AND w.access_type = 'upgrade')))
 $$;
 
--- The rows among which a deadlock of this member would be: one statement, one instant. Only who has two rows and waits, and
--- anyone who waits ahead of such a one: without them there is no cycle. Bare participants, who may go at any time, and rows
--- that are on their way out do not count. `busy`: its owner has two rows and waits. A client may search among them by itself.
+-- The rows among which a deadlock of this member would be: one statement, one instant. It reads only owners that have
+-- two rows and wait, and owners that wait ahead of such a row: without them there is no cycle. Bare participants, which
+-- may leave at any time, and rows that are being removed do not count. `busy`: the row's owner has two rows and waits.
+-- A client may search among the rows by itself.
 CREATE OR REPLACE FUNCTION {schema}.deadlock_rows(p_member bigint)
 RETURNS TABLE (queue_position bigint, resource_id varchar, member_id bigint, owner varchar, access_type varchar,
                concurrency_limit integer, weight integer, granted boolean, cap integer, waits boolean)
@@ -67,8 +68,8 @@ AS $$
     WHERE {schema}.may_be_in_deadlock(p_member) AND (b.busy OR b.waits AND b.queue_position < b.last_busy)
 $$;
 
--- Whether these members live, as far as anybody can tell: anyone who died holds nobody up for long. With what a client needs
--- to name them, which is nothing where one of them may be dead.
+-- Return the data that name these members to a client, or no rows if one of them may be dead: a dead member does not
+-- hold up others for long.
 CREATE OR REPLACE FUNCTION {schema}.live_members(p_members bigint[], p_mine bigint)
 RETURNS TABLE (member_id bigint, host varchar, pid integer, session_id integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -90,9 +91,10 @@ BEGIN
 END
 $$;
 
--- The deadlock whose youngest request is this member's, if there is one: the shortest cycle through it, a row each who,
--- the youngest request's first. `ahead` is where a who is in the way of the one before, `behind` what it waits for.
--- Nothing while somebody in it may be dead: then it will be removed.
+-- The deadlock whose youngest request is this member's, if there is one: the shortest cycle through that request, one
+-- row for each owner, beginning with the request's own. `ahead` is the row by which an owner blocks the one before,
+-- `behind` the row for which it waits. Return nothing if a member of the cycle may be dead: its removal will end the
+-- deadlock.
 CREATE OR REPLACE FUNCTION {schema}.find_deadlock(p_member bigint)
 RETURNS TABLE (step integer, member_id bigint, host varchar, pid integer, session_id integer, owner varchar,
                ahead_resource varchar, ahead_position bigint, ahead_granted boolean,
@@ -103,8 +105,8 @@ AS $$
 DECLARE
     v_rows     {schema}.deadlock_row[];
     v_row      {schema}.deadlock_row;
-    v_idle     boolean[];  -- of each row: nothing keeps it out any more (1.), nobody stuck waits behind it (2.)
-    v_left     integer[];  -- of each who: rows that are not idle; it is stuck while there are some
+    v_idle     boolean[];  -- of each row: nothing blocks it any more (1.), no stuck row waits behind it (2.)
+    v_left     integer[];  -- of each owner: its rows that are not idle; it is stuck while there are some
     v_none     boolean[];
     v_changed  boolean;
     v_resource varchar;
@@ -112,20 +114,20 @@ DECLARE
     v_load     bigint[];
     v_low      integer[];
     v_at       integer;
-    v_source   integer[];  -- who waits
-    v_target   integer[];  -- for whom
+    v_source   integer[];  -- the owner that waits
+    v_target   integer[];  -- the owner that it waits for
     v_who      integer;
-    v_knot     integer[];  -- whos
+    v_knot     integer[];  -- owners
     v_back     integer[];
     v_seen     integer[] := '{}';
     v_victim   {schema}.deadlock_row;
-    v_reached  integer[] := '{}';  -- whos; and from which, by which row that waits behind which
+    v_reached  integer[] := '{}';  -- owners; and from which, by which row that waits behind which
     v_from     integer[] := '{}';
     v_waiter   integer[] := '{}';
     v_blocker  integer[] := '{}';
     v_found    integer[];  -- of them, those of the last level
     v_front    {schema}.deadlock_row[];  -- their rows
-    v_rest     {schema}.deadlock_row[];  -- of whos that are not reached yet
+    v_rest     {schema}.deadlock_row[];  -- of owners that are not reached yet
 BEGIN
     WITH r AS (
         SELECT row_number() OVER (ORDER BY b.resource_id, b.queue_position)::integer,
@@ -185,7 +187,7 @@ BEGIN
                          r.room, r.weight, r.granted, r.waits AND NOT v_idle[r.n])::{schema}.deadlock_row ORDER BY r.n)
     INTO v_rows FROM unnest(v_rows) AS r WHERE v_left[r.who] > 0;
 
-    -- Up the queues, to leave aside those for whom nobody waits: of the many behind a cycle usually all.
+    -- Up the queues, to leave aside the owners for which no request waits: usually all of the many behind a cycle.
     v_idle := v_none;
     SELECT array_agg(coalesce(w.number, 0) ORDER BY u.who) INTO v_left
     FROM generate_series(1, cardinality(v_left)) AS u (who)
@@ -217,8 +219,8 @@ BEGIN
     END LOOP;
     SELECT array_agg(r ORDER BY r.n) INTO v_rows FROM unnest(v_rows) AS r WHERE v_left[r.who] > 0;
 
-    -- 2. Who waits for whom. From a blocked row of access write all the stuck rows ahead of it can be reached, so those
-    -- behind need not point past it: the edges are few, however long the queue.
+    -- 2. The edges: which owner waits for which. A blocked row of access write leads to all the stuck rows ahead of it,
+    --    so the rows behind it need not point past it. The edges are few, however long the queue is.
     SELECT array_agg(w.who), array_agg(b.who) INTO v_source, v_target
     FROM (SELECT *, min(r.n) OVER queue AS first, max(r.n) OVER queue AS last,
                  max(r.n) FILTER (WHERE r.waits AND r.access_type = 'write')
@@ -229,7 +231,7 @@ BEGIN
     JOIN unnest(v_rows) AS b ON b.n = k.n
     WHERE w.waits AND CASE WHEN w.access_type = 'upgrade' THEN b.granted AND b.n <> w.n
                            ELSE w.access_type = 'write' OR b.access_type <> w.access_type END;
-    -- A cycle whose youngest request is ours: all that one of ours reaches reaches it, too.
+    -- A cycle with a request of this member as its youngest: every owner that this one reaches also reaches this one.
     FOR v_who IN SELECT DISTINCT r.who FROM unnest(v_rows) AS r WHERE r.waits AND r.member_id = p_member LOOP
         CONTINUE WHEN v_who = ANY (v_seen);
         WITH RECURSIVE down (who) AS (
@@ -288,7 +290,7 @@ BEGIN
 END
 $$;
 
--- The same in words, for a session that waits: the position to give up, and why. NULLs when there is none.
+-- The same in words, for a session that waits: the position to give up, and why. NULLs if there is no deadlock.
 CREATE OR REPLACE FUNCTION {schema}.describe_deadlock(p_member bigint, OUT victim bigint, OUT words text)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

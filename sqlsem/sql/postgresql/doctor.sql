@@ -7,8 +7,9 @@ SELECT pg_catalog.current_setting('server_version_num')::integer,
        pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::boolean
 
 -- name: permission
--- Who we are; whether the schema is there and may be used; whether the routines are there and may be called; who owns the
--- schema, and whether that is somebody else who is no superuser, or others may create things in it.
+-- The login; whether the schema exists and may be used; whether the routines exist and may be called; the owner of the
+-- schema; whether that owner is another login without superuser rights, or other logins may create objects in the
+-- schema.
 SELECT current_user, n.oid IS NOT NULL, pg_catalog.has_schema_privilege(n.oid, 'USAGE'::pg_catalog.text),
        pg_catalog.count(p.oid) OPERATOR(pg_catalog.>) 0::bigint,
        pg_catalog.array_agg(DISTINCT p.proname::pg_catalog.text) FILTER (WHERE pg_catalog.has_function_privilege(p.oid, 'EXECUTE'::pg_catalog.text))
@@ -19,15 +20,15 @@ LEFT JOIN pg_catalog.pg_proc AS p ON p.pronamespace OPERATOR(pg_catalog.=) n.oid
 GROUP BY n.oid
 
 -- name: settings
--- What holds for connections that, unlike ours, do not set it themselves; and our own keepalive.
+-- The settings of connections that do not set their own, unlike sqlsem's; and the keepalive of this connection.
 SELECT s.reset_val, pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('tcp_keepalives_idle'),
        pg_catalog.current_setting('tcp_keepalives_interval'), pg_catalog.current_setting('tcp_keepalives_count'),
        (SELECT t.setting FROM pg_catalog.pg_settings AS t WHERE t.name OPERATOR(pg_catalog.=) 'tcp_user_timeout'::pg_catalog.text)
 FROM pg_catalog.pg_settings AS s WHERE s.name OPERATOR(pg_catalog.=) 'default_transaction_isolation'::pg_catalog.text
 
 -- name: locks
--- How many locks the server's table has room for at the least, and how many are in it. (Those on the fast path are not, nor those
--- of serializable transactions.)
+-- The number of locks for which the server's table has room at least, and the number of locks in it. (Locks on the fast
+-- path are not in it, nor locks of serializable transactions.)
 SELECT pg_catalog.current_setting('max_locks_per_transaction')::bigint
        OPERATOR(pg_catalog.*) (pg_catalog.current_setting('max_connections')::bigint
                                OPERATOR(pg_catalog.+) pg_catalog.current_setting('max_prepared_transactions')::bigint),
@@ -40,8 +41,8 @@ SELECT s.ssl, s.version, s.cipher FROM pg_catalog.pg_stat_ssl AS s
 WHERE s.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid()
 
 -- name: replication
--- The timeline; the synchronous standbys that are asked for; how many standbys, and synchronous ones, are seen to be
--- connected (NULL where that is not for us to see).
+-- The timeline; the synchronous standbys that are configured; the number of connected standbys, and of synchronous ones
+-- (NULL if this login may not see them).
 SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN NULL
             ELSE pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8) END,
        pg_catalog.current_setting('synchronous_standby_names'),
@@ -57,7 +58,8 @@ SELECT pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp
 SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_try_advisory_lock(%(key)s::bigint)
 
 -- name: beacon_look
--- Asked on a second connection: is it another backend, does the first one still hold its lock, and are we kept out?
+-- Asked on a second connection: is it another backend, does the first one still hold its lock, and does that keep this
+-- one out?
 SELECT pg_catalog.pg_backend_pid(),
        EXISTS (SELECT FROM pg_catalog.pg_locks AS l
                WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory'::pg_catalog.text AND l.granted AND l.pid OPERATOR(pg_catalog.=) %(pid)s::integer

@@ -1,11 +1,11 @@
--- sqlsem, guarded tables, for PostgreSQL: a trigger lets nobody write who has not asserted, in the same transaction, a grant of
--- the table's resource. May be run again at any time, after routines.sql. What it cannot see: docs/howto/guarded-tables.md.
+-- sqlsem, guarded tables, for PostgreSQL: a trigger refuses each write of a transaction that has not asserted a grant
+-- of the table's resource. May be run again at any time, after routines.sql. Its limits: docs/howto/guarded-tables.md.
 --
--- What a transaction has pinned is noted in a setting of its own (note_pin), what a connection may count on for a while in
--- another one (Grant.session). Anyone may write both, so neither is believed: the trigger pins what they name once more, by the
--- same rules as `pin`. A note that is made up gains no more than to call `pin`.
+-- A setting notes the rows that a transaction has pinned (note_pin), another setting the grant that a connection relies
+-- on for a while (Grant.session). Any login may write both, so the trigger believes neither: it pins the named rows
+-- once more, by the same rules as `pin`. A forged note gains no more than a call of `pin`.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
 -- Return the note by which a connection relies on a grant for a while: the position and its owner, which changes at a
@@ -18,7 +18,7 @@ AS $$
       AND member_id IS NOT NULL AND granted_at IS NOT NULL
 $$;
 
--- The trigger of guarded tables, once a statement. Its argument is the resource.
+-- The trigger of guarded tables, once for each statement. Its argument is the resource.
 CREATE OR REPLACE FUNCTION {schema}.check_guard() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -33,13 +33,14 @@ BEGIN
     IF v_pinned ~ E'^\\d+( \\d{1,18}:[0-9a-f]{32})+$' AND split_part(v_pinned, ' ', 1) = pg_current_xact_id()::text THEN
         v_positions := ARRAY(SELECT split_part(p, ':', 1)::bigint FROM unnest((string_to_array(v_pinned, ' '))[2:]) AS u (p));
     ELSE
-        v_pinned := '';  -- of another transaction, or somebody's own words
+        v_pinned := '';  -- of another transaction, or text that a login wrote itself
     END IF;
     v_asserted := v_positions;
     IF v_session ~ E'^\\d{1,18}:\\d{1,18}( \\d{1,18}:\\d{1,18})*$' THEN
         v_positions := v_positions || ARRAY(SELECT split_part(p, ':', 1)::bigint FROM unnest(string_to_array(v_session, ' ')) AS u (p));
     END IF;
-    -- Who writes comes first, should a reader's grant be named, too. A row that stands, and is kept from now on, was never lost.
+    -- The writer comes first, in case a reader's grant is named, too. A row that is there, and pinned from now on, was
+    -- never lost.
     SELECT t.queue_position, t.access_type INTO v_row
     FROM {schema}.{table} AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = TG_ARGV[0] AND t.queue_position = ANY (v_positions) AND t.granted_at IS NOT NULL
@@ -68,10 +69,10 @@ END
 $$;
 
 
--- Putting guards, and taking them off: with the caller's rights -----------------------------------------------------
+-- Adding and removing guards: with the caller's rights --------------------------------------------------------------
 
--- A table and all that inherits from it: partitions of partitions, too. (A trigger of a statement is fired by the table that
--- the statement names, and by no other.)
+-- A table and all tables that inherit from it, also partitions of partitions. (A statement fires only the statement
+-- triggers of the table that it names.)
 CREATE OR REPLACE FUNCTION {schema}.table_and_partitions(p_table regclass) RETURNS SETOF regclass
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -80,7 +81,7 @@ AS $$
     SELECT relation::regclass FROM member ORDER BY relation = p_table DESC, relation
 $$;
 
--- The guards that there are, one a table.
+-- The guards, one for each table.
 CREATE OR REPLACE FUNCTION {schema}.guards()
 RETURNS TABLE (relation regclass, resource_id text, trigger_name name, fires boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
@@ -90,7 +91,8 @@ AS $$
     FROM pg_trigger AS t WHERE t.tgfoid = '{schema}.check_guard()'::regprocedure
 $$;
 
--- Guards a table, with its partitions, or those that have come since; how many triggers were made or enabled.
+-- Guard a table with its partitions, or partitions that were added since; return how many triggers were made or
+-- enabled.
 CREATE OR REPLACE FUNCTION {schema}.guard_table(p_table regclass, p_resource text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -138,7 +140,7 @@ BEGIN
 END
 $$;
 
--- Takes the guards off a table and its partitions; how many there were.
+-- Remove the guards of a table and its partitions; return how many there were.
 CREATE OR REPLACE FUNCTION {schema}.unguard_table(p_table regclass) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -168,7 +170,7 @@ BEGIN
 END
 $$;
 
--- The guarded tables, without the parts of guarded ones; and what is not in order with them.
+-- The guarded tables, without the partitions of guarded ones, and their faults.
 CREATE OR REPLACE FUNCTION {schema}.guarded_tables()
 RETURNS TABLE (schema_name name, table_name name, resource_id text, problem text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp

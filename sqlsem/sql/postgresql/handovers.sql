@@ -1,16 +1,16 @@
--- sqlsem, locks that travel, for PostgreSQL: whoever holds one hands it over, and who has the token adopts it: with the same
--- position and fence, without a gap. May be run again at any time. Described in docs/handover.md.
+-- sqlsem, hand-overs of locks, for PostgreSQL: a holder hands its lock over, and the client with the token adopts it,
+-- with the same position and fence and without a gap. May be run again at any time. Described in docs/handover.md.
 --
--- From the one to the other the rows belong to a member in transit, which lives by a lease: where nobody adopts them in time,
--- they go as all rows whose lease is over. So at every moment a row has one owner: the giver until hand_over commits, nobody
--- who could work under it in between, and the adopter from the commit of adopt on.
--- A row gets another requesting_id and uid each time: whatever the one before it still does (a late release, a repeated
--- call) finds nothing.
+-- Between the two the rows belong to a member in transit, which lives by a lease. If no client adopts them in time,
+-- they are reaped like all rows whose lease is over. So at each moment a row has one owner: the giver until hand_over
+-- commits, then the member in transit, under which no client can work, and the adopter from the commit of adopt on.
+-- A row gets another requesting_id and uid each time: a late release or a repeated call of the owner before finds
+-- nothing.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- A token, of 244 random bits.
+-- A token of 244 random bits.
 CREATE OR REPLACE FUNCTION {schema}.new_token() RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT 'sqlsem-' || replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', '') $$;
@@ -20,8 +20,8 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT encode(sha256(convert_to(p_token, 'UTF8')), 'hex') $$;
 
 
--- Hands rows of a member over, all or none, to who shows the token of p_hash within p_ttl_ms, as login p_to (NULL: the
--- giver's). 0 done, -1 one of them is not held (any more). May be repeated.
+-- Hand over rows of a member, all or none, to the client that presents the token of p_hash within p_ttl_ms, as login
+-- p_to (NULL: the giver's). Return 0 if done, -1 if one of them is not held (any more). May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.hand_over_rows(
     p_member bigint, p_positions bigint[], p_hash varchar, p_ttl_ms integer, p_to varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -53,7 +53,7 @@ BEGIN
         WHERE given_at < clock_timestamp() - interval '1 day'
           AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = h.member_id)
         ORDER BY given_at LIMIT 100 FOR UPDATE SKIP LOCKED));
-    -- A sign of life, and a lock: until the commit nobody can take the giver for dead, and remove its rows.
+    -- A heartbeat, and a lock: until the commit no session can take the giver for dead and remove its rows.
     UPDATE {schema}.member
     SET heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
     WHERE member_id = p_member AND login = session_user
@@ -77,7 +77,8 @@ BEGIN
     IF v_count = 0 OR v_count <> cardinality(p_positions) THEN
         RETURN -1;
     END IF;
-    -- People see which process handed it over. It belongs to no login: nobody can renew or release it without the token.
+    -- Displays show the process that handed it over. It belongs to no login: it cannot be renewed or released without
+    -- the token.
     INSERT INTO {schema}.member (beacon, backend_pid, host, pid, program, login, grace_ms, lease_ms, lease_until)
     VALUES (NULL, NULL, v_member.host, coalesce(v_member.pid, v_member.backend_pid), v_member.program,
             '', 0, p_ttl_ms, clock_timestamp() + p_ttl_ms * interval '1 millisecond')
@@ -105,9 +106,10 @@ END
 $$;
 
 
--- Has a member adopt what was handed over under a token. One row for each lock with code 0; or one row with the reason:
+-- Let a member adopt the rows that were handed over under a token. Return one row for each lock with code 0; or one row
+-- with the reason:
 --   -1  no such token                       -2  it was used: by whom and when
---   -3  it is too late: the lease ran out, or an operator took a row away      -4  it is for another login
+--   -3  too late: the lease ran out, or an operator revoked a row      -4  it is for another login
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.adopt_rows(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_token text)
@@ -130,7 +132,8 @@ BEGIN
     IF concat(p_requesting_id, p_owner, p_uid) ~ '[[:cntrl:]]' OR p_requesting_id IS NULL OR p_uid IS NULL THEN
         RAISE EXCEPTION 'sqlsem: bad request: requesting_id and uid must be printable text' USING ERRCODE = '22023';
     END IF;
-    -- Alone: a registration of this member that is under way must not write a low-water mark above what comes here.
+    -- Exclusive: a registration of this member that is under way must not write a low-water mark above the adopted
+    -- rows.
     PERFORM pg_advisory_xact_lock({schema}.lock_class(7), {schema}.lock_key(p_member));
     SELECT h.* INTO v_given FROM {schema}.handover AS h WHERE h.token_hash = {schema}.token_hash(p_token) FOR UPDATE;
     IF NOT FOUND THEN
@@ -172,13 +175,13 @@ BEGIN
                     AND t.queue_position = ANY (ARRAY(SELECT r.queue_position FROM {schema}.member_rows(v_given.member_id) AS r))
                   FOR UPDATE) AS kept;
         END IF;
-        IF v_count IS DISTINCT FROM v_given.row_count THEN  -- too late; or of what an operator took a part away nobody has the rest
+        IF v_count IS DISTINCT FROM v_given.row_count THEN  -- too late, or an operator revoked some of them
             code := -3;
             RETURN NEXT;
             RETURN;
         END IF;
         DELETE FROM {schema}.member AS m WHERE m.member_id = v_given.member_id;
-        -- (Their positions are lower than those that this member has been given since.)
+        -- (The adopted positions are lower than the positions that this member got since.)
         DELETE FROM {schema}.low_water AS l WHERE l.resource_id = {schema}.member_key(p_member);
         UPDATE {schema}.{table} AS t
         SET member_id = p_member, requesting_id = p_requesting_id, owner = p_owner,
@@ -195,7 +198,8 @@ BEGIN
     FOR v_row IN SELECT * FROM {schema}.member_rows(p_member) AS r
                  WHERE r.request_uid = p_uid OR r.request_uid LIKE replace(p_uid, '_', E'\\_') || '.%' ORDER BY r.queue_position LOOP
         IF v_member.lease_ms IS NULL THEN
-            -- (Who waits shares it for an instant, to see whether it is free. It only spares them looking.)
+            -- (A waiter shares the lock for an instant, to test if it is free. The lock only saves waiters from
+            -- polling.)
             FOR v_try IN 1..20 LOOP
                 EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(v_row.queue_position));
                 PERFORM pg_sleep(0.001);
@@ -215,7 +219,8 @@ $$;
 
 -- For sessions ---------------------------------------------------------------------------------------------------------
 
--- What a session's requester holds on a resource: its member, and whether that was made for this row alone.
+-- The rows that a session's requester holds on a resource; their member, and true if the member was made for this row
+-- alone.
 CREATE OR REPLACE FUNCTION {schema}.session_rows(
     p_resource text, p_position bigint, p_requesting_id text, OUT member bigint, OUT queue_position bigint, OUT own boolean)
 RETURNS SETOF record
@@ -227,7 +232,7 @@ AS $$
       AND (p_position IS NULL OR t.queue_position = p_position)
 $$;
 
--- A member without rows that was made for one alone.
+-- Delete a member that has no rows and was made for one row alone.
 CREATE OR REPLACE FUNCTION {schema}.delete_empty_member(p_member bigint) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -236,8 +241,8 @@ AS $$
       AND NOT EXISTS (SELECT FROM {schema}.member_rows(p_member))
 $$;
 
--- Hands over what this session holds on a resource (or one of its positions): whoever adopts the token within ttl_seconds, as
--- login to_login (left out: this one), has it from then on.
+-- Hand over the rows that this session holds on a resource (or one position). A session that adopts the token within
+-- ttl_seconds, as login to_login (by default this login), holds them from then on.
 CREATE OR REPLACE PROCEDURE {schema}.hand_over(
     resource text, queue_position bigint DEFAULT NULL, ttl_seconds double precision DEFAULT 60, to_login text DEFAULT NULL,
     requesting_id text DEFAULT NULL, INOUT token text DEFAULT NULL)
@@ -273,12 +278,12 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: nothing is held (any more) on % by this requester', pg_catalog.quote_literal(resource)
             USING ERRCODE = '55000', HINT = 'Only what is held can be handed over.';
     END IF;
-    COMMIT;  -- a caller that fails later has given the lock away all the same, as anybody may have adopted it
+    COMMIT;  -- irrevocable, even if the caller fails later: another session may have adopted it
 END
 $$;
 
--- Adopts what was handed over: from now on it is this session's (or a lease's), to be given back by release. Of several
--- locks under one token the first one is told; all are this session's, in the same requesting_id.
+-- Adopt the rows of a token: from now on they are this session's (or a lease's), and `release` ends them. Of several
+-- locks under one token the first one is returned; all are this session's, under the same requesting_id.
 CREATE OR REPLACE PROCEDURE {schema}.adopt(
     token text, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL,
     INOUT resource text DEFAULT NULL, INOUT queue_position bigint DEFAULT NULL, INOUT fence bigint DEFAULT NULL)
@@ -334,9 +339,9 @@ $$;
 
 -- Locks that a commit of the caller's releases ------------------------------------------------------------------
 
--- Called in the transaction whose commit shall release a lock, after it has pinned the lock. Only the lock's process
--- knows the word.
--- (The rows go when the lock's process has seen them: a login that has left thousands is doing something else.)
+-- Call it in the transaction whose commit releases a lock, after the transaction has pinned the lock. Only the lock's
+-- process knows the marker.
+-- (The rows go when the lock's process has seen them: a login with thousands of them misuses the function.)
 CREATE OR REPLACE FUNCTION {schema}.release_on_commit(p_marker varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -351,12 +356,12 @@ BEGIN
 END
 $$;
 
--- Whether that transaction has been committed.
+-- Return true if that transaction has been committed.
 CREATE OR REPLACE FUNCTION {schema}.is_committed(p_marker varchar) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ SELECT EXISTS (SELECT FROM {schema}.commit_marker WHERE marker = p_marker) $$;
 
--- Its lock has gone, or nobody waits for it any more. Some words of those who have died go, too.
+-- Delete a marker: its lock is gone, or no process waits for it any more. Some markers of dead processes go, too.
 CREATE OR REPLACE FUNCTION {schema}.delete_commit_marker(p_marker varchar) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ DELETE FROM {schema}.commit_marker WHERE marker = p_marker OR marked_at < clock_timestamp() - interval '1 day' $$;

@@ -1,11 +1,11 @@
--- sqlsem, what runs once per period, for PostgreSQL. May be run again at any time, after public.sql.
+-- sqlsem, runs once per period, for PostgreSQL. May be run again at any time, after public.sql.
 --
--- A run holds the mutex 'once:<name>'. It counts for the moment at which its turn came (granted_at), by the server's clock: a
--- period is done when a run has been done whose turn came in it, or later. So nothing but times is kept. A clock that steps back
--- runs nothing twice, and those that ask for periods of another length are answered as well. Periods are multiples of a length
--- since 1970 in UTC, moved by an offset.
+-- A run holds the mutex 'once:<name>'. It counts for the moment at which it was granted (granted_at), by the server's
+-- clock. A period is done when a run that was granted in it, or later, is done. So only times are stored. A clock that
+-- steps back runs nothing twice, and callers with periods of another length get an answer, too. Periods are multiples
+-- of a length since 1970 in UTC, moved by an offset.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
 -- Milliseconds since 1970, rounded down: moments and periods are compared as whole numbers.
@@ -13,8 +13,8 @@ CREATE OR REPLACE FUNCTION {schema}.epoch_ms(p_at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT floor(extract(epoch FROM p_at) * 1000)::bigint $$;
 
--- May it run in the period of a moment: that at which the row at p_position was granted, else now? NULL: there is no such row
--- (any more).
+-- Return true if a run may be made in the period of a moment: when the row at p_position was granted, else now. NULL:
+-- there is no such row (any more).
 CREATE OR REPLACE FUNCTION {schema}.once_due(
     p_name varchar, p_position bigint, p_requesting_id varchar, p_per_ms bigint, p_offset_ms bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -36,12 +36,13 @@ BEGIN
 END
 $$;
 
--- It is done, for the period in which the turn of that row came: 0; -1 where the row is not held (any more). May be repeated.
+-- Record a run as done, for the period in which its row was granted. Return 0; -1 if the row is not held (any more).
+-- May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.mark_once(p_name varchar, p_position bigint, p_requesting_id varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    -- Kept until the commit: nobody begins another run before this one is known.
+    -- Pinned until the commit: no other run begins before this one is recorded.
     IF NOT {schema}.pin('once:' || p_name, p_position, p_requesting_id) THEN
         RETURN -1;
     END IF;
@@ -55,7 +56,7 @@ BEGIN
 END
 $$;
 
--- When it was done last, and by whom; and the server's time.
+-- The time of the last run, and its login; and the server's time.
 CREATE OR REPLACE FUNCTION {schema}.once_last(p_name varchar)
 RETURNS TABLE (granted_at timestamptz, done_at timestamptz, queue_position bigint, requesting_id varchar, login name,
                taken_at timestamptz)
@@ -64,8 +65,8 @@ AS $$
     SELECT granted_at, done_at, queue_position, requesting_id, login, clock_timestamp() FROM {schema}.once_run WHERE once_name = p_name
 $$;
 
--- Forgets that it was done: it may run again in this period. Only the login that has run it last, and operators. 0 done, -1 there was
--- nothing to forget.
+-- Forget the last run: the name may run again in this period. Allowed to the login of the last run, and to operators.
+-- Return 0 if done, -1 if there was nothing to forget.
 CREATE OR REPLACE FUNCTION {schema}.once_forget(name text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -89,7 +90,7 @@ $$;
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Of a period, in ms.
+-- Check a period, in ms.
 CREATE OR REPLACE FUNCTION {schema}.check_period(
     p_name text, p_per double precision, p_offset double precision, OUT per_ms bigint, OUT offset_ms bigint)
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
@@ -110,9 +111,9 @@ BEGIN
 END
 $$;
 
--- Begins what shall run once per period; waits up to timeout_ms for one that runs already, as that may fail. code:
---   0, 1 it is this session's, which ends it: once_done when it went well; if not, release('once:…', queue_position)
---   2 it is done for this period: there is nothing to do     -1, -2, -3 as of acquire
+-- Begin a run that is due once per period; wait up to timeout_ms for a run that is under way, as it may fail. code:
+--   0, 1  this session runs it, and ends it: once_done if it went well; if not, release('once:…', queue_position)
+--   2  it is done for this period: there is nothing to do     -1, -2, -3 as of acquire
 CREATE OR REPLACE PROCEDURE {schema}.once_begin(
     name text, per_seconds double precision, offset_seconds double precision DEFAULT 0, timeout_ms integer DEFAULT -1,
     note text DEFAULT NULL, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL,
@@ -137,7 +138,7 @@ BEGIN
         code := 2;
         RETURN;
     END IF;
-    -- Nothing is committed between the grant and what follows: no cancel can leave a row behind that nobody knows.
+    -- Nothing is committed between the grant and the following steps: no cancel can leave an unknown row behind.
     CALL {schema}.acquire_row(pg_catalog.concat('once:'::pg_catalog.text, name), 1, 'write', 1, timeout_ms, note, v_id, lease_seconds, true,
                               code, queue_position, fence);
     IF code OPERATOR(pg_catalog.<) 0 THEN
@@ -151,12 +152,13 @@ BEGIN
         fence := NULL;
     END IF;
     IF NOT {schema}.is_outermost(v_stack) THEN
-        COMMIT;  -- the gate is not to be kept until a caller of ours commits
+        COMMIT;  -- do not keep the gate until the caller's transaction commits
     END IF;
 END
 $$;
 
--- It went well: done for this period, and the lock given back. 0; -1 when the lock was lost before, and it is not done.
+-- Record that the run went well: the period is done, and the lock released. Return 0; -1 if the lock was lost before,
+-- and it is not done.
 CREATE OR REPLACE FUNCTION {schema}.once_done(name text, queue_position bigint, requesting_id text DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

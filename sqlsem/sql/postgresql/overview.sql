@@ -1,7 +1,7 @@
--- sqlsem, the overview for PostgreSQL: all that is there at one instant, for those who look on. May be run again at
--- any time. It only looks: nothing here is on the way of who takes a lock or gives it back.
+-- sqlsem, the overview for PostgreSQL: the whole state at one instant, for displays. May be run again at any time. It
+-- only reads: no acquisition or release depends on it.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
 -- A moment as microseconds since 1970, which is exact in JSON.
@@ -9,8 +9,8 @@ CREATE OR REPLACE FUNCTION {schema}.microseconds(p_moment timestamptz) RETURNS b
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT pg_catalog.round(pg_catalog.date_part('epoch', p_moment) OPERATOR(pg_catalog.*) 1000000)::bigint $$;
 
--- What is set for resources, by whom; beside what resources() tells. Patterns of limits as 'tenant:*'; what they come to for a
--- resource is not told here.
+-- The settings of resources, and the logins that made them, beside the columns of resources(). Patterns of limits are
+-- shown as 'tenant:*'; the limit that a resource gets from them is not shown here.
 CREATE OR REPLACE FUNCTION {schema}.resource_settings()
 RETURNS TABLE (resource_id varchar, cap integer, paused_at timestamptz, stale_after float, paused_by name, cap_by name)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -21,9 +21,9 @@ AS $$
     WHERE coalesce(l.cap, o.cap, o.stale_after_ms) IS NOT NULL OR o.paused_at IS NOT NULL
 $$;
 
--- The locks that other sessions have in the place of one of ours: the advisory ones of our classes, and those on tables that
--- stand for one (routines.sql). A stranger is a login that may not use the schema. seconds: since its transaction began, or its
--- session where it has none; NULL where the schema's owner may not see that.
+-- The locks that other sessions hold with sqlsem's meaning: the advisory ones of sqlsem's classes, and locks on tables
+-- that serve as one (routines.sql). A stranger is a login that may not use the schema. seconds: since its transaction
+-- began, or its session if it has none; NULL if the schema's owner may not see that.
 CREATE OR REPLACE FUNCTION {schema}.held_locks(p_resource varchar)
 RETURNS TABLE (kind text, key bigint, is_alone boolean, resource_id varchar, pid integer, transaction text, login text, program text,
                seconds float, is_stranger boolean)
@@ -64,8 +64,9 @@ AS $$
     WHERE h.kind IS NOT NULL
 $$;
 
--- Of these, the ones that are in the way of others for longer than a call needs: any of a stranger's, and what the same transaction
--- still has a moment later. (Only a look that finds some takes that moment.) Of p_resource, or all.
+-- The held locks that block others for longer than a call needs: each lock of a stranger, and each lock that the same
+-- transaction still holds a moment later. (Only a call that finds such locks takes that moment.) Of p_resource, or of
+-- all.
 CREATE OR REPLACE FUNCTION {schema}.kept_locks(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (kind text, resource_id varchar, pid integer, login text, program text, seconds float, is_stranger boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -89,8 +90,8 @@ BEGIN
 END
 $$;
 
--- The newest holds of a resource that ended as they should, of its last 200 requests: the newest first. (By its index, of which
--- no more is read.)
+-- The newest holds of a resource that ended normally, of its last 200 requests, newest first. (Read from its index,
+-- which is read no further.)
 CREATE OR REPLACE FUNCTION {schema}.recent_holds(p_resource varchar)
 RETURNS TABLE (held float, waited float, note varchar, program varchar)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
@@ -106,8 +107,9 @@ BEGIN
 END
 $$;
 
--- Everything but the rows of entries(): one row, whose columns are arrays in JSON. batches: those that are open, or failed and not
--- begun anew, or whose callback has not finished; without bodies. holds: of the 200 resources that are wanted most.
+-- The whole state but the rows of entries(): one row, whose columns are arrays in JSON. batches: the batches that are
+-- open, that have failed and were not begun anew, or whose callback has not finished; without bodies. holds: of the 200
+-- most contended resources.
 CREATE OR REPLACE FUNCTION {schema}.overview(
     OUT taken_at timestamptz, OUT settings json, OUT members json, OUT queues json, OUT batches json, OUT holds json)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -161,7 +163,7 @@ BEGIN
 END
 $$;
 
--- The rows of rates() in JSON: of the 200 rates for which most wait, or that were used last.
+-- The rows of rates() in JSON: of the 200 rates with the most waiters, or the latest use.
 CREATE OR REPLACE FUNCTION {schema}.overview_rates() RETURNS json
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -182,7 +184,7 @@ AS $$
 $$;
 
 
--- When somebody will go in ------------------------------------------------------------------------------------------
+-- When a request will be granted ------------------------------------------------------------------------------------
 
 -- Return the kind of a hold: its note without numbers, or else its program.
 CREATE OR REPLACE FUNCTION {schema}.kind_of(p_note varchar, p_program varchar) RETURNS text
@@ -191,23 +193,24 @@ AS $$
     SELECT CASE WHEN p_note <> '' THEN 'note ' || regexp_replace(p_note, '[0-9]+', '#', 'g') ELSE 'program ' || coalesce(p_program, '') END
 $$;
 
--- A number between 0 and 1 that looks like chance, and is always the same of the same two.
+-- A pseudo-random number between 0 and 1, always the same for the same two arguments.
 CREATE OR REPLACE FUNCTION {schema}.deterministic_fraction(p_one bigint, p_other integer) RETURNS float
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT ((hashint8extended(p_one, p_other) & 1073741823) + 0.5) / 1073741824.0::float
 $$;
 
--- How much longer a lock is held that has been held for p_already seconds (0: one that begins), where p_share of those like it
--- are held for shorter. p_held: of how long such locks were held, in order. Between any two of those that were longer lies the
--- same share, and as much below the first of them and above the last; what has lasted longer than all lasts on. (As
--- sqlsem/insight/estimates.py has it.)
+-- Return how much longer a lock is held that has been held for p_already seconds (0: one that begins), if p_share of
+-- similar locks are held for shorter. p_held: the durations of similar locks, in order. Between any two of the longer
+-- durations lies the same share, and as much below the first of them and above the last. A lock that has been held for
+-- longer than all is held on.
+-- (The same as in sqlsem/insight/estimates.py.)
 CREATE OR REPLACE FUNCTION {schema}.expected_remaining(p_held float[], p_share float, p_already float) RETURNS float
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_count integer := cardinality(p_held);
-    v_first integer := 0;  -- so many were shorter
+    v_first integer := 0;  -- the number of shorter durations
     v_place float;
     v_whole integer;
     v_below float;
@@ -225,11 +228,12 @@ BEGIN
 END
 $$;
 
--- When a request that waits will be granted, in seconds from now: in eight of ten cases between low and high; and for how long
--- such locks are held, in eight of ten cases, known from so many. No row where it does not wait, the resource is paused, fewer
--- than five holds are known, or more than 60 requests stand before it. Plays the queue forward 100 times, as `sqlsem why` does
--- (which goes on where this ends): who is inside stays for as long as one of the recent holds that were longer, who waits goes in
--- as soon as the rule lets it.
+-- Estimate when a waiting request will be granted, in seconds from now: in eight of ten cases between low and high.
+-- Also how long such locks are held, in eight of ten cases, and from how many holds that is known. No row if the
+-- request does not wait, the resource is paused, fewer than five holds are known, or more than 60 requests are ahead of
+-- it.
+-- The estimate plays the queue forward 100 times, as `sqlsem why` does (which goes on where this ends). A holder stays
+-- for as long as one of the recent holds that were longer, and a waiter is granted as soon as the rule lets it in.
 CREATE OR REPLACE FUNCTION {schema}.estimate(queue_position bigint)
 RETURNS TABLE (low float, likely float, high float, held_low float, held_high float, holds integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -242,7 +246,7 @@ DECLARE
     v_set    record;
     v_kinds  text[];      -- of the recent holds, the newest first; and how long they were
     v_holds  float[];
-    v_like   float[];     -- of those that are like the row at hand, the newest 60, in order
+    v_like   float[];     -- of the holds like the row at hand, the newest 60, in order
     v_doubt  float;       -- how far their mean may be off, as a share of it
     v_access text[] := '{}';   -- of the rows so far, as are their weights and the limits that they declare
     v_weight integer[] := '{}';
@@ -275,7 +279,7 @@ BEGIN
         SELECT CASE WHEN avg(h) > 0 THEN stddev_pop(h) / avg(h) / sqrt(count(*)) ELSE 0 END INTO v_doubt FROM unnest(v_like) AS h;
         v_waits := v_row.state = 'waits';
         IF v_waits THEN
-            -- In each play the last one that leaves it no room together with those that stay for longer.
+            -- In each play: the last of the rows that leave it no room, together with the rows that stay for longer.
             v_enters := ARRAY(
                 SELECT coalesce(max(a.leaves) FILTER (
                            WHERE a.load > least(v_row.concurrency_limit, v_set.cap, a.declared)), 0)
@@ -314,10 +318,11 @@ BEGIN
 END
 $$;
 
--- Why a request waits: one row for each row that holds it back, from the head of the queue on (or one without, where nobody does);
--- none where there is no such request. goes_on_at: with which the owner of that row waits itself; ask about that one next. The
--- codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for those that wait no more. The reason says when it
--- will go in, too, where enough is known; as numbers, estimate does.
+-- Return why a request waits: one row for each row that blocks it, from the head of the queue on, or one row without a
+-- blocker if there is none; no row if there is no such request. goes_on_at: the position at which the blocker's owner
+-- waits itself; ask about that one next. The codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead
+-- for a request that no longer waits. The reason also says when the request will be granted, if enough is known;
+-- `estimate` returns that as numbers.
 CREATE OR REPLACE FUNCTION {schema}.why(queue_position bigint)
 RETURNS TABLE (code text, reason text, behind bigint, state text, host varchar, pid integer, program varchar, note varchar,
                seconds float, goes_on_at bigint)
@@ -346,7 +351,7 @@ BEGIN
     INTO v_set
     FROM {schema}.effective_settings(v_row.resource_id) AS s LEFT JOIN {schema}.resource AS o ON o.resource_id = v_row.resource_id
     CROSS JOIN LATERAL {schema}.pattern_of(v_row.resource_id) AS p;
-    -- Where the cap leaves such a request no room at all, the others are looked for without it.
+    -- If the cap leaves such a request no room at all, its blockers are computed without the cap.
     v_cap := CASE WHEN v_row.weight <= v_set.cap THEN v_set.cap END;
     IF v_row.access_type = 'upgrade' AND v_row.state = 'holds' THEN
         code := 'upgrading';

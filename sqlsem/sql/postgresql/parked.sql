@@ -20,7 +20,7 @@
 -- Order of locks: the queue's row of parking, which one claim at a time has; members; gates, none of which is waited for; tasks,
 -- passing by those that are locked; rows of the queue.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
 CREATE OR REPLACE FUNCTION {schema}.end_of_time() RETURNS timestamptz

@@ -13,7 +13,7 @@
 -- its databases in which sqlsem is installed under this schema's name. Where this login may not create roles, an
 -- administrator runs this script.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
 DO $$

@@ -11,7 +11,7 @@
 -- The order of the line: by requested_at less ageing_ms for each step of priority. It is fixed when a request enters. So a
 -- request is overtaken by those only that come less than (difference in priority) * ageing_ms after it: nobody starves.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
 CREATE OR REPLACE FUNCTION {schema}.priority_queue_of(p_resource varchar) RETURNS varchar

@@ -4,7 +4,7 @@
 -- acquire and try must commit while they run, so they are procedures with the caller's rights (SECURITY DEFINER cannot
 -- commit, nor can what has a SET clause): every name in them is qualified, and the tables are reached through functions.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
 -- (Helpers have the clause: so what is not qualified stands in them.)

@@ -13,7 +13,7 @@
 -- moment at which there is room, which is written down there as used, and sleeps until then. What comes later is promised no
 -- earlier moment (promised_ms), so this is in the order of asking, too; and no hand-over lies between one and the next.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
 -- The present in milliseconds since 1970, as rates count it.

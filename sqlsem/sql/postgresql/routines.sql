@@ -17,7 +17,7 @@
 --   queue_key      ROW SHARE: a queue is claimed from that knows no limit; EXCLUSIVE: limits of queues are set (block_first_limit)
 -- A commit is visible before its transaction's locks are released; several routines lean on that.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
 CREATE OR REPLACE FUNCTION {schema}.lock_class(p_kind integer) RETURNS integer

@@ -47,7 +47,7 @@
 -- claims pass by them with one look at an index, and who has nothing to do knows when to look again. A note only spares looking:
 -- those from the future (the clock went back) do not count, and it may be deleted at any time.
 
--- Names mean what the system means by them, whatever else the installing login may see.
+-- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
 -- The put lock: taken before numbers of tasks are drawn, or what has ended is opened again, until the transaction ends.
