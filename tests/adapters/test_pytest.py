@@ -110,7 +110,7 @@ def test_readers_and_several_at_once(run, others):
         @pytest.mark.sqlsem("prices", access="read")
         @pytest.mark.sqlsem("gate", limit=3)
         def test_it(sqlsem):
-            kinds = {one.resource: one.access for name in ("prices", "gate") for one in sqlsem.entries(name)}
+            kinds = {one.resource: one.access for name in ("prices", "gate") for one in sqlsem.admin.entries(name)}
             assert kinds == {"prices": "read", "gate": "write"}
     """
     with others.read("prices"):

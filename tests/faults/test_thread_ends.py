@@ -612,7 +612,7 @@ def test_pooled_thread_survives_an_error_of_its_job(said, raised):
         while goes_on():
             closing.wait(0.01)
 
-    thread = ours.Kept("a-job", job, closing)
+    thread = ours.SupervisedThread("a-job", job, closing)
     thread.begin()
     until(lambda: len(done) == 3, "it goes on")
     closing.set()
@@ -627,7 +627,7 @@ def test_kept_thread_that_has_died_is_begun_again(said, monkeypatch):
         ran.append(threading.current_thread())
         closing.wait()
 
-    thread = ours.Kept("a-job", job, closing)
+    thread = ours.SupervisedThread("a-job", job, closing)
     thread.begin()
     until(lambda: ran)
     assert thread.runs

@@ -375,8 +375,8 @@ class OnlyTheBooksCount(Membership):
 class ProvenAtItsEnd(Membership):
     """As if a sign counted from when the answer came."""
 
-    def prove(self, since):
-        super().prove(membership.monotonic())
+    def record_heartbeat(self, since):
+        super().record_heartbeat(membership.monotonic())
 
 
 @pytest.mark.parametrize("wrong", [EveryCallProves, NothingIsFresh, EverySignProves, OnlyTheBooksCount, ProvenAtItsEnd])

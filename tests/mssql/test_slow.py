@@ -97,5 +97,5 @@ def test_allowance(monkeypatch):
     for _ in range(5):
         seen.append((allowance.seconds, allowance.grow()))
     assert seen == [(4.0, True), (8.0, True), (16.0, True), (32.0, False), (32.0, False)]
-    now[0] += AdaptiveTimeout.FORGOTTEN + 1
+    now[0] += AdaptiveTimeout.RESET_SECONDS + 1
     assert allowance.seconds == 4.0

@@ -113,7 +113,7 @@ def barging(patch):
 
     def admission(self, request, position):
         turn = real(self, request, position)
-        if turn.come or position != LAST:
+        if turn.allowed or position != LAST:
             return turn
         inside = self.rows_of_text(
             "SELECT 1 FROM ProcessControl WHERE resource_id = ? AND granted_at IS NOT NULL", (request.resource,)

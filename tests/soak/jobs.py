@@ -307,10 +307,10 @@ class Jobs:
         holder is not notified before others, so the table decides.)
         """
         time.sleep(self.rng.uniform(0, DAWDLE))
-        for entry in self.coordinator.entries(f"{self.name}-pinned-{self.rng.randrange(PLACES)}"):
+        for entry in self.coordinator.admin.entries(f"{self.name}-pinned-{self.rng.randrange(PLACES)}"):
             if entry.state == "holds":
                 with contextlib.suppress(sqlsem.NotHeld):  # released by now
-                    self.coordinator.revoke(entry.position, force=True)
+                    self.coordinator.admin.revoke(entry.position, force=True)
 
     def _write(self, held: Any, resource: str, fence: int, pinned: int | None = None) -> None:
         """Work in a transaction that asserts the lock. ``pinned``: the position of the row that must stay until its
@@ -357,7 +357,7 @@ class Jobs:
                         self.wrong(f"a zombie wrote under the fence {grant.fence}")
                     if self.rng.random() < 0.1:
                         with contextlib.suppress(sqlsem.NotHeld):  # it is lost already
-                            self.coordinator.revoke(grant.position, force=True)
+                            self.coordinator.admin.revoke(grant.position, force=True)
                         zombie = True
         except self.errors:
             self.drop_line()
@@ -419,7 +419,7 @@ class Jobs:
     def _gone(self, resource: str, position: int) -> None:
         """Wait until the row has gone, which takes milliseconds when nothing is wrong."""
         began = time.monotonic()
-        while any(entry.position == position for entry in self.coordinator.entries(resource)):
+        while any(entry.position == position for entry in self.coordinator.admin.entries(resource)):
             if time.monotonic() > began + 60:
                 self.wrong(f"the lock at {position} is still there, a minute after its transaction committed")
                 return

@@ -147,7 +147,7 @@ def terms(monkeypatch):
         left = list(outcomes)
 
         def run(make_lock, job, **_):
-            job.step_down.asked = asked
+            job.step_down.requested = asked
             outcome = left.pop(0)
             if isinstance(outcome, Exception):
                 raise outcome
