@@ -1,5 +1,6 @@
-"""Batches, checked against a model of them: parts are started, succeed, fail, die and are repeated in any order. A
-batch that has not succeeded can be finished by repeating what has failed, and what comes after it ends well once.
+"""Batches, checked against a model of them: parts are started, succeed, fail, die and are repeated in any order.
+
+Repeating the failed parts of a batch finishes it, and its callback succeeds once.
 """
 
 import itertools
@@ -44,7 +45,7 @@ class Batch:
     callback_attempt: int = 0
     callback_member: int | None = None
     callback_uid: str | None = None
-    finished: int = 0  # how often its callback has ended well
+    finished: int = 0  # the number of times that its callback has succeeded
 
     def close(self) -> None:
         states = {part.status for part in self.parts.values()}
@@ -54,7 +55,7 @@ class Batch:
 
 @dataclass
 class Model:
-    """The batches as they should be, and the members that live."""
+    """The expected batches, and the living members."""
 
     batches: list[Batch] = field(default_factory=list)
     living: set[int] = field(default_factory=set)
@@ -195,7 +196,7 @@ class Machine(RuleBasedStateMachine):
         assert (ended.callback is not None) == (part.is_last and model_batch.callback_status == "running")
         return ended
 
-    # -- what comes after
+    # -- callbacks
 
     def take(self, model_batch, member, uid):
         model_batch.callback_status, model_batch.callback_member, model_batch.callback_uid = "running", member, uid
@@ -240,7 +241,7 @@ class Machine(RuleBasedStateMachine):
         model_batch.callback_status = "failed" if error else "finished"
         model_batch.finished += error is None
 
-    # -- what strikes
+    # -- failures
 
     @rule(who=st.integers(0, 1))
     def die(self, who):
@@ -288,7 +289,7 @@ class Machine(RuleBasedStateMachine):
         else:
             assert number is None
 
-    # -- what must hold
+    # -- invariants
 
     @invariant()
     def the_record_is_the_models(self):
@@ -310,7 +311,7 @@ class Machine(RuleBasedStateMachine):
     @rule(order=st.permutations(PARTS), repeated=st.sets(st.sampled_from(PARTS)), how=callbacks)
     @precondition(lambda self: self.model.batches)
     def repeat_what_failed(self, order, repeated, how):
-        """As schedulers do, in whatever order; and some of what has succeeded, too."""
+        """Repeat the parts in any order, as schedulers do; repeat some succeeded parts, too."""
         newest, batches = self.model.newest, len(self.model.batches)
         if newest.status not in ("open", "failed") or newest.is_over:
             return

@@ -31,22 +31,22 @@ SLOTS = 3
 class Row:
     position: int
     access: str
-    slot: int | None  # whose it is; None: a bare participant's
+    slot: int | None  # the member that owns it; None: a bare participant
     ticket: Ticket
     granted: bool = False
-    told: bool = False  # whether its owner has heard that it is in
-    was_free: bool = False  # whether it has ever been true that it may proceed
+    told: bool = False  # True once its owner knows of the grant
+    was_free: bool = False  # True once the rule has allowed it to proceed
 
 
 @dataclass
 class Model:
-    """The queue as it should be."""
+    """The expected queue."""
 
     rows: list[Row] = field(default_factory=list)
     paused: bool = False
 
     def fits(self, row: Row) -> bool:
-        """Nothing ahead conflicts."""
+        """True if no row ahead conflicts."""
         return not any(
             other.position < row.position and (row.access == "write" or other.access != row.access)
             for other in self.rows
@@ -110,13 +110,13 @@ class Machine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(rows)) if rows else None
 
     def tell(self, row):
-        """Its owner believes from now on that it is inside."""
+        """Record that the owner knows of the grant."""
         assert row.granted
         if not row.told and row.access == "write":
             self.fences.append(row.position)
         row.told = True
 
-    # -- what members do
+    # -- members
 
     @rule(slot=st.integers(0, SLOTS - 1), access=st.sampled_from(["read", "read", "read", "write"]), only=st.booleans())
     def ask(self, slot, access, only):
@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
         there = {entry.position for entry in self.model.rows}
         until(lambda: self.operator.reap() >= 0 and {row[0] for row in self.database.queue(self.resource)} <= there)
 
-    # -- what others do
+    # -- operators and bare participants
 
     @rule(access=st.sampled_from(["read", "write"]))
     def insert_bare(self, access):
@@ -239,7 +239,7 @@ class Machine(RuleBasedStateMachine):
     def the_living_are_left_alone(self):
         self.operator.reap()  # the queue is still the model's: see below
 
-    # -- what is so at any time
+    # -- invariants
 
     def holds(self, row):
         """As `entries` has it: bare rows hold when they may."""
@@ -296,7 +296,7 @@ def run(database, name, **options):
     run_state_machine_as_test(machine, settings=settings(**options))
 
 
-# What SQL Server does in several transactions shows in between; its own tests are in tests/tsql.
+# SQL Server converts in several transactions, so other sessions see states in between; its tests are in tests/tsql.
 
 
 @pytest.mark.timeout(600)

@@ -13,7 +13,7 @@ from sqlsem.tasks.cron import NICKNAMES, last_due, next_due
 
 UTC, MINUTE, HOUR = timezone.utc, timedelta(minutes=1), timedelta(hours=1)
 YEARS = (2024, 2035)
-#: Looked at around each transition; some clocks are moved by two hours.
+#: The window around each transition that the tests compare; some zones move their clocks by two hours.
 BEFORE, AFTER = 3 * HOUR, 5 * HOUR
 #: An expression; its minutes and hours; whether what comes twice is due twice, and whether it is for every hour.
 EXPRESSIONS = {

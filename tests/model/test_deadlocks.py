@@ -1,4 +1,4 @@
-"""Deadlocks are found exactly where there are some: compared with letting everybody finish who can."""
+"""The search finds all deadlocks and no others: compared with a simulation that lets each node finish that can."""
 
 import dataclasses
 import random
@@ -34,13 +34,13 @@ def test_against_the_outcome(world, chance):
     found = find(world.rows, world.caps)
     lost = wait_graphs.outcome(world.rows, world.caps, chance.choice)
     event(f"{len(found)} cycles")
-    # No miss: whoever can never finish is in a cycle, or behind one.
+    # No miss: a node that can never finish is in a cycle, or waits for a cycle.
     assert bool(found) == bool(lost)
     for cycle in found:
-        # No false alarm: nobody in it can finish, even when all the others have gone.
+        # No false alarm: no node of the cycle can finish, even after all other nodes have left.
         rows = [row for row in world.rows if row.node in cycle.nodes]
         assert wait_graphs.outcome(rows, world.caps, chance.choice) == cycle.nodes
-        # And it is no more than that: everybody in it waits for everybody in it.
+        # The cycle is minimal: each of its nodes waits, directly or not, for each of the others.
         ways = {who: {edge[1].node for edge in cycle.edges if edge[0].node == who} for who in cycle.nodes}
         for start in ways:
             reached, left = set(), [start]
@@ -72,7 +72,7 @@ def test_giving_up_the_victims_frees_everybody(world, chance):
         found = find(rows, world.caps)
         if not found:
             break
-        # Whoever gives up an upgrade is a reader again.
+        # A victim that cancels an upgrade is a reader again.
         for victim in (cycle.victim for cycle in found):
             rows = [dataclasses.replace(row, access="read") if row == victim else row for row in rows]
             rows = [row for row in rows if row.position != victim.position or row.granted]
@@ -83,7 +83,7 @@ def test_giving_up_the_victims_frees_everybody(world, chance):
 @EXAMPLES
 @given(st.lists(st.lists(st.sampled_from(wait_graphs.RESOURCES), min_size=1, unique=True), max_size=12), st.data())
 def test_all_of_requests_never_deadlock(requests, data):
-    """Nor when some of it has been granted to them already."""
+    """Also where some of the locks are already granted."""
     world = wait_graphs.World(data.draw(wait_graphs.caps))
     for who, names in enumerate(requests, 2):
         world.move("ask", who, [data.draw(wait_graphs.asked(name)) for name in names])
@@ -95,7 +95,7 @@ def test_all_of_requests_never_deadlock(requests, data):
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("kind", ["mutex", "readers", "limit", "stages"])
 def test_rings(size, kind):
-    """Each holds one and waits for the next one's."""
+    """Each node holds one lock and waits for the lock of the next node."""
     held = {"mutex": ("write", 1), "readers": ("read", 1), "limit": ("write", 1), "stages": ("stage:1", 1)}[kind]
     wanted = {"mutex": ("write", 1), "readers": ("write", 1), "limit": ("write", 1), "stages": ("stage:2", 1)}[kind]
     rows = [holds(n + 1, f"r{n}", f"w{n}", *held) for n in range(size)]
@@ -121,7 +121,7 @@ def test_limit_deadlocks_only_with_all_its_holders():
 
 
 def test_pure_waiter_can_be_part_of_a_cycle():
-    """W holds nothing, but stands in B's way, and needs what A has."""
+    """W holds nothing, but is ahead of B in the queue, and waits for A's lock."""
     rows = [
         holds(1, "x", "A", "write", 2),
         holds(2, "y", "B"),
@@ -155,12 +155,12 @@ def test_a_limit_that_an_operator_has_set():
     assert find(rows, {"y": 1}) == []
     (cycle,) = find(rows, {"x": 1})
     assert names(cycle) == {"A", "B"}
-    # Too low for the request itself: nobody is waited for but the operator.
+    # A cap below the request's own weight: the request waits for the operator alone.
     assert find([*rows[:3], row(4, "x", "B", "write", 5, 2)], {"x": 1}) == []
 
 
 def test_owners_are_told_apart():
-    """Threads of one member wait for each other; those whose owner is not told are nobody in particular."""
+    """Threads of one member wait for each other; a row without an owner belongs to no particular thread."""
     ring = [holds(1, "x", "A"), holds(2, "y", "B"), row(3, "y", "A"), row(4, "x", "B")]
     assert len(find(ring)) == 1
     same = [dataclasses.replace(entry, owner=None) for entry in ring]
@@ -172,7 +172,7 @@ def test_owners_are_told_apart():
 
 
 def test_upgrades():
-    # A waits for B, who is inside as well and waits for what A has.
+    # A waits for B, which holds the resource too and waits for A's other lock.
     rows = [
         row(1, "x", "A", UPGRADE),
         holds(2, "x", "B", "read"),
@@ -182,12 +182,12 @@ def test_upgrades():
     (cycle,) = find([*rows, row(4, "y", "B")])
     assert names(cycle) == {"A", "B"}
     assert cycle.victim.position == 4
-    # Two, each inside where the other wants to be alone.
+    # Two upgrades: each node reads the resource that the other wants to write.
     (cycle,) = find(
         [row(1, "x", "A", UPGRADE), row(2, "y", "B", UPGRADE), holds(3, "y", "A", "read"), holds(4, "x", "B", "read")]
     )
     assert cycle.victim.position == 2
-    # Who comes later waits behind it, and it waits for nobody who is not inside.
+    # A later request waits behind the upgrade; the upgrade waits for holders only.
     assert find([row(1, "x", "A", UPGRADE), row(2, "x", "B", "read"), row(3, "x", "C")]) == []
 
 
@@ -206,7 +206,7 @@ def test_two_knots_at_once():
 
 
 def test_a_long_queue_takes_no_time():
-    """A thousand who wait in line, all of them blocked in the end by somebody who is not."""
+    """Hundreds of waiters in one queue, all blocked in the end by a holder that does not wait."""
     rows = [holds(1, "x", "A"), *(row(n, "x", f"w{n}") for n in range(2, 600))]
     rows += [holds(1000 + n, f"own{n}", f"w{n}") for n in range(2, 600)]
     assert find(rows) == []
@@ -225,7 +225,7 @@ def test_too_heavy_request_is_not_blocked_by_cap_waiter():
 
 
 def crowds(size):
-    """Many owners who wait while each holds something: with and without cycles, sparse and dense."""
+    """Many owners that wait while they hold locks: with and without cycles, sparse and dense."""
     own = [holds(n + 1, f"own{n:05}", f"w{n}") for n in range(size)]
     inside = [holds(n + 1, "big", f"w{n}", "read") for n in range(size)]
     pool = [holds(n + 1, "pool", f"w{n}", "write", size) for n in range(size)]
@@ -257,8 +257,8 @@ def test_twice_as_many_take_about_twice_as_long(number):
 
         return processor_seconds(search, 3 if size > 1000 else 7)
 
-    # Sixteen times as many: what does not fit into the processor's caches any more takes up to twice as long each, the
-    # square would be 256 times.
+    # Sixteen times as many rows. Rows outside the processor's caches take up to twice as long each; a quadratic search
+    # would take 256 times as long.
     few, many = seconds(500), seconds(8000)
     assert many < 100 * few, f"{few * 1000:.0f} ms, {many * 1000:.0f} ms"
 

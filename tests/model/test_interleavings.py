@@ -18,7 +18,7 @@ LEASE = 30.0
 
 
 class World:
-    """A database with some sessions, which all schedules share, and names that no two share."""
+    """A database with some sessions, shared by all schedules, and with new names for each schedule."""
 
     def __init__(self, database, name):
         self.database, self.name = database, name
@@ -29,14 +29,14 @@ class World:
         self._look = database.raw()
         self.bare = Bare(database)
         self.resource = str(name)
-        self.believed = {}  # positions of those who were told that they are in, and by whom
+        self.believed = {}  # the positions whose owners know of the grant: by position, the actor's name
         self.crowded = False  # see _remember
 
     def begin(self):
-        """A new schedule."""
+        """Begin a new schedule."""
         self.resource = f"{self.name}-{next(self._numbers)}"
         self.believed = {}
-        self.appeared = set()  # all positions that were seen
+        self.appeared = set()  # all positions seen so far
 
     def member(self, who, lease=None):
         """Return a session with a new member for each schedule where ``lease`` is given."""
@@ -61,13 +61,13 @@ class World:
             self.rows("DELETE FROM {table} WHERE resource_id = ?", place)
 
     def forget(self, session):
-        """A session that is of no use any more."""
+        """Close a broken session and remove it from the shared ones."""
         session.close()
         key = next(key for key, opened in self._sessions.items() if opened is session)
         del self._sessions[key], self._members[key]
 
     def over(self, member):
-        """Let a member's lease be over for a second."""
+        """Let a member's lease have expired a second ago."""
         ago = {
             "sqlite": "(julianday('now') - 2440587.5) * 86400.0 - 1",
             "postgresql": "clock_timestamp() - interval '1 second'",
@@ -81,7 +81,7 @@ class World:
         return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
     def seen(self):
-        """The rows of the resource."""
+        """Return the rows of the resource."""
         found = self.rows(
             "SELECT queue_position, access_type, concurrency_limit, weight, granted_at, revoked_at, member_id, "
             "CASE WHEN granted_at > revoked_at THEN 1 ELSE 0 END "
@@ -150,7 +150,7 @@ NEVER = Never()
 
 
 class Requester(Actor):
-    """Asks for the resource, looks whether it may go in, gives it back."""
+    """An actor that requests the resource, polls for its grant, and releases it."""
 
     def __init__(self, world, who, *words, access="write", limit=1, weight=1, lease=None, row=None, uid=None):
         session, self.member = world.member(who, lease)
@@ -163,7 +163,7 @@ class Requester(Actor):
         self.done = self._done
 
     def register_now(self):
-        """Before the schedule begins."""
+        """Register before the schedule begins."""
         self.ticket = self._register(self.session)
         if self.ticket.granted:
             self.world.believed[self.ticket.position] = self.name
@@ -188,7 +188,7 @@ class Requester(Actor):
     def _look(self, session):
         try:
             return None if self.ticket is None else session.wait(self.ticket, 0, NEVER)
-        except Disconnected:  # it was given up, and hears so
+        except Disconnected:  # its member was reaped, and this call says so
             self.world.forget(session)
             return None
 
@@ -197,7 +197,7 @@ class Requester(Actor):
     def _release(self, session):
         if self.ticket is None:
             return None
-        self.world.believed.pop(self.ticket.position, None)  # who leaves has left before it says so
+        self.world.believed.pop(self.ticket.position, None)  # a row is gone before its release returns
         return session.release(self.ticket, "released")
 
     def _cancel(self, session):
@@ -219,20 +219,20 @@ class Requester(Actor):
 
 
 def operator(world, name, call):
-    """An operator, on a session of its own, which does one thing."""
+    """An operator with a session of its own and a single call."""
     session, _ = world.member(name)
     return Actor(name, session, [(name, call)])
 
 
 def nothing_else():
-    """A scenario whose end needs no words of its own."""
+    """Return a check for scenarios that need none of their own."""
 
 
 # -- the scenarios: each gives its actors, and what must hold at the end ---------------------------------------------
 
 
 def two_at_once(world):
-    """Two register at once; each looks afterwards."""
+    """Two clients register at once; each polls afterwards."""
     return [Requester(world, who, "register", "look") for who in "ab"], nothing_else
 
 
@@ -243,7 +243,7 @@ def three_kinds(world):
 
 
 def weights(world):
-    """Three register at once who are too much together: 2 and 1 of 2, and 1 of 3."""
+    """Three clients register at once, with too much weight together: 2 and 1 of 2, and 1 of 3."""
     return [
         Requester(world, "a", "register", limit=2, weight=2),
         Requester(world, "b", "register", limit=2),
@@ -280,7 +280,7 @@ def late_loss(world):
     holder = Requester(world, "h", "ping", lease=LEASE).register_now()
     waiter = Requester(world, "w", "look").register_now()
     world.over(holder.member)
-    # From now on it believes nothing before it has asked.
+    # From now on it trusts no grant before it has sent a heartbeat.
     world.believed.clear()
 
     def told(word, answer):
@@ -293,7 +293,7 @@ def late_loss(world):
     def end():
         looked = waiter.answers["look"] is True
         if not looked and world.database.engine == "mssql":
-            # Its routine, without time left, says that it has removed somebody, and lets in at the next call.
+            # Its routine, without time left, reports a removed row, and grants at the next call.
             looked = waiter._look(waiter.session) is True
         assert holder.answers["ping"].known is not looked
 
@@ -301,7 +301,7 @@ def late_loss(world):
 
 
 def granted_to_the_dead(world):
-    """A waiter's lease is over, and its turn has come: it looks while another one tests it."""
+    """A waiter with an expired lease is next in the queue: it polls while another client tests it."""
     holder = Requester(world, "h").register_now()
     waiter = Requester(world, "w", "look", lease=LEASE).register_now()
     world.over(waiter.member)
@@ -311,14 +311,14 @@ def granted_to_the_dead(world):
 
 
 def revoked_while_it_waits(world):
-    """An operator takes the row of a waiter away as it is let in."""
+    """An operator revokes the row of a waiter as it is granted."""
     holder = Requester(world, "h", "release").register_now()
     waiter = Requester(world, "w", "look").register_now()
     position = waiter.ticket.position
 
     def revoke(session):
         answer = session.revoke(position, True)
-        world.believed.pop(position, None)  # by force: nobody is told before
+        world.believed.pop(position, None)  # by force: the owner gets no notice
         return answer
 
     revoker = operator(world, "o", revoke)
@@ -332,7 +332,7 @@ def revoked_while_it_waits(world):
 
 
 def told_before(world):
-    """An operator takes away what somebody is just being let in to: it is not granted after that."""
+    """An operator revokes a row as it is being granted: no grant follows the revocation."""
     holder = Requester(world, "h", "release").register_now()
     waiter = Requester(world, "w", "look").register_now()
     position = waiter.ticket.position
@@ -341,12 +341,12 @@ def told_before(world):
     revoker.done = lambda word, answer: revoked.append(answer)
 
     def told(word, answer):
-        # (Elsewhere a commit may come later than what it commits was decided: there the times tell.)
+        # (Elsewhere a commit may come later than its decision: there the check compares the times.)
         late = revoked and answer is True and world.database.engine == "sqlite"
         assert not late, "granted after it was taken away"
 
-    waiter.done = told  # it believes nothing: it will hear of it by its ping
-    other = holder  # who leaves lets in, on SQLite; elsewhere a row may be asked for on any connection
+    waiter.done = told  # it trusts no grant: its heartbeat reports the loss
+    other = holder  # on SQLite a release grants the next row; elsewhere any connection may poll for a row
     if world.database.engine != "sqlite":
         holder._release(holder.session)
         other = Requester(world, "e", "look", row=waiter.ticket)
@@ -360,7 +360,7 @@ def told_before(world):
 
 
 def cancelled(world):
-    """A waiter gives up, by its uid, as it may be let in."""
+    """A waiter cancels, by its uid, as it becomes grantable."""
     holder = Requester(world, "h", "release").register_now()
     waiter = Requester(world, "w", "look", "cancel").register_now()
 
@@ -371,7 +371,7 @@ def cancelled(world):
 
 
 def a_lost_reply(world):
-    """One registration, asked for on two sessions of one member: its first reply was lost."""
+    """One registration, sent on two sessions of one member: its first reply was lost."""
     first = Requester(world, "a", "register")
     again = Requester(world, "b", "register", uid=first.uid)
     again.member = first.member
@@ -384,7 +384,7 @@ def a_lost_reply(world):
 
 
 def an_upgrade(world):
-    """A reader becomes the writer while another one leaves, and a third comes."""
+    """A reader upgrades while another reader releases, and a third client registers."""
     first = Requester(world, "a", "begin", access="read").register_now()
     other = Requester(world, "b", "release", access="read").register_now()
     late = Requester(world, "c", "register", access="read")
@@ -402,7 +402,7 @@ def an_upgrade(world):
 
 
 def two_upgrades(world):
-    """Two readers become the writer at once: one of them is told that it cannot."""
+    """Two readers upgrade at once: one of them is refused."""
     first, other = (Requester(world, who, access="read").register_now() for who in "ab")
 
     def begin(actor):
@@ -428,7 +428,7 @@ def two_upgrades(world):
 
 
 def adopted(world):
-    """Two adopt what was handed over; one has it, the other hears of it."""
+    """Two clients adopt the same handed-over lock: one gets it, the other is refused."""
     giver = Requester(world, "h").register_now()
     token = secrets.token_hex(16)
     assert giver.session.hand_over(giver.member, [giver.ticket], token, 60.0, None)
@@ -476,7 +476,7 @@ def adopted_too_late(world):
 
 
 def a_pause(world):
-    """An operator stops the resource while who holds leaves, and another one looks."""
+    """An operator pauses the resource while the holder releases, and another client polls."""
     holder = Requester(world, "h", "release").register_now()
     waiter = Requester(world, "w", "look").register_now()
     paused = []
@@ -498,13 +498,13 @@ def a_pause(world):
 
 
 def claims(world):
-    """Two claim from a queue of two tasks at once: they get two."""
+    """Two workers claim from a queue of two tasks at once: they get both tasks."""
     world.operator.put_tasks(world.resource, secrets.token_hex(8), [NewTask("call", "1")] * 2)
     return _claims(world, 2)
 
 
 def claims_of_a_limit(world):
-    """The same where one may run at a time: one of them gets one."""
+    """The same with a limit of one running task: one worker gets a task."""
     world.operator.put_tasks(world.resource, secrets.token_hex(8), [NewTask("call", "1")] * 2)
     world.operator.set_queue(world.resource, None, "limit", 1)
     return _claims(world, 1)
@@ -579,7 +579,7 @@ def registers_as_one_upgrades(world):
     others = [Requester(world, who, "register", access=access) for who, access in (("r", "read"), ("w", "write"))]
 
     def end():
-        # A reader that has come before is inside with it, and leaves first.
+        # An earlier reader holds the resource too, and releases first.
         reader = others[0].ticket
         if reader.position in world.believed:
             world.believed.pop(reader.position)
@@ -597,7 +597,7 @@ def registers_as_one_hands_over(world):
     newcomer = Requester(world, "n", "register", "look")
 
     def hand_over(session):
-        world.believed.pop(position)  # who hands over has left before it says so
+        world.believed.pop(position)  # the giver holds the lock no more before its call returns
         return session.hand_over(giver.member, [giver.ticket], token, 60.0, None)
 
     giver.calls = [("hand over", hand_over)]
@@ -611,7 +611,7 @@ def registers_as_one_hands_over(world):
 
 
 def registers_as_one_adopts(world):
-    """Somebody registers while what is in transit is adopted, and another one looks: the adopter is inside, alone."""
+    """A client registers while a lock in transit is adopted, and another client polls: only the adopter holds it."""
     giver = Requester(world, "h").register_now()
     waiter = Requester(world, "w", "look").register_now()
     position, token = giver.ticket.position, secrets.token_hex(16)
@@ -635,7 +635,7 @@ def registers_as_one_adopts(world):
 
 
 def rates(world):
-    """Three take from a rate of two an hour at once: two have it."""
+    """Three clients take from a rate of two an hour at once: two of them succeed."""
     rate = RateRequest(world.resource, windows_of(2, "1h"))
     actors = []
     for who in "abc":
@@ -650,7 +650,7 @@ def rates(world):
 
 
 def a_rate_with_a_line(world):
-    """Two stand in the line of a rate, and somebody else tries: nobody takes before who stands in front of it."""
+    """Two clients wait in the queue of a rate, and a third tries: no client takes before the waiters ahead of it."""
     rate = RateRequest(world.resource, windows_of(10, "1h"))
     world.resource = rate.resource
     taken = []
@@ -660,7 +660,7 @@ def a_rate_with_a_line(world):
     def takes(actor):
         def take(session):
             if actor.ticket is not None:
-                world.believed.pop(actor.ticket.position, None)  # who takes leaves the line
+                world.believed.pop(actor.ticket.position, None)  # a client that takes leaves the queue
             return session.take_rate(rate, actor.ticket)
 
         def told(word, answer):
@@ -682,7 +682,7 @@ def a_rate_with_a_line(world):
 
 
 def a_bare_row(world):
-    """A plain INSERT, and a registration: whoever commits first is in, and the other one behind it."""
+    """A plain INSERT and a registration: the first to commit holds the resource, and the other waits behind it."""
     bare = Actor("b", world.bare, [("insert", lambda session: session.insert(world.resource))])
     member = Requester(world, "a", "register", "look")
 
@@ -694,13 +694,13 @@ def a_bare_row(world):
 
 
 def bare_among_others(world):
-    """The same with two registrations: one may wait for the gate before the INSERT, and one behind it."""
+    """The same with two registrations: one may wait for the gate before the INSERT, and the other after it."""
     bare = Actor("b", world.bare, [("insert", lambda session: session.insert(world.resource))])
     return [bare, Requester(world, "a", "register"), Requester(world, "c", "register")], nothing_else
 
 
 class Bare:
-    """A plain connection, where a session is wanted."""
+    """A plain connection in the place of a session."""
 
     def __init__(self, database):
         self.database = database
@@ -756,7 +756,7 @@ SCENARIOS = [
 @pytest.fixture
 def world(database, name, monkeypatch):
     if database.engine == "sqlite":
-        # One lock for all threads of a process, for forks: here each thread stands for a process.
+        # Each thread stands for a process here, but the lock for forks is shared by all threads of a process.
         monkeypatch.setattr("sqlsem.engines.sqlite.fork.forks_blocked", NoForks())
     made = World(database, name)
     yield made

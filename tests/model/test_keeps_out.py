@@ -1,4 +1,4 @@
-"""Who of one process need not look, as an earlier one of it would be let in first: compared with the rule itself."""
+"""A waiter need not poll while an earlier waiter of its process must be granted first: compared with the rule."""
 
 import dataclasses
 import itertools
@@ -21,13 +21,13 @@ CAPS = (None, 1, 2, 3, 4)
 
 
 def overtakes(earlier, later, ahead, between=(), cap=None):
-    """Whether the later one may go in while the earlier one may not."""
+    """True if the later request may be granted while the earlier one may not."""
     return later.fits((*ahead, earlier, *between), cap) and not earlier.fits(ahead, cap)
 
 
 @pytest.mark.parametrize("later", SMALL, ids=str)
 def test_it_says_so_exactly_where_the_rule_does(later):
-    """In a small world, one row ahead and a cap show all there is to see: too little would be said as well."""
+    """In a small world, one row ahead and a cap cover all cases, so the test also finds needless polls."""
     ahead = [
         (),
         *((request,) for request in SMALL),
@@ -57,7 +57,7 @@ def test_excluded_request_is_never_granted(ahead, earlier, between, later, cap):
 @settings(max_examples=500, deadline=None)
 @given(queues, requests, st.integers(0, 5), st.integers(0, 5))
 def test_longer_queue_never_helps_a_request(ahead, request, number, place):
-    """What stops reading at the row that decides says what the sum over all would."""
+    """A read that stops at the deciding row gives the same answer as the sum over all rows."""
     rows = [*ahead, *ahead[:number]]
     beside = [other for other in rows if not (request.shared and other.access == request.access)]
     limits = [other.limit for other in (request, *beside) if other.limit is not None]

@@ -1,4 +1,4 @@
-"""What people are shown of a queue, checked against the rule; and what is read for it, counted."""
+"""The displays of a queue, checked against the rule, and the cost of their reads, counted."""
 
 import contextlib
 import io
@@ -70,8 +70,8 @@ def look_at_bare_ones(database, cursor, operator, words, cap, paused):
 
 @pytest.mark.engines("postgresql")
 def test_a_page_of_history_is_found_by_an_index(make_database, postgres_server):
-    """Whatever is asked for: what is read is what is shown, and not the rest."""
-    database = make_database(postgres_server)  # where nothing is that others have left
+    """For each filter, the query reads the rows that it shows, and no others."""
+    database = make_database(postgres_server)  # a new one, without rows of other tests
     database.rows(
         "INSERT INTO sqlsem.history (resource_id, queue_position, requesting_id, access_type, weight, requested_at, "
         "ended_at, outcome) SELECT CASE WHEN mod(g, 500) = 0 THEN 'rare' ELSE 'usual' END, g, 'x', 'write', 1, now(), "
@@ -82,7 +82,7 @@ def test_a_page_of_history_is_found_by_an_index(make_database, postgres_server):
     with contextlib.closing(database.raw(autocommit=False)) as connection:
 
         def entries_read():
-            # (Of this session alone: what others have read may be told late.)
+            # (Of this session alone: the server may report other sessions' reads late.)
             return connection.execute(
                 "SELECT sum(pg_stat_get_xact_tuples_returned(oid)) FROM pg_class "
                 "WHERE oid = 'sqlsem.history'::regclass "
@@ -99,7 +99,7 @@ def test_a_page_of_history_is_found_by_an_index(make_database, postgres_server):
 
 
 def calls_of(function):
-    """How many calls of Python functions it makes."""
+    """Return the number of calls of Python functions that it makes."""
     count = 0
 
     def counted(_frame, event, _argument):
@@ -124,7 +124,7 @@ def test_row_costs_the_same_in_long_and_short_lists():
     def show(number):
         Console(file=io.StringIO(), width=120).print(render_queues(by_resource(waiting[:number], [], None), 120))
 
-    show(10)  # what is made once
+    show(10)  # fill the caches
     few, many = (calls_of(lambda n=n: show(n)) for n in (500, 2000))
     assert many / 2000 <= 1.1 * few / 500
     assert many / 2000 <= 150

@@ -1,5 +1,6 @@
-"""PostgreSQL's low-water marks: below one lives nothing but its survivors, whatever is done, and nothing dead is passed
-by who looks. Here a mark is written by every registration and every grant, not by one of forty.
+"""PostgreSQL's low-water marks: below a mark only its survivors live, and readers pass no dead rows.
+
+Here every registration and every grant writes a mark, instead of one in forty.
 """
 
 import collections
@@ -38,7 +39,7 @@ def low_water(database, key):
 
 
 def assert_marks_are_true(database):
-    """Of every mark that is there, of resources and of members."""
+    """Check every mark, of resources and of members."""
     with psycopg.connect(database.url) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         marks = connection.execute("SELECT resource_id, mark, survivors FROM sqlsem.low_water").fetchall()
@@ -87,7 +88,7 @@ def any_request(resource, most=4):
 
 @pytest.mark.parametrize(("rows", "most"), [(12, 4), (260, 6), (30, 40)])
 def test_rows_of_a_long_queue_match_the_model(marking, name, rows, most):
-    """Some stay long, and so survive many marks; some are bare; some leave from the middle; caps come and go."""
+    """Some rows survive many marks, some are bare, some leave from the middle; caps come and go."""
     random.seed(rows)
     operator, session = marking.session(grace=0), marking.session(grace=0)
     member = session.register_member("host", 1, "churn")
@@ -131,7 +132,7 @@ def test_rows_of_a_long_queue_match_the_model(marking, name, rows, most):
     due = {ticket.position for ticket in tickets if judged[ticket.position] or ticket.granted} | {
         entry.position for entry in entries if entry.granted_at is not None
     }
-    # All at once, the same; and so those that went meanwhile.
+    # One call for all rows gives the same answers, also for rows that have left meanwhile.
     gone = Ticket(name, tickets[0].position + 10**9, "me", False)
     assert session.poll(member, [*tickets, gone]) == {
         **dict.fromkeys(due & {t.position for t in tickets}, True),
@@ -146,7 +147,7 @@ def test_rows_of_a_long_queue_match_the_model(marking, name, rows, most):
 
 @pytest.mark.parametrize("how", ["register", "bare"])
 def test_numbers_that_go_back_take_the_marks_with_them(marking, name, how):
-    """As after the tables were restored by hand, or the sequence was set: what is below a mark must be seen."""
+    """After a restore by hand, or a change of the sequence, rows below a mark must be seen."""
     session = marking.session(grace=0)
     member = session.register_member("host", 1, "restored")
     for number in range(20):
@@ -164,7 +165,7 @@ def test_numbers_that_go_back_take_the_marks_with_them(marking, name, how):
         first = mine.position
         assert session.heartbeat(member).positions == {first}
     assert first < ticket.position
-    for number in range(30):  # also when they have passed where the mark was
+    for number in range(30):  # also after they have passed the old mark
         assert session.register(member, "me", "owner", f"{name}.again{number}", [Request(name)], True) is None
         (waits,) = session.register(member, "me", "owner", f"{name}.on{number}", [Request(name)], False)
         assert not waits.granted
@@ -179,7 +180,7 @@ def test_numbers_that_go_back_take_the_marks_with_them(marking, name, how):
 
 
 def test_uncommitted_older_registration_is_found_later(marking, name):
-    """Its number is below those of later registrations, and nobody sees its row before it is committed."""
+    """Its number is below the numbers of later registrations, and no session sees its row before the commit."""
     old, session = marking.raw(autocommit=False), marking.session(grace=0)
     member = session.register_member("host", 1, "two sessions")
     ((position,),) = old.execute(
@@ -215,7 +216,7 @@ def test_restore_leaves_no_old_marks(postgres_server, make_database):
     session.close()
     postgres_server.restore(dump, database.url)
     assert_marks_are_true(database)
-    # Tables that were dumped without the marks are other tables, and so the marks of the old ones go.
+    # Tables restored from a dump without the marks are new tables, so the marks of the old tables go.
     database.rows("INSERT INTO sqlsem.low_water VALUES ('r', 1000, '{}')")
     other = database.session(grace=60)
     second = other.register_member("host", 2, "after")
@@ -262,7 +263,7 @@ def test_marks_are_true_after_crashes(own_postgres_server, make_database):
 
 @pytest.mark.timeout(120)
 def test_marks_hold_under_concurrent_operations(marking, name):
-    """Registrations, grants, releases, upgrades and batch looks of several sessions on the same resources."""
+    """Registrations, grants, releases, upgrades and polls of several sessions on the same resources."""
     stopping, failures, inside = threading.Event(), [], {}
 
     def work(number):
@@ -313,7 +314,7 @@ def test_marks_hold_under_concurrent_operations(marking, name):
     assert_marks_are_true(marking)
 
 
-# -- what it is for ---------------------------------------------------------------------------------------------------
+# -- the purpose ------------------------------------------------------------------------------------------------------
 
 PAIRS = """
 CREATE PROCEDURE pairs(p_member bigint, p_resource varchar, p_number integer) LANGUAGE plpgsql AS $$
@@ -332,8 +333,8 @@ END $$"""
 
 
 def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
-    """By count, not by the clock: 3,000 pairs under a snapshot leave 3,000 dead entries in front of who looks."""
-    database = make_database(postgres_server)  # and marks as seldom as ever
+    """By count, not by the clock: 3,000 pairs under a snapshot leave 3,000 dead entries ahead of each poll."""
+    database = make_database(postgres_server)  # with marks as rare as in production
     session = database.session(grace=600)
     member = session.register_member("host", 1, "pairs")
     (kept,) = session.register(member, "me", "owner", "kept", [Request("r", limit=5)], False)
@@ -383,7 +384,7 @@ def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
 
 
 def test_poll_does_not_read_uses_of_tasks(postgres_server, make_database):
-    """Not what the starts of tasks have used, which stands in the same tables: there may be thousands of keys."""
+    """Starts of tasks store their uses in the same tables as rates, perhaps for thousands of keys."""
     database = make_database(postgres_server)
     raw = database.raw()
     seen = []
@@ -436,7 +437,7 @@ def test_a_registration_reads_no_more_than_decides(postgres_server, make_databas
 
 
 def test_dead_holder_among_many_is_found(marking, name):
-    """Not the oldest, for whom the next in line waits, nor the last."""
+    """The row that leaves is neither the oldest, for which the next waiter waits, nor the last."""
     sessions = [marking.session(grace=0.5) for _ in range(4)]
     members = [session.register_member("host", number, "inside") for number, session in enumerate(sessions)]
     tickets = [

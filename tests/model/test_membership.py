@@ -1,8 +1,8 @@
-"""Who believes in its locks while others may be let in? Members of every kind, over a model of server and clock.
+"""No member trusts its grants while the server may grant others: members of all kinds, over a model of the server.
 
-The real `Membership`, without its threads, talks to a server that is a few numbers: when it has heard of the member
-last, and whether the member's session lives. Calls take time, fail before or after they had their effect, connections
-break at once or linger. At every moment: whoever believes that it holds something, for it the server lets nobody in.
+The real `Membership`, without its threads, talks to a server of a few numbers: the time of the member's last heartbeat,
+and whether the member's session lives. Calls take time, and fail before or after their effect; connections break at
+once or linger. The invariant: while a member trusts a grant, the server grants no conflicting request.
 """
 
 import itertools
@@ -30,20 +30,20 @@ LIFE = 8.0
 
 
 class Server:
-    """One member's part of a database. A sign is known by the moment at which it was given."""
+    """One member's part of a database. A heartbeat is identified by its time."""
 
     def __init__(self, leased, life):
         self.leased, self.life = leased, life
         self.now = 0.0
-        self.number = 0  # of the member that is there now
+        self.number = 0  # of the present member
         self.sign = 0.0
-        self.session = None  # whose beacon it is
-        self.sessions = set()  # those that live
+        self.session = None  # the session that holds the beacon
+        self.sessions = set()  # the living sessions
         self.row = False
-        self.revoked = None  # since when an operator wants the row back
+        self.revoked = None  # the time of an operator's revocation
 
     def taken(self):
-        """Whether its grace to give the row back is over: then anybody who looks removes it."""
+        """True if the grace after a revocation is over: then the next poll of any client removes the row."""
         return self.revoked is not None and self.now >= self.revoked + self.life
 
     def dead(self):
@@ -53,7 +53,7 @@ class Server:
         return over and (self.leased or self.session not in self.sessions)
 
     def look(self):
-        """Somebody else looks, and takes away what the dead left."""
+        """Poll as another client, and remove the rows of a dead member."""
         if self.number and self.dead():
             self.number = 0
         if not self.number or self.taken():
@@ -61,15 +61,15 @@ class Server:
 
 
 class Session:
-    """A connection to it, with troubles in store: how long calls take, and which fail when."""
+    """A connection to it, with planned troubles: the durations of calls, and their failures."""
 
     usable = True
 
     def recover(self):
-        """Nothing can be left open here."""
+        """Do nothing: no transaction can be left open here."""
 
     def require_in_place(self):
-        """A server is where it was."""
+        """Do nothing: the server has not moved."""
 
     def __init__(self, machine):
         self.machine, self.server = machine, machine.server
@@ -182,7 +182,7 @@ class Machine(RuleBasedStateMachine):
         none = SimpleNamespace(begin=lambda: None, runs=True)
         self.member.heartbeat_thread = self.member.watchdog = none  # no threads of its own: see `pass_time`
 
-    # -- what the membership tells its owner
+    # -- the membership's calls of its owner
 
     def mark_lost(self, positions, why):
         self.holding = False
@@ -212,7 +212,7 @@ class Machine(RuleBasedStateMachine):
         return self.calls.pop() if self.calls else (0.0, 0.0, "")
 
     def pass_time(self, seconds):
-        """The watch looks whenever it is due, as its thread does; others look at the server all the time."""
+        """Run the watchdog whenever it is due, as its thread does; other clients poll the server all the time."""
         end = self.server.now + seconds
         while True:
             due = self.member._seconds_until_uncertain()
@@ -248,7 +248,7 @@ class Machine(RuleBasedStateMachine):
         if not linger:
             self.server.sessions.clear()
 
-    # -- what the member does
+    # -- the member's actions
 
     def call(self, what, troubles, **options):
         self.calls = list(troubles)
@@ -291,9 +291,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: not self.holding and self.member.tickets)
     @rule()
     def has_it(self):
-        """Later, where it waits for another one as well, or its thread stood still."""
+        """Accept a grant late, as after a wait for a second lock, or a suspended thread."""
         self.holding = True
-        # As an acquisition does before it gives the grant away.
+        # As an acquisition does before it returns the grant.
         if self.member.is_uncertain():
             self.member._mark_lost_and_interrupt()
         self.holding = bool(self.member.tickets)
@@ -342,7 +342,7 @@ def test_no_member_trusts_an_expired_grant_for_long(kind):
 
 
 class EveryCallProves(Membership):
-    """What it was once: whatever succeeds is proof of life."""
+    """A mutant, an earlier version: each successful call counts as a heartbeat."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -351,7 +351,7 @@ class EveryCallProves(Membership):
 
 
 class NothingIsFresh(Membership):
-    """As if every grant wrote its sign."""
+    """A mutant: every grant counts as a heartbeat."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -359,21 +359,21 @@ class NothingIsFresh(Membership):
 
 
 class EverySignProves(Membership):
-    """As if a sign of life, or a new session, told that what is held is still there."""
+    """A mutant: a heartbeat, or a new session, proves that held rows still exist."""
 
     def has_any(self):
         return False
 
 
 class OnlyTheBooksCount(Membership):
-    """As if a row that was granted could not be taken away before its grant is in the books."""
+    """A mutant: assumes that no granted row can be removed before its grant is recorded."""
 
     def has_any(self):
         return self._owner.holds_any()
 
 
 class ProvenAtItsEnd(Membership):
-    """As if a sign counted from when the answer came."""
+    """A mutant: a heartbeat counts from the arrival of its answer."""
 
     def record_heartbeat(self, since):
         super().record_heartbeat(membership.monotonic())
@@ -382,7 +382,7 @@ class ProvenAtItsEnd(Membership):
 @pytest.mark.parametrize("wrong", [EveryCallProves, NothingIsFresh, EverySignProves, OnlyTheBooksCount, ProvenAtItsEnd])
 def test_model_finds_seeded_faults(wrong, monkeypatch):
     monkeypatch.setattr(f"{__name__}.Membership", wrong)
-    # With less of a margin than there is, as the margin hides some of it.
+    # With a smaller margin than the real one, which would hide some of the mutants.
     real = wrong.__init__
 
     def bare(self, *arguments, **options):
@@ -398,5 +398,5 @@ def test_model_finds_seeded_faults(wrong, monkeypatch):
             database=None,
             derandomize=True,
             print_blob=False,
-            phases=[Phase.generate],  # nobody reads the smallest example
+            phases=[Phase.generate],  # no reader needs the smallest example
         )

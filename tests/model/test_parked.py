@@ -1,5 +1,6 @@
-"""Tasks with locks beside others who take the same locks, in any order of events: while a task waits it holds nothing,
-while it runs it holds all that it was put with, no lock and no limit is passed, and in the end everything has run.
+"""Tasks with locks, beside other clients that take the same locks, in any order of events.
+
+A waiting task holds nothing, and a running task holds all its locks. No limit is exceeded. In the end all tasks ran.
 """
 
 import itertools
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.model import End, NewTask, Request, TaskLock
 
-#: What may be asked for: access and limit, by resource.
+#: The possible requests: access and limit, by resource.
 KINDS = {"mutex": [("write", 1)], "limit": [("write", 2)], "table": [("read", 1), ("write", 1)]}
 
 
@@ -31,7 +32,7 @@ class Machine(RuleBasedStateMachine):
         self.me = self.session.register_member("host", 1, "outsider")
         self.workers = [self.join(), self.join()]
         self.held = []  # tickets of the outsider
-        self.running = {}  # tasks: by which worker, and the attempt
+        self.running = {}  # by task, its worker and attempt
         self.paused = set()
         self.key_limit = None
 
@@ -168,7 +169,7 @@ class Machine(RuleBasedStateMachine):
             self.session.set_resource(resource, "paused", 0)
         self.session.set_queue(self.queue, None, "key_limit", None)
         member, session = self.workers[0]
-        # One that gives way to a lower order asks again at the next look.
+        # A task that gave way to a lower order requests its locks again at the next poll.
         for _ in range(3 * len(self.session.list_tasks(self.queue, "pending", 1000)) + 3):
             claimed = session.claim_blocked(member, self.queue, "w", self.uid(), False, "worker", "w")
             if claimed is not None:

@@ -1,5 +1,5 @@
-"""Requests with priorities, checked against a model of them: one that looks is let in when it is the first of its line
-and the rule allows it, and at no other time. So the order of looks decides nothing, and no holder is overtaken.
+"""Requests with priorities, checked against a model of them: a poll grants a waiter if it is the first of its priority
+queue and the rule allows it, and never otherwise. So the order of polls does not matter, and no holder is overtaken.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from sqlsem.engines.priorities import priority_queue
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Request, Ticket
 
-#: In milliseconds: so much that within an example the priority decides, and between equal ones the order of asking.
+#: In milliseconds: so long that within an example only priorities decide, and between equal ones the order of requests.
 AGEING_MS = 20_000_000
 
 
@@ -29,7 +29,7 @@ AGEING_MS = 20_000_000
 class Asked:
     request: Request
     uid: str
-    number: int  # in the order of asking
+    number: int  # in the order of requests
     member: int
     place: Ticket | None = None  # while it waits
     held: Ticket | None = None
@@ -41,7 +41,7 @@ class Asked:
 
 @dataclass
 class Model:
-    """What is there: holders, by their numbers; plain requests of before among them; and the line."""
+    """The expected state: the holders by number, with earlier plain requests among them, and the priority queue."""
 
     inside: list[Asked] = field(default_factory=list)
     line: list[Asked] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Model:
         return all(waiter.rank <= other.rank for other in self.line)
 
     def lets_in(self, waiter: Asked) -> bool:
-        """Whether it is let in if it looks now."""
+        """True if a poll grants it now."""
         ahead = [other.request for other in self.inside]
         return self.is_next(waiter) and not self.paused and waiter.request.fits(ahead, None)
 
@@ -150,7 +150,7 @@ class Machine(RuleBasedStateMachine):
             self.check_before(caller, turn)
 
     def check_before(self, caller, turn):
-        """Who it waits behind is told, so that it need not look before that one has left."""
+        """Check that the answer names the entry ahead: the waiter need not poll before that entry has left."""
         ahead = [other for other in self.model.line if other.rank < caller.rank]
         assert turn.ahead == len(ahead)
         last = max(ahead, key=lambda other: other.rank, default=None)

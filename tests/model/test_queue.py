@@ -1,4 +1,4 @@
-"""The work queue, checked against a model of it: whatever workers do, the engine hands out what the model hands out.
+"""The work queue, checked against a model of it: after any actions of workers, claims return the tasks of the model.
 
 A state machine drives engine sessions directly (no threads, no waiting), so that every answer is determined.
 """
@@ -26,7 +26,7 @@ from sqlsem.model import End, NewTask
 
 @dataclass
 class Thing:
-    """A task as it should be."""
+    """An expected task."""
 
     number: int
     order: int
@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
     def end_some_and_claim_some(self, data, slot, most, repeat, singly):
         session, member = self.workers[slot]
         next_tasks = session.next_tasks
-        if singly or type(session).next_tasks is Session.next_tasks:  # what engines do that have no groups
+        if singly or type(session).next_tasks is Session.next_tasks:  # as engines without groups do
             next_tasks, most = functools.partial(Session.next_tasks, session), min(most, 1)
         mine = self.running(slot)
         ended = data.draw(st.lists(st.sampled_from(mine), unique_by=id)) if mine else []

@@ -1,5 +1,5 @@
-"""As test_interleavings.py, for requests with priorities: in every order of steps nobody is let in beside who holds,
-nor before a higher one that stands in the line.
+"""As test_interleavings.py, for requests with priorities: in every order of steps, no request is granted beside a
+holder, nor before a waiter of higher priority.
 """
 
 import secrets
@@ -16,15 +16,15 @@ AGEING_MS = 3_600_000
 
 
 class RankedWorld(World):
-    """One whose resources have priorities."""
+    """A world with priorities on its resources."""
 
     def begin(self):
         super().begin()
-        self.line = {}  # who was told a place, and what for
+        self.line = {}  # by uid, the priorities of the entries in the queue
         self.operator.set_resource(self.resource, "ageing", AGEING_MS)
 
     def drain(self, actors):
-        """At the end: whoever waits comes in, the highest first, and nobody stays."""
+        """At the end: grant and release each waiter, the highest priority first."""
         for actor in actors:
             if isinstance(actor, Ranked) and actor.uid not in self.line:
                 actor.session.cancel(actor.member, actor.uid, "released")
@@ -40,7 +40,7 @@ class RankedWorld(World):
 
 
 class Ranked(Actor):
-    """Asks with a priority, looks whether it is its turn, gives it back."""
+    """An actor that requests with a priority, polls for its grant, and releases it."""
 
     def __init__(self, world, who, priority, *words, uid=None):
         session, self.member = world.member(who)
@@ -51,7 +51,7 @@ class Ranked(Actor):
         self.done = self._done
 
     def now(self):
-        """Before the schedule begins."""
+        """Act before the schedule begins."""
         self._done("enter", self.ask())
         return self
 
@@ -61,7 +61,7 @@ class Ranked(Actor):
         )
 
     def _done(self, word, answer):
-        """What it was told, once that is committed."""
+        """Record the answer after its commit."""
         if word not in ("enter", "look", "try"):
             return
         if answer.granted:
@@ -95,36 +95,36 @@ class Ranked(Actor):
 
 
 def two_come_at_once(world):
-    """Nobody is there, and two come; each looks afterwards."""
+    """Two clients request a free resource; each polls afterwards."""
     return [Ranked(world, "a", 1, "enter"), Ranked(world, "b", 2, "enter")]
 
 
 def a_low_and_a_high_one_look(world):
-    """Who holds leaves; two look in any order, the lower one too."""
+    """The holder releases; two waiters poll in any order."""
     holder = Ranked(world, "h", 0, "release").now()
     return [holder, Ranked(world, "a", 1, "look").now(), Ranked(world, "b", 2, "look").now()]
 
 
 def a_high_one_comes(world):
-    """Who holds leaves, the first one of the line looks, and a higher one comes."""
+    """The holder releases, the first waiter polls, and a request of higher priority comes."""
     holder = Ranked(world, "h", 0, "release").now()
     return [holder, Ranked(world, "a", 1, "look").now(), Ranked(world, "b", 2, "enter")]
 
 
 def a_try(world):
-    """Somebody tries while who holds leaves, and a lower one waits."""
+    """A client tries while the holder releases, and a waiter of lower priority polls."""
     holder = Ranked(world, "h", 0, "release").now()
     return [holder, Ranked(world, "a", 1, "look").now(), Ranked(world, "t", 2, "try")]
 
 
 def the_first_one_gives_up(world):
-    """The higher one goes as it may be let in; the lower one looks."""
+    """The higher waiter cancels as it becomes grantable; the lower one polls."""
     holder = Ranked(world, "h", 0, "release").now()
     return [holder, Ranked(world, "a", 1, "look").now(), Ranked(world, "b", 2, "cancel").now()]
 
 
 def one_without_a_priority(world):
-    """A program that knows of none asks while who holds leaves, and another one looks."""
+    """A program without priorities requests while the holder releases, and a waiter polls."""
     holder = Ranked(world, "h", 0, "release").now()
     session, member = world.member("old")
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from sqlsem.engines.rate_windows import RateState
 from sqlsem.model_rates import AHEAD_MS, RateDemand, RateRequest, RateStatus, windows_of
 
-#: The limits of windows whose slots are 50 and 200 s long: what a test takes is nothing beside them.
+#: The limits of windows with slots of 50 and 200 s: a test is much shorter than a slot.
 WINDOWS = {5_000: 7, 20_000: 12}
 SLOT_SECONDS = 200
 
@@ -26,8 +26,8 @@ SLOT_SECONDS = 200
 class Used:
     at: float
     cost: int
-    windows: list[int]  # which it has declared
-    counts_from: float = 0.0  # later than that, where the clock went back in between
+    windows: list[int]  # the windows that it declared
+    counts_from: float = 0.0  # later than `at` if the clock went back in between
 
     def __post_init__(self):
         self.counts_from = self.at
@@ -42,7 +42,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self):
         self.passed = 0.0
         self.used = []
-        self.known = {}  # when a window was first named: what was used before is not all known
+        self.known = {}  # by window, the time it was first declared: earlier uses are only partly known
         self.start()
 
     def start(self):
@@ -57,7 +57,7 @@ class Machine(RuleBasedStateMachine):
         before = self.now()
         for length in windows:
             self.known.setdefault(length, before)
-        # A window counts as long as something that has declared it is inside; by what slots round up, longer.
+        # A window counts as long as a use that declared it is inside, and longer by the rounding of slots.
         certain = {*windows, *(length for length in WINDOWS if self.counts(length, before, 0))}
         possible = {*windows, *(length for length in WINDOWS if self.counts(length, before, 2 * SLOT_SECONDS + 2))}
         wait = self.take_now(request)
@@ -67,7 +67,7 @@ class Machine(RuleBasedStateMachine):
                 assert self.inside(length) <= WINDOWS[length]
         else:
             assert 0 < wait <= max(possible) * 1.01 + 1
-            # A limit would have been passed, if only by what slots round up.
+            # A limit would have been exceeded, if only by the rounding of slots.
             now, slack = self.now(), 2 * SLOT_SECONDS + 2
             counted = {
                 length: sum(use.cost for use in self.used if now - use.counts_from < length + slack)
@@ -217,7 +217,7 @@ def test_the_clients_clock_does_not_count(database, name, monkeypatch):
 @pytest.mark.engines("postgresql")
 @pytest.mark.timeout(300)
 def test_reservations_never_exceed_a_limit_and_are_fifo(database, name):
-    """Some ask for several, some give back what they were promised, some have no time; the clock steps back."""
+    """Some callers take several, some return their reservation, some have no time; the clock steps back."""
     names, promised = itertools.count(), []
     windows = windows_of({0.2: 20, 0.7: 45}, None)
 
@@ -258,7 +258,7 @@ def test_reservations_never_exceed_a_limit_and_are_fifo(database, name):
                     counted.append((at, wish.cost))
             if rng.random() < 0.05:
                 step_back(request.resource)
-                last = 0  # (what was promised is moved, and so is the order of before)
+                last = 0  # (reservations move, and with them the earlier order)
         counted.sort()
         times = [at for at, _ in counted]
         for window in declared:

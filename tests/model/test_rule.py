@@ -1,4 +1,4 @@
-"""The rule, checked against a model of it: whatever members do, the engine grants what the model grants.
+"""The rule, checked against a model of it: after any actions of members, the engine and the model grant the same rows.
 
 A state machine drives engine sessions directly (no threads, no waiting), so that every answer is determined.
 """
@@ -41,14 +41,14 @@ class Row:
 
 @dataclass
 class Model:
-    """The queue as it should be."""
+    """The expected queue."""
 
     rows: list[Row] = field(default_factory=list)
     caps: dict[str, int] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
 
     def free(self, request: Request, position: int | None = None) -> bool:
-        """May a request at that place (None: at the end) proceed?"""
+        """True if a request at that position (None: at the end) may proceed."""
         ahead = [
             row.request
             for row in self.rows
@@ -64,7 +64,7 @@ class Model:
         return request.resource not in self.paused and (not limits or load <= min(limits))
 
     def cap(self, resource: str) -> int | None:
-        """Its own, or that of the longest pattern."""
+        """Return the cap of the resource, or of the longest pattern that matches."""
         matching = [name for name in self.caps if name.endswith("*") and resource.startswith(name[:-1])]
         return self.caps.get(resource, self.caps[max(matching, key=len)] if matching else None)
 
@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self):
         self.prefix = f"{self.name}-{next(self.examples)}"
         self.model = Model()
-        self.asked = []  # all rows, those that are gone as well
+        self.asked = []  # all rows, also removed ones
         self.sessions = {}
         self.uids = itertools.count()
         self.operator = self.database.session(grace=0)
@@ -195,7 +195,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(row=tickets, elsewhere=st.booleans())
     def ask(self, row, elsewhere):
-        """A row's turn may be asked for on any connection."""
+        """Poll for a row on a random connection."""
         session = self.operator if elsewhere else self.sessions.get(row.member, self.operator)
         answer = session.wait(row.ticket, 0, NEVER)
         if row not in self.model.rows:
@@ -268,7 +268,7 @@ class Machine(RuleBasedStateMachine):
         if paused:
             self.model.paused.add(full)
 
-    # -- what must always be
+    # -- invariants
 
     @invariant()
     def the_queue_is_the_models(self):
@@ -280,7 +280,7 @@ class Machine(RuleBasedStateMachine):
             found = self.operator.entries(full)
             inside = {shown.position for shown in found if shown.state == "holds"}
             for row in expected:
-                # Who leaves may let in whom it leaves room for.
+                # A release may grant the rows that now fit.
                 row.granted = row.granted or (row.position in inside and self.model.free(row.request, row.position))
             assert [(shown.position, shown.state) for shown in found] == [
                 (row.position, "holds" if row.granted else "waits") for row in expected

@@ -8,7 +8,7 @@ from support import TESTS
 from proof import check, tlc
 
 LACKS = tlc.lacks()
-#: Those that are checked with every run of the tests; the others take minutes.
+#: The checks in every run of the tests; the others take minutes.
 QUICK = (
     "Gated",
     "Ungated",

@@ -1,5 +1,5 @@
-"""The work queue, checked against a model of it: whatever is put, claimed, ended and retried, claims get what the model
-says. On PostgreSQL once with low-water marks as they are written, and once with a new one at every claim.
+"""The work queue, checked against a model of it: after any puts, claims, ends and retries, claims return the model's
+tasks. On PostgreSQL once with the usual low-water marks, and once with a new mark at every claim.
 """
 
 import itertools
@@ -43,7 +43,7 @@ class Task:
 
 @dataclass
 class Model:
-    """The queue as it should be."""
+    """The expected queue."""
 
     tasks: dict[int, Task] = field(default_factory=dict)
 
@@ -225,7 +225,7 @@ class Machine(RuleBasedStateMachine):
         for item in expected:
             item.attempt += 1
 
-    # -- mending and looking
+    # -- recovery and displays
 
     @rule(data=st.data(), what=st.sampled_from(["retry", "retry", "cancel"]))
     def mend(self, data, what):
@@ -245,7 +245,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def cancel(self, data):
-        """Also what runs: that only learns of it."""
+        """Cancel a task, also a running one, which is only notified."""
         there = [
             task_row for task_row in self.model.tasks.values() if task_row.status in ("pending", "running", "failed")
         ]

@@ -1,4 +1,4 @@
-"""The rule on SQLite reads a few rows, or all in one pass: on random queues both must say what `Request.fits` does."""
+"""The rule on SQLite reads a few rows, or all in one scan: on random queues both must agree with `Request.fits`."""
 
 import contextlib
 import dataclasses
@@ -60,9 +60,9 @@ def test_scan_ends_at_the_last_grantable_row():
 @pytest.mark.engines("sqlite")
 @pytest.mark.parametrize(("step", "let_in"), [(1, 0), (1, locks.LET_IN), (locks.FIRST_STEP, locks.LET_IN)])
 def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
-    """By looking one at a time, and at all at once, from any part of the queue."""
-    monkeypatch.setattr(locks, "FIRST_STEP", step)  # a pass that is read in many parts, too
-    monkeypatch.setattr(locks, "LET_IN", let_in)  # and who leaves lets in nobody
+    """Poll single rows, and many rows in one call, from any part of the queue."""
+    monkeypatch.setattr(locks, "FIRST_STEP", step)  # also a scan in many parts
+    monkeypatch.setattr(locks, "LET_IN", let_in)  # and releases that grant no row
     with contextlib.closing(database.session()) as session, contextlib.closing(database.session()) as other:
         ours, theirs = session.register_member("h", 1, "p"), other.register_member("h", 1, "p")
 
@@ -86,7 +86,7 @@ def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
             queue = []
             for number, (words, who) in enumerate(rows):
                 wanted = request(resource, words)
-                if who != "bare" and wanted.limit is None:  # by the routines nobody registers so where none is set
+                if who != "bare" and wanted.limit is None:  # the routines register such a row only where a cap is set
                     wanted = dataclasses.replace(wanted, limit=wanted.weight)
                 if who == "bare":
                     with contextlib.closing(database.raw()) as raw:
@@ -114,7 +114,7 @@ def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
                 queue.remove(row)
                 inside = {entry.position for entry in session.entries(resource) if entry.state == "holds"}
                 for behind in queue:
-                    # Who leaves lets in those that may go, but not all of many.
+                    # A release grants the next rows that may proceed, up to a number.
                     entered = behind.ticket.position in inside and not behind.granted
                     assert not entered or fits(behind, None)
                     behind.granted = behind.granted or (entered and behind.who != "bare")

@@ -1,5 +1,6 @@
-"""Queues with keys, priorities, limits and rates, checked against a model of them: no limit and no rate is ever passed,
-the key with the fewest running comes next, by its weight, and within a key the priority counts, then the number.
+"""Queues with keys, priorities, limits and rates, checked against a model of them: no limit and no rate is exceeded.
+
+The key with the fewest running tasks for its weight comes next; within a key, the priority counts, then the number.
 """
 
 import itertools
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from sqlsem.model import End, NewTask
 
-#: The window of all rates here, so long that nothing comes back (ms).
+#: The window of all rates here, in ms: so long that no use leaves it.
 WINDOW = 3_600_000
 
 
@@ -21,7 +22,7 @@ WINDOW = 3_600_000
 class Task:
     number: int
     order: int
-    key: str | None  # '': none, in a queue that had turns when it was put
+    key: str | None  # '': none, put while the queue used fair queueing
     priority: int
     most: int
     status: str = "pending"
@@ -45,7 +46,7 @@ class Model:
     rate: int | None = None
     key_rate: int | None = None
     rates: dict[str, int] = field(default_factory=dict)
-    started: Counter[str] = field(default_factory=Counter)  # where a rate was set; '': of all
+    started: Counter[str] = field(default_factory=Counter)  # by key with a rate; '': of all keys
 
     def of(self, status: str) -> list[Task]:
         return sorted((task for task in self.tasks.values() if task.status == status), key=lambda task: task.number)
@@ -69,7 +70,7 @@ class Model:
             self.started[key] += 1
 
     def next(self) -> set[int]:
-        """Return the tasks of which one is to be claimed."""
+        """Return the tasks that the next claim may choose from."""
         lowest = min((task.order for task in self.tasks.values() if task.is_open), default=None)
         pending = [item for item in self.of("pending") if item.order == lowest]
         if not self.in_turns() or not pending:

@@ -130,7 +130,7 @@ class Table(WakeupLocks):
         return False
 
     def calls(self, what):
-        return [one for one in self.done if isinstance(one, effects.Call) and one.what == what]
+        return [effect for effect in self.done if isinstance(effect, effects.Call) and effect.what == what]
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def foreign_private_names(name, tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
             yield f"{name}:{node.lineno} .{node.attr}"
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sqlsem"):
-            yield from (f"{name}:{node.lineno} {one.name}" for one in node.names if is_private(one.name))
+            yield from (f"{name}:{node.lineno} {alias.name}" for alias in node.names if is_private(alias.name))
 
 
 def test_no_private_name_is_used_from_another_module():
@@ -73,7 +73,7 @@ def too_large(name, tree, text):
         yield f"{name}: {len(text.splitlines())} lines"
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            methods = sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
+            methods = sum(isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) for member in node.body)
             if methods > MOST_METHODS:
                 yield f"{name}: class {node.name} has {methods} methods"
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -84,10 +84,10 @@ def too_large(name, tree, text):
 
 def test_every_piece_can_be_seen_whole():
     found = [
-        one
+        finding
         for path in MODULES
         for text in [path.read_text(encoding="utf-8")]
-        for one in too_large(path.relative_to(ROOT).as_posix(), ast.parse(text), text)
+        for finding in too_large(path.relative_to(ROOT).as_posix(), ast.parse(text), text)
     ]
     assert found == []
 
@@ -117,11 +117,11 @@ def counted_before_try(function):
     """
 
     def targets(nodes, kind):
-        steps = [one for node in nodes for one in ast.walk(node) if isinstance(one, ast.AugAssign)]
+        steps = [item for node in nodes for item in ast.walk(node) if isinstance(item, ast.AugAssign)]
         return {ast.unparse(step.target) for step in steps if isinstance(step.op, kind)}
 
     def owners(nodes, method):
-        calls = [one.func for node in nodes for one in ast.walk(node) if isinstance(one, ast.Call)]
+        calls = [item.func for node in nodes for item in ast.walk(node) if isinstance(item, ast.Call)]
         return {ast.unparse(call.value) for call in calls if isinstance(call, ast.Attribute) and call.attr == method}
 
     for node in ast.walk(function):
@@ -155,7 +155,10 @@ def test_search_for_interruptible_gaps_finds_them():
         "    finally:\n        lock.release()\n"
         "def h(self):\n    try:\n        self.n += 1\n    finally:\n        self.n -= 2\n"
     )
-    assert [what for one in ast.parse(text).body for _, what in counted_before_try(one)] == ["self.n", "lock"]
+    assert [what for statement in ast.parse(text).body for _, what in counted_before_try(statement)] == [
+        "self.n",
+        "lock",
+    ]
 
 
 def test_tests_query_only_their_own_part_of_a_server():

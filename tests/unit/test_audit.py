@@ -319,15 +319,15 @@ def settings_of(cap=None, paused=False):
 )
 def test_audit_respects_operators_settings(done, now, expected):
     found = module.rulings(reversed(done), [now] if now else [])
-    assert sorted(found, key=lambda one: one.since) == expected
+    assert sorted(found, key=lambda ruling: ruling.since) == expected
 
 
 def test_finding_is_described():
     rows = nights.newest_first([past("a", 1, 0, 0, 5), past("a", 2, 1, None, 6), past("a", 3, 1, 4, 6)])
     result = module.audit(rows)
-    (one,) = result.findings
-    assert (one.at, one.words) == (nights.at(4), "it was granted beside more than the limit allows: 1")
-    assert [row.position for row in one.rows] == [3, 1]
+    (finding,) = result.findings
+    assert (finding.at, finding.words) == (nights.at(4), "it was granted beside more than the limit allows: 1")
+    assert [row.position for row in finding.rows] == [3, 1]
     assert not result.ok
     assert (result.first_end, result.last_end) == (nights.at(5), nights.at(6))
     assert result.as_dict()["findings"][0]["rows"][1]["position"] == 1
@@ -360,18 +360,18 @@ def test_the_oldest_first_is_refused():
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(nights.KINDS), st.integers(0, 50)), unique_by=lambda one: one[1], max_size=30),
+    st.lists(st.tuples(st.sampled_from(nights.KINDS), st.integers(0, 50)), unique_by=lambda pair: pair[1], max_size=30),
     st.sampled_from(nights.KINDS),
     st.integers(0, 50),
     st.none() | st.integers(1, 4),
 )
 def test_a_queue_of_kinds_is_the_rule(rows, kind, place, cap):
     queue = Queue("a")
-    for one, position in [*rows, *rows]:
-        queue.add(one, position)
-    for one, position in rows:
-        queue.remove(one, position)
-    ahead = [Request("a", *one) for one, position in rows if position < place]
+    for kind_of_row, position in [*rows, *rows]:
+        queue.add(kind_of_row, position)
+    for kind_of_row, position in rows:
+        queue.remove(kind_of_row, position)
+    ahead = [Request("a", *kind_of_row) for kind_of_row, position in rows if position < place]
     assert queue.fits(kind, place, cap) == Request("a", *kind).fits(ahead, cap)
     assert len(queue) == len(rows)
 

@@ -31,4 +31,4 @@ def test_every_measurement_runs(tmp_path):
     assert set(found) == set(ALL.split())
     assert found["handoff"]["sqlsem"]["overlaps"] == 0
     assert found["waiters"]["calls"] > 0
-    assert [one["rate"] > 0 for one in found["growth"]["waiters"]] == [True, True]
+    assert [figure["rate"] > 0 for figure in found["growth"]["waiters"]] == [True, True]

@@ -76,7 +76,10 @@ def in_line(*positions, **others):
     """Return the requests in the queue of a rate: the first one has the turn, and waits all the same."""
     values = {"limit": 1, **others}
     first, *rest = positions
-    return [entry(first, "holds", "rate:api", **values), *(entry(one, "waits", "rate:api", **values) for one in rest)]
+    return [
+        entry(first, "holds", "rate:api", **values),
+        *(entry(position, "waits", "rate:api", **values) for position in rest),
+    ]
 
 
 def test_rate_line_shows_its_use():
@@ -122,10 +125,10 @@ def test_rates_show_their_waiters():
 
 def test_rates_are_offered_where_there_are_some():
     others = [key for key in VIEWS if key != "rates"]
-    assert [one.key for one in offered_views(a_night(), "queues")] == [*others, "rates"]
-    assert [one.key for one in offered_views(overview(), "queues")] == others
-    assert [one.key for one in offered_views(None, "queues")] == others
-    assert [one.key for one in offered_views(overview(), "rates")] == [*others, "rates"], "one is there"
+    assert [view.key for view in offered_views(a_night(), "queues")] == [*others, "rates"]
+    assert [view.key for view in offered_views(overview(), "queues")] == others
+    assert [view.key for view in offered_views(None, "queues")] == others
+    assert [view.key for view in offered_views(overview(), "rates")] == [*others, "rates"], "one is there"
 
 
 def test_sorted_by_a_column_there_are_no_headings():
@@ -135,7 +138,7 @@ def test_sorted_by_a_column_there_are_no_headings():
     seconds = [entry.seconds for entry in a_night().entries]
     assert cells(found, "position")[0] == ("1",)
     assert len(seconds) == found.shown
-    assert [one for (one,) in cells(listing(a_night(), "queues", "position"), "position")] == list("123456789")
+    assert [value for (value,) in cells(listing(a_night(), "queues", "position"), "position")] == list("123456789")
 
 
 def test_unknown_values_sort_last():
@@ -181,7 +184,7 @@ def test_foreign_text_is_printable_everywhere(name):
     night = dataclasses.replace(
         overview(entries, [resource(name, paused=True, paused_by=name, cap=1, cap_by=name)]),
         members=[dataclasses.replace(member, host=name, program=name, login=name) for member in night.members],
-        queues=[dataclasses.replace(one, queue=name) for one in night.queues],
+        queues=[dataclasses.replace(queue, queue=name) for queue in night.queues],
         batches=[
             dataclasses.replace(
                 batch, name=name, parts=tuple(dataclasses.replace(part, part=name, error=name) for part in batch.parts)

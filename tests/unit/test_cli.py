@@ -262,9 +262,9 @@ def test_history(coordinator: sqlsem.Coordinator) -> None:
         with coordinator.mutex(name, note=f"note {name}"):
             pass
     assert [line.split()[1] for line in done("history").splitlines()] == ["RESOURCE", "c", "b", "a"]
-    assert [one["resource"] for one in json.loads(done("history", "-n", "2", "--json"))] == ["c", "b"]
-    (one,) = json.loads(done("history", "a", "--json"))
-    assert (one["outcome"], one["note"]) == ("released", "note a")
+    assert [entry["resource"] for entry in json.loads(done("history", "-n", "2", "--json"))] == ["c", "b"]
+    (entry,) = json.loads(done("history", "a", "--json"))
+    assert (entry["outcome"], entry["note"]) == ("released", "note a")
 
 
 def test_history_fits_80_columns() -> None:
@@ -529,8 +529,13 @@ def test_sql(url: str, engine: str) -> None:
 def test_sql_has_the_routines_for_sessions(url: str) -> None:
     whole = done("sql", "postgresql")
     places = [
-        whole.index(one)
-        for one in ("CREATE TABLE", "FUNCTION sqlsem.register_member", "PROCEDURE sqlsem.acquire", "GRANT EXECUTE")
+        whole.index(statement)
+        for statement in (
+            "CREATE TABLE",
+            "FUNCTION sqlsem.register_member",
+            "PROCEDURE sqlsem.acquire",
+            "GRANT EXECUTE",
+        )
     ]
     assert places == sorted(places), "the order in which to run them"
     assert "PROCEDURE sqlsem.acquire" in done("sql", "postgresql", "public")

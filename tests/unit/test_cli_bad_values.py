@@ -69,7 +69,7 @@ def judge(words, wrong):
     result = CliRunner().invoke(cli.main, words, input="")
     raised = result.exception is not None and not isinstance(result.exception, SystemExit)
     printed = result.output.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    hostile = [one for one in printed if not one.isprintable() and one not in "\n\u00a0"]
+    hostile = [character for character in printed if not character.isprintable() and character not in "\n\u00a0"]
     if raised or result.exit_code not in CODES or "Traceback" in printed or hostile:
         shown = [word if len(word) < 40 else f"{word[:40]}…" for word in words]
         wrong.append((ascii(shown), result.exit_code, repr(result.exception)[:200], printed[-300:], hostile[:3]))
@@ -78,7 +78,7 @@ def judge(words, wrong):
 def needed(path, folder):
     """Arguments without which a command does nothing, by example."""
     given = command_line.examples()[path]
-    words = [one.format(folder=folder, port=0) for one in ENDING.get(path, given)]
+    words = [word.format(folder=folder, port=0) for word in ENDING.get(path, given)]
     if path == ("work",):
         words = ["q", "--idle-exit", "1ms", "--kinds", "sql"]
     return words

@@ -43,7 +43,7 @@ def test_rates(tmp_path, monkeypatch):
         ["mail", "1h00m", "3", "1", "2", "0"],
     ]
     found = json.loads(call("mail", "--json").stdout)
-    assert [{**one, "idle": None} for one in found] == [
+    assert [{**entry, "idle": None} for entry in found] == [
         {
             **{"name": "mail", "window": 3600.0, "limit": 3, "used": 1, "idle": None, "waiting": 0},
             **{"taken": 1, "returned": 0, "waits": 0, "free_in": 0.0, "cap": None},

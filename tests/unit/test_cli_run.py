@@ -166,7 +166,7 @@ def test_verbose_run_tells_each_thing_once(bench: Bench) -> None:
     assert process.returncode == 0
     told = [line for line in err.splitlines() if "'x'" in line]
     found = [re.sub(r"^.*?((Still )?[Ww]aiting for|Granted|[Hh]ad|Started).*", r"\1", line) for line in told]
-    assert [one for one in found if one != "Still waiting for"] == ["Waiting for", "Granted", "Started"], err
+    assert [event for event in found if event != "Still waiting for"] == ["Waiting for", "Granted", "Started"], err
 
 
 def test_unstartable_command_is_reported(bench: Bench) -> None:

@@ -207,7 +207,7 @@ def test_run_holds_its_lock_with_any_streams(
     )
     assert found.returncode == 7, found.stderr
     (queue,) = json.loads((tmp_path / "seen").read_text())
-    assert [(one["resource"], one["state"]) for one in queue["entries"]] == [("m", "holds")]
+    assert [(entry["resource"], entry["state"]) for entry in queue["entries"]] == [("m", "holds")]
     with sqlsem.connect(environment["SQLSEM_URL"]) as coordinator:
         assert [hold.outcome for hold in coordinator.admin.history("m")] == ["released"]
 

@@ -130,8 +130,8 @@ def test_when_a_task_will_be_started(coordinator: sqlsem.Coordinator) -> None:
         assert told["starts"]["count"] == 8
         # The same where a page does not have it all: neither what is ahead, nor what has ended.
         for more in ([], ["--max", "2"], ["--status", "pending"], ["--max", "1", "--page", "3"]):
-            (one,) = [one for one in json.loads(done("tasks", *more, "--json")) if one["task_id"] >= second][-1:]
-            assert one["why"]["starts"]["count"] == 8, more
+            (task,) = [task for task in json.loads(done("tasks", *more, "--json")) if task["task_id"] >= second][-1:]
+            assert task["why"]["starts"]["count"] == 8, more
         assert "~00:0" in done("tasks", "nightly")
     assert first < second
 
@@ -162,7 +162,7 @@ def test_why_names_operators_actions(coordinator: sqlsem.Coordinator) -> None:
     assert "cap none \u2192 3" in oldest
     login = coordinator.admin.operations()[0].login
     told = json.loads(done("history", "--operations", "--who", str(login), "--json"))
-    assert [one["action"] for one in told] == ["pause", "cap"]
+    assert [entry["action"] for entry in told] == ["pause", "cap"]
     assert done("history", "--who", "nobody") == "Nothing has finished yet.\n"
     assert call("history", "--operations", "--outcome", "lost").exit_code == 64
 
@@ -205,8 +205,8 @@ def test_why_estimates_a_rates_waiter(coordinator: sqlsem.Coordinator) -> None:
     assert "1 ahead of it in the queue, so it is granted in about 1:00:" in told
     found = json.loads(done("why", "rate:api", "--json"))
     # (Not before there is room, which is when all that was taken at once leaves the window.)
-    for one in found:
-        ((window,), goes_in) = one["rate"]["windows"], one["rate"]["goes_in"]
+    for entry in found:
+        ((window,), goes_in) = entry["rate"]["windows"], entry["rate"]["goes_in"]
         assert goes_in == window["free_in"] > 3500
     grant.adjust(0)
     for waiter in waiters:

@@ -282,7 +282,7 @@ def test_doctor_names_schedules_that_this_host_cannot_compute(
         raise KeyError(zone)
 
     monkeypatch.setattr("sqlsem.tasks.cron.ZoneInfo", missing)
-    (check,) = [one for one in json.loads(done("doctor", "--json"))["checks"] if one["name"] == "schedules"]
+    (check,) = [item for item in json.loads(done("doctor", "--json"))["checks"] if item["name"] == "schedules"]
     assert "'daily': This host knows no time zone 'Asia/Tokyo'" in check["detail"]
     assert "pip install -U tzdata" in check["mend"]
 
@@ -380,7 +380,7 @@ def test_the_reference_load(coordinator: sqlsem.Coordinator, tmp_path: Path) -> 
     for line in (tmp_path / "log").read_text().splitlines():
         what, order = line.split()[0], int(line.split()[1])
         if what == "start":
-            assert len(ended) >= sum(count for one, count in stages.items() if one < order), line
+            assert len(ended) >= sum(count for stage, count in stages.items() if stage < order), line
         else:
             ended.append(order)
     assert len(ended) == 10
@@ -916,7 +916,7 @@ def test_the_log(url: str) -> None:
     assert [head.split()[:3] for head in heads] == [["Attempt", "1:", "failed"], ["Attempt", "2:", "failed"]]
     assert f":{os.getpid()} (q-1)" in heads[0]
     logged = json.loads(done("tasks", "log", str(number), "--json"))
-    assert [(one["task_id"], one["attempt"], one["outcome"]) for one in logged] == [
+    assert [(attempt["task_id"], attempt["attempt"], attempt["outcome"]) for attempt in logged] == [
         (number, 1, "failed"),
         (number, 2, "failed"),
     ]

@@ -163,13 +163,13 @@ def test_predicted_grants_match_the_rule(rows, cap):
         entry(next(numbers), state, access=access, limit=None if limit is None else max(limit, weight), weight=weight)
         for access, limit, weight, state in rows
     ]
-    living = [one for one in queue if one.state != "dead"]
+    living = [row for row in queue if row.state != "dead"]
     expected = [
-        one.position
-        for at, one in enumerate(living)
-        if one.state == "waits" and Request("etl", one.access, one.limit, one.weight).fits(living[:at], cap)
+        row.position
+        for at, row in enumerate(living)
+        if row.state == "waits" and Request("etl", row.access, row.limit, row.weight).fits(living[:at], cap)
     ]
-    assert [one.position for one in grantable(queue, cap, False)] == expected
+    assert [row.position for row in grantable(queue, cap, False)] == expected
     assert grantable(queue, cap, True) == []
 
 

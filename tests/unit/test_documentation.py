@@ -50,7 +50,7 @@ def test_nothing_is_wrong(capsys):
 )
 def test_faults_are_found(find, text, words):
     found = list(find(text))
-    assert any(words in one for one in found), found
+    assert any(words in finding for finding in found), found
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_commits_that_pages_name_are_there():
     pages = [*(top / "docs").rglob("*.md"), *(top / "proof").glob("*.md"), top / "README.md"]
     named = {found for page in pages for found in re.findall(r"`([0-9a-f]{7})`", page.read_text(encoding="utf-8"))}
     assert len(named) > 10
-    gone = {one for one in named if git("merge-base", "--is-ancestor", one, "HEAD").returncode}
+    gone = {commit for commit in named if git("merge-base", "--is-ancestor", commit, "HEAD").returncode}
     assert gone == set()
 
 

@@ -40,7 +40,7 @@ def test_the_same_everywhere(coordinator, tmp_path, value):
         pass
     assert coordinator.batch("r", ["a"], window=value).wait(value).status == "succeeded"
     coordinator.admin.set_stale_after("a", value)
-    (resource,) = [one for one in coordinator.admin.resources() if one.resource == "a"]
+    (resource,) = [item for item in coordinator.admin.resources() if item.resource == "a"]
     assert resource.stale_after == 3600.0
 
     async def main():

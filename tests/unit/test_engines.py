@@ -175,8 +175,8 @@ def test_macro_expands_to_its_text():
 
 
 def test_stores_of_a_name_are_shared():
-    with sqlsem.testing.memory("a") as one, sqlsem.testing.memory("a") as other, sqlsem.testing.memory() as third:
-        with one.mutex("x"):
+    with sqlsem.testing.memory("a") as first, sqlsem.testing.memory("a") as other, sqlsem.testing.memory() as third:
+        with first.mutex("x"):
             assert not other.mutex("x").acquire(timeout=0)
             assert third.mutex("x").acquire(timeout=0)
         assert [entry.resource for entry in third.admin.entries()] == ["x"]

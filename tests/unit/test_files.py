@@ -44,7 +44,7 @@ def readers(name: str, tree: ast.AST) -> Iterator[str]:
             if called.rpartition(".")[2] in READERS and called not in ("self.engine.open", "engine.open"):
                 yield f"{name}:{node.lineno} {called}"
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
             yield from (f"{name}:{node.lineno} {module}" for module in modules if module.partition(".")[0] in MODULES)
 
 

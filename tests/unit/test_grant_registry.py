@@ -57,8 +57,8 @@ def test_ended_hold_is_not_ended_twice(locks):
     with locks.mutex("a") as grant:
         state = grant.state
         leaves = ReleaseToken()
-        for one in (leaves, leaves, ReleaseToken()):
-            assert state.end_acquisition(one)
+        for token in (leaves, leaves, ReleaseToken()):
+            assert state.end_acquisition(token)
             assert state.depth == 0
         assert state.end_acquisition(state.first_token)
         assert not state.reenter(Permit())
@@ -207,14 +207,14 @@ def test_own_rows_ahead_of_a_request(locks, registry):
     with locks.limit("a", 9, weight=2) as first, locks.limit("b", 9), locks.limit("a", 9, weight=3) as second:
 
         def weights(position):
-            return [one.weight for one in registry.requests_ahead(ticket("a", position))]
+            return [request.weight for request in registry.requests_ahead(ticket("a", position))]
 
         assert weights(second.position + 1) == [2, 3]
         assert weights(second.position) == [2]
         assert weights(first.position) == []
         assert registry.requests_ahead(ticket("c", 99)) == []
     with locks.all_of(locks.limit("a", 9), locks.limit("b", 9)) as both:
-        assert [one.resource for one in registry.requests_ahead(ticket("a", both.positions["a"] + 9))] == ["a"]
+        assert [request.resource for request in registry.requests_ahead(ticket("a", both.positions["a"] + 9))] == ["a"]
 
 
 def test_own_rows_blocking_an_own_request(locks, registry):
@@ -331,9 +331,9 @@ def test_it_is_given_back_for_as_long_as_it_is_ours():
         member, budgets = locks.client.member, []
         real = member.release
 
-        def give_back(one, outcome, budget):
+        def give_back(ticket, outcome, budget):
             budgets.append((outcome, budget))
-            return real(one, outcome, budget)
+            return real(ticket, outcome, budget)
 
         with mock.patch.object(member, "release", give_back), locks.mutex("a"):
             pass

@@ -24,8 +24,8 @@ from sqlsem.model import Request, Ticket
 @pytest.fixture
 def pair():
     """Two processes in one memory."""
-    with sqlsem.testing.memory("lines") as one, sqlsem.testing.memory("lines") as other:
-        yield one, other
+    with sqlsem.testing.memory("lines") as first, sqlsem.testing.memory("lines") as other:
+        yield first, other
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def crowd(locks):
     with ThreadPoolExecutor(len(locks)) as pool:
         done = [pool.submit(enter, lock) for lock in locks]
         yield done
-        assert all(one.result(PATIENCE) for one in done)
+        assert all(future.result(PATIENCE) for future in done)
 
 
 @pytest.mark.parametrize(("holder", "kind"), [("mutex", "mutex"), ("write", "read"), ("read", "write")])
@@ -207,7 +207,7 @@ class Room:
         if chosen:
             self.lines.poll_call(chosen)(self, 1)
             self.lines.end_poll()
-        return [one.position for one in chosen]
+        return [item.position for item in chosen]
 
 
 @pytest.fixture
@@ -232,7 +232,9 @@ def test_each_gets_its_own_answer(room):
     answers = {waiter.position: waiter.answer for waiter in several}
     assert answers == {**dict.fromkeys(range(10), False), 3: True, 7: True, 5: None}
     assert set(woken(*several)) == {3, 5, 7}
-    assert [one.position for one in room.lines.waiters()] == [0, 1, 2, 4, 6, 8, 9], "who is answered is in no line"
+    assert [waiting.position for waiting in room.lines.waiters()] == [0, 1, 2, 4, 6, 8, 9], (
+        "who is answered is in no line"
+    )
     assert [room.lines.state(several[number]) for number in (3, 5, 4)] == [
         *[WaiterState.ANSWERED] * 2,
         WaiterState.HEAD,
@@ -248,7 +250,7 @@ def test_poll_leader_polls_for_all_at_the_needed_rate(room):
         looks += bool(room.looks_for(waiter))
         sleeps[waiter] = room.now + room.lines.poll_delay(waiter)
     assert len(room.asked) == looks < 250
-    late = [one for one in room.asked if len(one) < 50]
+    late = [positions for positions in room.asked if len(positions) < 50]
     assert len(late) < 20
     before = looks
     while room.now < until_then + 100:
@@ -392,7 +394,7 @@ def test_withdrawn_waiter_lets_the_next_come_forward(room):
     room.lines.poll_call(chosen)(room, 1)
     room.lines.end_poll()
     assert first.answer is not True
-    assert [room.lines.state(one) for one in (second, third)] == [WaiterState.HEAD, WaiterState.BLOCKED_LOCALLY]
+    assert [room.lines.state(item) for item in (second, third)] == [WaiterState.HEAD, WaiterState.BLOCKED_LOCALLY]
     room.lines.remove([first])
     assert room.lines.waiters() == [second, third]
 
@@ -430,7 +432,7 @@ def test_poll_covers_a_thousand_rows_per_statement(room):
     while chosen := room.looks_for(several[0]):
         asked += chosen
     assert sorted(asked) == list(range(2500))
-    assert {len(one) for one in room.asked} == {1000, 500}
+    assert {len(positions) for positions in room.asked} == {1000, 500}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -458,8 +460,8 @@ def test_candidates_are_blocked_by_no_earlier_waiter(room, seed):
         woken(*there)
         gone = there.pop(chance.randrange(len(there)))
         room.lines.remove([gone])
-        now_exposed = {one.position for one in there if room.lines.state(one) is not WaiterState.BLOCKED_LOCALLY}
-        assert set(woken(*there)) == now_exposed - {one.position for one in exposed}
+        now_exposed = {item.position for item in there if room.lines.state(item) is not WaiterState.BLOCKED_LOCALLY}
+        assert set(woken(*there)) == now_exposed - {item.position for item in exposed}
     assert room.lines._queues == {}
 
 
@@ -516,7 +518,7 @@ def test_failed_local_hand_off_is_harmless(room):
 def test_answered_waiter_waits_nowhere(room):
     first, second = room.waiter(1), room.waiter(2)
     room.lines.set_answer(first, True)
-    assert [room.lines.state(one) for one in (first, second)] == [WaiterState.ANSWERED, WaiterState.HEAD]
+    assert [room.lines.state(item) for item in (first, second)] == [WaiterState.ANSWERED, WaiterState.HEAD]
 
 
 def test_poll_interval_grows_with_the_wait(room):
@@ -636,7 +638,7 @@ def test_interrupted_entry_leaves_no_trace(room, monkeypatch, strike, limit):
     room.lines.notify("a")
     room.lines.remove([struck])
     assert room.lines.waiters() == late
-    assert [room.lines.state(one) for one in late] == [WaiterState.HEAD, WaiterState.BLOCKED_LOCALLY]
+    assert [room.lines.state(item) for item in late] == [WaiterState.HEAD, WaiterState.BLOCKED_LOCALLY]
 
 
 def test_interrupt_at_any_line_of_removal_is_harmless(room):
@@ -673,7 +675,7 @@ def test_interrupt_at_any_line_of_removal_is_harmless(room):
         was_struck = leave(first, strike)
         room.lines.notify(first.ticket.resource)  # as others do
         room.lines.remove([first])
-        assert [one for one in room.lines.waiters() if one.ticket.resource == f"r{strike}"] == late
+        assert [waiting for waiting in room.lines.waiters() if waiting.ticket.resource == f"r{strike}"] == late
         assert room.lines.state(late[0]) is WaiterState.HEAD
         room.lines.remove(late)
         if not was_struck:
@@ -692,10 +694,10 @@ def test_interrupted_entry_blocks_no_waiter(room):
 
 def test_half_granted_request_blocks_no_waiter(pair):
     """All or nothing: it has the first and waits for the second, while there is room on the first one."""
-    one, other = pair
-    first = one.limit("a", 2, weight=2)
+    mine, other = pair
+    first = mine.limit("a", 2, weight=2)
     assert first.acquire()
-    assert one.mutex("b").acquire()
+    assert mine.mutex("b").acquire()
     with ThreadPoolExecutor(2) as pool:
         both = other.all_of(other.limit("a", 2), other.mutex("b"))
 
@@ -714,28 +716,28 @@ def test_half_granted_request_blocks_no_waiter(pair):
         first.release()
         assert quick.result(PATIENCE)
         assert not slow.done()
-        one.client.close()
+        mine.client.close()
         assert slow.result(PATIENCE)
 
 
 def test_removed_row_wakes_its_locally_blocked_waiter(pair, monkeypatch):
     """No poll covers it: the heartbeat of its process finds the removal."""
-    one, other = pair
-    assert one.mutex("a").acquire()
+    mine, other = pair
+    assert mine.mutex("a").acquire()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(other.mutex("a").acquire, timeout=PATIENCE)
         until(lambda: waiters(other) == 1, "the first one waits")
         second = pool.submit(other.mutex("a").acquire, timeout=PATIENCE)
         until(lambda: waiters(other) == 2, "the second one waits")
         last = max(waiter.position for waiter in other.client.waiter_queues.waiters())
-        (ticket,) = [one for one in other.client.member.tickets.values() if one.position == last]
+        (ticket,) = [candidate for candidate in other.client.member.tickets.values() if candidate.position == last]
         session = other.client.engine.connect("look")
         assert session.release(ticket, "revoked")
         session.close()
         other.client.member.heartbeat()
         with pytest.raises(sqlsem.LockLost, match="taken out of the queue"):
             second.result(5)
-        one.client.close()
+        mine.client.close()
         assert first.result(PATIENCE)
 
 
@@ -764,7 +766,7 @@ def test_struck_while_it_looks_the_others_go_on(pair, monkeypatch):
         until(lambda: len(struck) == 2, "two were struck")
         for lock in held:
             lock.release()
-        outcomes = [type(one.exception(PATIENCE)) for one in done]
+        outcomes = [type(future.exception(PATIENCE)) for future in done]
     assert sorted(outcomes, key=str) == sorted([Struck, Struck, type(None), type(None)], key=str)
     assert len(client.registry.grants()) == 2
     assert not client.waiter_queues.waiters()

@@ -22,10 +22,10 @@ def orders():
 def told(orders, held, *wanted, where="db", alone=True):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        orders.entering(where, [(one, alone) for one in held], wanted)
-    assert all(one.category is LockOrderWarning for one in caught)
-    assert all(one.filename == __file__ for one in caught)
-    return [str(one.message) for one in caught]
+        orders.entering(where, [(resource, alone) for resource in held], wanted)
+    assert all(warning.category is LockOrderWarning for warning in caught)
+    assert all(warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught]
 
 
 def first_place(orders):
@@ -63,8 +63,8 @@ def test_it_is_an_error_where_warnings_are(orders):
 @pytest.mark.parametrize("size", [3, 4, 5])
 def test_longer_circles(orders, size):
     names = "abcde"[:size]
-    for one, other in itertools.pairwise(names):
-        assert told(orders, one, other) == []
+    for name, other in itertools.pairwise(names):
+        assert told(orders, name, other) == []
     (text,) = told(orders, names[-1], "a")
     assert text.count("was asked for while") == size
     assert told(orders, names[-1], "a") == []

@@ -44,17 +44,17 @@ def test_wait_log_line_names_the_holders(coordinator: sqlsem.Coordinator, caplog
             other.join(PATIENCE)
         thread.join(PATIENCE)
     told = {record.message: record.levelname for record in caplog.records if record.name == "sqlsem"}
-    (at_once,) = (one for one in told if one.startswith(f"Granted write on 'etl' at {grant.position}, after "))
+    (at_once,) = (text for text in told if text.startswith(f"Granted write on 'etl' at {grant.position}, after "))
     assert told[at_once] == "DEBUG"
-    (waiting,) = (one for one in told if one.startswith("Waiting for 'etl' at "))
+    (waiting,) = (text for text in told if text.startswith("Waiting for 'etl' at "))
     assert told[waiting] == "INFO"
     assert f", behind {grant.state.tickets[0].requesting_id.rpartition(':')[0].rpartition(':')[0]}" in waiting
     assert ", which holds for " in waiting
     assert told["Not granted within 0 s: write on 'etl'"] == "INFO"
-    (released,) = (one for one in told if one.startswith(f"Released 'etl' at {grant.position}, held for "))
+    (released,) = (text for text in told if text.startswith(f"Released 'etl' at {grant.position}, held for "))
     assert told[released] == "DEBUG"
     position = int(waiting.split()[4].rstrip(","))
-    (after,) = (one for one in told if one.startswith("Granted") and f" at {position}, after" in one)
+    (after,) = (text for text in told if text.startswith("Granted") and f" at {position}, after" in text)
     assert told[after] == "INFO"
 
 

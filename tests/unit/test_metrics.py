@@ -143,15 +143,15 @@ def test_many_resources_have_few_labels(collector):
 
 
 def test_metrics_cover_a_coordinator_until_closed():
-    with sqlsem.testing.memory() as one, sqlsem.testing.memory() as other:
+    with sqlsem.testing.memory() as first, sqlsem.testing.memory() as other:
         registry = prometheus_client.CollectorRegistry()
-        collector = register(registry, coordinator=one)
-        for locks in (one, other):
+        collector = register(registry, coordinator=first)
+        for locks in (first, other):
             with locks.mutex("a"):
                 pass
         assert registry.get_sample_value("sqlsem_client_grants_total", {"resource": "a"}) == 1
         collector.close()
-        with one.mutex("a"):
+        with first.mutex("a"):
             pass
         assert registry.get_sample_value("sqlsem_client_grants_total", {"resource": "a"}) == 1
 
@@ -208,7 +208,7 @@ def test_waiting_is_attributed_to_holders(url):
     assert of(found, "sqlsem_longest_wait_seconds", resource="load:*") > 0
     blamed = {name: dict(key) for name, key in found if name.startswith(("sqlsem_blocked", "sqlsem_blamed"))}
     assert set(blamed) == {"sqlsem_blocked", "sqlsem_blocked_seconds", "sqlsem_blamed_seconds_total"}
-    assert {one["holder_note"] for one in blamed.values()} == {labels.label(ODD)}
+    assert {label_set["holder_note"] for label_set in blamed.values()} == {labels.label(ODD)}
 
 
 def test_single_query_for_each_scrape(url):
@@ -447,8 +447,8 @@ def told(tmp_path_factory):
         exporter.count_ends()
         with locks.mutex("etl"):
             assert not waits(locks)
-            found = {name for one in (collector, exporter) for name, _ in values(one)}
-            families = {metric.name for one in (collector, exporter) for metric in one.collect()}
+            found = {name for source in (collector, exporter) for name, _ in values(source)}
+            families = {metric.name for source in (collector, exporter) for metric in source.collect()}
         collector.close()
         exporter.close()
     return found | families | {f"{name}_total" for name in families}
@@ -505,7 +505,7 @@ def test_prometheus_takes_them(url, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     # Each query of the dashboard as the expression of a rule.
     dashboard = json.loads(CliRunner().invoke(main, ["metrics", "--dashboard"]).output)
-    expressions = [one["expr"] for panel in dashboard["panels"] for one in panel.get("targets", ())]
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     lines = ["groups:", "  - name: dashboard", "    rules:"]
     for number, expression in enumerate(expressions):
         plain = expression.replace("$__rate_interval", "5m")

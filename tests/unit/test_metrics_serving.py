@@ -115,8 +115,8 @@ def test_half_scrapes_are_given_up(serve, connect, monkeypatch):
     monkeypatch.setattr(serving._Handler, "timeout", 0.2)
     server = serve()
     made = [connect(server, sent) for sent in HALVES.values()]
-    for one in made:
-        while one.recv(1000):
+    for connection in made:
+        while connection.recv(1000):
             pass
     until(lambda: not server._connections, "nothing is left of them")
 

@@ -237,7 +237,7 @@ class Planted:
                 self.insert("sqlsem_resource", resource_id=name, cap=3, paused_at=1e9)
         for number in range(30):
             name = rng.choice(self.batches)
-            one = self.insert(
+            number_of_batch = self.insert(
                 "sqlsem_batch",
                 **{"batch_name": name, "window_ms": 10, "status": rng.choice(["open", "failed"])},
                 **{
@@ -250,7 +250,7 @@ class Planted:
             for _ in range(3):
                 self.insert(
                     "sqlsem_batch_part",
-                    **{"batch_id": one, "part": self.words(2), "status": "failed", "host": self.words(2)},
+                    **{"batch_id": number_of_batch, "part": self.words(2), "status": "failed", "host": self.words(2)},
                     **{"error": self.words(3), "owner": self.words(2), "pid": number, "started_at": 1e9},
                 )
 

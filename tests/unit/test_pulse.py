@@ -82,7 +82,7 @@ def an_answer_on_its_way(locks):
     member.end_registration("a")
 
 
-HELD = {one.__name__: one for one in (a_lock, a_place_in_a_queue, an_answer_on_its_way)}
+HELD = {function.__name__: function for function in (a_lock, a_place_in_a_queue, an_answer_on_its_way)}
 
 
 @pytest.mark.parametrize("held", HELD.values(), ids=HELD)

@@ -89,7 +89,7 @@ def test_a_cap_below_a_weight():
 def test_two_of_a_weight_above_the_cap():
     found = reasons(overview([entry(1, limit=3, weight=3), entry(2, limit=3, weight=3)], setting(cap=2)))
     assert (found[1].code, found[1].behind) == ("cap", ())
-    assert (found[2].code, [one.position for one in found[2].behind]) == ("limit", [1])
+    assert (found[2].code, [cause.position for cause in found[2].behind]) == ("limit", [1])
     assert "its weight of 3 is above the operator's cap of 2" in found[2].words
 
 
@@ -196,16 +196,16 @@ def queues(draw):
         ]
         if rows and rows[leave % len(rows)].state == "holds":
             del rows[leave % len(rows)]
-    settings = [setting(caps.get(one), one in paused, one) for one in "ab"]
+    settings = [setting(caps.get(name), name in paused, name) for name in "ab"]
     return rows, settings
 
 
-def request(one):
-    return Request(one.resource, one.access, one.limit, one.weight)
+def request(row):
+    return Request(row.resource, row.access, row.limit, row.weight)
 
 
-def ahead(rows, one):
-    return [other for other in rows if other.resource == one.resource and other.position < one.position]
+def ahead(rows, row):
+    return [other for other in rows if other.resource == row.resource and other.position < row.position]
 
 
 @settings(deadline=None)
@@ -251,8 +251,12 @@ def test_chains_end_at_a_root_blocker(made):
         if chain.head is not None:
             assert (chain.head.member_id, chain.head.owner) not in parties
     found = root_blockers(overview(rows, *set_))
-    assert sum(one.waiters for one in found) == sum(waits.head(position) is not None for position in waits.blocked)
-    assert [one.waiting_seconds for one in found] == sorted((one.waiting_seconds for one in found), reverse=True)
+    assert sum(blocker.waiters for blocker in found) == sum(
+        waits.head(position) is not None for position in waits.blocked
+    )
+    assert [blocker.waiting_seconds for blocker in found] == sorted(
+        (blocker.waiting_seconds for blocker in found), reverse=True
+    )
 
 
 def test_a_chain_across_resources():
@@ -267,7 +271,7 @@ def test_a_chain_across_resources():
     found = reasons(overview(rows))
     assert found[4].head == found[5].head == found[3].head == rows[0]
     chain = WaitGraph(overview(rows)).chain(5)
-    assert [(one.position, behind.position) for one, behind in chain.links] == [(5, 2), (3, 1)]
+    assert [(waiter.position, behind.position) for waiter, behind in chain.links] == [(5, 2), (3, 1)]
     (leader,) = root_blockers(overview(rows))
     assert (leader.entry, leader.waiters, leader.waiting_seconds) == (rows[0], 3, 180.0)
     assert json.dumps(leader.as_dict())
@@ -385,7 +389,8 @@ def test_a_play_is_the_rule(rows, its, cap):
     ask = Request("r", *its)
     moments = sorted({0.0, *(leaves for leaves, _ in rows)})
     right = next(
-        (at for at in moments if ask.fits([Request("r", *one) for leaves, one in rows if leaves > at], cap)), math.inf
+        (at for at in moments if ask.fits([Request("r", *words) for leaves, words in rows if leaves > at], cap)),
+        math.inf,
     )
     assert simulation.granted_at(*its, cap) == right
 
@@ -397,7 +402,7 @@ def test_a_play_is_the_rule(rows, its, cap):
 def test_durations_grow_with_their_share(held, already, shares):
     durations = Durations(held)
     found = [durations.at(share, already) for share in sorted(shares)]
-    assert all(one >= -1e-6 for one in found)
+    assert all(duration >= -1e-6 for duration in found)
     assert all(after >= before - 1e-6 for before, after in itertools.pairwise(found))
 
 
@@ -425,7 +430,7 @@ def test_tasks():
     assert found[6].words == "order 1 is open: task 5, which h:7 has run for 1m01s"
     assert found[7].behind[0].task_id == 6
     assert (found[8].code, found[8].words, found[8].ready_in) == ("not_ready", "attempt 2 of 3 is due in 01:30", 90)
-    assert json.dumps([one.as_dict() for one in found.values()])
+    assert json.dumps([reason.as_dict() for reason in found.values()])
 
 
 def test_a_failed_task_that_holds_nothing_up():
@@ -475,8 +480,8 @@ def test_a_task_that_is_due_later():
     late = task(2, ready_at=at(300))
     assert starts(*night(), runs(1, 40.0), late, task(3)) == {2: 300, 3: 60}
     # Whoever is at rest takes it at once.
-    (one,) = task_estimates([*night(), ended(99, 10.0, -30.0), late], NOW).values()
-    assert (one.low, one.likely, one.high) == (300, 300, 300)
+    (estimate,) = task_estimates([*night(), ended(99, 10.0, -30.0), late], NOW).values()
+    assert (estimate.low, estimate.likely, estimate.high) == (300, 300, 300)
 
 
 def test_unknown_estimates_of_tasks():
@@ -507,13 +512,13 @@ def test_kinds_of_tasks():
     assert task_estimates([*quick, *slow, running, task(2)], NOW)[2].low > 400
     running = replace(running, note="quick")
     assert task_estimates([*quick, *slow, running, task(2)], NOW)[2].low > 400, "no such note is known"
-    noted = [replace(one, note="quick") for one in quick]
+    noted = [replace(past, note="quick") for past in quick]
     assert task_estimates([*noted, *slow, running, task(2)], NOW)[2].high < 20
 
 
 def test_the_closest_kind_comes_first():
     found = list(kinds_of(task(1, kind="call", body='{"function": "etl:load", "args": [7]}', note="day 7")))
-    assert [one for _, one in found] == [
+    assert [kind for _, kind in found] == [
         "day 7",
         "day #",
         '{"function": "etl:load", "args": [7]}',
@@ -540,7 +545,7 @@ def test_tasks_are_told_of_in_words():
     assert found[2].short == f"~{clock(found[2].starts.likely)}"
     assert found[3].short == f"after order 0, ~{clock(found[3].starts.likely)}"
     assert found[2].as_dict()["starts"]["count"] == 20
-    assert json.dumps([one.as_dict() for one in found.values()])
+    assert json.dumps([reason.as_dict() for reason in found.values()])
 
 
 lasting = st.integers(1, 9)

@@ -56,6 +56,6 @@ def test_public_members_have_docstrings(kind):
     assert silent == []
 
 
-@pytest.mark.parametrize("name", [one for one in sqlsem.__all__ if callable(getattr(sqlsem, one))])
+@pytest.mark.parametrize("name", [public for public in sqlsem.__all__ if callable(getattr(sqlsem, public))])
 def test_public_names_have_docstrings(name):
     assert inspect.getdoc(getattr(sqlsem, name))

@@ -37,7 +37,7 @@ def test_the_same_terms_give_the_same_night(some):
 def test_another_limit_gives_the_night_that_the_rule_makes(some, limit):
     """Beside a plain model of the rule, second by second."""
     would = replay(nights.lived(some), settings=ReplaySettings(limits={"a": limit})).everything.would
-    other = replay(nights.lived([replace(one, limit=limit) for one in some])).everything.was
+    other = replay(nights.lived([replace(row, limit=limit) for row in some])).everything.was
     assert would == other
 
 
@@ -45,7 +45,7 @@ def test_another_limit_gives_the_night_that_the_rule_makes(some, limit):
 @given(st.lists(limited, min_size=1, max_size=14))
 def test_another_weight_gives_the_night_that_the_rule_makes(some):
     would = replay(nights.lived(some), settings=ReplaySettings(weights={"a": 2})).everything.would
-    assert would == replay(nights.lived([replace(one, weight=2) for one in some])).everything.was
+    assert would == replay(nights.lived([replace(row, weight=2) for row in some])).everything.was
 
 
 def three_after_one_another():
@@ -147,12 +147,12 @@ def test_locks_taken_together_are_asked_for_and_had_together():
 
 
 def test_a_lock_inside_another_is_asked_for_when_that_is_had():
-    one = {"requesting_id": "x"}
+    shared = {"requesting_id": "x"}
     rows = [
         past("outer", 1, 0, 0, 50),
-        past("outer", 2, 5, 50, 60, **one),
-        past("inner", 3, 52, 52, 57, **one),
-        past("outer", 4, 70, 70, 71, **one),  # later, by itself
+        past("outer", 2, 5, 50, 60, **shared),
+        past("inner", 3, 52, 52, 57, **shared),
+        past("outer", 4, 70, 70, 71, **shared),  # later, by itself
     ]
     assert replay(rows).everything.would == replay(rows).everything.was
     result = replay(rows, settings=ReplaySettings(limits={"outer": 2}))
@@ -160,8 +160,8 @@ def test_a_lock_inside_another_is_asked_for_when_that_is_had():
     assert result.resources["outer"].would.end == nights.at(71)
     # And the outer one waits for the inner one.
     rows = [past("inner", 5, 0, 0, 30), *rows[1:3]]
-    rows[1] = past("outer", 2, 5, 5, 45, **one)
-    rows[2] = past("inner", 3, 10, 30, 40, **one)
+    rows[1] = past("outer", 2, 5, 5, 45, **shared)
+    rows[2] = past("inner", 3, 10, 30, 40, **shared)
     result = replay(rows, settings=ReplaySettings(limits={"inner": 2}))
     assert result.resources["outer"].would.end == nights.at(25)
 

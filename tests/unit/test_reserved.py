@@ -135,7 +135,7 @@ def test_lock_of_a_reserved_name_is_refused(locks, kind, name):
 @pytest.mark.parametrize("name", TAKEN)
 def test_computed_name_that_is_reserved_is_refused(locks, name):
     called = []
-    lock = locks.mutex(lambda one: one)
+    lock = locks.mutex(lambda argument: argument)
     lock(called.append)(f"x{name[:-1]}")
     with pytest.raises(ConfigurationError, match="choose another name"):
         lock(called.append)(name)
@@ -152,7 +152,7 @@ def test_names_that_only_look_alike_are_free():
     "option", [["--mutex", "{}"], ["--limit", "{}=2"], ["--read", "{}"], ["--write", "{}"], ["--stage", "{}=1"]]
 )
 def test_run_of_a_reserved_name_is_refused(tmp_path, option, name):
-    given = [one.format(name) for one in option]
+    given = [word.format(name) for word in option]
     result = CliRunner().invoke(main, ["--url", f"sqlite:///{tmp_path}/x.db", "run", *given, "--", "true"])
     assert result.exit_code == 64
     assert "choose another name" in " ".join(result.output.split())

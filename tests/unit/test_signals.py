@@ -140,7 +140,7 @@ def test_order_is_kept_across_threads():
                 thread.join(PATIENCE)
             event_bus.drain(PATIENCE)
             until(lambda: len(found) == 400, "all were told")
-    threads = [one for one in threading.enumerate() if one.name == "sqlsem-events"]
+    threads = [worker for worker in threading.enumerate() if worker.name == "sqlsem-events"]
     assert len(threads) == 1
     for position in set(found):
         assert found.count(position) == 2

@@ -95,11 +95,11 @@ def test_interrupted_fork_blocks_no_thread(hook):
     for number in itertools.count(1):
         more, session = False, Session()
         fork.sessions.add(session)
-        for at, one in enumerate(hooks):
+        for at, function in enumerate(hooks):
             if at == hook:
-                more = struck(number, one, fork.__file__)
+                more = struck(number, function, fork.__file__)
             else:
-                one()
+                function()
             if at == 1:
                 assert list(fork._held) == [threading.get_ident()], number
                 assert not session.open, number

@@ -100,7 +100,7 @@ def dropped(tree):
 
 
 def test_threads_begin_in_a_single_module():
-    assert {one for name, tree in trees() for one in begun(name, tree)} == set(MAY_BEGIN)
+    assert {place for name, tree in trees() for place in begun(name, tree)} == set(MAY_BEGIN)
 
 
 def test_every_kept_thread_is_kept():
@@ -128,12 +128,12 @@ def parameters(tree):
     for node in ast.walk(tree):
         annotated = []
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            annotated = [(one.arg, one.annotation) for one in (*node.args.args, *node.args.kwonlyargs)]
+            annotated = [(argument.arg, argument.annotation) for argument in (*node.args.args, *node.args.kwonlyargs)]
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             annotated = [(node.target.id, node.annotation)]
         for name, annotation in annotated:
             kinds = {"LostCallback", "Callback", "Listener"}
-            names = {one.id for one in ast.walk(annotation or ast.Pass()) if isinstance(one, ast.Name)}
+            names = {part.id for part in ast.walk(annotation or ast.Pass()) if isinstance(part, ast.Name)}
             if kinds & names or name.startswith("on_") or name == "callback":
                 yield name
 

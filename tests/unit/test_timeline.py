@@ -54,12 +54,12 @@ def test_use_equals_the_weight_inside(some):
         weight = use.get(second, weight)
         # A stretch of this night is a second, and whatever was inside in it is: from its first moment to its last.
         inside = [row for row in rows if row.granted_at and row.granted_at <= at(second) and row.ended_at > at(second)]
-        labels = {one.access for one in inside if one.access != "write"}
-        assert weight >= sum(one.weight for one in inside if one.access == "write") + len(labels)
+        labels = {holder.access for holder in inside if holder.access != "write"}
+        assert weight >= sum(holder.weight for holder in inside if holder.access == "write") + len(labels)
         touching = [
             row for row in rows if row.granted_at and row.granted_at < at(second + 1) and row.ended_at >= at(second)
         ]
-        assert weight <= sum(one.weight for one in touching)
+        assert weight <= sum(holder.weight for holder in touching)
 
 
 @settings(deadline=None, max_examples=60)
@@ -70,9 +70,12 @@ def test_bars_do_not_overlap(some):
     assert len(panel.bars) == panel.requests == len(rows)
     for lane in range(panel.lanes):
         own = [bar for bar in panel.bars if bar.lane == lane]
-        for one, other in itertools.pairwise(own):
-            assert one.ended <= other.asked
-    most = max(sum(one.asked <= bar.asked < one.ended or one is bar for one in panel.bars) for bar in panel.bars)
+        for earlier, other in itertools.pairwise(own):
+            assert earlier.ended <= other.asked
+    most = max(
+        sum(earlier.asked <= bar.asked < earlier.ended or earlier is bar for earlier in panel.bars)
+        for bar in panel.bars
+    )
     assert panel.lanes <= max(1, most)
 
 
@@ -171,7 +174,7 @@ def test_a_page_needs_nothing_and_has_no_markup_of_others(page):
     policy = next(attrs["content"] for tag, attrs in parsed.tags if "http-equiv" in attrs)
     assert policy.startswith("default-src 'none';")
     specification = json.loads(parsed.texts[scripts[1]])
-    notes = {one.get("what") for view in specification["vconcat"] for one in view.get("data", {}).get("values", ())}
+    notes = {value.get("what") for view in specification["vconcat"] for value in view.get("data", {}).get("values", ())}
     assert any("</script>" in str(note) and "\\x1b[31m\\u202ex\\u2028" in str(note) for note in notes)
     assert not {"\x1b", "\u202e", "\u2028"} & set(parsed.texts[scripts[1]])
 

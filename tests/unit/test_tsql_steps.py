@@ -96,7 +96,7 @@ class Walk:
     """``holds``: of each procedure, how its conditions begin that hold: always, or one time after another."""
 
     def __init__(self, **holds: Holds) -> None:
-        self.says = {name: {words: iter(one) for words, one in found.items()} for name, found in holds.items()}
+        self.says = {name: {words: iter(answers) for words, answers in found.items()} for name, found in holds.items()}
         self.met: set[tuple[str, str]] = set()
         self.ran: list[str] = []
 

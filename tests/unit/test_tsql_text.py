@@ -100,7 +100,7 @@ def test_messages_made_of_names_are_no_formats():
     throwing = {name for name, text in PROCEDURES.items() if re.search(r"\bTHROW\s+(?:@|\w+\s*,\s*@)", text)}
     assert throwing == {"raise_error"}
     assert "REPLACE(@message, N'%', N'%%')" in PROCEDURES["raise_error"]
-    literals = [one for text in PROCEDURES.values() for one in re.findall(r"THROW \d+, (N'(?:[^']|'')*')", text)]
+    literals = [match for text in PROCEDURES.values() for match in re.findall(r"THROW \d+, (N'(?:[^']|'')*')", text)]
     assert literals
     assert not [literal for literal in literals if "%" in literal]
 
@@ -151,7 +151,7 @@ def test_liveness_is_not_tested_under_the_gate():
     for name in ("register", "register_all", "acquire_by_priority"):
         text = PROCEDURES[name]
         inside = re.findall(r"BEGIN TRANSACTION;(.*?)(?:COMMIT|ROLLBACK) TRANSACTION;", text, re.DOTALL)
-        assert all("check_if_dead" not in one for one in inside), name
+        assert all("check_if_dead" not in section for section in inside), name
     assert "reap_dead_members" in PROCEDURES["register"]
 
 
@@ -259,10 +259,10 @@ def test_a_function_is_never_missing():
     for text in texts:
         for part in re.split(r"(?m)^(?=BEGIN TRANSACTION;$)", text):
             inside = part.partition("COMMIT TRANSACTION;")[0] if part.startswith("BEGIN TRANSACTION;") else ""
-            for one in re.findall(r"(?m)^DROP FUNCTION IF EXISTS sqlsem\.(\w+);", part):
-                dropped.append(one)
-                named = sum(len(re.findall(rf"sqlsem\.{one}\b", text)) for text in texts)
-                assert named == 1 or f"CREATE FUNCTION sqlsem.{one}" in inside, one
+            for function in re.findall(r"(?m)^DROP FUNCTION IF EXISTS sqlsem\.(\w+);", part):
+                dropped.append(function)
+                named = sum(len(re.findall(rf"sqlsem\.{function}\b", text)) for text in texts)
+                assert named == 1 or f"CREATE FUNCTION sqlsem.{function}" in inside, function
     assert "clock_us" in dropped
     assert "key_hash" not in dropped
 
