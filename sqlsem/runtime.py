@@ -1,8 +1,8 @@
-"""What runs, what waits, and the clock that is waited by: the threads of the operating system.
+"""The runtime: threads, events, locks, and the clock.
 
-The core makes its threads, events and locks here, so that `sqlsem.testing.simulate` can run the very same code in
-virtual time, one step at a time: it puts a runtime of its own in the place of `THREADS`, for the thread that calls it
-and no other.
+The core makes all of them here, so that `sqlsem.testing.simulate` can run the same code in virtual time, one step at a
+time. The simulator replaces `THREADS`, the threads of the operating system, by its own runtime: for the calling thread
+only.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Lock(Protocol):
     """As `threading.Lock`."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it."""
+        """Acquire the lock."""
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
 
     def __enter__(self) -> bool: ...
     def __exit__(
@@ -53,13 +53,13 @@ class Lock(Protocol):
 
 
 class Condition(Protocol):
-    """As much of `threading.Condition` as is used."""
+    """The part of `threading.Condition` that sqlsem uses."""
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Sleep until the predicate holds; whether it does."""
+        """Sleep until the predicate is true, or the timeout; return the predicate's value."""
 
     def notify_all(self) -> None:
-        """Have all who wait look."""
+        """Wake all waiters."""
 
     def __enter__(self) -> bool: ...
     def __exit__(
@@ -68,82 +68,82 @@ class Condition(Protocol):
 
 
 class Thread(Protocol):
-    """As much of `threading.Thread` as is used."""
+    """The part of `threading.Thread` that sqlsem uses."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
+        """Wait until the thread ends."""
 
     def is_alive(self) -> bool:
-        """True from its start to its end."""
+        """Return True from the thread's start to its end."""
 
 
 class Timer(Protocol):
-    """As much of `threading.Timer` as is used."""
+    """The part of `threading.Timer` that sqlsem uses."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the timer."""
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the call, unless it has begun."""
 
 
 class Queue(Protocol):
-    """As much of `queue.SimpleQueue` as is used."""
+    """The part of `queue.SimpleQueue` that sqlsem uses."""
 
     def put(self, item: Any) -> None:
-        """Have somebody get it."""
+        """Append an item."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next one; raises `queue.Empty` where there is none in time."""
+        """Remove and return the first item; raises `queue.Empty` if there is none in time."""
 
     def qsize(self) -> int:
-        """How many there are."""
+        """Return the number of items."""
 
 
 class Runtime:
     """Threads of the operating system.
 
     Attributes:
-        ends: What a thread is ended by that shall end: no fault, and nothing to be caught.
+        ends: Exceptions that end a thread on purpose. They are no errors, and must not be caught.
     """
 
     ends: tuple[type[BaseException], ...] = ()
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back. See `sqlsem.model.monotonic`."""
+        """Return the seconds of a clock that never goes back. See `sqlsem.model.monotonic`."""
         return _read_clock()
 
     def event(self) -> threading.Event:
-        """A new event."""
+        """Return a new event."""
         return threading.Event()
 
     def lock(self) -> Lock:
-        """A new lock under which somebody may wait for something. (Others need not come from here.)"""
+        """Return a new lock, for code that may wait while it holds the lock. (Other locks need not come from here.)"""
         return threading.Lock()
 
     def condition(self, lock: threading.Lock) -> Condition:
-        """A new condition on that lock."""
+        """Return a new condition on this lock."""
         return threading.Condition(lock)
 
     def queue(self) -> Queue:
-        """A new queue."""
+        """Return a new queue."""
         return queue.SimpleQueue()
 
     def thread(self, target: Callable[[], object], name: str) -> Thread:
-        """A daemon thread, not started yet. (For `sqlsem.core.threads`, which sees to it that none ends unseen.)"""
+        """Return a daemon thread, not started yet. (For `sqlsem.core.threads`, which supervises all threads.)"""
         return threading.Thread(target=target, name=name, daemon=True)
 
     def timer(self, seconds: float, call: Callable[[], object]) -> Timer:
-        """Calls after so many seconds, in a thread of its own; not started yet. What that raises is logged at ERROR."""
+        """Return a timer, not started yet, that makes a call in a thread of its own; exceptions are logged at ERROR."""
         timer = threading.Timer(seconds, _call_logged, (call,))
         timer.daemon = True
         return timer
 
     def namespace(self, local: threading.local) -> dict[str, Any]:
-        """What the thread that calls keeps there."""
+        """Return the calling thread's values in ``local``."""
         return local.__dict__
 
 
@@ -157,21 +157,19 @@ def _call_logged(call: Callable[[], object]) -> None:
 _read_clock: Callable[[], float] = (
     functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
-#: What threads have that nothing was put in the place of.
+#: The runtime of all threads for which no other was set by `instead`.
 THREADS = Runtime()
 _instead: dict[int, Runtime] = {}
 
 
 def current() -> Runtime:
-    """The runtime of the thread that calls."""
+    """Return the runtime of the calling thread."""
     return _instead.get(threading.get_ident(), THREADS) if _instead else THREADS
 
 
 @contextlib.contextmanager
 def instead(runtime: Runtime) -> Iterator[None]:
-    """Put another runtime in the place of this thread's, for as long as the block lasts. Raises `RuntimeError` where
-    one is there already.
-    """
+    """Set another runtime for the calling thread until the block ends. Raises `RuntimeError` if one is set already."""
     ident = threading.get_ident()
     if ident in _instead:
         raise RuntimeError("This thread runs in virtual time already: a simulation cannot run in another one")
@@ -183,31 +181,32 @@ def instead(runtime: Runtime) -> Iterator[None]:
 
 
 def monotonic() -> float:
-    """Seconds on a clock that never goes back and, where the system has one, also counts time asleep.
+    """Return the seconds of a clock that never goes back and, if the system has such a clock, also counts time asleep.
 
-    Used only to stop trusting ourselves (never compared with a database's clock): a laptop that slept must not
-    believe that no time passed, so Linux's CLOCK_BOOTTIME is preferred to CLOCK_MONOTONIC.
+    sqlsem compares it with itself only, never with a database's clock, to know when its own state is too old to trust.
+    A laptop that slept must not believe that no time passed: so Linux's CLOCK_BOOTTIME is preferred to
+    CLOCK_MONOTONIC.
     """
-    # (Called several times at every lock, so without a detour where nothing is simulated.)
+    # (Each lock calls this several times, so without a simulation it takes the shortest way.)
     return current().monotonic() if _instead else _read_clock()
 
 
 def event() -> threading.Event:
-    """A new event of the runtime that the calling thread has."""
+    """Return a new event of the calling thread's runtime."""
     return current().event()
 
 
 def namespace(local: threading.local) -> dict[str, Any]:
-    """What the thread that calls keeps there, in the runtime that it has."""
+    """Return the calling thread's values in ``local``, as its runtime keeps them."""
     return current().namespace(local) if _instead else local.__dict__
 
 
 @contextlib.contextmanager
 def had_within(lock: Lock, seconds: float) -> Iterator[bool]:
-    """Whether the lock was had in so many seconds; it is given back at the end of the block.
+    """Yield True if the lock was acquired within so many seconds; release it at the end of the block.
 
-    An interrupt strikes after any call that Python code makes. Here no Python code makes the one that takes the lock:
-    the interpreter notes its answer before it looks for signals again.
+    An interrupt may strike after any call that Python code makes. Here `map` calls `acquire`, and no Python code does:
+    the interpreter stores the result before it handles signals again.
     """
     had: list[bool] = []
     try:
@@ -219,5 +218,5 @@ def had_within(lock: Lock, seconds: float) -> Iterator[bool]:
 
 
 def lock() -> Lock:
-    """A new lock of the runtime that the calling thread has."""
+    """Return a new lock of the calling thread's runtime."""
     return current().lock()

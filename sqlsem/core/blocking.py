@@ -1,4 +1,4 @@
-"""Whether a call may block the thread that it is made in."""
+"""Refuses calls that would block an event loop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["require_no_event_loop"]
 
 
 def require_no_event_loop(what: object, instead: str) -> None:
-    """Raise `ConfigurationError` where an event loop runs in this thread, which would stand still. ``what``, as a text,
-    is what makes it (of most calls that text is never needed).
+    """Raise `ConfigurationError` if an event loop runs in this thread, as the call would block it. ``what`` describes
+    the call; it is converted to text only for the message.
     """
     if _in_event_loop() and not _in_notebook_cell():
         raise ConfigurationError(
@@ -24,15 +24,15 @@ def require_no_event_loop(what: object, instead: str) -> None:
 
 
 def _in_event_loop() -> bool:
-    """Whether one runs in this thread. None does where asyncio was never imported."""
+    """Return True if an event loop runs in this thread. (None runs if asyncio was never imported.)"""
     if "asyncio" not in sys.modules:
         return False
     return sys.modules["asyncio"]._get_running_loop() is not None
 
 
 def _in_notebook_cell() -> bool:
-    """Whether a cell of a notebook calls us, and not a task. IPython runs cells in its event loop, and whatever blocks
-    in a cell blocks that, as everybody there knows; a task must not.
+    """Return True if a cell of a notebook makes the call, and not a task. IPython runs cells in its event loop. A cell
+    may block that loop, and users of notebooks expect it; a task may not.
     """
     if "IPython" not in sys.modules:
         return False

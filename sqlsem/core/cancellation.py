@@ -1,7 +1,8 @@
-"""What is asked of the tasks that run here: that they be cancelled, or how long they may run.
+"""Stops running tasks of this process, on cancel requests and at time limits that it reads from the database.
 
-Nobody takes a running task away. Whoever cancels one writes that down, and its worker ends it. So a process asks, by
-one statement a second for all of its tasks, as long as any runs for longer than that; short tasks cost nothing.
+No other client ends a running task. A client that cancels the task records a cancel request, and the task's worker ends
+it. So each process reads the requests for all of its tasks by one statement a second, as long as a task runs for longer
+than that; short tasks cost nothing.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ __all__ = ["Cancellable", "CancellationMonitor"]
 
 log = voice
 
-#: Between two looks, and how old a task is that is asked about.
+#: Seconds between two reads, and the age from which a task is included.
 LOOK_SECONDS, LEAST_SECONDS = 1.0, 0.5
-#: When a coordinator is closed, for the thread to end.
+#: Seconds that closing a coordinator waits for the thread.
 CLOSE_SECONDS = 2.0
 
 
 class Cancellable(Claim):
-    """A claim that may be told to stop, while it runs.
+    """A claim that can be stopped while it runs.
 
     Attributes:
-        number: What the database calls it.
-        began: When it began to run.
-        time_limit: For how long it may run, seconds; None when that is not known, or without a limit.
-        why_stopped: Why that is.
-        cancelled: Whether somebody has cancelled it.
+        number: Its number in the database.
+        began: When it began to run (`monotonic`).
+        time_limit: Seconds that it may run; None without a limit, or if the limit is not known yet.
+        why_stopped: Why it must stop; None if it need not.
+        cancelled: True if a cancel request stopped it.
     """
 
     number: int
@@ -47,28 +48,28 @@ class Cancellable(Claim):
 
     @property
     def deadline(self) -> float | None:
-        """When its time is up."""
+        """The time (`monotonic`) at which it reaches its time limit; None without one."""
         return None if self.time_limit is None else self.began + self.time_limit
 
     @property
     def stop_event(self) -> threading.Event:
-        """An event that is set when it is to stop, as it was cancelled or its time is up."""
+        """An event that is set when the claim must stop: it was cancelled, or has reached its time limit."""
         event = self._stop_event
-        if event is None:  # made when it is wanted, as most tasks are short
-            event = self.__dict__.setdefault("_stop_event", threading.Event())  # one, whoever else comes here
-            if self.why_stopped is not None:  # read after the event is known; who stops it does it the other way round
+        if event is None:  # made on first use, as most tasks are short
+            event = self.__dict__.setdefault("_stop_event", threading.Event())  # the same event for all threads
+            if self.why_stopped is not None:  # read after the event is stored; `stop` uses the reverse order
                 event.set()
         return event
 
     def keep_time(self) -> None:
-        """Stop it when its time is up. (For the package.)"""
+        """Stop the claim at its time limit; start its ender if that failed before. (For the package.)"""
         if self.why_stopped is not None:
             self._end_by_ender()
         elif self.deadline is not None and monotonic() >= self.deadline:
             self.stop(f"it ran for longer than its time limit of {self.time_limit:g} s")
 
     def stop(self, why: str, *, cancelled: bool = False) -> None:
-        """Tell it so, unless it was told before. (For the package.)"""
+        """Stop the claim, unless it was stopped before or has ended. (For the package.)"""
         if self.why_stopped is None and self.is_open:
             self.cancelled = cancelled
             self.why_stopped = why
@@ -78,7 +79,9 @@ class Cancellable(Claim):
             self._end_by_ender()
 
     def ended_by(self, ender: Callable[[], None]) -> None:
-        """What ends it, in a thread of its own; at once when it was told to stop before. (For the package.)"""
+        """Set the function that ends a stopped claim, in a thread of its own. Start it now if the claim was stopped
+        before. (For the package.)
+        """
         self._ender = ender
         if self.why_stopped is not None:
             self._end_by_ender()
@@ -95,7 +98,7 @@ class Cancellable(Claim):
 
 
 class CancellationMonitor:
-    """A thread, from the first task on, that tells claims what is asked of them."""
+    """A thread, started with the first task, that stops claims on cancel requests and at time limits."""
 
     def __init__(self, member: Membership, claims: Claims) -> None:
         self._member = member
@@ -104,7 +107,7 @@ class CancellationMonitor:
         self._thread = SupervisedThread("sqlsem-minder", self._work, member.closing)
 
     def mind(self) -> None:
-        """Something was claimed that others may want to end."""
+        """Start or wake the thread, as a claim was added."""
         if self._wanted.is_set():
             return
         if not self._member.closing.is_set():
@@ -115,12 +118,12 @@ class CancellationMonitor:
             self._wanted.set()
 
     def close(self) -> None:
-        """End the thread; ``closing`` is set."""
+        """Wake the thread, which ends as ``closing`` is set, and wait for it."""
         self._wanted.set()
         self._thread.join(CLOSE_SECONDS)
 
     def _work(self, goes_on: ShouldContinue) -> None:
-        # Between two looks nothing here may refer to a claim: one that is dropped is given back when nothing does.
+        # Between two reads no variable here may refer to a claim: a dropped claim is ended only when none does.
         closing = self._member.closing
         looked = monotonic()
         while goes_on():
@@ -128,7 +131,7 @@ class CancellationMonitor:
             due = self._due(looked)
             if due is None:
                 self._wanted.clear()
-                due = self._due(looked)  # of what was claimed before that nobody will tell us
+                due = self._due(looked)  # a claim that came before `clear` wakes us no more
                 if due is None:
                     continue
             look, until = due
@@ -148,7 +151,7 @@ class CancellationMonitor:
             task.keep_time()
 
     def _due(self, looked: float) -> tuple[float, float] | None:
-        """When to look next, and when to wake for that or for the end of somebody's time; None where nothing runs."""
+        """Return the time of the next read, and the time to wake up, for it or a time limit; None without tasks."""
         tasks = self._running()
         if not tasks:
             return None

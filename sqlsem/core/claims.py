@@ -1,16 +1,17 @@
-"""What this process has claimed, and has to end: tasks, parts of batches, callbacks. They share one life.
+"""The claims of this process, each of which it must end: tasks, parts of batches, callbacks. They share one life cycle.
 
 States
-    open    Ours, as far as the database knows, or may be: nobody else can have it while this process lives.
-    ended   Its end has been recorded, or left to the pulse, which records it as soon as the database can be reached.
-    lost    (Tasks only.) Others may have it, as nothing was heard of the database for too long. It is still to be
-            ended: our member may outlive the outage, and would then keep others from it.
+    open    The database records the claim for this process, or may soon do so. No other process can make the same
+            claim while this one lives.
+    ended   The end is recorded, or left to the heartbeat thread, which records it as soon as the database is in reach.
+    lost    (Tasks only.) The database was out of reach for too long, so another process may have claimed the task.
+            This process must still end its claim: its member may outlive the outage, and would block other workers.
 
 Invariant
-    As long as a claim is open, ``_closing`` is a call that ends it: one that may be repeated, and made by another
-    member of ours. Whatever parts the claim from who would have ended it (an interrupt at any line, a caller who drops
-    it), leaves that call to the pulse. This process knows its claims weakly, so that a claim that is dropped finds out.
-    In a forked child a claim is its parent's: it can end nothing there.
+    While a claim is open, ``_closing`` is a call that ends it. The call may be repeated, and another member of this
+    process may make it. If the code that would end the claim is gone (an interrupt at any line, a caller that drops the
+    claim), the heartbeat thread makes that call. `Claims` has weak references only, so that a dropped claim is
+    finalized. A forked child inherits its parent's claims, and can end none of them.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ __all__ = ["Claim", "Claims", "Ending", "owner_name"]
 log = voice
 T = TypeVar("T")
 
-#: A call of the main session, and the number of our member.
+#: A call that ends a claim. Its arguments are the session of the main connection and the number of our member.
 Ending = Callable[[Session, int], object]
 
 
 class Claim:
-    """One task, part or callback that is ours. A context manager, whose block is what it was claimed for.
+    """One task, part or callback that this process has claimed. As a context manager it ends with its block.
 
     Attributes:
-        title: What messages call it.
-        why_lost: Why it was lost, if it was.
+        title: Its name in messages.
+        why_lost: Why it was lost; None if it was not.
     """
 
-    #: Whether it is lost with the membership. (Others learn at their end what became of them.)
+    #: True if the claim is lost with the membership. (Other claims find out only when they are ended.)
     can_be_lost: ClassVar[bool] = False
     title = "It"
     why_lost: str | None = None
-    _ended = True  # until it is open: an interrupt can strike before
+    _ended = True  # until `opened`: an interrupt can strike before
 
     def opened(self, claims: Claims, closing: Ending, *, known: bool = True) -> None:
-        """The database has it as ours, or may have from now on. Unless ``known``, the caller adds it to ``claims``,
-        with others. (For the package.)
+        """Open the claim: from now on the database records it for this process, or may do so. Unless ``known``, the
+        caller adds it to ``claims``, together with others. (For the package.)
         """
         self._claims = claims
         self._closing = closing
@@ -64,41 +65,41 @@ class Claim:
             claims.add([self])
 
     def close_by(self, closing: Ending) -> None:
-        """What ends it from now on, where nobody else does. (For the package.)"""
+        """Replace the call by which the heartbeat thread ends the claim if no caller does. (For the package.)"""
         self._closing = closing
 
     @property
     def is_open(self) -> bool:
-        """Whether it is still to be ended."""
+        """True until the claim has ended."""
         return not self._ended
 
     @property
     def lost(self) -> bool:
-        """Whether the claim was lost, as the database was out of reach for too long, and others may have it."""
+        """True if the database was out of reach for too long, so that another process may have claimed the same."""
         return self.why_lost is not None
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a forked child, and the claim its parent's."""
+        """True in a forked child of the process that made the claim."""
         return self._pid != os.getpid()
 
     def lose(self, why: str) -> None:
-        """Others may have it. (For the package.)"""
+        """Mark the claim as lost. (For the package.)"""
         self.why_lost = self.why_lost or why
 
     def settle(self) -> None:
-        """Its end has been recorded. (For the package.)"""
+        """Mark the claim as ended: its end is recorded or deferred. (For the package.)"""
         self._claims.settle([self])
 
     def leave(self) -> None:
-        """Unless it has ended, leave its end to the pulse. (For the package.)"""
+        """Leave the end of the claim to the heartbeat thread, unless the claim has ended. (For the package.)"""
         if not self._ended and not self.is_inherited:
             self._claims.member.defer(self._closing)
-            self.settle()  # afterwards: what is said twice does no harm
+            self.settle()  # last, as a repeated `defer` does no harm
 
     def __del__(self) -> None:
         if not self._ended and not self.is_inherited:
-            self._claims.member.deferred_calls.append(self._closing)  # no lock here, and so no more than this
+            self._claims.member.deferred_calls.append(self._closing)  # only an append: a finalizer must take no lock
 
     def require_open(self) -> None:
         """Raise `NotHeld` or `LockLost` unless it is ours to end. (For the package.)"""
@@ -118,8 +119,8 @@ class Claim:
         otherwise: Ending | None = None,
         budget: float | None = None,
     ) -> T:
-        """Record its end. What is not known to be recorded is left to the pulse, ``otherwise`` in another way.
-        (For the package.)
+        """Record the end of the claim. If the call fails, the heartbeat thread makes ``otherwise``, or the same call
+        again. (For the package.)
         """
         self._closing = otherwise or call
         try:
@@ -133,11 +134,11 @@ class Claim:
     # -- its block ----------------------------------------------------------------------------------------------
 
     def _succeed(self) -> object:
-        """Its block was left well."""
+        """End the claim after a block that raised nothing."""
         raise NotImplementedError
 
     def _fail(self, error: BaseException) -> object:
-        """Its block was left with an error."""
+        """End the claim after a block that raised an error."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -146,7 +147,7 @@ class Claim:
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: object) -> None:
         try:
-            if self._ended:  # by hand
+            if self._ended:  # inside the block
                 return
             if exc is None:
                 self._succeed()
@@ -154,7 +155,7 @@ class Claim:
             try:
                 self._fail(exc)
             except SqlsemError as struck:
-                log.warning("%s: %s", self.title, struck)  # what went wrong inside matters more
+                log.warning("%s: %s", self.title, struck)  # the error of the block matters more
         except BaseException:
             self.leave()
             raise
@@ -164,7 +165,7 @@ class Claim:
 
 
 class Claims:
-    """All that this process has claimed and not ended. Weakly: see above."""
+    """The claims that this process has not ended, by weak references (see above)."""
 
     def __init__(self, member: Membership) -> None:
         self.member = member
@@ -172,20 +173,20 @@ class Claims:
         self._known: weakref.WeakSet[Claim] = weakref.WeakSet()
 
     def add(self, claims: Iterable[Claim]) -> None:
-        """They are open, and the pulse must not rest."""
+        """Add open claims, and keep the heartbeat thread awake."""
         with self._lock:
             self._known.update(claims)
         self.member.add(())
 
     def settle(self, claims: Iterable[Claim]) -> None:
-        """Their ends have been recorded."""
+        """Mark these claims as ended."""
         with self._lock:
             for claim in claims:
                 claim._ended = True
                 self._known.discard(claim)
 
     def lose(self, why: str) -> list[Claim]:
-        """Declare all of them lost that can be; which those are."""
+        """Mark all claims as lost that can be lost, and return them."""
         with self._lock:
             lost = [claim for claim in self._known if claim.can_be_lost]
             self._known.difference_update(lost)
@@ -194,7 +195,7 @@ class Claims:
         return lost
 
     def all(self) -> list[Claim]:
-        """Those that are open."""
+        """Return the open claims."""
         with self._lock:
             return list(self._known)
 
@@ -203,6 +204,6 @@ class Claims:
 
 
 def owner_name() -> str:
-    """The thread that claims, as any database can keep it."""
+    """Return the name of the calling thread, as any database can store it."""
     name = threading.current_thread().name[:255]
     return name.replace("\0", "?").encode(errors="replace").decode()

@@ -17,15 +17,15 @@ from sqlsem.model import Ticket, monotonic
 
 __all__ = ["DeadlockCandidate", "DeadlockMonitor"]
 
-#: Seconds that a deadlock's victim gets to give up, before it is looked for further ones.
+#: Seconds that one check takes at most: a victim withdraws its request, and the check searches again.
 SETTLE_SECONDS = 0.5
 
 
 class DeadlockCandidate(Protocol):
-    """Somebody of ours who waits while others may wait for it."""
+    """A waiter of this process behind which other requests may wait."""
 
     def choose_as_victim(self, deadlock: Found) -> None:
-        """Have its request raise `Deadlock`."""
+        """Make its request raise `Deadlock`."""
 
 
 class DeadlockMonitor(Monitor):
@@ -41,11 +41,11 @@ class DeadlockMonitor(Monitor):
         super().__init__(member, wait_pool)
         self._registry = registry
         self._above = above
-        self._suspects: dict[int, DeadlockCandidate] = {}  # by the positions that it waits at
+        self._suspects: dict[int, DeadlockCandidate] = {}  # by the positions at which each waits
 
     def add(self, suspect: DeadlockCandidate, tickets: Sequence[Ticket], number: int) -> bool:
-        """The thread or task of that number begins to wait. False when that can be no part of a deadlock, as it has
-        nothing else.
+        """Add a waiter, the thread or task of that number. Return False if it cannot be part of a deadlock, as it has
+        no other requests.
         """
         if len(tickets) < 2 and not self._registry.requests_of(number) and not self._above.held:
             return False
@@ -55,7 +55,7 @@ class DeadlockMonitor(Monitor):
         return True
 
     def remove(self, tickets: Sequence[Ticket]) -> None:
-        """It waits no more. May be repeated."""
+        """Remove the waiter at these positions. Idempotent."""
         with self.state_lock:
             for ticket in tickets:
                 self._suspects.pop(ticket.position, None)
@@ -65,7 +65,7 @@ class DeadlockMonitor(Monitor):
         return bool(self._suspects)
 
     def check(self, session: Session) -> None:
-        """Ask for deadlocks whose youngest request is ours, and tell who made it."""
+        """Search for deadlocks in which our member made the youngest request, and choose that waiter as the victim."""
         member = self.member
         deadline = monotonic() + SETTLE_SECONDS
         told: set[int] = set()
@@ -80,9 +80,9 @@ class DeadlockMonitor(Monitor):
                 return
             with self.state_lock:
                 suspect = self._suspects.get(found.victim)
-            if suspect is None:  # it is just beginning or ending
+            if suspect is None:  # its wait is just beginning or ending
                 return
-            # There may be another one, which is found when this one has been withdrawn.
+            # The search finds a further deadlock only when the victim has withdrawn its request.
             if found.victim not in told:
                 told.add(found.victim)
                 suspect.choose_as_victim(found)
@@ -90,8 +90,9 @@ class DeadlockMonitor(Monitor):
                 return
 
     def _forgotten(self, found: Found) -> bool:
-        """Whether a row of ours in it is one that nobody here knows: a call that was broken off left it, and a ping is
-        to remove it. Then there is no deadlock: the same thread may well wait behind what it has given up.
+        """Return True if the deadlock contains a row of our member that this process does not know. An interrupted call
+        left that row, and the next heartbeat removes it. There is no deadlock then: the thread that waits may have
+        given up that row itself.
         """
         member = self.member
         ours = [step for step in found.steps if step.member == member.member_id]

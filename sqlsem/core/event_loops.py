@@ -1,4 +1,4 @@
-"""What the event loops of a process have in one database: threads for what cannot be awaited, and a driver each."""
+"""The event loops of a process, for one database: a driver for each, and threads for calls that block."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 class LoopDriver(Protocol):
-    """What carries out operations for one event loop (`sqlsem.aio.driver`)."""
+    """Runs operations for one event loop (`sqlsem.aio.driver`)."""
 
-    #: Its sessions that nobody uses.
+    #: Its idle sessions.
     idle: list[AsyncSession]
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Have the loop call something, from any thread."""
+        """Schedule a call in the loop, from any thread."""
 
     def running(self) -> int | None:
-        """The number of the task that this thread runs just now; None outside of its loop."""
+        """Return the number of the task that this thread runs now; None outside of the loop."""
 
     def end(self) -> None:
-        """Nothing of it can be awaited any more: give back, withdraw, close."""
+        """Release grants, withdraw requests and close sessions, as the loop can await nothing any more."""
 
 
 class EventLoops:
@@ -39,12 +39,12 @@ class EventLoops:
     def __init__(self, member: Membership) -> None:
         self._member = member
         self.drivers: dict[Any, LoopDriver] = {}
-        self.permits = PermitPool(member.engine.async_sessions)  # to wait in the database
+        self.permits = PermitPool(member.engine.async_sessions)  # for waiting in the database
         self.pools: dict[str, Pool] = {}
 
     def submit(self, pool: str, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Have a thread do what asyncio cannot await: one for the 'calls' on the main session, a few for
-        'waits', and for 'others'.
+        """Run a blocking call in a thread of a pool: 'calls' (one thread, for the main connection), 'waits' or 'others'
+        (a few threads each).
         """
         threads = self.pools.get(pool)
         if threads is None:
@@ -62,19 +62,19 @@ class EventLoops:
             raise
 
     def tidy(self) -> None:
-        """Give back what was held, and withdraw what was asked, in event loops that are closed."""
+        """End the drivers of closed event loops: release their grants, and withdraw their requests."""
         for loop in [loop for loop in list(self.drivers) if loop.is_closed()]:
             driver = self.drivers.pop(loop, None)
             if driver is not None:
                 driver.end()
 
     def running(self) -> int | None:
-        """The number of the task that this thread runs just now, if any."""
+        """Return the number of the task that this thread runs now; None outside of all loops."""
         numbers = (driver.running() for driver in list(self.drivers.values()))
         return next((number for number in numbers if number is not None), None)
 
     def close(self) -> None:
-        """End the threads, and have each loop end what it has."""
+        """End the threads, and schedule the end of each driver in its loop."""
         with self._member.state_lock:
             pools = list(self.pools.values())
             self.pools.clear()
@@ -84,5 +84,5 @@ class EventLoops:
             driver.soon(driver.end)
 
     def sessions(self) -> list[EngineConnection]:
-        """All that are open and idle: for a forked child."""
+        """Return all open, idle sessions: a forked child must discard them."""
         return [session for driver in self.drivers.values() for session in driver.idle]

@@ -1,4 +1,4 @@
-"""News of tasks from other processes: a thread listens for all in this process who wait for work."""
+"""Notifications of tasks from other processes: one thread listens for all waiting workers of this process."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["NotificationListener"]
 
 log = voice
 
-#: Between two attempts to listen; and how long one call listens.
+#: Seconds between two attempts to listen, and seconds that one call listens.
 AGAIN_SECONDS, HEAR_SECONDS = 1.0, 5.0
-#: When a coordinator is closed, for the thread to end.
+#: Seconds that closing a coordinator waits for the thread.
 CLOSE_SECONDS = 2.0
 
 
 class NotificationListener:
-    """Rings the bell when others may have put something. Only hints: whoever waits looks from time to time as well.
+    """Notifies the change counter when another process may have put tasks. Notifications are hints: workers poll, too.
 
-    ``heard``: whether somebody listens just now.
+    ``heard``: True while the thread listens.
     """
 
     def __init__(self, engine: Engine, bell: ChangeCounter, closing: threading.Event) -> None:
@@ -33,32 +33,32 @@ class NotificationListener:
         self._engine = engine
         self._bell = bell
         self._closing = closing
-        self._waiting = PermitPool()  # those who wait
+        self._waiting = PermitPool()  # one permit for each waiter
         self._thread = SupervisedThread("sqlsem-news", self._listen, closing)
         self._session: Session | None = None
-        self._silent = False  # this database tells nothing
+        self._silent = False  # this database sends no notifications
 
     @contextlib.contextmanager
     def wanted(self) -> Iterator[None]:
-        """Somebody waits meanwhile."""
+        """Count the caller as a waiter during the block, and start the thread if needed."""
         place = Permit()
         try:
             self._waiting.acquire(place)
             if not self._silent and not self._closing.is_set():
                 try:
                     self._thread.begin()
-                except RuntimeError as exc:  # no more threads, or this process is ending: looking will do
+                except RuntimeError as exc:  # no more threads, or this process is ending: polling suffices
                     log.warning("Nobody listens for tasks that others put, which is tried again: %s", exc)
             yield
         finally:
             self._waiting.release(place)
 
     def sessions(self) -> list[Session]:
-        """Its connection, if it has one."""
+        """Return the session of the thread, if it has one."""
         return [] if self._session is None else [self._session]
 
     def close(self) -> None:
-        """End the thread; ``closing`` is set."""
+        """Interrupt the thread, which ends as ``closing`` is set, and wait for it."""
         session = self._session
         if session is not None:
             session.interrupt()

@@ -1,4 +1,4 @@
-"""What was taken of a rate, and what it has cost in the end."""
+"""Grants of rates, and the adjustment of their costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class BaseRateGrant:
-    """What the grants of rates of all faces have in common; its attributes are those of `sqlsem.RateGrant`."""
+    """The common part of the rate grants for threads and for asyncio. Attributes: see `sqlsem.RateGrant`."""
 
     def __init__(self, client: DatabaseClient, request: RateRequest, taken_ms: int, waited: float) -> None:
         self.name = request.name
@@ -35,15 +35,15 @@ class BaseRateGrant:
 
 
 def adjusting(grant: BaseRateGrant, actual: int) -> Effects[None]:
-    """`RateGrant.adjust`."""
+    """Adjust the cost of a grant, for `RateGrant.adjust`."""
     check_count(f"The cost adjusted for rate {grant.name!r}", actual, least=0)
     resource, taken_ms = grant.resource, grant.taken_ms
 
     def adjust(session: Session, _: int) -> None:
-        with grant.adjust_lock:  # two that adjust the same shall not both count the difference
+        with grant.adjust_lock:  # two concurrent calls must not both count the difference
             before, more = grant.cost, actual - grant.cost
             if more < 0:
-                # Tried once, it counts as done, and is not repeated: given back twice, it would be others' too.
+                # One attempt counts as done, and is not repeated: a second one might return use of other callers.
                 grant.cost = actual
             try:
                 if more:
@@ -57,7 +57,9 @@ def adjusting(grant: BaseRateGrant, actual: int) -> Effects[None]:
 
 
 def giving_back(resource: str, taken_ms: int, cost: int) -> Callable[[Session, int], None]:
-    """Gives back what was taken; once, however often it is called. Where the answer is lost it may count as used."""
+    """Return a call that returns the cost to the rate: once, however often it is made. If the answer of the database is
+    lost, the cost may count as used.
+    """
     left = cost
 
     def give_back(session: Session, _: int) -> None:
@@ -74,7 +76,7 @@ def giving_back(resource: str, taken_ms: int, cost: int) -> Callable[[Session, i
 
 
 def rate_of(taken: Mapping[str, R], name: str | None, what: object) -> R:
-    """The one of these that is meant by ``adjust(…, rate=name)``."""
+    """Return the rate grant that ``adjust(…, rate=name)`` means."""
     check_some("The rate's name", name)
     if name is None and len(taken) == 1:
         return next(iter(taken.values()))

@@ -1,20 +1,20 @@
-"""The threads of this package, which begin here and nowhere else; and how they call what a program gave us.
+"""Starts all threads of this package, and calls the program's callbacks in them.
 
-A thread may end at any moment: by code of the program's that runs in it (a callback, a handler of the log, a
-finalizer), by an exception that another thread sets, for want of memory. So none is started that nobody looks after:
+A thread may end at any moment: the program's code in it (a callback, a log handler, a finalizer) may raise, another
+thread may set an exception in it, or memory may run out. So each thread is supervised:
 
 `SupervisedThread`
-    a thread that is needed for as long as its job says. Where it ends in any other way, that is logged at ERROR, and
-    the job begins again: in the same thread, or in a new one, by `tend`.
+    a thread that is needed until its job returns. If the thread ends in any other way, the error is logged at ERROR,
+    and the job begins again: in the same thread, or in a new one, by `tend`.
 `Pool`
-    some of them, for what is submitted.
+    several supervised threads, which run submitted calls.
 `spawn`
-    a thread for one thing. What goes wrong in it is logged at ERROR.
+    a thread for one call. An exception in the call is logged at ERROR.
 
-`call_out` calls what a program gave us, in a thread of ours. Whatever it raises is logged, and goes no further.
+`call_out` calls a callback of the program in a thread of this package. It logs any exception, and does not raise it.
 
-By *vital* threads losses become known. They call nothing of a program's at all, as that might block: what they have to
-log, other threads write (`Voice`).
+*Vital* threads detect the loss of locks. They call no code of the program at all, as that code might block: other
+threads write their log records (`Voice`).
 """
 
 from __future__ import annotations
@@ -55,58 +55,58 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Whether a job is to go on: asked by the job, again and again.
+#: Returns True while a job should go on; the job calls it again and again.
 ShouldContinue = Callable[[], bool]
-#: Seconds before a job that was broken off begins again in the same thread: at first, and at the longest.
+#: Seconds before a job that raised begins again in the same thread: at first, and at most.
 AGAIN_SECONDS, LONGEST_SECONDS = 0.02, 1.0
-#: Beside the standard library and this package, the code in which our threads wait. All other code is a program's.
+#: Packages, beside the standard library and this one, in which our threads wait. All other code is the program's.
 DRIVERS = frozenset(
     {"gevent", "greenlet", "mssql_python", "psycopg", "psycopg_binary", "psycopg_c", "pyodbc", "tenacity"}
 )
-#: So many lines of the log may wait to be written; what comes then is dropped.
+#: At most this many log records wait to be written; further ones are dropped.
 MOST_UNSAID = 1000
-#: So many times a job is put into another thread that is stuck, and does nothing in between.
+#: A stuck job is moved to another thread at most this often, unless it makes progress in between.
 MOST_REPLACED = 3
-#: Seconds after which a thread of a pool ends that has nothing to do.
+#: Seconds after which an idle thread of a pool ends.
 IDLE_SECONDS = 30.0
 
 _mine = threading.local()
-_guard = threading.Lock()  # of the next
+_guard = threading.Lock()  # of `_all`
 _all: weakref.WeakSet[SupervisedThread] = weakref.WeakSet()
 
 
 class Voice:
-    """The log. A handler of it is a program's code: it may block, and raise anything. So what a vital thread says is
-    written by another thread. (In virtual time it is written at once: no thread of one run may serve another.)
+    """The log. A log handler is the program's code: it may block, and raise anything. So another thread writes the
+    records of vital threads. (In virtual time they are written at once: no thread of one run may serve another run.)
     """
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self.isEnabledFor = logger.isEnabledFor  # (The same: it is asked several times at every lock.)
+        self.isEnabledFor = logger.isEnabledFor  # (No method around it: each lock calls it several times.)
         self._pool: Pool | None = None
 
     def log(self, level: int, words: str, *arguments: object, extra: Mapping[str, object] | None = None) -> None:
-        """As of a logger."""
+        """Log at this level, as a logger does."""
         self._say(level, words, arguments, extra=extra)
 
     def debug(self, words: str, *arguments: object) -> None:
-        """As of a logger."""
+        """Log at DEBUG, as a logger does."""
         self._say(logging.DEBUG, words, arguments)
 
     def info(self, words: str, *arguments: object) -> None:
-        """As of a logger."""
+        """Log at INFO, as a logger does."""
         self._say(logging.INFO, words, arguments)
 
     def warning(self, words: str, *arguments: object, exc_info: bool = False) -> None:
-        """As of a logger."""
+        """Log at WARNING, as a logger does."""
         self._say(logging.WARNING, words, arguments, exc_info)
 
     def error(self, words: str, *arguments: object, exc_info: bool = False) -> None:
-        """As of a logger."""
+        """Log at ERROR, as a logger does."""
         self._say(logging.ERROR, words, arguments, exc_info)
 
     def exception(self, words: str, *arguments: object) -> None:
-        """As of a logger."""
+        """Log at ERROR with the current exception, as a logger does."""
         self._say(logging.ERROR, words, arguments, True)
 
     def _say(
@@ -132,41 +132,39 @@ class Voice:
             self._pool.submit(call_quietly, logger.handle, record)
 
     def forget(self) -> None:
-        """In a forked child: what is not written yet is its parent's."""
+        """Discard the records that are not written yet: in a forked child, its parent writes them."""
         self._pool = None
 
     def hush(self, seconds: float) -> None:
-        """Wait, for so long at the most, until all is written."""
+        """Wait until all records are written, at most this long."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close(seconds)
 
 
-#: What all modules use whose code runs in vital threads.
+#: The log of all modules with code that runs in vital threads.
 voice = Voice(logging.getLogger("sqlsem"))
 
 
 def hush(seconds: float) -> None:
-    """Wait, for so long at the most, until what vital threads had to say is written."""
+    """Wait until the records of vital threads are written, at most this long."""
     voice.hush(seconds)
 
 
 def call_quietly(call: Callable[..., object], *arguments: object) -> None:
-    """Call a handler of the log, of whose failure nothing can be told."""
+    """Call a log handler, and ignore any exception: there is no other place to report it."""
     with contextlib.suppress(BaseException):
         call(*arguments)
 
 
 def _report(words: str, *arguments: object, exc_info: bool = True) -> None:
-    """Log at ERROR, whatever becomes of that."""
+    """Log at ERROR, and ignore any failure to do so."""
     shutdown.stay_asleep()
     call_quietly(functools.partial(voice.error, words, *arguments, exc_info=exc_info))
 
 
 def call_out(what: str, callback: Callable[..., object], *arguments: object) -> None:
-    """Call what a program gave us. Whatever it raises is logged at ERROR: also what `sys.exit()` raises, an interrupt,
-    a cancellation.
-    """
+    """Call a callback of the program. Log any exception at ERROR, also `SystemExit`, an interrupt or a cancellation."""
     try:
         callback(*arguments)
     except runtime.current().ends:
@@ -176,21 +174,21 @@ def call_out(what: str, callback: Callable[..., object], *arguments: object) -> 
 
 
 def spawn(job: Callable[[], object], name: str) -> runtime.Thread:
-    """Start a thread that does one thing. Raises `RuntimeError` where no thread can be started."""
+    """Start a thread for one call. Raises `RuntimeError` if no thread can be started."""
     thread = runtime.current().thread(functools.partial(call_out, f"The thread {name}", job), name)
     thread.start()
     return thread
 
 
 def spawn_in_handler(job: Callable[[], object], name: str) -> None:
-    """As `spawn`, in a handler of bus: it may have interrupted a thread that is starting another one, whose lock
-    `threading` would wait for.
+    """As `spawn`, for signal handlers. The signal may have interrupted this thread while it was starting another one;
+    `threading` would then wait for a lock that this thread itself holds.
     """
     _thread.start_new_thread(call_out, (f"The thread {name}", job))
 
 
 def when_all(done: Sequence[Future[None]], call: Callable[[], object]) -> None:
-    """Call something when all of these are done."""
+    """Call ``call`` when all of these are done."""
 
     def look(_: Future[None]) -> None:
         if all(one.done() for one in done):
@@ -201,12 +199,12 @@ def when_all(done: Sequence[Future[None]], call: Callable[[], object]) -> None:
 
 
 def is_vital() -> bool:
-    """True in a thread by which losses become known: it must wait for no code of a program's."""
+    """Return True in a vital thread, which must not wait for the program's code."""
     return bool(runtime.namespace(_mine).get("vital"))
 
 
 def tend() -> None:
-    """Begin all jobs again whose threads have ended though they are needed."""
+    """Restart all supervised jobs that are still needed though their thread has ended."""
     here = runtime.current()
     with _guard:
         known = list(_all)
@@ -216,19 +214,19 @@ def tend() -> None:
 
 
 class SupervisedThread:
-    """A thread that is needed until its job returns, or lets go of it.
+    """A thread that is needed until its job returns, or calls `let_go`.
 
     Args:
         name: The thread's name.
-        job: What it does. It is given a function that says whether to go on; False: the job is another thread's now,
-            or nobody's.
-        closing: Set when nothing is needed any more.
-        vital: Losses become known by it.
-        behind: Where in a program's code a thread stands that this one waits for; None where there is none.
+        job: The function that the thread runs. Its argument is a `ShouldContinue`, which returns False when the job
+            has moved to another thread, or is not needed any more.
+        closing: Set when the job is not needed any more.
+        vital: True for a thread that detects the loss of locks.
+        behind: Returns the place in the program's code of a thread that this one waits for; None if there is none.
 
     Attributes:
-        due: By when the job has to say something again (`monotonic`); infinity where nothing is known of that.
-        replaced: How often it was put into another thread, as it was stuck. The job says when it has done something.
+        due: The time (`monotonic`) by which the job must set `due` anew; infinity if it may take any time.
+        replaced: How often the job was moved to another thread because it was stuck. The job resets it on progress.
     """
 
     def __init__(
@@ -250,30 +248,30 @@ class SupervisedThread:
         self._behind = behind
         self._starting = threading.Lock()
         self._thread: runtime.Thread | None = None
-        self._turn: object | None = None  # of the thread that does it
-        self._suspected = -math.inf  # when it was due, as it was last found to be late
+        self._turn: object | None = None  # identifies the run of the current thread; None: not needed
+        self._suspected = -math.inf  # the value of `due` at which the thread was last found to be late
         with _guard:
             _all.add(self)
 
     @property
     def needed(self) -> bool:
-        """Whether the job has not returned."""
+        """True while the job has been started and not returned."""
         return self._turn is not None
 
     @property
     def runs(self) -> bool:
-        """Whether a thread does it."""
+        """True while a living thread runs the job."""
         thread = self._thread
         return self._turn is not None and thread is not None and thread.is_alive()
 
     @property
     def thread(self) -> runtime.Thread | None:
-        """The thread that does it, or was to do it last."""
+        """The thread that runs the job, or ran it last."""
         return self._thread
 
     def begin(self) -> None:
-        """Have a thread do it, unless one does. Raises `RuntimeError` where none can be started; then it is tried again
-        by `tend`.
+        """Start a thread for the job, unless one runs. Raises `RuntimeError` if none can be started; `tend` then tries
+        again.
         """
         if not self.runs:
             with self._starting:
@@ -281,11 +279,11 @@ class SupervisedThread:
                     self._start()
 
     def let_go(self) -> None:
-        """By the job, as it ends: the thread is not needed any more, and the next `begin` starts another one."""
+        """Declare the thread unneeded, called by the job as it ends. The next `begin` starts another thread."""
         self._turn = None
 
     def replace(self) -> None:
-        """Have another thread do it. Raises `RuntimeError` where none can be started."""
+        """Move the job to a new thread. Raises `RuntimeError` if none can be started."""
         with self._starting:
             self._start()
 
@@ -296,7 +294,7 @@ class SupervisedThread:
         thread.start()
 
     def _run(self, turn: object) -> None:
-        """Thread: the job, again and again until it returns."""
+        """Run the job in this thread, again and again until it returns."""
         runtime.namespace(_mine)["vital"] = self._vital
         pause = AGAIN_SECONDS
         while self._turn is turn:
@@ -315,7 +313,7 @@ class SupervisedThread:
             pause = min(2 * pause, LONGEST_SECONDS)
 
     def tend(self) -> None:
-        """Begin it again where its thread has ended though it is needed."""
+        """Start a new thread if the job is needed and its thread has ended."""
         if self._turn is None or self.runs or self._closing.is_set():
             return
         failure = None
@@ -332,8 +330,8 @@ class SupervisedThread:
             _report("The thread %s cannot be started, and is tried again: %s", self.name, failure, exc_info=False)
 
     def stuck_in(self) -> str | None:
-        """Where its thread stands in a program's code, at two looks after it was due; None where it does not. (What is
-        only slow stands in ours, or in a driver's.)
+        """Return the place in the program's code where the thread is stuck: two calls after `due` found it there. None
+        if it is not stuck. (A thread that is only slow is in code of this package, or of a driver.)
         """
         due, suspected = self.due, self._suspected
         if runtime.monotonic() < due:
@@ -344,22 +342,22 @@ class SupervisedThread:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it was found in a program's code at one look."""
+        """True if one call of `stuck_in` since `due` found the thread in the program's code."""
         return self._suspected == self.due
 
     def mend(self) -> bool:
-        """Begin it again where its thread has ended, or is stuck. Whether it was stuck."""
+        """Start a new thread if the job's thread has ended or is stuck. Return True if it was stuck."""
         self.tend()
         place = self.stuck_in()
         if place is not None and self.replaced < MOST_REPLACED:
             self.replaced += 1
-            with contextlib.suppress(RuntimeError):  # `tend` tries again, and says so
+            with contextlib.suppress(RuntimeError):  # `tend` tries again, and logs it
                 self.replace()
             _report("The thread %s is stuck at %s; another one goes on", self.name, place, exc_info=False)
         return place is not None
 
     def join(self, seconds: float) -> None:
-        """Wait for its thread, for so long at the most; not for the thread that calls."""
+        """Wait for the job's thread, at most this long; return at once in that thread itself."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(seconds)
@@ -371,7 +369,7 @@ def _place_of(thread: runtime.Thread | None) -> str | None:
 
 
 def foreign_place(frame: FrameType) -> str | None:
-    """Where in a program's code a thread of ours stands; None where it stands in ours, or in what that calls."""
+    """Return the place in the program's code that a thread of this package runs; None if it runs none."""
     step: FrameType | None = frame
     while step is not None:
         package = str(step.f_globals.get("__name__", "")).partition(".")[0]
@@ -384,7 +382,7 @@ def foreign_place(frame: FrameType) -> str | None:
 
 
 class _Worker:
-    """One thread of a pool, and what it does."""
+    """One thread of a pool, and its current job."""
 
     def __init__(self, pool: Pool, number: int) -> None:
         self.pool = pool
@@ -397,25 +395,25 @@ class _Worker:
             try:
                 call()
             finally:
-                del call  # nothing of it shall live on while this thread waits
+                del call  # an idle thread must not keep its objects alive
                 self.fail()
 
     def fail(self) -> None:
-        """What it was at when its thread ended will not be done."""
+        """Fail the job that the thread had not finished when it ended."""
         job, self.job = self.job, None
         if job is not None and not job.done():
             job.set_exception(RuntimeError(f"The thread {self.kept.name} ended while it did this"))
 
 
 class Pool:
-    """Threads, made when they are needed, that do what is submitted, in that order.
+    """Threads, started on demand, that run submitted calls in the order of submission.
 
-    Unlike those of `concurrent.futures` they also work after the main thread has ended, and one that ends is replaced.
+    Unlike a `concurrent.futures` pool it also works after the main thread has ended, and replaces a thread that ends.
 
     Args:
-        name: Of the threads.
-        most: How many there may be.
-        patient: Where no thread can be started, keep what was submitted until one can.
+        name: The beginning of the threads' names.
+        most: The greatest number of threads.
+        patient: If no thread can be started, keep submitted calls until one can.
     """
 
     def __init__(self, name: str, most: int, *, patient: bool = False) -> None:
@@ -424,19 +422,19 @@ class Pool:
         self._most = most
         self._patient = patient
         self._lock = threading.Lock()
-        self._jobs = runtime.current().queue()  # each a future and a call, or None: a thread is to end
+        self._jobs = runtime.current().queue()  # each a future and a call, or None: one thread ends
         self._workers: list[_Worker] = []
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Have a thread do it. Raises `RuntimeError` where none can be started (unless ``patient``), and after
-        `close`.
+        """Run a call in a thread of the pool. Raises `RuntimeError` if none can be started (unless ``patient``), and
+        after `close`.
         """
         future: Future[T] = Future()
         with self._lock:
             if self.closing.is_set():
                 raise RuntimeError(f"The threads {self.name} were ended")
             self._jobs.put((future, functools.partial(call, *arguments)))
-            free = [one for one in self._workers if one.job is None]  # those that are about to begin, too
+            free = [one for one in self._workers if one.job is None]  # including threads that are about to start
             if len(free) < self._jobs.qsize() and len(self._workers) < self._most:
                 free = [_Worker(self, len(self._workers) + 1)]
                 self._workers.append(free[0])
@@ -448,7 +446,7 @@ class Pool:
         return future
 
     def _nobody_for(self, future: Future[Any], exc: RuntimeError) -> None:
-        """No thread could be started: another one does it, or `tend` tries again, or it is not done."""
+        """Handle that no thread could be started: another one runs the call, or `tend` tries again, or raise."""
         if any(worker.kept.runs for worker in list(self._workers)):
             return
         if not self._patient and future.cancel():
@@ -456,14 +454,14 @@ class Pool:
         _report("No thread can be started for %s, which is tried again: %s", self.name, exc, exc_info=False)
 
     def next_for(self, worker: _Worker) -> Callable[[], None] | None:
-        """What a thread is to do next; None when it is to end."""
+        """Return the next call for a thread; None if the thread must end."""
         try:
             job = self._jobs.get(timeout=IDLE_SECONDS)
         except queue.Empty:
             job = None
         if job is None:
             with self._lock:
-                if self._jobs.qsize() and not self.closing.is_set():  # `submit` may have counted on it
+                if self._jobs.qsize() and not self.closing.is_set():  # `submit` may have counted this thread as free
                     return _nothing
                 if worker in self._workers:
                     self._workers.remove(worker)
@@ -474,12 +472,12 @@ class Pool:
 
     @property
     def behind(self) -> int:
-        """How many jobs nobody has begun."""
+        """The number of submitted calls that no thread has begun."""
         return self._jobs.qsize()
 
     def close(self, seconds: float = 0.0) -> None:
-        """Take nothing more, and wait for so long at the most until what was submitted is done; the threads end then.
-        (Does not wait where one of them calls.)
+        """Accept no more calls, and wait at most this long until the submitted ones are done; then the threads end.
+        (Called by a thread of the pool, it does not wait.)
         """
         with self._lock:
             self.closing.set()
@@ -494,7 +492,7 @@ class Pool:
 
 
 def _nothing() -> None:
-    """No job: look again."""
+    """Do nothing, so that the thread reads the queue again."""
 
 
 def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:
@@ -506,13 +504,13 @@ def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:
         raise
     except BaseException as exc:
         future.set_exception(exc)
-        del future, call  # an exception that its own frame refers to would live on, with all it holds
+        del future, call  # else the exception and its frame would refer to each other, and live on
     else:
         future.set_result(result)
 
 
 def _begin_anew() -> None:
-    """In a forked child: the threads are its parent's."""
+    """Start without threads in a forked child: they run in its parent only."""
     global _all, _guard, _mine
     voice.forget()
     _all, _guard, _mine = weakref.WeakSet(), threading.Lock(), threading.local()

@@ -1,7 +1,8 @@
-"""Who is in the way of a request that was not granted in time: one look at its queue, for the words of `Timeout`.
+"""Reads the blockers of a request that was not granted in time, for the message of `Timeout`.
 
-The look may fail or be impossible; then nobody is named, and the `Timeout` is raised all the same. It goes by the main
-session, once and only where that is connected: so it takes no longer than any call there, and no connection more.
+The read may fail or be impossible. The message then names no blocker, and `Timeout` is raised all the same. The main
+connection makes the read, once and only if it is connected: so it takes no longer than any call there, and opens no
+further connection.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ __all__ = ["blockers", "look_for_blockers", "running_tasks"]
 
 log = voice
 
-#: For so many seconds a look serves others of this process that are too late for the same: a thousand of them at once
-#: must not keep the heartbeat from the main session.
+#: Seconds for which the entries of a queue also serve other requests of this process that time out in that queue: a
+#: thousand of them at once must not keep the heartbeat from the main connection.
 FRESH_SECONDS = 0.25
-#: So many tasks are looked at, at the most.
+#: At most this many tasks are read.
 MOST_TASKS = 100
-#: Looks are remembered for so many resources at the most.
+#: Entries are kept for at most this many resources.
 MOST_LOOKS = 64
 
 
 def look_for_blockers(session: Session, wanted: Sequence[Request | RateRequest]) -> list[Blockers]:
-    """Look who is in the way of each of these requests."""
+    """Return the blockers of each of these requests."""
     return [_blockers(session, one.queue_request() if isinstance(one, RateRequest) else one) for one in wanted]
 
 
 def blockers(
     client: DatabaseClient, wanted: Sequence[Request | RateRequest], caller: Caller, upgrades: Ticket | None = None
 ) -> Effects[list[Blockers]]:
-    """As `look_for_blockers`, as far as can be seen without delay; nothing is raised. ``upgrades``: the row of a reader
-    that wants to write: whoever else holds is in its way.
+    """Return the blockers of each request, as far as they can be read without delay; an empty list after an error.
+    ``upgrades``: the row of a reader that asks to upgrade; all other holders block it.
     """
     own = client.requesting_id(caller)
 
@@ -65,7 +66,7 @@ def blockers(
 
 
 def running_tasks(client: DatabaseClient, queue: str) -> Effects[list[TaskEntry]]:
-    """The tasks of a queue that run, for one who waits for its end in vain; as `blockers`, nothing is raised."""
+    """Return the running tasks of a queue, for a caller that waited for its end in vain; an empty list on an error."""
     if client.closed or client.member.main.session is None:
         return []
     try:
@@ -79,14 +80,14 @@ def running_tasks(client: DatabaseClient, queue: str) -> Effects[list[TaskEntry]
 
 
 class _Looks:
-    """A session whose looks are remembered for a moment. On the main session, where one call follows the other."""
+    """A session that keeps entries for a moment. (No lock: on the main connection one call follows the other.)"""
 
     def __init__(self, client: DatabaseClient, session: Session) -> None:
         self._looks = client.queue_cache
         self._session = session
 
     def entries(self, resource: str) -> list[Entry]:
-        """As of the session."""
+        """Return the entries of a resource, at most `FRESH_SECONDS` old."""
         seen = self._looks.get(resource)
         if seen is None or monotonic() - seen[0] > FRESH_SECONDS:
             while len(self._looks) >= MOST_LOOKS:
@@ -95,11 +96,11 @@ class _Looks:
         return seen[1]
 
     def resources(self) -> list[Resource]:
-        """As of the session."""
+        """Return the resources that the session reads."""
         return self._session.resources()
 
     def kept_locks(self, resource: str) -> list[KeptLock]:
-        """As of the session, where it can tell."""
+        """Return the kept locks that the session reads; none if it cannot."""
         return _kept_locks(self._session, resource)
 
 
@@ -118,7 +119,7 @@ def _blockers(
         return Blockers(request.resource, tuple(others), ())
     there = [entry for entry in entries if meets(request, entry.access) and entry.state != "dead"]
     holders = tuple(one for one in there if one.state != "waits")
-    # (Of one that has just left the queue itself, a look of a moment ago may have seen the row.)
+    # (The request's own row has just left the queue, but may still be among the kept entries.)
     waiters = tuple(one for one in there if one.state == "waits" and not (own and one.requesting_id.startswith(own)))
     setting = None
     if not holders:
