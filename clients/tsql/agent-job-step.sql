@@ -1,6 +1,6 @@
--- A step of a SQL Server Agent job, of type Transact-SQL: one load of the warehouse at a time, whoever starts it.
--- Agent puts the tokens $(…) in before it sends the text. The lock belongs to the step's session: should the step be
--- stopped or its server die, the next one goes on within seconds. Waits an hour at most, then the step fails.
+-- A step of a SQL Server Agent job, of type Transact-SQL: one load of the warehouse at a time, from any job.
+-- Agent replaces the tokens $(…) before it sends the text. The lock belongs to the step's session: if the step is
+-- stopped or its server dies, the next waiter is granted within seconds. Waits an hour at most, then the step fails.
 SET XACT_ABORT ON;
 DECLARE @job uniqueidentifier = CONVERT(uniqueidentifier, $(ESCAPE_NONE(JOBID)));
 DECLARE @id nvarchar(255) = CONCAT(N'agent ', @job, N' step $(ESCAPE_SQUOTE(STEPID)) started ',

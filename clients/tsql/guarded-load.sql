@@ -1,6 +1,6 @@
--- A stored procedure that guards a load and always gives back: 0 done, below 0 not done (the code of sqlsem.acquire).
--- It is called outside a transaction and makes its own. assert_holding keeps the lock ours until that one ends, so that
--- nothing is committed by who has lost the lock meanwhile (an operator may have taken it away).
+-- A stored procedure that loads under a lock and always releases it: 0 done, below 0 not done (the code of
+-- sqlsem.acquire). Call it outside a transaction; it begins its own. assert_holding keeps the lock until that transaction
+-- ends, so a session that has lost the lock (an operator may have revoked it) commits nothing.
 IF OBJECT_ID(N'dbo.load_sales') IS NULL EXEC (N'CREATE PROCEDURE dbo.load_sales AS RETURN 0');
 GO
 ALTER PROCEDURE dbo.load_sales @day date, @timeout_ms int = 600000

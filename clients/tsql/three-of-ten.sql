@@ -1,5 +1,5 @@
--- Ten steps of Agent jobs, three at a time: all ten have this text. The limit is the steps' own word; an operator may
--- lower it for a while with EXEC sqlsem.set_limit N'parts', 2, and lift that with NULL.
+-- Ten steps of Agent jobs, three at a time: all ten have this text. The steps declare the limit; an operator can lower it
+-- for a while with EXEC sqlsem.set_limit N'parts', 2, and end that with NULL.
 SET XACT_ABORT ON;
 DECLARE @code int;
 EXEC @code = sqlsem.acquire @resource = N'parts', @limit = 3, @note = N'step $(ESCAPE_SQUOTE(STEPID))';
@@ -11,7 +11,7 @@ END TRY
 BEGIN CATCH
     IF @@TRANCOUNT > 0
         ROLLBACK TRANSACTION;
-    EXEC sqlsem.release @resource = N'parts';  -- no number needed: all that this session has there
+    EXEC sqlsem.release @resource = N'parts';  -- without a position: all that this session holds there
     THROW;
 END CATCH;
 EXEC sqlsem.release @resource = N'parts';

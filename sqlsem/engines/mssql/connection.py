@@ -202,10 +202,10 @@ class SqlServerConnection(LockSession):
         return Unavailable(f"{where}: {text}")
 
     def told(self, exc: Exception) -> tuple[str, int, str]:
-        """As `_details`, but where the driver keeps the error to itself, the number comes from the server.
+        """Return the error as `details` does; if the driver omits the server's number, ask the server for it.
 
-        One does behind a warning: pyodbc tells the first of several messages only, and SQL Server sends warnings as
-        they come. mssql-python tells no numbers.
+        Behind a warning pyodbc omits it: pyodbc reports only the first of several messages, and SQL Server sends
+        warnings as they occur. mssql-python reports no numbers.
         """
         state, number, text = details(exc)
         warned = state.startswith("01") and state not in LOST_STATES

@@ -70,7 +70,7 @@ class SqlServerDatabase(Engine):
 
     @property
     def port(self) -> int | None:
-        """The server's address, as far as the connection string tells it."""
+        """Return the server's port, if the connection string names it."""
         server = self.word("server", "address", "addr", "servername")
         if server is None or "\\" in server:
             return None

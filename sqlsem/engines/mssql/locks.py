@@ -32,8 +32,8 @@ from sqlsem.model import (
 )
 from sqlsem.model_rates import RateEntry
 
-#: The first and the longest pause between two looks where nothing in the database can be waited for (a lease, a paused
-#: resource), as `poll_pause` has them.
+#: The first and the longest pause between two polls, as in `poll_pause`, where the database has no lock to wait for (a
+#: lease, a paused resource).
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.04, 0.8
 #: The first and the longest pause of a wait that finds no slot on the server (setting ``max_server_waiters``).
 FIRST_ELSEWHERE_SECONDS, LONGEST_ELSEWHERE_SECONDS = 0.25, 1.0

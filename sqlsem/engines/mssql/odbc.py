@@ -127,7 +127,7 @@ def load_driver(name: str) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def with_nulls(text: str, nulls: tuple[bool, ...]) -> str:
-    """NULL in the place of some of the marks: as a parameter, the driver would ask the server for its type, in a round
+    """Replace some of the marks by NULL: the driver would ask the server for the type of a NULL parameter, in a round
     trip of its own.
     """
     first, *others = text.split("?")
@@ -146,8 +146,8 @@ def is_microsofts(connection: Any) -> bool:
 
 
 def declared_size(value: Any) -> Any:
-    """How to declare a parameter, where the driver would declare texts by their lengths: each would be a statement of
-    its own to the server, with a plan of its own to keep.
+    """Return the declaration of a parameter. Some drivers declare each text by its length: the server would then take
+    the same statement for a new one, and keep a plan for each length.
     """
     if isinstance(value, str) and len(value.encode("utf-16-le", "surrogatepass")) <= 2 * _TEXT:
         return _SQL_WVARCHAR, _TEXT, 0

@@ -13,23 +13,23 @@ from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing
 from sqlsem.engines.sqlite.locks import SqliteLocks
 from sqlsem.model import Claimed, Request, TaskLock
 
-#: How long a parked task keeps its place when nobody looks who could start it, and how often that is renewed (seconds).
+#: Seconds: the lease of the member that owns the lock requests of blocked tasks, and the age at which it is renewed.
 LEASE, RENEW = 60.0, 7.5
-#: So many tasks ask for their locks in one transaction.
+#: The maximum number of tasks whose lock requests one transaction inserts.
 MOST_ASKED = 100
-#: Between two tests of those who keep the parked tasks of a queue out (seconds).
+#: Seconds between two liveness checks of the owners that block the blocked tasks of a queue.
 TEST_EVERY = 1.0
 
 
 class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
-    """Parked tasks, looked at by those who claim."""
+    """Blocked tasks, polled by the workers that claim."""
 
     _tested_at = 0.0
 
     def claim_blocked(
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
-        # Reading takes no lock: where nothing has come, it costs the others nothing.
+        # Reading takes no lock: a poll without a result delays no other session.
         if not again and self.row("parked", {"queue": queue}) is None:
             return None
         if not again and not self._is_due(queue):
@@ -70,7 +70,9 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         return Claimed(*(*self.row("claimed", (task_id,)), locks))
 
     def _is_due(self, queue: str) -> bool:
-        """Whether there is something to write: a turn has come, or somebody has to ask, or the lease to be renewed."""
+        """Return True if a poll has something to write: a lock may be granted, a task may start or enqueue its locks,
+        or the lease is due.
+        """
         parking = self.row("parking", {"queue": queue})
         if parking is None or parking["left"] is None or parking["left"] < LEASE - RENEW:
             return True
@@ -82,7 +84,9 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         )
 
     def _next_parked(self, queue: str) -> int | None:
-        """The first one whose turn has come, and that may start; others leave the lines."""
+        """Grant locks to blocked tasks, and return the first task that may start, if any. A task that has all its locks
+        but may not start leaves the queues of its locks.
+        """
         parking = self._parking_member(queue)
         for last in (False, True):
             for row in list(self._turns_come(queue)):
@@ -94,7 +98,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         return None
 
     def _turns_come(self, queue: str) -> Iterator[Any]:
-        """The rows that may go in, of those that wait. Behind one that may not, none of its kind may."""
+        """Yield the waiting rows that may be granted. Behind a row that may not, no row that asks for the same may."""
         rows = self.rows("waiting_locks", {"queue": queue})
         for _, several in groupby(rows, lambda row: (row["resource"], row["access"], row["weight"], row["limit"])):
             for row in several:
@@ -134,13 +138,13 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         self.run("locks_pending", {"task": task_id, "left": None})
 
     def _ask(self, queue: str, parking: int) -> int:
-        """Put the rows of those into the lines that could run but for their locks; how many."""
+        """Insert the lock requests of the tasks that could run if they had their locks; return the number of tasks."""
         count = 0
         for task in self._may_ask(queue):
             task_id = task["task_id"]
             locks = self.rows("locks_of", (task_id,))
             if any(lock["limit"] is None and self.server_limit(lock["resource"]) is None for lock in locks):
-                continue  # until an operator sets one
+                continue  # until an operator sets a limit
             who = {"requesting_id": f"task {task_id}", "member": parking, "owner": f"task {task_id} of {queue}"[:255]}
             for lock in locks:
                 asked = {name: lock[name] for name in ("resource", "access", "limit", "weight")}
@@ -155,7 +159,9 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         return count
 
     def _may_ask(self, queue: str) -> Iterator[Any]:
-        """Those that could run but for their locks. Each has asked, or was passed by, when the next one is taken."""
+        """Yield the tasks that could run if they had their locks. The caller enqueues or skips each task before the
+        next.
+        """
         full = set()  # keys without room
         for task in self.rows("parked_to_ask", {"queue": queue}):
             key = task["task_key"]
@@ -169,8 +175,8 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
                 full.add(key)
 
     def _has_room(self, queue: str, key: str | None, *, asked: bool = False) -> bool:
-        """Whether the limits and rates of a queue, and of this key, allow one more. ``asked``: those count, too, that
-        stand in the lines.
+        """Return True if the limits and rates of a queue, and of this key, allow one more task. ``asked``: also count
+        the tasks whose lock requests wait.
         """
         found = self.row("has_room", {"queue": queue, "key": key, "asked": asked})
         return bool(found["room"]) and self.may_start(
@@ -178,7 +184,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         )
 
     def _parking_member(self, queue: str) -> int:
-        """In whose name the parked tasks of a queue stand in their lines, with a lease that has begun of late."""
+        """Return the member that owns the lock requests of a queue's blocked tasks, with a lease that just began."""
         found = self.row("parking", {"queue": queue})
         if found is not None and found["left"] is not None:
             self.run("renew", (found["member_id"],))
@@ -186,13 +192,15 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         member_id = self.run("enrol_parking", {"lease": int(LEASE * 1000)}).lastrowid
         assert member_id is not None
         self.run("set_parking", {"queue": queue, "member": member_id})
-        # Whatever stood in the lines went with the one before.
+        # The rows of the previous member were removed with it.
         self.run("forget_lines", {"queue": queue})
         self.run("forget_asked", {"queue": queue})
         return member_id
 
     def _test_lines(self, queue: str) -> None:
-        """Test those who keep parked tasks out, as nobody waits for these who would."""
+        """Check whether the owners of the first blockers are alive: a blocked task has no process that would check
+        them.
+        """
         now = time.monotonic()
         if now - self._tested_at < TEST_EVERY:
             return

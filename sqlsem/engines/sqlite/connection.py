@@ -35,12 +35,12 @@ class SqliteConnection(LockSession):
 
     def __init__(self, engine: SqliteDatabase) -> None:
         self.engine = engine
-        self._displaced: str | None = None  # why its open files count no more
+        self._displaced: str | None = None  # why its open files are not the database's any more
         self.options = engine.options
         self._queries = engine.queries()
         self.connection: sqlite3.Connection | None = None
         self.files: files.OpenFiles | None = None  # of the connection, also after it was closed for now
-        self.log_is_protected = False  # whether other programs cannot remove the log under this connection
+        self.log_is_protected = False  # True if other programs cannot remove the log under this connection
         self.beacon: Beacon | None = None
         self.member_id: int | None = None  # the member of the main session
         self._has_routines: sqlite3.Connection | None = None
@@ -50,7 +50,7 @@ class SqliteConnection(LockSession):
         self.interrupted = False
         self._raised_by_signals: list[BaseException] = []  # by signal handlers, during a statement
         self.given_up = False
-        self.executing_in = 0  # which thread runs the SQL of a task
+        self.executing_in = 0  # the thread that runs the SQL of a task
         fork.sessions.add(self)
 
     def _open(self) -> sqlite3.Connection:
@@ -136,8 +136,8 @@ class SqliteConnection(LockSession):
             return self.rows_of_text(statement, parameters)
         if not is_busy(failure):
             raise self.translate(failure) from failure
-        # SQLite's own handler waits at least a millisecond, which is an age here, and never jitters.
-        # (What we write takes some 0.1 ms, so the first pauses are shorter than that.)
+        # SQLite's own handler waits at least a millisecond, which is long here, and never jitters. (A write takes some
+        # 0.1 ms, so the first pauses are shorter than that.)
         deadline = time.monotonic() + self.options.gate_timeout
         pause = 0.00004
         while True:
@@ -177,7 +177,9 @@ class SqliteConnection(LockSession):
         return self.run_text(self._queries[name], parameters)
 
     def run_many(self, name: str, parameters: Sequence[Any]) -> None:
-        """Run a statement of client.sql once with each of these; in a transaction, which nobody else can hold up."""
+        """Run a statement of client.sql once with each of these parameters. Needs an open writing transaction, so that
+        no other session can delay it.
+        """
         try:
             with fork.forks_blocked:
                 self._open().executemany(self._queries[name], parameters)
@@ -294,7 +296,7 @@ class SqliteConnection(LockSession):
 
     def interrupt(self) -> None:
         self.interrupted = True
-        connection = self.connection  # whose thread may let go of it meanwhile
+        connection = self.connection  # another thread may close and clear it meanwhile
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.interrupt()
@@ -305,12 +307,12 @@ class SqliteConnection(LockSession):
         self.disconnect()
 
     def remove_beacon(self) -> None:
-        """Give the beacon up."""
+        """Remove the beacon, or only release it if its files were replaced."""
         if self.beacon is not None:
             beacon, self.beacon = self.beacon, None
             if self._displaced is None:
                 beacon.remove()
-            else:  # the new files may have a copy of the member, which nobody can end in order
+            else:  # the new files may have a copy of the member, which no session can deregister
                 beacon.release()
 
     def disconnect(self) -> None:
@@ -347,8 +349,8 @@ def displace(engine: SqliteDatabase, exc: Replaced) -> None:
 class Reading:
     """A reading transaction, rolled back at its end."""
 
-    # (No generators with contextlib: an interrupt can part one from its 'with', and it would run its end when it is
-    # dropped, in the middle of somebody else's transaction.)
+    # (No generators with contextlib: an interrupt can separate one from its 'with'. Its end would then run when the
+    # generator is deleted, in the middle of another transaction.)
 
     __slots__ = ("_session",)
     begin = "BEGIN"

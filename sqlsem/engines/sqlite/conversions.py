@@ -1,4 +1,4 @@
-"""Readers that become the writer, and writers that become readers. See the comments of PostgreSQL's conversions.sql."""
+"""Upgrades of readers and downgrades of writers. See the comments of PostgreSQL's conversions.sql."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SqliteConversions(SqliteLocks, ConversionSession):
     def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
         key = {"resource": ticket.resource, "position": ticket.position}
         mine = {**key, "requesting_id": ticket.requesting_id}
-        # The dead must not stand in the way.
+        # First remove dead holders, which must not block the upgrade.
         row = self.row("granted_row", mine)
         if row is not None and row["access"] == READ:
             self._test_inside(ticket, row["member_id"])
@@ -41,7 +41,8 @@ class SqliteConversions(SqliteLocks, ConversionSession):
             if not free and not self.rows("others_inside", key):
                 self._convert(key, WRITE, "upgraded")
                 return Upgrading.DONE
-            # Readers that an operator alone holds up are not to be let in, nor shut out if they are entering now.
+            # Do not grant readers that only an operator's pause or cap blocks; nor shut them out, as they may be
+            # entering now.
             if only_if_free or any(reader["held_up"] for reader in free):
                 return Upgrading.NOT_YET
             for reader in free:
@@ -88,7 +89,7 @@ class SqliteConversions(SqliteLocks, ConversionSession):
             wakeup.wait(min(pause * random.uniform(0.8, 1.2), deadline - now))
 
     def _test_inside(self, ticket: Ticket, mine: int) -> bool:
-        """Test whether the others inside still live; True when somebody was removed."""
+        """Check whether the other holders are alive; return True if rows were removed."""
         key = {"resource": ticket.resource, "position": ticket.position}
         removed = False
         for row in self.rows("others_inside", key):
@@ -97,7 +98,7 @@ class SqliteConversions(SqliteLocks, ConversionSession):
         return removed
 
     def _convert(self, key: dict[str, Any], access: str, outcome: str) -> None:
-        """Change what a row is from now on, and write down what it was until now."""
+        """Change the access of a row, and write its previous access to the history."""
         if outcome == "upgraded":
             self.run("set_access", {**key, "access": READ})
         self.run("keep_one", {**key, "requesting_id": None, "outcome": outcome, "login": None})

@@ -104,7 +104,7 @@ class SqliteDoctor(Doctor):
         return Check("beacon", held, detail, mend)
 
     def _owner_of_beacons(self) -> str | None:
-        """Return the owner of the beacons' folder if it is a foreign user, who could remove beacons."""
+        """Return the owner of the beacons' folder if that is another user: it could remove beacons."""
         if os.name != "posix":
             return None
         try:

@@ -89,15 +89,16 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
         return None
 
     def _keys_in_order(self, queue: str, order: int, running: dict[str, int]) -> Iterator[str]:
-        """The keys that may have one more running, in turn. Of those of which nothing runs some at a time:
-        who finds a task among the first ones has not looked at the others. How, stands in PostgreSQL's tasks.sql.
+        """Yield the keys that may have one more running task, in their order. Keys without running tasks come first,
+        read in portions: a caller that finds a task in the first portion reads no further. PostgreSQL's tasks.sql
+        explains the order.
         """
         start = random.randrange(HASH_RANGE)
         drawn = [""] if "" not in running else []
         first = True
         for turns, place in self._walk(queue, order, start):
             drawn += [turn[HASH_DIGITS:] for turn in turns if turn[HASH_DIGITS:] and turn[HASH_DIGITS:] not in running]
-            part = min(1.0, max(1, place - start) / HASH_RANGE)  # that these are of all
+            part = min(1.0, max(1, place - start) / HASH_RANGE)  # the share of all keys that these keys represent
             if len(drawn) >= KEYS_DRAWN or part == 1:
                 parts = {key: part if key else 1.0 for key in drawn}
                 if first and part < 1:
@@ -108,8 +109,8 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
         yield from self._weighted_order(queue, dict.fromkeys(running, 1.0), running)
 
     def _walk(self, queue: str, order: int, start: int) -> Iterator[tuple[list[str], int]]:
-        """The turns of the keys that have something pending, some at a time, once around from a place on; how far
-        it has come.
+        """Yield the hashes of the keys with pending tasks, in portions, once around from ``start``; with each portion
+        the distance walked so far.
         """
         begin = f"{start:0{HASH_DIGITS}}"
         for lap, (beyond, until) in enumerate(((begin, ":"), ("", begin))):  # (The colon comes after all digits.)

@@ -40,16 +40,16 @@ __all__ = ["OpenFiles", "close_unused", "protect_log", "unprotect_log"]
 
 log = logging.getLogger("sqlsem")
 
-#: What SQLite opens, follows or deletes beside a database, by its name.
+#: The suffixes of the files that SQLite opens, follows or deletes beside a database.
 BESIDE = ("-journal", "-wal", "-shm")
-#: SQLite takes a journal for one that a process is still writing, and leaves it alone, while this byte is locked.
+#: While this byte is locked, SQLite takes a journal for one that a process is still writing, and ignores it.
 _RESERVED_BYTE = (0x40000000 + 1, 1)
 #: Device and inode.
 Identity = tuple[int, int]
 _SET_LOCK: int | None = getattr(fcntl, "F_OFD_SETLK", None) if sys.platform == "linux" else None
 #: By the suffix of the file: the bytes (first, number) that SQLite itself locks in shared mode for as long as a
-#: connection is open. Of the database those that keep others from deleting ``-wal``; of ``-shm`` the one that keeps a
-#: process that opens it from initialising it anew.
+#: connection is open. In the database they keep other processes from deleting ``-wal``; in ``-shm`` from initialising
+#: it again.
 _KEPT_BYTES = {"": (0x40000000 + 2, 510), "-shm": (128, 1)}
 #: A folder that was unchanged for this long gets different times at its next change: on a file system that counts parts
 #: of a millisecond, and on any other.

@@ -14,7 +14,7 @@ from sqlsem.model import UPGRADE, Request, Ticket
 
 
 class SqliteHandovers(SqliteConversions, TransferSession):
-    """Rows in transit. Logins are the system's users; whoever may write the file could do anything anyway."""
+    """Rows in transit. Logins are the system's users; a user that can write the file could change every row anyway."""
 
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
         me, digest, ttl_ms = user_name(), hash_of(token), int(ttl * 1000)

@@ -20,7 +20,7 @@ from sqlsem.model import Request, Ticket
 
 
 class SqlitePriorities(SqliteLocks, PrioritySession):
-    """Lines of priority; the file's write lock is the gate of them all."""
+    """Priority queues. The file's write lock is the gate of all of them."""
 
     def acquire_by_priority(
         self,
@@ -32,7 +32,7 @@ class SqlitePriorities(SqliteLocks, PrioritySession):
         only_if_free: bool,
         place: Ticket | None,
     ) -> PriorityAnswer:
-        # First without the gate. Who is dead is removed in a transaction of its own.
+        # First without the gate: the removal of a dead owner is a transaction of its own.
         own = self._own_place(request, member_id, uid)
         before = self._before(request, own)
         others = before is not None and before["member_id"] != member_id
@@ -49,7 +49,7 @@ class SqlitePriorities(SqliteLocks, PrioritySession):
             found = self.rows("find", {"member": member_id, "uid": uid})
             for row in found:
                 if row["resource_id"] == request.resource:
-                    if not row["granted"]:  # taken away since
+                    if not row["granted"]:  # revoked since
                         return PriorityAnswer(None, False)
                     return PriorityAnswer(
                         Ticket(request.resource, row["queue_position"], row["requesting_id"], True), True
@@ -87,7 +87,9 @@ class SqlitePriorities(SqliteLocks, PrioritySession):
         return self.row("own_place", {"line": priority_queue(request.resource), "member": member_id, "uid": uid})
 
     def _before(self, request: Request, own: Any) -> Any:
-        """Who waits right before it, if anybody does. Raises `ConfigurationError` where there are no priorities."""
+        """Return the priority entry right before this request, if any. Raises `ConfigurationError` if no priorities are
+        set.
+        """
         ageing = self.row("ageing", (request.resource,))
         if ageing is None:
             raise priorities_not_set(request.resource)

@@ -13,13 +13,13 @@ from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest, R
 
 
 class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
-    """So much in so long: read, reckoned and written in one transaction that writes."""
+    """Rates: read, calculated and written in one writing transaction."""
 
     def take_rate(
         self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()
     ) -> RateAnswer:
         line = {"resource": request.resource, "position": LAST}
-        if ticket is None and self.rows("first_in_line", line):  # the dead are in nobody's way
+        if ticket is None and self.rows("first_in_line", line):  # remove dead owners ahead
             self.check_blockers(request.queue_request(), LAST, self.member_id)
         with fork.forks_blocked:
             with self.writing():

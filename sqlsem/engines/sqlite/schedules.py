@@ -17,7 +17,7 @@ LONG_SECONDS = 366 * 86400
 
 
 class SqliteSchedules(SqliteTasks, ScheduleSession):
-    """Tasks that are put again and again."""
+    """Schedules, and the tasks that they put."""
 
     def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
         return self.recover_tasks(queue, mine), self.row("due_schedule", (queue,)) is not None

@@ -36,7 +36,7 @@ class SqliteTaskSql(SqliteMembers):
         return None
 
     def _execute_text(self, text: str) -> None:
-        # Not through _open: a connection of its own, whose transactions are the text's.
+        # Not through _open: the SQL of a task needs a connection of its own, as it may manage transactions itself.
         before = files.identify(self.engine.path)
         self._working = connection = self.engine.open()
         with fork.forks_blocked, contextlib.suppress(sqlite3.Error), files.no_journal(self.engine.path, before):

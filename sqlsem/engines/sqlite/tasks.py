@@ -20,7 +20,7 @@ from sqlsem.model import Attempt, Claimed, End, NewTask, QueueCounts, QueueState
 
 #: The kinds of tasks that may be claimed in groups, and characters of bodies after which a group is large enough.
 GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
-#: Between two looks whether anybody has written.
+#: Seconds between two checks whether another connection has written.
 HEAR_SECONDS = 0.02
 
 
@@ -36,7 +36,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
             return self.put_in_transaction(queue, uid, tasks)
 
     def put_in_transaction(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        """`put_tasks`, in a transaction that is under way. (For the schedules.)"""
+        """Put tasks as `put_tasks` does, in a transaction that is already open (for schedules)."""
         login = user_name()
         for lock in {lock for task in tasks for lock in task.locks if lock.limit is None}:
             if self.row("cap", {"resource": lock.resource})["cap"] is None:
@@ -90,7 +90,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         there = self.row("task_of_key", {"queue": values["queue"], "key": values["unique"]})
         if there is not None and not replace:
             return int(there["task_id"])
-        if there is not None:  # first, as one of both may have the key
+        if there is not None:  # first, as only one of both may have the key
             self.run("give_up_key" if there["status"] == "running" else "supersede", (there["task_id"],))
         self.run("put_task", values)
         made = int(self.row("put_before", before)["task_id"])
@@ -100,7 +100,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
 
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
         values = {"queue": queue, "member": member_id, "owner": owner, "uid": uid}
-        # Reading takes no lock: a queue with nothing to do costs the others nothing.
+        # Reading takes no lock: an empty queue delays no other session.
         if not again and not self._has_pending(queue):
             self.require_member(member_id)
             return None
@@ -108,7 +108,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
             return self._claim(values, again)
 
     def _has_pending(self, queue: str) -> bool:
-        # Of one instant: else, while others claim, what is free may always be where nobody looks any more.
+        # Read one snapshot. Otherwise a free task could stay unseen for as long as other workers claim during the scan.
         with fork.forks_blocked, self.reading():
             return self.next_pending(queue) is not None
 
@@ -162,7 +162,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         self.renew_lease(member_id)
         if again and (found := self.rows("claimed_before", key)):
             return [self._claimed(row["task_id"]) for row in found]
-        if self.uses_fair_queueing(queue):  # each turn is drawn by itself
+        if self.uses_fair_queueing(queue):  # each task is drawn by itself
             one = self._claim({**key, "owner": owner}, False)
             return [] if one is None else [one]
         group: list[Claimed] = []
@@ -213,7 +213,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         return True
 
     def _version(self) -> tuple[int, int]:
-        # Changes when another connection has written; no look into any table.
+        # Changes when another connection has written; reads no table.
         return self.row("data_version")["data_version"], id(self.connection)
 
     def queue_state(self, queue: str) -> QueueState:
@@ -227,7 +227,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
     def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
         wanted = {"queue": queue, "status": "running" if status == "lost" else status, "most": skip + most}
         if status in ("running", "lost"):
-            wanted["most"] = -1  # who is dead shows only when looked at
+            wanted["most"] = -1  # which members are dead shows only after the read
         entries = []
         for row in self.rows("page_tasks", wanted):
             entry = shown(TaskEntry, row, locks=task_locks(row["locks"]))

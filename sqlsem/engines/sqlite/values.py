@@ -1,4 +1,4 @@
-"""Values as people write and read them."""
+"""Conversions of stored values for displays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def user_name(number: int | None = None) -> str:
-    """The name of an operating system's user (left out: who runs this process), or else the number."""
+    """Return the name of an operating system's user (default: the user of this process), or else the number."""
     try:
         import pwd
     except ImportError:  # Windows
@@ -34,20 +34,20 @@ _user_names: dict[int, str] = {}
 
 
 def as_text(value: bytes) -> str:
-    """Bytes that should have been text."""
+    """Decode bytes that should have been text."""
     return value.decode("utf-8", "replace")
 
 
 def named(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Many rows as dicts: SQLite's own look through the names of all columns each time."""
+    """Return many rows as dicts: SQLite's own rows search the names of all columns at each access."""
     names = rows[0].keys() if rows else ()
     return (dict(zip(names, row, strict=True)) for row in rows)
 
 
 def shown(kind: type[T], row: Any, **known: Any) -> T:
-    """A row for people, whose columns are called as the fields of ``kind`` are, but for those ``known`` already. SQLite
-    keeps anything in any column, so what somebody wrote by hand need not be what it should: that must not hide the
-    other rows.
+    """Return a row as a ``kind``, whose fields have the names of the columns; ``known`` fields are not read from the
+    row. SQLite stores any value in any column, so a row that was written by hand may contain invalid values. They must
+    not hide the other rows.
     """
     for name, is_time in _fields_of(kind):  # type: ignore[arg-type]
         if name not in known:
@@ -60,15 +60,15 @@ def shown(kind: type[T], row: Any, **known: Any) -> T:
 
 @functools.cache
 def _fields_of(kind: type[Any]) -> list[tuple[str, bool]]:
-    """Their names, and whether they are times."""
+    """Return the names of the fields, and whether they are times."""
     return [(field.name, "datetime" in str(field.type)) for field in dataclasses.fields(kind)]
 
 
 def as_time(seconds: object) -> datetime | None:
-    """A time of the database's; None for what is none."""
+    """Return a stored time; None for a value that is no time."""
     if not isinstance(seconds, (int, float)):
         return None
     try:
         return datetime.fromtimestamp(seconds, timezone.utc)
-    except (ValueError, OverflowError, OSError):  # beyond the years that can be told
+    except (ValueError, OverflowError, OSError):  # a year that datetime does not have
         return None

@@ -1,4 +1,6 @@
-"""The write-ahead log of an SQLite file: when it is written back into the file, and what has to be minded there."""
+"""The write-ahead log of an SQLite file: when the log is written back into the file, and an error of SQLite to avoid
+then.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +8,23 @@ import sqlite3
 
 __all__ = ["EVERY", "MOST_BYTES", "MOST_PAGES", "MOST_ROWS", "MUST_BE_ALONE", "may_miss_a_reset"]
 
-#: After so many pages SQLite does that by itself, at the end of whatever transaction it is. Where it must not, we do
-#: after so many rows that a connection has changed.
+#: After this many pages SQLite writes the log back by itself, at the end of any transaction. Where it must not, a
+#: connection does so after it has changed this many rows.
 MOST_PAGES, MOST_ROWS = 16_000, 8_000
-#: The log's file is cut to so many bytes when it begins anew, should somebody's long look have made it grow.
+#: The log's file is truncated to this many bytes when the log begins again, in case a long read has made it grow.
 MOST_BYTES = 32 * 2**20
 
 
 def may_miss_a_reset(version: tuple[int, int, int]) -> bool:
-    """Whether this SQLite loses commits where one connection begins the log anew in the instant in which another one
-    begins to write it back: that one takes the new log for the old one, and for written back already. Mended in 3.51.3,
-    and in 3.44.6 and 3.50.7 (sqlite.org/wal.html, "The WAL-Reset Bug").
+    """Return True if this SQLite can lose commits when one connection resets the log in the instant in which another
+    one begins to write it back: the second connection takes the new log for the old one, and for written back already.
+    Fixed in 3.51.3, 3.50.7 and 3.44.6 (sqlite.org/wal.html, "The WAL-Reset Bug").
     """
     return not (version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45))
 
 
-#: Whoever writes the log back must keep others from writing meanwhile, so no connection may do it at its own time.
+#: True if a connection must exclude writers while it writes the log back, so that none may do so automatically.
 MUST_BE_ALONE = may_miss_a_reset(sqlite3.sqlite_version_info)
-#: After so many transactions of a connection the log is written back, when nobody waits for it: less often where others
-#: have to wait for that, who would be more than one in a hundred.
+#: The log is written back after this many transactions of a connection, when no waiter depends on it. Less often where
+#: writers have to wait for it: they would be more than one in a hundred.
 EVERY = 1024 if MUST_BE_ALONE else 256

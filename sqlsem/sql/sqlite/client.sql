@@ -33,7 +33,8 @@ SET beacon = :beacon, missing_since = NULL, heartbeat_at = {clock},
 WHERE member_id = :member
 
 -- name: member
--- (Cast, here and below: SQLite keeps any text in any column, and a row that somebody wrote by hand must not stop others.)
+-- (Cast, here and below: SQLite stores any text in any column, and an invalid row that was written by hand must not
+-- stop the others.)
 SELECT beacon, CAST(grace_ms AS REAL) AS grace_ms, CAST(lease_until AS REAL) AS lease_until,
        CAST(missing_since AS REAL) AS missing_since, CAST(heartbeat_at AS REAL) AS heartbeat_at, {clock} AS now
 FROM {schema}_member WHERE member_id = ?
@@ -45,7 +46,7 @@ SET missing_since = NULL, heartbeat_at = {clock},
 WHERE member_id = ?
 
 -- name: renew_old
--- For what grants, claims or starts something: a lease of which less than an eighth has run is left alone.
+-- For statements that grant, claim or start something: a lease of which less than an eighth has passed is not renewed.
 UPDATE {schema}_member
 SET heartbeat_at = {clock},
     lease_until = {clock} + lease_ms / 1000.0
@@ -65,10 +66,9 @@ SELECT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
        EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member) AS known
 
 -- name: fits
--- The rule, for a request that would stand at a position: whether it `fits` between the conflicting rows ahead, by weights
--- and limits; or the row there has been `let_in` already (by who left, or a reader ahead that upgrades). Each row weighs 1 at
--- the least, so as many of them as there are places keep it out, whoever else there is: no more are read. `edge` is the last
--- of them.
+-- The rule, for a request at a position. `fits`: by weights and limits, the request fits between the conflicting rows
+-- ahead. `let_in`: the row there is granted already, by a release or by a reader ahead that upgrades. Each row weighs
+-- at least 1, so as many rows as there are places block the request: no more are read. `edge` is the last of them.
 SELECT coalesce(sum(weight), 0) + :weight
            <= min(coalesce(min(concurrency_limit), 9223372036854775807), :places,
                   coalesce({cap}, 9223372036854775807)) AS fits,
@@ -82,7 +82,7 @@ FROM (SELECT queue_position, weight, concurrency_limit FROM {table}
       ORDER BY queue_position LIMIT :places)
 
 -- name: places
--- For a request that names no limit: it goes by the operator's, or that of the first one ahead that names one.
+-- For a request that names no limit: the operator's limit counts, or that of the first row ahead that names one.
 SELECT coalesce({cap},
                 (SELECT concurrency_limit FROM {table}
                  WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
@@ -98,7 +98,7 @@ WHERE resource_id = :resource AND queue_position >= :first AND queue_position < 
 ORDER BY queue_position LIMIT :most
 
 -- name: pass
--- What the rule needs to know of a resource's rows from a position on, in order, as if one of them had left.
+-- The columns that the rule needs of a resource's rows after a position, in order, as if one of the rows had left.
 SELECT t.queue_position AS position, t.access_type AS access, t.concurrency_limit AS "limit", t.weight, t.member_id,
        t.granted_at IS NOT NULL AS granted, t.revoked_at IS NOT NULL AS revoked, {cap} AS cap, o.paused_at IS NOT NULL AS paused
 FROM {table} AS t LEFT JOIN {schema}_resource AS o ON o.resource_id = t.resource_id
@@ -106,7 +106,7 @@ WHERE t.resource_id = :resource AND t.queue_position > :position AND t.queue_pos
 ORDER BY t.queue_position LIMIT :most
 
 -- name: let_in
--- Who holds a beacon; a lease has to be renewed by its owner in the transaction that lets it in.
+-- Only rows of members with a beacon: a member with a lease must renew it in the transaction that grants its row.
 UPDATE {table} SET granted_at = {clock}
 WHERE queue_position = :position AND granted_at IS NULL AND revoked_at IS NULL
   AND EXISTS (SELECT 1 FROM {schema}_member AS m WHERE m.member_id = {table}.member_id AND m.lease_until IS NULL)
@@ -116,18 +116,18 @@ SELECT 1 FROM {table}
 WHERE resource_id = :resource AND queue_position = :position AND requesting_id = :requesting_id AND revoked_at IS NULL
 
 -- name: first_in_line
--- Whether somebody waits before a position, or nobody may go.
+-- One row if a request waits before a position, or the resource is paused.
 SELECT 1 WHERE EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource AND queue_position < :position)
    OR EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource AND paused_at IS NOT NULL)
 
 -- name: rated_resources
--- (Not what starts of tasks are.)
+-- (Without the rates of starts of tasks.)
 SELECT DISTINCT resource_id FROM {schema}_rate_window
 WHERE resource_id BETWEEN coalesce(:resource, 'rate:') AND coalesce(:resource, 'rate;') AND resource_id LIKE 'rate:%'
 ORDER BY resource_id
 
 -- name: wanted_rates
--- For which most wait, or that were used last. (By ranges, as LIKE goes by no index.)
+-- The rates with the most waiters, or the last used ones. (By ranges, as LIKE uses no index.)
 SELECT w.resource_id FROM {schema}_rate_window AS w
 LEFT JOIN (SELECT resource_id, count(*) AS waiting FROM {table} WHERE resource_id BETWEEN 'rate:' AND 'rate;' GROUP BY resource_id) AS q
     ON q.resource_id = w.resource_id
@@ -159,7 +159,7 @@ VALUES (:resource, :window, :slot, :used, :limit, :burst)
 DELETE FROM {schema}_rate_slot WHERE resource_id = :resource AND window_ms = :window AND slot = :slot
 
 -- name: prune_rate_slots
--- Of rates that nobody has used for a day, and whose windows are over.
+-- Of rates that were not used for a day, and whose windows are over.
 DELETE FROM {schema}_rate_slot WHERE (resource_id, window_ms) IN (
     SELECT resource_id, window_ms FROM {schema}_rate_window WHERE seen_ms + 2 * window_ms < ({clock} - 86400) * 1000)
 
@@ -180,7 +180,7 @@ VALUES (:resource, :requesting_id, :access, :limit, :weight, :member, :owner, :u
         CASE WHEN :granted THEN {clock} END, :note)
 
 -- name: insert_first
--- Where nobody is on the resource and nothing is set for it: a grant in one statement, which is its own transaction.
+-- For a resource without rows and settings: a grant in one statement, which is its own transaction.
 INSERT INTO {table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner, request_uid,
                      granted_at, note)
 SELECT :resource, :requesting_id, :access, :limit, :weight, :member, :owner, :uid, {clock}, :note
@@ -202,7 +202,8 @@ SELECT queue_position, CAST(requested_at AS REAL) AS requested_at FROM {table}
 WHERE resource_id = :line AND member_id = :member AND request_uid = :uid || '.1' AND revoked_at IS NULL
 
 -- name: preceding_request
--- The place right before one in a line, and how many there are; or before a request that has none (:position NULL).
+-- The priority entry right before another one, and the number of entries ahead; or before a request that has none
+-- (:position NULL).
 SELECT queue_position, member_id, count(*) OVER () AS ahead
 FROM {table}
 WHERE resource_id = :line AND access_type = 'read' AND concurrency_limit = :places AND member_id IS NOT NULL AND revoked_at IS NULL
@@ -238,7 +239,8 @@ WHERE resource_id = :resource AND queue_position <> :position AND (queue_positio
 ORDER BY queue_position LIMIT 32
 
 -- name: free_readers
--- Readers behind that wait, though they fit (but parked tasks, which hold nothing); and whether the operator's pause or cap is all that holds them up.
+-- The waiting readers behind that fit (without blocked tasks, which hold nothing); held_up: only an operator's pause or
+-- cap blocks them.
 SELECT queue_position, paused OR load + weight > cap AS held_up
 FROM (SELECT queue_position, access_type, granted_at, revoked_at, weight, member_id,
              coalesce(sum(weight) FILTER (WHERE access_type <> 'read') OVER ahead, 0) AS load,
@@ -254,7 +256,7 @@ WHERE queue_position > :position AND access_type = 'read' AND granted_at IS NULL
 -- name: set_access
 UPDATE {table} SET access_type = :access WHERE resource_id = :resource AND queue_position = :position
 
--- What runs once per period: see the comments of PostgreSQL's once.sql. Whole milliseconds are compared.
+-- Runs once per period: see the comments of PostgreSQL's once.sql. Times are compared as whole milliseconds.
 
 -- name: once_turn
 SELECT granted_at FROM {table}
@@ -281,7 +283,7 @@ FROM {schema}_once_run WHERE once_name = ?
 -- name: once_forget
 DELETE FROM {schema}_once_run WHERE once_name = ?
 
--- Locks that travel: see the comments of PostgreSQL's handovers.sql.
+-- Hand-overs: see the comments of PostgreSQL's handovers.sql.
 
 -- name: handover
 SELECT member_id, row_count, resource_id, queue_position, given_by, given_to, adopted_at IS NOT NULL AS adopted, adopted_by,
@@ -296,7 +298,7 @@ DELETE FROM {schema}_handover WHERE given_at < {clock} - 86400.0
 AND NOT EXISTS (SELECT 1 FROM {schema}_member AS m WHERE m.member_id = {schema}_handover.member_id)
 
 -- name: enrol_transit
--- What people see of it is who handed it over.
+-- Displays show the process that handed the rows over.
 INSERT INTO {schema}_member (beacon, host, pid, program, login, grace_ms, lease_ms, heartbeat_at, lease_until)
 SELECT NULL, host, pid, program, :to, 0, :ttl, {clock}, {clock} + :ttl / 1000.0 FROM {schema}_member WHERE member_id = :member
 
@@ -341,13 +343,13 @@ DELETE FROM {table}
 WHERE resource_id = :resource AND queue_position = :position AND (:requesting_id IS NULL OR requesting_id = :requesting_id)
 
 -- name: leaving
--- SQLite has no routines, but a trigger that takes the place of an INSERT is one: what is inserted are its arguments. (No
--- part of the file, so each connection makes its own.)
+-- SQLite has no routines, but an INSTEAD OF INSERT trigger works as one: the inserted values are its arguments. (It is
+-- not part of the file, so each connection creates its own.)
 CREATE TEMP VIEW IF NOT EXISTS {schema}_leaving AS
 SELECT NULL AS resource, NULL AS position, NULL AS requesting_id, NULL AS outcome
 
 -- name: leaving_alone
--- Where nobody else is on the resource: what keep_one and delete_one do, in one statement, which is its own transaction.
+-- If the resource has no other rows: keep_one and delete_one in one statement, which is its own transaction.
 CREATE TEMP TRIGGER IF NOT EXISTS {schema}_leaving_alone INSTEAD OF INSERT ON {schema}_leaving
 WHEN NOT EXISTS (SELECT 1 FROM {table} WHERE resource_id = NEW.resource AND queue_position <> NEW.position)
 BEGIN
@@ -366,7 +368,7 @@ END
 INSERT INTO {schema}_leaving VALUES (:resource, :position, :requesting_id, :outcome)
 
 -- name: keep_all
--- Before the member is removed, which tells who it was.
+-- Before the member is removed: the history takes host, pid and login from its row.
 INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
                               owner, note, requested_at, granted_at, outcome, host, pid, program, login, ended_by, heartbeat_at)
 SELECT t.resource_id, t.queue_position, t.requesting_id, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner,
@@ -383,7 +385,8 @@ UPDATE {schema}_member SET missing_since = {clock}
 WHERE member_id = :member AND beacon IS :beacon AND missing_since IS NULL
 
 -- name: given_up
--- Asked and acted on in one transaction: a member that returned has changed its beacon, or its lease, and is not found here.
+-- Tested and removed in one transaction: a member that returned has changed its beacon or its lease, and is not found
+-- here.
 SELECT 1 FROM {schema}_member
 WHERE member_id = :member AND beacon IS :beacon
   AND CASE WHEN lease_until IS NOT NULL THEN CAST(lease_until AS REAL) < {clock}
@@ -395,7 +398,7 @@ SELECT requested_at + (SELECT stale_after_ms FROM {schema}_resource WHERE resour
 FROM {table} WHERE resource_id = :resource AND queue_position = :position
 
 -- name: pin
--- Writes nothing new; as a write it keeps everybody else's away until the caller's transaction ends.
+-- Changes nothing; as a write it excludes other writers until the caller's transaction ends.
 UPDATE {table} SET granted_at = granted_at
 WHERE resource_id = ? AND queue_position = ? AND requesting_id = ? AND granted_at IS NOT NULL
 
@@ -412,13 +415,14 @@ SELECT 1 AS there FROM {schema}_commit_marker WHERE marker = ?
 DELETE FROM {schema}_commit_marker WHERE marker = ? OR marked_at < {clock} - 86400.0
 
 -- name: holds_and_waits
--- Has this member somebody who waits and has another row? Most looks for deadlocks end here.
+-- Has this member an owner that waits and has another row? Most searches for deadlocks end here.
 SELECT 1 FROM {table} WHERE member_id = ? AND owner IS NOT NULL AND revoked_at IS NULL
 GROUP BY owner HAVING max(access_type = 'upgrade') OR count(*) > 1 AND max(granted_at IS NULL)
 LIMIT 1
 
 -- name: those_who_wait
--- Who has two rows and waits, and anyone who waits ahead of such a one: without them there is no deadlock.
+-- The rows of owners that wait and have two rows, and the rows that wait ahead of them: without these there is no
+-- deadlock.
 WITH q AS (
     SELECT *, granted_at IS NULL OR access_type = 'upgrade' AS waits,
            owner IS NOT NULL AND max(granted_at IS NULL OR access_type = 'upgrade') OVER one
@@ -435,7 +439,8 @@ FROM r LEFT JOIN {schema}_member AS m ON m.member_id = r.member_id
 WHERE r.busy OR r.waits AND r.queue_position < r.last
 
 -- name: entries
--- The last columns tell who must be looked at. (A bare participant that may enter is not told so here.)
+-- The last columns are for the liveness check of members. (This statement does not find bare participants that may
+-- enter.)
 SELECT t.resource_id AS resource, t.queue_position AS position,
        CASE WHEN t.revoked_at IS NOT NULL THEN 'revoked' WHEN t.granted_at IS NOT NULL THEN 'holds' ELSE 'waits' END AS state,
        t.access_type AS access, t.concurrency_limit AS "limit", t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid,
@@ -448,7 +453,7 @@ WHERE :resource IS NULL OR t.resource_id = :resource
 ORDER BY t.resource_id, t.queue_position
 
 -- name: outcomes
--- That there are in the history, by one look at the index for each.
+-- The outcomes in the history, by one index lookup for each.
 WITH RECURSIVE o (outcome) AS (
     SELECT min(outcome) FROM {schema}_history
     UNION ALL
@@ -463,7 +468,7 @@ SELECT resource_id AS resource, queue_position AS position, access_type AS acces
        outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, rowid
 FROM {schema}_history INDEXED BY {schema}_history_outcome
 WHERE outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
-  AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (what is no number comes after all numbers)
+  AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (a blob sorts after all numbers)
   AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program, requesting_id, ended_by))
 ORDER BY ended_at DESC, rowid DESC LIMIT :most
 
@@ -474,7 +479,7 @@ SELECT resource_id AS resource, queue_position AS position, access_type AS acces
        outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, rowid
 FROM {schema}_history INDEXED BY {schema}_history_resource
 WHERE resource_id = :resource AND outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
-  AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (what is no number comes after all numbers)
+  AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (a blob sorts after all numbers)
   AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program, requesting_id, ended_by))
 ORDER BY ended_at DESC, rowid DESC LIMIT :most
 
@@ -484,7 +489,7 @@ UNION SELECT prefix || '*' FROM {schema}_limit_pattern
 ORDER BY 1
 
 -- name: members
--- Some columns tell who must be looked at.
+-- Some columns are for the liveness check of members.
 SELECT member_id, host, pid, program, login, joined_at, CASE WHEN lease_ms IS NULL THEN 'beacon' ELSE 'lease' END AS kind,
        coalesce(lease_ms, grace_ms) / 1000.0 AS grace, max(0.0, lease_until - {clock}) AS lease_left,
        max(0.0, coalesce(missing_since, heartbeat_at) + grace_ms / 1000.0 - {clock}) AS grace_left,
@@ -493,7 +498,7 @@ SELECT member_id, host, pid, program, login, joined_at, CASE WHEN lease_ms IS NU
 FROM {schema}_member ORDER BY member_id
 
 -- name: resource_settings
--- Patterns of limits as 'tenant:*'; what they come to for a resource is not told here.
+-- Patterns of limits are shown as 'tenant:*'; their effect on a resource is not calculated here.
 SELECT o.resource_id, coalesce(l.cap, o.cap), o.paused_at, o.stale_after_ms / 1000.0 AS stale_after, o.paused_by, coalesce(l.cap_by, o.cap_by)
 FROM {schema}_resource AS o LEFT JOIN {schema}_limit_pattern AS l ON l.prefix || '*' = o.resource_id
 UNION ALL
@@ -501,7 +506,7 @@ SELECT prefix || '*', cap, NULL, NULL, NULL, cap_by FROM {schema}_limit_pattern 
 WHERE NOT EXISTS (SELECT 1 FROM {schema}_resource AS o WHERE o.resource_id = l.prefix || '*')
 
 -- name: unfinished_batches
--- Open, or failed and not begun anew, or with a callback that has not finished.
+-- Batches that are open, or have failed and were not begun again, or whose callback has not finished.
 SELECT r.batch_id FROM {schema}_batch AS r
 WHERE r.status = 'open' OR r.callback_status IN ('pending', 'running')
    OR (r.status = 'failed' OR r.callback_status = 'failed')
@@ -509,7 +514,7 @@ WHERE r.status = 'open' OR r.callback_status IN ('pending', 'running')
 ORDER BY r.batch_id DESC
 
 -- name: recent_holds
--- Of each of these resources the newest that ended as they should, along the index.
+-- The newest holds of each of these resources that ended regularly, by the index.
 SELECT h.resource_id, max(0.0, h.ended_at - h.granted_at) AS held, max(0.0, h.granted_at - h.requested_at) AS waited, h.note, h.program
 FROM json_each(?) AS w JOIN {schema}_history AS h ON h.rowid IN (
     SELECT p.rowid FROM {schema}_history AS p INDEXED BY {schema}_history_resource
@@ -550,7 +555,8 @@ ON CONFLICT (prefix) DO UPDATE SET cap = :cap, cap_by = :login, set_at = {clock}
 DELETE FROM {schema}_limit_pattern WHERE prefix = ?
 
 -- name: without_limit
--- Of these requests, which name no limit, those for which the server has none (any more): how many, and of which resource.
+-- The number of these requests, which name no limit, for which the server has none (any more), and one of their
+-- resources.
 SELECT count(*) AS number, min(t.resource_id) AS resource
 FROM {table} AS t
 WHERE (t.resource_id = :resource OR substr(t.resource_id, 1, length(:prefix)) = :prefix)
@@ -616,7 +622,7 @@ WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NUL
 SELECT beacon FROM {schema}_member
 
 -- name: prune
--- The oldest rows alone are looked at, however long the history.
+-- Reads only the oldest rows, however long the history is.
 DELETE FROM {schema}_history WHERE rowid IN (
     SELECT rowid FROM (SELECT rowid, ended_at FROM {schema}_history ORDER BY rowid LIMIT ?)
     WHERE ended_at < {clock}
@@ -661,7 +667,7 @@ UPDATE {schema}_task SET error = 'replaced by task ' || :by WHERE task_id = :tas
 -- name: next_pending
 SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_plain
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL
-  AND ready_at <= max({clock}, put_at)  -- should the clock have stepped back since
+  AND ready_at <= max({clock}, put_at)  -- the clock may have stepped back since
   AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
 ORDER BY task_id LIMIT 1
 
@@ -673,7 +679,7 @@ WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NUL
 ORDER BY task_id LIMIT :most
 
 -- name: uses_fair_queueing
--- Limits, or tasks with keys: how these are claimed stands in PostgreSQL's tasks.sql.
+-- Does the queue have limits, or tasks with keys? PostgreSQL's tasks.sql explains how these are claimed.
 SELECT EXISTS (SELECT 1 FROM {schema}_queue_setting WHERE queue_name = :queue)
     OR EXISTS (SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_fair
                WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL) AS turns
@@ -687,7 +693,7 @@ SELECT coalesce(task_key, '') AS task_key, count(*) AS many FROM {schema}_task
 WHERE queue_name = :queue AND status = 'running' GROUP BY 1
 
 -- name: next_key_hashes
--- The next keys behind this place that have something pending.
+-- The next keys after a hash that have pending tasks.
 WITH RECURSIVE turns (task_hash) AS (
     SELECT min(task_hash) FROM {schema}_task INDEXED BY {schema}_task_fair
     WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL
@@ -704,7 +710,7 @@ SELECT task_hash FROM turns WHERE task_hash IS NOT NULL
 SELECT task_key FROM {schema}_queue_key WHERE queue_name = :queue AND weight > 1 ORDER BY weight DESC LIMIT :most
 
 -- name: keys_in_turn
--- What is set of these keys, without those whose rate is used up.
+-- The settings of these keys, without the keys whose rate is used up.
 SELECT k.value AS task_key, coalesce(s.weight, 1) AS weight, CASE WHEN k.value <> '' THEN coalesce(s.task_limit, q.key_limit) END AS most
 FROM json_each(:keys) AS k
 LEFT JOIN {schema}_queue_key AS s ON s.queue_name = :queue AND s.task_key = k.value
@@ -720,7 +726,7 @@ WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS N
 ORDER BY task_priority DESC, task_id LIMIT 1
 
 -- name: first_without_key
--- Put before the queue had turns, and so without a priority.
+-- Tasks that were put before the queue had keys, limits or priorities, and so have no priority.
 SELECT task_id, task_priority FROM {schema}_task INDEXED BY {schema}_task_plain
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL AND task_order = :order
   AND ready_at <= max({clock}, put_at)
@@ -737,7 +743,7 @@ WHERE :queue IS NULL OR queue = :queue
 ORDER BY queue, task_key
 
 -- name: start_rates
--- So many may be started in so long: of the queue (task_key ''), and of this key.
+-- The rates of starts: of the queue (task_key ''), and of this key.
 SELECT '' AS task_key, task_rate AS most, task_ms AS ms FROM {schema}_queue_setting
 WHERE queue_name = :queue AND task_rate IS NOT NULL
 UNION ALL
@@ -762,7 +768,7 @@ INSERT OR REPLACE INTO {schema}_queue_wait (queue_name, task_key, since_ms, free
 DELETE FROM {schema}_queue_wait WHERE queue_name = ?
 
 -- name: prune_queue_waits
--- Of keys that come no more.
+-- Of keys that are not used any more.
 DELETE FROM {schema}_queue_wait WHERE free_ms < ({clock} - 86400) * 1000
 
 -- name: make_queue_setting
@@ -899,7 +905,7 @@ WHERE queue_name = :queue AND status = 'running' AND member_id = :member AND cla
 ORDER BY task_id
 
 -- name: keep_attempt
--- Written first, while the row still tells who and when.
+-- Written first, while the row still names the worker and the start of the attempt.
 INSERT INTO {schema}_task_log (task_id, attempt, outcome, member_id, owner, host, pid, login, started_at, error, result)
 SELECT t.task_id, t.attempt, :outcome, t.member_id, t.owner, m.host, m.pid, m.login, t.claimed_at, {error_after}, :result
 FROM {schema}_task AS t JOIN {schema}_member AS m ON m.member_id = t.member_id
@@ -946,7 +952,7 @@ WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
   AND member_id NOT IN (SELECT member_id FROM {schema}_member)
 
 -- name: next_ready
--- See PostgreSQL's.
+-- See the comments of PostgreSQL's tasks.sql.
 WITH waits AS (
     SELECT task_key, free_ms / 1000.0 AS free_at FROM {schema}_queue_wait
     WHERE queue_name = :queue AND {clock} * 1000 >= since_ms AND {clock} * 1000 < free_ms + 100),
@@ -976,7 +982,7 @@ FROM (SELECT 1) LEFT JOIN (SELECT task_id, error FROM {schema}_task
                            ORDER BY task_order, task_id LIMIT 1) AS f
 
 -- name: queue_counts
--- Those that are lost are counted by who looks at their members.
+-- The client counts the lost tasks, as it tests their members.
 SELECT t.queue_name AS queue, count(*) FILTER (WHERE t.status = 'pending') AS pending,
        count(*) FILTER (WHERE t.status = 'running') AS running, count(*) FILTER (WHERE t.status = 'finished') AS finished,
        count(*) FILTER (WHERE t.status = 'failed') AS failed, count(*) FILTER (WHERE t.status = 'cancelled') AS cancelled,
@@ -998,7 +1004,7 @@ FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member
 WHERE t.status = 'running' AND (:queue IS NULL OR t.queue_name = :queue)
 
 -- name: page_tasks
--- The last columns tell who must be looked at.
+-- The last columns are for the liveness check of members.
 SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body, t.note, t.status, t.on_failure, t.attempt,
        t.failures, t.losses, t.max_attempts, t.put_at, CASE WHEN t.lock_count IS NULL THEN t.ready_at ELSE t.enqueue_locks_at END AS ready_at,
        t.claimed_at, t.ended_at,
@@ -1011,7 +1017,7 @@ SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body
            (SELECT json_group_array(json_array(resource_id, queue_position, access_type, concurrency_limit, weight))
             FROM (SELECT * FROM {schema}_task_lock WHERE task_id = t.task_id ORDER BY number)) END AS locks, m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
        CAST(m.missing_since AS REAL) AS missing_since, CAST(m.heartbeat_at AS REAL) AS heartbeat_at, {clock} AS now
-FROM (-- A page of those that are open (those with a priority have an index of their own), and one of those that have ended.
+FROM (-- A page of open tasks (those with a priority have an index of their own), and one of ended tasks.
       SELECT * FROM (SELECT * FROM {schema}_task
                      WHERE is_open AND task_priority = 0 AND (:queue IS NULL OR queue_name = :queue)
                        AND (:status IS NULL OR status = :status)
@@ -1051,7 +1057,7 @@ SELECT queue_name, member_id FROM {schema}_task WHERE task_id = ? AND status = '
 SELECT status, queue_name FROM {schema}_task WHERE task_id = ?
 
 -- name: retry_task
--- Ready from the first, whatever the clock says.
+-- Ready at once, whatever the clock says.
 UPDATE {schema}_task
 SET status = 'pending', is_open = 1, failures = 0, losses = 0, ready_at = put_at, ended_at = NULL,
     cancel_asked_at = NULL, cancel_asked_by = NULL
@@ -1141,7 +1147,7 @@ SELECT part, status, start_uid, member_id, attempt, started_at, is_last FROM {sc
 UPDATE {schema}_batch SET status = 'expired', ended_at = :now WHERE batch_id = :batch
 
 -- name: batch_to_abandon
--- Of one number, or the newest of a name.
+-- By its number, or the newest one of a name.
 SELECT batch_id, batch_name, status FROM {schema}_batch
 WHERE batch_id = coalesce(:batch, (SELECT max(batch_id) FROM {schema}_batch WHERE batch_name = :name))
   AND (status IN ('open', 'failed') OR status = 'succeeded' AND callback_status IN ('pending', 'failed'))
@@ -1212,7 +1218,7 @@ WHERE batch_id = :batch AND status = 'open'
 UPDATE {schema}_batch_part SET is_last = 1 WHERE batch_id = :batch AND part = :part
 
 -- name: begin_callback
--- What only the process knows that declared it waits for that.
+-- A callback that only the declaring process knows (local) waits for that process.
 UPDATE {schema}_batch
 SET callback_status = CASE WHEN callback_kind = 'local' AND NOT :own THEN 'pending' ELSE 'running' END,
     callback_attempt = callback_attempt + (callback_kind <> 'local' OR :own), callback_uid = :uid, callback_member = :member,
@@ -1253,7 +1259,7 @@ SELECT batch_id FROM {schema}_batch
 WHERE batch_id = :batch AND callback_status IN ('finished', 'failed') AND callback_attempt = :attempt AND callback_member = :member
 
 -- name: list_batches
--- The last columns tell who must be looked at.
+-- The last columns are for the liveness check of members.
 SELECT r.batch_id, r.batch_name AS name, r.status, r.window_ms / 1000.0 AS window, r.opened_at, r.ended_at,
        max(0.0, coalesce(r.ended_at, {clock}) - r.opened_at) AS seconds,
        r.callback_status, r.callback_kind, r.callback_body, r.callback_attempt, r.callback_owner, r.callback_started, r.callback_ended,
@@ -1277,7 +1283,7 @@ INSERT INTO {schema}_schedule (schedule_name, queue_name, cron, time_zone, kind,
 VALUES (:name, :queue, :cron, :zone, :kind, :body, :options, :due, :login)
 ON CONFLICT (schedule_name) DO UPDATE
 SET queue_name = :queue, kind = :kind, body = :body, options = :options, cron = :cron, time_zone = :zone,
-    -- What is due, and nobody has seen yet, is not forgotten by being said again.
+    -- A due time that no process has noticed yet stays when the schedule is saved again.
     next_due = CASE WHEN cron = :cron AND time_zone = :zone AND paused_at IS NULL THEN coalesce(next_due, :due) ELSE :due END
 
 -- name: fire_schedule

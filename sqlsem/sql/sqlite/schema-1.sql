@@ -39,7 +39,7 @@ CREATE TABLE {schema}_resource (
     paused_at      REAL,                                -- no request is granted while set
     paused_by      TEXT,                                -- the operator's login, while paused_at is set
     stale_after_ms INTEGER CHECK (stale_after_ms > 0),  -- age at which rows without a member are removed
-    ageing_ms      INTEGER                              -- what one step of priority is worth, in waiting; NULL: no priorities
+    ageing_ms      INTEGER                              -- the waiting time that one step of priority is worth; NULL: no priorities
 ) WITHOUT ROWID;
 
 -- The limit of every resource whose name begins with the prefix and that has no limit of its own; the longest prefix counts.
@@ -136,8 +136,8 @@ CREATE TABLE {schema}_rate_window (
     cap         INTEGER CHECK (cap >= 1),                  -- an operator's upper bound for rate_limit, and its default
     cap_by      TEXT,
     seen_ms     INTEGER NOT NULL,                          -- when it was last taken from
-    full_us     INTEGER,                                   -- with a burst: when the whole burst is there again
-    -- Counted since the window is known; they only grow.
+    full_us     INTEGER,                                   -- with a burst: when the whole burst is available again
+    -- Counters since the window was first declared.
     taken       INTEGER NOT NULL DEFAULT 0,
     returned    INTEGER NOT NULL DEFAULT 0,                -- of that, where the cost was less in the end
     waits       INTEGER NOT NULL DEFAULT 0,                -- requests that were not granted at once
@@ -175,8 +175,8 @@ CREATE TABLE {schema}_commit_marker (
     marked_at REAL NOT NULL
 ) WITHOUT ROWID;
 
--- From hand_over to adopt the rows belong to a member of their own, in transit, which lives by a lease of ttl_ms: member_id.
--- The token itself is nowhere. Rows of the past are kept for a day, to say why a token cannot be adopted.
+-- Between hand_over and adopt the rows belong to a member of their own, in transit (member_id), with a lease of ttl_ms.
+-- The token itself is not stored. Old rows are kept for a day, so that a failed adopt can give the reason.
 CREATE TABLE {schema}_handover (
     token_hash     TEXT PRIMARY KEY,  -- SHA-256, in hexadecimal digits
     member_id      INTEGER NOT NULL,
@@ -201,12 +201,12 @@ CREATE TABLE {schema}_task (
     task_id         INTEGER PRIMARY KEY AUTOINCREMENT,
     queue_name      TEXT NOT NULL,
     task_order      INTEGER NOT NULL DEFAULT 0,  -- a task waits for every open task of a lower order
-    -- Workers share themselves out between the keys of a queue. '': no key, in a queue that has keys, limits or priorities;
+    -- Workers are divided between the keys of a queue. '': no key, in a queue that has keys, limits or priorities;
     -- NULL: no key, in any other queue.
     task_key        TEXT,
     task_priority   INTEGER NOT NULL DEFAULT 0,  -- among the tasks of its key; higher ones first
-    task_hash       TEXT,                        -- the key behind eight digits of its hash: in no order that anyone chose
-    unique_key      TEXT,                        -- of the open tasks of a queue one has it
+    task_hash       TEXT,                        -- eight digits of the key's hash, then the key: no client can choose its order
+    unique_key      TEXT,                        -- at most one open task of a queue has it
     kind            TEXT NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
     body            TEXT NOT NULL,
     note            TEXT,
@@ -236,14 +236,14 @@ CREATE TABLE {schema}_task (
     ended_at        REAL,
     error           TEXT,
     result          TEXT,
-    -- Of a task with locks: its ready_at is the end of time (253370764800, the year 9999), so that claims of tasks without
-    -- locks pass it by.
+    -- For a task with locks ready_at is the end of time (253370764800, the year 9999), so that claims of tasks without
+    -- locks skip it.
     lock_count      INTEGER,                     -- how many; NULL: none
-    locks_pending      INTEGER,                     -- how many are not granted yet; NULL: it waits in no line
-    enqueue_locks_at         REAL,                        -- when it may wait in the lines
+    locks_pending      INTEGER,                     -- how many are not granted yet; NULL: none is enqueued
+    enqueue_locks_at         REAL,                        -- when its locks may be enqueued
     CHECK ((task_key IS NULL) = (task_hash IS NULL))
 );
--- All that claims read is in these indexes of open tasks, whose keys do not change from the put to the end.
+-- Claims read only these indexes of open tasks. Their keys do not change from put to end.
 CREATE INDEX {schema}_task_open ON {schema}_task (queue_name, task_order, task_id) WHERE is_open;
 CREATE INDEX {schema}_task_by_priority ON {schema}_task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
 CREATE INDEX {schema}_task_running ON {schema}_task (queue_name) WHERE status = 'running';
@@ -260,7 +260,7 @@ CREATE INDEX {schema}_task_ended ON {schema}_task (ended_at) WHERE NOT is_open;
 CREATE UNIQUE INDEX {schema}_task_put ON {schema}_task (put_uid);
 CREATE UNIQUE INDEX {schema}_task_unique ON {schema}_task (queue_name, unique_key) WHERE is_open AND unique_key IS NOT NULL;
 
--- One row an attempt that ended.
+-- One row for each ended attempt.
 CREATE TABLE {schema}_task_log (
     task_id    INTEGER NOT NULL,
     attempt    INTEGER NOT NULL,
@@ -277,12 +277,12 @@ CREATE TABLE {schema}_task_log (
     PRIMARY KEY (task_id, attempt)
 );
 
--- How many tasks of a queue may run at a time. There is a row where anything is set, of the queue or of a key.
+-- The limits and rates of a queue. There is a row if anything is set for the queue or one of its keys.
 CREATE TABLE {schema}_queue_setting (
     queue_name TEXT PRIMARY KEY,
-    task_limit INTEGER CHECK (task_limit >= 0),  -- of all
+    task_limit INTEGER CHECK (task_limit >= 0),  -- of all tasks
     key_limit  INTEGER CHECK (key_limit >= 0),   -- of each key
-    -- How many may be started in so many milliseconds: of all, and of each key.
+    -- How many tasks may be started in so many milliseconds: of all, and of each key.
     task_rate  INTEGER CHECK (task_rate >= 1),
     task_ms    INTEGER CHECK (task_ms >= 1),
     key_rate   INTEGER CHECK (key_rate >= 1),
@@ -304,10 +304,10 @@ CREATE TABLE {schema}_queue_key (
     PRIMARY KEY (queue_name, task_key),
     CHECK ((task_rate IS NULL) = (task_ms IS NULL))
 ) WITHOUT ROWID;
--- The heavy keys, which every claim reads, at whatever key it begins.
+-- The heavy keys: every claim reads them, at whatever key it begins.
 CREATE INDEX {schema}_queue_key_heavy ON {schema}_queue_key (queue_name, weight DESC) WHERE weight > 1;
 
--- A queue or key whose rate a claim found used up: claims pass it by until then. (The use itself is in rate_slot.)
+-- A queue or key whose rate a claim found used up: claims skip it until free_ms. (The use itself is in rate_slot.)
 CREATE TABLE {schema}_queue_wait (
     queue_name TEXT NOT NULL,
     task_key   TEXT NOT NULL,     -- '': the queue itself
@@ -316,7 +316,7 @@ CREATE TABLE {schema}_queue_wait (
     PRIMARY KEY (queue_name, task_key)
 ) WITHOUT ROWID;
 
--- The locks that tasks are put with: see the comments of PostgreSQL's parked.sql.
+-- The locks of tasks: see the comments of PostgreSQL's parked.sql.
 CREATE TABLE {schema}_task_lock (
     task_id           INTEGER NOT NULL,
     number            INTEGER NOT NULL,
@@ -325,21 +325,22 @@ CREATE TABLE {schema}_task_lock (
     access_type       TEXT NOT NULL,
     concurrency_limit INTEGER,
     weight            INTEGER NOT NULL,
-    queue_position    INTEGER,                     -- of its row in the line; NULL: none
+    queue_position    INTEGER,                     -- of its row in the lock's queue; NULL: none
     waits             INTEGER NOT NULL DEFAULT 0,  -- that row is not granted yet
     PRIMARY KEY (task_id, number)
 ) WITHOUT ROWID;
 CREATE INDEX {schema}_task_lock_waits
     ON {schema}_task_lock (queue_name, resource_id, access_type, weight, concurrency_limit, queue_position) WHERE waits;
 
--- The member in whose name the parked tasks of a queue wait in the lines of their locks.
+-- The member that owns the lock requests of a queue's blocked tasks.
 CREATE TABLE {schema}_parking (
     queue_name TEXT PRIMARY KEY,
     member_id  INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- An attempt at a task with locks has ended, by whatever statement, or a parked task is cancelled, or pending again: its rows go,
--- and a pending task is parked. (A lock that was handed over, and adopted, is not the task's any more.)
+-- An attempt at a task with locks has ended, by any statement, or a blocked task was cancelled or is pending again: its
+-- rows are removed, and a pending task is blocked again. (A lock that was handed over and adopted is not the task's any
+-- more.)
 CREATE TRIGGER {schema}_task_parks AFTER UPDATE OF status ON {schema}_task
 WHEN OLD.lock_count IS NOT NULL AND OLD.status <> NEW.status AND NOT (OLD.status = 'pending' AND NEW.status = 'running')
 BEGIN
@@ -371,7 +372,7 @@ BEGIN
     WHERE task_id = OLD.task_id AND status = 'pending';
 END;
 
--- A parked task is deleted by hand.
+-- A blocked task was deleted by hand.
 CREATE TRIGGER {schema}_task_goes BEFORE DELETE ON {schema}_task
 WHEN OLD.lock_count IS NOT NULL AND OLD.status = 'pending'
 BEGIN
@@ -390,7 +391,7 @@ BEGIN
     DELETE FROM {schema}_task_lock WHERE task_id = OLD.task_id;
 END;
 
--- Tasks that are put again and again, at the times of a cron expression: by any process that watches, and by one of them.
+-- Tasks that are put at the times of a cron expression, by one of the processes that watch for due schedules.
 CREATE TABLE {schema}_schedule (
     schedule_name TEXT PRIMARY KEY,
     queue_name    TEXT NOT NULL,
@@ -399,7 +400,7 @@ CREATE TABLE {schema}_schedule (
     kind          TEXT NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
     body          TEXT NOT NULL,
     options       TEXT NOT NULL DEFAULT '{}',   -- JSON; of each task: order, note, max_attempts, …
-    next_due      REAL NOT NULL,  -- the next one
+    next_due      REAL NOT NULL,  -- the next time
     last_due      REAL,                         -- the latest time for which a task was put
     put_at        REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
     put_by        TEXT,
@@ -409,7 +410,7 @@ CREATE TABLE {schema}_schedule (
 
 -- Batches ------------------------------------------------------------------------------------------------------------
 
--- One row a batch: a set of parts that run side by side, and the callback that the last part to succeed starts.
+-- One row for each batch: a set of parts that run side by side, and the callback that the last part to succeed starts.
 CREATE TABLE {schema}_batch (
     batch_id         INTEGER PRIMARY KEY AUTOINCREMENT,
     batch_name       TEXT NOT NULL,
@@ -427,7 +428,7 @@ CREATE TABLE {schema}_batch (
     callback_uid     TEXT,                        -- made by the client: a repeated claim finds its row
     callback_member  INTEGER,
     callback_owner   TEXT,
-    callback_kept_by TEXT,                        -- the login that kept what is run; and the login that ran it last
+    callback_kept_by TEXT,                        -- the login that stored the callback; and the login that ran it last
     callback_login   TEXT,
     callback_started REAL,
     callback_ended   REAL,
