@@ -25,7 +25,7 @@ def two(database):
 
 
 def acquire(connection, resource, timeout_ms=-1, **named):
-    given = "".join(f", {one} => %({one})s" for one in named)
+    given = "".join(f", {parameter} => %({parameter})s" for parameter in named)
     return connection.execute(
         f"CALL sqlsem.acquire(resource => %(resource)s, timeout_ms => %(timeout_ms)s{given})",
         {"resource": str(resource), "timeout_ms": timeout_ms, **named},

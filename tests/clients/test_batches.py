@@ -159,9 +159,9 @@ def test_nulls_end_nothing(session, connect, name, call):
 
 def test_user_does_not_undo_an_operators_hold(user, connect, name):
     coordinator = user.coordinator()
-    for one in (connect(), coordinator):
-        made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=one, on_success=sqlsem.Sql("SELECT 1"))
-        with made.part("b" if one is coordinator else "a"):
+    for client in (connect(), coordinator):
+        made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=client, on_success=sqlsem.Sql("SELECT 1"))
+        with made.part("b" if client is coordinator else "a"):
             pass
     assert (made.entry().callback_kind, made.entry().callback_body) == ("sql", None), (
         "what it runs is not a user's to see"
@@ -268,8 +268,8 @@ def test_callback_is_run_and_read_by_entitled_logins(login_of, name, kind, roles
     assert mine.end_callback(member, number, claimed.attempt, None)
     assert not other.end_callback(member, number, claimed.attempt, None), "nor is it told that it has ended it"
     mine.deregister_member(member)
-    for one in (mine, other):
-        one.close()
+    for opened in (mine, other):
+        opened.close()
 
 
 def test_participant_runs_function_of_another_login(login_of, name):
@@ -321,7 +321,7 @@ def test_session_leaves_kept_callback_to_entitled_login(login_of, session, name)
     ask.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
     start(ask, name, "b")
     assert done(ask, name, "b") == (0, "succeeded")
-    assert [f"its callback is pending: login {name_of(keeper)} kept it" in one for one in told] == [True]
+    assert [f"its callback is pending: login {name_of(keeper)} kept it" in text for text in told] == [True]
     with pytest.raises(psycopg.Error, match="no callback"):
         ask("SELECT sqlsem.batch_callback_ended(%s)", name)
 
@@ -398,12 +398,14 @@ def test_each_routine_for_users_leaves_a_strangers_batches_alone(login_of, datab
     assert {found for (found,) in database.rows(ABOUT_BATCHES)} == STRANGERS_CALLS.keys()
     keeper, stranger = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(["sqlsem_user"])
     session, kept = keeper.session(grace=60), ("sql", "SELECT 'SECRET'")
-    known = {one: f"{name}-{one}" for one in ("open", "pending", "running")}
+    known = {status: f"{name}-{status}" for status in ("open", "pending", "running")}
     known["theirs"] = session.register_member("keeper", 1, "test")
-    for one in ("pending", "running"):
-        began = session.start_part(known["theirs"], known[one], "a", ["a"], 3600.0, "me", known[one], kept)
-        assert session.end_part(known["theirs"], known[one], "a", known[one], None, "me", kept).callback is not None
-        known[f"{one}_id"] = began.batch_id
+    for status in ("pending", "running"):
+        began = session.start_part(known["theirs"], known[status], "a", ["a"], 3600.0, "me", known[status], kept)
+        assert (
+            session.end_part(known["theirs"], known[status], "a", known[status], None, "me", kept).callback is not None
+        )
+        known[f"{status}_id"] = began.batch_id
     assert session.return_callback(known["theirs"], known["pending"])
     session.start_part(known["theirs"], known["open"], "b", ["a", "b"], 3600.0, "me", f"{name}-uid", kept)
     known["uid"] = f"{name}-uid"
@@ -432,6 +434,6 @@ def test_each_routine_for_users_leaves_a_strangers_batches_alone(login_of, datab
                 assert "SECRET" not in str(answer), text
                 assert "does not exist" not in str(answer), text
                 assert rows() == before, text
-    for one, member in ((session, known["theirs"]), (other, known["mine"])):
-        one.deregister_member(member)
-        one.close()
+    for opened, member in ((session, known["theirs"]), (other, known["mine"])):
+        opened.deregister_member(member)
+        opened.close()

@@ -249,7 +249,7 @@ def listed():
     for line in ROUTINES.replace("\n    ", " ").strip().splitlines():
         name, roles, parameters = (part.strip() for part in line.split("|"))
         pairs = [pair.split(":") for pair in parameters.split()]
-        found[name, tuple(one for one, _ in pairs)] = roles, [kind for _, kind in pairs]
+        found[name, tuple(parameter for parameter, _ in pairs)] = roles, [kind for _, kind in pairs]
     return found
 
 
@@ -270,12 +270,16 @@ def in_catalogue(connection):
         roles = {letters[grantee] for grantee in grantees if grantee in letters}
         if roles:
             parameters = [
-                (one, kind)
-                for one, kind, mode in zip(names or [], types, modes or ["i"] * len(types), strict=False)
-                if mode in ("i", "v") or (mode == "b" and not (procedure and one in ANSWERS))
+                (parameter, kind)
+                for parameter, kind, mode in zip(names or [], types, modes or ["i"] * len(types), strict=False)
+                if mode in ("i", "v") or (mode == "b" and not (procedure and parameter in ANSWERS))
             ]
-            answers = [one for one, mode in zip(names or [], modes or [], strict=False) if procedure and mode == "b"]
-            found[name, tuple(one for one, _ in parameters)] = (
+            answers = [
+                parameter
+                for parameter, mode in zip(names or [], modes or [], strict=False)
+                if procedure and mode == "b"
+            ]
+            found[name, tuple(parameter for parameter, _ in parameters)] = (
                 roles,
                 [kind for _, kind in parameters],
                 [answer for answer in answers if answer in ANSWERS] if procedure else None,
@@ -578,7 +582,7 @@ def test_comparisons_with_a_login_are_null_safe():
         for script in ("schema", *sqlsem.sql.rerunnable(engine))
         for line in sqlsem.sql.script(engine, script, schema="schema").splitlines()
         if unequal.search(re.sub(r"<> N?''", "", line.split("--")[0]))
-        and not any(one in line for one in safe)
+        and not any(phrase in line for phrase in safe)
         and not re.search("IS NOT NULL AND|IS NULL OR", line)
     ]
     assert wrong == []

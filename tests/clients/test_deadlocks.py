@@ -76,28 +76,28 @@ def caller(database, name):
         return made[-1]
 
     yield caller
-    for one in made:
-        one.connection.close()
+    for opened in made:
+        opened.connection.close()
     until(lambda: database.rows("SELECT sqlsem.reap()") and not database.queue(name), "an empty queue")
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_the_youngest_of_a_ring(caller, database, name, size):
     callers = [caller() for _ in range(size)]
-    for number, one in enumerate(callers):
-        assert one.acquire(name(number))[0] == 0
+    for number, session in enumerate(callers):
+        assert session.acquire(name(number))[0] == 0
     held = [database.queue(name(number))[0][0] for number in range(size)]
-    for number, one in enumerate(callers):
-        one.start(name((number + 1) % size))
+    for number, session in enumerate(callers):
+        session.start(name((number + 1) % size))
     closed = callers[-1].began
     assert callers[-1].done() == (-3, None, None)
     assert callers[-1].ended - closed < 20  # under a second on a machine that has time
     # Its request is gone, it keeps what it had, and all others still wait.
     assert len(database.queue(name)) == 2 * size - 1
-    assert all(one.waits() for one in callers[:-1])
+    assert all(session.waits() for session in callers[:-1])
     (text,) = callers[-1].notices
-    for number, one in enumerate(callers):
-        assert f"session {one.pid} (postgres) holds '{name(number)}' at {held[number]}, waits for '" in text
+    for number, session in enumerate(callers):
+        assert f"session {session.pid} (postgres) holds '{name(number)}' at {held[number]}, waits for '" in text
         assert f"behind {held[(number + 1) % size]}" in text
     assert text.startswith("sqlsem: Deadlock: ")
     assert text.endswith(f"the request for '{name(0)}' has left the queue: release what is held, and try again")
@@ -111,24 +111,24 @@ def test_the_youngest_of_a_ring(caller, database, name, size):
 
 def test_the_youngest_though_the_server_would_take_another(caller, name):
     """The server's own search finds sessions only, and tells whoever looks first."""
-    first, two = caller(), caller(options="-c deadlock_timeout=60s")
-    assert first.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    first, second = caller(), caller(options="-c deadlock_timeout=60s")
+    assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
-    two.start(name("a"))
-    assert two.done()[0] == -3
+    second.start(name("a"))
+    assert second.done()[0] == -3
     assert first.waits()
-    assert two.release(name("b")) == 0
+    assert second.release(name("b")) == 0
     assert first.done()[0] == 1
 
 
 def test_where_the_server_looks_first(caller, database, name):
     """With a short deadlock_timeout the server finds sessions that wait for each other before we look."""
-    first, two = caller(options="-c deadlock_timeout=100ms"), caller(options="-c deadlock_timeout=100ms")
-    assert first.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    first, second = caller(options="-c deadlock_timeout=100ms"), caller(options="-c deadlock_timeout=100ms")
+    assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
-    two.start(name("a"))
-    until(lambda: first.ended or two.ended, "the deadlock found")
-    victim, other = (first, two) if first.ended else (two, first)
+    second.start(name("a"))
+    until(lambda: first.ended or second.ended, "the deadlock found")
+    victim, other = (first, second) if first.ended else (second, first)
     assert victim.done() == (-3, None, None)
     (text,) = victim.notices
     assert "eadlock" in text or "blocked by process" in text
@@ -138,90 +138,90 @@ def test_where_the_server_looks_first(caller, database, name):
 
 def test_readers_and_limits(caller, database, name):
     readers, pool = name("read"), name("pool")
-    one, two, three = caller(), caller(), caller()
-    assert one.acquire(readers, 1, "read")[0] == 0
-    assert two.acquire(pool, 2)[0] == three.acquire(pool, 2)[0] == 0
-    two.start(readers, 1, "write")
-    one.start(pool, 2)
-    remains(lambda: one.waits() and two.waits(), 2.5, "the third will go some day, so this is none")
+    first, second, three = caller(), caller(), caller()
+    assert first.acquire(readers, 1, "read")[0] == 0
+    assert second.acquire(pool, 2)[0] == three.acquire(pool, 2)[0] == 0
+    second.start(readers, 1, "write")
+    first.start(pool, 2)
+    remains(lambda: first.waits() and second.waits(), 2.5, "the third will go some day, so this is none")
     three.start(readers, 1, "write")
     assert three.done()[0] == -3
     assert three.release(pool) == 0
-    assert one.done()[0] == 1
-    assert one.release(pool) == one.release(readers) == 0
-    assert two.done()[0] == 1
+    assert first.done()[0] == 1
+    assert first.release(pool) == first.release(readers) == 0
+    assert second.done()[0] == 1
 
 
 def test_waiting_for_oneself_is_told(caller, database, name):
-    one = caller()
-    assert one.acquire(name)[0] == 0
+    session = caller()
+    assert session.acquire(name)[0] == 0
     position = database.queue(name)[0][0]
-    assert one.acquire(name)[0] == -3
-    (text,) = one.notices
+    assert session.acquire(name)[0] == -3
+    (text,) = session.notices
     assert f"holds '{name}' at {position}, waits for '{name}' at" in text
     assert len(database.queue(name)) == 1
 
 
 def test_a_timeout_comes_first(caller, name):
-    first, two = caller(), caller()
-    assert first.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    first, second = caller(), caller()
+    assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"), timeout_ms=50)
-    two.start(name("a"))
+    second.start(name("a"))
     assert first.done()[0] == -1
     assert first.release(name("a")) == 0
-    assert two.done()[0] == 1
-    assert two.notices == []
+    assert second.done()[0] == 1
+    assert second.notices == []
 
 
 def test_a_lease_is_never_waited_with(caller, database, name):
     """A lock held by a lease may be released from anywhere."""
-    first, two = caller(), caller()
+    first, second = caller(), caller()
     assert first.acquire(name("a"), lease_seconds=60, requesting_id=name)[0] == 0
-    assert two.acquire(name("b"), lease_seconds=60, requesting_id=name)[0] == 0
+    assert second.acquire(name("b"), lease_seconds=60, requesting_id=name)[0] == 0
     first.start(name("b"))
-    two.start(name("a"))
-    remains(lambda: first.waits() and two.waits(), 2.5, "both wait")
+    second.start(name("a"))
+    remains(lambda: first.waits() and second.waits(), 2.5, "both wait")
     for resource in (name("a"), name("b")):
         database.rows("SELECT sqlsem.release(?, NULL, ?)", resource, name)
-    assert first.done()[0] == two.done()[0] == 1
+    assert first.done()[0] == second.done()[0] == 1
 
 
 def test_only_its_own_login_may_ask(caller, login, database, name):
     other = Caller(login("sqlsem_user"))
-    first, two = caller(), caller()
-    assert first.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    first, second = caller(), caller()
+    assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
-    two.start(name("a"))
+    second.start(name("a"))
     member = database.rows(
         "SELECT member_id FROM {table} WHERE resource_id = ? ORDER BY queue_position DESC", name("a")
     )[0][0]
     found = other.connection.execute("SELECT * FROM sqlsem.find_deadlock(%s)", (member,)).fetchall()
     assert found == []
-    assert two.done()[0] == -3
+    assert second.done()[0] == -3
     other.connection.close()
 
 
 def test_users_can(database, login, name):
     """The deadlock is found with no more rights than acquiring takes."""
     mine = login("sqlsem_user")
-    first, two = Caller(mine, database), Caller(mine, database)
-    assert first.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    first, second = Caller(mine, database), Caller(mine, database)
+    assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
-    two.start(name("a"))
-    assert two.done()[0] == -3
-    assert two.release(name("b")) == 0
+    second.start(name("a"))
+    assert second.done()[0] == -3
+    assert second.release(name("b")) == 0
     assert first.done()[0] == 1
     first.connection.close()
-    two.connection.close()
+    second.connection.close()
 
 
 # -- among Python's ---------------------------------------------------------------------------------------------------
 
 
 def test_a_session_and_python_the_session_is_younger(caller, connect, database, name):
-    coordinator, one = connect(), caller()
+    coordinator, session = connect(), caller()
     with coordinator.mutex(name("a")) as grant:
-        assert one.acquire(name("b"))[0] == 0
+        assert session.acquire(name("b"))[0] == 0
         held = database.queue(name("b"))[0][0]
         had = threading.Event()
 
@@ -234,9 +234,9 @@ def test_a_session_and_python_the_session_is_younger(caller, connect, database, 
 
         def later():
             until(lambda: len(database.queue(name("b"))) == 2, "Python's request in the queue")
-            one.start(name("a"))
-            done.append(one.done())
-            one.release(name("b"))
+            session.start(name("a"))
+            done.append(session.done())
+            session.release(name("b"))
 
         other = threading.Thread(target=later)
         other.start()
@@ -244,25 +244,25 @@ def test_a_session_and_python_the_session_is_younger(caller, connect, database, 
         other.join()
         assert had.is_set()
         assert done == [(-3, None, None)]
-        (text,) = one.notices
-        assert f"session {one.pid} (postgres) holds '{name('b')}' at {held}, waits for '{name('a')}' at" in text
+        (text,) = session.notices
+        assert f"session {session.pid} (postgres) holds '{name('b')}' at {held}, waits for '{name('a')}' at" in text
         owner = grant.state.caller.owner
         assert f"({owner}) holds '{name('a')}' at {grant.position}, waits for '{name('b')}' at" in text
 
 
 def test_a_session_and_python_python_is_younger(caller, connect, database, name):
-    coordinator, one = connect(), caller()
+    coordinator, session = connect(), caller()
     with coordinator.mutex(name("a")) as grant:
-        assert one.acquire(name("b"))[0] == 0
-        one.start(name("a"))
+        assert session.acquire(name("b"))[0] == 0
+        session.start(name("a"))
         began = time.monotonic()
         with pytest.raises(sqlsem.Deadlock) as caught:
             coordinator.mutex(name("b")).acquire()
         assert time.monotonic() - began < 20
-        assert f"session {one.pid} (postgres) holds '{name('b')}' at" in str(caught.value)
+        assert f"session {session.pid} (postgres) holds '{name('b')}' at" in str(caught.value)
         owner = grant.state.caller.owner
         assert f":{os.getpid()} ({owner}) holds '{name('a')}' at {grant.position}" in str(caught.value)
-        assert one.waits()
-    assert one.done()[0] == 1
-    assert one.notices == []
-    assert one.release(name("a")) == one.release(name("b")) == 0
+        assert session.waits()
+    assert session.done()[0] == 1
+    assert session.notices == []
+    assert session.release(name("a")) == session.release(name("b")) == 0

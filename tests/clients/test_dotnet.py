@@ -179,7 +179,7 @@ def test_dotnet_and_python_share_a_queue(make_agent, python, name, kind, limit):
     for agent, how in zip(agents, access, strict=True):
         found += stays(agent.rest(), name, limit, how, "C#")
     for child, how in zip(children, access, strict=True):
-        found += stays([one for one in child.rest() if one["event"] != "end"], name, limit, how, "Python")
+        found += stays([entry for entry in child.rest() if entry["event"] != "end"], name, limit, how, "Python")
     assert check_history(found) == 6 * rounds
     if kind == "limit":
         assert overlap(found) == limit

@@ -327,8 +327,8 @@ def test_a_dead_owners_row_cannot_be_named_by_another_login(database, guarded, u
 
 
 def test_the_seals_secret_is_the_owners(user, login):
-    for one in (user, login("sqlsem_operator"), login("sqlsem_reader")):
-        with one.raw() as connection:
+    for client in (user, login("sqlsem_operator"), login("sqlsem_reader")):
+        with client.raw() as connection:
             with pytest.raises(errors.InsufficientPrivilege):
                 connection.execute("SELECT secret FROM sqlsem.guard_key")
             with pytest.raises(errors.InsufficientPrivilege):

@@ -201,13 +201,13 @@ def test_numbers_with_taken_locks_are_skipped(user, login, database, name):
         member = enrol(connection)
         beacon = database.rows("SELECT beacon FROM sqlsem.member WHERE member_id = ?", member)[0][0]
         position, _ = register(connection, member, name("a"))
-        first, two = (database.rows("SELECT sqlsem.lock_class(?)", kind)[0][0] for kind in (1, 2))
+        first, second = (database.rows("SELECT sqlsem.lock_class(?)", kind)[0][0] for kind in (1, 2))
         villain.execute(
             "SELECT pg_advisory_lock(%s, n) FROM generate_series(%s + 1, %s + 300) AS n", (first, beacon, beacon)
         )
         villain.execute(
             "SELECT pg_advisory_lock(%s, n::integer) FROM generate_series(%s + 1, %s + 20) AS n",
-            (two, position, position),
+            (second, position, position),
         )
         connection.execute("SET statement_timeout = '20s'")
         enrol(connection)

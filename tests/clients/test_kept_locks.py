@@ -155,7 +155,7 @@ def assert_named(database, stranger, kind, resource=None):
         assert login_name in told, (arguments, told)
         assert ending in told, (arguments, told)
     code, told = run(database, "doctor", "--json")
-    (check,) = [one for one in json.loads(told)["checks"] if one["name"] == "kept"]
+    (check,) = [item for item in json.loads(told)["checks"] if item["name"] == "kept"]
     assert code == 1
     assert not check["ok"]
     assert login_name in check["detail"]
@@ -164,7 +164,7 @@ def assert_named(database, stranger, kind, resource=None):
 
 def test_doctor_is_content_where_no_lock_is_kept(database):
     _, told = run(database, "doctor", "--json")
-    (check,) = [one for one in json.loads(told)["checks"] if one["name"] == "kept"]
+    (check,) = [item for item in json.loads(told)["checks"] if item["name"] == "kept"]
     assert check["ok"], check
 
 
@@ -212,12 +212,12 @@ def test_stranger_keeps_an_entry_lock(database, user, stranger, name):
 
 
 def test_stranger_keeps_a_waiting_lock(database, user, stranger, name):
-    with contextlib.closing(user.coordinator()) as one, contextlib.closing(user.coordinator()) as two:
-        with one.limit(name, 2, weight=2):
+    with contextlib.closing(user.coordinator()) as first, contextlib.closing(user.coordinator()) as second:
+        with first.limit(name, 2, weight=2):
             position = database.queue(name)[-1][0]
             keep(stranger, database, 3, position + 1)
-            assert not two.limit(name, 2).acquire(timeout=0.2)
-        with two.limit(name, 2):
+            assert not second.limit(name, 2).acquire(timeout=0.2)
+        with second.limit(name, 2):
             pass
     assert_named(database, stranger, "waiting")
 

@@ -40,7 +40,7 @@ def test_demo_mixed(database):
         who.add("psql")
     else:
         assert "Left out: psql (" in done.stdout
-    assert {one for one, _, _ in events} == who
+    assert {actor for actor, _, _ in events} == who
     assert len(events) == 2 * 3 * len(who)
     assert f"{3 * len(who)} turns: never more than 3 inside" in done.stdout
     assert database.queue("demo-") == []
@@ -74,4 +74,4 @@ def test_judge(turns, wrong):
     if wrong is None:
         assert found == []
     else:
-        assert any(wrong in one for one in found), found
+        assert any(wrong in fault for fault in found), found

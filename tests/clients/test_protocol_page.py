@@ -99,7 +99,7 @@ def test_the_examples_run(database, name):
                 if statement.startswith("UPDATE"):
                     continue  # the reader's own table
                 text = re.sub(r"\b81[0-9]\b", str(position), statement)
-                text = re.sub(r"'(etl|dim_customer|export)'", lambda one: f"'{name(one[1])}'", text)
+                text = re.sub(r"'(etl|dim_customer|export)'", lambda match: f"'{name(match[1])}'", text)
                 cursor.execute(text)
                 row = cursor.fetchone() if cursor.description else None
                 if "sqlsem.acquire" in text or "sqlsem.try" in text:

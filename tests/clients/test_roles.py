@@ -37,7 +37,7 @@ def test_a_user_can_use_all_that_it_should(user, name):
             {"lease_seconds": 20.0},
             {"note": "why", "requesting_id": "me"},
         ):
-            given = ", ".join(f"{one} => %({one})s" for one in ("resource", *arguments))
+            given = ", ".join(f"{parameter} => %({parameter})s" for parameter in ("resource", *arguments))
             code, position, _ = connection.execute(
                 f"CALL sqlsem.acquire({given})", {"resource": name, **arguments}
             ).fetchone()
@@ -114,7 +114,7 @@ def test_no_routine_is_open_to_everybody(database, login):
             }
             if may is not None:
                 assert allowed == may
-            bare = {one.partition("(")[0].removeprefix("sqlsem.").strip('"') for one in allowed}
+            bare = {signature.partition("(")[0].removeprefix("sqlsem.").strip('"') for signature in allowed}
             assert not bare & {
                 "remove",
                 "bury",

@@ -185,51 +185,51 @@ def test_routines_accept_literals_of_psql(session, name):
 
 
 def test_the_second_waits_for_the_first(database, session, name):
-    one, two = session(), session()
-    first = one.acquire(name)[1]
-    two.start(name)
+    holder, second = session(), session()
+    first = holder.acquire(name)[1]
+    second.start(name)
     waiting(database, name)
-    assert two.waits()
+    assert second.waits()
     left = time.monotonic()
-    assert one.release(name) == 0
-    assert two.granted() > first
-    assert two.entered > left
-    assert two.answer[0] == 1, "it had to wait"
-    assert two.release(name) == 0
+    assert holder.release(name) == 0
+    assert second.granted() > first
+    assert second.entered > left
+    assert second.answer[0] == 1, "it had to wait"
+    assert second.release(name) == 0
 
 
 def test_time_is_up(database, session, name):
-    first, two = session(), session()
+    first, second = session(), session()
     first.acquire(name)
     for timeout in (0, 50, 1200):
         began = time.monotonic()
-        assert two.acquire(name, timeout_ms=timeout) == (-1, None, None)
+        assert second.acquire(name, timeout_ms=timeout) == (-1, None, None)
         assert timeout / 1000 <= time.monotonic() - began < timeout / 1000 + slack(5)
         assert len(rows(database, name)) == 1
     assert outcomes(database, name) == ["timeout", "timeout"]  # timeout 0 takes no number
-    assert two.try_(name) == (-1, None, None)
+    assert second.try_(name) == (-1, None, None)
     assert first.release(name) == 0
-    code, position, fence = two.try_(name)
+    code, position, fence = second.try_(name)
     assert (code, fence) == (0, position)
 
 
 def test_a_wait_of_many_slices(session, name):
     """More than the three seconds after which acquire looks up, and the five for which a row is attended."""
-    connection, two, three = session(), session(), session()
+    connection, second, three = session(), session(), session()
     connection.acquire(name)
-    two.start(name)
+    second.start(name)
     three.start(name, timeout_ms=6500)
-    assert two.waits(7)
+    assert second.waits(7)
     until(lambda: three.answer is not None, "its time is up")
     assert three.answer == (-1, None, None)
     connection.release(name)
-    two.granted()
+    second.granted()
 
 
 def test_release_without_a_position_gives_all_back(database, session, name):
-    first, two = session(), session()
+    first, second = session(), session()
     assert [first.acquire(name, concurrency_limit=5)[0] for _ in range(3)] == [0, 0, 0]
-    assert two.acquire(name, concurrency_limit=5)[0] == 0
+    assert second.acquire(name, concurrency_limit=5)[0] == 0
     assert first.release(name) == 0
     assert len(rows(database, name)) == 1, "the other's stays"
     assert first.release(name) == -1
@@ -250,12 +250,12 @@ def test_session_is_a_single_member(database, session, name):
 
 def test_discard_all_gives_the_lock_up_and_the_session_goes_on(session, name):
     """It frees the session's advisory locks, and so says that the session is gone."""
-    first, two = session(), session()
+    first, second = session(), session()
     first.acquire(name)
     first.connection.execute("DISCARD ALL")
-    assert two.acquire(name, timeout_ms=10_000)[0] in (0, 1)
+    assert second.acquire(name, timeout_ms=10_000)[0] in (0, 1)
     assert first.acquire(name, timeout_ms=100)[0] == -1
-    two.release(name)
+    second.release(name)
     assert first.acquire(name)[0] == 0
 
 
@@ -339,18 +339,18 @@ def test_another_isolation_is_refused(database, session, name, level):
 
 
 def test_release_in_a_transaction_counts_when_that_is_committed(database, session, name):
-    first, two = session(), session()
+    first, second = session(), session()
     first.acquire(name)
-    two.start(name)
+    second.start(name)
     waiting(database, name)
     with first.connection.transaction(force_rollback=True):
         assert first.release(name) == 0
-        assert two.waits()
-    assert two.waits(0.5), "the release was taken back"
+        assert second.waits()
+    assert second.waits(0.5), "the release was taken back"
     with first.connection.transaction():
         assert first.release(name) == 0
-        assert two.waits()
-    two.granted()
+        assert second.waits()
+    second.granted()
 
 
 # -- bad input ------------------------------------------------------------------------------------------------------
@@ -399,14 +399,14 @@ def test_wrong_types(database, session, name, arguments):
 
 
 def test_release_of_another_owners_position(database, session, name):
-    first, two = session(), session()
+    first, second = session(), session()
     position = first.acquire(name, requesting_id="one")[1]
-    assert two.release(name, position) == -1
-    assert two.release(name, position, "two") == -1
-    assert two.release(name("b"), position, "one") == -1
-    assert two.renew(name, position) == -1
-    with two.connection.transaction(), pytest.raises(errors.ObjectNotInPrerequisiteState):
-        two.call("assert_holding", name, position)
+    assert second.release(name, position) == -1
+    assert second.release(name, position, "two") == -1
+    assert second.release(name("b"), position, "one") == -1
+    assert second.renew(name, position) == -1
+    with second.connection.transaction(), pytest.raises(errors.ObjectNotInPrerequisiteState):
+        second.call("assert_holding", name, position)
     assert rows(database, name) == [(position, True)]
 
 
@@ -415,40 +415,40 @@ def test_release_of_another_owners_position(database, session, name):
 
 @pytest.mark.parametrize("how", ["cancel", "statement_timeout"])
 def test_a_cancelled_call_leaves_no_row(database, session, name, how):
-    first, two = session(), session()
+    first, second = session(), session()
     first.acquire(name)
     if how == "statement_timeout":
-        two.connection.execute("SET statement_timeout = 2000")
-    two.start(name)
+        second.connection.execute("SET statement_timeout = 2000")
+    second.start(name)
     waiting(database, name)
     if how == "cancel":
-        asleep(database, two)
-        two.connection.cancel()
+        asleep(database, second)
+        second.connection.cancel()
     with pytest.raises(errors.QueryCanceled, match=f"sqlsem: acquire on '{name}' was cancelled and has left the queue"):
-        raise two.failed()
+        raise second.failed()
     assert len(rows(database, name)) == 1
-    assert two.value("pg_backend_pid()") == two.pid, "the session lives on"
-    two.connection.execute("SET statement_timeout = 0")
-    two.start(name)
+    assert second.value("pg_backend_pid()") == second.pid, "the session lives on"
+    second.connection.execute("SET statement_timeout = 0")
+    second.start(name)
     waiting(database, name)
     first.release(name)
-    two.granted()
+    second.granted()
 
 
 def test_unattended_waiting_row_is_removed(database, session, name):
     """Whatever ended the call: its session lives, the member's beacon is held, and yet nobody is kept waiting."""
-    connection, two, three = session(), session(), session()
+    connection, second, three = session(), session(), session()
     connection.acquire(name)
-    two.acquire(name("other"))  # makes it a member
-    with two.connection.transaction():
-        member = two.value("sqlsem.session_member(NULL)")
-        position = two.value(
+    second.acquire(name("other"))  # makes it a member
+    with second.connection.transaction():
+        member = second.value("sqlsem.session_member(NULL)")
+        position = second.value(
             "queue_position FROM sqlsem.register(%s, 'two', NULL, %s, false, %s, 'write', 1, 1, NULL)",
             member,
             name,
             name,
         )
-        assert two.value("sqlsem.renew_waiter_lease(%s, %s, %s)", member, name, position) is True
+        assert second.value("sqlsem.renew_waiter_lease(%s, %s, %s)", member, name, position) is True
     began = time.monotonic()
     three.start(name)
     waiting(database, name, 2)
@@ -462,31 +462,31 @@ def test_unattended_waiting_row_is_removed(database, session, name):
 def test_a_session_that_stood_still_takes_a_new_number(database, session, name):
     if not database.server.mine:
         pytest.skip("needs a server of our own, to stop one of its processes")
-    connection, two, three = session(), session(), session()
+    connection, second, three = session(), session(), session()
     connection.acquire(name)
-    two.start(name)
+    second.start(name)
     waiting(database, name)
     ((lost, _),) = [row for row in rows(database, name) if not row[1]]
-    os.kill(two.pid, signal.SIGSTOP)
+    os.kill(second.pid, signal.SIGSTOP)
     try:
         three.start(name)
         connection.release(name)
         third = three.granted(30)
     finally:
-        os.kill(two.pid, signal.SIGCONT)
-    assert two.waits(0.5)
+        os.kill(second.pid, signal.SIGCONT)
+    assert second.waits(0.5)
     until(lambda: len(rows(database, name)) == 2, "a new number for the second")
     assert three.release(name) == 0
-    assert two.granted() > third > lost
+    assert second.granted() > third > lost
 
 
 @pytest.mark.parametrize("state", ["holds", "waits"])
 def test_a_killed_session_is_gone_at_once(database, session, kill, name, state):
-    connection, two, three = session(), session(), session()
+    connection, second, three = session(), session(), session()
     connection.acquire(name)
     victim = connection
     if state == "waits":
-        victim = two.start(name)
+        victim = second.start(name)
         waiting(database, name)
     three.start(name)
     waiting(database, name, 2 if state == "waits" else 1)
@@ -500,22 +500,22 @@ def test_a_killed_session_is_gone_at_once(database, session, kill, name, state):
 
 
 def test_a_closed_connection_frees_its_lock(session, name):
-    first, two = session(), session()
+    first, second = session(), session()
     first.acquire(name)
     first.close()
-    assert two.acquire(name, timeout_ms=5000)[0] in (0, 1)
+    assert second.acquire(name, timeout_ms=5000)[0] in (0, 1)
 
 
 def test_deadlock_between_sessions(database, session, name):
-    first, two = session(), session()
+    first, second = session(), session()
     first.acquire(name("a"))
-    two.acquire(name("b"))
+    second.acquire(name("b"))
     first.start(name("b"))
     waiting(database, name)
-    two.start(name("a"))
-    until(lambda: first.done.is_set() or two.done.is_set())
+    second.start(name("a"))
+    until(lambda: first.done.is_set() or second.done.is_set())
     victim, other, has, wants = (
-        (first, two, name("a"), name("b")) if first.done.is_set() else (two, first, name("b"), name("a"))
+        (first, second, name("a"), name("b")) if first.done.is_set() else (second, first, name("b"), name("a"))
     )
     assert victim.answer == (-3, None, None)
     assert len(rows(database, wants)) == 1, "the victim's request is gone"
@@ -527,12 +527,12 @@ def test_deadlock_between_sessions(database, session, name):
 
 
 def test_a_lease_runs_out(database, session, name):
-    first, two = session(), session()
+    first, second = session(), session()
     code, position, _ = first.acquire(name, lease_seconds=4)
     assert code == 0
-    assert two.try_(name)[0] == -1
+    assert second.try_(name)[0] == -1
     began = time.monotonic()
-    assert two.acquire(name, timeout_ms=20_000)[0] == 1
+    assert second.acquire(name, timeout_ms=20_000)[0] == 1
     assert time.monotonic() - began < slack(5)
     assert first.renew(name, position) == -1
     assert first.release(name, position) == -1
@@ -563,50 +563,50 @@ def test_a_lease_outlives_its_connection(database, session, name):
 
 
 def test_a_wait_longer_than_the_lease(session, name):
-    first, two = session(), session()
+    first, second = session(), session()
     first.acquire(name)
-    two.start(name, lease_seconds=4)
-    assert two.waits(6)
+    second.start(name, lease_seconds=4)
+    assert second.waits(6)
     first.release(name)
-    position = two.granted()
-    assert two.renew(name, position) == 0
+    position = second.granted()
+    assert second.renew(name, position) == 0
 
 
 def test_renew_without_a_lease(session, kill, name):
-    first, two = session(), session()
+    first, second = session(), session()
     position = first.acquire(name, requesting_id="one")[1]
     assert first.renew(name, position, "one") == 0
-    assert two.renew(name, position, "one") == 0
+    assert second.renew(name, position, "one") == 0
     with pytest.raises(errors.InvalidParameterValue, match="has no lease to renew"):
         first.renew(name, position, "one", 5)
     with pytest.raises(errors.InvalidParameterValue, match=r"lease_seconds must be from 0\.1"):
         first.renew(name, position, "one", 0)
     kill(first.pid)
-    until(lambda: two.renew(name, position, "one") == -1)
+    until(lambda: second.renew(name, position, "one") == -1)
 
 
 def test_a_lease_is_given_up_with_its_request(database, session, name):
-    first, two = session(), session()
+    first, second = session(), session()
     first.acquire(name)
-    assert two.acquire(name, timeout_ms=200, lease_seconds=60)[0] == -1
-    assert two.try_(name, lease_seconds=60)[0] == -1
-    assert database.rows("SELECT count(*) FROM sqlsem.member WHERE backend_pid = ?", two.pid) == [(0,)]
+    assert second.acquire(name, timeout_ms=200, lease_seconds=60)[0] == -1
+    assert second.try_(name, lease_seconds=60)[0] == -1
+    assert database.rows("SELECT count(*) FROM sqlsem.member WHERE backend_pid = ?", second.pid) == [(0,)]
 
 
 # -- inside the caller's transaction --------------------------------------------------------------------------------
 
 
 def test_assert_holding(database, session, name):
-    connection, two, three = session(), session(), session()
+    connection, second, three = session(), session(), session()
     position = connection.acquire(name)[1]
     with connection.connection.transaction():
         connection.call("assert_holding", name, position)
         # Even an operator's force does not let another in before this ends.
-        two.value("set_config('lock_timeout', '300', false)")
+        second.value("set_config('lock_timeout', '300', false)")
         with pytest.raises(errors.LockNotAvailable):
-            two.value("sqlsem.revoke(%s, true)", position)
+            second.value("sqlsem.revoke(%s, true)", position)
         assert three.acquire(name, timeout_ms=100)[0] == -1
-    two.value("sqlsem.revoke(%s, true)", position)
+    second.value("sqlsem.revoke(%s, true)", position)
     with connection.connection.transaction(force_rollback=True):
         with pytest.raises(
             errors.ObjectNotInPrerequisiteState, match=f"position {position} on '{name}' is not held"
@@ -616,9 +616,9 @@ def test_assert_holding(database, session, name):
 
 
 def test_assert_holding_of_a_row_that_waits(database, session, name):
-    connection, two, three = session(), session(), session()
+    connection, second, three = session(), session(), session()
     connection.acquire(name)
-    two.start(name, requesting_id="two")
+    second.start(name, requesting_id="two")
     waiting(database, name)
     ((position, _),) = [row for row in rows(database, name) if not row[1]]
     with three.connection.transaction(force_rollback=True), pytest.raises(errors.ObjectNotInPrerequisiteState):
@@ -647,54 +647,54 @@ def test_assert_holding_needs_a_transaction(session, name):
 
 
 def test_set_limit(session, name):
-    connection, two, operator = session(), session(), session()
+    connection, second, operator = session(), session(), session()
     operator.value("sqlsem.set_limit(%s, 1)", name)
     assert connection.acquire(name, concurrency_limit=3)[0] == 0
-    assert two.try_(name, concurrency_limit=3)[0] == -1
-    two.start(name, concurrency_limit=3)
-    assert two.waits()
+    assert second.try_(name, concurrency_limit=3)[0] == -1
+    second.start(name, concurrency_limit=3)
+    assert second.waits()
     operator.value("sqlsem.set_limit(resource => %s, concurrency_limit => NULL)", name)
-    two.granted()
+    second.granted()
     for bad in (0, -1):
         with pytest.raises(errors.InvalidParameterValue, match="must be 1 or more, or NULL for none"):
             operator.value("sqlsem.set_limit(%s, %s)", name, bad)
 
 
 def test_pause_and_resume(session, name):
-    connection, two, operator = session(), session(), session()
+    connection, second, operator = session(), session(), session()
     assert connection.acquire(name, concurrency_limit=3)[0] == 0
     operator.value("sqlsem.pause(%s)", name)
     assert connection.renew(name, connection.value("max(queue_position) FROM sqlsem.status(%s)", name)) == 0, (
         "who is inside stays"
     )
-    assert two.acquire(name, concurrency_limit=3, timeout_ms=300)[0] == -1
-    two.start(name, concurrency_limit=3)
-    assert two.waits(0.5)
+    assert second.acquire(name, concurrency_limit=3, timeout_ms=300)[0] == -1
+    second.start(name, concurrency_limit=3)
+    assert second.waits(0.5)
     operator.value("sqlsem.resume(%s)", name)
-    two.granted()
+    second.granted()
 
 
 def test_an_operator_takes_a_waiting_row_away(database, session, name):
-    connection, two, operator = session(), session(), session()
+    connection, second, operator = session(), session(), session()
     connection.acquire(name)
-    two.start(name)
+    second.start(name)
     waiting(database, name)
     ((position, _),) = [row for row in rows(database, name) if not row[1]]
     assert operator.value("sqlsem.revoke(%s, false)", position) == 0
-    assert two.done.wait(PATIENCE)
-    assert two.answer == (-2, None, None)
+    assert second.done.wait(PATIENCE)
+    assert second.answer == (-2, None, None)
     assert outcomes(database, name) == ["revoked"]
 
 
 def test_reap(database, session, kill, name):
-    first, two = session(), session()
+    first, second = session(), session()
     first.acquire(name)
-    two.value("sqlsem.reap()")  # what others left
-    assert two.value("sqlsem.reap()") == 0
+    second.value("sqlsem.reap()")  # what others left
+    assert second.value("sqlsem.reap()") == 0
     assert rows(database, name) != []
     kill(first.pid)
     until(lambda: not database.rows("SELECT pid FROM pg_stat_activity WHERE pid = ?", first.pid))
-    two.value("sqlsem.reap()")
+    second.value("sqlsem.reap()")
     assert rows(database, name) == []
     assert outcomes(database, name) == ["reaped"]
 
@@ -726,19 +726,19 @@ def test_python_and_sql_take_turns(connect, database, session, name):
 
 
 def test_stages_and_readers(connect, database, session, name):
-    coordinator, connection, two = connect(), session(), session()
+    coordinator, connection, second = connect(), session(), session()
     with coordinator.read(name), coordinator.stage(name("s"), 100):
         assert connection.acquire(name, access="Reader")[0] == 0
         assert connection.acquire(name("s"), access="stage:100")[0] == 0
-        assert two.try_(name, access="writer")[0] == -1
-        assert two.try_(name("s"), access="stage:200")[0] == -1
-    two.start(name, access="write")
+        assert second.try_(name, access="writer")[0] == -1
+        assert second.try_(name("s"), access="stage:200")[0] == -1
+    second.start(name, access="write")
     waiting(database, name)
     late = Attempt(coordinator.read(name))
     assert late.waits(), "a reader does not pass a writer that waits"
     connection.release(name)
-    two.granted()
-    two.release(name)
+    second.granted()
+    second.release(name)
     late.leave()
     connection.release(name("s"))
 

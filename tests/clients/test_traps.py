@@ -88,9 +88,15 @@ def signatures(number):
     elif number == 1:
         yield from ((type_,) for type_ in all_types)
     elif number == 2:
-        yield from ((one, two) for one in (*TYPES, "timestamptz", "interval", "jsonb") for two in (*TYPES, "interval"))
-        yield from ((one, two) for one in MORE for two in ("text", "varchar", "integer", "float8", "anyelement", one))
-        yield from ((array, two) for array in ARRAYS for two in ("anyelement", "anyarray", "text", "integer", "text[]"))
+        yield from (
+            (left, right) for left in (*TYPES, "timestamptz", "interval", "jsonb") for right in (*TYPES, "interval")
+        )
+        yield from (
+            (left, right) for left in MORE for right in ("text", "varchar", "integer", "float8", "anyelement", left)
+        )
+        yield from (
+            (array, right) for array in ARRAYS for right in ("anyelement", "anyarray", "text", "integer", "text[]")
+        )
     else:
         for kind in ("text", "varchar", "integer", "bigint", "float8", "anyelement", "boolean", "name"):
             yield (kind,) * number
@@ -198,7 +204,7 @@ def logins(trapped):
     assert "Done." in command(trapped, "init")
     command(trapped, "init")
     name = trapped.url.rpartition("/")[2]
-    roles = {one: [one] for one in ("user", "putter", "worker", "operator", "reader")}
+    roles = {label: [label] for label in ("user", "putter", "worker", "operator", "reader")}
     roles["everybody"] = ["user", "putter", "worker", "operator"]
     found = {"superuser": trapped}
     with psycopg.connect(trapped.url, autocommit=True) as connection:
@@ -266,19 +272,19 @@ def the_commands(database):
 
 def the_client(database):
     for lease in (None, 20):
-        with contextlib.closing(database.coordinator(lease=lease)) as one:
-            with contextlib.closing(database.coordinator(lease=lease)) as two:
-                with one.mutex("m", note="n") as grant:
+        with contextlib.closing(database.coordinator(lease=lease)) as client:
+            with contextlib.closing(database.coordinator(lease=lease)) as second:
+                with client.mutex("m", note="n") as grant:
                     with database.raw(autocommit=False) as connection:
                         grant.assert_held(connection.cursor())
-                    assert two.mutex("m").acquire(timeout=0) is False
-                    assert two.mutex("m").acquire(timeout=0.5) is False
-                with one.read("c") as reader:
+                    assert second.mutex("m").acquire(timeout=0) is False
+                    assert second.mutex("m").acquire(timeout=0.5) is False
+                with client.read("c") as reader:
                     reader.upgrade()
                     reader.downgrade()
-                with sqlsem.all_of(one.mutex("a"), one.limit("b", 2), one.stage("s", 1)):
-                    one.admin.entries()
-                queue = one.queue("q")
+                with sqlsem.all_of(client.mutex("a"), client.limit("b", 2), client.stage("s", 1)):
+                    client.admin.entries()
+                queue = client.queue("q")
                 queue.put({"a": [1]})
                 queue.put(2, order=3)
                 for task in queue.claim(wait=0):
@@ -286,47 +292,51 @@ def the_client(database):
                         pass
                 queue.tasks()
                 publish = sqlsem.Sql("SELECT 1")
-                made = sqlsem.batch("r", ["x", "y"], window=60, on_success=publish, coordinator=one)
+                made = sqlsem.batch("r", ["x", "y"], window=60, on_success=publish, coordinator=client)
                 with made.part("x"):
                     pass
                 with made.part("y"):
                     pass
-                one.admin.history("m")
-                one.admin.resources()
-                one.admin.reap()
+                client.admin.history("m")
+                client.admin.resources()
+                client.admin.reap()
 
 
 def the_sessions(database):
-    with database.raw() as one, database.raw() as two:
+    with database.raw() as connection, database.raw() as second:
         for arguments in (
             "'s'",
             "'s', 3, weight => 2",
             "'s', access => 'read'",
             "'s', lease_seconds => 20, requesting_id => 'x'",
         ):
-            code, position, _ = one.execute(f"CALL sqlsem.acquire({arguments})").fetchone()
+            code, position, _ = connection.execute(f"CALL sqlsem.acquire({arguments})").fetchone()
             assert code == 0
-            assert two.execute("CALL sqlsem.try('s')").fetchone()[0] == -1
-            assert two.execute("CALL sqlsem.acquire('s', timeout_ms => 50)").fetchone()[0] == -1
+            assert second.execute("CALL sqlsem.try('s')").fetchone()[0] == -1
+            assert second.execute("CALL sqlsem.acquire('s', timeout_ms => 50)").fetchone()[0] == -1
             who = "'x'" if "requesting_id" in arguments else "NULL"
-            assert one.execute(f"SELECT sqlsem.renew('s'::text, {position}::bigint, {who}::text)").fetchone() == (0,)
-            with one.transaction():
-                one.execute(f"CALL sqlsem.assert_holding('s', {position}, {who})")
-            one.execute("SELECT state FROM sqlsem.status()")
-            assert one.execute(f"SELECT sqlsem.release('s', {position}, {who})").fetchone() == (0,)
-        assert one.execute("CALL sqlsem.acquire('s')").fetchone()[0] == 0
-        assert one.execute("CALL sqlsem.acquire('s')").fetchone()[0] == -3
-        one.execute("SELECT sqlsem.release('s')")
-        one.execute("SELECT sqlsem.put('w', 'SELECT 1', note => 'n', after_seconds => 0, backoff_seconds => 1.5)")
-        one.execute("SELECT sqlsem.put('w', 'SELECT no_such_thing')")
-        one.execute("SELECT sqlsem.put('w', '{}', 'json', \"order\" => 1)")
-        assert one.execute("CALL sqlsem.work('w', 0.2)").fetchone() == (1, 1)
-        one.execute("SELECT sqlsem.batch_part_start('p', 'a', 'a, b', 60)")
-        one.execute("SELECT * FROM sqlsem.batch_part_done('p', 'a')")
-        one.execute("SELECT sqlsem.batch_part_start('p', 'b', '[\"a\", \"b\"]', 60)")
-        assert one.execute("SELECT is_last FROM sqlsem.batch_part_done('p', 'b')").fetchone() == (1,)
-        one.execute("SELECT sqlsem.batch_callback_ended('p')")
-        one.execute("SELECT sqlsem.batch_resume('p')")
+            assert connection.execute(
+                f"SELECT sqlsem.renew('s'::text, {position}::bigint, {who}::text)"
+            ).fetchone() == (0,)
+            with connection.transaction():
+                connection.execute(f"CALL sqlsem.assert_holding('s', {position}, {who})")
+            connection.execute("SELECT state FROM sqlsem.status()")
+            assert connection.execute(f"SELECT sqlsem.release('s', {position}, {who})").fetchone() == (0,)
+        assert connection.execute("CALL sqlsem.acquire('s')").fetchone()[0] == 0
+        assert connection.execute("CALL sqlsem.acquire('s')").fetchone()[0] == -3
+        connection.execute("SELECT sqlsem.release('s')")
+        connection.execute(
+            "SELECT sqlsem.put('w', 'SELECT 1', note => 'n', after_seconds => 0, backoff_seconds => 1.5)"
+        )
+        connection.execute("SELECT sqlsem.put('w', 'SELECT no_such_thing')")
+        connection.execute("SELECT sqlsem.put('w', '{}', 'json', \"order\" => 1)")
+        assert connection.execute("CALL sqlsem.work('w', 0.2)").fetchone() == (1, 1)
+        connection.execute("SELECT sqlsem.batch_part_start('p', 'a', 'a, b', 60)")
+        connection.execute("SELECT * FROM sqlsem.batch_part_done('p', 'a')")
+        connection.execute("SELECT sqlsem.batch_part_start('p', 'b', '[\"a\", \"b\"]', 60)")
+        assert connection.execute("SELECT is_last FROM sqlsem.batch_part_done('p', 'b')").fetchone() == (1,)
+        connection.execute("SELECT sqlsem.batch_callback_ended('p')")
+        connection.execute("SELECT sqlsem.batch_resume('p')")
         for text in (
             "set_limit('s', 2)",
             "set_limit('s', NULL)",
@@ -335,7 +345,7 @@ def the_sessions(database):
             "reap()",
             "revoke(1, true)",
         ):
-            one.execute(f"SELECT sqlsem.{text}")
+            connection.execute(f"SELECT sqlsem.{text}")
 
 
 #: A value for each type of a parameter, under which a routine does not wait for long.
@@ -484,115 +494,115 @@ def called(connection, text, *values):
 
 
 def call_acquire(start, patience):
-    first, two = start(), start()
+    first, second = start(), start()
     code, position, _ = called(
         first, "CALL sqlsem.acquire('a', 2, weight => 2, lease_seconds => 20, requesting_id => 'x')"
     )
     assert code == 0
-    assert called(two, "CALL sqlsem.acquire('a', timeout_ms => 100)")[0] == -1
-    assert called(two, "CALL sqlsem.acquire('a', timeout_ms => 0)")[0] == -1
-    waiting = patience(two, "CALL sqlsem.acquire('a', access => 'read', note => 'n')")
+    assert called(second, "CALL sqlsem.acquire('a', timeout_ms => 100)")[0] == -1
+    assert called(second, "CALL sqlsem.acquire('a', timeout_ms => 0)")[0] == -1
+    waiting = patience(second, "CALL sqlsem.acquire('a', access => 'read', note => 'n')")
     waiting.begins("a")
     assert called(first, "SELECT sqlsem.release('a', %s::bigint, 'x')", position) == (0,)
     assert waiting.answer()[0] == 1
-    assert called(two, "CALL sqlsem.acquire('a')")[0] == -3  # it holds it itself
+    assert called(second, "CALL sqlsem.acquire('a')")[0] == -3  # it holds it itself
     waiting = patience(first, "CALL sqlsem.acquire('a')")
     waiting.begins("a")
     first.cancel()
     with pytest.raises(psycopg.errors.QueryCanceled, match="left the queue"):
         waiting.answer()
-    assert called(two, "SELECT sqlsem.release('a')") == (0,)
+    assert called(second, "SELECT sqlsem.release('a')") == (0,)
 
 
 def call_try(start, patience):
-    first, two = start(), start()
+    first, second = start(), start()
     assert called(first, "CALL sqlsem.try('t')")[0] == 0
-    assert called(two, "CALL sqlsem.try('t', lease_seconds => 20)")[0] == -1
+    assert called(second, "CALL sqlsem.try('t', lease_seconds => 20)")[0] == -1
     assert called(first, "SELECT sqlsem.release('t')") == (0,)
 
 
 def call_assert_holding(start, patience):
-    one = start()
-    _, position, _ = called(one, "CALL sqlsem.acquire('h')")
-    with one.transaction():
-        one.execute("CALL sqlsem.assert_holding('h', %s)", (position,))
-    assert called(one, "SELECT sqlsem.release('h')") == (0,)
+    connection = start()
+    _, position, _ = called(connection, "CALL sqlsem.acquire('h')")
+    with connection.transaction():
+        connection.execute("CALL sqlsem.assert_holding('h', %s)", (position,))
+    assert called(connection, "SELECT sqlsem.release('h')") == (0,)
     for _ in range(2):
         with pytest.raises(psycopg.Error, match="is not held"):
-            with one.transaction():
-                one.execute("CALL sqlsem.assert_holding('h', %s)", (position,))
+            with connection.transaction():
+                connection.execute("CALL sqlsem.assert_holding('h', %s)", (position,))
 
 
 def call_stand_alone(start, patience):
-    one = start()
-    one.execute("CALL sqlsem.require_autocommit('this')")
-    assert called(one, "CALL sqlsem.detect_transaction()") == (False,)
+    connection = start()
+    connection.execute("CALL sqlsem.require_autocommit('this')")
+    assert called(connection, "CALL sqlsem.detect_transaction()") == (False,)
     with pytest.raises(psycopg.Error, match="inside an open transaction"):
-        with one.transaction():
-            one.execute("CALL sqlsem.require_autocommit('this')")
-    with one.transaction():
-        assert called(one, "CALL sqlsem.detect_transaction()") == (True,)
+        with connection.transaction():
+            connection.execute("CALL sqlsem.require_autocommit('this')")
+    with connection.transaction():
+        assert called(connection, "CALL sqlsem.detect_transaction()") == (True,)
 
 
 def call_take(start, patience):
-    one, two, tag = start(), start(), random_name()
-    assert called(one, f"CALL sqlsem.take('r{tag}', 1, 3000)")[0] == 0
-    assert called(one, f"CALL sqlsem.take('r{tag}', 1, 3000)")[0] == 1  # after a wait
-    assert called(one, f"CALL sqlsem.take('r{tag}', 1, 3000, timeout_ms => 0)")[0] == -1
+    connection, second, tag = start(), start(), random_name()
+    assert called(connection, f"CALL sqlsem.take('r{tag}', 1, 3000)")[0] == 0
+    assert called(connection, f"CALL sqlsem.take('r{tag}', 1, 3000)")[0] == 1  # after a wait
+    assert called(connection, f"CALL sqlsem.take('r{tag}', 1, 3000, timeout_ms => 0)")[0] == -1
     several = "more_limits => '{10}', more_per_ms => '{1000}'"
-    assert called(one, f"CALL sqlsem.take('r{tag}', 1, 3000, {several})")[0] == 1
-    assert called(one, f"CALL sqlsem.take('slow{tag}', 1, 600000)")[0] == 0
-    assert called(two, f"CALL sqlsem.take('slow{tag}', 1, 600000, timeout_ms => 700)")[0] == -1
-    waiting = patience(two, f"CALL sqlsem.take('slow{tag}', 1, 600000)")
+    assert called(connection, f"CALL sqlsem.take('r{tag}', 1, 3000, {several})")[0] == 1
+    assert called(connection, f"CALL sqlsem.take('slow{tag}', 1, 600000)")[0] == 0
+    assert called(second, f"CALL sqlsem.take('slow{tag}', 1, 600000, timeout_ms => 700)")[0] == -1
+    waiting = patience(second, f"CALL sqlsem.take('slow{tag}', 1, 600000)")
     waiting.begins(f"rate:slow{tag}")
-    two.cancel()
+    second.cancel()
     with pytest.raises(psycopg.errors.QueryCanceled, match="left the line"):
         waiting.answer()
-    assert called(one, f"CALL sqlsem.take('pair{tag}', 1, 6000)")[0] == 0
-    waiting = patience(two, f"CALL sqlsem.take('pair{tag}', 1, 6000)")
+    assert called(connection, f"CALL sqlsem.take('pair{tag}', 1, 6000)")[0] == 0
+    waiting = patience(second, f"CALL sqlsem.take('pair{tag}', 1, 6000)")
     waiting.begins(f"rate:pair{tag}")
     assert waiting.answer()[0] == 1  # out of the line
 
 
 def call_sleep_until_due(start, patience):
-    one = start()
-    one.execute("CALL sqlsem.sleep_until_due('rate:d', 1, 1, 1)")
-    one.execute("SET statement_timeout = '300ms'")
+    connection = start()
+    connection.execute("CALL sqlsem.sleep_until_due('rate:d', 1, 1, 1)")
+    connection.execute("SET statement_timeout = '300ms'")
     with pytest.raises(psycopg.errors.QueryCanceled, match="has given back"):
-        one.execute("CALL sqlsem.sleep_until_due('rate:d', 1, 1, 60000)")
+        connection.execute("CALL sqlsem.sleep_until_due('rate:d', 1, 1, 60000)")
 
 
 def call_work(start, patience):
-    one = start()
-    one.execute("SET statement_timeout = '120s'")
-    called(one, "SELECT sqlsem.put('w', 'SELECT 1')")
-    called(one, "SELECT sqlsem.put('w', 'SELECT no_such_thing')")
-    called(one, "SELECT sqlsem.put('w', '{}', 'json')")
-    done, failed = called(one, "CALL sqlsem.work('w', 0.3)")
+    connection = start()
+    connection.execute("SET statement_timeout = '120s'")
+    called(connection, "SELECT sqlsem.put('w', 'SELECT 1')")
+    called(connection, "SELECT sqlsem.put('w', 'SELECT no_such_thing')")
+    called(connection, "SELECT sqlsem.put('w', '{}', 'json')")
+    done, failed = called(connection, "CALL sqlsem.work('w', 0.3)")
     assert (done, failed) == (1, 2) or (done, failed) == (1, 1), (done, failed)
     with pytest.raises(psycopg.Error, match="idle_seconds"):
-        one.execute("CALL sqlsem.work('w', -1)")
+        connection.execute("CALL sqlsem.work('w', -1)")
 
 
 def call_hand_over(start, patience):
-    first, two = start(), start()
+    first, second = start(), start()
     _, position, _ = called(first, "CALL sqlsem.acquire('o', lease_seconds => 20, requesting_id => 'x')")
     (token,) = called(first, "CALL sqlsem.hand_over('o', %s, requesting_id => 'x')", position)
-    assert called(two, "CALL sqlsem.adopt(%s)", token)[:2] == ("o", position)
-    assert called(two, "SELECT sqlsem.release('o')") == (0,)
+    assert called(second, "CALL sqlsem.adopt(%s)", token)[:2] == ("o", position)
+    assert called(second, "SELECT sqlsem.release('o')") == (0,)
     for failing in ("CALL sqlsem.hand_over('o', 1)", "CALL sqlsem.hand_over('o', 1, -1)", "CALL sqlsem.adopt('x')"):
         with pytest.raises(psycopg.Error, match="sqlsem: "):
-            two.execute(failing)
+            second.execute(failing)
 
 
 def call_once_begin(start, patience):
-    first, two = start(), start()
+    first, second = start(), start()
     code, position, _ = called(first, "CALL sqlsem.once_begin('daily', 86400)")
     assert code == 0
-    assert called(two, "CALL sqlsem.once_begin('daily', 86400, timeout_ms => 200)")[0] == -1
+    assert called(second, "CALL sqlsem.once_begin('daily', 86400, timeout_ms => 200)")[0] == -1
     called(first, "SELECT sqlsem.once_done('daily', %s)", position)
-    assert called(two, "CALL sqlsem.once_begin('daily', 86400)")[0] == 2
-    called(two, "SELECT sqlsem.once_forget('daily')")
+    assert called(second, "CALL sqlsem.once_begin('daily', 86400)")[0] == 2
+    called(second, "SELECT sqlsem.once_forget('daily')")
 
 
 #: What calls each routine that commits. A new one is missing here until something calls it to its end.

@@ -260,12 +260,12 @@ def has_next_routine(database):
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_upgrade_keeps_locks_waits_and_tasks_under_load(current, name, threads):
     load = Load(current, name, threads)
-    with current.coordinator() as one, current.coordinator() as two:
-        queue = one.queue(name)
+    with current.coordinator() as client, current.coordinator() as second:
+        queue = client.queue(name)
         claimed_id, late_id = queue.put({"number": 1}), queue.put({"number": 2})
         claimed = queue.try_claim()
-        with one.mutex(name) as grant:
-            late = Attempt(two.mutex(name))
+        with client.mutex(name) as grant:
+            late = Attempt(second.mutex(name))
             until(lambda: len(current.queue(str(name))) >= 2)
             load.goes_on()
             upgrade(current)
@@ -281,7 +281,7 @@ def test_upgrade_keeps_locks_waits_and_tasks_under_load(current, name, threads):
             assert task.id == late_id
         load.stop.set()
         threads.join()
-        outcomes = {task.task_id: task.status for task in one.admin.tasks(str(name))}
+        outcomes = {task.task_id: task.status for task in client.admin.tasks(str(name))}
     assert outcomes[claimed_id] == outcomes[late_id] == "finished"
     assert current.rows(f"SELECT count(*) FROM {current.beside('added')}") == [(1,)], "the schema script ran once"
     assert set(current.rows(f"SELECT colour FROM {current.beside('task')}")) == {("red",)}

@@ -36,15 +36,15 @@ def test_two_sessions_and_ten_tasks(database, connect, name, threads):
     threads.join()
     assert sorted(results) == [(5, 0), (5, 0)]
     attempts = [attempt for number in numbers for attempt in queue.log(number)]
-    assert [(one.task_id, one.outcome, one.attempt) for one in attempts] == [
+    assert [(run.task_id, run.outcome, run.attempt) for run in attempts] == [
         (number, "finished", 1) for number in numbers
     ]
-    assert len({one.session_id for one in attempts}) == 2
-    assert all(one.owner.startswith(f"pid {one.session_id} ") for one in attempts)
-    attempts.sort(key=lambda one: one.started_at)
-    for one, other in zip(attempts[::2], attempts[1::2], strict=True):
-        assert one.session_id != other.session_id
-        assert other.started_at < one.ended_at, "a pair runs side by side"
+    assert len({run.session_id for run in attempts}) == 2
+    assert all(run.owner.startswith(f"pid {run.session_id} ") for run in attempts)
+    attempts.sort(key=lambda run: run.started_at)
+    for run, other in zip(attempts[::2], attempts[1::2], strict=True):
+        assert run.session_id != other.session_id
+        assert other.started_at < run.ended_at, "a pair runs side by side"
 
 
 def test_keys(database, connect, name):
@@ -84,7 +84,7 @@ def test_locks_are_held_while_a_session_runs_the_task(database, connect, name, t
     assert sum(failed for _, failed in results) == 0
     assert coordinator.admin.entries(name) == []
     released = [hold for hold in coordinator.admin.history(name) if hold.granted_at is not None]
-    first, second = sorted(released, key=lambda one: one.granted_at)[-2:]
+    first, second = sorted(released, key=lambda row: row.granted_at)[-2:]
     assert first.ended_at <= second.granted_at
 
 

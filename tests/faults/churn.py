@@ -179,6 +179,6 @@ class Crowd:
                 tasks[words["task"]].append((words["entered"], words["left"], words["attempt"]))
         for number, found in tasks.items():
             found.sort()
-            for one, next_ in itertools.pairwise(found):
-                assert one[1] <= next_[0], f"task {number} was in two hands: {found}"
-                assert one[2] < next_[2] or forgetful, f"an attempt at task {number} came twice: {found}"
+            for earlier, next_ in itertools.pairwise(found):
+                assert earlier[1] <= next_[0], f"task {number} was in two hands: {found}"
+                assert earlier[2] < next_[2] or forgetful, f"an attempt at task {number} came twice: {found}"

@@ -41,8 +41,8 @@ def agents(request: pytest.FixtureRequest) -> Iterator[Callable[..., list[Agent]
         fresh = [support.Child(agent, arguments, {"PYTHONPATH": PATHS}) for _ in range(number)]
         children.extend(fresh)
         started = [Agent(child) for child in fresh]
-        for one in started:
-            one.event("ready")
+        for new_agent in started:
+            new_agent.event("ready")
         return started
 
     yield start

@@ -86,7 +86,7 @@ def crowd(channel, url, options, name, same):
             worst[phase] = max(rounds, default=0.0)
             rounds.clear()
 
-        locks = [coordinator.mutex(one) for one in names]
+        locks = [coordinator.mutex(lock_name) for lock_name in names]
         holders = [coordinator.aio.mutex(fromkey) for fromkey in dict.fromkeys(names)]
         for holder in holders:
             await holder.acquire()

@@ -22,8 +22,8 @@ def bouncer(postgres_server):
         return made[-1]
 
     yield start
-    for one in made:
-        one.close()
+    for server in made:
+        server.close()
 
 
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
@@ -62,8 +62,8 @@ def test_leases_work_and_leave_nothing_in_sessions_of_others(bouncer, database, 
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
     shared = [reader.ask("limit", name("limit"), 3, thread=f"t{number}") for number in range(3)]
-    for number, one in enumerate(shared):
-        one.get()
+    for number, pending in enumerate(shared):
+        pending.get()
         reader.release(f"t{number}")
     left = holder.release()["leaving"]
     assert entry.get()["got"] >= left

@@ -94,7 +94,7 @@ def test_chaos(spawn, database, name, tmp_path):
             if child.pid in stopped:  # it was helpless until its end
                 sleeps.append((child.pid, stopped.pop(child.pid)[1], killed[child.pid]))
             children[children.index(child)] = fresh()
-            everybody = [*everybody, *(one for one in children if one not in everybody)]
+            everybody = [*everybody, *(process for process in children if process not in everybody)]
         elif what == "stop" and child.pid not in stopped and len(stopped) < 2:
             since = time.monotonic()
             stop(child)
@@ -162,7 +162,7 @@ def check_journal(journal, killed, helpless, limits, done):
         counts[resource] = len(ours)
         inside: list[tuple] = []
         for entered, position, stay in ours:
-            inside = [one for one in inside if one[1]["to"] > entered]
+            inside = [entry for entry in inside if entry[1]["to"] > entered]
             inside.append((position, stay))
             assert len(inside) <= limit, f"{len(inside)} were inside {resource} at {entered}: {inside}"
         if limit == 1:

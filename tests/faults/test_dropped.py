@@ -99,7 +99,9 @@ def test_held_lock_outlives_its_coordinator(database, name, keep):
     with database.coordinator() as other:
         assert not other.mutex(name).acquire(timeout=0.5)
         client = next(
-            one for one in sqlsem.core.client.processes() if position in one.member.tickets and not one.closed
+            candidate
+            for candidate in sqlsem.core.client.processes()
+            if position in candidate.member.tickets and not candidate.closed
         )
         if kept is None:
             client.close()

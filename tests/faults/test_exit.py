@@ -168,18 +168,22 @@ def end_by(channel, url, options, name, how, kind, default):
     if default:
         sqlsem.configure(url, **options, grace=GRACE)
     coordinator = sqlsem.default() if default else sqlsem.connect(url, **options, grace=GRACE)
-    make = {"mutex": coordinator.mutex, "limit": lambda one: coordinator.limit(one, 2), "read": coordinator.read}
+    make = {
+        "mutex": coordinator.mutex,
+        "limit": lambda resource: coordinator.limit(resource, 2),
+        "read": coordinator.read,
+    }
     lock = make[kind](name)
-    (ending,) = (one for one in ENDINGS if one.__name__ == how)
+    (ending,) = (way for way in ENDINGS if way.__name__ == how)
     given = {"lock": lock, "coordinator": coordinator}
     ending(*(given[parameter] for parameter in inspect.signature(ending).parameters))
 
 
-@pytest.mark.parametrize("how", [one.__name__ for one in ENDINGS])
+@pytest.mark.parametrize("how", [way.__name__ for way in ENDINGS])
 @pytest.mark.parametrize("kind", ["mutex", "limit", "read"])
 def test_ordinary_end_is_quiet(spawn, connect, database, name, how, kind):
     """Nothing was lost: the history says released or cancelled, and no record is at WARNING or above."""
-    (ending,) = (one for one in ENDINGS if one.__name__ == how)
+    (ending,) = (way for way in ENDINGS if way.__name__ == how)
     child = spawn(end_by, name=str(name), how=how, kind=kind, default=kind == "limit")
     assert child.process.wait(60) == CODES.get(ending, 0)
     rows_are_gone(database, name)

@@ -81,8 +81,8 @@ def test_a_killed_holder_and_killed_waiters(agents, database, name, waiting):
         entries.append(waiter.ask("mutex", name))
         waiting(name, number)
     killed = time.monotonic()
-    for one in (holder, waiters[0], waiters[1], waiters[3]):
-        one.kill()
+    for agent in (holder, waiters[0], waiters[1], waiters[3]):
+        agent.kill()
     third = entries[2].get()
     assert third["got"] < killed + 4 * GRACE + CHECK
     assert not entries[4].ready
@@ -98,7 +98,7 @@ def test_killed_holders_give_their_places_back(agents, database, name, waiting):
     first, second, *others = agents(4, grace=GRACE)
     first.hold("limit", name, 2)
     second.hold("limit", name, 2)
-    entries = [one.ask("limit", name, 2) for one in others]
+    entries = [agent.ask("limit", name, 2) for agent in others]
     waiting(name, 4)
     first.kill()
     until(lambda: any(entry.ready for entry in entries), "one gets in")
@@ -108,8 +108,8 @@ def test_killed_holders_give_their_places_back(agents, database, name, waiting):
     second.kill()
     for entry in entries:
         entry.get()
-    for one in others:
-        one.release()
+    for agent in others:
+        agent.release()
     assert database.queue(name) == []
 
 

@@ -112,7 +112,7 @@ class Bench:
     def words(self, what):
         path = self.folder / "book"
         found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [one for one in found if one["what"] in what]
+        return [entry for entry in found if entry["what"] in what]
 
     def until_started(self, number):
         return until(lambda: (found := self.words(["started"]))[number - 1 :] and found[number - 1], f"term {number}")
@@ -157,7 +157,7 @@ class Bench:
             "WHERE resource_id = ? AND granted_at IS NOT NULL ORDER BY granted_at",
             self.name,
         )
-        assert all(one[1] <= after[0] for one, after in itertools.pairwise(terms)), terms
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(terms)), terms
 
     def close(self):
         self.proxy.close()

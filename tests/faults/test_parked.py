@@ -40,7 +40,7 @@ def test_killed_workers_locks_are_freed_and_requeued(spawn, coordinator, name):
         assert task.grant.positions[name] > claimed["positions"][name]
         assert [entry.state for entry in coordinator.admin.entries(name)] == ["holds"]
     assert [run.outcome for run in queue.log(number)] == ["lost", "finished"]
-    assert [one.outcome for one in coordinator.admin.history(name)] == ["released", "reaped"]
+    assert [row.outcome for row in coordinator.admin.history(name)] == ["released", "reaped"]
     assert coordinator.admin.entries(name) == coordinator.admin.entries(second) == []
 
 

@@ -38,8 +38,8 @@ def test_a_killed_holder_and_the_killed_first_of_the_line(agents, database, name
     holder, low, first, second = agents(4, grace=GRACE)
     held = holder.hold("mutex", name, priority=0)
     entries = []
-    for number, (one, priority) in enumerate([(low, 1), (first, 9), (second, 5)], 1):
-        entries.append(one.ask("mutex", name, priority=priority))
+    for number, (agent, priority) in enumerate([(low, 1), (first, 9), (second, 5)], 1):
+        entries.append(agent.ask("mutex", name, priority=priority))
         in_line(number)
     killed = holder.kill()
     first.kill()

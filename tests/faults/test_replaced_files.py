@@ -406,8 +406,8 @@ def same_file(coordinator, path):
 @pytest.mark.parametrize("way", USABLE, ids=lambda way: way.__name__)
 def test_a_process_with_nothing_goes_on_in_the_new_file(spawn, tmp_path, way):
     path = place(tmp_path, way)
-    one = spawn(idle, place=str(path), way=way.__name__).expect("more")
-    assert (one["had"], one["same"]) == (True, True)
+    answer = spawn(idle, place=str(path), way=way.__name__).expect("more")
+    assert (answer["had"], answer["same"]) == (True, True)
     other = spawn(tries_all, place=str(path))
     other.expect("tried")
     other.send(do="acquire more")
@@ -507,9 +507,9 @@ def test_a_waiter_is_told_and_never_granted_beside_another(spawn, tmp_path, way)
 def names_of_descriptors():
     """Return the open files of this process, once for each descriptor."""
     found = []
-    for one in os.listdir("/proc/self/fd"):
+    for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{one}"))
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
     return found
 
 
@@ -522,9 +522,9 @@ def test_no_descriptor_is_left_after_the_last_connection(tmp_path):
     for _ in range(3):
         with (
             sqlsem.connect(f"sqlite:///{path}", **AMPLE) as coordinator,
-            sqlsem.connect(f"sqlite:///{path}", **AMPLE) as two,
+            sqlsem.connect(f"sqlite:///{path}", **AMPLE) as second,
         ):
-            with coordinator.mutex("a"), two.mutex("b"):
+            with coordinator.mutex("a"), second.mutex("b"):
                 assert f"{path}-shm" in names_of_descriptors()
     assert [name for name in names_of_descriptors() if str(tmp_path) in name] == []
     assert not Path(f"{path}-wal").exists(), "the last connection did not clean up"

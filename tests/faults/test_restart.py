@@ -29,9 +29,9 @@ def test_a_restart_shorter_than_the_grace_costs_nothing(own_postgres_server, res
     assert before[0][0] == position
     remains(lambda: not any(entry.ready for entry in entries), 0.5, "the waiters wait")
     left = holder.release()["leaving"]
-    one = entries[0].get()
-    assert one["got"] >= left
-    assert one["position"] == before[1][0]
+    answer = entries[0].get()
+    assert answer["got"] >= left
+    assert answer["position"] == before[1][0]
     assert not entries[1].ready
     left = first.release()["leaving"]
     two = entries[1].get()

@@ -60,9 +60,9 @@ def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waitin
     remains(lambda: not (entry.ready or later.ready), 0.5, "they wait on")
     assert database.queue(name) == before
     left = holder.release()["leaving"]
-    one = entry.get()
-    assert one["got"] >= left
-    assert one["position"] == before[1][0]
+    answer = entry.get()
+    assert answer["got"] >= left
+    assert answer["position"] == before[1][0]
     assert not later.ready
     left = waiter.release()["leaving"]
     assert later.get()["got"] >= left

@@ -170,7 +170,7 @@ def test_a_rate_that_was_passed():
 def test_kernel_locks_count_a_move_once(tmp_path, monkeypatch):
     """While one holder checks the second lock, the other one leaves the first: each is counted once."""
     book = Book(tmp_path / "book")
-    one, other = KernelLocks(tmp_path, book), KernelLocks(tmp_path, book)
+    own, other = KernelLocks(tmp_path, book), KernelLocks(tmp_path, book)
     first = iter([0, 0, 1])
     monkeypatch.setattr(random, "randrange", lambda _: next(first))
     with contextlib.ExitStack() as moving:
@@ -183,7 +183,7 @@ def test_kernel_locks_count_a_move_once(tmp_path, monkeypatch):
             return [1]
 
         monkeypatch.setattr("soak.kernel_locks.holders", move)
-        with one.enter("l", places=2):
+        with own.enter("l", places=2):
             assert (tmp_path / "book").read_text() == ""
 
 

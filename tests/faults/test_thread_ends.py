@@ -255,14 +255,14 @@ def a_dropped_part(coordinator, database, name):
 #: What both faces have, and what is of threads alone.
 OF_BOTH = (a_lock, one_of_a_limit, a_term, a_run_of_once, a_wait)
 OF_THREADS = (a_task, a_task_of_a_worker, a_part, a_dropped_part)
-STATES = [("sync", one) for one in (*OF_BOTH, *OF_THREADS)] + [("aio", one) for one in OF_BOTH]
+STATES = [("sync", state) for state in (*OF_BOTH, *OF_THREADS)] + [("aio", state) for state in OF_BOTH]
 #: What is not lost with all the rest, but recorded by its end, or not.
 ENDED_LATER = (a_part, a_dropped_part)
 
 
 def states(*but):
     """Run a test with each of them, and the face that it needs."""
-    found = [pytest.param(face, one, id=f"{face}-{one.__name__}") for face, one in STATES if one not in but]
+    found = [pytest.param(face, state, id=f"{face}-{state.__name__}") for face, state in STATES if state not in but]
     return pytest.mark.parametrize(("face", "state"), found)
 
 
@@ -270,9 +270,9 @@ def states(*but):
 states_and_raised = pytest.mark.parametrize(
     ("face", "state", "raised"),
     [
-        pytest.param(face, one, raised, id=f"{face}-{one.__name__}-{raised.__name__}")
-        for face, one in STATES
-        for raised in (RAISED if one is a_lock else [SystemExit])
+        pytest.param(face, state, raised, id=f"{face}-{state.__name__}-{raised.__name__}")
+        for face, state in STATES
+        for raised in (RAISED if state is a_lock else [SystemExit])
     ],
 )
 
@@ -672,7 +672,7 @@ def test_pool_refuses_where_no_thread_can_be_started(monkeypatch):
     ours.tend()
     assert later.result(PATIENCE) == 2
     assert pool.submit(lambda: 3).result(PATIENCE) == 3
-    for one in (pool, patient):
-        one.close(PATIENCE)
+    for open_pool in (pool, patient):
+        open_pool.close(PATIENCE)
     gc.collect()
     assert runtime.current() is runtime.THREADS

@@ -92,9 +92,9 @@ def recorded(spawn, database, name, tmp_path):
             lambda: coordinator.admin.reap() is not None and database.queue(name) == [],
             "the rows of the dead are removed",
         )
-        past = [one for one in Night(coordinator, None, 3600).past() if one.resource.startswith(f"{name}-")]
+        past = [row for row in Night(coordinator, None, 3600).past() if row.resource.startswith(f"{name}-")]
     assert audit(past).ok
-    there = {(one.resource, one.position) for one in past}
+    there = {(row.resource, row.position) for row in past}
     for line in journal.read_text().splitlines():
         words = json.loads(line)
         key = (words["resource"], words["position"])

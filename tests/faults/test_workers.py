@@ -199,7 +199,7 @@ def check_killed_at_random(spawn, connect, name, tmp_path, count, kills):
             began[words["task"]] += 1
             if words["attempt"] > 1:
                 lost = [run for run in queue.log(words["task"]) if run.attempt == words["attempt"] - 1]
-                assert [one.outcome for one in lost] == ["lost"]
+                assert [lost_run.outcome for lost_run in lost] == ["lost"]
                 assert words["at"] >= min(killed.values())
     assert set(began) == set(numbers), "none lost"
     assert sum(began.values()) - count <= 2 * len(killed), "only what a killed worker had is done again"

@@ -22,7 +22,7 @@ ACQUIRE = {"do": "acquire", "name": "books", "timeout": "5"}
 
 def test_it_starts(agent):
     server, told = agent(lambda _: done())
-    assert [one["event"] for one in told] == ["ready"]
+    assert [event["event"] for event in told] == ["ready"]
     assert server.accepted == 1
 
 

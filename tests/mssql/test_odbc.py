@@ -501,7 +501,7 @@ def test_a_missing_value_costs_no_round_trip(tds, reach):
     session = reach(server)
     del server.said[:]
     session.ask("test", "EXEC test ?, ?, ?, ?", (1, None, "x", None))
-    assert [(one.rpc, one.text) for one in server.said] == [("sp_prepexec", "EXEC test @P1, NULL, @P2, NULL")]
+    assert [(call.rpc, call.text) for call in server.said] == [("sp_prepexec", "EXEC test @P1, NULL, @P2, NULL")]
 
 
 def test_texts_of_all_lengths_share_a_statement(tds, reach):
@@ -509,7 +509,7 @@ def test_texts_of_all_lengths_share_a_statement(tds, reach):
     session = reach(server)
     for text in ("", "x", "abc" * 100, "ü" * 4000, "\N{GRINNING FACE}" * 2000):
         session.ask("test", "EXEC test ?", (text,))
-    assert {one.types for one in server.said if one.types} == {"@P1 nvarchar(4000)"}
+    assert {call.types for call in server.said if call.types} == {"@P1 nvarchar(4000)"}
 
 
 def test_coordinator_repeats_no_needless_statement(tds, url_of):
@@ -519,8 +519,8 @@ def test_coordinator_repeats_no_needless_statement(tds, url_of):
         for number in range(5):
             with coordinator.mutex(f"{'x' * number}y"):
                 pass
-    assert not [one for one in server.said if one.rpc == "sp_describe_undeclared_parameters"]
-    registered = {(one.text, one.types) for one in server.said if "register" in one.text and one.types}
+    assert not [call for call in server.said if call.rpc == "sp_describe_undeclared_parameters"]
+    registered = {(call.text, call.types) for call in server.said if "register" in call.text and call.types}
     assert len(registered) == 1
 
 

@@ -39,8 +39,8 @@ def test_all_files_are_looked_at():
     """Without .NET, too: a file in no folder that is looked at would go unseen."""
     root = tsqlcheck.ROOT
     seen = {file for file, _, _ in tsqlcheck.batches(root, lambda path: path.read_text(encoding="utf-8"))}
-    own = {str(one.relative_to(root)) for one in (root / "sqlsem" / "sql" / "mssql").glob("*.sql")}
-    examples = {str(one.relative_to(root)) for one in (root / "clients" / "tsql").glob("*.sql")}
+    own = {str(script.relative_to(root)) for script in (root / "sqlsem" / "sql" / "mssql").glob("*.sql")}
+    examples = {str(script.relative_to(root)) for script in (root / "clients" / "tsql").glob("*.sql")}
     assert own
     assert examples
     assert own | examples | {"docs/sql.md", "docs/ssis.md"} <= seen

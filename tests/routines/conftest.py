@@ -46,13 +46,15 @@ class Session:
         """(code, position, fence) of acquire or try."""
         name = f"{self.database.schema}.{routine}"
         if self.tsql:
-            marks = "".join(f", @{one} = ?" for one in named)
+            marks = "".join(f", @{parameter} = ?" for parameter in named)
             text = (
                 f"DECLARE @c int, @p bigint, @f bigint; EXEC @c = {name} ?{marks}, @position = @p OUTPUT, "
                 "@fence = @f OUTPUT; SELECT @c, @p, @f"
             )
         else:
-            marks = "".join(f", {'concurrency_limit' if one == 'limit' else one} => ?" for one in named)
+            marks = "".join(
+                f", {'concurrency_limit' if parameter == 'limit' else parameter} => ?" for parameter in named
+            )
             text = f"CALL {name}(?{marks})"
         return self.rows(text, resource, *named.values())[0]
 
@@ -90,12 +92,12 @@ def session(database: Database) -> Iterator[Callable[[], Session]]:
         return lent[-1]
 
     yield session
-    for one in lent:
-        if not one.tsql:
-            one.connection.close()
-        elif not one.dead:
-            one.connection.execute("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
-            _idle.append(one)
+    for borrowed in lent:
+        if not borrowed.tsql:
+            borrowed.connection.close()
+        elif not borrowed.dead:
+            borrowed.connection.execute("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
+            _idle.append(borrowed)
 
 
 @pytest.fixture(scope="session", autouse=True)

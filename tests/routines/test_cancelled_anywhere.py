@@ -20,7 +20,7 @@ CALLS = {
 @pytest.mark.parametrize("routine", CALLS)
 def test_a_cancel_at_any_instant_leaves_nothing(database, name, routine):
     """Half of them by another session, half by a statement_timeout; two sessions wait for each other meanwhile."""
-    text, resource = (one.format(schema=database.schema, name=name) for one in CALLS[routine])
+    text, resource = (template.format(schema=database.schema, name=name) for template in CALLS[routine])
     psycopg = pytest.importorskip("psycopg")
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -28,7 +28,7 @@ def test_a_cancel_at_any_instant_leaves_nothing(database, name, routine):
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(contextlib.closing(database.raw())) for _ in range(2)]
         operator = stack.enter_context(contextlib.closing(database.raw()))
-        pids = [one.execute("SELECT pg_backend_pid()").fetchone()[0] for one in sessions]
+        pids = [connection.execute("SELECT pg_backend_pid()").fetchone()[0] for connection in sessions]
         cancelled, failed = [], []
 
         def call(session):
@@ -52,7 +52,7 @@ def test_a_cancel_at_any_instant_leaves_nothing(database, name, routine):
             number += 1
             limit = rng.randint(1, 30) if number % 2 else 0
             sessions[0].execute(f"SET statement_timeout = {limit}")
-            threads = [threading.Thread(target=call, args=(one,)) for one in sessions]
+            threads = [threading.Thread(target=call, args=(connection,)) for connection in sessions]
             for thread in threads:
                 thread.start()
             if not limit:

@@ -32,8 +32,8 @@ def one(session):
     return session()
 
 
-def answers(one, name, *positions):
-    return [one.call("may_enter", name, position) for position in positions]
+def answers(session, name, *positions):
+    return [session.call("may_enter", name, position) for position in positions]
 
 
 def test_rows_enter_in_their_order(database, table, bare, one, name):

@@ -14,10 +14,10 @@ def take(session, name, limit=3, per_ms=HOUR, **named):
     """(code, taken_ms) of take."""
     routine = f"{session.database.schema}.take"
     if session.tsql:
-        marks = "".join(f", @{one} = ?" for one in named)
+        marks = "".join(f", @{parameter} = ?" for parameter in named)
         text = f"DECLARE @c int, @t bigint; EXEC @c = {routine} ?, ?, ?{marks}, @taken_ms = @t OUTPUT; SELECT @c, @t"
     else:
-        marks = "".join(f", {one} => ?" for one in named)
+        marks = "".join(f", {parameter} => ?" for parameter in named)
         text = f"CALL {routine}(?, ?, ?{marks})"
     return session.rows(text, name, limit, per_ms, *named.values())[0]
 

@@ -147,12 +147,12 @@ def session(database: Database, name: str) -> Iterator[Callable[[], Session]]:
         return lent[-1]
 
     yield session
-    for one in lent:
-        one.settle()
-        one.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
+    for borrowed in lent:
+        borrowed.settle()
+        borrowed.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
         for position, resource, who in database.queue(name):
-            one.release(resource, position, who)
-        _idle.append(one)
+            borrowed.release(resource, position, who)
+        _idle.append(borrowed)
     assert database.queue(name) == [], "the test left rows in the queue"
 
 
@@ -165,9 +165,9 @@ def new_session(database: Database) -> Iterator[Callable[[], Session]]:
         return made[-1]
 
     yield new_session
-    for one in made:
+    for opened in made:
         with contextlib.suppress(Exception):  # killed by the test
-            one.close()
+            opened.close()
 
 
 @pytest.fixture

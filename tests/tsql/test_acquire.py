@@ -14,8 +14,8 @@ pytestmark = pytest.mark.engines("mssql")
 
 
 def test_granted_at_once_after_waiting_and_not_in_time(session, name):
-    one, other = session(), session()
-    first = one.acquire(name)
+    holder, other = session(), session()
+    first = holder.acquire(name)
     assert first.code == 0
     assert first.fence == first.position
     began = time.monotonic()
@@ -24,7 +24,7 @@ def test_granted_at_once_after_waiting_and_not_in_time(session, name):
     assert other.acquire(name, timeout_ms=0) == (-1, None, None)
     waiting = other.waiting(name, timeout_ms=60000)
     assert not waiting.done()
-    assert one.release(name, first.position) == 0
+    assert holder.release(name, first.position) == 0
     second = waiting.result(30)
     assert second.code == 1
     assert second.fence > first.fence
@@ -56,14 +56,14 @@ def test_try_does_not_overtake_waiters(session, name):
 def test_first_come_first_served(session, database, name):
     holder, *rest = [session() for _ in range(5)]
     holder.acquire(name)
-    calls = [one.waiting(name, timeout_ms=60000) for one in rest]
+    calls = [waiter.waiting(name, timeout_ms=60000) for waiter in rest]
     positions = [row[0] for row in database.queue(name)]
     holder.release(name)
-    for place, (one, call) in enumerate(zip(rest, calls, strict=True)):
+    for place, (waiter, call) in enumerate(zip(rest, calls, strict=True)):
         answer = call.result(30)
         assert answer == (1, positions[place + 1], positions[place + 1])
         assert not any(later.done() for later in calls[place + 1 :])
-        one.release(name)
+        waiter.release(name)
 
 
 def test_an_operator_takes_the_waiting_row_away(session, connect, database, name):
@@ -90,14 +90,14 @@ def test_revoked_row_is_not_granted(session, database, name, access):
 
 
 def test_two_sessions_in_a_deadlock(session, name):
-    one, other = session(), session()
-    one.acquire(name("a"))
+    caller, other = session(), session()
+    caller.acquire(name("a"))
     other.acquire(name("b"))
-    first = one.waiting(name("b"), timeout_ms=45000)
+    first = caller.waiting(name("b"), timeout_ms=45000)
     second = other.waiting(name("a"), timeout_ms=45000)
     until(lambda: first.done() or second.done(), "the engine choosing a victim")
-    victim, survivor, call, held = (one, other, second, "a") if first.done() else (other, one, first, "b")
-    assert (first if victim is one else second).result() == (-3, None, None)
+    victim, survivor, call, held = (caller, other, second, "a") if first.done() else (other, caller, first, "b")
+    assert (first if victim is caller else second).result() == (-3, None, None)
     assert victim.release(name(held)) == 0
     assert call.result(30).code == 1
     survivor.release(name("a"))
@@ -202,7 +202,7 @@ def test_shares_with_python(session, connect, name):
         assert connection.acquire(name("s"), access="stage:-7", timeout_ms=0).code == 0
         assert connection.acquire(name("n"), 3, timeout_ms=0).code == 0
         assert other.acquire(name("n"), 3, timeout_ms=0).code == -1
-        (entry,) = [one for one in coordinator.admin.entries(name("s")) if one.program != "pytest" and one.pid is None]
+        (entry,) = [row for row in coordinator.admin.entries(name("s")) if row.program != "pytest" and row.pid is None]
         assert entry.access == "stage:-7"
     for kind in "rsn":
         assert connection.release(name(kind)) == 0
@@ -228,17 +228,17 @@ def test_in_line_with_python(session, connect, database, name):
 
 
 def test_a_bare_participant_is_waited_for(session, database, name):
-    one, connection = session(), database.raw()
+    waiter, connection = session(), database.raw()
     cursor = connection.cursor()
     bare = database.insert_bare(cursor, name, "bare", concurrency_limit=1)
-    waiting = one.waiting(name, timeout_ms=60000)
+    waiting = waiter.waiting(name, timeout_ms=60000)
     time.sleep(0.3)
     assert not waiting.done()
     cursor.execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (bare,))
     left = time.monotonic()
     assert waiting.result(30).code == 1
     assert time.monotonic() - left < 5
-    one.release(name)
+    waiter.release(name)
     connection.close()
 
 
@@ -312,17 +312,17 @@ def test_the_callers_settings_stay(session, name):
 
 def test_acquire_waits_for_a_kept_gate(session, database, name):
     """A bare participant that does not commit: waiting for it is waiting too, and ends in time."""
-    one, connection = session(), database.raw(autocommit=False)
+    caller, connection = session(), database.raw(autocommit=False)
     database.insert_bare(connection.cursor(), name, "bare", concurrency_limit=1)
     began = time.monotonic()
-    assert one.acquire(name, timeout_ms=800).code == -1
+    assert caller.acquire(name, timeout_ms=800).code == -1
     assert 0.8 <= time.monotonic() - began < 10
-    assert one.acquire(name, routine="try").code == -1
-    waiting = one.later(one.acquire, name, timeout_ms=60000)
+    assert caller.acquire(name, routine="try").code == -1
+    waiting = caller.later(caller.acquire, name, timeout_ms=60000)
     time.sleep(0.3)
     connection.rollback()
     assert waiting.result(30).code in (0, 1)
-    one.release(name)
+    caller.release(name)
     connection.close()
 
 
@@ -355,18 +355,18 @@ def test_release_in_a_catch_block_needs_no_variable(session, database, name):
 
 
 def test_release_takes_only_the_requesters_own(session, database, name):
-    one, other = session(), session()
-    first = one.acquire(name, 5, requesting_id="package A")
-    second = one.acquire(name, 5, requesting_id="package B")
-    third = one.acquire(name, 5)
-    assert one.release(name, requesting_id="package C") == -1
+    owner, other = session(), session()
+    first = owner.acquire(name, 5, requesting_id="package A")
+    second = owner.acquire(name, 5, requesting_id="package B")
+    third = owner.acquire(name, 5)
+    assert owner.release(name, requesting_id="package C") == -1
     assert other.release(name) == -1
     assert other.release(name, third.position) == -1
-    assert one.release(name, second.position, "package A") == -1
-    assert one.release(name("x"), first.position, "package A") == -1
-    assert one.release(name, requesting_id="package A") == 0
+    assert owner.release(name, second.position, "package A") == -1
+    assert owner.release(name("x"), first.position, "package A") == -1
+    assert owner.release(name, requesting_id="package A") == 0
     assert [row[0] for row in database.queue(name)] == [second.position, third.position]
-    assert one.release(name) == 0
+    assert owner.release(name) == 0
     assert [row[0] for row in database.queue(name)] == [second.position]
     # Another session of the same login may, when it is told the id: a handler that runs on another connection.
     assert other.release(name, None, "package B") == 0

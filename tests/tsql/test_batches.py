@@ -119,8 +119,10 @@ def plain(database):
     user, password = f"sqlsem_{secrets.token_hex(5)}", f"Aa1_{secrets.token_hex(10)}"
     rights = [f"UPDATE ON {database.schema}.beacon"]
     for kind, words in (("procedures", ["EXECUTE"]), ("tables", ["SELECT", "INSERT", "UPDATE", "DELETE"])):
-        for (one,) in database.rows(f"SELECT name FROM sys.{kind} WHERE schema_id = SCHEMA_ID(?)", database.schema):
-            rights += [f"{word} ON {database.schema}.[{one}]" for word in words]
+        for (object_name,) in database.rows(
+            f"SELECT name FROM sys.{kind} WHERE schema_id = SCHEMA_ID(?)", database.schema
+        ):
+            rights += [f"{word} ON {database.schema}.[{object_name}]" for word in words]
     with contextlib.ExitStack() as undo:
         admin = undo.enter_context(contextlib.closing(database.raw()))
         try:

@@ -22,18 +22,20 @@ def member(new_session):
         return connection
 
     yield member
-    for one in made:
-        one.rows("EXEC {s}.deregister_member ?", one.member)
+    for opened in made:
+        opened.rows("EXEC {s}.deregister_member ?", opened.member)
 
 
-def register(one, resource, wanted, attended_ms=None):
+def register(session, resource, wanted, attended_ms=None):
     text = "EXEC {s}.register ?, N'who', N'owner', NULL, 0, ?, ?, @answer = 1, @attended_ms = ?"
-    ((position, granted),) = one.rows(text, one.member, resource, wanted, attended_ms)
+    ((position, granted),) = session.rows(text, session.member, resource, wanted, attended_ms)
     return position, bool(granted)
 
 
-def begin_upgrade(one, resource, position, only_if_free=False):
-    ((code,),) = one.rows("EXEC {s}.begin_upgrade ?, ?, N'who', ?, @answer = 1", resource, position, int(only_if_free))
+def begin_upgrade(session, resource, position, only_if_free=False):
+    ((code,),) = session.rows(
+        "EXEC {s}.begin_upgrade ?, ?, N'who', ?, @answer = 1", resource, position, int(only_if_free)
+    )
     return code
 
 

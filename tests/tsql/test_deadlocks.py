@@ -11,11 +11,11 @@ import sqlsem
 pytestmark = pytest.mark.engines("mssql")
 
 
-def acquire_told(one, resource, *rest):
+def acquire_told(session, resource, *rest):
     """acquire, with what it PRINTs: (code, words)."""
     marks = ", ".join("?" * (1 + len(rest)))
-    cursor = one.connection.cursor()
-    cursor.execute(f"DECLARE @c int; EXEC @c = {one.schema}.acquire {marks}; SELECT @c", (resource, *rest))
+    cursor = session.connection.cursor()
+    cursor.execute(f"DECLARE @c int; EXEC @c = {session.schema}.acquire {marks}; SELECT @c", (resource, *rest))
     said = [text for _, text in cursor.messages or ()]
     while cursor.description is None:
         assert cursor.nextset()
@@ -26,10 +26,10 @@ def acquire_told(one, resource, *rest):
     return code, " ".join(said)
 
 
-def start(one, database, name, resource, *rest):
+def start(session, database, name, resource, *rest):
     """Returns when the request is in the queue."""
     before = len(database.queue(name))
-    future = one.later(acquire_told, one, resource, *rest)
+    future = session.later(acquire_told, session, resource, *rest)
     until(lambda: future.done() or len(database.queue(name)) > before, "the request in the queue")
     return future
 
@@ -37,8 +37,8 @@ def start(one, database, name, resource, *rest):
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_youngest_of_a_ring(session, database, name, size):
     sessions = [session() for _ in range(size)]
-    held = [one.acquire(name(number)).position for number, one in enumerate(sessions)]
-    futures = [start(one, database, name, name((number + 1) % size)) for number, one in enumerate(sessions)]
+    held = [caller.acquire(name(number)).position for number, caller in enumerate(sessions)]
+    futures = [start(caller, database, name, name((number + 1) % size)) for number, caller in enumerate(sessions)]
     began = time.monotonic()
     code, words = futures[-1].result(60)
     assert time.monotonic() - began < 30
@@ -57,16 +57,16 @@ def test_the_youngest_of_a_ring(session, database, name, size):
 
 
 def test_deadlock_search_is_independent_of_set_options(session, database, name):
-    first, two = session(), session()
-    two.rows("SET ROWCOUNT 1")
-    for which, holder in (("a", first), ("b", two)):
+    first, second = session(), session()
+    second.rows("SET ROWCOUNT 1")
+    for which, holder in (("a", first), ("b", second)):
         assert holder.acquire(name(which)).code == 0
     waiting = start(first, database, name, name("b"))
-    code, words = acquire_told(two, name("a"), 1, "write", 1, 30000)
-    two.rows("SET ROWCOUNT 0")
+    code, words = acquire_told(second, name("a"), 1, "write", 1, 30000)
+    second.rows("SET ROWCOUNT 0")
     assert code == -3
     assert f"waits for '{name('a')}' at " in words
-    assert two.release(name("b")) == 0
+    assert second.release(name("b")) == 0
     assert waiting.result(60)[0] == 1
     assert first.release(name("b")) == first.release(name("a")) == 0
 

@@ -107,9 +107,9 @@ def test_two_leases_of_a_session_are_two_holders(session, database, name):
 
 def test_the_same_id_waits_for_itself_and_ends_in_time(session, name):
     """A package that is started twice with one id: the second waits for the first, and its release takes both."""
-    one, other = session(), session()
-    first = one.acquire(name, lease_seconds=60, requesting_id="twice")
+    caller, other = session(), session()
+    first = caller.acquire(name, lease_seconds=60, requesting_id="twice")
     second = other.acquire(name, lease_seconds=60, requesting_id="twice", timeout_ms=300)
     assert (first.code, second.code) == (0, -1)
-    assert one.call("renew", name, first.position, "twice") == 0
-    assert one.release(name, requesting_id="twice") == 0
+    assert caller.call("renew", name, first.position, "twice") == 0
+    assert caller.release(name, requesting_id="twice") == 0

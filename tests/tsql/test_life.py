@@ -71,7 +71,7 @@ def test_free_session_lock_alone_grants_nothing(member, session, database, name)
     until(lambda: seen.append([row[0] for row in states(database, name)]) or waiting.done())
     assert waiting.result().code == 1
     assert ["holds", "waits"] in seen
-    assert [two for two in seen if len(two) > 1 and two[1] != "waits"] == []
+    assert [second for second in seen if len(second) > 1 and second[1] != "waits"] == []
     connection.release(name)
 
 
@@ -117,20 +117,20 @@ def test_waiter_tests_the_head_of_the_queue(member, database, name):
 
 def test_waiter_tests_each_of_several_holders(member, database, name):
     three = REGISTER.replace("@answer", "@limit = 3, @weight = ?, @answer")
-    (one, first), (other, second), (waiter, third) = member(60000), member(), member(60000)
-    one.rows(three, first, name, 1)
+    (holder, first), (other, second), (waiter, third) = member(60000), member(), member(60000)
+    holder.rows(three, first, name, 1)
     other.rows(three, second, name, 1)
     position = waiter.rows(three, third, name, 2)[0][0]
     waiting = waiter.later(waiter.call, "wait", name, position, 60000)
     other.close()
     assert waiting.result(30) == 0
-    for session, number in ((one, first), (waiter, third)):
+    for session, number in ((holder, first), (waiter, third)):
         session.rows("EXEC {s}.deregister_member ?", number)
 
 
 def test_next_waiter_has_a_wakeup_lock(session, database, name):
-    one, other, heavy, looker = (session() for _ in range(4))
-    assert one.acquire(name, 3).code == other.acquire(name, 3).code == 0
+    holder, other, heavy, looker = (session() for _ in range(4))
+    assert holder.acquire(name, 3).code == other.acquire(name, 3).code == 0
     waiting = heavy.waiting(name, 3, weight=2, timeout_ms=60000)
     lock = f"waiting.sqlsem.{database.schema}.{database.queue(name)[2][0]}"
     free = "SELECT APPLOCK_TEST({s}.lock_principal(), ?, N'Shared', N'Session')"
@@ -138,18 +138,18 @@ def test_next_waiter_has_a_wakeup_lock(session, database, name):
     other.release(name)
     assert waiting.result(30).code == 1
     until(lambda: looker.rows(free, lock) == [(1,)], "the end of its lock")
-    one.release(name)
+    holder.release(name)
     heavy.release(name)
 
 
 def test_wait_for_a_revoked_row(member, database, name):
     """Held or waited for, it is gone from then on."""
-    one, number = member(60000)
-    positions = [one.rows(REGISTER, number, name)[0][0] for _ in range(2)]
-    assert [one.call("wait", name, position, 0) for position in positions] == [0, -1]
+    caller, number = member(60000)
+    positions = [caller.rows(REGISTER, number, name)[0][0] for _ in range(2)]
+    assert [caller.call("wait", name, position, 0) for position in positions] == [0, -1]
     database.rows(f"UPDATE {database.beside('entry')} SET revoked_at = SYSUTCDATETIME() WHERE resource_id = ?", name)
-    assert [one.call("wait", name, position, 0) for position in positions] == [-2, -2]
-    one.rows("EXEC {s}.deregister_member ?", number)
+    assert [caller.call("wait", name, position, 0) for position in positions] == [-2, -2]
+    caller.rows("EXEC {s}.deregister_member ?", number)
     assert database.queue(name) == []
 
 
@@ -195,7 +195,7 @@ def test_a_sign_of_life_that_comes_while_it_is_tested(member, session, database,
 
 
 def test_granting_call_renews_the_heartbeat(member, database, name):
-    one, number = member(0, 80000)
+    caller, number = member(0, 80000)
 
     def age(seconds):
         database.rows(
@@ -211,7 +211,7 @@ def test_granting_call_renews_the_heartbeat(member, database, name):
         return database.rows(f"{text} WHERE member_id = ?", number)[0][0]
 
     asked = json.dumps([{"resource": name("all"), "access": "write", "limit": 1, "weight": 1}])
-    one.rows("EXEC {s}.put ?, N'1'", name)
+    caller.rows("EXEC {s}.put ?, N'1'", name)
     calls = [
         (REGISTER, number, name("one")),
         ("EXEC {s}.register_all ?, N'who', N'owner', NULL, 0, ?", number, asked),
@@ -222,17 +222,17 @@ def test_granting_call_renews_the_heartbeat(member, database, name):
     ]
     for text, *parameters in calls:
         age(60)
-        one.rows(text, *parameters)
+        caller.rows(text, *parameters)
         assert left() > 70, text
-    position = one.rows(REGISTER, number, name("late"))[0][0]
+    position = caller.rows(REGISTER, number, name("late"))[0][0]
     database.rows(f"UPDATE {database.beside('entry')} SET granted_at = NULL WHERE queue_position = ?", position)
     age(60)
-    assert one.call("wait", name("late"), position, 0) == 0
+    assert caller.call("wait", name("late"), position, 0) == 0
     assert left() > 70, "wait"
     age(5)  # younger than an eighth: left alone
-    one.rows(REGISTER, number, name("two"))
+    caller.rows(REGISTER, number, name("two"))
     assert left() <= 75
-    one.rows("EXEC {s}.deregister_member ?", number)
+    caller.rows("EXEC {s}.deregister_member ?", number)
 
 
 def test_dead_worker_is_seen_by_list_cancel_and_retry(member, session, database, name):
@@ -302,17 +302,17 @@ def test_no_bare_row_under_a_snapshot(new_session, refused, database, name):
 
 
 def test_control_characters(member, refused, database, name):
-    one, number = member()
+    caller, number = member()
     for bad in ("\x1b[2J", "a\x9bb", "a\x7fb", "a\r\nb"):
         with refused(50000, "control character"):
-            one.rows(REGISTER, number, name(bad))
+            caller.rows(REGISTER, number, name(bad))
         with refused(50000, "control character"):
-            one.rows(f"INSERT INTO {database.table} (resource_id, requesting_id) VALUES (?, N'me')", name(bad))
+            caller.rows(f"INSERT INTO {database.table} (resource_id, requesting_id) VALUES (?, N'me')", name(bad))
     text = "DECLARE @m bigint; EXEC {s}.register_member ?, 1, N'p', 0, 60000, @m OUTPUT; SELECT @m"
-    ((other,),) = one.rows(text, "ho\x1b[2Jst\x9b")
+    ((other,),) = caller.rows(text, "ho\x1b[2Jst\x9b")
     assert database.rows(f"SELECT host FROM {database.beside('member')} WHERE member_id = ?", other) == [("ho?[2Jst?",)]
     for each in (number, other):
-        one.rows("EXEC {s}.deregister_member ?", each)
+        caller.rows("EXEC {s}.deregister_member ?", each)
 
 
 def test_a_per_cent_sign_in_a_name(session, refused, name):

@@ -291,29 +291,29 @@ def test_schedule_is_changed_by_its_owner_or_operators(database, as_login, reque
     save = f"EXEC {database.schema}.save_schedule ?, N'q', N'0 2 * * *', N'UTC', ?, N'1', ?, N'2026-01-01T02:00:00'"
     change = f"DECLARE @c int; EXEC @c = {database.schema}.set_schedule ?, ?, N'2099-01-01T02:00:00'; SELECT @c"
     shown = f"EXEC {database.schema}.list_schedules ?"
-    (one, mine), (other, its), (operator, chief) = as_login("putter"), as_login("putter"), as_login("operator")
+    (owner, mine), (other, its), (operator, chief) = as_login("putter"), as_login("putter"), as_login("operator")
     plain, users = as_login("user")
     for user in (mine, its, chief, users):
         grant_all(database, user, request)
-    one.execute(save, name, "sql", "{}")
+    owner.execute(save, name, "sql", "{}")
     with pytest.raises(pyodbc.Error, match=f"schedule {name} is of login {mine}") as caught:
         other.execute(save, name, "sql", "{}")
     assert "(50006)" in str(caught.value)
     with pytest.raises(pyodbc.Error, match=f"{users} may put JSON tasks only"):
         plain.execute(save, name("users"), "sql", "{}")
     with pytest.raises(pyodbc.Error, match="a JSON object"):
-        one.execute(save, name("worse"), "sql", "1")
+        owner.execute(save, name("worse"), "sql", "1")
     assert first_value(other, change, name, "pause") == -1
     assert other.execute(shown, name).fetchall() == []
     assert first_value(operator, change, name, "pause") == 0
     assert operator.execute(shown, name).fetchone().paused_by == chief
-    assert first_value(one, change, name, "resume") == 0
+    assert first_value(owner, change, name, "resume") == 0
     with pytest.raises(pyodbc.Error, match="pause, resume or remove"):
-        first_value(one, change, name, "begin")
-    one.execute(save, name, "sql", '{"note": "again"}')
-    assert one.execute(shown, name).fetchone().options == '{"note": "again"}'
-    assert first_value(one, change, name, "remove") == 0
-    assert first_value(one, change, name, "remove") == -1
+        first_value(owner, change, name, "begin")
+    owner.execute(save, name, "sql", '{"note": "again"}')
+    assert owner.execute(shown, name).fetchone().options == '{"note": "again"}'
+    assert first_value(owner, change, name, "remove") == 0
+    assert first_value(owner, change, name, "remove") == -1
 
 
 def test_tasks_run_with_the_workers_rights(session, database, as_login, request, name):
@@ -446,8 +446,8 @@ def test_another_login_cannot_act_for_a_requester(session, database, as_login, r
 
 
 def test_a_putter_has_its_own_tasks_alone(session, database, as_login, request, name):
-    one = session()
-    one.rows("EXEC {s}.put ?, N'SELECT 1'", name)
+    caller = session()
+    caller.rows("EXEC {s}.put ?, N'SELECT 1'", name)
     putter, user = as_login("putter")
     grant_all(database, user, request)
     putter.execute(f"EXEC {database.schema}.put ?, N'SELECT 2'", name)
@@ -460,13 +460,13 @@ def test_a_putter_has_its_own_tasks_alone(session, database, as_login, request, 
 
     ((own, body, put_by),) = seen(putter)
     assert (body, put_by) == ("SELECT 2", user)
-    every = seen(one.connection)
+    every = seen(caller.connection)
     assert [body for _, body, _ in every] == ["SELECT 1", "SELECT 2"]
     others = every[0][0]
     text = "set_task ?, N'cancel', @answer = 1"
     assert first_value(putter, f"EXEC {database.schema}.{text}", others) == -1
     assert first_value(putter, f"EXEC {database.schema}.{text}", own) == 0
-    assert one.rows("EXEC {s}." + text, others) == [(0,)]
+    assert caller.rows("EXEC {s}." + text, others) == [(0,)]
 
 
 def test_old_grants_are_taken_back_and_roles_can_be_made_again(database, as_login):

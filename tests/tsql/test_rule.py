@@ -71,7 +71,7 @@ def test_the_rule_is_that_of_requests(database, name, fill, number):
             resource = f"{name} {turn}"
             requests = [request(seed, resource) for _ in range(seed.randint(1, 12))]
             positions = fill(resource, requests)
-            rows = [entry(*one) for one in zip(requests, positions, strict=True)]
+            rows = [entry(*pair) for pair in zip(requests, positions, strict=True)]
             cap = seed.choice([None, None, 1, 2, 5])
             connection.execute(
                 f"INSERT INTO {database.beside('resource')} (resource_id, cap) VALUES (?, ?)", resource, cap
@@ -84,14 +84,16 @@ def test_the_rule_is_that_of_requests(database, name, fill, number):
             ).fetchall()
             connection.execute(f"DELETE FROM {database.beside('resource')} WHERE resource_id = ?", resource)
             assert [row[1] for row in found] == [
-                int(one.fits(rows[:before], cap)) for before, one in enumerate(requests)
+                int(item.fits(rows[:before], cap)) for before, item in enumerate(requests)
             ], (requests, cap)
             for before, (_, eligible, blocker, until) in enumerate(found):
                 if eligible:
                     assert blocker is None
                     continue
                 mine = requests[before]
-                conflicting = [one.position for one in rows[:before] if not (mine.shared and one.access == mine.access)]
+                conflicting = [
+                    earlier.position for earlier in rows[:before] if not (mine.shared and earlier.access == mine.access)
+                ]
                 if conflicting:  # (else the cap alone is in the way)
                     assert until in ("leave", "grant")
                     assert blocker == conflicting[-1]  # who waits just ahead, as nobody is let in

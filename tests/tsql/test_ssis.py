@@ -59,7 +59,11 @@ PAGE_STATEMENTS = read_page()
 
 
 def statement(heading, connection):
-    (found,) = [one for one in PAGE_STATEMENTS if one.heading == heading and one.connection == connection]
+    (found,) = [
+        candidate
+        for candidate in PAGE_STATEMENTS
+        if candidate.heading == heading and candidate.connection == connection
+    ]
     return found
 
 
@@ -83,10 +87,10 @@ def with_ole_db(session, text, parameters, values):
     if not declared:
         session.rows(text, *given)
         return {}
-    names = ", ".join(f"@o{one.name} {SQL_TYPES[one.type]}" for one in declared)
-    shown = ", ".join(f"@o{one.name}" for one in declared)
+    names = ", ".join(f"@o{declaration.name} {SQL_TYPES[declaration.type]}" for declaration in declared)
+    shown = ", ".join(f"@o{declaration.name}" for declaration in declared)
     (row,) = session.rows(f"DECLARE {names}; {text}; SELECT {shown}", *given)
-    return {one.variable: value for one, value in zip(declared, row, strict=True)}
+    return {declaration.variable: value for declaration, value in zip(declared, row, strict=True)}
 
 
 def with_ado_net(session, text, parameters, values):
@@ -141,9 +145,9 @@ class Odbc:
         handle = ctypes.c_void_p()
         self.check(self.odbc.SQLAllocHandle(3, self.connection, ctypes.byref(handle)), 2, self.connection)
         kept = []
-        for number, (one, value) in enumerate(parameters, 1):
-            sql_type, kind, c_type = ODBC_TYPES[one.type]
-            direction = 1 if one.direction == "Input" else 4
+        for number, (parameter, value) in enumerate(parameters, 1):
+            sql_type, kind, c_type = ODBC_TYPES[parameter.type]
+            direction = 1 if parameter.direction == "Input" else 4
             if c_type is None:
                 raw = str(value).encode("utf-16-le")
                 buffer = ctypes.create_string_buffer(raw, len(raw) + 2)
@@ -168,9 +172,9 @@ class Odbc:
             if code == 100:  # no more; now what comes back is there
                 break
         found = {
-            one.variable: buffer.value
-            for (one, _), (buffer, _) in zip(parameters, kept, strict=True)
-            if one.direction != "Input"
+            parameter.variable: buffer.value
+            for (parameter, _), (buffer, _) in zip(parameters, kept, strict=True)
+            if parameter.direction != "Input"
         }
         self.odbc.SQLFreeHandle(3, handle)
         return found
@@ -239,8 +243,8 @@ def package(session, name):
         return made[-1]
 
     yield package
-    for one in made:
-        one.close()
+    for opened in made:
+        opened.close()
 
 
 @pytest.mark.parametrize("connection", ["OLE DB", "ODBC", "ADO.NET"])
@@ -277,16 +281,16 @@ def test_a_lease(package, session, database, name, connection):
 
 @pytest.mark.parametrize("connection", ["OLE DB", "ADO.NET"])
 def test_a_handler_ends_the_transaction_and_releases(package, database, refused, name, connection):
-    one = package(connection)
-    assert one.run("Acquire") == 0
-    one.session.rows("BEGIN TRANSACTION")
+    instance = package(connection)
+    assert instance.run("Acquire") == 0
+    instance.session.rows("BEGIN TRANSACTION")
     with refused(50001, "release must not be called inside an open transaction"):
-        one.run("Release")
-    one.session.rows(statement("When something fails", "").text)
-    one.run("Release")
-    assert one.session.rows("SELECT @@TRANCOUNT") == [(0,)]
+        instance.run("Release")
+    instance.session.rows(statement("When something fails", "").text)
+    instance.run("Release")
+    assert instance.session.rows("SELECT @@TRANCOUNT") == [(0,)]
     assert database.queue(name) == []
-    one.session.rows(statement("When something fails", "").text)  # nothing open: nothing to do
+    instance.session.rows(statement("When something fails", "").text)  # nothing open: nothing to do
 
 
 @pytest.mark.parametrize("connection", ["OLE DB", "ADO.NET"])

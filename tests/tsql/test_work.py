@@ -116,7 +116,7 @@ def test_no_task_twice(session, database, put, notes, name):
     for n in range(200):
         put(note(notes, n), order=n // 100)
     sessions = [session() for _ in range(4)]
-    workers = [one.later(work, one, name, 0.3) for one in sessions]
+    workers = [client.later(work, client, name, 0.3) for client in sessions]
     done = [worker.result(PATIENCE) for worker in workers]
     assert sum(count for count, _ in done) == 200
     assert sum(count for _, count in done) == 0

@@ -452,8 +452,8 @@ def test_a_rate_beside_a_lock(bench: Bench) -> None:
     assert bench.run(*words) == (0, "m\n", "")
     assert bench.run(*words)[0] == 75
     # All or nothing: what was had of the first rate is given back.
-    two = ("run", "--rate", "other=1/1h", "--rate", "api=1/1h", "--timeout", "0", "--", "true")
-    assert bench.run(*two)[0] == 75
+    second = ("run", "--rate", "other=1/1h", "--rate", "api=1/1h", "--timeout", "0", "--", "true")
+    assert bench.run(*second)[0] == 75
     assert bench.run("run", "--rate", "other=1/1h", "--timeout", "0", "--", "true")[0] == 0
 
 

@@ -77,21 +77,21 @@ with sqlsem.connect(sys.argv[1]) as locks:
 def test_holders_are_not_queried_without_a_listener(tmp_path, monkeypatch, caplog):
     with (
         sqlsem.connect(f"sqlite:///{tmp_path}/locks.db") as coordinator,
-        sqlsem.connect(f"sqlite:///{tmp_path}/locks.db") as two,
+        sqlsem.connect(f"sqlite:///{tmp_path}/locks.db") as second,
     ):
         looks = []
-        session = type(two.engine).session_class
+        session = type(second.engine).session_class
         entries = session.entries
         monkeypatch.setattr(session, "entries", lambda self, name: looks.append(name) or entries(self, name))
 
         def wait(seconds=0.1):
-            assert not two.mutex("etl").acquire(timeout=seconds)
+            assert not second.mutex("etl").acquire(timeout=seconds)
 
         caplog.set_level(logging.WARNING, "sqlsem")
         with coordinator.mutex("etl"):
             wait()
             assert looks == []
-            with two.on("waiting", print):
+            with second.on("waiting", print):
                 wait(4)  # (it is told when it waits, and not when its time is up by then)
             assert looks == ["etl"]
             wait()

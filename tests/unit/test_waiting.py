@@ -27,8 +27,8 @@ def test_where_there_is_no_room_idle_sessions_stay(client, monkeypatch):
 
 def test_few_are_kept(client):
     room, made = client.wait_pool, []
-    with room.connection(1.0) as connection, room.connection(1.0) as two, room.connection(1.0) as three:
-        made += [connection, two, three]
+    with room.connection(1.0) as connection, room.connection(1.0) as second, room.connection(1.0) as three:
+        made += [connection, second, three]
     assert len(set(map(id, made))) == 3
     assert len(room.sessions()) == wait_pool.MAX_IDLE_CONNECTIONS
 
