@@ -51,7 +51,7 @@ def run(request):
 
 
 async def eventually(condition, what="the condition"):
-    """As `until`, awaiting."""
+    """Wait as `until` does, without blocking the event loop."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come true"
@@ -119,7 +119,7 @@ def test_asyncio_timeout_and_wait_for(run, connect, database, name):
     async def main():
         async with coordinator.mutex(name):
             for _ in range(3):
-                with pytest.raises(asyncio.TimeoutError):  # (only since 3.12 it runs what it waits for in this task)
+                with pytest.raises(asyncio.TimeoutError):  # (before 3.12, `wait_for` runs the acquire in another task)
                     await asyncio.create_task(waited())
                 if sys.version_info >= (3, 11):
 
@@ -224,7 +224,7 @@ def test_call_that_blocks_the_loop_is_refused(run, connect, database, name):
         for use in (lock.acquire, lambda: lock.acquire(blocking=False), lock.__enter__, work):
             with pytest.raises(sqlsem.ConfigurationError, match="async with"):
                 use()
-        await asyncio.to_thread(lock.acquire)  # a thread of its own may
+        await asyncio.to_thread(lock.acquire)  # another thread may acquire it
 
     run(main())
     assert len(database.queue(name)) == 1
@@ -243,7 +243,7 @@ def test_outside_of_a_task(connect, name):
 
 
 def test_with_a_lease(run, connect, database, name):
-    """A driver that cannot prepare statements."""
+    """A waiter can be cancelled beside another one, also with a driver that cannot prepare statements."""
     first, other = connect(lease=30), connect(lease=30)
 
     async def main():
@@ -285,7 +285,7 @@ def test_a_cancelled_wait_leaves_its_connection_to_the_next(run, connect, databa
     assert len(opened) == 1
 
 
-# -- order, and both faces side by side
+# -- order, and both APIs side by side
 
 
 def test_the_order_is_that_of_asking_between_tasks_and_threads(run, connect, database, name):
@@ -343,8 +343,9 @@ def test_several_loops_in_several_threads(connect, name, threads):
 
 
 async def cancel_after(task, number):
-    """Cancel it after so many rounds of the loop, or, beyond twenty, after a time that grows with the number; False
-    when it ended before.
+    """Cancel the task after ``number`` rounds of the loop, or from 20 on after a time that grows with ``number``.
+
+    Return False if the task ended before.
     """
     began = time.monotonic()
     length = 0.0001 * 1.06 ** (number - 20)
@@ -384,9 +385,9 @@ def test_cancelled_at_every_step_of_an_acquire(run, connect, database, name, fre
             await pace
             outcomes.add((task.cancelled(), bool(had)))
             assert task.cancelled() or (had == [True] and task.exception() is None)
-            if not pace.result():  # it has all been done before
+            if not pace.result():  # the task ended before its cancellation
                 break
-        # A release that was cancelled may be left to the next ping, which comes at once.
+        # A cancelled release may be deferred to the next heartbeat, which comes at once.
         await rows(database, name, 0)
         assert not coordinator.client.registry.grants()
         assert not coordinator.client.waiter_queues.waiters()
@@ -453,7 +454,7 @@ def test_cancelled_task_unblocks_the_next_waiter(run, connect, database, name):
 def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, database, name, monkeypatch):
     """The registration takes longer than a cancelled task waits for it; its row must not stay."""
     monkeypatch.setattr(driver, "SETTLE_SECONDS", 0.05)
-    coordinator = connect(grace=10)  # a slow engine must not lose it
+    coordinator = connect(grace=10)  # long enough for a slow engine to keep its member
     begun, go_on = threading.Event(), threading.Event()
     first = True
 
@@ -477,7 +478,7 @@ def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, datab
             task = asyncio.create_task(coordinator.aio.mutex(name("slow")).acquire())
             line = asyncio.create_task(coordinator.aio.mutex(name("line")).acquire())
             await eventually(begun.is_set)
-            # Cancelled again and again, they do not even wait for the removal of their rows.
+            # After repeated cancellation the tasks do not even wait for the removal of their rows.
             while not (task.done() and line.done()):
                 task.cancel()
                 line.cancel()
@@ -510,7 +511,7 @@ def test_leaving_tells_of_a_loss(run, connect, database, name):
                 remove(database, grant.position)
                 await asyncio.wait_for(grant.lost_event.wait(), PATIENCE)
                 _ = 1 / 0
-        await eventually(lambda: told == [grant])  # called just after the event was set
+        await eventually(lambda: told == [grant])  # the callback runs just after the event is set
         assert grant.lost
 
     run(main())
@@ -527,7 +528,7 @@ def test_cancel_on_lost(run, connect, database, name):
         assert isinstance(caught.value.__cause__, asyncio.CancelledError)
         if sys.version_info >= (3, 11):
             assert asyncio.current_task().cancelling() == 0
-        await asyncio.sleep(0.01)  # no cancellation is left over
+        await asyncio.sleep(0.01)  # no cancellation is pending
 
         lock = coordinator.aio.mutex(name, cancel_on_lost=True)
         await lock.acquire()
@@ -541,7 +542,7 @@ def test_cancel_on_lost(run, connect, database, name):
             assert asyncio.current_task().cancelling() == 0
         await asyncio.sleep(0.01)
 
-        # Nothing is lost after the end.
+        # A loss that is reported after the release cancels nothing.
         async with coordinator.mutex(name, cancel_on_lost=True) as grant:
             pass
         coordinator.client.mark_lost([grant.position], "too late")
@@ -565,7 +566,7 @@ def test_cancel_on_lost_in_a_reentrant_block(run, connect, database, name):
 
 
 class CancelledAt:
-    """Awaits, and has its task cancelled as it comes to rest for the time of that number."""
+    """An awaitable that cancels its task when the work suspends for the ``number``-th time."""
 
     def __init__(self, work, number):
         self.work, self.number, self.rests = work, number, 0
@@ -601,7 +602,7 @@ def test_reentrant_block_survives_cancel_at_any_await(run, connect, database, na
                     async with lock, coordinator.mutex(resource, reentrant=True):
                         await asyncio.sleep(0)
                 finally:
-                    assert not grant.state.released  # whatever has struck inside
+                    assert not grant.state.released  # wherever the cancellation struck
 
         outer = CancelledAt(work(), number)
 
@@ -672,7 +673,7 @@ def test_lock_lost_while_its_task_is_cancelled(run, connect, name, ours_first):
 
     run(main())
     for row in coordinator.admin.entries():
-        if row.resource.startswith(name):  # its loss was a lie
+        if row.resource.startswith(name):  # the row is still there: the loss was simulated
             coordinator.admin.revoke(row.position, force=True)
 
 
@@ -688,7 +689,7 @@ def test_the_operator_takes_a_lock_from_a_task(run, connect, name):
     run(main())
 
 
-# -- asserting in the caller's transaction
+# -- assert_held in the caller's transaction
 
 
 def test_assert_held(run, connect, database, name):
@@ -758,7 +759,7 @@ def test_ended_loop_releases_reentrant_grants(run, connect, database, name):
 
 
 def test_a_loop_that_is_dropped_without_a_word(connect, database, name, caplog):
-    """A loop is closed while its tasks wait: their requests are cancelled, and its grants are released."""
+    """Closing a loop whose tasks wait cancels their requests and releases its grants."""
     coordinator = connect(grace=GRACE)
     loop = asyncio.new_event_loop()
     held, wanted = coordinator.aio.mutex(name("held")), coordinator.aio.mutex(name("wanted"))
@@ -810,7 +811,7 @@ def test_another_loop_and_another_task(run, connect, name):
         await asyncio.to_thread(asyncio.run, other_loop(lock.grant))
         await lock.grant.check()
         await lock.release()
-        # Through its grant another task of the loop may.
+        # Another task of the same loop may release through the grant.
         await lock.acquire()
         await asyncio.create_task(lock.grant.release())
         with pytest.raises(sqlsem.NotHeld):
@@ -880,7 +881,7 @@ def test_acquire_again_in_the_same_task(run, connect, database, name):
         async with again as outer, again as inner:
             assert outer is inner
             assert len(database.queue(name)) == 1
-            # Another task of the same loop is somebody else.
+            # Another task of the same loop is another caller: it must wait.
             assert (
                 await asyncio.create_task(coordinator.aio.mutex(name, reentrant=True).acquire(blocking=False)) is False
             )

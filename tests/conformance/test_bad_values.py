@@ -56,10 +56,10 @@ def nothing(*_):
 
 
 async def nothing_async(*_):
-    """For asyncio."""
+    """The same callback for asyncio."""
 
 
-#: What a parameter is given that must be given: by its name, or by class, function and name where that is not enough.
+#: Values of required parameters, by parameter name, or by class, function and name if the name is ambiguous.
 VALID = {
     "name": lambda made: made.name("named"),
     "resource": lambda made: made.name("resource"),
@@ -100,7 +100,7 @@ VALID = {
     "tasks.Call.function": "os:getpid",
     "tasks.Call.args": 1,
 }
-#: What is not called, and why.
+#: Functions that this test does not call, with the reason.
 NOT_CALLED = {
     ("sqlsem", "default"): "changes what this process has by default",
     ("sqlsem", "configure"): "changes what this process has by default",
@@ -115,16 +115,16 @@ NOT_CALLED = {
         "for the package",
     ),
 }
-#: Classes of which programs make instances by calling them.
+#: Classes that programs instantiate directly.
 CONSTRUCTED = (tasks.Worker, tasks.Sql, tasks.Shell, tasks.Call)
-#: Parameters that are anything a program likes.
+#: Parameters that accept any value.
 ANYTHING = {
     ("Queue", "put", "body"),
     ("Task", "finish", "result"),
     ("sqlsem", "Call", "args"),
     ("tasks", "Call", "args"),
 }
-#: Where None means: wait for ever.
+#: Parameters whose None means: wait without a timeout.
 FOR_EVER = {("Queue", "claim", "wait"), ("Batch", "wait", "timeout")}
 
 
@@ -141,7 +141,7 @@ class Made:
 
 @contextlib.contextmanager
 def ended(thing, *ends):
-    """Give back what a call has not."""
+    """Yield the object, then release all that the call left held."""
     try:
         yield thing
     finally:
@@ -202,7 +202,7 @@ def a_term(made):
 
 
 def plainly(make):
-    """A maker of what need not be ended."""
+    """Return a maker of objects that need no cleanup."""
 
     @contextlib.contextmanager
     def making(made):
@@ -211,7 +211,7 @@ def plainly(make):
     return making
 
 
-#: How an instance of each class comes to be; None: its functions are the module's.
+#: Class and maker of each subject. The class is None for functions of a module.
 SUBJECTS = {
     "Coordinator": (Coordinator, plainly(lambda made: made.coordinator)),
     "Lock": (sqlsem.Lock, a_lock),
@@ -314,7 +314,7 @@ def public_functions():
 
 
 def value(made, what, name, parameter):
-    """A valid value for a parameter that is not under test."""
+    """Return a valid value for a parameter that is not under test."""
     for key in ((what, name, parameter), f"{what}.{name}.{parameter}", parameter):
         if key in VALID:
             found = VALID[key]
@@ -323,7 +323,7 @@ def value(made, what, name, parameter):
 
 
 def words(made, what, name, function, tested, bad):
-    """The arguments of a call."""
+    """Return the positional and named arguments of a call."""
     positional, named = [], {}
     kinds = {argument.name: argument.kind for argument in inspect.signature(function).parameters.values()}
     for parameter, required in parameters(function).items():
@@ -343,7 +343,7 @@ def words(made, what, name, function, tested, bad):
 
 
 def called(made, what, name, function, tested, bad):
-    """Call the function, and return what is wrong with the outcome."""
+    """Call the function, and describe what is wrong with its outcome."""
 
     async def call_async(subject):
         positional, named = words(made, what, name, function, tested, bad)
@@ -409,7 +409,7 @@ def test_bad_values_are_refused_by_our_errors(what, function_name, made):
 
 
 def test_everything_public_is_enumerated():
-    """Each class that a program meets has a maker, and each exception is one still."""
+    """Every public class has a maker, and every exception from the rule still exists."""
     known = {(what, name) for what, name, _ in public_functions()}
     assert set(NOT_CALLED) <= known, "not there any more"
     classes = {

@@ -26,7 +26,7 @@ NOTHING = (None, None)
 
 @pytest.fixture
 def make(connect, name):
-    """Batches of the test's name, each on a coordinator of its own unless told otherwise; alarms in ``.alarms``."""
+    """Make batches of the test's name, each on its own coordinator by default; ``.alarms`` lists the failures."""
 
     def make(*parts, window="1h", coordinator=None, **options):
         alarms = []
@@ -40,7 +40,7 @@ def make(connect, name):
 
 @pytest.fixture
 def ledger(database, name):
-    """A table, and how many rows are in it."""
+    """Create a table, and return a function that counts its rows."""
     database.rows(f"CREATE TABLE ledger_{name} (who varchar(40))")
 
     def count():
@@ -74,7 +74,7 @@ def many_batches(connect, name, number):
         for turn in range(number):
             gather.wait()
             with made.part(part) as part_run:
-                if turn % 3:  # else all end at once, as near as can be
+                if turn % 3:  # in every third batch all parts end at nearly the same time
                     time.sleep(chance.uniform(0, 0.004))
             if part_run.is_last:
                 last[turn] += 1
@@ -182,7 +182,7 @@ def test_a_failed_part_keeps_the_next_from_starting(make):
     assert list(alarm.failed) == ["a"]
     assert "'a'" in str(alarm)
     assert "no rows" in str(alarm)
-    assert run(other, "b").is_last is False  # and ends well: it has succeeded
+    assert run(other, "b").is_last is False  # the part itself succeeds
     (alarm,) = other.alarms
     assert "a (ZeroDivisionError: no rows" in str(alarm)
     assert (list(alarm.failed), alarm.resource) == (["a"], other.name)
@@ -190,7 +190,7 @@ def test_a_failed_part_keeps_the_next_from_starting(make):
     assert other.entry().status == "failed"
     with pytest.raises(BatchFailed, match="run these parts again"):
         other.wait(PATIENCE)
-    # Mended: only what failed is run again, and is the last now.
+    # After the repair only the failed part runs again, and it is the last one now.
     again = run(failing, "a")
     assert (again.is_last, again.attempt, again.batch_id) == (True, 2, alarm.batch_id)
     assert ran == ["a"]
@@ -221,7 +221,7 @@ def test_error_in_hook_hides_no_other_error(make, caplog):
 
 @pytest.mark.parametrize("when", ["open", "failed"])
 def test_part_that_succeeded_is_repeated_in_its_batch(make, connect, when):
-    """As by a scheduler that lost the process's exit status: nothing is lost by that, and nothing begins anew."""
+    """A scheduler may repeat a part whose exit status it lost: no state is lost, and no new batch begins."""
     ran = []
     made = make("a", "b", "c", on_success=lambda: ran.append(1))
     with pytest.raises(ValueError):
@@ -253,7 +253,7 @@ def test_batch_waits_for_part_that_is_repeated(make):
 
 @pytest.mark.parametrize("how", ["fails", "ends the program", "its process dies"])
 def test_last_part_is_repeated_when_callback_has_not_ended(make, spawn, name, how):
-    """The process of the last part failed by that, so that is what a scheduler repeats."""
+    """A failed callback fails the process of the last part, so a scheduler repeats that part."""
     ran = []
     if how == "its process dies":
         child = spawn(child_part, name=name, parts=["a", "b"], part="a", wait_in_callback=True)
@@ -275,7 +275,7 @@ def test_last_part_is_repeated_when_callback_has_not_ended(make, spawn, name, ho
             run(failing, "a")
     made = make("a", "b", on_success=lambda: ran.append(1))
     first = made.entry()
-    again = run(made, "a")  # at once: waits until it is certain that its process is dead
+    again = run(made, "a")  # starts at once, and waits for proof that the first process is dead
     assert (again.batch_id, again.attempt, again.is_last) == (first.batch_id, 2, True)
     assert ran == [1]
     entry = made.wait(PATIENCE)
@@ -284,7 +284,7 @@ def test_last_part_is_repeated_when_callback_has_not_ended(make, spawn, name, ho
 
 
 def test_other_part_takes_callback_over_and_begins_anew(make, database, name):
-    """Only the last part's process can be what failed."""
+    """Only the last part's process can have failed with the callback."""
     ran = []
     failing = make("a", "b", on_success=sqlsem.Sql(f"INSERT INTO late_{name} (who) VALUES ('x')"))
     run(failing, "b")
@@ -306,7 +306,7 @@ def test_failed_batch_with_other_parts_is_not_lost(make):
     assert run(made, "a").is_last
 
 
-# -- batches that are given up -----------------------------------------------------------------------------------------
+# -- abandoned batches -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by_number", [False, True])
@@ -394,7 +394,7 @@ def test_yesterdays_success_does_not_count(make):
 
 
 def grow_older(database, number, seconds, connection=None):
-    """Make a batch one that began so much earlier."""
+    """Move the start of a batch into the past by so many seconds."""
     earlier = {
         "sqlite": f"opened_at - {seconds}",
         "postgresql": f"opened_at - interval '{seconds} seconds'",
@@ -439,7 +439,7 @@ def test_expired_batch_is_reported_once(database, name):
 
             began = [start(part) for part in ("a", "b", "a", "c")]
             assert {started.batch_id for started in began} == {began[0].batch_id}
-            assert began[2] == began[0]  # (a lost reply)
+            assert began[2] == began[0]  # (repeated after a lost reply)
             assert [started.previous for started in began] == [last, None, last, None]
             last = began[0].batch_id
             grow_older(database, last, 60)
@@ -489,7 +489,7 @@ def test_other_parts_than_the_open_batch(make):
     with pytest.raises(ConfigurationError, match="it also has b and it lacks c, d"):
         make("a", "c", "d").part("c").start()
     assert part.done() is False
-    assert run(make("b", "a"), "b").is_last  # their sequence does not matter
+    assert run(make("b", "a"), "b").is_last  # the order of the part names does not matter
     assert run(make("a", "c"), "c").batch_id > part.batch_id
 
 
@@ -540,7 +540,7 @@ def test_a_part_of_the_dead_is_taken_over(make, spawn, name):
     with pytest.raises(ConfigurationError, match="runs already"):
         made.part("a").start()
     child.kill()
-    again = run(made, "a")  # at once: waits until it is certain
+    again = run(made, "a")  # starts at once, and waits for proof of death
     assert (again.attempt, again.is_last) == (2, True)
 
 
@@ -588,7 +588,7 @@ def test_callback_of_dead_process_is_taken_over(make, spawn, name, threads):
     child.kill()
 
     def work(made):
-        # Two at once, until one of them has had it.
+        # Two threads compete until the callback of one of them has finished.
         while made.entry().callback_status != "finished":
             resumed.append(made.resume())
 
@@ -746,7 +746,7 @@ def test_a_callback_that_fails(make, database, connect, name):
     assert f"late_{name}" in entry.callback_error
     with pytest.raises(BatchFailed, match="callback failed"):
         made.wait(PATIENCE)
-    assert made.resume() is False  # not by itself again and again
+    assert made.resume() is False  # a failed callback is not retried by itself
     database.rows(f"CREATE TABLE late_{name} (who varchar(40))")
     assert batches.resume(connect(), entry.batch_id)
     assert made.wait(PATIENCE).callback_attempt == 2
@@ -811,7 +811,7 @@ def test_repeated_calls_give_the_same_answers(database, name):
         assert (last.code, last.is_last, last.batch_status) == ("succeeded", True, "succeeded")
         assert last.callback is not None
         assert session.end_part(member, name, "b", "u4", None, "me", ("local", None)) == last
-        # The end that could not be told gives the callback back, and nothing else.
+        # An end that could not be announced returns the callback, and changes nothing else.
         undone = session.end_part(member, name, "b", "u4", "interrupted", "me", ("local", None))
         assert (undone.code, undone.is_last, undone.callback) == ("succeeded", True, None)
         assert session.claim_callback(member, name, None, "me", "u5", False) is None
@@ -866,7 +866,7 @@ def test_a_call_that_falls_to_a_deadlock_is_repeated(make, monkeypatch):
     def wrong(self, *arguments):
         calls.append(arguments)
         if len(calls) < 3:
-            raise Busy("chosen as deadlock victim")  # as the engines tell it
+            raise Busy("chosen as deadlock victim")  # the engines' error for a deadlock inside the database
         return right(self, *arguments)
 
     monkeypatch.setattr(kind, "end_part", wrong)
@@ -923,7 +923,7 @@ def test_a_callback_of_a_process_that_was_given_up(make, database):
         run(made, "a")
 
 
-#: What batches are made of: the package, and the life of a claim.
+#: The source files of batches: the package, and the module of claims.
 STRUCK = (os.path.dirname(batches.__file__), claims.__file__)
 
 
@@ -932,7 +932,7 @@ class Stop(BaseException):
 
 
 def strike(number, body):
-    """Run it, with an exception at the so-manieth line of what batches are made of; False when it has fewer."""
+    """Run ``body`` with an exception at the ``number``-th line of the batch code; False if fewer lines ran."""
     seen = 0
 
     def local(frame, event, _):
@@ -944,8 +944,8 @@ def strike(number, body):
         return local
 
     def tracer(frame, event, _):
-        # (Python itself drops what is raised in a finalizer, and nothing can strike between a block and its __exit__,
-        # which the locks of the register have.)
+        # (Python drops an exception in a finalizer. The register uses `with` on its locks, and no interrupt can
+        # come between such a block and its __exit__.)
         code = frame.f_code
         struck = code.co_filename.startswith(STRUCK) and code.co_name != "__del__"
         return local if struck and not isinstance(frame.f_locals.get("self"), claims.Claims) else None
@@ -954,7 +954,7 @@ def strike(number, body):
     sys.settrace(tracer)
     try:
         body()
-    except (Stop, BatchFailed):  # the second: what a part is told of which the first was the end
+    except (Stop, BatchFailed):  # BatchFailed: a part that ended by Stop reports so
         pass
     finally:
         sys.settrace(before)
@@ -964,8 +964,9 @@ def strike(number, body):
 @pytest.mark.engines("sqlite", "postgresql")
 @pytest.mark.parametrize("what", ["part", "last part", "failing part", "callback", "expired batch"])
 def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database, what):
-    """Nothing that this process does not know to be its own may stay so in the record: it lives, so nobody else would
-    ever be let to it.
+    """No part or callback stays recorded as running in this process if the process does not know of it.
+
+    The process lives, so no other process would ever be allowed to take it over.
     """
     coordinator, raw = connect(grace=GRACE), database.raw()
     ran, number = [], 0
@@ -1010,14 +1011,14 @@ def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database
         ]
 
     until(lambda: running() == [], "all have ended, or were given back", 30)
-    # What was given back is run by whoever looks next.
+    # The next client that calls resume() runs a returned callback.
     for entry in batches.list_batches(coordinator, most=2 * number):
         if entry.callback_status == "pending" and entry.name.startswith(name):
             assert batches.batch(entry.name, parts, window=60, on_success=list, coordinator=coordinator).resume()
 
 
 def leave_behind(session, member, name):
-    """A batch whose callback waits for somebody."""
+    """Make a batch whose callback is pending."""
     session.start_part(member, name, "a", ["a"], 60.0, "me", name, ("local", None))
     assert session.end_part(member, name, "a", name, None, "me", ("local", None)).callback is not None
     assert session.return_callback(member, name)
@@ -1041,7 +1042,7 @@ def test_a_hook_that_ends_the_program_leaves_no_part_running(make, database):
 
 
 def deaf(monkeypatch, made, after):
-    """From the moment that this call has been answered, no list of batches can be had."""
+    """Make `list_batches` fail from the moment that the call ``after`` has returned."""
     made.entry()
     kind = type(made._declaration.client.member.main.session)
     right, list_batches, away = getattr(kind, after), kind.list_batches, []
@@ -1093,7 +1094,7 @@ def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
     assert ["the line is dead" in str(alarm) for alarm in made.alarms] == [True]
     assert made.alarms[0].failed == {"a": "its end could not be recorded"}
     monkeypatch.undo()
-    # (What was left to do may have been tried, and given up, while that was so.)
+    # (The deferred call may have been tried and dropped while the error lasted.)
     until(lambda: made.entry().status == "failed" or not made._declaration.client.member.deferred_calls)
 
 
@@ -1135,12 +1136,12 @@ def forked(work):
 
 @needs_fork
 def test_a_connection_that_was_interrupted_is_replaced(connect, name):
-    """As the watch does with one that does not answer."""
+    """An interrupted connection is replaced; the watchdog interrupts one that does not answer."""
     coordinator = connect(lease=30, retry=2)
     made = batches.batch(name, ["a"], window=60, coordinator=coordinator)
     with made.part("a") as part:
         coordinator.client.member.main.session.interrupt()
-        forked(lambda: None)  # before which connections are closed, where that is needed
+        forked(lambda: None)  # (a fork closes the connections first on engines that need it)
     assert part.is_last
     assert made.entry().status == "succeeded"
 
@@ -1195,7 +1196,7 @@ def test_a_child_that_is_forked_in_a_callback_does_not_end_it(make, tmp_path, ho
     assert not (tmp_path / "alarm").exists()
 
 
-#: Takes seconds, and the file's write lock.
+#: A statement that runs for seconds and holds the file's write lock.
 LONG = (
     "INSERT INTO {table} (who) SELECT 'x' FROM (WITH RECURSIVE a (n) AS"
     " (SELECT 1 UNION ALL SELECT n + 1 FROM a WHERE n < {most}) SELECT count(*) FROM a)"
@@ -1205,7 +1206,7 @@ LONG = (
 @needs_fork
 @pytest.mark.engines("sqlite")
 def test_a_fork_waits_for_the_sql_of_a_callback(make, threads, database, ledger, name, caplog):
-    """Else the child would believe in the lock for ever."""
+    """A fork during the SQL would leave the child with a file lock that never ends."""
     made = make("a", on_success=sqlsem.Sql(LONG.format(table=f"ledger_{name}", most=6_000_000)))
     threads.start(run, made, "a")
 
@@ -1222,7 +1223,7 @@ def test_a_fork_waits_for_the_sql_of_a_callback(make, threads, database, ledger,
         return False
 
     def locked_out():
-        """For as long as anybody but the SQL could have the lock, and longer."""
+        """True if the file stays locked for longer than any other holder could keep it locked."""
         deadline = time.monotonic() + 10
         while locked():
             if time.monotonic() > deadline:
@@ -1234,7 +1235,7 @@ def test_a_fork_waits_for_the_sql_of_a_callback(make, threads, database, ledger,
     assert forked(locked_out) == "False"
     assert ledger() == 1
     threads.join()
-    with make("b", coordinator=Admin(made._declaration.client)).part("b"):  # and no new SQL is kept waiting
+    with make("b", coordinator=Admin(made._declaration.client)).part("b"):  # no other SQL has to wait
         pass
     assert run(made, "a").is_last
     assert ledger() == 2
@@ -1322,7 +1323,7 @@ def test_windows():
 
 
 async def coroutine():
-    """Not to be called."""
+    """A coroutine function that must not be called."""
 
 
 @pytest.mark.parametrize(

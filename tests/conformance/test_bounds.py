@@ -1,5 +1,6 @@
-"""The bounds of every amount that a task, a schedule or a queue takes: the same on every engine, whatever way it comes.
-An option or a method that is in no table here fails.
+"""The bounds of every amount of a task, a schedule or a queue: the same on every engine and through every API.
+
+A test fails for an option or a method that no table here lists.
 """
 
 import contextlib
@@ -16,8 +17,8 @@ from sqlsem.model import MAX_NESTED, TASK_BOUNDS, NewTask
 from sqlsem.tasks import Json, Queue
 
 MOST = 2**31 - 1
-#: The amounts of a task: what is within the bounds and what is not, as Python takes it; and what they are called where
-#: they are kept, and in SQL.
+#: The amounts of a task: Python values within the bounds and outside of them, the name in saved options, and the name
+#: in SQL.
 AMOUNTS = {
     "order": ((-MOST - 1, MOST), (-MOST - 2, MOST + 1, 1.5), "order", '"order"'),
     "priority": ((-MOST - 1, MOST), (-MOST - 2, MOST + 1, 1.5), "priority", "priority"),
@@ -32,9 +33,9 @@ AMOUNTS = {
         *("time_limit_ms", "time_limit_seconds"),
     ),
 }
-#: Options that are no amounts.
+#: Options that are not amounts.
 OTHERS = {"on_failure", "note", "unique", "replace", "key", "locks"}
-#: The amounts of a queue: how they are set, and what is within the bounds and what is not.
+#: The amounts of a queue: the setter, values within the bounds, and values outside of them.
 SETTERS = {
     "set_limit": (lambda queue, value: queue.set_limit(value), (0, MOST), (-1, MOST + 1, 1.5)),
     "set_key_limit": (lambda queue, value: queue.set_key_limit(value), (0, MOST), (-1, MOST + 1)),
@@ -61,12 +62,12 @@ def queue(connect, name):
 
 
 def refused():
-    """(SQL Server has one number for whatever a routine refuses.)"""
+    """Expect a refusal. (SQL Server uses one error number for every refusal of a routine.)"""
     return pytest.raises((sqlsem.ConfigurationError, sqlsem.Unavailable))
 
 
 def as_kept(name, value):
-    """As the options of a schedule keep it."""
+    """Return the name and value of an amount as a schedule's options store it."""
     kept = AMOUNTS[name][2]
     return kept, value * 1000 if kept.endswith("_ms") else value
 
@@ -104,10 +105,10 @@ def test_python_has_the_same_bounds_everywhere(queue, amount, value, within):
 
 @pytest.mark.parametrize(("amount", "value", "within"), [case for case in CASES if case[1] == case[1]])
 def test_saved_options_have_the_same_bounds(database, queue, amount, value, within):
-    """As they come from a program that is not ours."""
+    """Saved options that another program wrote have the same bounds."""
     session = database.session(grace=600)
     kept, number = as_kept(amount, value)
-    number = 2**70 if number == float("inf") else number  # which JSON does not know
+    number = 2**70 if number == float("inf") else number  # JSON has no infinity
     number = int(number) if isinstance(number, float) and number.is_integer() else number
     save = lambda: session.save_schedule(  # noqa: E731
         *(queue.name, queue.name, "@yearly", "UTC", "json", "1", {kept: number}, datetime.now(timezone.utc))

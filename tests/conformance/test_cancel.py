@@ -1,4 +1,4 @@
-"""Tasks that run are cancelled by their own worker, and may have a limit in time."""
+"""A worker cancels its own running tasks, and ends a task at its time limit."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from sqlsem.core import cancellation
 from sqlsem.model import End
 from sqlsem.tasks import Json, Worker
 
-#: What functions that run here tell.
+#: Reports of the functions that run in this process.
 told: list[str] = []
 may_go = threading.Event()
 
@@ -33,7 +33,7 @@ def queue(connect, name):
 
 
 def compute():
-    """Runs until it is interrupted."""
+    """Run until interrupted."""
     try:
         told.append("began")
         end = time.monotonic() + PATIENCE
@@ -46,7 +46,7 @@ def compute():
 
 
 def swallow():
-    """Ends well all the same."""
+    """Swallow the interrupt and end without an error."""
     with contextlib.suppress(sqlsem.TaskInterrupted):
         told.append("began")
         end = time.monotonic() + PATIENCE
@@ -56,7 +56,7 @@ def swallow():
 
 
 def deaf():
-    """In a call to the system, which hears nothing."""
+    """Block in a system call, which no interrupt reaches."""
     told.append("began")
     may_go.wait(PATIENCE)
     time.sleep(0)
@@ -68,7 +68,7 @@ def quick(number):
 
 
 def endless(queue, *, writes=False):
-    """SQL that does not end by itself. (On SQLite it keeps the file's write lock, unless it begins a transaction.)"""
+    """Return SQL that does not end by itself. (On SQLite it keeps the write lock unless it begins a transaction.)"""
     engine = queue.claiming.client.engine.name
     if engine == "postgresql":
         return sqlsem.Sql("SELECT pg_sleep(600)")
@@ -80,7 +80,7 @@ def endless(queue, *, writes=False):
 
 @pytest.fixture
 def running(queue, threads):
-    """A worker that runs meanwhile."""
+    """A worker that runs during the test."""
     worker = Worker(queue, threads=2)
     threads.start(worker.run)
     yield worker
@@ -93,7 +93,7 @@ def status(queue, number):
 
 
 def cancel(connect, number):
-    """Cancel from another client, which learns that the task runs."""
+    """Cancel from another client; the call reports that the task still runs."""
     assert connect().admin.cancel_task(number) is False
 
 
@@ -178,7 +178,7 @@ def test_a_function_may_finish_all_the_same(connect, queue, running):
 
 
 def test_a_function_in_a_call_to_the_system_runs_on(connect, queue, running):
-    """The worker keeps the task as long as its function runs, also when it is cancelled."""
+    """The worker keeps a cancelled task for as long as its function runs."""
     number = queue.put(deaf)
     until(lambda: told == ["began"])
     cancel(connect, number)
@@ -205,7 +205,7 @@ def test_claiming_program_is_notified_of_cancel(connect, queue):
 
 @pytest.mark.parametrize("outcome", ["failed", "returned", "finished"])
 def test_cancel_ends_task_of_worker_that_never_polls(connect, queue, outcome):
-    """A worker that does not ask; but a task that it has finished is finished."""
+    """A cancelled task ends as cancelled, unless its worker has finished it."""
     number = queue.put(Json("x"), max_attempts=5)
     task = queue.try_claim()
     cancel(connect, number)
@@ -287,13 +287,13 @@ def test_a_command_that_takes_too_long(queue, running):
 
 
 def test_a_function_that_takes_too_long(queue, running):
-    number = queue.put(compute, time_limit=6, on_failure="continue")  # so that it has begun by then
+    number = queue.put(compute, time_limit=6, on_failure="continue")  # long enough for the function to begin
     assert "time limit of 6 s" in end_of(queue, number, "failed")
     assert told == ["began", "cleaned up"]
 
 
 def test_a_limit_counts_from_the_beginning_of_each_attempt(queue, running):
-    """And what stays below it is left alone."""
+    """Tasks that stay below their time limit are not interrupted."""
     queue.put(sqlsem.Call(time.sleep, 1.6), time_limit=30)
     numbers = queue.put_many([sqlsem.Call(quick, n) for n in range(50)], time_limit=60)
     queue.join(PATIENCE)
@@ -317,7 +317,7 @@ def test_invalid_time_limit_is_refused(queue):
 
 @pytest.mark.engines("sqlite", "postgresql")
 def test_cancel_poll_costs_a_statement_per_second(queue):
-    """And nothing where tasks are short, or nothing runs."""
+    """Short tasks and an idle worker cost no statement."""
     client = queue.claiming.client
     asked = []
     client.member.call("look", lambda session, _: None)
@@ -331,7 +331,7 @@ def test_cancel_poll_costs_a_statement_per_second(queue):
     session.task_controls = watched
 
     def were_short():
-        """Two tasks; False where the machine made them long."""
+        """Run two tasks; return False if a slow machine made them long."""
         asked.clear()
         queue.put_many(range(2))
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""The commands know that an owner is dead, though nobody has looked meanwhile."""
+"""The commands show that an owner is dead, although no client has polled since its death."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests import support
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
 
-#: The grace of those who die.
+#: The grace of the member that dies.
 GRACE = 1.0
 HOLDER = """
 import sys, time, sqlsem
@@ -70,7 +70,7 @@ def bench(database: support.Database, name: str) -> Iterator[Bench]:
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    time.sleep(GRACE + 0.3)  # its last sign of life was before it was killed
+    time.sleep(GRACE + 0.3)  # its last heartbeat was before the kill
     yield bench
     bench.call("reap")
 
@@ -83,7 +83,7 @@ def test_ls(bench: Bench) -> None:
     assert head.endswith("0 in, 0 waiting, 1 dead")
     assert "[not found for " in line
     assert "the dead one" in line
-    assert bench.entries()  # looking removes nothing
+    assert bench.entries()  # the command removes no row
 
 
 def test_run_with_timeout_0(bench: Bench, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_run_with_timeout_0(bench: Bench, tmp_path: Path) -> None:
     past = json.loads(bench.call("history", bench.name, "--outcome", "reaped", "--since", "1h", "--json").stdout)
     assert [row["note"] for row in past] == ["the dead one"]
     assert past[0]["host"]
-    assert past[0]["held"] < GRACE + 30  # until its last sign of life
+    assert past[0]["held"] < GRACE + 30  # the hold ends at the last heartbeat
     assert json.loads(bench.call("history", bench.name, "--until", "1h", "--json").stdout) == []
     assert "died (found by " in bench.call("history", bench.name).stdout
 
@@ -118,7 +118,7 @@ def test_work_with_idle_exit(bench: Bench) -> None:
 
 
 def test_tasks_wait(bench: Bench) -> None:
-    """It does not wait for ever for one that nobody runs; pending again, there is somebody to do it."""
+    """`tasks wait` ends by its timeout while no worker runs the dead worker's task."""
     assert bench.call("tasks", "wait", bench.name, "--timeout", "1").exit_code == 75
     assert bench.tasks()[0]["status"] in ("pending", "lost")
 

@@ -1,4 +1,4 @@
-"""Readers that become the writer, and writers that become readers: sessions first, then grants of both faces."""
+"""Readers that become the writer, and writers that become readers: sessions first, then grants of both APIs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sqlsem.engines.base import Disconnected
 from sqlsem.model import Request, Ticket, Upgrading
 
 READ, WRITE = "read", "write"
-#: Who is woken goes on at once; who is not looks by itself, some seconds after it fell asleep.
+#: Seconds in which a notified waiter goes on; a waiter without a notification polls only after some seconds of sleep.
 WOKEN = 1.5
 
 
 class Later:
-    """A call that waits in the database, in a thread of its own."""
+    """A call that waits in the database, in its own thread."""
 
     def __init__(self, call):
         self.result, self.error, self.ended = None, None, None
@@ -49,7 +49,7 @@ class Later:
 
 
 class Member:
-    """A member with its main session, and sessions to wait in, as a coordinator has them."""
+    """A member with a main session and wait sessions, like those of a coordinator."""
 
     _numbers = itertools.count(1)
 
@@ -95,12 +95,12 @@ class Member:
                 return found
 
     def begin(self, ticket, only_if_free=False):
-        """True when it writes now, False when not, None when the row is gone."""
+        """Begin an upgrade: True if it is granted, False if it must wait, None if the row is gone."""
         done = self.main.begin_upgrade(ticket, only_if_free)
         return {Upgrading.DONE: True, Upgrading.GONE: None}.get(done, False)
 
     def upgrade(self, ticket, timeout=PATIENCE):
-        """Begun on the main session and waited for on another, as a coordinator has it."""
+        """Begin an upgrade on the main session and wait on another one, as a coordinator does."""
         begun = self.main.begin_upgrade(ticket, False)
         session = self._waiting()
 
@@ -125,12 +125,12 @@ class Member:
         return entry and (entry.access, entry.state)
 
     def outcomes(self, ticket):
-        """(access, outcome) of what history says of a row, oldest first."""
+        """Return (access, outcome) of each history entry of a row, oldest first."""
         rows = self.main.history(ticket.resource, 100)
         return [(row.access, row.outcome) for row in reversed(rows) if row.position == ticket.position]
 
     def die(self):
-        """End all sessions without a word."""
+        """End all sessions without deregistering the member."""
         self.gone = True
         for session in [self.main, *self.sessions]:
             session.close()
@@ -276,7 +276,7 @@ def test_an_upgrade_that_gives_up_is_a_reader_again(member):
         return waiting.ended - back
 
     promptly(woken_after, WOKEN, "it was not woken")
-    # And another may try.
+    # Another reader may upgrade now.
     again = other.upgrade(theirs)
     first.release(mine)
     assert again.get() is True
@@ -334,7 +334,7 @@ def test_every_call_may_be_repeated(member):
 
 
 def test_upgrade_waits_for_reader_that_may_enter(member, database):
-    """It may just have seen that it may: so it counts as inside, and the upgrader waits for it."""
+    """A waiting reader with no writer ahead may already know that it is granted: the upgrader waits for it."""
     first, other, third = member(), member(), member()
     mine = first.read()
     writer = third.ask(WRITE)
@@ -376,7 +376,7 @@ def test_a_reader_asleep_is_woken_when_it_is_let_in(member):
 
 @pytest.mark.engines("postgresql")
 def test_granted_row_without_client_expires(member, database):
-    """As the row of a session whose acquire was broken off: nobody attends to it, so it goes by itself."""
+    """A row whose acquire was broken off has no client to renew its lease, so it expires."""
     first, other, third = member(), member(), member()
     mine = first.read()
     writer = third.ask(WRITE)
@@ -389,7 +389,7 @@ def test_granted_row_without_client_expires(member, database):
     assert other.state(late) == (READ, "holds")
     assert waiting.waits
     assert waiting.get() is True
-    for ticket in (late, gone):  # and neither could have been let in behind the writer's back
+    for ticket in (late, gone):  # neither row was granted beside the writer
         assert other.entry(ticket) is None
         assert other.outcomes(ticket) == [(READ, "cancelled")]
 
@@ -431,7 +431,7 @@ def test_a_bare_reader_counts(member, database, name):
 
 
 def test_readers_that_a_pause_alone_holds_up(member, database):
-    """They may not be let in while it lasts, and not be passed over either: the upgrade does not begin."""
+    """A pause keeps the readers out, and no writer may overtake them: the upgrade does not begin."""
     first, other, third = member(), member(), member()
     mine = first.read()
     writer = third.ask(WRITE)
@@ -460,7 +460,7 @@ def test_an_upgrade_goes_on_while_paused(member):
 
 
 def test_a_reader_ahead_that_a_pause_held_up_is_waited_for(member):
-    """A waiting row ahead never looks at us: only its leaving makes us alone."""
+    """A waiting reader ahead never checks rows behind it: the upgrade is granted only when that reader leaves."""
     first, other, third = member(), member(), member()
     writer = third.ask(WRITE)
     early, mine = other.ask(READ), first.ask(READ)
@@ -505,7 +505,7 @@ def test_readers_behind_enter_when_the_writer_becomes_a_reader(member):
 
 
 def test_release_after_downgrade_wakes_the_waiter(member):
-    """The entry lock is there again."""
+    """A downgraded row has its wakeup lock again, so its release wakes the next waiter."""
     first, other = member(), member()
 
     def woken_after():
@@ -538,7 +538,7 @@ def test_down_and_up_again(member):
 
 
 def test_a_wait_that_outlives_its_upgrade_changes_nothing(member):
-    """A call that was broken off may go on in the server for a while."""
+    """The server may continue a wait call after its client broke it off."""
     first, other = member(), member()
     mine, theirs = first.read(), other.read()
     waiting = first.upgrade(mine, timeout=2)
@@ -579,7 +579,7 @@ def test_fences_of_writers_never_fall(member):
 @pytest.mark.parametrize(("access", "limit"), [(READ, 3), (READ, None), ("stage:1", None), (WRITE, 3), (WRITE, None)])
 def test_only_readers_and_writers_are_converted(member, database, name, access, limit):
     with contextlib.closing(database.coordinator()) as operator:
-        operator.admin.set_limit(name, 3)  # for those who name none
+        operator.admin.set_limit(name, 3)  # for requests without a limit
     holder = member()
     mine = holder.ask(access, limit)
     assert mine.granted
@@ -612,7 +612,7 @@ def test_upgrade_label_cannot_be_requested(member, database, name):
     with pytest.raises(sqlsem.ConfigurationError, match="upgrade"):
         Request(name, "upgrade")
     if database.engine == "sqlite":
-        return  # nothing of ours runs there when a bare participant inserts
+        return  # no sqlsem code runs there when a bare participant inserts a row
     connection = database.raw()
     with pytest.raises(Exception, match="upgrade"):
         database.insert_bare(connection.cursor(), name, "bare", access_type="upgrade")
@@ -650,7 +650,7 @@ def test_a_dead_upgrader_is_no_deadlock(member):
     mine, theirs = first.read(), other.read()
     first.begin(mine)
     first.die()
-    # Its session may take the server a moment to end.
+    # The server may take a moment to end its session.
     waiting = until(lambda: _unless_deadlock(lambda: other.upgrade(theirs)), "no alarm for the dead")
     assert waiting.get() is True
 
@@ -671,7 +671,7 @@ def test_an_upgrader_is_revoked(member):
     assert first.main.heartbeat(first.number).revoked == {mine.position}
     assert first.begin(mine) is None
     assert first.downgrade(mine) is False
-    # It is going: no deadlock with it.
+    # The revoked row will leave: an upgrade behind it is no deadlock.
     follows = other.upgrade(theirs)
     assert follows.get() is True
     assert first.entry(mine) is None
@@ -746,7 +746,7 @@ class Room:
             self._readers.add(ticket.position)
 
     def writes(self, ticket):
-        """Stays for a while."""
+        """Hold the lock as writer for a moment."""
         with self._lock:
             assert self._writer is None
             assert self._readers <= {ticket.position}, f"{ticket} writes beside {self._readers}"
@@ -801,7 +801,7 @@ def write_or_give_up(room, client, turns):
 
 
 def test_as_an_exclusion_under_load(member, database):
-    """Readers that upgrade, or give that up, among writers that wait or give up: nobody is ever beside a writer."""
+    """Readers upgrade or give up, writers wait or give up: no other client ever holds beside a writer."""
     room, errors = Room(), []
     turns = 12 if database.engine == "mssql" else 40
 
@@ -826,7 +826,7 @@ def test_as_an_exclusion_under_load(member, database):
 
 @pytest.fixture
 def connect(connect, database):
-    """With patience for engines that compile a routine when a session first calls it."""
+    """Connect with a long grace on engines that compile a routine at a session's first call."""
     usual = {"grace": 30.0} if database.engine == "mssql" else {}
     return lambda **options: connect(**{**usual, **options})
 
@@ -931,7 +931,7 @@ def test_two_upgrades_at_once(connect, database, name):
 
 
 def test_a_knot_with_an_upgrade_in_it(connect, database, name):
-    """A reads x and upgrades, which waits for B to leave; B waits for y, which A has."""
+    """A reads x and waits to upgrade it until B leaves; B waits for y, which A holds."""
     first, other = connect(), connect()
     y = first.mutex(name("y"))
     y.acquire()
@@ -1058,7 +1058,7 @@ def test_an_upgrade_of_a_coordinator_that_closes(connect, database, name):
 
 
 def trouble(monkeypatch, coordinator, method, error, times):
-    """Have a method of the main session fail so often, before it does anything; where it counts."""
+    """Make a method of the main session fail ``times`` times before it does anything."""
     kind = type(coordinator.client.member.main.session)
     original, left = getattr(kind, method), [times]
 
@@ -1128,7 +1128,7 @@ def test_an_answer_that_is_lost(connect, database, name, monkeypatch):
                 if method in lost:
                     return answer
                 lost.append(method)
-                if database.engine != "sqlite":  # a file is not lost
+                if database.engine != "sqlite":  # a file has no connection to lose
                     self.close()
                 raise Disconnected("the answer was lost")
 
@@ -1147,7 +1147,7 @@ def test_an_answer_that_is_lost(connect, database, name, monkeypatch):
 
 
 def test_an_exception_in_the_middle_leaves_a_reader(connect, database, name, monkeypatch):
-    """As a KeyboardInterrupt while it waits."""
+    """An exception during the wait, such as KeyboardInterrupt, leaves the grant a reader."""
     first, other = connect(), connect()
     with other.read(name), first.read(name) as grant:
         perform = first.client.execute_effect

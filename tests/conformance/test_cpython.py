@@ -1,6 +1,6 @@
 """The expectations of CPython's own tests of Lock, RLock, Semaphore, BoundedSemaphore and their asyncio counterparts.
 
-Only where `mutex` and `limit` mean the same. docs/asyncio.md and docs/python.md list the differences, tested here too.
+It has those that `mutex` and `limit` share, and tests the differences that docs/asyncio.md and docs/python.md list.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 def make(request, connect, name):
-    """``make()``: a lock of the kind, of the same resource each time."""
+    """``make()`` returns a lock of the kind, for the same resource each time."""
     coordinator = connect()
     return lambda: KINDS[request.param](coordinator, name)
 
 
 @pytest.fixture
 def bunch(threads):
-    """``bunch(function, 5)``: in so many threads at once; waits for all."""
+    """``bunch(function, 5)`` runs the function in 5 threads at once and waits for all."""
 
     def run(function, number):
         for _ in range(number):
@@ -221,7 +221,7 @@ def test_an_rlock_through_several_functions(connect, name):
 
 @both
 def test_the_number_of_a_semaphore(connect, name):
-    for bad in (-1, 0):  # Semaphore(0) may be; a limit of none may not
+    for bad in (-1, 0):  # Semaphore(0) is valid, a limit of 0 is not
         with pytest.raises(ValueError):
             connect().limit(name, bad)
 
@@ -249,7 +249,7 @@ def test_a_semaphore_lets_so_many_in(connect, database, name, threads):
     assert most == 4
 
 
-# -- asyncio's twins
+# -- asyncio's primitives
 
 
 async def rows(database, name, number):
@@ -260,7 +260,7 @@ async def rows(database, name, number):
 
 
 async def queue_up(database, name, lock, order, numbers, held=1):
-    """A task for each number that acquires, notes the number and releases; they ask one after the other."""
+    """Start a task per number, one after the other: it acquires, notes the number and releases."""
 
     async def work(number):
         async with lock:
@@ -287,7 +287,7 @@ def test_first_come_first_served(connect, database, name, limit):
         for grant in coordinator.client.registry.grants():
             await grant.release()
         await asyncio.gather(*tasks)
-        # (Two at a time may note their numbers in any order.)
+        # (Two tasks inside at the same time may note their numbers in any order.)
         assert order == [0, 1, 2, 3] if limit == 1 else set(order[:2]) == {0, 1} and set(order) == {0, 1, 2, 3}
 
     asyncio.run(main())
@@ -338,7 +338,7 @@ def test_released_and_cancelled_in_the_same_round(connect, database, name, cance
 
 
 def test_a_block_gives_the_grant(connect, name):
-    """Blocks of asyncio's own primitives give None."""
+    """`async with` gives the grant; with asyncio's own primitives it gives None."""
 
     async def main():
         async with connect().mutex(name) as grant:

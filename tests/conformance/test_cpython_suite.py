@@ -52,7 +52,7 @@ names = itertools.count()
 @pytest.mark.parametrize(("suite", "test"), CASES)
 def test_as_cpython(connect, name, suite, test):
     coordinator = connect()
-    with coordinator.mutex(name):  # the threads of a coordinator are there before the test counts them
+    with coordinator.mutex(name):  # starts the coordinator's threads before the test counts threads
         pass
     kind = {
         "LockTests": lambda: coordinator.mutex(name(next(names))),
@@ -63,4 +63,4 @@ def test_as_cpython(connect, name, suite, test):
     case(test).run(result)
     for _, trace in [*result.errors, *result.failures]:
         pytest.fail(trace)
-    coordinator.close()  # some end with a lock in hand
+    coordinator.close()  # some tests end while they hold a lock

@@ -29,7 +29,7 @@ def test_an_engine_of_sqlalchemy(database, name):
         with sqlsem.connect(engine) as coordinator:
             with coordinator.mutex(name), sqlsem.connect(engine) as other:
                 assert not other.mutex(name).acquire(blocking=False)
-                with engine.connect() as connection:  # what is ours is out of its pool
+                with engine.connect() as connection:  # sqlsem took its connections out of the engine's pool
                     assert connection.execute(sqlalchemy.text("SELECT 1")).scalar() == 1
                 assert len(database.queue(name)) == 1
         if database.engine == "postgresql":
@@ -42,11 +42,11 @@ def test_an_engine_of_sqlalchemy(database, name):
 
 @pytest.mark.engines("postgresql")
 def test_an_engine_for_asyncio(database, name):
-    """Its connections are awaited, so we make our own."""
+    """Connections of an asyncio engine must be awaited, so sqlsem opens its own."""
     sqlalchemy = pytest.importorskip("sqlalchemy")
     engine = sqlalchemy.create_engine(with_driver(database))
 
-    class Awaited:  # as AsyncEngine, which needs greenlet
+    class Awaited:  # stands for AsyncEngine, which needs greenlet
         url, dialect, sync_engine = engine.url, engine.dialect, engine
 
         async def raw_connection(self):
@@ -58,7 +58,7 @@ def test_an_engine_for_asyncio(database, name):
 
 @pytest.mark.engines("postgresql")
 def test_an_engine_of_another_driver(database, name):
-    """It tells where, and we go there ourselves."""
+    """The engine gives the URL, and sqlsem connects there with its own driver."""
 
     class Url:
         def render_as_string(self, hide_password):
@@ -87,7 +87,7 @@ def test_a_path(tmp_path):
 
 
 class Other:
-    """Like an engine of a database that is not ours."""
+    """An engine of a database that sqlsem does not support."""
 
     class dialect:
         name, driver = "oracle", "oracledb"

@@ -1,4 +1,4 @@
-"""Every reader sees that an owner is dead, also without a waiter, and reading changes nothing."""
+"""Every view shows that an owner is dead, also without a waiter, and a view changes no row."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def test_a_try_gets_in_when_the_grace_of_the_dead_is_over(spawn, connect, name):
     child = hold(spawn, name)
     child.kill()
     lock = connect().mutex(name)
-    time.sleep(GRACE * 1.5)  # nobody looks meanwhile: that is what is tested
+    time.sleep(GRACE * 1.5)  # the test is about a time without any poll
     assert lock.acquire(timeout=0)
     lock.release()
 
@@ -67,9 +67,9 @@ def test_a_try_gets_in_when_the_grace_of_the_dead_is_over(spawn, connect, name):
 def test_history_names_dead_member_and_last_heartbeat(spawn, connect, database, name):
     coordinator = connect()
     asked_at = time.monotonic()
-    child = hold(spawn, name, grace=4.0, note="load")  # (which a machine that stands still does not use up)
+    child = hold(spawn, name, grace=4.0, note="load")  # (longer than a machine under load stands still)
     lived = child.kill() - asked_at
-    time.sleep(lived + 6)  # how long nobody looked must not count
+    time.sleep(lived + 6)  # the time without a poll must not count
     lock = coordinator.mutex(name)
     assert until(lambda: lock.acquire(blocking=False))
     lock.release()

@@ -1,4 +1,4 @@
-"""The search in an engine's tables finds what the reference finds in the same rows; the waiters' outcomes."""
+"""The search in an engine's tables finds the same deadlocks as the reference search; and the waiters' outcomes."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ FROM sqlsem.find_deadlock(%s) ORDER BY step
 
 
 class Mirror:
-    """Moves of a `wait_graphs.World`, made by real sessions: each member is one."""
+    """Repeats the moves of a `wait_graphs.World` with one real session per member."""
 
     def __init__(self, database, sessions, prefix, caps):
         self.database, self.prefix, self.world = database, prefix, wait_graphs.World(caps)
@@ -39,7 +39,7 @@ class Mirror:
             number: session.register_member(f"host{number}", 1000 + number, "test")
             for number, session in self.sessions.items()
         }
-        self.rows = {}  # number in the world: ticket, or of a bare row its position
+        self.rows = {}  # number in the world: the ticket, or the position of a bare row
         self.uids = itertools.count()
         self.raw = database.raw()
         for resource, cap in caps.items():
@@ -91,7 +91,7 @@ class Mirror:
         self.raw.cursor().execute(change, (access, position))
 
     def read(self):
-        """The rows as they are in the database."""
+        """Return the rows from the database."""
         found = self.database.rows(
             "SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight, granted_at "
             "FROM {table}"
@@ -142,7 +142,7 @@ def test_against_the_reference(database, name):
         for number, member in mirror.members.items():
             mine = {cycle.victim.position: cycle for cycle in found if cycle.victim.member == member}
             answers = [mirror.sessions[number].find_deadlock(member)]
-            if database.engine == "postgresql":  # and what sessions use
+            if database.engine == "postgresql":  # and the function that sessions use
                 rows = mirror.sessions[number].connection.execute(ROUTINE, (member,)).fetchall()
                 answers.append(deadlocks.Found.of_rows(rows))
             for answer in answers:
@@ -162,7 +162,7 @@ def test_against_the_reference(database, name):
 
 @pytest.fixture
 def ring(database, name):
-    """``ring(size)``: members of which each holds one resource and waits for the next one's; sessions and numbers."""
+    """``ring(size)`` returns sessions and numbers of members that each hold a resource and wait for the next one's."""
     sessions = []
 
     def ring(size, **options):
@@ -199,7 +199,7 @@ def test_only_the_youngest_is_told(database, ring, name, size):
 
 
 def test_the_dead_are_no_deadlock(ring, database, name):
-    """Their rows will go, so nobody has to give up."""
+    """The rows of dead members will be removed, so no waiter has to give up."""
     (dead, first), (survivor, second) = ring(2, grace=300)
     dead.close()
     answer = survivor.find_deadlock(second)
@@ -224,11 +224,11 @@ def test_revoked_row_is_no_deadlock(ring, database, name):
     second_session.deregister_member(second)
 
 
-# -- what becomes of those who wait ---------------------------------------------------------------------------------
+# -- the outcomes of waiters ----------------------------------------------------------------------------------------
 
 
 class Holder:
-    """A thread that holds one lock and then wants another one."""
+    """A thread that holds one lock and then acquires another."""
 
     def __init__(self, database, threads, first, then, **options):
         self.database, self.first, self.then, self.options = database, first, then, options
@@ -255,7 +255,7 @@ class Holder:
                 assert self.may_leave.wait(PATIENCE)
 
     def want(self, name):
-        """Returns when the request is in the queue."""
+        """Let the thread acquire its second lock; return once the request is in the queue."""
         before = len(self.database.queue(name))
         self.may_want.set()
         until(lambda: self.ended.is_set() or len(self.database.queue(name)) > before, "the request in the queue")
@@ -266,13 +266,13 @@ class Holder:
         return self.outcome
 
 
-#: How soon a deadlock has to be found. The promise is two seconds; machines are slow and noisy.
+#: Seconds in which a deadlock must be found: sqlsem promises two, and slow machines need more.
 SOON = 45.0
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_threads_in_a_ring(database, connect, name, threads, size):
-    coordinators = [connect(), connect()]  # so some of it is in one process's memory, and some is not
+    coordinators = [connect(), connect()]  # so one part of the cycle is inside a process, the other between two
     locks = [[coordinator.mutex(name(number)) for number in range(size)] for coordinator in coordinators]
     holders = [
         Holder(database, threads, locks[number % 2][number], locks[number % 2][(number + 1) % size])
@@ -290,7 +290,7 @@ def test_threads_in_a_ring(database, connect, name, threads, size):
         assert f"holds '{name(number)}' at {held}, waits for '{name((number + 1) % size)}' at " in str(error)
         assert f" behind {behind}" in str(error)
     assert str(error).count(f":{os.getpid()} (") == size
-    # What it wanted has left the queue, what it has is still its own, and the others wait for that.
+    # The victim's request has left the queue; it still holds its own lock, and the others wait for that lock.
     assert len(database.queue(name)) == 2 * size - 1
     assert not victim.grant.lost
     assert not any(holder.ended.is_set() for holder in others)
@@ -317,7 +317,7 @@ def test_several_deadlocks_at_once(database, connect, name, threads):
 
 
 def test_readers_and_limits(database, connect, name, threads):
-    """A limit of two is a deadlock only when both who are inside are in it."""
+    """A limit of two is part of a deadlock only if both of its holders are."""
     coordinator = connect()
     book, pool = name("book"), name("pool")
     reader = Holder(database, threads, coordinator.read(book), coordinator.limit(pool, 2))
@@ -348,7 +348,7 @@ def test_a_timeout_comes_first(database, connect, name, threads):
 
 
 def test_all_of_deadlocks_with_sequential_acquires(database, connect, name, threads):
-    """all_of, which has got one of its two, and somebody who takes them one after the other."""
+    """An all_of that has got one of two locks deadlocks with a client that acquires them one after the other."""
     coordinator = connect()
     other = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b")))
     both = sqlsem.all_of(coordinator.mutex(name("b")), coordinator.mutex(name("a")))
@@ -362,7 +362,7 @@ def test_all_of_deadlocks_with_sequential_acquires(database, connect, name, thre
 
 
 def test_all_of_never_deadlocks(database, connect, name, threads):
-    """Many threads that take random sets, in random order, of locks of all kinds: nobody ever gets Deadlock."""
+    """Many threads acquire random sets of locks of all kinds in random order: none ever gets Deadlock."""
     coordinators = [connect() for _ in range(2)]
     rounds, done = (4, 6) if database.engine == "mssql" else (25, 12), []
 
@@ -427,7 +427,7 @@ def test_processes(database, connect, name, spawn):
 
 
 def test_tasks_and_threads(database, connect, name, threads):
-    """Two tasks of one loop, and a thread."""
+    """A deadlock between two tasks of one loop and a thread is found."""
     coordinator = connect()
     holder = Holder(database, threads, coordinator.mutex(name("c")), coordinator.mutex(name("a")))
 
@@ -498,7 +498,7 @@ def test_random_lock_order_completes_by_retry(database, connect, name, threads):
         if not locks:
             return
         with locks[0]:
-            nobody.wait(0.02)  # so that others come in between
+            nobody.wait(0.02)  # so that other threads acquire in between
             nest(locks[1:])
 
     def work(coordinator, seed):
@@ -539,8 +539,8 @@ def test_random_lock_order_completes_by_retry(database, connect, name, threads):
 
 
 def test_orphan_row_is_no_deadlock(database, connect, name):
-    """A call of this very thread was broken off and has left it: a ping removes it, and who waits behind it goes on."""
-    coordinator = connect(grace=1800)  # no ping comes by itself meanwhile
+    """A broken-off call of this thread left a row: a heartbeat removes it, and the waiter behind it goes on."""
+    coordinator = connect(grace=1800)  # no heartbeat comes by itself during the test
     with coordinator.mutex(name("before")):
         (mine,) = coordinator.admin.entries(name("before"))
     session = database.session()

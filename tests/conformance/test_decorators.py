@@ -209,7 +209,7 @@ def test_generators_are_refused(connect, name):
 
 
 def test_a_coroutine_function_does_not_run_unguarded(connect, name):
-    """It is guarded, or refused; never called as if it were a plain function."""
+    """A decorated coroutine function is guarded or refused, never called as a plain function."""
     coordinator = connect()
     seen = []
 
@@ -228,7 +228,7 @@ def test_a_coroutine_function_does_not_run_unguarded(connect, name):
 
 
 def test_a_callable_string_is_a_name(connect, name):
-    """A name is a name, even one whose class can be called."""
+    """A string is taken as a name, even if its class is callable."""
     assert callable(name)
     with connect().mutex(name) as grant:
         assert grant.resource == name
@@ -248,7 +248,7 @@ seen.append(guarded())
 
 
 def test_a_cell_of_a_notebook(connect, name, monkeypatch):
-    """IPython runs a cell in its event loop, and a cell may block that; a task that runs beside it may not."""
+    """IPython runs a cell in its event loop: the cell may block that loop, a task beside it may not."""
     lock, seen = connect().mutex(name), []
     shell = types.ModuleType("IPython.core.interactiveshell")
     exec("async def run_code(code, names):\n    exec(code, names)", shell.__dict__)

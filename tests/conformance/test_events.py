@@ -14,7 +14,7 @@ from sqlsem.core import event_bus
 
 pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks]
 
-#: A lock of each kind, one that keeps it waiting, and what is told of the first.
+#: For each kind: a lock, a lock that makes it wait, and the values in the events of the first.
 KINDS = {
     "mutex": (lambda c, name: c.mutex(name, note="n"), lambda c, name: c.mutex(name), ("write", 1, 1)),
     "limit": (lambda c, name: c.limit(name, 2, note="n"), lambda c, name: c.limit(name, 2, weight=2), ("write", 2, 1)),
@@ -26,7 +26,7 @@ KINDS = {
 
 @pytest.fixture
 def told():
-    """All that happens, in the order in which it was told."""
+    """Return a function that lists all events in the order of their delivery."""
     found = []
     subscriptions = [sqlsem.on(kind, found.append) for kind in events.EVENTS]
     yield lambda: event_bus.drain(PATIENCE) or list(found)
@@ -88,7 +88,7 @@ def test_wait_event_names_the_holders(connect, name, told, kind, where):
 
 
 def test_wait_event_of_local_waiter_names_remote_holder(connect, name, told, monkeypatch):
-    """... and the database is asked once."""
+    """Each local waiter's event names the remote holder, and the database is asked once."""
     holder, other = connect(), connect()
     with holder.mutex(name, note="the first") as first:
         attempts = []

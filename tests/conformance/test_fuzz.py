@@ -69,7 +69,7 @@ def access(spec):
 
 
 def stays_of(events, died):
-    """The stays that a process told of; where it was killed inside, they end then."""
+    """Return the stays that a process reported; a kill during a stay ends it."""
     inside, stays = {}, []
     for event in events:
         if event["event"] == "entered":
@@ -102,7 +102,7 @@ def run(spawn, database, name, processes, rounds):
         child.send(go=True)
     events = {child: [] for child in children}
     victim = children[-1]
-    while len(events[victim]) < rounds:  # about a third of its way
+    while len(events[victim]) < rounds:  # about a third of its rounds
         event = victim.next()
         assert event is not None
         assert event["event"] != "done", event

@@ -20,8 +20,9 @@ ROUNDS = 30
 
 
 def left(call, *, attempts=5, rounds=ROUNDS, each=1):
-    """Objects that a call leaves for the collector, by the best of several attempts: other threads make some, too.
-    ``each``: of one of so many things that a call does.
+    """Return how many objects a call leaves for the collector: the least of several attempts, as threads add some.
+
+    ``each``: how many operations one call performs.
     """
     call()
     found = []
@@ -201,7 +202,7 @@ def add(one, other):
 @pytest.mark.faces("sync")
 @pytest.mark.parametrize("most", [1, 100], ids=["one by one", "in groups"])
 def test_worker_leaves_no_objects_per_task(most, connect, name):
-    """A worker itself leaves something, once: so many tasks, and less than one object for each."""
+    """A worker leaves some objects once, but fewer than one per task."""
     coordinator = connect()
     queue = coordinator.queue(name)
     tasks = 300

@@ -146,12 +146,12 @@ def test_lost_lock_can_be_acquired_again(connect, database, name):
         lock.release()
 
 
-# -- asserting inside the caller's own transaction
+# -- assert_held inside the caller's own transaction
 
 
 @pytest.fixture
 def transaction(database):
-    """``transaction()``: a cursor with a transaction open on the same database."""
+    """``transaction()`` returns a cursor with an open transaction on the same database."""
     with contextlib.ExitStack() as stack:
 
         def begin(isolation=None):
@@ -230,7 +230,7 @@ def test_pinned_row_is_revoked_after_commit_only(connect, name, transaction, thr
 
 @pytest.mark.engines("postgresql", "mssql")
 def test_an_asserted_row_outlives_its_owner(connect, database, name, transaction):
-    """The member dies, its transaction goes on: nobody is let in before that ends."""
+    """A member dies while its transaction goes on: no other client is granted before the transaction ends."""
     session = database.session(grace=0.2)
     from sqlsem.model import Request
 
@@ -286,7 +286,7 @@ def test_assert_held_with_a_dictionary_cursor(connect, database, name):
 
 @pytest.mark.engines("postgresql")
 def test_pinned_row_outlives_its_block_until_commit(connect, database, name, transaction):
-    """The block ends before the transaction: the row stays until then, and goes by itself."""
+    """The row of a block that ends before its transaction stays until the commit, then leaves by itself."""
     coordinator = connect(grace=6)
     cursor = transaction()
     with coordinator.mutex(name) as grant:
@@ -300,13 +300,13 @@ def test_pinned_row_outlives_its_block_until_commit(connect, database, name, tra
 
 
 def test_assert_held_refuses_autocommit(connect, database, name):
-    """There each statement is a transaction of its own, which protects nothing."""
+    """With autocommit each statement is its own transaction, so an assertion would protect nothing."""
     with connect().mutex(name) as grant, contextlib.closing(database.raw(autocommit=True)) as connection:
         cursor = connection.cursor()
         with pytest.raises(sqlsem.ConfigurationError, match="transaction"):
             grant.assert_held(cursor)
         if database.engine == "postgresql":
-            with connection.transaction():  # as Django's atomic() and others do
+            with connection.transaction():  # like Django's atomic()
                 grant.assert_held(cursor)
         else:
             cursor.execute("BEGIN" if database.engine == "sqlite" else "BEGIN TRANSACTION")
@@ -364,7 +364,7 @@ def test_assert_held_with_sqlalchemy(connect, database, name):
 
 
 def test_all_of_releases_the_rest_when_a_row_is_lost(connect, name):
-    """Its owner lives, so nobody else would ever remove the row."""
+    """The owner lives, so no other client would ever remove the remaining rows."""
     owner, operator = connect(), connect()
     first, second = f"{name}-1", f"{name}-2"
     with pytest.raises(sqlsem.LockLost):

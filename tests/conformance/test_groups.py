@@ -1,4 +1,4 @@
-"""Short tasks are claimed and ended in groups; nobody else may notice but by the clock."""
+"""Workers claim and end short tasks in groups; apart from the time saved, the effect is that of single claims."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from sqlsem.tasks import worker as worker_module
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
 
-#: What tasks have done in this process, and what holds one of them up.
+#: Numbers of the tasks that ran in this process, and the events that hold one of them up.
 done: list[int] = []
 reached, go = threading.Event(), threading.Event()
 
@@ -38,7 +38,7 @@ def fail(number):
 
 @pytest.fixture(autouse=True)
 def nothing_parked(monkeypatch):
-    """Calls are counted here, and how often a worker looks for parked tasks goes by the time."""
+    """Keep workers from checking for blocked tasks: these tests count calls, and the checks go by the clock."""
     monkeypatch.setattr(claiming, "BLOCKED_SECONDS", 3600.0)
 
 
@@ -58,13 +58,13 @@ def queue(connect, name):
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Every group is as large as it can be, however long tasks take."""
+    """Make every group as large as possible, however long the tasks take."""
     monkeypatch.setattr(claim_buffer.ClaimSizer, "next_size", lambda sizer: sizer._limit)
 
 
 @pytest.fixture
 def unhurried(monkeypatch):
-    """No group is late, however slow the machine is."""
+    """Let no group be late, however slow the machine is."""
     monkeypatch.setattr(worker_module, "GROUP_LATE_SECONDS", PATIENCE)
 
 
@@ -87,12 +87,12 @@ def working(worker):
 
 
 class Calls:
-    """The calls on the main session; ``before`` and ``after`` run around each, with its name."""
+    """Counts the calls on the main session; ``before`` and ``after`` run around each call, with its name."""
 
     def __init__(self, queue):
         queue.state()  # connects
         self.made, self.answered = Counter(), Counter()
-        self.groups = 0  # that were asked for
+        self.groups = 0  # number of groups that were requested
         self.before = self.after = lambda name: None
         session = queue.claiming.client.member.main.session
         for name in ("claim_task", "next_task", "next_tasks", "end_task"):
@@ -215,7 +215,7 @@ def test_a_group_is_no_larger_than_a_megabyte(database, connect, queue):
 
 
 def test_the_pace():
-    """Twice as many each time, while they fit."""
+    """The size of a claim doubles each time, while the tasks fit into the time for a group."""
     sizer = claim_buffer.ClaimSizer(100)
     assert sizer.next_size() == 2, "nothing is known"
     for seconds, most in ((0.0, 4), (0.0, 8), (0.1, 1), (0.1, 1)):
@@ -232,7 +232,7 @@ def test_the_pace():
 
 
 def test_prefetch_shrinks_claims_of_long_tasks():
-    """Two groups take no longer than one where nothing is claimed ahead; and of long tasks none is."""
+    """With prefetch two groups take no longer than one group without it; long tasks are not prefetched."""
     for seconds, most, ahead in ((0.0001, 50, True), (0.0009, 5, True), (0.002, 5, False)):
         sizer = claim_buffer.ClaimSizer(100, prefetch=True)
         for _ in range(100):
@@ -259,7 +259,7 @@ def sign(number):
 
 
 def test_short_tasks_run_in_a_single_thread(queue, unhurried, monkeypatch):
-    """Several would only wait for each other."""
+    """A second thread would only wait for the first one."""
     monkeypatch.setattr(worker_module, "CLAIMING_SECONDS", PATIENCE)
     monkeypatch.setattr(claim_buffer, "LONG_SECONDS", PATIENCE)
     by.clear()
@@ -279,7 +279,7 @@ def test_long_tasks_are_run_by_all_threads(queue, group):
 
 
 def test_the_next_thread_goes_on_with_the_group(queue, eager, unhurried):
-    """And records what others have done."""
+    """Another thread runs the rest of a slow task's group and records its results."""
     numbers = with_a_slow_one(queue)
     thread = working(Worker(queue, threads=2, idle_exit=0))
     assert reached.wait(PATIENCE)
@@ -306,16 +306,16 @@ def test_result_is_recorded_while_other_threads_are_idle(queue, monkeypatch):
     assert set(statuses(queue)) == {"finished"}
 
 
-# -- when one of a group takes long, or the worker is to leave --------------------------------------------------------
+# -- slow tasks in a group, and workers that must leave --------------------------------------------------------------
 
 
 def with_a_slow_one(queue):
-    """The third of ten takes until it may go on."""
+    """Put ten tasks, the third of which blocks until the test lets it go on."""
     return queue.put_many([sqlsem.Call(hold if number == 2 else note, number) for number in range(10)])
 
 
 def test_a_slow_task_does_not_keep_its_neighbours(connect, queue, name, eager):
-    """Neither from running elsewhere, nor from having ended; and its own attempt ends as its own."""
+    """Beside a slow task, ended tasks of its group are recorded and unstarted ones run in another worker."""
     numbers = with_a_slow_one(queue)
     first = queue.put(sqlsem.Call(note, 99), order=-1)  # runs alone, and first
     thread = working(Worker(queue, idle_exit=0))
@@ -369,7 +369,7 @@ def test_lost_task_does_not_start(connect, queue, name, eager):
     numbers = with_a_slow_one(queue)
     worker = Worker(queue, idle_exit=0)
     relieved = threading.Event()
-    worker._return_unstarted = lambda: relieved.wait(PATIENCE)  # not before it is lost
+    worker._return_unstarted = lambda: relieved.wait(PATIENCE)  # waits until the claim is lost
     thread = working(worker)
     assert reached.wait(PATIENCE)
     queue.claiming.client.mark_lost(None, "nothing was heard")
@@ -378,29 +378,29 @@ def test_lost_task_does_not_start(connect, queue, name, eager):
     relieved.set()
     thread.join(PATIENCE)
     Worker(connect().queue(name), idle_exit=2).run()
-    # What had begun is recorded, as the database still knows it as this worker's.
+    # The started task is recorded, as the database still has this worker's claim.
     assert Counter(done) == {0: 1 + 1, **dict.fromkeys(range(1, 10), 1)}
     assert {entry.status for entry in queue.tasks()} == {"finished"}
     assert [outcomes(queue, number) for number in numbers] == [["finished"]] * 3 + [["returned", "finished"]] * 7
 
 
-# -- the next group, claimed while one is run -------------------------------------------------------------------------
+# -- prefetch of the next group during a run --------------------------------------------------------------------------
 
 postgresql = pytest.mark.engines("postgresql")
-#: What tasks may look at.
+#: The `Calls` object that tasks read.
 calls: list["Calls"] = []
 
 
 @pytest.fixture
 def watched(queue):
-    """The calls of a queue whose tasks may look at them."""
+    """Return the counted calls of a queue, and show them to its tasks."""
     calls[:] = [Calls(queue)]
     yield calls[0]
     calls.clear()
 
 
 def see_claim(number):
-    """Not before another group was claimed."""
+    """Return only after another group was claimed."""
     before = calls[0].answered["next_tasks"]
     until(lambda: calls[0].answered["next_tasks"] > before)
     done.append(number)
@@ -408,7 +408,7 @@ def see_claim(number):
 
 @postgresql
 def test_next_group_is_prefetched_during_a_run(queue, watched, eager, unhurried, monkeypatch):
-    """By the leader's name, and with the ends of the group before."""
+    """The prefetching call claims in the claiming thread's name and reports the ends of the previous group."""
     monkeypatch.setattr(worker_module, "CLAIMING_SECONDS", PATIENCE)
     bodies = [sqlsem.Call(see_claim if number == 5 else note, number) for number in range(350)]
     numbers = queue.put_many(bodies)
@@ -416,7 +416,7 @@ def test_next_group_is_prefetched_during_a_run(queue, watched, eager, unhurried,
     watched.before = lambda name: seen.append((name, threading.current_thread().name.rpartition("-")[2]))
     Worker(queue, idle_exit=0).run()
     assert done == list(range(350))
-    # One by itself, then groups; the last, which was not full, was claimed in the ordinary way, as it is ended.
+    # First a single claim, then groups. The call that ends the last group is no prefetch, as that group was not full.
     assert seen == [
         ("claim_task", "1"),
         ("next_tasks", "1"),
@@ -430,11 +430,11 @@ def test_next_group_is_prefetched_during_a_run(queue, watched, eager, unhurried,
 
 @postgresql
 def test_nothing_is_kept_behind_a_slow_task(connect, queue, name, watched, eager):
-    """Neither of its group nor of the next one; and nothing more is claimed."""
+    """A slow task keeps no task of its own or the next group, and its worker claims no more."""
     numbers = queue.put_many([sqlsem.Call(hold if number == 120 else note, number) for number in range(400)])
     thread = working(Worker(queue, idle_exit=0))
     assert reached.wait(PATIENCE)
-    asked = watched.groups + 1  # one may be on its way
+    asked = watched.groups + 1  # one claim may be under way
     time.sleep(4 * claim_buffer.GROUP_LATE_SECONDS)
     until(lambda: Counter(statuses(queue)) == {"finished": 120, "running": 1, "pending": 279})
     assert watched.groups <= asked
@@ -448,7 +448,7 @@ def test_nothing_is_kept_behind_a_slow_task(connect, queue, name, watched, eager
 
 @postgresql
 def test_late_claim_behind_slow_task_is_returned(queue, watched, eager):
-    """It was claimed while nobody knew of that, and is given back as it arrives."""
+    """A prefetch that began before the slow task was known is returned on arrival."""
     queue.put_many([sqlsem.Call(hold if number == 5 else note, number) for number in range(400)])
 
     def wait(name):
@@ -499,7 +499,7 @@ def test_leaving_thread_returns_its_new_claim(queue, watched, eager, unhurried, 
 
 @postgresql
 def test_exclusive_task_starts_after_earlier_results_are_stored(queue, eager, unhurried):
-    """Else what kills its worker would have others run again."""
+    """A task that kills its worker must not make earlier tasks run again."""
     put(queue, 101)
     queue.put(sqlsem.Shell("true"))
     put(queue, 3)
@@ -515,9 +515,9 @@ def test_exclusive_task_starts_after_earlier_results_are_stored(queue, eager, un
 
 @postgresql
 def test_task_with_locks_is_not_prefetched(queue, eager, unhurried):
-    """It would keep others from these while what was claimed before is run."""
+    """A prefetched task would keep other clients from its locks while earlier tasks run."""
     looks = looks_for_parked(queue)
-    put(queue, 201)  # the last claim ahead finds nothing, and looks for nothing else
+    put(queue, 201)  # the last prefetch finds no task, and does not check for blocked ones
     Worker(queue, idle_exit=0).run()
     assert done == list(range(201))
     assert {name for name, _ in looks} == {f"{queue.name}-1"}
@@ -535,7 +535,7 @@ def test_tasks_with_locks_are_claimed_beside_a_backlog(queue, unhurried, monkeyp
 
 
 def looks_for_parked(queue):
-    """By which thread, and when how much was done."""
+    """Return a list of the checks for blocked tasks: the thread, and the number of tasks done by then."""
     queue.state()
     looks, session = [], queue.claiming.client.member.main.session
     look = session.claim_blocked
@@ -568,11 +568,11 @@ def test_prefetch_survives_an_outage(queue, watched, eager, unhurried):
     assert done == list(range(400))
 
 
-# -- when answers are lost --------------------------------------------------------------------------------------------
+# -- lost answers -----------------------------------------------------------------------------------------------------
 
 
 def test_lost_answers_change_nothing(connect, name, eager, unhurried):
-    """Every task is run once, whichever answer is lost, and whether the call got through or not."""
+    """Every task runs once, whichever answer is lost, and whether or not the server received the call."""
     queue = connect(retry=PATIENCE).queue(name)
     numbers = put(queue, 450)
     calls, chance = Calls(queue), iter(["asked", "answered", "lost", "unasked"] * 1000)
@@ -596,14 +596,14 @@ def test_lost_answers_change_nothing(connect, name, eager, unhurried):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_answers_that_never_come(connect, name, eager, unhurried, moment):
-    """The worker ends; results are recorded once, and tasks that it may have claimed return."""
+    """The worker ends, its results are recorded once, and tasks that it may have claimed are returned."""
     queue = connect(grace=10).queue(name)
     put(queue, 301)
     calls = Calls(queue)
 
     def cut(name):
         if calls.made["next_tasks"] == 3:
-            calls.made["next_tasks"] += 1  # no more of that
+            calls.made["next_tasks"] += 1  # cuts only once
             raise Unavailable(f"{name} was cut for good")
 
     setattr(calls, moment, cut)

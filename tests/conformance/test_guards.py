@@ -1,4 +1,4 @@
-"""Guarded tables: the database refuses who writes without the lock. On both servers."""
+"""Guarded tables on both servers: the database refuses writes by a client that does not hold the lock."""
 
 import contextlib
 import json
@@ -18,8 +18,8 @@ def write(connection, table, value=1):
 
 
 def undo(connection):
-    """Roll back what may be undone already: a trigger that throws ends the transaction on SQL Server."""
-    if not hasattr(connection, "info"):  # (FreeTDS rolls back what it believes to be there)
+    """Roll back, also if a trigger that throws has ended the transaction, as on SQL Server."""
+    if not hasattr(connection, "info"):  # (FreeTDS rolls back a transaction that it believes to be open)
         connection.cursor().execute("IF @@TRANCOUNT = 0 BEGIN TRANSACTION")
     connection.rollback()
 
@@ -37,10 +37,10 @@ def test_write_without_the_lock_is_refused(database, connect, guarded, writer, r
     for autocommit in (True, False):
         with refusal("which has asserted no", name):
             writer(autocommit=autocommit).cursor().execute(statement.format(guarded))
-    with connect().mutex(name):  # held, and not asserted
+    with connect().mutex(name):  # the lock is held, but not asserted
         with refusal("which has asserted no"):
             writer().cursor().execute(statement.format(guarded))
-    writer().cursor().execute(f"SELECT * FROM {guarded}")  # who reads is none of its business
+    writer().cursor().execute(f"SELECT * FROM {guarded}")  # a guard allows reads
     assert values(database, guarded) == []
 
 
@@ -85,7 +85,7 @@ def test_a_lock_that_was_lost(database, connect, guarded, writer, refusal, name)
 
 
 def test_revoke_waits_for_the_asserting_transaction(database, connect, guarded, writer, name, threads):
-    """The transaction keeps the row until its end: until then nobody else is let in, and it writes rightly."""
+    """The transaction keeps the row until its end: its writes are valid, and no other client is granted before."""
     coordinator, operator = connect(), connect(retry=60)
     lock = coordinator.mutex(name)
     lock.acquire()
@@ -180,7 +180,7 @@ def test_waiter_may_not_write(database, connect, guarded, writer, refusal, name)
 
 
 def test_pinned_row_outlives_its_dead_member(database, connect, guarded, writer, name):
-    """The member dies between two writes, and is removed: its row stands, and is kept by this transaction."""
+    """A member dies between two writes and is removed: the open transaction keeps its pinned row."""
     from sqlsem.model import Request
 
     session = database.session(grace=0.2)
@@ -218,7 +218,7 @@ def test_a_session_of_a_grant(database, connect, guarded, writer, refusal, name,
             end()
             write(connection, guarded, 2)
             end()
-            with grant.session(connection):  # as a function does that does not know of the other one
+            with grant.session(connection):  # like a called function that does not know of the outer session
                 write(connection, guarded, 3)
                 end()
             write(connection, guarded, 4)
@@ -251,7 +251,7 @@ def test_a_session_keeps_the_lock_from_the_first_write_on(connect, guarded, writ
         lock.release()
 
 
-@pytest.mark.engines("postgresql")  # where the note would end with it
+@pytest.mark.engines("postgresql")  # there the session's note would end with the transaction
 def test_a_session_begins_outside_of_a_transaction(connect, guarded, writer, name):
     connection = writer()
     with connect().mutex(name) as grant:
@@ -284,7 +284,7 @@ def test_a_session_that_ends_badly(database, connect, guarded, writer, refusal, 
     assert values(database, guarded) == []
 
 
-# -- putting guards and taking them off -----------------------------------------------------------------------------
+# -- adding and removing guards -------------------------------------------------------------------------------------
 
 
 def test_guards_are_put_listed_and_taken_off(database, connect, table, writer, name):
@@ -384,7 +384,7 @@ def test_a_guard_that_is_disabled(database, connect, guarded, writer, name):
 
 
 def test_the_command(database, table, name):
-    """Put twice, listed, taken off; a name that nobody uses is perhaps misspelt."""
+    """`sqlsem guard` adds, lists and removes a guard; an unknown resource needs --allow-new, as it may be misspelt."""
     text = table()
     options = ["--schema", database.schema]
 

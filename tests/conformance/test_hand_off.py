@@ -10,12 +10,12 @@ from support import PATIENCE, until
 from sqlsem.core.client import DatabaseClient
 from sqlsem.model import Request
 
-#: So long it waits for what must not come. (No bound that a slow machine could miss: it is a chance to be wrong.)
+#: Seconds to wait for a grant that must not come. (A slow machine cannot fail the test by this.)
 CHANCE = 0.3
 
 
 class Party:
-    """A member with two sessions: one to ask and give back, one to wait in."""
+    """A member with two sessions: one to request and release, one to wait in."""
 
     numbers = itertools.count()
 
@@ -36,7 +36,7 @@ class Party:
         assert self.main.release(self.ticket, "released")
 
     def sleep(self, seconds):
-        """Wait in another thread; it sleeps when this returns. The result comes by a call of what is returned."""
+        """Wait in another thread, and return once that thread sleeps. The returned function gives the result."""
         answers = []
         thread = threading.Thread(
             target=lambda: answers.append(self.waiting.wait(self.ticket, seconds, threading.Event())), daemon=True
@@ -62,7 +62,7 @@ def party(database):
 
 
 def goes_in_after_both(waiter, first, last):
-    """It wakes when the first one leaves, and sleeps again; and is let in when the last one does."""
+    """Check that the waiter is not granted when ``first`` leaves, but when ``last`` does."""
     answer = waiter.sleep(CHANCE)
     first.leave()
     assert answer() is False
@@ -79,7 +79,7 @@ def test_release_grants_the_next_waiter(party, name):
 
 
 def test_waiter_survives_a_middle_waiter_giving_up(party, name):
-    """The row on whose lock it slept is gone, and the holder's is not."""
+    """The waiter slept on the lock of a row that has left; the holder's row is still there."""
     holder, between, waiter = party().ask(name), party().ask(name), party().ask(name)
     goes_in_after_both(waiter, between, holder)
 
@@ -96,7 +96,7 @@ def test_reader_leaves_while_others_share(party, name, access):
     ids=["all", "much", "by-what-others-declare", "by-what-only-others-declare"],
 )
 def test_the_rest_is_too_heavy_still(party, name, limits, weights):
-    """The last one fits beside neither of the others, and waits for both."""
+    """The waiter's weight fits beside neither holder, so it waits for both."""
     parties = [party() for _ in limits]
     if None in limits:
         parties[0].main.set_resource(name, "cap", 9)
@@ -109,7 +109,7 @@ def test_the_rest_is_too_heavy_still(party, name, limits, weights):
 
 @pytest.mark.parametrize("number", range(3))
 def test_a_place_of_three_is_left(party, name, number):
-    """Whichever it is."""
+    """A waiter is granted whichever of the three holders leaves."""
     holders = [party().ask(name, limit=3) for _ in range(3)]
     answer = party().ask(name, limit=3).sleep(PATIENCE)
     holders[number].leave()
@@ -117,7 +117,7 @@ def test_a_place_of_three_is_left(party, name, number):
 
 
 def test_slot_waiter_stays_behind_earlier_waiters(party, name):
-    """Also where these do not look just now."""
+    """An earlier waiter blocks a later one even while it does not poll."""
     holders = [party().ask(name, limit=2) for _ in range(2)]
     before, waiter = party().ask(name, limit=2), party().ask(name, limit=2)
     for holder in holders:
@@ -132,7 +132,7 @@ def test_slot_waiter_stays_behind_earlier_waiters(party, name):
     [("paused", "", 2), ("cap", "", 2), ("cap", "*", 2), ("paused", "", 3), ("cap", "", 3)],
 )
 def test_an_operator_stops_it_as_it_sleeps(party, name, what, pattern, limit):
-    """Paused, or allowed less than it weighs, also by a limit for all names that begin so."""
+    """A pause, or a limit below its weight, keeps a sleeping waiter out; so does a limit for a pattern of names."""
     resource = name + pattern
     holder, waiter = party().ask(name, limit=limit, weight=2), party().ask(name, limit=limit, weight=2)
     answer = waiter.sleep(CHANCE)
@@ -155,7 +155,7 @@ def test_an_operator_takes_its_row_as_it_sleeps(party, name):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql", "memory")
 def test_released_row_is_forgotten_before_local_notify(connect, name, monkeypatch):
-    """They sleep as long as what they find there keeps them out, and nobody would wake them."""
+    """Local waiters sleep while a released row is still registered, and no later event would wake them."""
     coordinator = connect()
     told, found, tell = [], [], DatabaseClient.handle_release
 
@@ -170,7 +170,7 @@ def test_released_row_is_forgotten_before_local_notify(connect, name, monkeypatc
     with coordinator.all_of(coordinator.write(name("a")), coordinator.stage(name("b"), 1)):
         pass
     rate = coordinator.rate(name("d"), 1, per="1s")
-    for _ in range(2):  # the second one in the rate's line, as it has to wait for long
+    for _ in range(2):  # the second use waits in the rate's queue, as the wait is long
         rate.take()
     assert {name("a"), name("b"), name("c"), f"rate:{name('d')}"} == set(told)
     assert found == []

@@ -1,4 +1,4 @@
-"""Locks that travel: handed over by one, adopted by another, with one owner at every moment."""
+"""Locks that one client hands over and another adopts, with one owner at every moment."""
 
 import itertools
 import threading
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.faces("sync", "aio")
 
 @pytest.fixture
 def pair(connect):
-    """Two processes, as far as the database can tell."""
+    """Two coordinators, which the database takes for two processes."""
     return connect(), connect()
 
 
@@ -49,7 +49,7 @@ def test_handover_keeps_the_position(database, pair, name):
 
 
 def test_handover_lets_no_waiter_in_between(pair, connect, name, threads):
-    """A client waits all the time: it is granted when the adopter releases, and not before."""
+    """A waiting client is granted when the adopter releases, not before."""
     giver, taker = pair
     third = connect()
     entered = threading.Event()
@@ -71,7 +71,7 @@ def test_handover_lets_no_waiter_in_between(pair, connect, name, threads):
 
 
 def test_waiters_of_the_givers_own_process_go_on(pair, name, threads):
-    """Local waiters sleep until their own process releases a lock, which it does not do here."""
+    """Local waiters go on after a hand-over, although their own process never releases the lock."""
     giver, taker = pair
     order = []
     with giver.mutex(name) as grant:
@@ -116,7 +116,7 @@ def test_too_late(database, pair, connect, name):
     giver, taker = pair
     with giver.mutex(name) as grant:
         token = grant.hand_over(ttl=1)
-    # It is free as soon as the time is up, for who waits as for who comes.
+    # The lock is free once the token has expired, for waiters and for new requests.
     began = time.monotonic()
     with connect().mutex(name, timeout=slack(15)) as next_one:
         assert time.monotonic() - began < slack(6)
@@ -134,7 +134,7 @@ def test_adopt_refuses_an_expired_unreaped_token(pair, name, database):
     time.sleep(1.2)
     with pytest.raises(NotHeld, match="Too late"):
         adopt(taker, token)
-    with taker.mutex(name, timeout=slack(15)):  # and nobody holds it
+    with taker.mutex(name, timeout=slack(15)):  # the lock is free
         pass
 
 
@@ -181,7 +181,7 @@ def test_handover_of_reentrant_hold_is_refused(connect, name):
 
 
 def test_twice_over(pair, connect, name):
-    """From hand to hand: the fence stays, and what was used stays used."""
+    """A lock passes through several owners: its fence stays, and each token is valid once."""
     giver, taker = pair
     with giver.mutex(name) as grant:
         token = grant.hand_over()
@@ -215,13 +215,14 @@ def test_a_login_that_may_not(connect, name, engine_name):
             grant.check()
             return
         token = grant.hand_over(to="somebody-else")
-    adopt(giver, token).release()  # (the giver's own login may take it back)
+    adopt(giver, token).release()  # (the giver's own login may adopt it)
 
 
 @pytest.mark.parametrize("first", ["refused", "done"])
 def test_handover_refused_after_expiry_loses_the_lock(connect, name, monkeypatch, first):
-    """The time was up meanwhile: its holder is told that it is lost, and then the row must not stay. So too where it is
-    in transit, as of an attempt before only the answer was lost.
+    """A refused hand-over after the expiry reports the lock as lost, and removes the row.
+
+    The same holds if the row is in transit already because only the answer of a first attempt was lost.
     """
     giver, other = connect(), connect()
     lock = giver.mutex(name)
@@ -264,7 +265,7 @@ def test_handover_refused_in_time_keeps_the_lock(connect, name, monkeypatch):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_late_release_does_not_end_an_adopted_row(database, pair, name):
-    """A release that was on its way, or is repeated, must not end what another one has adopted."""
+    """A late or repeated release by the giver must not end a row that another client has adopted."""
     giver, taker = pair
     with giver.mutex(name) as grant:
         (row,) = giver.admin.entries(name)
@@ -342,7 +343,7 @@ def test_it_has_a_block_of_its_own(pair, name, database):
 
 
 def carrier(channel: Channel, url, options, resource, grace=5.0):
-    """Child process: ``acquire``, ``adopt`` a token, ``give`` it away, ``release``; tells each with its time."""
+    """A child process that acquires, adopts, hands over or releases on command, and reports each with its time."""
     coordinator = sqlsem.connect(url, **options, grace=grace)
     coordinator.admin.entries("none")
     channel.tell("ready")
@@ -373,8 +374,9 @@ def carrier(channel: Channel, url, options, resource, grace=5.0):
 @pytest.mark.faces("sync")
 @pytest.mark.parametrize("step", ["giver after", "giver before", "taker after"])
 def test_handover_survives_a_killed_process(spawn, connect, name, step, engine_name):
-    """kill -9 of the giver when it has handed over: the lock is in transit, and goes on. Before, and of the adopter
-    after: it is free within the grace. Nobody keeps it that is not there.
+    """A lock in transit survives a kill -9 of the giver, and can be adopted.
+
+    After a kill of the giver before the hand-over, or of the adopter, the lock is free within the grace.
     """
     giver, taker = (spawn(carrier, resource=name, grace=1.0) for _ in range(2))
     for child in (giver, taker):
@@ -388,7 +390,7 @@ def test_handover_survives_a_killed_process(spawn, connect, name, step, engine_n
         token = giver.expect("out")["token"]
         if step == "giver after":
             giver.kill()
-            time.sleep(1.5)  # longer than the grace: the lock is not the giver's any more
+            time.sleep(1.5)  # longer than the grace: the giver's death must not end the transit
         taker.send(do="adopt", token=token)
         assert taker.expect("in")["fence"] == fence
         if step == "taker after":

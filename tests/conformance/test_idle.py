@@ -16,7 +16,7 @@ from sqlsem.tasks import Worker, claiming
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
 
-#: When tasks were begun, by number.
+#: The time at which each task began, by number.
 begun: dict[int, float] = {}
 
 
@@ -40,7 +40,7 @@ def seldom(monkeypatch):
 
 @pytest.fixture
 def working(connect, name):
-    """The queue of a worker that has nothing to do."""
+    """Return the queue of a worker without tasks."""
     begun.clear()
     queue = connect().queue(name)
     worker = Worker(queue, threads=4)
@@ -56,7 +56,7 @@ def working(connect, name):
 
 @pytest.fixture
 def idle(seldom, working, monkeypatch):
-    """The same, when the worker has gone to sleep for longer than any test waits."""
+    """Return that queue once its worker sleeps for longer than any test waits."""
     bell, rests = working.claiming.client.queue_changes, []
     wait_changed = bell.wait_changed
 
@@ -65,19 +65,19 @@ def idle(seldom, working, monkeypatch):
         wait_changed(version, timeout)
 
     monkeypatch.setattr(bell, "wait_changed", noted)
-    bell.notify()  # it may sleep already
+    bell.notify()  # wakes a worker that slept already
     until(lambda: rests and rests[-1] > PATIENCE, "the worker sleeps")
     return working
 
 
 def test_idle_workers_cost_a_statement_per_second(working):
-    """Whatever they ask for: that is not a list of what they were seen to ask for once."""
-    time.sleep(5)  # its pauses have grown by then, which is no condition to wait for
+    """Idle workers cost at most a statement per second; the test counts all calls of the session."""
+    time.sleep(5)  # time for the worker's pauses to grow
     session, made, asked = working.claiming.client.member.main.session, Counter(), []
 
     def watched(name, call):
         def counted(*arguments):
-            made[name] += not asked  # what a call is made of is not asked for
+            made[name] += not asked  # a call inside another call is not counted
             asked.append(name)
             try:
                 return call(*arguments)
@@ -103,7 +103,7 @@ def test_idle_workers_cost_a_statement_per_second(working):
 
 
 def test_task_of_another_process_starts_at_once(seldom, idle, connect, name):
-    """By a coordinator of its own, which has as little to do with the worker as another process."""
+    """Another coordinator, like another process, shares nothing with the worker but the database."""
     other = connect().queue(name)
     for number in range(20):
         other.put(sqlsem.Call(note, number))
@@ -112,9 +112,9 @@ def test_task_of_another_process_starts_at_once(seldom, idle, connect, name):
 
 
 def test_the_next_order_is_taken_up_at_once(seldom, idle, connect, name):
-    """Another worker ends the last task of the order before it."""
+    """The next order starts at once when another client ends the last task of the order before it."""
     other = connect().queue(name)
-    number = other.put(sqlsem.Call(note, 0), after=60)  # holds up what comes later
+    number = other.put(sqlsem.Call(note, 0), after=60)  # holds up the later order
     other.put(sqlsem.Call(note, 1), order=1)
     time.sleep(2)
     assert begun == {}
@@ -123,7 +123,7 @@ def test_the_next_order_is_taken_up_at_once(seldom, idle, connect, name):
 
 
 def test_task_due_just_after_a_poll_starts_in_time(seldom, idle, connect, name):
-    """As the database says of it that its time has come, though the look before did not find it."""
+    """A task becomes due between a poll and the query for the next due time, which then says: now."""
     session, told = idle.claiming.client.member.main.session, []
     known = session.next_ready
 

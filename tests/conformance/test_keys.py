@@ -1,4 +1,4 @@
-"""Tasks that are there once, and tasks that take another one's place."""
+"""Unique tasks, and tasks that replace another one."""
 
 import threading
 
@@ -51,7 +51,7 @@ def test_later_task_replaces_the_earlier(queue):
     assert states(queue) == {first: "cancelled", before: "pending", second: "pending"}
     (gone,) = queue.tasks("cancelled")
     assert gone.error == f"replaced by task {second}"
-    other = queue.try_claim()  # kept: one that nobody keeps may be given back
+    other = queue.try_claim()  # keeps a reference: a dropped task may be returned
     assert other.body == "other", "it takes the key, not the place in the queue"
     task = queue.try_claim()
     assert task.id == second
@@ -80,7 +80,7 @@ def test_retry_does_not_duplicate_a_key(queue):
 
 
 def test_the_answer_that_was_lost(queue):
-    """A call that is made again finds what it has put, and does not replace it."""
+    """A repeated put finds the task of the first call, and does not replace it."""
     from sqlsem.model import NewTask
 
     client = queue.claiming.client
@@ -94,7 +94,7 @@ def test_the_answer_that_was_lost(queue):
 
 @pytest.mark.parametrize("how", ["unique", "replace"])
 def test_many_at_once(connect, name, threads, how):
-    """However many put it at the same time: one is open in the end, and each gets the number of a task."""
+    """After many concurrent puts one task is open, and each put has returned a task's number."""
     coordinators = [connect() for _ in range(4)]
     numbers, start = [], threading.Barrier(4)
 

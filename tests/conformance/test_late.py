@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks]
 HERE = f"{socket.gethostname()}:{os.getpid()}"
 
 NOTE = "for the night"
-#: A lock that holds, and one that is asked for in vain.
+#: A lock that is held, and a request that it keeps out.
 IN_THE_WAY = {
     "mutex": (lambda c, n: c.mutex(n, note=NOTE), lambda c, n: c.mutex(n, timeout=0.05)),
     "try": (lambda c, n: c.mutex(n, note=NOTE), lambda c, n: c.mutex(n, timeout=0)),
@@ -41,7 +41,7 @@ def fail(lock):
 
 
 def names(error, name, position):
-    """The error says who holds, in words and as rows; also on the other side of a pipe."""
+    """Check that the error names the holder in its text and as an entry, also after pickling."""
     for timeout in (error, pickle.loads(pickle.dumps(error))):
         assert f"{name!r} is held by {HERE}" in str(timeout)
         assert f'"{NOTE}"' in str(timeout)
@@ -94,7 +94,7 @@ def test_timeout_counts_all_holders(connect, name):
 
 
 def test_timeout_behind_waiters_names_the_first(connect, name):
-    """A reader waits behind a writer that waits itself: nobody holds what keeps it out."""
+    """A reader waits behind a waiting writer, so no holder keeps the reader out."""
     first, other = connect(), connect()
     with first.read(name):
         writer = Attempt(other.write(name))
@@ -146,7 +146,7 @@ def test_timeout_of_once_names_the_run(connect, name):
 
 
 def test_timeout_is_raised_when_the_look_fails(connect, name, monkeypatch):
-    """Whatever goes wrong there: the error that counts is the timeout."""
+    """An error of the query for the holder never hides the timeout."""
     first, other = connect(), connect()
     with first.mutex(name):
         for error in (sqlsem.Unavailable("gone"), RuntimeError("a driver's own"), sqlsem.SchemaError("no right")):
@@ -176,7 +176,7 @@ def looks_of(coordinator, monkeypatch):
 
 
 def test_acquire_that_returns_false_looks_at_nothing(connect, name, monkeypatch):
-    """Only an error needs the cause: `acquire` that returns False runs no query for it."""
+    """Only the exception names the cause: an `acquire` that returns False does not query it."""
     first, other = connect(), connect()
     with first.mutex(name):
         seen = looks_of(other, monkeypatch)
@@ -200,7 +200,7 @@ def test_many_timeouts_at_once_share_a_look(connect, name, threads, monkeypatch)
 
 
 def test_timeout_makes_no_connection_to_look(connect, name, monkeypatch):
-    """Without a main session there is nothing to look by: the error does not wait for a server that is away."""
+    """Without a main session the timeout names no holder: it does not wait for an unreachable server."""
     first, other = connect(), connect()
     with first.mutex(name):
         lock = other.mutex(name, timeout=0)

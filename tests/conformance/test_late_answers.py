@@ -13,7 +13,7 @@ from sqlsem.model import Request, monotonic
 
 
 def test_heartbeat_keeps_rows_of_pending_registrations(connect, name, monkeypatch):
-    """The reply to a registration is lost, the pulse comes in between, and the second call finds that row."""
+    """The reply to a registration is lost and a heartbeat follows: the second call still finds the row."""
     coordinator = connect(retry=PATIENCE)
     with coordinator.mutex(name("before")):
         pass
@@ -23,7 +23,7 @@ def test_heartbeat_keeps_rows_of_pending_registrations(connect, name, monkeypatc
 
     def lose_the_first_reply(*arguments):
         if positions:
-            member._compare(session, member.member_id)  # what the pulse does
+            member._compare(session, member.member_id)  # the comparison that a heartbeat makes
         (ticket,) = register(*arguments)
         positions.append(ticket.position)
         if len(positions) == 1:
@@ -36,7 +36,7 @@ def test_heartbeat_keeps_rows_of_pending_registrations(connect, name, monkeypatc
 
 
 def lose_the_first_answer(monkeypatch, session, call, meanwhile):
-    """The answers to that call of a session; the first one is lost, after what happens with it meanwhile."""
+    """Make ``call`` lose its first answer after ``meanwhile(answer)`` ran; return the list of answers."""
     real, answers = getattr(session, call), []
 
     def lose(*arguments):
@@ -51,7 +51,7 @@ def lose_the_first_answer(monkeypatch, session, call, meanwhile):
 
 
 def test_all_of_fails_if_a_row_is_revoked_before_retry(connect, name, monkeypatch):
-    """The second attempt finds only the other one: nobody has both by that."""
+    """The repeated call finds only one of the two rows, which must not count as holding both."""
     coordinator, operator = connect(retry=PATIENCE), connect()
     with coordinator.mutex(name("before")):
         pass
@@ -60,7 +60,7 @@ def test_all_of_fails_if_a_row_is_revoked_before_retry(connect, name, monkeypatc
         monkeypatch, session, "register", lambda tickets: operator.admin.revoke(tickets[0].position, force=True)
     )
     locks = [coordinator.mutex(name(letter)) for letter in "ab"]
-    # (Where numbers are had one by one, the second attempt has a new one.)
+    # (An engine that inserts row by row gives the second attempt a new number.)
     with contextlib.suppress(LockLost), coordinator.all_of(*locks) as grant:
         rows = {entry.resource: entry.position for letter in "ab" for entry in operator.admin.entries(name(letter))}
         assert grant.positions == rows
@@ -71,7 +71,7 @@ def test_all_of_fails_if_a_row_is_revoked_before_retry(connect, name, monkeypatc
 
 @pytest.mark.parametrize("several", [False, True])
 def test_revoked_row_is_not_granted_by_a_retry(database, name, several):
-    """The first answer was lost, and the row is revoked before the repeated call answers."""
+    """A row is revoked between a lost answer and the repeated call, which must not grant it."""
     requests = [Request(name("a")), Request(name("b"))] if several else [Request(name("a"))]
     with contextlib.closing(database.session(grace=60)) as session, contextlib.closing(database.session()) as operator:
         member = session.register_member("host", 1, "program")
@@ -82,7 +82,7 @@ def test_revoked_row_is_not_granted_by_a_retry(database, name, several):
         granted = register()
         assert all(ticket.granted for ticket in granted)
         assert register() == granted
-        assert operator.revoke(granted[0].position, False) > 0  # it has its grace
+        assert operator.revoke(granted[0].position, False) > 0  # the row stays for the holder's grace
         first, *others = register()
         assert first.position == granted[0].position
         assert not first.granted
@@ -93,7 +93,7 @@ def test_revoked_row_is_not_granted_by_a_retry(database, name, several):
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 @pytest.mark.parametrize("patient", [False, True])
 def test_revoked_priority_grant_is_not_found_by_retry(connect, name, patient, monkeypatch):
-    """The answer was lost, and an operator revoked the row: a waiter learns it, a try fails."""
+    """An operator revokes the row of a lost answer: a waiter gets LockLost, and a try fails."""
     operator, coordinator = connect(grace=60), connect(grace=60, retry=PATIENCE)
     operator.admin.set_priorities(name, 60)
     try:
@@ -115,14 +115,14 @@ def test_revoked_priority_grant_is_not_found_by_retry(connect, name, patient, mo
             assert not lock.acquire(blocking=False)
         assert len(answers) == 2
         assert answers[1].ticket is None
-        coordinator.client.member.heartbeat()  # as the pulse does, three times in a grace
+        coordinator.client.member.heartbeat()  # as the heartbeat loop does, three times in a grace
         until(lambda: not operator.admin.entries(name))
     finally:
         operator.admin.set_priorities(name, None)
 
 
 def test_a_ping_proves_the_instant_at_which_it_began(connect, name, monkeypatch):
-    """However late its answer comes: others may count from when the database has heard of us."""
+    """A late heartbeat answer proves only its start: other clients count from when the database received it."""
     coordinator = connect(lease=60)
     with coordinator.mutex(name):
         pass
@@ -143,7 +143,7 @@ def test_a_ping_proves_the_instant_at_which_it_began(connect, name, monkeypatch)
 
 
 def test_grant_of_a_row_removed_in_between_is_refused(connect, name, monkeypatch):
-    """A wait is answered; before the caller has it the row is taken away, and a ping has told so."""
+    """A row is revoked, and a heartbeat reports that, before the caller gets the grant: the grant is refused."""
     holder, coordinator = connect(), connect(retry=PATIENCE)
     with coordinator.mutex(name("before")):
         pass
@@ -180,7 +180,7 @@ def test_grant_of_a_row_removed_in_between_is_refused(connect, name, monkeypatch
 
 
 def test_numbers_begin_anew_where_another_server_has_taken_over(make_database, postgres_server):
-    """A promoted standby may lack the last numbers: a number that was used must not be used again."""
+    """A promoted standby may lack the last numbers, and must not use any of them again."""
     database = make_database(postgres_server)
     with database.coordinator() as before, before.mutex("r") as grant:
         fence = grant.fence

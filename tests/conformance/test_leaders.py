@@ -14,7 +14,7 @@ from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, Timeo
 
 pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
 INFO = "http://etl1:8080"
-#: For what takes a term away.
+#: For tests that revoke a term.
 revoking = pytest.mark.engines("sqlite", "postgresql", "mssql")
 
 
@@ -125,7 +125,7 @@ def test_a_term_that_is_lost_is_stopped_once_and_at_once(pair, name):
         other.admin.revoke(term.fence, force=True)
         with pytest.raises(LockLost):
             term.check()
-        assert stopped.wait(PATIENCE)  # inside the block
+        assert stopped.wait(PATIENCE)  # the stop comes inside the block
         assert term.ending.is_set()
         assert term.lost
         with other.leader(name, timeout=PATIENCE):
@@ -179,7 +179,7 @@ def test_run_takes_part_again_after_a_loss(pair, name):
             with pytest.raises(LockLost):
                 term.check()
             assert term.ending.wait(PATIENCE)
-            return "too late"  # what came of a term that was lost does not count
+            return "too late"  # the result of a lost term is ignored
         return "done"
 
     assert first.leader(name, on_stopped=lambda term: stopped.append(term.fence)).run(work) == "done"
@@ -313,7 +313,7 @@ def test_another_thread_leaves_sigterm_alone(connect, name, threads):
     assert found == [before]
 
 
-# -- of one face ------------------------------------------------------------------------------------------------------
+# -- one API only ------------------------------------------------------------------------------------------------------
 
 
 def test_the_default_database(name, monkeypatch, tmp_path):
@@ -385,4 +385,4 @@ def test_a_cancellation_waits_until_it_is_stopped(connect, name):
 
     started = asyncio.Event()
     asyncio.run(main())
-    assert told == [1]  # its row was there still
+    assert told == [1]  # the callback ran before the row was released

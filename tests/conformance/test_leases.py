@@ -34,7 +34,7 @@ class Member:
         self.beside = self.other.register_member("host", 2, "test")
 
     def age(self, seconds):
-        """So long ago it last gave a sign of life."""
+        """Move the member's last heartbeat so many seconds into the past."""
         ago = {
             "sqlite": "(julianday('now') - 2440587.5) * 86400.0 - ?",
             "postgresql": "clock_timestamp() - ?::float * interval '1 second'",
@@ -50,7 +50,7 @@ class Member:
         )
 
     def left(self):
-        """Seconds for which its lease still runs; None when it was given up."""
+        """Return the seconds left of the member's lease; None if the member was removed."""
         now = {
             "sqlite": "lease_until - (julianday('now') - 2440587.5) * 86400.0",
             "postgresql": "extract(epoch FROM lease_until - clock_timestamp())::float",
@@ -84,7 +84,7 @@ class Member:
             session.close()
 
 
-# Each prepares, while the lease is fresh, and gives what hands the member something: true when it did.
+# Each prepares while the lease is fresh, and returns a call that gives the member a grant, task or part (true then).
 
 
 def registers(member):
@@ -239,15 +239,15 @@ def test_expired_member_is_granted_nothing(member, how):
 
 
 def test_suspended_members_never_hold_together(connect, name, threads):
-    """Members of every kind, which rest at the same time, and know nothing of each other."""
-    life = 8.0  # which a machine that stands still must not outlive by itself
+    """Members of every kind, all idle at the same time, never hold a lock together."""
+    life = 8.0  # longer than a machine under load stands still
 
     def rest(kind, options):
         resource = name(kind)
         first, two = connect(**options), connect(**options)
         with first.mutex(resource):
             pass
-        time.sleep(1.25 * life)  # this long nobody wants anything, which is no condition to wait for
+        time.sleep(1.25 * life)  # a time without any request
         with first.mutex(resource) as grant:
             lock = two.mutex(resource)
             assert not lock.acquire(timeout=1.25 * life), kind
@@ -262,7 +262,7 @@ def test_suspended_members_never_hold_together(connect, name, threads):
 @pytest.mark.parametrize("age", ["fresh", "rested", "resumed"])
 @pytest.mark.parametrize("kind", [{"lease": 2.0}, {"grace": 2.0}], ids=["lease", "beacon"])
 def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatch):
-    """Cut off from its pings while its other statements go through, a holder is told before anybody else is let in."""
+    """A holder whose heartbeats alone fail learns of its loss before another client is granted."""
     first, two = connect(**kind), connect(grace=5)
     with first.mutex(name("other")):
         pass
@@ -294,7 +294,7 @@ def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatc
     talk = threading.Thread(target=chatter)
     talk.start()
     try:
-        if not first.client.member.trust:  # nothing can be lost while this process lives
+        if not first.client.member.trust:  # no lock is lost while this process lives
             assert not grant.lost_event.wait(3)
             grant.release()
             return

@@ -1,4 +1,4 @@
-"""A block that is left by another thread than the one that entered it, as that of a generator may be."""
+"""A block that one thread enters and another one leaves, like a block in a generator."""
 
 import gc
 import threading

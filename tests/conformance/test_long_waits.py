@@ -15,9 +15,9 @@ from support import PATIENCE, promptly
 import sqlsem
 
 pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
-#: For so long they wait: a part of that is a pause that shows.
+#: Seconds of waiting, long enough for pauses that the test can measure.
 LONG = 2.5
-#: Of each kind; in how long each goes in after the one before, in most cases, on a machine that does much else.
+#: Waiters of each kind, and the seconds between two grants, in most cases, on a busy machine.
 WAITERS, PROMPT = 20, 0.06
 
 KINDS = {
@@ -30,7 +30,7 @@ KINDS = {
 
 
 def passing(connect, name, make, places):
-    """Many wait for long behind a holder, each goes in and leaves at once: the pause before most of them, seconds."""
+    """Let many clients wait long, then enter and leave at once; return the seconds between grants (80th percentile)."""
     holder, others = connect(), [connect(), connect()]
     held = [make(holder, name, 0) for _ in range(places)]
     times = []
@@ -45,7 +45,7 @@ def passing(connect, name, make, places):
     threads = [threading.Thread(target=pass_through, args=(lock,), daemon=True) for lock in locks]
     for thread in threads:
         thread.start()
-    time.sleep(LONG)  # that is what is tested
+    time.sleep(LONG)  # the long wait under test
     began = time.monotonic()
     for lock in held:
         lock.release()

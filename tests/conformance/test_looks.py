@@ -1,6 +1,6 @@
-"""A waiter that no lock is sure to wake looks at most twice a second, after its first looks.
+"""A waiter that no lock is sure to wake polls at most twice a second, after its first polls.
 
-The looks in the loop of routine `wait` are counted, by a sequence, which no transaction undoes.
+A sequence counts the polls in the loop of routine `wait`; a rollback does not undo it.
 """
 
 import contextlib
@@ -17,25 +17,25 @@ from sqlsem.model import Request
 
 pytestmark = pytest.mark.engines("postgresql", "mssql")
 
-#: Seconds for which nothing changes.
+#: Seconds without any change.
 STILL = 5.0
-#: The first looks of each waiter, while its pauses grow, and one at the end of a call.
+#: The first polls of each waiter while its pauses grow, and one at the end of a call.
 FIRST_LOOKS = 6
-#: The longest pause is 0.8 s.
+#: The longest pause, in seconds.
 LONGEST_PAUSE = 0.8
-#: The beginning of `wait` in the script, its end, the beginning of a turn of its loop, and the count to add there.
+#: The start and the end of `wait` in the script, the start of its loop's body, and the count to add there.
 PARTS = {
     "postgresql": ("CREATE OR REPLACE FUNCTION {s}.wait(", "\n$$;\n", "    LOOP\n", "PERFORM nextval('{s}.looks');"),
     "mssql": (
         *("ALTER PROCEDURE {s}.wait ", "\nGO\n", "WHILE @result IS NULL\n        BEGIN\n"),
-        "IF @unheld IS NULL OR @until = N'grant' SET @slice = NEXT VALUE FOR {s}.looks;",  # else it does not look
+        "IF @unheld IS NULL OR @until = N'grant' SET @slice = NEXT VALUE FOR {s}.looks;",  # the passes that poll
     ),
 }
 
 
 @pytest.fixture
 def looks(database):
-    """``looks()``: how many there have been so far."""
+    """``looks()`` returns the number of polls so far."""
     begin, end, turn, count = (part.replace("{s}", database.schema) for part in PARTS[database.engine])
     text = sql.script(database.engine, "routines", schema=database.schema)
     routine = text[text.index(begin) :].partition(end)[0] + end.replace("GO", "")
@@ -61,7 +61,7 @@ def looks(database):
 
 
 class Waiter:
-    """A member whose session asks, waits and gives back."""
+    """A member whose session requests, waits and releases."""
 
     numbers = itertools.count()
 
@@ -88,12 +88,12 @@ class Waiter:
 
 @pytest.fixture
 def waiting(database, name, threads):
-    """``waiting(2, holders=2)``: holders, and that many waiters which wait in threads."""
+    """``waiting(2, holders=2)`` returns the holders, and two waiters that wait in threads."""
     with contextlib.ExitStack() as opened:
 
         def make(engine, limit):
             while True:
-                try:  # (What speaks T-SQL here compiles in each session, and takes its time.)
+                try:  # (The T-SQL server compiles routines in each session, which is slow.)
                     return Waiter(engine.connect("main"), opened, name, limit)
                 except Unanswered:
                     continue
@@ -116,11 +116,11 @@ def test_waiters_of_a_limit_look_at_most_twice_a_second(database, looks, waiting
         pytest.skip("the fourth one and those behind it sleep; and what speaks T-SQL here takes long to open sessions")
     holders, waiters = waiting(count, holders=2)
     before = looks()
-    time.sleep(STILL)  # that is what is tested
+    time.sleep(STILL)  # the time without a change under test
     found = looks() - before
     assert found <= count * (2 * STILL + FIRST_LOOKS)
     assert not any(waiter.granted_at for waiter in waiters)
-    # The newest holder leaves: its lock is not the one that the next in line sleeps on.
+    # The newest holder leaves; the next waiter sleeps on the lock of another row.
     left = time.monotonic()
     holders[-1].leave()
     until(lambda: waiters[0].granted_at, "the next one is granted")
@@ -131,7 +131,7 @@ def test_waiters_of_a_limit_look_at_most_twice_a_second(database, looks, waiting
 
 
 def test_waiters_behind_a_lease_look_at_most_twice_a_second(looks, waiting):
-    """A lease has no lock that they could sleep on."""
+    """A holder with a lease has no lock on which waiters could sleep."""
     holders, waiters = waiting(1, holders=2, lease=PATIENCE)
     before = looks()
     time.sleep(STILL)
@@ -141,7 +141,7 @@ def test_waiters_behind_a_lease_look_at_most_twice_a_second(looks, waiting):
 
 
 def test_the_oldest_holder_wakes_the_next_waiter_at_once(looks, waiting):
-    """As before, though its pauses are long by now."""
+    """A waiter is woken at once, although its pauses have grown long."""
     holders, waiters = waiting(1, holders=2)
     time.sleep(2)
     before = looks()

@@ -1,4 +1,4 @@
-"""Low-water marks of the lock queue on PostgreSQL: nothing that stands below one is forgotten."""
+"""Low-water marks of the lock queue on PostgreSQL: reads miss no row below a mark."""
 
 import contextlib
 import itertools
@@ -12,21 +12,21 @@ from sqlsem.model import End, Request
 
 pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
 
-#: Instead of now and then.
+#: Write a mark at every call instead of now and then.
 AT_EVERY_CALL = """
 CREATE OR REPLACE FUNCTION sqlsem.is_time_for_row_mark() RETURNS boolean LANGUAGE sql VOLATILE AS 'SELECT true'
 """
 
 
 class Party:
-    """One who takes part, without a coordinator."""
+    """A member without a coordinator."""
 
     numbers = itertools.count()
 
     def __init__(self, database, member=None, **options):
         self.database = database
         self.session = database.session(**{"grace": 0, **options})
-        self.told = []  # what the server warns of
+        self.told = []  # the server's notices
         self.session.connection.add_notice_handler(lambda notice: self.told.append(notice.message_primary))
         if member is None:
             member = self.session.register_member("host", 1, "test")
@@ -35,7 +35,7 @@ class Party:
         self.member = member
 
     def ask(self, resource, access="write", limit=1, only_if_free=False, weight=1):
-        """The ticket."""
+        """Return the ticket of a new request, or None if a try was refused."""
         uid = f"{self.member}.{next(self.numbers)}"
         request = Request(resource, access, limit, weight, None)
         tickets = self.session.register(self.member, "party", "party", uid, [request], only_if_free)
@@ -63,7 +63,7 @@ def party(make_database, postgres_server):
 
 
 def test_rows_that_are_put_back_below_a_mark_are_seen(party):
-    """A backup of the queue alone is restored: with its numbers, and without the marks, which are from later."""
+    """A backup restores the queue table alone, with its numbers; the newer marks stay."""
     holder, other = party(), party()
     held = holder.ask("r")
     database = party.database
@@ -80,12 +80,12 @@ def test_rows_that_are_put_back_below_a_mark_are_seen(party):
     assert late is None
     late = other.ask("r")
     assert not late.granted
-    holder.session.deregister_member(holder.member)  # though its own marks are above that row
+    holder.session.deregister_member(holder.member)  # the member's own marks are above that row
     until(lambda: other.session.wait(late, 0.3, None), timeout=10)
 
 
 def test_a_dead_holder_behind_many_others_is_found(party):
-    """A semaphore in which most places are taken by those of whom nothing can be told by their sessions."""
+    """A dead holder is found behind many bare rows, which no session proves dead or alive."""
     database = party.database
     waiter, dead = party(), party()
     with database.raw() as connection:
@@ -128,7 +128,7 @@ def test_an_orphan_that_the_marks_of_its_member_pass_by(party):
 
 
 def test_tasks_that_are_put_back_below_a_mark_are_seen(party):
-    """As a backup of the table, of its data alone, does it."""
+    """Restored task rows below a mark are claimed; a backup of the table's data puts such rows back."""
     worker, database = party(), party.database
     database.rows(
         "CREATE OR REPLACE FUNCTION sqlsem.is_time_for_task_mark(p_mark bigint, p_task bigint, p_most integer) "
@@ -165,7 +165,7 @@ def test_kept_put_lock_blocks_for_a_bounded_time(party):
 
 
 def test_member_rows_have_a_single_index(party):
-    """Else the planner may take the one that knows no positions, and walk past all that an old snapshot keeps."""
+    """With a second index the planner might choose it, and read every dead row that an old snapshot keeps."""
     found = party.database.rows(
         "SELECT split_part(indexdef, ' USING btree ', 2) FROM pg_indexes "
         "WHERE schemaname = 'sqlsem' AND tablename = 'processcontrol' AND strpos(indexdef, '(member_id') > 0"
@@ -173,7 +173,7 @@ def test_member_rows_have_a_single_index(party):
     assert found == [("(member_id, queue_position)",)]
 
 
-#: Who is there before one that waits, as (access, limit) of each; and whether an operator has paused the resource.
+#: The rows ahead of a waiter as (access, limit), and whether an operator has paused the resource.
 BEFORE = {
     "holder": ([("write", 1)], False),
     "holder and waiter": ([("write", 1), ("write", 1)], False),
@@ -187,17 +187,17 @@ BEFORE = {
 
 @pytest.mark.parametrize("before", BEFORE)
 def test_gate_is_free_while_waiters_sleep(party, before):
-    """Marks are written under it, also by those who are about to sleep."""
+    """Marks are written under the gate; a waiter that writes one frees the gate before it sleeps."""
     holder, other = party(), party()
     database = party.database
     asked, paused = BEFORE[before] or ([("write", 1)], False)
     tickets = [holder.ask("r", access, limit) for access, limit in asked]
     for _ in range(3):
-        other.release(other.ask("r"))  # there is something to write a mark of
+        other.release(other.ask("r"))  # leaves rows for a mark to cover
     if paused:
         holder.session.set_resource("r", "paused", 1)
     if BEFORE[before] is None:
-        # It leaves between two looks of the one that waits.
+        # The holder's row leaves between two polls of the waiter.
         database.rows(
             "CREATE OR REPLACE FUNCTION sqlsem.is_time_for_row_mark() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
             f" DELETE FROM {database.table} WHERE queue_position = {tickets[0].position}; RETURN true; END $$"
@@ -220,7 +220,7 @@ def test_gate_is_free_while_waiters_sleep(party, before):
 
 
 def test_adopted_row_stays_above_the_mark(party):
-    """A waiter writes marks too, in another session than the adopter's, whose commit may be late."""
+    """A waiter may write a mark in its own session before the adopter's session has committed."""
     holder, giver, me = (party(grace=60) for _ in range(3))
     token = "token" * 9
     party.database.rows(AT_EVERY_CALL.replace("true", "false"))

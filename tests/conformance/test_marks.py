@@ -1,4 +1,4 @@
-"""Low-water marks of the work queue on PostgreSQL: claims stay cheap beside old snapshots, and miss nothing by that."""
+"""Low-water marks of the work queue on PostgreSQL: claims stay cheap beside old snapshots, and miss no task."""
 
 import contextlib
 import itertools
@@ -11,7 +11,7 @@ from sqlsem.model import End, NewTask
 
 pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
 
-#: Instead of now and then.
+#: Write a mark at every claim instead of now and then.
 AT_EVERY_CLAIM = """
 CREATE OR REPLACE FUNCTION sqlsem.is_time_for_task_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
 LANGUAGE sql AS 'SELECT true'
@@ -19,7 +19,7 @@ LANGUAGE sql AS 'SELECT true'
 
 
 class Bench:
-    """One who puts, claims and ends in a queue, without a coordinator."""
+    """A member that puts, claims and ends tasks of a queue, without a coordinator."""
 
     def __init__(self, database, queue):
         self.database, self.queue = database, queue
@@ -41,7 +41,7 @@ class Bench:
         return self.session.end_task(self.member, End(task.task_id, task.attempt, outcome))
 
     def work(self, count):
-        """Claim and finish so many, one by one: their numbers."""
+        """Claim and finish ``count`` tasks, one by one; return their numbers."""
         done = []
         for _ in range(count):
             task = self.claim()
@@ -50,7 +50,7 @@ class Bench:
         return done
 
     def marks(self):
-        """(order, mark, survivors), the newest first."""
+        """Return (order, mark, survivors) of each mark, newest first."""
         statement = (
             "SELECT task_order, mark, survivors FROM sqlsem.task_low_water WHERE queue_name = ? ORDER BY serial DESC"
         )
@@ -71,7 +71,7 @@ def bench(make_database, postgres_server, name):
 
 @contextlib.contextmanager
 def transaction(bench, isolation="READ_COMMITTED"):
-    """An open transaction with a snapshot of its own."""
+    """Open a transaction with its own snapshot."""
     import psycopg
 
     with psycopg.connect(bench.database.url) as connection:
@@ -85,7 +85,7 @@ def put_in(connection, bench, order=0):
     return connection.execute(statement, (bench.queue, order)).fetchone()[0]
 
 
-# -- what a claim must not miss --------------------------------------------------------------------------------------
+# -- tasks that no claim may miss -------------------------------------------------------------------------------------
 
 
 def test_a_mark_follows_the_claims(bench):
@@ -105,7 +105,7 @@ def test_task_of_a_long_transaction_is_not_skipped(bench):
 
 
 def test_task_inserted_by_hand_is_not_passed_by(bench):
-    """A statement that is no put has no put lock: the table's trigger takes it."""
+    """An INSERT outside of a put takes no put lock, so the table's trigger takes that lock."""
     first = bench.put(20)
     with transaction(bench) as connection:
         insert = "INSERT INTO sqlsem.task (queue_name, kind, body) VALUES (%s, 'call', '1') RETURNING task_id"
@@ -202,7 +202,7 @@ def test_marks_survive_a_dump(bench, make_database, postgres_server, name):
     restored.session.close()
 
 
-# -- what a claim costs ----------------------------------------------------------------------------------------------
+# -- the cost of a claim ----------------------------------------------------------------------------------------------
 
 
 def costs(bench, held):
@@ -228,7 +228,7 @@ def costs(bench, held):
 @pytest.mark.parametrize("often", [True, False], ids=["every claim", "now and then"])
 def test_an_old_snapshot_makes_nothing_dearer(bench, often):
     if not often:
-        bench.database.install()  # as it is
+        bench.database.install()  # restores the usual routine
     bench.put(3200)
     with transaction(bench, "REPEATABLE_READ"):
         bench.work(90)
@@ -243,9 +243,9 @@ def test_an_old_snapshot_makes_nothing_dearer(bench, often):
             left -= len(claimed)
             bench.work(10)
             left -= 10
-            if left < 1000:  # from then on the planner knows how little is open, and that nothing runs
+            if left < 1000:  # lets the planner know that few tasks are open and none runs
                 bench.database.rows("ANALYZE sqlsem.task")
         after = costs(bench, held)
-    # What has ended makes some 6,000 entries in the index of the open ones. Between two marks there are some 200, by
+    # Ended tasks leave some 6,000 entries in the index of open tasks. Between two marks there are some 200, by
     # chance some hundreds more.
     assert {what: number for what, number in after.items() if number > 1.3 * before[what] + 1500} == {}
