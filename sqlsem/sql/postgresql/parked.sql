@@ -1,24 +1,27 @@
 -- sqlsem, tasks with locks, for PostgreSQL. May be run again at any time, after tasks.sql. Described in docs/tasks.md.
 --
--- A task with locks is parked: it is pending, and ready at the end of time (end_of_time), so that no other claim takes it. Instead
--- of a process, rows of its own stand in the lines of its locks (task_lock), all put there in one transaction. They belong to the
--- parking member of its queue, which lives by a lease. Who claims looks whose turn has come, and starts it: claim_blocked.
+-- A task with locks is parked: it is pending, and ready at the end of time (end_of_time), so that no other claim takes
+-- it. No process waits for its locks: rows of the task stand in the queues of its locks (task_lock), inserted in one
+-- transaction. The rows belong to the parking member of the task's queue, which lives by a lease. A claim finds the
+-- task whose rows can all be granted, and starts it: claim_blocked.
 --
--- Invariant: a parked task holds nothing. Its rows are granted, and become the worker's, in the transaction that claims it; they go
--- in the one that ends the attempt. So no lock is ever had by nobody, whoever dies, and a parked task can keep others out only by
--- its place in a line. That it has no longer than it can use it:
---   * The lease is renewed by claims alone. Where no worker has been free to start anything for LEASE, anyone who waits behind such
---     a row removes the member with its rows, as that of anyone dead; the tasks ask again at the next claim.
---   * Whose turn comes and may not start (a lower order was opened, a limit is reached) leaves the lines, and asks again when it may.
---   * A task asks when its time has come, its order is the lowest that is open, and its limits and rates have room. So nobody waits for a
---     parked task that waits for anything but locks and a free worker.
--- A task that has lost one of its rows (an operator released it) leaves the others, too, and asks again. What ends an attempt, or
--- takes a parked task away, is told by a trigger (on_task_blocked): so there is no way round it.
+-- Invariant: a parked task holds nothing. The transaction that claims it grants its rows, and makes them the worker's;
+-- the one that ends the attempt deletes them. So no held lock is ever without an owner, whatever dies, and a parked
+-- task can block others only by its position in a queue. It keeps a position only while it can use it:
+--   * Only claims renew the lease. If no worker was free to start anything for LEASE, a waiter behind such a row
+--     removes the member with its rows, like a dead member's. The tasks enqueue their locks again at the next claim.
+--   * A task whose locks are free but that may not start (a lower order was opened, a limit is reached) leaves the lock
+--     queues, and enqueues again when it may.
+--   * A task enqueues its locks when its time has come, its order is the lowest that is open, and its limits and rates
+--     have room. So a waiter behind a parked task waits for locks and a free worker only.
+-- A task that has lost one of its rows (an operator revoked it) leaves the other queues, too, and enqueues again. A
+-- trigger (on_task_blocked) notes each statement that ends an attempt or removes a parked task, so no statement can
+-- bypass it.
 --
--- locks_pending: how many of the rows still wait for their turn; NULL: it does not stand in the lines. What is true of a row once
--- (nobody ahead keeps it out) stays true, but for a pause or another limit: so all are looked at again when it is claimed.
--- Order of locks: the queue's row of parking, which one claim at a time has; members; gates, none of which is waited for; tasks,
--- passing by those that are locked; rows of the queue.
+-- locks_pending: how many of the rows still wait; NULL: the task is not in the lock queues. A row that no row ahead
+-- blocks stays so, except for a pause or another limit: so a claim checks all rows again.
+-- Order of locks: the queue's row of parking, which one claim at a time has; members; gates, without waiting; tasks,
+-- skipping locked ones; rows of the queue.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
@@ -27,7 +30,7 @@ CREATE OR REPLACE FUNCTION {schema}.end_of_time() RETURNS timestamptz
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT '9999-01-01 00:00:00+00'::pg_catalog.timestamptz $$;
 
--- Until the transaction ends no limit of the server's is lifted; false while one is.
+-- Until the transaction ends no limit set on the server is removed; false while a removal is under way.
 CREATE OR REPLACE FUNCTION {schema}.block_limit_removal() RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -39,7 +42,7 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- Refuses locks that cannot be: a list of {"resource": …, "access": …, "limit": …, "weight": …}, each resource once.
+-- Raise for locks that cannot be: a list of {"resource": …, "access": …, "limit": …, "weight": …}, each resource once.
 CREATE OR REPLACE FUNCTION {schema}.check_locks(p_locks jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -74,7 +77,8 @@ BEGIN
 END
 $$;
 
--- Refuses tasks with locks from a login that may take none. (Not where a schedule puts them: that was asked when it was kept.)
+-- Raise for tasks with locks from a login that may not take locks. (Not if a schedule puts them: it was checked when it
+-- was saved.)
 CREATE OR REPLACE FUNCTION {schema}.check_may_lock(p_tasks jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -99,10 +103,11 @@ AS $$
     JOIN {schema}.task AS t ON t.put_uid = p_uid || '.' || a.ordinal
 $$;
 
--- Ends the rows of a task that belong to this member; what it has handed over, and adopted again, is not the task's any more.
--- What an open transaction has pinned stays its owner's, who finds it there; but the parking member looks for nothing, so its rows
--- are waited for.
--- p_claim: how the uids of the rows begin that were claimed with the task; NULL: it stands in the lines.
+-- Delete the rows of a task that belong to this member. Rows that the member handed over, and adopted again, are no
+-- longer the task's.
+-- A row that an open transaction has pinned stays with its owner, which finds it later. The parking member never looks
+-- for its rows, so the deletion waits for pinned ones.
+-- p_claim: the beginning of the uids of rows that were claimed with the task; NULL: the task is in the lock queues.
 CREATE OR REPLACE FUNCTION {schema}.end_task_rows(p_task bigint, p_member bigint, p_claim text, p_outcome text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -143,7 +148,7 @@ BEGIN
 END
 $$;
 
--- A parked task stands in no line any more. (The caller sets locks_pending.)
+-- Remove a parked task from all lock queues. (The caller sets locks_pending.)
 CREATE OR REPLACE FUNCTION {schema}.leave_lock_queues(p_task bigint, p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -153,7 +158,7 @@ BEGIN
 END
 $$;
 
--- An attempt at a task with locks has ended, by whatever statement, or a parked one is taken away, or pending again.
+-- An attempt at a task with locks has ended, by whatever statement; or a parked task is removed, or pending again.
 CREATE OR REPLACE FUNCTION {schema}.on_task_blocked() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -184,7 +189,7 @@ BEGIN
 END
 $$;
 
--- Somebody deletes a parked task by hand.
+-- A parked task is deleted by hand.
 CREATE OR REPLACE FUNCTION {schema}.on_task_removed() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -203,7 +208,7 @@ BEGIN
 END
 $$;
 
--- The parking member of a queue, whose row of parking the caller has locked, with a lease that has begun of late.
+-- Return the parking member of a queue, with a lease renewed of late. The caller has locked the queue's row of parking.
 CREATE OR REPLACE FUNCTION {schema}.parking_member(p_queue varchar, p_member bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -217,12 +222,12 @@ BEGIN
         RETURN p_member;
     END IF;
     PERFORM {schema}.check_origin();
-    -- It is no login's: nobody can renew it, or give its rows back, but these routines.
+    -- It belongs to no login: only these routines can renew it or release its rows.
     INSERT INTO {schema}.member (program, login, grace_ms, lease_ms, lease_until)
     VALUES ('parked tasks', '', 0, v_lease, clock_timestamp() + v_lease * interval '1 millisecond')
     RETURNING member_id INTO p_member;
     UPDATE {schema}.parking AS p SET member_id = p_member WHERE p.queue_name = p_queue;
-    -- Whatever stood in the lines went with the one before.
+    -- The rows in the lock queues went with the member before.
     UPDATE {schema}.task_lock AS l SET queue_position = NULL, waits = false
     FROM {schema}.task AS t
     WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL AND t.locks_pending IS NOT NULL
@@ -233,7 +238,8 @@ BEGIN
 END
 $$;
 
--- Whether the limits and rates of a queue, and of this key, have room for one more. p_asked: those count, too, that stand in the lines.
+-- Return true if the limits and rates of a queue, and of this key, have room for one more task. p_asked: tasks in the
+-- lock queues count, too.
 CREATE OR REPLACE FUNCTION {schema}.has_room(p_queue varchar, p_key varchar, p_asked boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -265,7 +271,8 @@ BEGIN
 END
 $$;
 
--- Puts the rows of parked tasks into the lines of their locks: of those that could run but for them, the first ones. How many.
+-- Put the rows of parked tasks into the queues of their locks: the first of the tasks that lack only their locks.
+-- Return their number.
 CREATE OR REPLACE FUNCTION {schema}.enqueue_locks(p_queue varchar, p_parking bigint, p_order integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -290,7 +297,8 @@ BEGIN
             v_full := v_full || v_task.task_key::text;
             CONTINUE;
         END IF;
-        -- No gate is waited for, as others may wait for what this transaction has. A limit that the server has must stay.
+        -- No gate is waited for, as other sessions may wait for the locks of this transaction. A limit of the server
+        -- must stay.
         CONTINUE WHEN NOT (
             SELECT bool_and(pg_try_advisory_xact_lock({schema}.lock_class(0), g.key)
                             AND (g.named OR {schema}.block_limit_removal()))
@@ -339,7 +347,7 @@ BEGIN
             EXIT WHEN NOT (SELECT a.eligible FROM {schema}.eligibility(v_kind.resource_id, v_one.queue_position, v_kind.access_type,
                                                                  v_kind.concurrency_limit, v_kind.weight, NULL) AS a);
             PERFORM FROM {schema}.task AS t WHERE t.task_id = v_one.task_id AND t.status = 'pending' FOR UPDATE OF t SKIP LOCKED;
-            CONTINUE WHEN NOT FOUND;  -- it is just being taken away
+            CONTINUE WHEN NOT FOUND;  -- it is just being removed
             UPDATE {schema}.task_lock SET waits = false WHERE task_id = v_one.task_id AND number = v_one.number;
             UPDATE {schema}.task SET locks_pending = locks_pending - 1 WHERE task_id = v_one.task_id;
         END LOOP;
@@ -347,7 +355,8 @@ BEGIN
 END
 $$;
 
--- Of the parked tasks whose turn has come the first one, locked, if it may start; others leave the lines.
+-- Return the first parked task whose locks can all be granted, locked, if it may start. Other such tasks leave the lock
+-- queues.
 CREATE OR REPLACE FUNCTION {schema}.next_blocked_task(p_queue varchar, p_parking bigint, p_order integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -363,8 +372,9 @@ BEGIN
         ORDER BY t.task_order, t.task_priority DESC, t.task_id
         FOR UPDATE OF t SKIP LOCKED
     LOOP
-        -- What is found of its rows stays true to the end of this transaction: nobody takes one away, and a reader ahead does
-        -- not begin to upgrade (begin_upgrade). Nobody is waited for who is just doing so.
+        -- The state of its rows stays true to the end of this transaction: no session removes a row, and a reader ahead
+        -- does not begin to upgrade (begin_upgrade). A row that another session is removing or upgrading is not waited
+        -- for.
         PERFORM FROM {schema}.task_lock AS l
         JOIN {schema}.{table} AS t ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
         WHERE l.task_id = v_task.task_id AND t.member_id = p_parking
@@ -392,9 +402,10 @@ BEGIN
 END
 $$;
 
--- Claims a parked task whose turn has come; task_id is NULL where there is none, or another claim is looking just now. Its locks are
--- this member's from then on: [[resource, position, access, limit, weight], …], with this requesting_id, and p_row_owner as who in
--- that process has them. With p_again (the first reply may have been lost) the claim of the same p_uid is found again.
+-- Claim a parked task whose locks can all be granted; task_id is NULL if there is none, or another claim is under way.
+-- From then on its locks are this member's: [[resource, position, access, limit, weight], …], with this requesting_id,
+-- and p_row_owner as their owner in that process. With p_again (the first reply may have been lost) the claim of the
+-- same p_uid is found again.
 CREATE OR REPLACE FUNCTION {schema}.claim_blocked(
     p_member bigint, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean, p_requesting_id varchar, p_row_owner varchar,
     OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar, OUT attempt integer,
@@ -414,7 +425,7 @@ BEGIN
                    WHERE r.member_id = p_member AND r.claim_uid = p_uid AND t.lock_count IS NOT NULL);
     END IF;
     IF v_task IS NULL THEN
-        -- (Without a look at the member: where nothing is parked, this costs no more.)
+        -- (The member is not read yet: if nothing is parked, this costs no more.)
         IF NOT EXISTS (SELECT FROM {schema}.task AS t WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending'
                        AND t.lock_count IS NOT NULL) THEN
             RETURN;
@@ -429,12 +440,12 @@ BEGIN
         IF NOT FOUND OR NOT {schema}.block_first_limit() THEN
             RETURN;
         END IF;
-        -- What limits say is true until the end of this transaction: as in pick_fair_task.
+        -- The limits stay true until the end of this transaction: as in pick_fair_task.
         PERFORM FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE SKIP LOCKED;
         IF NOT FOUND AND EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue) THEN
             RETURN;
         END IF;
-        -- Alone: a registration of this member that is under way must not write a low-water mark above what comes here.
+        -- Exclusive: a registration of this member that is under way must not write a low-water mark above these rows.
         IF NOT pg_try_advisory_xact_lock({schema}.lock_class(7), {schema}.lock_key(p_member)) THEN
             RETURN;
         END IF;
@@ -449,7 +460,7 @@ BEGIN
             p_queue, (SELECT coalesce(t.task_key, '') FROM {schema}.task AS t WHERE t.task_id = v_task), 0, 0, true) THEN
             RETURN;
         END IF;
-        -- (Their positions may be lower than those that this member has been given since.)
+        -- (Their positions may be lower than the positions that this member got since.)
         DELETE FROM {schema}.low_water AS l WHERE l.resource_id = {schema}.member_key(p_member);
         UPDATE {schema}.{table} AS t
         SET member_id = p_member, requesting_id = p_requesting_id, owner = p_row_owner,
@@ -468,7 +479,7 @@ BEGIN
     FROM {schema}.task AS t WHERE t.task_id = v_task;
     v_lease := (SELECT m.lease_ms FROM {schema}.member AS m WHERE m.member_id = p_member);
     FOR v_lock IN SELECT l.queue_position FROM {schema}.task_lock AS l WHERE l.task_id = v_task AND v_lease IS NULL LOOP
-        -- (Who waits shares it for an instant, to see whether it is free. It only spares them looking.)
+        -- (A waiter shares the lock for an instant, to test if it is free. The lock only saves waiters from polling.)
         FOR v_try IN 1..20 LOOP
             EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(v_lock.queue_position));
             PERFORM pg_sleep(0.001);
@@ -480,7 +491,8 @@ BEGIN
 END
 $$;
 
--- Tests those who keep parked tasks of a queue out, as nobody waits for these who would: on 16 of many resources.
+-- Test the holders that block parked tasks of a queue, on 16 resources at most: no process waits for these locks and
+-- would test them.
 CREATE OR REPLACE FUNCTION {schema}.check_lock_holders(p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

@@ -1,6 +1,6 @@
--- sqlsem, roles for PostgreSQL. May be run again, and takes back what these roles should not have. Grant some of them to a
--- login: GRANT {schema}_user TO etl;
---   {schema}_user      takes and gives back locks, runs parts of batches
+-- sqlsem, roles for PostgreSQL. May be run again, and revokes the rights that these roles should not have. Grant some
+-- of them to a login: GRANT {schema}_user TO etl;
+--   {schema}_user      acquires and releases locks, runs parts of batches
 -- feature: queue
 --   {schema}_putter    puts tasks of every kind, which run with the rights of the workers; cancels and retries its own
 --   {schema}_worker    runs tasks
@@ -9,8 +9,8 @@
 --   {schema}_operator  may what users may, and caps, pauses, revokes and reaps; cancels and retries tasks; reads the tables
 -- end of feature: operate
 --   {schema}_reader    looks: the queues, the history, the settings, the tables
--- None has a right to change any table: the routines do that. Roles belong to the whole server: who has one has it in each of
--- its databases in which sqlsem is installed under this schema's name. Where this login may not create roles, an
+-- No role may change any table: the routines do that. Roles belong to the whole server: a login with a role has it in
+-- each database in which sqlsem is installed under this schema's name. If the installing login may not create roles, an
 -- administrator runs this script.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
@@ -48,7 +48,8 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA {schema} FROM PUBLIC;
 
 DO $$
 DECLARE
-    -- u: users, p: putters, w: workers, o: operators, r: readers. What is not named here is called by other routines only.
+    -- u: users, p: putters, w: workers, o: operators, r: readers. A routine that is not named here is called by other
+    -- routines only.
     v_rights constant jsonb := jsonb_build_array(
         -- feature: operate
         jsonb_build_array('upwor', ARRAY['overview', 'overview_rates', 'kept_locks']),
@@ -68,7 +69,7 @@ DECLARE
         jsonb_build_array('uwo', ARRAY['hand_over_rows', 'release_on_commit', 'is_committed', 'delete_commit_marker']),
         -- end of feature: handovers
         -- feature: guards
-        -- (Who may put triggers on a table guards it.)
+        -- (Guarding a table takes the right to put triggers on it.)
         jsonb_build_array('uo', ARRAY['check_guard', 'guard_table', 'unguard_table', 'session_entry']),
         jsonb_build_array('uor', ARRAY['guarded_tables', 'guards', 'table_and_partitions']),
         -- end of feature: guards
@@ -105,7 +106,8 @@ DECLARE
         -- end of feature: batches
         jsonb_build_array('upwo', ARRAY[
             'register_member', 'reattach_member', 'heartbeat', 'deregister_member', 'prune', 'prune_operations',
-            -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
+            -- The routines that acquire and its like need, as they run with the caller's rights. None gives more than
+            -- these do.
             'require_outside_transaction', 'detect_transaction', 'commit_error', 'require_autocommit', 'check_name', 'session_id', 'session_member']),
         jsonb_build_array('upwor', ARRAY['settings', 'database_identity']),
         jsonb_build_array('uo', ARRAY[
@@ -113,7 +115,7 @@ DECLARE
             'missing_wakeup_locks', 'drop_wakeup_locks', 'restore_wakeup_locks', 'acquire', 'try', 'renew', 'assert_holding', 'check_request',
             'check_not_reserved', 'check_lease', 'renew_waiter_lease', 'waits_for_itself', 'has_other_rows', 'describe_deadlock', 'release_wait_locks',
             'acquire_row', 'is_outermost', 'remaining_ms', 'row_outcome', 'release_rows', 'renew_row', 'new_uid']),
-        -- (What a worker needs for the locks of its tasks: they are its own to keep and to give back, as any row of its login.)
+        -- (A worker keeps and releases the locks of its tasks, as any rows of its login.)
         jsonb_build_array('uwo', ARRAY['release', 'pin']),
         jsonb_build_array('uwor', ARRAY['entries', 'may_enter']),
         jsonb_build_array('uor', ARRAY['status', 'past', 'resources', 'operations']));

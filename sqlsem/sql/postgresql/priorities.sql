@@ -1,15 +1,18 @@
 -- sqlsem, priorities for PostgreSQL. May be run again at any time, also while locks are held.
 --
--- An operator sets them for a resource (resource.ageing_ms). Requests then wait in the *line* of the resource, in places: rows of
--- the resource 'priority:' || resource, which share (access type 'read', limit 100, weight 1 + priority). A place lets nobody
--- in. Only who is first in the queue may try for the resource itself, as register does with p_try: then its row is a holder's like
--- any other, with a number that is higher than all before it, and the place goes in the same transaction. So
---   * on the resource itself the rule is what it always is (ahead), and all that is there holds, but for rows of before;
---   * who goes next is decided under the gate of the resource, which whoever enters the line has too: so nobody is passed by
---     who came earlier with a higher rank, and nothing but a number of the resource's own says who holds;
---   * what a crash leaves is a place or a row of a member that is dead, and both go as any row does.
--- The order of the line: by requested_at less ageing_ms for each step of priority. It is fixed when a request enters. So a
--- request is overtaken by those only that come less than (difference in priority) * ageing_ms after it: nobody starves.
+-- An operator sets them for a resource (resource.ageing_ms). Requests then wait in the resource's priority queue as
+-- priority entries: rows of the resource 'priority:' || resource, which share (access type 'read', limit 100, weight 1
+-- + priority). A priority entry grants nothing. Only the first entry in the queue may try for the resource itself, as
+-- register does with p_try. If that succeeds, its row is a holder's like any other, with a number higher than all
+-- before it, and the entry goes in the same transaction. So
+--   * on the resource itself the usual rule holds (eligibility), and each row there is a holder's, except rows from
+--     before it had priorities;
+--   * the next entry is chosen under the gate of the resource, and each new entry is inserted under it, too: so no
+--     request passes an earlier one of higher rank, and only a number of the resource itself makes a holder;
+--   * a crash leaves an entry or a row of a dead member, and both are reaped like any row.
+-- The order of the queue: by requested_at less ageing_ms for each step of priority, fixed when a request enters. So a
+-- request is overtaken only by requests that come less than (difference in priority) * ageing_ms after it: no request
+-- starves.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
@@ -23,8 +26,8 @@ CREATE OR REPLACE FUNCTION {schema}.priorities() RETURNS TABLE (resource_id varc
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ SELECT o.resource_id, o.ageing_ms / 1000.0::float FROM {schema}.resource AS o WHERE o.ageing_ms IS NOT NULL $$;
 
--- The place right before one in a line (NULL: none, it is first), and how many there are. A request without a place (p_place NULL)
--- comes after all of its own rank.
+-- The entry right before one in a priority queue (NULL: none, it is first), and how many are before it. A request
+-- without an entry (p_place NULL) comes after all of its own rank.
 CREATE OR REPLACE FUNCTION {schema}.preceding_request(
     p_line varchar, p_place bigint, p_at timestamptz, p_priority integer, p_ageing integer, OUT before bigint, OUT ahead bigint)
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -38,11 +41,14 @@ AS $$
           < (p_at - p_priority::bigint * p_ageing * interval '1 millisecond', coalesce(p_place, 9223372036854775807))
 $$;
 
--- Asks for a resource with priorities, and asks again; p_place: the place that an earlier call has returned. What comes of it:
---   granted            queue_position is the number, and the place is given back
---   not granted        queue_position is the place; `before` the one right before it, if any, and `ahead` how many there are
---   no queue_position  nothing is left: p_try, and it was not free; or the place is gone, or what was granted before was taken away
--- With the p_uid of a call whose answer was lost it finds what that did.
+-- Request a resource with priorities, or poll; p_place: the priority entry that an earlier call has returned. The
+-- result:
+--   granted            queue_position is the number, and the entry is released
+--   not granted        queue_position is the entry; `before` the one right before it, if any, and `ahead` how many are
+--   before it
+--   no queue_position  nothing is left: p_try, and it was not free; or the entry is gone, or the granted row was
+--   revoked
+-- With the p_uid of a call whose reply was lost, it returns the result of that call.
 CREATE OR REPLACE FUNCTION {schema}.acquire_by_priority(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar, p_priority integer, p_place bigint,
@@ -71,7 +77,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
     IF p_place IS NOT NULL THEN
-        -- Most looks end here, without the gate. Who is removed is removed in a transaction of its own.
+        -- Most polls end here, without the gate. A dead member is removed in a transaction of its own.
         SELECT t.requested_at INTO v_place FROM {schema}.{table} AS t
         WHERE t.resource_id = v_line AND t.queue_position = p_place AND t.member_id = p_member AND t.revoked_at IS NULL;
         IF FOUND THEN
@@ -96,7 +102,7 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member));
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), g.key)
     FROM (SELECT DISTINCT hashtext(name) AS key FROM unnest(ARRAY[p_resource, v_line]) AS name ORDER BY key) AS g;
-    -- From here on all that came before is seen.
+    -- From here on all earlier requests are seen.
     queue_position := NULL;
     UPDATE {schema}.{table} AS t SET note = t.note  -- (It writes: see insert_request.)
     WHERE t.request_uid = p_uid AND t.resource_id = p_resource AND t.member_id = p_member
@@ -113,7 +119,7 @@ BEGIN
     LOOP
         SELECT b.before, b.ahead INTO before, ahead FROM {schema}.preceding_request(
             v_line, v_place.queue_position, coalesce(v_place.requested_at, clock_timestamp()), p_priority, v_ageing) AS b;
-        EXIT WHEN before IS NULL OR NOT p_try OR NOT {schema}.check_if_dead(v_line, before, p_member);  -- the dead are in nobody's way
+        EXIT WHEN before IS NULL OR NOT p_try OR NOT {schema}.check_if_dead(v_line, before, p_member);  -- dead owners block no request
     END LOOP;
     IF before IS NULL THEN
         SELECT p.queue_position INTO queue_position

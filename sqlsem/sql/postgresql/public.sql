@@ -7,9 +7,9 @@
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- (Helpers have the clause: so what is not qualified stands in them.)
+-- (Helpers have the clause, and so may use unqualified names.)
 
--- What the server says to a COMMIT inside a transaction that is not its to end, in the language of this session.
+-- The server's error for a COMMIT inside a transaction of the caller's, in the language of this session.
 CREATE OR REPLACE FUNCTION {schema}.commit_error() RETURNS text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -23,9 +23,9 @@ EXCEPTION WHEN invalid_transaction_termination THEN
 END
 $$;
 
--- Is there a transaction around the caller that a COMMIT could not end? The clocks cannot tell: in the extended protocol
--- a transaction begins at Parse, before its statement does. Here a COMMIT always fails, but only in a transaction block
--- (or in a function) for that reason; elsewhere for being in a block with a handler.
+-- Return true if the caller is inside a transaction that a COMMIT could not end. The clocks cannot tell: in the
+-- extended protocol a transaction begins at Parse, before its statement does. Here a COMMIT always fails: in a
+-- transaction block (or in a function) for that reason, elsewhere for being in a block with a handler.
 CREATE OR REPLACE PROCEDURE {schema}.detect_transaction(INOUT enclosed boolean DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
@@ -41,7 +41,7 @@ BEGIN
 END
 $$;
 
--- Refuses what would not be safe, before anything is changed.
+-- Refuse unsafe callers, before anything is changed.
 CREATE OR REPLACE PROCEDURE {schema}.require_autocommit(what text)
 LANGUAGE plpgsql
 AS $$
@@ -61,7 +61,7 @@ END
 $$;
 
 
--- Checking what callers say ----------------------------------------------------------------------------------------
+-- Checking the callers' arguments ----------------------------------------------------------------------------------
 
 CREATE OR REPLACE FUNCTION {schema}.check_name(p_what text, p_name text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
@@ -82,7 +82,7 @@ BEGIN
 END
 $$;
 
--- Refuses names that sqlsem uses itself, and patterns. (RESERVED of the Python client is the same table.)
+-- Refuse names that sqlsem uses itself, and patterns. (RESERVED of the Python client is the same table.)
 CREATE OR REPLACE FUNCTION {schema}.check_not_reserved(p_resource text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -115,7 +115,7 @@ BEGIN
 END
 $$;
 
--- The access type as the table has it.
+-- Check the arguments of a request; return the access type as the table has it.
 CREATE OR REPLACE FUNCTION {schema}.check_request(
     p_resource text, p_limit integer, p_access text, p_weight integer, p_timeout_ms integer, p_note text,
     p_requesting_id text) RETURNS text
@@ -168,8 +168,8 @@ BEGIN
 END
 $$;
 
--- From this session's next statement on the server looks every two seconds whether the client is still there, also while the
--- session waits. (From PostgreSQL 14 on, and not on every system.)
+-- From this session's next statement on the server checks every two seconds that the client is still there, also while
+-- the session waits. (From PostgreSQL 14 on, and not on every system.)
 CREATE OR REPLACE FUNCTION {schema}.watch_client() RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -182,7 +182,7 @@ EXCEPTION WHEN invalid_parameter_value THEN
 END
 $$;
 
--- The member that this session is: of an earlier acquire, else a new one. With a lease always a new one.
+-- Return the member of this session: of an earlier acquire, else a new one. With a lease always a new one.
 CREATE OR REPLACE FUNCTION {schema}.session_member(p_lease_ms integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -198,7 +198,7 @@ BEGIN
         END IF;
     END IF;
     PERFORM {schema}.watch_client();
-    -- Sessions end without a word: those that left no row are forgotten here.
+    -- Sessions end without notice: dead members without rows are removed here.
     v_member := {schema}.register_member(coalesce(host(inet_client_addr()), '[local]'), NULL, left(current_setting('application_name'), 255),
                                0, p_lease_ms);
     PERFORM {schema}.check_liveness(l.member_id, v_member)
@@ -208,13 +208,14 @@ BEGIN
 END
 $$;
 
--- Somebody still waits for this row: for another five seconds at least. Renews the lease, where there is one. False when
--- row or member is gone.
+-- Renew the lease of a waiter: its row stays for another five seconds at least. Renew the member's lease, too, if it
+-- has one. Return false if row or member is gone.
 CREATE OR REPLACE FUNCTION {schema}.renew_waiter_lease(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    -- Kept until the commit: who removes the member finds its lease renewed, or we find it gone.
+    -- Locked until the commit: a session that would remove the member finds its lease renewed, or this session finds it
+    -- gone.
     UPDATE {schema}.member
     SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', heartbeat_at = clock_timestamp()
     WHERE member_id = p_member AND login = session_user AND lease_ms IS NOT NULL;
@@ -223,7 +224,7 @@ BEGIN
         RETURN false;
     END IF;
     IF FOUND THEN
-        -- A lease outlives a crash of the server, and what wait() has written must, too.
+        -- A lease outlives a crash of the server, and so must the rows that wait() has written.
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     UPDATE {schema}.{table}
@@ -233,8 +234,8 @@ BEGIN
 END
 $$;
 
--- Would this row wait for ever for rows that its own session has, with a lease or without, as its member? They leave no room
--- for it even when all others are gone.
+-- Return true if this row would wait for ever for rows of its own session, with a lease or without, or of its member:
+-- they leave no room for it even when all others are gone.
 CREATE OR REPLACE FUNCTION {schema}.waits_for_itself(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -251,7 +252,8 @@ AS $$
       AND (mine.access_type = 'write' OR a.access_type <> mine.access_type)
 $$;
 
--- Has this session's member another row than the one that it waits for? Only then can others wait for it meanwhile.
+-- Return true if this session's member has another row than the one that it waits for. Only then can others wait for it
+-- meanwhile.
 CREATE OR REPLACE FUNCTION {schema}.has_other_rows(p_member bigint, p_position bigint) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -259,7 +261,8 @@ AS $$
                    WHERE t.queue_position <> p_position AND m.login = session_user)
 $$;
 
--- A wait() that was broken off may have got the lock that it waited for, and not have freed it: nobody else would.
+-- A wait() that was cancelled may have got the lock that it waited for, without a release: no other statement would
+-- free it.
 CREATE OR REPLACE FUNCTION {schema}.release_wait_locks() RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -268,7 +271,7 @@ AS $$
       AND classid::bigint IN ({schema}.lock_class(2), {schema}.lock_class(3))
 $$;
 
--- How a row ended that stood at p_since; NULL when nobody wrote it down.
+-- Return how a row ended that was in the queue at p_since; NULL if the history has no entry.
 CREATE OR REPLACE FUNCTION {schema}.row_outcome(p_resource text, p_position bigint, p_since timestamptz) RETURNS text
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -292,7 +295,7 @@ BEGIN
     LOOP
         IF {schema}.release(p_resource, v_row.queue_position, p_requesting_id, 'released') = 0 THEN
             v_code := 0;
-            -- A lease of ours was made for this row alone.
+            -- The lease's member was made for this row alone.
             DELETE FROM {schema}.member
             WHERE member_id = v_row.member_id AND pid IS NULL AND lease_ms IS NOT NULL AND login = session_user;
         END IF;
@@ -330,14 +333,14 @@ BEGIN
             RETURN -1;
         END IF;
     END IF;
-    -- Asked after the lease is safe.
+    -- Read after the lease is safe.
     RETURN CASE WHEN EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = p_position
                              AND granted_at IS NOT NULL AND revoked_at IS NULL) THEN 0 ELSE -1 END;
 END
 $$;
 
 
--- Of a timeout, in ms; NULL: for ever. A function of its own, as acquire cannot fix its search_path.
+-- Return the rest of a timeout, in ms; NULL: for ever. A function of its own, as acquire cannot fix its search_path.
 CREATE OR REPLACE FUNCTION {schema}.remaining_ms(p_timeout_ms integer, p_started timestamptz) RETURNS integer
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -345,16 +348,17 @@ AS $$
                 THEN least(p_timeout_ms, greatest(0, p_timeout_ms - 1000 * extract(epoch FROM clock_timestamp() - p_started)))::integer END
 $$;
 
--- What tells a request of a session's from all others.
+-- A new uid, which tells a session's request from all others.
 CREATE OR REPLACE FUNCTION {schema}.new_uid() RETURNS varchar
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT 'sql ' || gen_random_uuid() $$;
 
--- Taking and giving back -------------------------------------------------------------------------------------------
+-- Acquiring and releasing ------------------------------------------------------------------------------------------
 
--- `acquire`, after require_autocommit. keeps_open: what is granted is not committed yet, but by the statement that has called, or by
--- what the caller commits next; a cancel in between undoes it, and leaves a waiting row at the most, which goes as nobody
--- attends to it. (Between a COMMIT and the block that would tidy up a cancel finds nobody: PL/pgSQL allows no COMMIT in it.)
+-- Acquire a row for `acquire`, after require_autocommit. keeps_open: do not commit the grant; the calling statement
+-- does, or the caller's next commit. A cancel in between undoes the grant. It leaves at most a waiting row, which goes
+-- when its waiter lease ends. (No handler covers a cancel between a COMMIT and the block that would clean up: PL/pgSQL
+-- allows no COMMIT in that block.)
 CREATE OR REPLACE PROCEDURE {schema}.acquire_row(
     resource text, concurrency_limit integer, access text, weight integer,
     timeout_ms integer, note text, requesting_id text,
@@ -377,7 +381,7 @@ DECLARE
     v_others     boolean;   -- this session has other rows
     v_victim     bigint;
     v_reason     pg_catalog.text;
-    v_shut       boolean := false;  -- somebody kept the gate
+    v_shut       boolean := false;  -- another session kept the gate
 BEGIN
     code := NULL;
     queue_position := NULL;
@@ -386,14 +390,14 @@ BEGIN
     v_access := {schema}.check_request(resource, concurrency_limit, access, weight, timeout_ms, note, v_id);
     v_lease_ms := {schema}.check_lease(lease_seconds);
 
-    LOOP  -- once, but for a row that was lost while this session stood still
+    LOOP  -- once, but for a row that was lost while this session was stopped
         v_member := {schema}.session_member(v_lease_ms);
         COMMIT;
         v_registered := pg_catalog.clock_timestamp();
         v_result := -1;
         v_left := {schema}.remaining_ms(timeout_ms, v_started);
         BEGIN
-            -- The gate is somebody's for an instant, or for long, where a bare participant forgot to commit.
+            -- Another session has the gate for an instant, or for long: a bare participant that forgot to commit.
             PERFORM pg_catalog.set_config('lock_timeout'::pg_catalog.text, greatest(least(v_left, 10000), 100)::pg_catalog.text, true);
             SELECT r.queue_position, r.granted INTO queue_position, v_granted
             FROM {schema}.register(v_member, v_id, session_user::pg_catalog.text, {schema}.new_uid(),
@@ -416,9 +420,9 @@ BEGIN
             code := 0;
             fence := queue_position;
             IF NOT keeps_open THEN
-                COMMIT;  -- the gate is not to be kept until a caller of ours commits
+                COMMIT;  -- do not keep the gate until the caller's transaction commits
             END IF;
-            RETURN;  -- committed with the statement: nothing can break it off in between, and leave a row behind
+            RETURN;  -- committed with the statement: no cancel in between can leave a row behind
         END IF;
         COMMIT;
         IF v_shut AND (timeout_ms OPERATOR(pg_catalog.<) 0 OR {schema}.remaining_ms(timeout_ms, v_started) OPERATOR(pg_catalog.>) 0) THEN
@@ -430,13 +434,13 @@ BEGIN
             v_result := -2;
         END IF;
 
-        -- From here on the row is there: little stands outside of the block that tidies up after a cancel. (COMMIT must
-        -- stand outside; a row left between the two goes when nobody has attended to it.)
+        -- From here on the row exists: little is outside of the block that cleans up after a cancel. (COMMIT must be
+        -- outside; a row left between the two goes when its waiter lease ends.)
         WHILE v_attended AND v_result OPERATOR(pg_catalog.<>) -3 LOOP
             BEGIN
                 v_left := {schema}.remaining_ms(timeout_ms, v_started);
-                -- Who is waited for meanwhile looks for deadlocks: before the server does (deadlock_timeout), as that
-                -- sees only sessions, and takes any of them for the victim.
+                -- A waiter for which others wait searches for deadlocks, before the server does (deadlock_timeout): the
+                -- server sees only sessions, and chooses any of them as the victim.
                 v_slice := least(v_left, CASE WHEN v_others THEN 700 ELSE 3000 END, v_lease_ms OPERATOR(pg_catalog./) 3);
                 v_result := {schema}.wait(resource, queue_position, v_slice);
                 v_attended := {schema}.renew_waiter_lease(v_member, resource, queue_position);
@@ -467,7 +471,7 @@ BEGIN
             RETURN;
         END IF;
 
-        -- Not ours: leave nothing behind.
+        -- Not granted: leave nothing behind.
         IF v_result OPERATOR(pg_catalog.=) ANY (ARRAY[-3, -4]) THEN
             PERFORM {schema}.release_wait_locks();
         END IF;
@@ -496,13 +500,14 @@ BEGIN
 END
 $$;
 
--- Whether who calls it was called by the client itself: then what is granted is committed with the statement.
+-- Return true if the client itself called the caller: then the statement commits the grant.
 CREATE OR REPLACE FUNCTION {schema}.is_outermost(p_stack text) RETURNS boolean
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT strpos(p_stack, E'\n') = 0 $$;
 
--- Takes a lock for this session (or for a lease), waiting up to timeout_ms for it. code:
---   0 granted at once     1 granted after waiting     -1 time is up     -2 taken away by an operator     -3 deadlock victim
+-- Acquire a lock for this session (or for a lease), waiting up to timeout_ms for it. code:
+--   0 granted at once     1 granted after waiting     -1 time is up     -2 revoked by an operator     -3 deadlock
+--   victim
 CREATE OR REPLACE PROCEDURE {schema}.acquire(
     resource text, concurrency_limit integer DEFAULT 1, access text DEFAULT 'write', weight integer DEFAULT 1,
     timeout_ms integer DEFAULT -1, note text DEFAULT NULL, requesting_id text DEFAULT NULL,
@@ -521,7 +526,7 @@ BEGIN
 END
 $$;
 
--- Takes a lock if that can be done at once: code 0, else -1 and nothing is left in the queue.
+-- Acquire a lock if that is possible at once: code 0, else -1 and nothing is left in the queue.
 CREATE OR REPLACE PROCEDURE {schema}.try(
     resource text, concurrency_limit integer DEFAULT 1, access text DEFAULT 'write', weight integer DEFAULT 1,
     note text DEFAULT NULL, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL,
@@ -539,9 +544,9 @@ BEGIN
 END
 $$;
 
--- Gives back: 0 done, -1 nothing there. Without queue_position all that this requester has on the resource. May be
--- repeated. (routines.sql has the member's release, whose fourth parameter is the outcome. That one takes varchar: so
--- a call with three literals is this one's, and not ambiguous.)
+-- Release: 0 done, -1 nothing to release. Without queue_position all rows that this requester has on the resource. May
+-- be repeated. (routines.sql has the member's release, whose fourth parameter is the outcome. Its parameters are
+-- varchar, so a call with three literals means this function, and is not ambiguous.)
 CREATE OR REPLACE FUNCTION {schema}.release(
     resource text, queue_position bigint DEFAULT NULL, requesting_id text DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -552,7 +557,7 @@ BEGIN
 END
 $$;
 
--- Prolongs a lease, by lease_seconds or by as much as before: 0 still held, -1 gone. Without a lease it only looks.
+-- Renew a lease, by lease_seconds or by as much as before: 0 still held, -1 gone. Without a lease it only checks.
 CREATE OR REPLACE FUNCTION {schema}.renew(
     resource text, queue_position bigint, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL)
 RETURNS integer
@@ -565,7 +570,7 @@ BEGIN
 END
 $$;
 
--- In the caller's own transaction: raises when the lock is not held, else keeps it held until that transaction ends.
+-- Raise if the lock is not held, else keep it held until the caller's transaction ends. Runs in that transaction.
 CREATE OR REPLACE PROCEDURE {schema}.assert_holding(resource text, queue_position bigint, requesting_id text DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
@@ -588,8 +593,8 @@ BEGIN
 END
 $$;
 
--- Whether it is the turn of a row, also of a bare one, by what is committed: 1 it may enter (and may for good), 0 not yet, -1 there is
--- no such row (any more). Changes nothing.
+-- Return, by the committed rows, whether a row may enter, also a bare one: 1 it may (and may for good), 0 not yet, -1
+-- there is no such row (any more). Changes nothing.
 CREATE OR REPLACE FUNCTION {schema}.may_enter(resource text, queue_position bigint) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -597,7 +602,7 @@ DECLARE
     v_row record;
 BEGIN
     PERFORM {schema}.check_name('resource', resource);
-    IF current_setting('transaction_isolation') <> 'read committed' THEN  -- an older snapshot does not see who came before
+    IF current_setting('transaction_isolation') <> 'read committed' THEN  -- an older snapshot misses earlier requests
         RAISE EXCEPTION 'sqlsem: may_enter needs READ COMMITTED, not %', current_setting('transaction_isolation')
             USING ERRCODE = '25001', HINT = 'SET default_transaction_isolation TO ''read committed'' on this connection.';
     END IF;
@@ -624,8 +629,8 @@ AS $$ SELECT * FROM {schema}.entries(resource) $$;
 -- feature: operate
 -- Operations of operators (and reap, in routines.sql) --------------------------------------------------------------------
 
--- The limit of a resource, or of all whose names begin so ('tenant:*'): an upper bound on whatever is declared, and the limit of
--- those who declare none; NULL: none.
+-- Set the limit of a resource, or of all whose names begin with a prefix ('tenant:*'): an upper bound on declared
+-- limits, and the limit of requests that declare none; NULL: none.
 CREATE OR REPLACE FUNCTION {schema}.set_limit(resource text, concurrency_limit integer) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

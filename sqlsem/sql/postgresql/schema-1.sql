@@ -8,7 +8,8 @@ SET search_path = pg_catalog, pg_temp;
 
 CREATE SCHEMA IF NOT EXISTS {schema};
 
--- Locked by `sqlsem init` while it runs; its sequence has the session that does, for those who wait for locks. It has no rows.
+-- Locked by `sqlsem init` while it runs. Its sequence has the number of that session, for sessions that wait for locks.
+-- It has no rows.
 CREATE TABLE {schema}.installer (
     backend_pid integer GENERATED ALWAYS AS IDENTITY
 );
@@ -56,7 +57,7 @@ CREATE TABLE {schema}.resource (
     paused_at      timestamptz,                        -- no request is granted while set
     paused_by      name,                               -- the operator's login, while paused_at is set
     stale_after_ms bigint CHECK (stale_after_ms > 0),  -- age at which rows without a member are removed
-    ageing_ms      integer CHECK (ageing_ms >= 1)      -- what one step of priority is worth, in waiting; NULL: no priorities
+    ageing_ms      integer CHECK (ageing_ms >= 1)      -- the waiting that one step of priority is worth; NULL: no priorities
 );
 COMMENT ON TABLE {schema}.resource IS 'sqlsem: the operator''s cap, pause, stale_after and ageing for a resource';
 
@@ -133,7 +134,7 @@ CREATE INDEX history_outcome ON {schema}.history (outcome, ended_at) WHERE outco
 CREATE INDEX history_resource_outcome ON {schema}.history (resource_id, outcome, ended_at) WHERE outcome <> 'released';
 COMMENT ON TABLE {schema}.history IS 'sqlsem: one row a finished request, kept for setting history_days';
 
--- The secret with which pin seals its notes Only the owner of the schema reads it.
+-- The secret with which pin seals its notes. Only the owner of the schema reads it.
 CREATE TABLE {schema}.guard_key (secret text NOT NULL);
 INSERT INTO {schema}.guard_key (secret) SELECT concat(gen_random_uuid(), gen_random_uuid());
 
@@ -142,7 +143,7 @@ CREATE TABLE {schema}.operation (
     operation_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     done_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     login          name NOT NULL DEFAULT session_user,
-    host           varchar(255),              -- where it was done, as far as the server knows; as are pid and program
+    host           varchar(255),              -- where it was done, as far as the server knows; so are pid and program
     pid            integer,
     program        varchar(255),
     action         varchar(16) NOT NULL,      -- pause, resume, cap, stale_after, revoke, reap; retry, cancel, …
@@ -209,7 +210,7 @@ COMMENT ON TABLE {schema}.once_run IS 'sqlsem: what runs once per period, and wh
 -- end of feature: once
 
 -- feature: handovers
--- Locks that go with a transaction, and locks that travel -----------------------------------------------------------
+-- Locks that end with a transaction, and locks that are handed over --------------------------------------------------
 
 -- A transaction that releases a lock inserts a row here. Other sessions see the row once the transaction has committed. Only
 -- the owner of the lock knows the marker.
@@ -254,8 +255,8 @@ CREATE TABLE {schema}.task (
     -- NULL: no key, in any other queue.
     task_key          varchar(255) COLLATE "C",
     task_priority     integer NOT NULL DEFAULT 0,    -- among the tasks of its key; higher ones first
-    task_hash         varchar(263) COLLATE "C",      -- the key behind eight digits of its hash (key_hash): in no order that anyone chose
-    unique_key        varchar(255) COLLATE "C",      -- of the open tasks of a queue one has it
+    task_hash         varchar(263) COLLATE "C",      -- the key behind eight digits of its hash (key_hash): in no order that a client chose
+    unique_key        varchar(255) COLLATE "C",      -- unique among the open tasks of a queue
     kind              varchar(8) NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
     body              text NOT NULL,
     note              varchar(1000),
@@ -266,7 +267,7 @@ CREATE TABLE {schema}.task (
     max_attempts      integer NOT NULL DEFAULT 1 CHECK (max_attempts >= 1),
     backoff_ms        integer NOT NULL DEFAULT 1000 CHECK (backoff_ms >= 0),
     time_limit_ms     bigint CHECK (time_limit_ms > 0),  -- an attempt that runs for longer is ended, and has failed
-    attempt           integer NOT NULL DEFAULT 0,    -- how often it was claimed: a worker that ends an attempt must name it
+    attempt           integer NOT NULL DEFAULT 0,    -- number of claims: a worker that ends an attempt must name it
     failures          integer NOT NULL DEFAULT 0,
     losses            integer NOT NULL DEFAULT 0,    -- attempts whose worker died
     put_uid           varchar(64),                   -- made by the client: a repeated put finds its rows
@@ -280,7 +281,7 @@ CREATE TABLE {schema}.task (
     login             name,
     claim_uid         varchar(64),                   -- made by the client: a repeated claim finds its row
     claimed_at        timestamptz,
-    signalled_attempt integer,                       -- the attempt whose session was told to end, as it is told once
+    signalled_attempt integer,                       -- the attempt whose session was told to end (once)
     cancel_asked_at   timestamptz,                   -- its worker ends it, and then it is cancelled
     cancel_asked_by   name,
     ended_at          timestamptz,
@@ -288,11 +289,11 @@ CREATE TABLE {schema}.task (
     result            text,
     -- Of a task with locks (parked.sql): its ready_at is the end of time, so that claims of tasks without locks pass it by.
     lock_count        integer,                       -- how many; NULL: none
-    locks_pending        integer,                       -- how many are not granted yet; NULL: it waits in no line
-    enqueue_locks_at           timestamptz,                   -- when it may wait in the lines
+    locks_pending        integer,                       -- how many are not granted yet; NULL: it is in no lock queue
+    enqueue_locks_at           timestamptz,                   -- when it may enter the lock queues
     CONSTRAINT task_turn_of_key CHECK ((task_key IS NULL) = (task_hash IS NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
--- All that claims read is in these indexes of open tasks, whose keys do not change from the put to the end.
+-- Claims read only these indexes of open tasks. Their keys do not change from the put to the end.
 CREATE INDEX task_open ON {schema}.task (queue_name, task_order, task_id) WHERE is_open;
 CREATE INDEX task_by_priority ON {schema}.task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
 CREATE INDEX task_running ON {schema}.task (queue_name, task_order, task_id) WHERE status = 'running';
@@ -395,7 +396,7 @@ CREATE TABLE {schema}.task_lock (
     access_type       varchar(64) COLLATE "C" NOT NULL,
     concurrency_limit integer,
     weight            integer NOT NULL,
-    queue_position    bigint,                          -- of its row in the line; NULL: none
+    queue_position    bigint,                          -- of its row in the lock's queue; NULL: none
     waits             boolean NOT NULL DEFAULT false,  -- that row is not granted yet
     PRIMARY KEY (task_id, number)
 );
@@ -403,14 +404,14 @@ CREATE INDEX task_lock_waits ON {schema}.task_lock (queue_name, resource_id, acc
     WHERE waits;
 COMMENT ON TABLE {schema}.task_lock IS 'sqlsem: the locks that tasks are put with, and where these stand in their lines';
 
--- The member in whose name the parked tasks of a queue wait in the lines of their locks.
+-- The member to which the waiting rows of a queue's parked tasks belong.
 CREATE TABLE {schema}.parking (
     queue_name varchar(255) COLLATE "C" PRIMARY KEY,
     member_id  bigint
 );
 COMMENT ON TABLE {schema}.parking IS 'sqlsem: the member of each queue to which the rows of its parked tasks belong';
 
--- Tasks that are put again and again, at the times of a cron expression: by any process that watches, and by one of them.
+-- Tasks that are put again and again, at the times of a cron expression, by one of the processes that watch.
 CREATE TABLE {schema}.schedule (
     schedule_name varchar(255) COLLATE "C" PRIMARY KEY,
     queue_name    varchar(255) COLLATE "C" NOT NULL,
@@ -450,7 +451,7 @@ CREATE TABLE {schema}.batch (
     callback_uid     varchar(64),                 -- made by the client: a repeated claim finds its row
     callback_member  bigint,
     callback_owner   varchar(255),
-    callback_kept_by name,                        -- the login that kept what is run; and the login that ran it last
+    callback_kept_by name,                        -- the login that stored the callback; and the login that ran it last
     callback_login   name,
     callback_started timestamptz,
     callback_ended   timestamptz,

@@ -1,10 +1,12 @@
--- sqlsem, a PostgreSQL database for simulations (sqlsem.testing.postgres). Never run any of this in a database that is used.
+-- sqlsem, a PostgreSQL database for simulations (sqlsem.testing.postgres). Never run any of this in a database that is
+-- in use.
 --
--- In that database alone the system's clock, its sleep, and those advisory locks that are waited for are replaced by functions
--- of the same names, before the tables and routines are installed: so these are the very ones that ship, and their time is that
--- of the simulation. The locks themselves stay the server's. Who has to wait for one says so beforehand, and stops
--- when it has got it; who sleeps says for how long, and stops. Whoever runs the simulation hears that (INFO), and lets it go on by
--- cancelling the statement that it has stopped in, which is caught here. To cancel who waits for a lock means that lock_timeout is over.
+-- In that database alone, functions of the same names replace the system's clock, its sleep, and the advisory locks
+-- that wait. They are installed before the tables and routines: so the routines are the very ones that ship, and their
+-- time is the simulation's. The locks themselves stay the server's. A session that has to wait for a lock reports that
+-- beforehand, and stops when it has the lock; a session that sleeps reports for how long, and stops. The simulation
+-- receives the reports (INFO). It resumes a session by cancelling the statement that has stopped, which is caught here.
+-- A cancel of a wait for a lock means that lock_timeout is over.
 
 -- name: prepare
 CREATE SCHEMA simulated;
@@ -57,7 +59,8 @@ END
 $all$;
 
 -- name: begin
--- Each schedule finds the tables as they were when they were new. (TRUNCATE makes new files, which takes long: only now and then.)
+-- Each schedule finds the tables as they were when new. (TRUNCATE makes new files, which takes long: only now and
+-- then.)
 DO $$
 DECLARE
     v_table record;
