@@ -1,7 +1,7 @@
-"""Checks the documentation: what can be found wrong without reading.
+"""Checks the documentation for errors that a program can find.
 
-Links lead somewhere, Python examples compile, commands, options and routines that are named exist, every page can be
-reached from the README, every script and role is described, the glossary has the words that are introduced.
+Each link has a target, Python examples compile, and the commands, options and routines on the pages exist. Links lead
+from the README to every page, the pages describe every script and role, and the glossary has the words of the pages.
 
 Run as ``python docs/check.py``; needs sqlsem installed.
 """
@@ -25,23 +25,23 @@ README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
 PAGES = [README, CHANGELOG, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^\s*#.*$|\s{2,}#.*$", re.MULTILINE)
-#: Words that make a sentence hard for people whose first language is another one.
+#: Words that are hard to read for people with another first language than English.
 AVOIDED = re.compile(r"\b(who(?:m|so)?ever|whos|lest|whence|hence|whilst|thereof|therein|wherein|ere)\b", re.IGNORECASE)
 
 
 def anchors(text: str) -> set[str]:
-    """The names that headings get: lower case, punctuation gone, blanks to hyphens."""
+    """Return the anchors of the headings: lower case, without punctuation, with hyphens for blanks."""
     heads = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 def targets(text: str) -> list[str]:
-    """Where a page's links lead."""
+    """Return the targets of a page's links."""
     return re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text))
 
 
 def links(page: Path, text: str) -> Iterator[str]:
-    """Links that lead nowhere."""
+    """Yield links without a target."""
     for target in targets(text):
         if "://" in target:
             continue
@@ -54,14 +54,14 @@ def links(page: Path, text: str) -> Iterator[str]:
 
 
 def twice(text: str) -> Iterator[str]:
-    """Headings that a page has more than once: two people wrote about the same, and links find the first one only."""
+    """Yield headings that a page has more than once: links reach only the first of them."""
     heads = re.findall(r"^## +(.+)$", FENCE.sub("", text), re.MULTILINE)
     for head in sorted({head for head in heads if heads.count(head) > 1}):
         yield f"there are several headings {head!r}"
 
 
 def examples(text: str) -> Iterator[str]:
-    """Python that does not compile."""
+    """Yield Python examples that do not compile."""
     for indent, language, body in FENCE.findall(text):
         if language == "python":
             code = textwrap.dedent(body) if indent else body
@@ -72,7 +72,7 @@ def examples(text: str) -> Iterator[str]:
 
 
 def commands(text: str) -> Iterator[str]:
-    """Commands and options of ``sqlsem`` that do not exist, in examples and in sentences."""
+    """Yield commands and options of ``sqlsem`` that do not exist, in examples and in sentences."""
     lines = re.findall(r"`(sqlsem [^`]+)`", FENCE.sub("", text))
     for _, language, body in FENCE.findall(text):
         if language in ("", "bash", "sh", "console"):
@@ -86,9 +86,9 @@ def commands(text: str) -> Iterator[str]:
 
 
 def unknown(words: list[str], line: str) -> Iterator[str]:
-    """What of a command line sqlsem does not have; it ends where the other command begins."""
+    """Yield the command or option of a line that sqlsem does not have. The line ends where another command begins."""
     command: click.Command = main
-    waiting = False  # for the value of an option
+    waiting = False  # True before the value of an option
     for word in words:
         if word == "--":
             return
@@ -111,11 +111,11 @@ def unknown(words: list[str], line: str) -> Iterator[str]:
             else:
                 return  # the name of a queue or a batch
         elif command.name == "run":
-            return  # what it runs
+            return  # the rest is the command to run
 
 
 def routines(text: str) -> Iterator[str]:
-    """Routines that SQL examples call and that no engine has."""
+    """Yield routines that SQL examples call and that no engine has."""
     known = "".join(
         sql.script(engine, name) for engine in engines.ENGINES for name in ("schema", *sql.rerunnable(engine))
     )
@@ -126,7 +126,7 @@ def routines(text: str) -> Iterator[str]:
 
 
 def words(text: str) -> Iterator[str]:
-    """Words to be avoided; what people copy, and what is quoted from a program, stays as it is."""
+    """Yield words to avoid. Code blocks and quoted code are not checked."""
     prose = re.sub(r"`[^`]*`", "", FENCE.sub("", text))
     for found in AVOIDED.finditer(prose):
         line = " ".join(prose[max(0, found.start() - 30) : found.end() + 30].split())
@@ -134,7 +134,7 @@ def words(text: str) -> Iterator[str]:
 
 
 def reached(text: str) -> Iterator[str]:
-    """Pages to which no links lead from the README, on however many steps."""
+    """Yield pages that no chain of links from the README reaches."""
     linked = {README}
     left = [(README, text)]
     while left:
@@ -150,20 +150,20 @@ def reached(text: str) -> Iterator[str]:
 
 
 def missing(names: Iterable[str], text: str, what: str) -> Iterator[str]:
-    """Names that a page does not have in backticks."""
+    """Yield names that a page does not have in backticks."""
     for name in names:
         if not re.search(rf"`{re.escape(name)}\b", text):
             yield f"{what} {name} is not described"
 
 
 def roles() -> list[str]:
-    """The roles that the scripts make."""
+    """Return the roles that the scripts create."""
     text = "".join(sql.script(engine, "permissions") for engine in engines.ENGINES)
     return sorted(set(re.findall(r"\bsqlsem_(?:user|putter|worker|operator|reader)\b", text)))
 
 
 def glossary(text: str) -> Iterator[str]:
-    """Words that a page prints in bold where it explains them, and that the glossary does not have; its order."""
+    """Yield words that a page introduces in bold and that the glossary lacks, and an error in the glossary's order."""
     rows = re.findall(r"^\| ([^|]+?) \| ", text, re.MULTILINE)[1:]
     terms = {term for row in rows for term in row.split(", ")}
     if rows != sorted(rows, key=str.lower):
@@ -176,7 +176,7 @@ def glossary(text: str) -> Iterator[str]:
 
 
 def check() -> int:
-    """Print what is wrong; 1 when anything is."""
+    """Print the errors; return 1 if there are any."""
     wrong = 0
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Counts wording that a reader meets for the first time: in docstrings, comments, names of tests, SQL and pages.
+"""Counts puzzling wording: in docstrings, comments, names of tests, SQL and pages.
 
-For each folder docs/words.toml has the number that is allowed. A folder with more fails the check; one with fewer gets
-its number lowered by ``python docs/words.py --lower``, so that what was rewritten stays readable. The numbers never go
-up by themselves. A place that is counted is a sign, and right as it stands where the sentence is clear.
+docs/words.toml has the allowed number of places for each folder. The check fails for a folder with more places.
+``python docs/words.py --lower`` lowers the number of a folder with fewer, so that rewritten text stays readable. The
+numbers never go up by themselves. A counted place is only a sign: a clear sentence may stay.
 
 Run as ``python docs/words.py``; ``--show FOLDER`` prints each place.
 """
@@ -22,14 +22,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "docs" / "words.toml"
-#: So many characters has the name of a test, at the most.
+#: The greatest length of a test's name, in characters.
 TEST_NAME = 60
-#: Names in tests that stand for an actor which the name does not tell.
+#: Pronouns in names of tests: they hide the actor.
 PRONOUN = re.compile(r"_(?:who|whom|whose|those|one|nobody|somebody|what|whoever|whatever)(?:_|$)")
 
 
 def read_list(text: str) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """Return the lists of words and the allowed numbers; a part of TOML that Python 3.10 can read without a library."""
+    """Return the lists of words and the allowed numbers. (Python 3.10 has no library for TOML.)"""
     lists: dict[str, list[str]] = {}
     allowed: dict[str, int] = {}
     for name, words in re.findall(r"^(\w+) = \[(.*?)\]", text, re.MULTILINE | re.DOTALL):
@@ -53,7 +53,7 @@ class Rules:
         self.public = re.compile(rf"\b(?:{'|'.join(lists['public'])})\b", re.IGNORECASE)
 
     def sentence(self, text: str) -> Iterator[str]:
-        """Yield what a line of prose has: a clause for a noun, an old phrase."""
+        """Yield the kind of each puzzling place in a line of prose: a clause for a noun, an old phrase."""
         if self.clause.search(text):
             yield "clause for a noun"
         if self.phrases.search(text):
@@ -102,7 +102,7 @@ class Rules:
 
 
 def folder_of(name: str) -> str:
-    """Return the folder under which a file is counted: packages and kinds of tests by themselves, else the top one."""
+    """Return the folder that counts a file: each package and each kind of test by itself, else the top folder."""
     parts = name.split("/")
     if len(parts) == 1:
         return "."
@@ -128,7 +128,7 @@ def places(rules: Rules) -> Iterator[tuple[str, str, int, str]]:
 
 
 def lowered(text: str, counts: Counter[str]) -> str:
-    """Return the list with the numbers that are smaller now; folders without a place are left out."""
+    """Return the file's text with the numbers lowered to today's counts, without folders that have no place."""
     _, allowed = read_list(text)
     now = {folder: min(number, counts[folder]) for folder, number in allowed.items()}
     head = text.split("[allowed]", 1)[0]
@@ -136,7 +136,7 @@ def lowered(text: str, counts: Counter[str]) -> str:
 
 
 def check(arguments: list[str] | None = None) -> int:
-    """Print the folders that have more places than allowed; 1 when there are some."""
+    """Print the folders that have more places than allowed; return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--show", metavar="FOLDER", help="print each place of this folder ('all': of each)")
     parser.add_argument("--lower", action="store_true", help="lower the numbers of docs/words.toml to those of now")
