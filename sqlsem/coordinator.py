@@ -69,9 +69,9 @@ class Coordinator:
             given, lease = lease, check_duration("lease", lease)
             if lease < 1:
                 raise ConfigurationError(f"A lease must be at least 1 second, not {given!r}")
-        # A gate that is stuck must not keep the pings out.
+        # A gate that is stuck must not delay the heartbeats.
         gate_timeout = min(1.0, max(0.1, (grace or 4.0) / 4))
-        # Nor must an address that never answers keep us from trying again within the grace.
+        # An address that never answers must leave time for another attempt within the grace.
         life = grace if lease is None else lease
         options = Options(
             grace=grace,
@@ -89,9 +89,9 @@ class Coordinator:
     def _begin(self, client: DatabaseClient) -> None:
         #: For the package; programs have no use for it.
         self.client = client
-        #: What operators see and change: ``coordinator.admin.pause("etl")``; see `sqlsem.Admin`.
+        #: The calls of operators: ``coordinator.admin.pause("etl")``; see `sqlsem.Admin`.
         self.admin = Admin(client)
-        #: As `sqlsem.on`, for the locks of this coordinator alone; those of tasks, too.
+        #: As `sqlsem.on`, for the locks of this coordinator alone, including locks of its asyncio tasks.
         self.on = client.event_bus.on
 
     def __reduce__(self) -> str:
@@ -106,10 +106,10 @@ class Coordinator:
 
     @property
     def retry(self) -> float:
-        """For how long a call tries to reach it, in seconds."""
+        """The seconds for which a call tries to reach the database."""
         return self.client.retry
 
-    # -- faces --------------------------------------------------------------------------------------------------
+    # -- locks, queues, batches ---------------------------------------------------------------------------------
 
     @shows_options(LockOptions)
     def mutex(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
@@ -201,7 +201,7 @@ class Coordinator:
 
     @property
     def aio(self) -> AsyncLocks:
-        """The same locks for tasks of asyncio, ``await coordinator.aio.mutex("x").acquire()``; see `sqlsem.aio`."""
+        """The same locks for asyncio tasks, ``await coordinator.aio.mutex("x").acquire()``; see `sqlsem.aio`."""
         from sqlsem.aio import AsyncLocks  # when it is first used, as above
 
         return AsyncLocks(self.client)
@@ -216,7 +216,7 @@ class Coordinator:
     def close(self) -> None:
         """Release all locks, close the connections, end the threads.
 
-        A thread or task that runs on with a lock is told first that the lock is lost (``on_lost``, `LockLost`).
+        A thread or task that still holds a lock first learns that the lock is lost (``on_lost``, `LockLost`).
         """
         self.client.close()
 
@@ -231,7 +231,7 @@ class Coordinator:
 
 
 def coordinator_of(client: DatabaseClient) -> Coordinator:
-    """What users get of a process that was made otherwise. (For the package; programs have no use for it.)"""
+    """Return a coordinator for an existing client. (For the package; programs have no use for it.)"""
     made = Coordinator.__new__(Coordinator)
     made._begin(client)
     return made
@@ -239,24 +239,24 @@ def coordinator_of(client: DatabaseClient) -> Coordinator:
 
 @shows_options(ConnectOptions)
 def connect(url: engines.Database, **options: Unpack[ConnectOptions]) -> Coordinator:
-    """A coordinator for one database; see `Coordinator`. Connects when first used.
+    """Return a coordinator for one database; see `Coordinator`. It connects when first used.
 
     Args:
-        url: A URL: ``sqlite:///file.db`` (``?mode=ro`` only looks, ``?mode=rw`` creates nothing), ``postgresql://…``,
+        url: A URL: ``sqlite:///file.db`` (``?mode=ro`` only reads, ``?mode=rw`` creates nothing), ``postgresql://…``,
             ``mssql://…`` (SQLAlchemy's too, as ``postgresql+psycopg://…``), or an ODBC string; a `pathlib.Path` of an
             SQLite file; an engine of SQLAlchemy.
         options: All of them may be left out; durations are seconds, ``"30s"`` or a `timedelta`:
 
-            - ``grace``: For how long a member that cannot be found is still believed to live (default 5). With 0 the
-              session is the lock: it goes with the connection, and others may be let in before the loser knows.
-            - ``lease``: A lease of that length, renewed by pings, where no session can be kept (PgBouncer in
+            - ``grace``: How long a member that cannot be found still counts as living (default 5). With 0 a
+              lock ends with its connection, and another request may be granted before the loser knows.
+            - ``lease``: The length of a lease that heartbeats renew, if no session can be kept (PgBouncer in
               transaction mode).
-            - ``retry``: For how long a call tries to reach a database that is away, before `Unavailable` (default 10).
+            - ``retry``: How long a call tries to reach a database that is away, before `Unavailable` (default 10).
             - ``schema``: The schema of the tables (default ``sqlsem``); for SQLite, the prefix of their names.
             - ``table``: The name of the queue's table (default ``ProcessControl``).
             - ``creator``: A callable that returns a new DB-API connection; the URL then only names the engine.
 
-    Raises `ConfigurationError` for what is no database, and for options that cannot be.
+    Raises `ConfigurationError` if ``url`` names no database, and for invalid options.
     """
     check_options("connect()", options, ConnectOptions.__optional_keys__)
     return Coordinator(url, **options)

@@ -1,4 +1,4 @@
-"""Leaders, for threads: one of many is the leader for a term, which is the grant of a mutex."""
+"""Leaders, for threads: one of many candidates leads for a term, which is the grant of a mutex."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Term:
     """The time for which this thread is the leader. Safe to use from several threads.
 
     Attributes:
-        name: Of what.
-        ending: A `threading.Event` that is set when the term is over or shall be: it was lost, `step_down` was called,
-            the block is being left, or SIGTERM has come.
+        name: The name of the mutex.
+        ending: A `threading.Event` that is set when the term is over or must end: it was lost, `step_down` was called,
+            the block ends, or SIGTERM has come.
     """
 
     def __init__(self, name: str, on_stopped: Callback | None) -> None:
@@ -50,13 +50,13 @@ class Term:
         self._lock = threading.Lock()
         self._began = False
         self._given_back = False
-        self._stopper: int | None = None  # the thread that ends it, by its number
-        self._told = False  # on_stopped
+        self._stopper: int | None = None  # the number of the thread that ends the term
+        self._told = False  # True once on_stopped is called
         self._stopped = runtime.event()
 
     @property
     def grant(self) -> Grant:
-        """The grant of the mutex that the term is."""
+        """The grant of the term's mutex."""
         assert self._grant is not None
         return self._grant
 
@@ -71,25 +71,25 @@ class Term:
         return self.grant.lost
 
     def check(self) -> None:
-        """Ask the database, now, whether this is still the leader; raises `LockLost` or `NotHeld` when not."""
+        """Ask the database now if this term still leads; raises `LockLost` or `NotHeld` if not."""
         self.grant.check()
 
     def assert_held(self, cursor: Any) -> None:
-        """As `Grant.assert_held`: what is written in that transaction is never committed beside another leader."""
+        """Assert the term in a transaction, as `Grant.assert_held`: it never commits while another leader leads."""
         self.grant.assert_held(cursor)
 
     def step_down(self) -> None:
-        """End the term, from any thread: ``on_stopped`` is called, then the next one may lead. The block may go on, as
-        nobody special. Does nothing when the term is over.
+        """End the term, from any thread: ``on_stopped`` is called, then the next candidate may lead. The block may go
+        on, but leads no more. Does nothing if the term is over.
 
-        Raises `LockLost` when it turns out only now that it was lost.
+        Raises `LockLost` if the term was lost, and only the release shows it.
         """
         self._stop()
         if self.grant.state.why_lost is None and self._may_give_back():
             self.grant.release()
 
     def _may_give_back(self) -> bool:
-        """True for the first caller."""
+        """Return True to the first caller only."""
         with self._lock:
             first, self._given_back = not self._given_back, True
         return first
@@ -102,11 +102,11 @@ class Term:
         grant.state.require_held()
 
     def _tell_ending(self) -> None:
-        """In a handler of signals: this very thread may be inside `ending`, which it would wait for."""
+        """Set `ending` from a signal handler: in another thread, as this one may hold the event's own lock just now."""
         spawn_in_handler(self.ending.set, "sqlsem-leader")
 
     def _was_lost(self, _: Grant) -> None:
-        """In a thread for callbacks."""
+        """End the lost term, in a thread for callbacks."""
         call_out(f"on_stopped of the leader {self.name!r}", self._stop)
 
     def _stop(self) -> None:
@@ -133,8 +133,8 @@ class Term:
 
 
 class Leader:
-    """One who takes part: a context manager whose block is a term. Made by `leader`. It may be used again and again,
-    and by several threads; each takes part for itself.
+    """A candidate for leadership: a context manager, whose block is a term. Made by `leader`. It may be used again and
+    again, and by several threads; each thread is a candidate of its own.
     """
 
     def __init__(
@@ -150,9 +150,9 @@ class Leader:
         self._mine = threading.local()
 
     def current(self) -> LeaderEntry | None:
-        """Who leads, for those who only look: None when nobody does. Asks the database, and takes no part.
+        """Return the current leader; None if there is none. Asks the database, and takes no part in the election.
 
-        Raises `Unavailable` when that is out of reach.
+        Raises `Unavailable` if the database is out of reach.
 
         >>> sqlsem.leader("scheduler").current().info  # doctest: +SKIP
         'http://etl1:8080'
@@ -160,13 +160,13 @@ class Leader:
         return self._election.current()
 
     def run(self, function: Callable[[Term], T]) -> T:
-        """Lead, and call ``function`` with the term; what it returns ends it all. When the term was lost it takes part
-        again, for as long as the process lives, also while the database is away.
+        """Wait to lead, call ``function`` with the term, and return its result. If the term is lost, take part in the
+        election again, as long as the process lives, also while the database is out of reach.
 
-        ``function`` has to come back when the term is lost: it looks at ``term.ending``, or calls ``term.check()``.
-        What it raises goes up, but for the `LockLost` and `Unavailable` of a term that is lost.
+        ``function`` must return when the term is lost: it polls ``term.ending``, or calls ``term.check()``. Its
+        exceptions are raised, except `LockLost` and `Unavailable` of a lost term.
 
-        Raises `Unavailable` when the database is out of reach at the beginning, and what ``with`` raises.
+        Raises `Unavailable` if the database is out of reach at the beginning, and all that ``with`` raises.
 
         >>> def schedule(term):  # doctest: +SKIP
         ...     while not term.ending.wait(1):
@@ -225,7 +225,7 @@ class Leader:
 
 
 def _leave(term: Term, lock: Lock, exc: BaseException | None) -> None:
-    """First nobody leads here, then others may."""
+    """End the term, and then release its mutex, so that the next leader starts only when this one has stopped."""
     try:
         term._stop()
     finally:
@@ -243,29 +243,29 @@ def leader(
     handle_sigterm: bool = True,
     coordinator: Coordinated | None = None,
 ) -> Leader:
-    """One leader everywhere; the others wait to be the next, in the order of asking. A leader is who holds the mutex
-    ``name``; so `sqlsem.mutex`, T-SQL and ``sqlsem run --mutex`` take part, too.
+    """Make a candidate for the one leader of all processes; the others wait to be next, in the order of asking. The
+    leader is the holder of the mutex ``name``; so `sqlsem.mutex`, T-SQL and ``sqlsem run --mutex`` take part, too.
 
     Args:
-        name: Of what: 1 to 255 characters.
-        info: What everybody may know of this one, as the address where it is reached: seen by `Leader.current`, and as
-            the note in ``sqlsem ls``. At most 1,000 characters.
-        on_started: Called with the `Term` by the thread that leads, before its block begins. What it raises ends the
+        name: The name of the mutex, 1 to 255 characters.
+        info: Public information about this candidate, such as the address of its server. `Leader.current` returns it,
+            and ``sqlsem ls`` shows it as the note. At most 1,000 characters.
+        on_started: Called with the `Term` by the thread that leads, before its block begins. An exception ends the
             term.
-        on_stopped: Called once with each term that began, when it ends: before the next one can lead. When the term was
-            lost it is called at once, by a thread of its own, and has a fifth of the grace, 1 second at most; leaving
-            the block waits for it, so it must not wait for that.
-        timeout: How long ``with`` waits to be the leader before `Timeout`; None (the default) for ever.
-        handle_sigterm: In the main thread, step down on SIGTERM: ``term.ending`` is set; then a handler that the
-            program has is called, and decides. Where it has none, the block is left by ``SystemExit(143)``, as it is
-            while it waits. False: leave SIGTERM alone.
-        coordinator: Which database; left out, the default one.
+        on_stopped: Called once with each term that began, when it ends: before the next leader can lead. If the term
+            was lost, a thread of its own calls it at once; it then has a fifth of the grace, at most 1 second. The end
+            of the block waits for the callback, so the callback must not wait for the block.
+        timeout: How long ``with`` waits to lead before `Timeout`; None (the default) for ever.
+        handle_sigterm: In the main thread, step down on SIGTERM: ``term.ending`` is set, and then the program's own
+            handler is called, and decides. Without such a handler, ``SystemExit(143)`` ends the block, or the wait for
+            it. False: leave SIGTERM alone.
+        coordinator: The database; left out, the default one.
 
     Raises:
-        Timeout: Not the leader in time.
-        LockLost: On leaving the block, when the term was lost inside it.
+        Timeout: This thread did not lead in time.
+        LockLost: At the end of the block, if the term was lost inside it.
         Deadlock: This thread leads already.
-        ConfigurationError: A name or an info that cannot be.
+        ConfigurationError: An invalid name or info.
         Unavailable: The database is out of reach.
 
     The names are those of Kubernetes' ``leaderelection`` (OnStartedLeading, OnStoppedLeading).

@@ -1,6 +1,6 @@
-"""The face for threads: locks as context managers, decorators, and ``acquire``/``release``.
+"""Locks, for threads: as context managers, decorators, and with ``acquire``/``release``.
 
-The same objects serve tasks: ``async with`` and decorated coroutine functions go to `sqlsem.aio`.
+The same objects serve asyncio tasks: ``async with`` and decorated coroutine functions go to `sqlsem.aio`.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Lock:
-    """One or more requests that can be had and given back again and again, by many threads at once.
+    """A lock on one or more resources, which many threads can acquire and release, again and again.
 
-    Made by `mutex`, `limit`, `read`, `write`, `stage` and `all_of`. Each thread has its own grant; what a thread
-    acquired, that thread releases. With ``async with``, and around coroutine functions, each task has.
+    Made by `mutex`, `limit`, `read`, `write`, `stage` and `all_of`. Each thread has its own grant, and releases it
+    itself. With ``async with``, and around coroutine functions, each asyncio task has its own grant.
 
-    As `threading.Lock`, `RLock` (``reentrant=True``) and `Semaphore` (`limit`), but: taking a mutex again that one
-    holds raises `Deadlock` instead of hanging; a mutex is released by the one who acquired it, or through its grant;
-    releasing what is free always raises `NotHeld` (a `RuntimeError`), and never counts up; and a lock may be lost.
+    It works as `threading.Lock`, `RLock` (``reentrant=True``) and `Semaphore` (`limit`), with these differences: a
+    thread that acquires a mutex which it holds gets `Deadlock`, and does not hang. The thread that acquired a mutex
+    releases it, or any thread through its grant. Releasing a free lock always raises `NotHeld` (a `RuntimeError`), and
+    never increases a count. And a lock may be lost.
 
-    Can be pickled, when it is of the default coordinator; in the other process, that must be the same database.
+    Can be pickled if it belongs to the default coordinator, which must be the same database in the other process.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -70,15 +71,15 @@ class Lock:
     # -- acquire and release ------------------------------------------------------------------------------------
 
     def acquire(self, blocking: bool = True, timeout: Duration | None = -1) -> bool:
-        """As `threading.Lock.acquire`: True when had, False when not.
+        """Acquire the lock, as `threading.Lock.acquire`. Return True if it was granted, False if it was not in time.
 
         Args:
-            blocking: False tries without waiting (and then takes no timeout).
-            timeout: How long to wait at most; None or -1 for ever. Left out, the lock's own ``timeout`` holds.
+            blocking: False tries without waiting (and accepts no timeout).
+            timeout: How long to wait at most; None or -1 for ever. Left out, the lock's own ``timeout`` applies.
 
         Raises:
-            Deadlock: This thread holds it already (unless ``reentrant=True``; a `limit` may be taken several times
-                while there is room), or is one of several who wait for each other. Never when it does not wait.
+            Deadlock: This thread holds the lock already (unless ``reentrant=True``; a thread may hold a `limit` several
+                times while there is room), or is in a cycle of waiters. Never if the call does not wait.
             Unavailable: The database is out of reach.
         """
         seconds, stack = self.terms.seconds(blocking, timeout), self._stack()
@@ -93,29 +94,29 @@ class Lock:
             raise
 
     def locked(self) -> bool:
-        """Whether somebody who holds nothing of it would now try in vain (``acquire(blocking=False)``): it is full, or
-        paused, or others wait for it. Asks the database; as with `threading.Lock.locked`, the answer may be old when it
-        is read, so it is for people and not for decisions.
+        """Return True if ``acquire(blocking=False)`` of a thread that does not hold the lock would fail now: the lock
+        is full or paused, or requests wait for it. Asks the database. As with `threading.Lock.locked`, the answer may
+        be outdated when it arrives, so it is for display and not for decisions.
 
-        Raises `Unavailable` when the database is out of reach.
+        Raises `Unavailable` if the database is out of reach.
         """
         require_no_event_loop(self, "use await sqlsem.aio.mutex(…).locked()")
         client = self.terms.client
         return run_generator(locked(client, split(self.terms.requests)[0]), client.execute_effect)
 
     def release(self, n: int = 1) -> None:
-        """Give back what this thread acquired last with this lock. Of a `limit`, as of a semaphore, a thread that has
-        nothing of it gives back what another one acquired (by `acquire` of this object, not by ``with``); ``n``: so
-        many, one after the other.
+        """Release the latest acquisition of this thread with this lock. With a `limit`, as with a semaphore, a thread
+        that holds none releases one of another thread (acquired by `acquire` of this object, not by ``with``).
+        ``n``: the number of acquisitions to release, one after the other.
 
-        Raises `NotHeld` when there is nothing to give back, `LockLost` when the lock was lost meanwhile.
+        Raises `NotHeld` if there is nothing to release, `LockLost` if the lock was lost meanwhile.
         """
         for _ in range(1 if type(n) is int and n == 1 else self.terms.check_number(n)):
             self._release()
 
     def _release(self) -> None:
         stack, given_back = self._stack(), False
-        while not given_back:  # but by another thread
+        while not given_back:  # another thread may have released that grant
             last = self._loose.last(stack)
             grant = self._loose.oldest() if last is None else last.grant
             if grant is None:
@@ -126,14 +127,14 @@ class Lock:
             given_back = self._end(grant, ReleaseToken() if last is None else last.token, stack)
 
     def _end(self, grant: Grant, by: Permit, stack: list[HeldGrant[Grant]]) -> bool:
-        """Give it back, unless another thread does; whatever strikes, it is on our stack no more."""
+        """Release a grant, unless another thread does. After any interrupt, too, it is not on this thread's stack."""
         try:
             mine = self._loose.take(grant)
             if mine:
                 release_grant(grant, by)
             return mine
         except BaseException:
-            release_later(grant, by)  # a signal handler's exception, of whatever kind, may have come first
+            release_later(grant, by)  # a signal handler may have raised before the release
             raise
         finally:
             if stack and stack[-1].token is by:
@@ -150,7 +151,7 @@ class Lock:
                 self._end(stack[-1].grant, stack[-1].token, stack)
 
     def _release_later(self, last: HeldGrant[Grant] | None) -> None:
-        """Interrupted on the way out of a block: its hold (None: the last one) is given back all the same."""
+        """Release the block's acquisition (None: the latest) later, after an interrupt at the end of the block."""
         last, stack = last or self._last(), self._stack()
         if last is not None:
             if stack and stack[-1] is last:
@@ -160,7 +161,7 @@ class Lock:
 
     @property
     def grant(self) -> Grant:
-        """This thread's grant. Raises `NotHeld` when it has none."""
+        """This thread's grant. Raises `NotHeld` if it has none."""
         last = self._last()
         if last is None:
             raise NotHeld(f"{self!r} is not held by this thread ({threading.current_thread().name})")
@@ -178,7 +179,7 @@ class Lock:
         return stack
 
     def _acquire(self, requests: Sequence[Ask], timeout: float | None, stack: list[HeldGrant[Grant]]) -> Grant | None:
-        """Have all of the requests, or None. The hold is on our stack before anything can interrupt."""
+        """Acquire all of the requests, or return None. The stack has the acquisition before an interrupt can strike."""
         require_no_event_loop(self, "use 'async with', await sqlsem.aio.mutex(…).acquire()")
         terms, client = self.terms, self.terms.client
         if terms.cancel_on_lost:
@@ -230,7 +231,7 @@ class Lock:
                 raise
 
     def _left_elsewhere(self, block: FrameType) -> None:
-        """A block was left by a thread that did not enter it, as that of a generator may be: release what it had."""
+        """Release the grants of a block that another thread entered, as may happen with a generator."""
         names = {request.resource for request in split(self.terms.requests)[0]}
         had = [
             local
@@ -272,8 +273,8 @@ class Lock:
     def __call__(self, function: F) -> F:
         """Decorate a function or method: each call holds the lock.
 
-        A coroutine function is held as by ``async with``. Raises `ConfigurationError` for what cannot be guarded this
-        way: generators, asynchronous ones too, and classes.
+        A coroutine function acquires it as ``async with`` does. Raises `ConfigurationError` for generators,
+        asynchronous ones too, and classes: they cannot be decorated.
         """
         from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
 
@@ -286,7 +287,7 @@ class Lock:
 
 
 class _Block:
-    """The call of a decorated function: as the lock's own block, with what this call asks for."""
+    """The block around the call of a decorated function: as the lock's own, with the requests of this call."""
 
     __slots__ = ("_lock", "_requests")
 
@@ -309,27 +310,28 @@ class _Block:
 
 @shows_options(ModuleLockOptions)
 def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """One at a time, everywhere, in the order of asking.
+    """Make a mutex: one holder at a time, in all processes, in the order of asking.
 
     Args:
-        name: The resource, 1 to 255 characters; or, for a decorator, a function of the call's arguments that gives it.
+        name: The resource, 1 to 255 characters; for a decorator also a function that returns the name from the call's
+            arguments.
         options: All of them may be left out:
 
-            - ``note``: Words for anyone who looks at the queue (``sqlsem ls``).
-            - ``priority``: 0 to 99, where an operator has set priorities for the resource (``sqlsem set etl
-              --priorities``): higher ones go before lower ones that wait. See the guide to priorities.
+            - ``note``: A text for readers of the queue (``sqlsem ls``).
+            - ``priority``: 0 to 99, if an operator has set priorities for the resource (``sqlsem set etl
+              --priorities``): waiters of higher priority go first. See the guide to priorities.
             - ``timeout``: How long ``with`` waits before `Timeout`: seconds, ``"10m"``, a `timedelta`; None (the
               default) for ever.
-            - ``reentrant``: Let a thread that holds it take it again.
+            - ``reentrant``: Let the holding thread acquire it again.
             - ``on_lost``: Called with the grant, from another thread, when the lock is lost.
             - ``cancel_on_lost``: With ``async with``: cancel the task when the lock is lost; its block then ends with
               `LockLost`.
-            - ``coordinator``: Which database; left out, the default one (`sqlsem.configure`).
+            - ``coordinator``: The database; left out, the default one (`sqlsem.configure`).
 
     Raises:
-        Timeout: Not had in time (``with`` and decorator; `Lock.acquire` returns False).
-        LockLost: On leaving the block, when the lock was lost inside it.
-        ConfigurationError: A name that cannot be, or an option.
+        Timeout: Not granted in time (``with`` and decorator; `Lock.acquire` returns False).
+        LockLost: At the end of the block, if the lock was lost inside it.
+        ConfigurationError: An invalid name or option.
 
     >>> with sqlsem.mutex("nightly", timeout=60) as grant:  # doctest: +SKIP
     ...     load(fence=grant.fence)
@@ -339,15 +341,15 @@ def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
 
 @shows_options(ModuleLockOptions)
 def limit(name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """At most ``limit`` at a time, everywhere; ``weight`` takes several of them at once. A semaphore: a thread that has
-    one may take another one while there is room.
+    """Make a semaphore: at most ``limit`` at a time, in all processes; a holder of ``weight`` n counts as n. A thread
+    may hold several grants while there is room.
 
-    A heavy request at the head of the queue holds back lighter ones behind it, so it is never starved. Where others
-    declare another limit for the same resource, the lowest of those in the queue ahead counts. Options as for `mutex`.
+    A heavy request at the head of the queue blocks lighter ones behind it, so it never starves. If programs declare
+    different limits for the same resource, the lowest of those in the queue ahead counts. Options as for `mutex`.
 
-    Without a number the limit is the server's: an operator sets it (``sqlsem set etl --limit 5``, also for many at
-    once: ``sqlsem set 'tenant:*' --limit 4``), and raises or lowers it while programs run. Where none is set, asking
-    raises `ConfigurationError`, which names that command.
+    Without a number the operator's limit applies. The operator sets it (``sqlsem set etl --limit 5``, or for many
+    names: ``sqlsem set 'tenant:*' --limit 4``), and may change it while programs run. If none is set, a request raises
+    `ConfigurationError`, which names that command.
 
     >>> @sqlsem.limit("etl", 3)  # doctest: +SKIP
     ... def load(table): ...
@@ -357,31 +359,35 @@ def limit(name: Name, limit: int | None = None, *, weight: int = 1, **options: U
 
 @shows_options(ModuleLockOptions)
 def read(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """Beside other readers, but no writer; a writer that waits holds later readers back. Options as for `mutex`."""
+    """Make a read lock: readers hold it together, but with no writer. A waiting writer blocks later readers. Options as
+    for `mutex`.
+    """
     return Lock(terms.read(name, options))
 
 
 @shows_options(ModuleLockOptions)
 def write(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """Alone: no reader, no other writer. Options as for `mutex`."""
+    """Make a write lock: its holder excludes all readers and other writers. Options as for `mutex`."""
     return Lock(terms.write(name, options))
 
 
 @shows_options(ModuleLockOptions)
 def stage(name: Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """Beside others of the same order; waits for every earlier entry of another order. Options as for `mutex`."""
+    """Make a stage lock: holders of the same order share it; a request waits for all earlier requests of other orders.
+    Options as for `mutex`.
+    """
     return Lock(terms.stage(name, order, options))
 
 
 @shows_options(GroupOptions)
 def all_of(*locks: Lock | Rate, **options: Unpack[GroupOptions]) -> Lock:
-    """Several locks as one: all numbers are taken at once, so that two such locks never wait for each other.
+    """Combine several locks into one: it gets all positions at once, so that two such locks never wait for each other.
 
-    Rates may be among them: what is asked of those is taken when all locks are had, and given back when the time is up
-    before all is there. `Grant.adjust` says what it has cost.
+    Rates may be among them. Their costs are taken when all locks are granted, and returned if the timeout passes before
+    everything is granted. `Grant.adjust` corrects a cost.
 
-    The locks must be on different resources of one database; what they say of ``timeout``, ``reentrant``, ``on_lost``
-    and ``cancel_on_lost`` does not count here: give these options to all_of.
+    The locks must be on different resources of one database. Their own options ``timeout``, ``reentrant``, ``on_lost``
+    and ``cancel_on_lost`` are ignored: give these options to all_of.
 
     >>> with sqlsem.all_of(sqlsem.mutex("a"), sqlsem.limit("b", 2)):  # doctest: +SKIP
     ...     move()
@@ -390,17 +396,18 @@ def all_of(*locks: Lock | Rate, **options: Unpack[GroupOptions]) -> Lock:
 
 
 def adopt(token: str, *, on_lost: LostCallback | None = None, coordinator: Coordinated | None = None) -> Grant:
-    """Take over the lock that was handed over under this token (`Grant.hand_over`, ``EXEC sqlsem.hand_over``): with the
-    position and the fence that it has, and from then on as if it had been acquired here, by this thread.
+    """Adopt the lock that was handed over under this token (`Grant.hand_over`, ``EXEC sqlsem.hand_over``). The lock
+    keeps its position and fence; from then on it is held as if this thread had acquired it.
 
     Args:
-        token: What ``hand_over`` has returned.
+        token: The token that ``hand_over`` returned.
         on_lost: Called with the grant, from another thread, when the lock is lost.
-        coordinator: Which database; left out, the default one. It must be the one that the lock is in.
+        coordinator: The database of the lock; left out, the default one.
 
     Raises:
-        NotHeld: The token is not known there, was used before (by whom and when is told), or it is too late.
-        ConfigurationError: It is for another login, or no token at all.
+        NotHeld: The token is unknown there, has expired, or was used before (the message says by which client and
+            when).
+        ConfigurationError: The token is for another login, or is no token at all.
         Unavailable: The database is out of reach.
 
     >>> with sqlsem.adopt(os.environ["TOKEN"]) as grant:  # doctest: +SKIP
@@ -410,7 +417,7 @@ def adopt(token: str, *, on_lost: LostCallback | None = None, coordinator: Coord
 
 
 def adopt_in(client: DatabaseClient, token: str, on_lost: LostCallback | None) -> Grant:
-    """`adopt`, in one database."""
+    """Adopt a lock in one database, for `adopt`."""
     require_no_event_loop("adopt()", "use await sqlsem.aio.adopt(…)")
 
     def grant(state: GrantState, waited: float) -> Grant:

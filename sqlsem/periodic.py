@@ -1,4 +1,4 @@
-"""What runs once per period, for threads: however many ask for it, one runs, and a failed one may be tried again."""
+"""Jobs that run once per period, for threads: one caller runs the job, and after a failure the next caller may."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Run:
     """The one run of a period. It ends by `done` or `give_up`, or with the block of its `Once`.
 
     Attributes:
-        name: Of what.
-        grant: The grant of the mutex ``once:<name>``, which it holds meanwhile.
+        name: The name given to `sqlsem.once`.
+        grant: The grant of the mutex ``once:<name>``, which the run holds until it ends.
     """
 
     def __init__(self, client: DatabaseClient, period: Period, lock: Lock, grant: Grant) -> None:
@@ -48,8 +48,8 @@ class Run:
         return self.grant.fence
 
     def done(self) -> None:
-        """It went well: nobody else runs in this period. Raises `LockLost` when the lock was lost before, and
-        `Unavailable`; then it may run again.
+        """End the run as done: no other run takes place in this period. Raises `LockLost` if the lock was lost before,
+        and `Unavailable`; then another run may take place.
         """
         try:
             self._mark()
@@ -57,7 +57,7 @@ class Run:
             self.grant.release()
 
     def give_up(self) -> None:
-        """It did not: the next one may try, at once. Raises `LockLost` when the lock was lost before."""
+        """End the run as failed: the next caller may run at once. Raises `LockLost` if the lock was lost before."""
         self.grant.release()
 
     def _mark(self) -> None:
@@ -65,7 +65,7 @@ class Run:
 
     def _leave(self, exc: BaseException | None) -> None:
         if self.grant.state.released:
-            return  # by one of the above, inside the block
+            return  # by `done` or `give_up`, inside the block
         try:
             if exc is None:
                 self._mark()
@@ -79,29 +79,29 @@ class Run:
 
 
 class Once:
-    """Something that runs once per period; made by `sqlsem.once`. Several threads may use it, again and again."""
+    """A job that runs once per period; made by `sqlsem.once`. Several threads may use it, again and again."""
 
     def __init__(self, periodic: Periodic) -> None:
         self._periodic = periodic
         self._mine = threading.local()
 
     def begin(self, blocking: bool = True, timeout: Duration | None = -1) -> Run | None:
-        """The run, which its caller ends by `Run.done` or `Run.give_up`; None when it is done for this period, or
-        another one did not end in time.
+        """Return the run, which the caller ends by `Run.done` or `Run.give_up`; None if the job is done for this
+        period, or another run did not end in time.
 
         Args:
             blocking: False does not wait for another run.
-            timeout: How long to wait for another one, which may fail; None or -1 for ever. Left out, that of
-                `sqlsem.once`.
+            timeout: How long to wait for another run, which may fail; None or -1 for ever. Left out, the timeout of
+                `sqlsem.once` applies.
 
-        Raises `Deadlock` when this thread runs it already, and `Unavailable`.
+        Raises `Deadlock` if this thread runs the job already, and `Unavailable`.
 
         >>> run = sqlsem.once("report", per="1d").begin(blocking=False)  # doctest: +SKIP
         """
         return self._begin(self._periodic.terms.seconds(blocking, timeout))[0]
 
     def _begin(self, timeout: float | None) -> tuple[Run | None, bool]:
-        """The run; and whether it was late."""
+        """Return the run, if this caller runs; and True if another run did not end in time."""
         require_no_event_loop("once()", "use 'async with', or sqlsem.aio.once(…)")
         client, period = self._periodic.client, self._periodic.period
         if not run_generator(period.due(client, None), client.execute_effect):
@@ -124,8 +124,8 @@ class Once:
         return self._periodic.last()
 
     def forget(self) -> bool:
-        """Forget when it was done last, so that it may run again in this period (and after the database's clock stood
-        in the future for a while); whether there was anything to forget. Raises `Unavailable`.
+        """Delete the record of the last run, so that the job may run again in this period (also after the database's
+        clock was ahead for a while). Return True if there was a record. Raises `Unavailable`.
         """
         return self._periodic.forget()
 
@@ -159,7 +159,7 @@ class Once:
 
     def __call__(self, function: F) -> F:
         """Decorate a function or method, or a coroutine function: it is called once per period, and other calls return
-        None. Raises `ConfigurationError` for what cannot be guarded this way (generators, classes).
+        None. Raises `ConfigurationError` for generators and classes, which cannot be decorated.
         """
         from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
 
@@ -181,31 +181,31 @@ def once(
     on_lost: LostCallback | None = None,
     coordinator: Coordinated | None = None,
 ) -> Once:
-    """Once per period, however many ask: one runs, the others wait until it has ended, as it may fail, and then find it
-    done. It is done when the block ends without an error; else the next one may try, at once.
+    """Run a job once per period, for all processes together: one caller runs, and the others wait until it ends. If its
+    block ends without an error, the job is done, and they have nothing to do; after an error the next caller runs.
 
-    ``with`` gives the `Run`, or None where there is nothing to do.
+    ``with`` gives the `Run`, or None if there is nothing to do.
 
     Args:
-        name: Of what: 1 to 250 characters. A run holds the mutex ``once:<name>``, which everybody can see.
+        name: The name of the job, 1 to 250 characters. A run holds the mutex ``once:<name>``, visible to all.
         per: The length of a period, from 1 second to 366 days: ``"1h"``, ``"1d"``. Periods are its multiples since
-            1970 in UTC (of a week: from Thursday on), by the database's clock. A run counts for the period in which its
-            turn came, also when it ends after that.
-        offset: Moves their beginning: ``per="1d", offset="6h"`` begins at 6:00 UTC.
-        note: Words for anyone who looks at the queue, while it runs.
+            1970 in UTC (of a week: from Thursday on), by the database's clock. A run counts for the period in which it
+            was granted, also if it ends later.
+        offset: Moves the beginning of the periods: ``per="1d", offset="6h"`` begins at 6:00 UTC.
+        note: A text for readers of the queue, while the job runs.
         timeout: How long ``with`` waits for another run before `Timeout`; None (the default) for ever.
         on_lost: Called with the grant, from another thread, when the lock is lost.
-        coordinator: Which database; left out, the default one.
+        coordinator: The database; left out, the default one.
 
     Raises:
         Timeout: Another run did not end in time.
-        LockLost: On leaving the block, when the lock was lost inside it: then it is not done.
-        Deadlock: This thread runs it already.
-        ConfigurationError: A name, a period or an offset that cannot be, or an engine that cannot.
+        LockLost: At the end of the block, if the lock was lost inside it: the job is not done.
+        Deadlock: This thread runs the job already.
+        ConfigurationError: An invalid name, period or offset, or an engine without periodic runs.
         Unavailable: The database is out of reach.
 
-    Who dies in the middle has not done it. When a process dies after its work, and before that is written down, the
-    next one does it again: let the work bear that.
+    If a process dies during the job, the job is not done. If it dies after the work, but before the run is recorded as
+    done, the next caller does the work again: the work must tolerate that.
 
     >>> with sqlsem.once("report", per="1d") as run:  # doctest: +SKIP
     ...     if run:

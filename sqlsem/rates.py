@@ -1,4 +1,4 @@
-"""The face for threads: rates, so much in so long."""
+"""Rates, for threads: limits on use in a window of time."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class RateGrant(BaseRateGrant):
-    """What was taken of a rate. There is nothing to give back; safe to use from several threads.
+    """The use that a rate granted. It needs no release; safe to use from several threads.
 
     Attributes:
-        name: The rate's.
-        cost: What was taken of it, or adjusted since.
-        waited: Seconds between asking and having it.
+        name: The name of the rate.
+        cost: How much was taken, or the adjusted cost.
+        waited: Seconds from the request to the grant.
     """
 
     @classmethod
@@ -44,14 +44,14 @@ class RateGrant(BaseRateGrant):
         return functools.partial(cls, client)
 
     def adjust(self, actual: int) -> None:
-        """Say what it has cost in the end, where that is known only afterwards.
+        """Correct the cost, if the actual cost is known only afterwards.
 
-        What was too much is returned, as far as it counts still and this login has taken it (and counts as used where
-        the answer to that is lost, as it must not be returned twice); 0 returns all. What was too little counts as used
-        now. That may go beyond the limit: then nobody gets anything until enough is out of the window again, with a
-        burst after ten windows at the latest. May be called again.
+        A lower cost returns the difference, as far as it still counts and this login has taken it; 0 returns all. (The
+        difference stays used if the database's answer is lost, as it must not be returned twice.) A higher cost uses
+        the difference now, and may exceed the limit: then no request is granted until enough has left the window, with
+        a burst after ten windows at the latest. May be called again.
 
-        Raises `Unavailable` when the database is out of reach, and `ConfigurationError` for what is no whole number.
+        Raises `Unavailable` if the database is out of reach, and `ConfigurationError` if ``actual`` is no whole number.
 
         >>> with sqlsem.rate("tokens", 90_000, per="1m", cost=4_000) as grant:  # doctest: +SKIP
         ...     answer = model.complete(prompt, max_tokens=4_000)
@@ -61,10 +61,11 @@ class RateGrant(BaseRateGrant):
 
 
 class Rate:
-    """So much in so long, by everybody together. Made by `rate`; may be used again and again, by many threads at once.
+    """A limit on use in a window of time, for all processes together. Made by `rate`; may be used again and again, by
+    many threads at once.
 
-    A block, or the call of a decorated function, begins when what it costs was taken; nothing is given back at its end.
-    Can be pickled, when it is of the default coordinator.
+    A block, or the call of a decorated function, begins when the rate has granted its cost. Its end returns nothing.
+    Can be pickled if it belongs to the default coordinator.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -75,14 +76,15 @@ class Rate:
         return type(self), (self.terms,)
 
     def take(self, blocking: bool = True, timeout: Duration | None = -1) -> RateGrant | None:
-        """Take from the rate, and say what was taken: None when that was not to be had in time.
+        """Take the cost from the rate, and return the grant; None if it was not granted in time.
 
         Args:
-            blocking: False takes only what is there, and where nobody waits (and takes no timeout).
-            timeout: How long to wait at most; None or -1 for ever. Left out, the rate's own ``timeout`` holds.
+            blocking: False takes it only if it is free now and no request waits (and accepts no timeout).
+            timeout: How long to wait at most; None or -1 for ever. Left out, the rate's own ``timeout`` applies.
 
         Raises:
-            LockLost: Its place in the line was lost: by an operator, or as the database was away for too long.
+            LockLost: The request's position was lost: an operator revoked it, or the database was out of reach for too
+                long.
             Unavailable: The database is out of reach.
         """
         return self._take(self.terms.requests, self.terms.seconds(blocking, timeout))
@@ -123,8 +125,8 @@ class Rate:
     def __call__(self, function: F) -> F:
         """Decorate a function or method: each call takes from the rate first.
 
-        A coroutine function awaits that. Raises `ConfigurationError` for what cannot be guarded this way: generators,
-        asynchronous ones too, and classes.
+        A coroutine function awaits the grant. Raises `ConfigurationError` for generators, asynchronous ones too, and
+        classes: they cannot be decorated.
         """
         from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
 
@@ -146,36 +148,38 @@ def rate(
     burst: int | None = None,
     **options: Unpack[ModuleRateOptions],
 ) -> Rate:
-    """At most ``limit`` in any stretch of time as long as ``per``, by everybody together, in the order of asking.
+    """Allow at most ``limit`` in any stretch of time as long as ``per``, for all processes together, in the order of
+    asking.
 
-    Time is the database's, and nobody's clock else. Who waits stands in the line of the resource ``rate:NAME``, visible
-    to all (``sqlsem ls``), and is not overtaken, also not by one who wants less. Where programs declare different
-    limits for the same rate, all of them hold: the lowest limit of a window counts, and windows of different lengths
-    count together. A declared limit counts until the last request that has declared it is out of its window. An
-    operator's limit (`Admin.set_rate`, ``sqlsem rates set``) always counts.
+    Only the database's clock counts. Waiters are in the queue of the resource ``rate:NAME``, visible to all (``sqlsem
+    ls``). Later requests do not overtake them, even if they cost less. If programs declare different limits for the
+    same rate, all of them apply: the lowest limit of a window counts, and windows of different lengths count together.
+    A declared limit counts until the last request that has declared it is out of its window. An operator's limit
+    (`Admin.set_rate`, ``sqlsem rates set``) always counts.
 
     Args:
-        name: The rate's, 1 to 250 characters; or, for a decorator, a function of the call's arguments that gives it.
+        name: The name of the rate, 1 to 250 characters; for a decorator also a function that returns the name from the
+            call's arguments.
         limit: How much may be used in the window; or several windows at once: ``{"1s": 10, "1h": 1000}``. Left out,
-            together with ``per``: what an operator has set.
+            together with ``per``, the operator's limit applies.
         per: The window: seconds, ``"1m"``, a `timedelta`; from a millisecond to 24 days.
-        cost: How much is used by one block or call: from 1 to the limit.
-        burst: How much may be used at once; from then on so much as comes back evenly (100 in a minute: 1 in 0.6 s).
-            Left out, all of the limit may be used at once. Goes with one window.
+        cost: How much one block or call uses: from 1 to the limit.
+        burst: How much may be used at once; after that the limit comes back evenly (100 in a minute: 1 in 0.6 s). Left
+            out, the whole limit may be used at once. Needs a single window.
         options: All of them may be left out:
 
-            - ``note``: Words for anyone who looks at the line.
+            - ``note``: A text for readers of the queue.
             - ``timeout``: How long ``with`` waits before `Timeout`; None (the default) for ever.
-            - ``coordinator``: Which database; left out, the default one.
+            - ``coordinator``: The database; left out, the default one.
 
     Raises:
-        Timeout: Not had in time (``with`` and decorator; `Rate.take` returns None).
-        LockLost: The place in the line was lost.
-        ConfigurationError: A name, number or option that cannot be; an engine without rates.
+        Timeout: Not granted in time (``with`` and decorator; `Rate.take` returns None).
+        LockLost: The request's position in the queue was lost.
+        ConfigurationError: An invalid name, number or option; an engine without rates.
         Unavailable: The database is out of reach.
 
-    A window is kept in a hundred parts, each of which counts until all of it is over. So the limit is never passed, and
-    a hundredth of the window may be waited for too long.
+    A window is kept in a hundred parts, each of which counts until all of it is over. So the limit is never exceeded,
+    and a request may wait a hundredth of the window too long.
 
     >>> @sqlsem.rate("api", 100, per="1m")  # doctest: +SKIP
     ... def ask(question): ...

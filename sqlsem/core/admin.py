@@ -1,6 +1,6 @@
-"""The calls of operators (`sqlsem.Admin`): read all queues, tasks and members, and change what others own.
+"""The calls of operators (`sqlsem.Admin`): read all queues, tasks and members, and change rows that others own.
 
-It needs no membership: each call opens a connection, and closes it. The database checks the role of the login.
+They need no membership: each call opens a connection, and closes it. The database checks the role of the login.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["BaseAdmin"]
 
 T = TypeVar("T")
 
-#: What an engine answers for a task that cannot be changed because it runs.
+#: The engine's answer for a task that cannot be changed because it runs.
 RUNS = 1
 
 
@@ -62,13 +62,13 @@ class AdminViews:
         self.client = client
 
     def entries(self, resource: str | None = None) -> list[Entry]:
-        """The queue as it is now: who holds and who waits, one or all resources."""
+        """Return the current holders and waiters of one resource, or of all."""
         check_some("The resource name", resource)
         return self.client.with_connection(lambda session: session.entries(resource))
 
     def overview(self) -> Overview:
-        """All that is there at one instant: queues, members, work queues, open batches, and how long locks were held of
-        late. Raises `Unavailable` when the database is out of reach.
+        """Return the whole state at one instant: queues, members, work queues, open batches, and for how long locks
+        were held recently. Raises `Unavailable` if the database is out of reach.
 
         >>> coordinator.admin.overview().members[0].host  # doctest: +SKIP
         'etl1'
@@ -76,8 +76,9 @@ class AdminViews:
         return self.client.with_connection(lambda session: session.overview(), AdminSession)
 
     def kept_locks(self, resource: str | None = None) -> list[KeptLock]:
-        """Return the locks inside the database that a session keeps for longer than a call needs them: whose session it
-        is, what waits for it, and the statement that ends it. Of one resource, or all; only PostgreSQL tells.
+        """Return the locks inside the database that a session keeps for longer than a call needs them, of one resource
+        or all. Each names the session, what waits for the lock, and the statement that ends the session. Only
+        PostgreSQL reports them.
 
         >>> for kept in coordinator.admin.kept_locks("etl"):  # doctest: +SKIP
         ...     print(kept.words, kept.remedy)
@@ -97,16 +98,16 @@ class AdminViews:
         outcome: str | None = None,
         who: str | None = None,
     ) -> list[Past]:
-        """Finished requests, newest first.
+        """Return finished requests, newest first.
 
         Args:
-            resource: Of this one only.
-            most: So many at the most.
-            since: That ended no longer ago than this (``"24h"``), by the database's clock.
-            until: That ended no shorter ago than this.
-            outcome: That ended so: ``"released"``, ``"timeout"``, ``"cancelled"``, ``"reaped"``, ``"revoked"`` or
-                ``"lost"``.
-            who: Of this login, host, ``host:pid``, program or id; or ended by this login.
+            resource: Only requests for this resource.
+            most: At most this many.
+            since: Only requests that ended no longer ago than this (``"24h"``), by the database's clock.
+            until: Only requests that ended at least this long ago.
+            outcome: Only requests with this outcome: ``"released"``, ``"timeout"``, ``"cancelled"``, ``"reaped"``,
+                ``"revoked"`` or ``"lost"``.
+            who: Only requests of this login, host, ``host:pid``, program or id, or ended by this login.
         """
         check_some("The resource name", resource)
         check_count("most", most, 0)
@@ -123,18 +124,18 @@ class AdminViews:
         action: str | None = None,
         who: str | None = None,
     ) -> list[Operation]:
-        """What operators did, newest first: who paused, capped, revoked, retried, cancelled.
+        """Return the operators' actions, newest first: pauses, limits, revocations, retries, cancellations and others.
 
         Args:
-            name: To this resource or work queue only.
-            most: So many at the most.
-            since: No longer ago than this (``"24h"``), by the database's clock.
-            until: No shorter ago than this.
-            action: Only this: ``"pause"``, ``"resume"``, ``"cap"``, ``"stale_after"``, ``"ageing"``, ``"revoke"``,
-                ``"revoke_members"``, ``"reap"``, ``"retry"``, ``"cancel"``; ``"forget"`` of a periodic run, ``"reset"``
-                and ``"rate_limit"`` of a rate; of a work queue ``"limit"``, ``"key_limit"``, ``"rate"``,
-                ``"key_rate"`` or ``"weight"``.
-            who: Of this login, host, ``host:pid`` or program.
+            name: Only actions on this resource or work queue.
+            most: At most this many.
+            since: Only actions no longer ago than this (``"24h"``), by the database's clock.
+            until: Only actions at least this long ago.
+            action: Only this action: ``"pause"``, ``"resume"``, ``"cap"``, ``"stale_after"``, ``"ageing"``,
+                ``"revoke"``, ``"revoke_members"``, ``"reap"``, ``"retry"``, ``"cancel"``; ``"forget"`` of a periodic
+                run, ``"reset"`` and ``"rate_limit"`` of a rate; of a work queue ``"limit"``, ``"key_limit"``,
+                ``"rate"``, ``"key_rate"`` or ``"weight"``.
+            who: Only actions of this login, host, ``host:pid`` or program.
 
         >>> coordinator.admin.operations("etl", action="pause")[0].login  # doctest: +SKIP
         'anna'
@@ -146,21 +147,22 @@ class AdminViews:
 
 
 class BaseAdmin(AdminViews):
-    """`sqlsem.Admin` without its calls on schedules, which know the package of tasks."""
+    """The calls of `sqlsem.Admin` but for its calls on schedules, which need the package of tasks."""
 
     def rates(self, name: str | None = None) -> list[RateEntry]:
-        """Every window of one rate or all, and how much of it is used just now."""
+        """Return every window of one rate, or of all, with its current use."""
         check_some("The rate's name", name)
         resource = None if name is None else RATE_PREFIX + name
         return self.client.with_connection(lambda session: session.rates(resource), RateSession)
 
     def set_rate(self, name: str, limit: int | Windows | None, per: Duration | None = None) -> None:
-        """Set the most that may be used of a rate in a window, whatever programs declare; `sqlsem.rate` without numbers
-        goes by it. It counts at once, for what was used before, too.
+        """Set the limit of a rate in a window, whatever programs declare; `sqlsem.rate` without numbers uses it. The
+        limit counts at once, also for earlier use.
 
         Args:
-            name: The rate's.
-            limit: As of `sqlsem.rate`, also several windows; None lifts the limit of the window ``per``.
+            name: The name of the rate.
+            limit: The limit, or the limits of several windows, as for `sqlsem.rate`; None lifts the limit of the window
+                ``per``.
             per: The window.
 
         >>> coordinator.admin.set_rate("api", 100, per="1m")  # doctest: +SKIP
@@ -175,27 +177,27 @@ class BaseAdmin(AdminViews):
             self.client.with_connection(partial(_set_rate, resource, window_ms, number), RateSession)
 
     def reset_rate(self, name: str) -> bool:
-        """Begin a rate anew: forget all use of it, debts, and the limits that programs have declared. False where
-        nothing is known of it. An operator's limits stay. Programs may use the whole limit once more at once.
+        """Reset a rate: delete its use, its debts, and the limits that programs have declared. Operators' limits stay.
+        Programs may then use the whole limit at once. Return False if the database knows nothing of the rate.
         """
         resource = RateRequest(name, ()).resource
         return self.client.with_connection(lambda session: session.reset_rate(resource), RateSession)
 
     def resources(self) -> list[Resource]:
-        """All resources that have rows or settings."""
+        """Return all resources that have rows or settings."""
         return self.client.with_connection(lambda session: session.resources())
 
     def set_limit(self, resource: str, limit: int | None) -> None:
-        """Set the limit of a resource: those who declare one get no more than this, whatever they declare, and those
-        who declare none (``limit("etl")``) get this. Raised or lowered, it counts at once; those inside stay inside.
+        """Set the limit of a resource. Requests that declare a higher limit get this one, and so do requests that
+        declare none (``limit("etl")``). A change counts at once; holders keep their grants.
 
         Args:
-            resource: A name; or ``"tenant:*"``: all that begin so and have none of their own (of several patterns the
-                longest counts; ``"*"`` is for all).
+            resource: A name; or a pattern as ``"tenant:*"``, for all names that begin so and have no limit of their own
+                (the longest of several patterns counts; ``"*"`` is for all names).
             limit: From 1; None lifts it.
 
         Raises:
-            ConfigurationError: It would be lifted while requests count on it that declare none.
+            ConfigurationError: The limit cannot be lifted while requests use it that declare none.
 
         >>> coordinator.admin.set_limit("tenant:*", 4)  # doctest: +SKIP
         """
@@ -213,16 +215,16 @@ class BaseAdmin(AdminViews):
         self.client.with_connection(lambda session: session.set_resource(name, "stale_after", value), AdminSession)
 
     def set_priorities(self, resource: str, ageing: Duration | None = 60.0) -> None:
-        """Let requests of a resource wait by priority: each must then name one (``mutex("etl", priority=5)``), and a
-        higher one goes before lower ones that wait. Those inside stay inside. Requests of before go first; requests
-        without a priority are refused from now on, with `ConfigurationError`.
+        """Make requests for a resource wait by priority. Each request must then name a priority
+        (``mutex("etl", priority=5)``), and is granted before waiting requests of lower priority. Holders keep their
+        grants, and earlier requests go first. New requests without a priority raise `ConfigurationError`.
 
         Args:
-            resource: Its name, of up to 246 characters; no pattern, and none that begins with ``rate:``, ``once:`` or
-                ``priority:``, whose queues are always first come, first served.
-            ageing: The time of waiting that one step of priority is worth, from a millisecond: a request is overtaken
-                only by those that come less than (difference in priority) times this after it, so that nobody starves.
-                None ends it: those who wait by priority then get `ConfigurationError`.
+            resource: The name, up to 246 characters; no pattern. Queues of names that begin with ``rate:``, ``once:``
+                or ``priority:`` are always first come, first served.
+            ageing: The time of waiting that one step of priority is worth, from a millisecond. Later requests overtake
+                an earlier one only if they come less than (difference in priority) times this after it, so that no
+                request starves. None ends priorities: requests that wait by priority then raise `ConfigurationError`.
 
         >>> coordinator.admin.set_priorities("etl", "5m")  # doctest: +SKIP
         """
@@ -238,7 +240,7 @@ class BaseAdmin(AdminViews):
         self.client.with_connection(lambda session: session.set_resource(name, "ageing", value), SettingSession)
 
     def pause(self, resource: str) -> None:
-        """Let nobody else in until `resume`. Those inside stay inside; requests keep their place."""
+        """Grant no further requests until `resume`. Holders keep their grants, and waiters their positions."""
         name = check_name("The resource name", resource)
         self.client.with_connection(lambda session: session.set_resource(name, "paused", 1), SettingSession)
 
@@ -248,8 +250,8 @@ class BaseAdmin(AdminViews):
         self.client.with_connection(lambda session: session.set_resource(name, "paused", 0), SettingSession)
 
     def revoke(self, position: int, *, force: bool = False) -> bool:
-        """Take a row away from its owner. True when it is gone, False when a living holder has been told and gets its
-        grace to notice (``force=True`` does not wait for that). Raises `NotHeld` when there is no such row.
+        """Revoke a request or grant by its position. Return True if its row is gone; False if a living holder is told,
+        and has its grace to notice (``force=True`` does not wait for that). Raises `NotHeld` if there is no such row.
         """
         check_id("The position", position)
         code = self.client.with_connection(lambda session: session.revoke(position, bool(force)), AdminSession)
@@ -258,9 +260,9 @@ class BaseAdmin(AdminViews):
         return code == 0
 
     def revoke_members(self, *, member: int | None = None, login: str | None = None, force: bool = False) -> int:
-        """Take all rows away from a member, or from all members of a login, as `revoke` does, and remove the members. A
-        living holder is told first, and its member stays until it has given up its rows, unless ``force``. The number
-        of members removed.
+        """Revoke all rows of a member, or of all members of a login, as `revoke` does, and remove the members. Return
+        the number of removed members. A living holder is told first, and its member stays until the holder has given
+        up its rows, unless ``force``.
 
         Args:
             member: The member's number.
@@ -276,19 +278,19 @@ class BaseAdmin(AdminViews):
         return self.client.with_connection(lambda session: session.revoke_members(member, login, force), AdminSession)
 
     def reap(self) -> int:
-        """Test every owner now and remove what the dead left behind; the number of rows removed."""
+        """Test every owner now, and remove the rows of dead ones. Return the number of removed rows."""
         return self.client.with_connection(lambda session: session.reap(), AdminSession)
 
     def guard_table(self, table: str, resource: str) -> int:
-        """Let nobody write into a table whose transaction has not asserted a grant of ``resource`` that may write
+        """Guard a table: refuse writes in transactions that have not asserted a grant of ``resource`` that may write
         (`Grant.assert_held`, `Grant.session`). PostgreSQL and SQL Server; the table must be in the same database.
 
         Args:
-            table: As SQL of the database names it: ``dbo.ledger``, ``public."Order line"``.
-            resource: The lock's name.
+            table: The table's name in the database's SQL: ``dbo.ledger``, ``public."Order line"``.
+            resource: The name of the lock.
 
-        Returns how many triggers were made, those of partitions included; 0 where they were there already. Raises
-        `ConfigurationError`: no such table, it is guarded by another resource, this login may not.
+        Returns the number of triggers created, including those of partitions; 0 if they exist already. Raises
+        `ConfigurationError` if there is no such table, another resource guards it, or this login may not.
 
         >>> coordinator.admin.guard_table("public.ledger", "ledger")  # doctest: +SKIP
         1
@@ -298,12 +300,12 @@ class BaseAdmin(AdminViews):
         return self._guarding(lambda session: session.guard_table(table, name))
 
     def unguard_table(self, table: str) -> int:
-        """Take the guard off a table, with its partitions; the number of triggers that there were."""
+        """Remove the guard of a table and its partitions. Return the number of removed triggers."""
         check_name("The table", table)
         return self._guarding(lambda session: session.unguard_table(table))
 
     def guarded_tables(self) -> list[GuardedTable]:
-        """The tables that are guarded, and what is not in order with them."""
+        """Return the guarded tables, each with the problems of its guard."""
         return self._guarding(lambda session: session.guarded_tables())
 
     def _guarding(self, call: Callable[[Session], T]) -> T:
@@ -316,27 +318,27 @@ class BaseAdmin(AdminViews):
         return self.client.with_connection(call, GuardedTableSession)
 
     def queues(self, queue: str | None = None) -> list[QueueCounts]:
-        """One work queue, or all: how many tasks are in which state, the oldest, the rate, what holds it up.
+        """Return for one work queue, or each: tasks by state, the oldest task, the throughput, and what holds it up.
 
-        Reads all tasks that are kept (``history_days``). Raises `Unavailable` when the database is out of reach.
+        Reads all tasks that are kept (``history_days``). Raises `Unavailable` if the database is out of reach.
 
-        >>> [(one.queue, one.pending) for one in coordinator.admin.queues()]  # doctest: +SKIP
+        >>> [(counts.queue, counts.pending) for counts in coordinator.admin.queues()]  # doctest: +SKIP
         """
         check_some("The queue's name", queue)
         return self.client.with_connection(lambda session: session.queue_counts(queue), TaskSession)
 
     def queue_limits(self, queue: str | None = None) -> list[QueueLimit]:
-        """What is set of one work queue, or all: how many tasks run at a time, of each key, rates, weights; see
-        `Queue.set_limit`.
+        """Return the settings of one work queue, or of all: limits of tasks at a time, in all and of each key, rates
+        and weights; see `Queue.set_limit`.
         """
         check_some("The queue's name", queue)
         return self.client.with_connection(lambda session: session.queue_limits(queue), QueueLimitSession)
 
     def queue_waits(self, queue: str | None = None) -> list[QueueWait]:
-        """Which work queues, and which keys of them, wait for their rate, as far as a worker has found that used up; of
-        one queue or all; see `Queue.set_rate`.
+        """Return the work queues, and their keys, that wait for their rate: each whose rate a worker has found used up,
+        of one queue or all; see `Queue.set_rate`.
 
-        >>> [(one.task_key, one.seconds) for one in coordinator.admin.queue_waits("mails")]  # doctest: +SKIP
+        >>> [(wait.task_key, wait.seconds) for wait in coordinator.admin.queue_waits("mails")]  # doctest: +SKIP
         """
         check_some("The queue's name", queue)
         return self.client.with_connection(lambda session: session.queue_waits(queue), QueueLimitSession)
@@ -344,9 +346,10 @@ class BaseAdmin(AdminViews):
     def tasks(
         self, queue: str | None = None, status: str | None = None, *, most: int = 100, skip: int = 0
     ) -> list[TaskEntry]:
-        """Tasks of one or all queues: open ones in the order in which they will run, then the ended, newest first.
+        """Return tasks of one queue, or all: open tasks in the order in which they will run, then ended ones, newest
+        first.
 
-        ``skip`` leaves out the first ones: a page is ``most=100, skip=200``.
+        ``skip`` leaves out the first tasks: ``most=100, skip=200`` is the third page.
         """
         check_some("The queue's name", queue)
         check_some("The status", status)
@@ -355,22 +358,22 @@ class BaseAdmin(AdminViews):
         return self.client.with_connection(lambda session: session.list_tasks(queue, status, most, skip), TaskSession)
 
     def attempts(self, task_id: int) -> list[Attempt]:
-        """Every attempt at a task: who, when, how long, how it ended."""
+        """Return every attempt at a task: its worker, time, duration and outcome."""
         check_id("The task's number", task_id)
         return self.client.with_connection(lambda session: session.task_attempts(task_id), TaskSession)
 
     def retry_task(self, task_id: int) -> None:
-        """Make a failed or cancelled task pending again. Raises `NotHeld` when it is neither."""
+        """Make a failed or cancelled task pending again. Raises `NotHeld` if it is neither."""
         check_id("The task's number", task_id)
 
         def change(session: Session) -> int:
             code = session.set_task(task_id, "retry")
             if code == RUNS:
-                # Its worker may be dead, without anybody having looked.
-                with contextlib.suppress(ConfigurationError):  # not everybody may look
+                # Its worker may be dead, and no client may have noticed.
+                with contextlib.suppress(ConfigurationError):  # not every login may recover tasks
                     if session.recover_tasks(None, None):
                         code = session.set_task(task_id, "retry")
-                        # It is pending again by that.
+                        # The recovery itself may have made it pending again.
                         return 0 if code < RUNS else code
             return code
 
@@ -380,10 +383,10 @@ class BaseAdmin(AdminViews):
         self.client.queue_changes.notify()
 
     def cancel_task(self, task_id: int) -> bool:
-        """Cancel a task. One that is pending or has failed is out of its queue at once: True. Of one that runs its
-        worker is told, which ends its SQL or command, or interrupts its function; then it is cancelled: False.
+        """Cancel a task. Return True if it was pending or failed: it leaves its queue at once. Return False if it runs:
+        its worker is told, ends the task's SQL or command or interrupts its function, and then the task is cancelled.
 
-        Raises `NotHeld` when there is no such task, or it has ended.
+        Raises `NotHeld` if there is no such task, or it has ended.
 
         >>> coordinator.admin.cancel_task(17)  # doctest: +SKIP
         """
@@ -400,7 +403,7 @@ def _set_rate(resource: str, window_ms: int, limit: int | None, session: RateSes
 
 
 def _wanted(since: Duration | None, until: Duration | None, **others: Any) -> dict[str, Any]:
-    """What is asked for, of ages and others."""
+    """Return the given filters by name, with ages in seconds."""
     ages = {"since": since, "until": until}
     for name, value in others.items():
         check_some(name, value)
