@@ -1,16 +1,16 @@
--- sqlsem, the routines for sessions, for SQL Server: Agent jobs, SSIS, stored procedures of your own. May be run again
--- at any time, after routines.sql. Described in docs/protocol.md; names, parameters and codes change only with a new
+-- sqlsem, the routines for sessions, for SQL Server: Agent jobs, SSIS, your own stored procedures. May be run again at
+-- any time, after routines.sql. Described in docs/protocol.md; names, parameters and codes change only with a new
 -- schema version. release is in routines.sql, as programs call it too.
 --
--- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50004 not held, 50008 no limit is
--- set, or it is counted on.
+-- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50004 not held, 50008 no limit
+-- is set, or requests depend on it.
 -- An open transaction is refused before XACT_ABORT is set, so that the refusal leaves it as it is.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- Checking what callers say ----------------------------------------------------------------------------------------
+-- Checking of arguments ----------------------------------------------------------------------------------------
 
 IF OBJECT_ID(N'{schema}.check_name') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_name AS RETURN 0');
 GO
@@ -19,7 +19,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @message nvarchar(1000), @white nvarchar(40);
-    -- What databases compare differently, or do not show.
+    -- Characters that databases compare differently, or do not show.
     SET @white = CONCAT(N' ', NCHAR(160), NCHAR(5760), NCHAR(8192), NCHAR(8193), NCHAR(8194), NCHAR(8195), NCHAR(8196),
         NCHAR(8197), NCHAR(8198), NCHAR(8199), NCHAR(8200), NCHAR(8201), NCHAR(8202), NCHAR(8232), NCHAR(8233),
         NCHAR(8239), NCHAR(8287), NCHAR(12288));
@@ -39,7 +39,8 @@ BEGIN
 END;
 GO
 
--- Refuses names that sqlsem uses itself, and patterns. (RESERVED of the Python client is the same table.)
+-- Raise an error for names that sqlsem uses itself, and for patterns. (RESERVED of the Python client is the same
+-- table.)
 IF OBJECT_ID(N'{schema}.check_not_reserved') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_not_reserved AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_not_reserved @resource nvarchar(400)
@@ -82,7 +83,7 @@ BEGIN
 END;
 GO
 
--- @access becomes what the table has.
+-- Check the arguments of a request; @access becomes the value that the table stores.
 IF OBJECT_ID(N'{schema}.check_request') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_request AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_request
@@ -139,7 +140,8 @@ BEGIN
     SET @name = CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session'));
     IF @name IS NOT NULL
         RETURN 0;
-    -- One's own session can be seen without any permission, though not on every engine at all times; hence noted above.
+    -- A session can see itself without any permission, though not on every engine at all times; so it is recorded
+    -- above.
     SELECT @since = login_time FROM sys.dm_exec_sessions WHERE session_id = @@SPID;
     SET @name = CONCAT(N'spid ', @@SPID, N' ',
                        STUFF(CONVERT(nvarchar(23), COALESCE(@since, GETDATE()), 121), 11, 1, N'T'));
@@ -147,7 +149,7 @@ BEGIN
 END;
 GO
 
--- The member that this session is: of an earlier acquire, else a new one. With a lease always a new one.
+-- Return the member of this session: that of an earlier acquire, or a new one. With a lease always a new one.
 IF OBJECT_ID(N'{schema}.session_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_member AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_member @lease_ms int, @member bigint OUTPUT
@@ -163,7 +165,7 @@ BEGIN
     SET @member = NULL;
     IF @lease_ms IS NULL
     BEGIN
-        -- No lock of others' is waited for: the beacon tells which row is this session's.
+        -- Waits for no lock of another session: the beacon tells which row is this session's.
         SELECT TOP (1) @member = member_id FROM {schema}.member WITH (INDEX (member_session), READPAST, ROWLOCK, READCOMMITTEDLOCK)
         WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND login = ORIGINAL_LOGIN()
           -- Not so after a connection pool has reset the session.
@@ -195,8 +197,8 @@ BEGIN
 END;
 GO
 
--- Sleeps, at most 999 ms. In text of its own, as an engine that speaks T-SQL on top of PostgreSQL knows no WAITFOR. -1 where more
--- sessions wait than may (take_waiter_slot).
+-- Sleep, at most 999 ms. In a text of its own, as an engine that speaks T-SQL on top of PostgreSQL has no WAITFOR. -1
+-- if the maximum number of sessions waits (take_waiter_slot).
 IF OBJECT_ID(N'{schema}.client_sleep') IS NULL EXEC (N'CREATE PROCEDURE {schema}.client_sleep AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.client_sleep @ms int
@@ -216,7 +218,7 @@ BEGIN
 END;
 GO
 
--- All that a requester has on a resource: 0 done, -1 nothing there.
+-- Release all that a requester has on a resource: 0 done, -1 nothing there.
 IF OBJECT_ID(N'{schema}.release_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_rows AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.release_rows
@@ -228,8 +230,9 @@ BEGIN
             @who nvarchar(400) = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')));
     IF @who IS NULL
         EXEC {schema}.session_name @who OUTPUT;
-    -- Only candidates: release looks properly. The query passes rows that others have locked (a bare row, which is seen when it is
-    -- committed; a row that is being removed), as no caller must wait for others here. A position needs no look.
+    -- Only candidates: release checks each of them. The query passes rows that other sessions have locked (a bare row,
+    -- which becomes visible with its commit; a row that is being removed), as no caller must wait for others here. A
+    -- given position needs no query.
     IF @position IS NULL
         SELECT @one = MIN(queue_position), @last = MAX(queue_position)
         FROM {schema}.entry WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE resource_id = @resource AND requesting_id = @who;
@@ -243,17 +246,17 @@ BEGIN
                                  ORDER BY queue_position) END;
     END;
     IF @result < 0
-        EXEC {schema}.check_name N'resource', @resource;  -- nothing there: is that a name at all?
+        EXEC {schema}.check_name N'resource', @resource;  -- nothing there: is that a valid name at all?
     RETURN @result;
 END;
 GO
 
 
--- Taking and giving back -------------------------------------------------------------------------------------------
+-- Acquiring and releasing --------------------------------------------------------------------------------------
 
 -- feature: priorities
--- acquire, where priorities are set for the resource (priorities.sql). What a session holds is its own only, so nobody waits for who
--- waits here, if it holds nothing else.
+-- Do acquire for a resource with priorities (priorities.sql). The locks of a session belong to it alone, so no other
+-- caller depends on a session that waits here, unless it holds other locks.
 IF OBJECT_ID(N'{schema}.session_acquire_by_priority') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_acquire_by_priority AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_acquire_by_priority
@@ -268,7 +271,7 @@ BEGIN
             @owner nvarchar(255) = ORIGINAL_LOGIN(), @left int, @slice int, @pause int, @since datetime2(6), @outcome nvarchar(16),
             @line nvarchar(255) = LEFT(N'priority:' + @resource, 255), @message nvarchar(1000), @slot int, @slept int = 0;
     BEGIN TRY
-        WHILE @result IS NULL  -- once, but for a place that was lost while this session stood still
+        WHILE @result IS NULL  -- once, or again if a priority entry was lost while this session was suspended
         BEGIN
             EXEC {schema}.session_member NULL, @member OUTPUT;
             IF @try = 0 AND EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK, INDEX (entry_member)) WHERE member_id = @member)
@@ -302,7 +305,7 @@ BEGIN
                     SET @result = CASE WHEN @place IS NULL THEN 0 ELSE 1 END;
                     BREAK;
                 END;
-                IF @number = 50005  -- an operator has removed us: once more as a new member
+                IF @number = 50005  -- an operator has removed the member: once more as a new one
                     BREAK;
                 IF @number = 0 AND @position IS NULL
                 BEGIN
@@ -320,7 +323,7 @@ BEGIN
                     SET @result = -1;
                     BREAK;
                 END;
-                -- A twentieth of the time that it has waited, more where others are before it.
+                -- A twentieth of the time that it has waited, more if other entries are ahead of it.
                 SET @pause = CASE WHEN DATEDIFF(second, @since, SYSUTCDATETIME()) >= 5 THEN 250
                                   ELSE 5 + CAST(DATEDIFF_BIG(millisecond, @since, SYSUTCDATETIME()) AS int) / 20 END
                              * CASE WHEN @before IS NULL THEN 1 WHEN @ahead > 2 THEN 3 ELSE @ahead + 1 END;
@@ -347,7 +350,7 @@ BEGIN
                 EXEC {schema}.cancel @member, @uid, N'cancelled';
         END TRY
         BEGIN CATCH
-            -- The first error says more. The place goes soon, as nobody attends to it.
+            -- The first error says more. The priority entry goes soon, as its waiter lease is not renewed.
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;
         END CATCH;
@@ -362,15 +365,15 @@ END;
 GO
 -- end of feature: priorities
 
--- Takes a lock for this session (or for a lease), waiting up to @timeout_ms for it. Return code:
---   0 granted at once   1 granted after waiting   -1 time is up   -2 taken away by an operator   -3 deadlock victim
+-- Acquire a lock for this session (or for a lease); waits up to @timeout_ms for it. Return code:
+--   0 granted at once   1 granted after waiting   -1 timeout   -2 revoked by an operator   -3 deadlock victim
 IF OBJECT_ID(N'{schema}.acquire') IS NULL EXEC (N'CREATE PROCEDURE {schema}.acquire AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.acquire
     @resource nvarchar(400), @limit int = 1, @access nvarchar(100) = N'write', @weight int = 1, @timeout_ms int = -1,
     @note nvarchar(1000) = NULL, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
     @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT, @priority int = NULL,
-    @own bit = 0  -- 1: of a routine of sqlsem, for a name that check_not_reserved keeps for it
+    @own bit = 0  -- 1: called by a routine of sqlsem, for a name that check_not_reserved reserves
 AS
 BEGIN TRY
     SET ROWCOUNT 0;
@@ -381,7 +384,7 @@ BEGIN TRY
         SET IMPLICIT_TRANSACTIONS OFF;
     END;
     SET NOCOUNT, XACT_ABORT ON;
-    SET LOCK_TIMEOUT 3000;  -- somebody's open transaction must not keep us beyond our time
+    SET LOCK_TIMEOUT 3000;  -- the open transaction of another session must not delay this one beyond its timeout
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(),
             -- NULL: for ever
@@ -399,7 +402,8 @@ BEGIN TRY
     OUTER APPLY (SELECT TOP (1) t.member_id FROM {schema}.member AS t
                  WHERE t.session_id = @@SPID AND t.pid IS NULL AND t.lease_ms IS NULL AND t.login = ORIGINAL_LOGIN()
                    AND APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', t.beacon), N'Session') = N'Exclusive') AS m;
-    -- Whatever is not plainly in order (as in register) is looked at there, and so is a session's first request.
+    -- Every request that is not plainly in order (as in register) is checked there, and so is a session's first
+    -- request.
     IF @member IS NULL OR @lease_seconds IS NOT NULL OR @priority IS NOT NULL
        OR DATALENGTH(@resource) > 510 OR DATALENGTH(@requesting_id) > 510 OR COALESCE(DATALENGTH(@access), 0) <> 10
        OR @access COLLATE Latin1_General_100_BIN2 <> N'write' OR @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @weight > @limit
@@ -434,7 +438,7 @@ BEGIN TRY
     END;
 
     BEGIN TRY
-        WHILE @result IS NULL  -- once, but for a row that was lost while this session stood still
+        WHILE @result IS NULL  -- once, or again if a row was lost while this session was suspended
         BEGIN
             IF @member IS NULL OR @uid IS NULL
             BEGIN
@@ -461,11 +465,11 @@ BEGIN TRY
                 SET @fence = @position;
                 RETURN 0;
             END;
-            IF @number = 50005  -- our lease ran out, or an operator has removed us: once more as a new member
+            IF @number = 50005  -- the lease is over, or an operator has removed the member: once more as a new one
                 SET @member = NULL;
             IF @number <> 0
             BEGIN
-                -- Somebody keeps the gate, or a row, in an open transaction. That is waiting too.
+                -- An open transaction keeps the gate, or a row. That counts as waiting too.
                 SELECT @position = NULL, @uid = NULL;
                 IF @deadline <= SYSUTCDATETIME()
                     SET @result = -1;
@@ -480,8 +484,8 @@ BEGIN TRY
                 SET @result = -1;
                 BREAK;
             END;
-            -- This session releases nothing of its own while it waits here. (Rows that others have locked are being changed, and
-            -- not counted.)
+            -- This session releases no other lock of its own while it waits here. (Rows that other sessions have locked
+            -- are being changed, and not counted.)
             IF @lease_ms IS NULL AND @weight + (
                    SELECT COALESCE(SUM(CAST(t.weight AS bigint)), 0) FROM {schema}.entry AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                    WHERE t.resource_id = @resource AND t.queue_position < @position AND t.member_id = @member
@@ -496,7 +500,7 @@ BEGIN TRY
                 EXEC {schema}.find_deadlock @member, @victim OUTPUT, @words OUTPUT;
                 BREAK;
             END;
-            -- Only who has other rows can be waited for meanwhile.
+            -- Only an owner with other rows can block others meanwhile.
             SET @others = 0;
             IF @lease_ms IS NULL AND EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                                              WHERE t.member_id = @member AND t.queue_position <> @position)
@@ -525,12 +529,14 @@ BEGIN TRY
                 BEGIN CATCH
                     IF @@TRANCOUNT > 0
                         ROLLBACK TRANSACTION;
-                    -- Rows that somebody had locked, or locked in another order: nobody's deadlock, and nothing is lost.
+                    -- Another session had locked rows, or locked them in another order: no deadlock of requests, and
+                    -- nothing is lost.
                     IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
                         THROW;
                     SET @code = -1;
                 END CATCH;
-                -- It cannot wait elsewhere, as a program can: so it is refused, but once it has begun to wait it may go on.
+                -- It cannot wait elsewhere, as a program can: so it is refused, but once it has begun to wait it may go
+                -- on.
                 IF @code = 2 AND @slept = 0
                     THROW 50002, N'sqlsem: busy: as many sessions wait on this server as may (setting max_server_waiters); try again later', 1;
                 IF @code = 2
@@ -541,12 +547,12 @@ BEGIN TRY
                     SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), 3000);
                     IF @left <= 0
                         BREAK;
-                    -- It came early: there is nothing to wait for in the engine's lock queue (a lease, a pause).
+                    -- wait came back early: there is nothing to wait for in the engine's lock queue (a lease, a pause).
                     IF DATEDIFF_BIG(millisecond, @began, SYSUTCDATETIME()) < @slice
                     BEGIN
                         SET @pause = CASE WHEN @pause > @left THEN @left ELSE @pause END;
                         EXEC {schema}.client_sleep @pause;
-                        SET @pause = CASE WHEN @pause > 400 THEN 800 ELSE @pause * 2 END;  -- as poll_pause
+                        SET @pause = CASE WHEN @pause > 400 THEN 800 ELSE @pause * 2 END;  -- as in poll_pause
                     END
                     ELSE
                         SET @pause = 40;
@@ -564,7 +570,7 @@ BEGIN TRY
                 SET @result = 1;
                 IF @lease_ms IS NOT NULL
                 BEGIN
-                    -- The row can only be ours for good while the member is there.
+                    -- The grant stands only while the member exists.
                     UPDATE {schema}.member
                     SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
                     WHERE member_id = @member;
@@ -607,7 +613,7 @@ BEGIN TRY
                 EXEC {schema}.deregister_member @member;
         END TRY
         BEGIN CATCH
-            -- The first error says more. The row goes soon, as nobody attends to it.
+            -- The first error says more. The row goes soon, as its waiter lease is not renewed.
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;
         END CATCH;
@@ -639,7 +645,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Takes a lock if that can be done at once: 0, else -1 and nothing is left in the queue.
+-- Acquire a lock if it is free: 0, else -1 and nothing is left in the queue.
 IF OBJECT_ID(N'{schema}.[try]') IS NULL EXEC (N'CREATE PROCEDURE {schema}.[try] AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.[try]
@@ -659,8 +665,9 @@ BEGIN
 END;
 GO
 
--- Prolongs a lease, by @lease_seconds or by as much as before: 0 still held, -1 gone. Without a lease it notes that the session lives, and
--- says the same; on the session's own connection it keeps a gateway from cutting an idle one.
+-- Extend a lease, by @lease_seconds or by as much as before: 0 still held, -1 gone. Without a lease it writes a
+-- heartbeat of the session, and returns the same; on the session's own connection it keeps a gateway from closing an
+-- idle one.
 IF OBJECT_ID(N'{schema}.renew') IS NULL EXEC (N'CREATE PROCEDURE {schema}.renew AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.renew
@@ -682,7 +689,7 @@ BEGIN TRY
     EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
     IF @requesting_id IS NULL
         EXEC {schema}.session_name @requesting_id OUTPUT;
-    -- (Who has pinned the row has no lock on it, and so does not wait for itself here.)
+    -- (A session that has pinned the row has no lock on it, and so does not wait for itself here.)
     SELECT @member = m.member_id, @beacon = m.beacon, @lease = m.lease_ms
     FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK) JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
@@ -722,7 +729,7 @@ BEGIN TRY
         IF @@ROWCOUNT = 0
             RETURN -1;
     END;
-    -- Asked after the lease is safe.
+    -- Checked after the lease is renewed.
     SET @code = -1;
     SELECT @code = 0 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
     WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NOT NULL AND revoked_at IS NULL;
@@ -737,7 +744,8 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- In the caller's own transaction: raises when the lock is not held, else keeps it held until that transaction ends.
+-- In the caller's own transaction: raise an error if the lock is not held; otherwise it stays held until that
+-- transaction ends.
 IF OBJECT_ID(N'{schema}.assert_holding') IS NULL EXEC (N'CREATE PROCEDURE {schema}.assert_holding AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.assert_holding @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
@@ -746,7 +754,7 @@ BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @holding int, @message nvarchar(1000);
-    -- Drivers in manual commit leave the beginning to the first statement that reads a table.
+    -- In manual commit mode the transaction begins with the first statement that reads a table.
     IF @@TRANCOUNT = 0 AND @@OPTIONS & 2 = 2
         SELECT @holding = 0 FROM {schema}.entry WHERE queue_position < 0;
     IF @@TRANCOUNT = 0
@@ -769,9 +777,10 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Whether it is the turn of a row, also of a bare one, by what is committed: 1 it may enter (and may for good), 0 not yet, -1 there is
--- no such row (any more). entries is no answer to that: it shows what is not committed, and may be undone. Waits a second at most
--- for an open transaction that changes a row ahead; while that is open the answer is 0. Changes nothing.
+-- Return whether a row, also a bare one, may be granted, by committed rows: 1 it may enter (from now on for good), 0
+-- not yet, -1 there is no such row (any more). entries is no answer to that: it shows uncommitted changes, which may be
+-- undone. Waits a second at most for an open transaction that changes a row ahead; while that is open the answer is 0.
+-- Changes nothing.
 IF OBJECT_ID(N'{schema}.may_enter') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_enter AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.may_enter @resource nvarchar(400), @position bigint, @answer bit = 0
@@ -821,10 +830,10 @@ GO
 
 
 -- feature: operate
--- Operations of operators (and reap, in routines.sql) --------------------------------------------------------------------
+-- Operators (and reap, in routines.sql) ------------------------------------------------------------------------
 
--- The limit of a resource, or of all whose names begin so ('tenant:*'): an upper bound on whatever is declared, and the limit of
--- those who declare none; NULL: none.
+-- Set the limit of a resource, or of all resources whose names begin so ('tenant:*'): an upper bound on every declared
+-- limit, and the limit of requests that declare none; NULL: none.
 IF OBJECT_ID(N'{schema}.set_limit') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_limit AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_limit @resource nvarchar(400), @limit int
@@ -854,7 +863,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Grant no more requests until resume. Holders keep their locks.
+-- Stop granting requests until resume. Holders keep their locks.
 IF OBJECT_ID(N'{schema}.pause') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pause AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.pause @resource nvarchar(400)

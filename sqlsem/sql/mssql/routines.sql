@@ -1,38 +1,44 @@
 -- sqlsem, routines for SQL Server. May be run again at any time, also while locks are held.
 --
--- Application locks used (sp_getapplock; their principal is a role of ours, see permissions.sql, or public where there are
--- no roles). The first two characters of a name tell its kind, as the server knows a lock by those and a hash of 32 bits:
+-- Application locks used (sp_getapplock; their principal is a role of sqlsem, see permissions.sql, or public if there
+-- are no roles). The first two characters of a name tell its kind, as the server identifies a lock by these and a hash
+-- of 32 bits:
 --   gate.sqlsem.{schema}.<resource>           Transaction  held for the length of one registration
 --   beacon.sqlsem.{schema}.<number>           Session      held by a member's session for as long as it lives
---   entry.sqlsem.{schema}.<queue_position>    Session      held by the session of a row's owner while the row stands
+--   entry.sqlsem.{schema}.<queue_position>    Session      held by the session of a row's owner while the row exists
 --   waiting.sqlsem.{schema}.<queue_position>  Session      held by a session while it waits for that row's grant
 --   slot.sqlsem.{schema}.<number>             Transaction  held by a session while it sleeps here (max_server_waiters)
---   pin.sqlsem.{schema}.<queue_position>      Transaction  shared: an open transaction leans on the row (assert_holding)
---   batch.sqlsem.{schema}.<name>              Transaction  held for the length of one decision about batches (batches.sql)
+--   pin.sqlsem.{schema}.<queue_position>      Transaction  shared: an open transaction has pinned the row
+--                                             (assert_holding)
+--   batch.sqlsem.{schema}.<name>              Transaction  held for the length of one decision about batches
+--                                             (batches.sql)
 --   limits, set_resource.sqlsem.{schema}      Transaction  held while a limit or a resource is set
 --   origin.sqlsem.{schema}                    Transaction  held while a session prepares the tables for another server
--- Rows are removed and committed first, their entry lock is freed next: who wakes up sees the row gone.
+-- The removal of a row is committed first, then its entry lock is freed: a waiter that wakes up sees the row gone.
 --
--- Procedures answer by their return code and OUTPUT parameters; with @answer = 1 by a row too, which costs clients less.
+-- Procedures return a code and OUTPUT parameters; with @answer = 1 also a row, which costs clients less.
 -- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50003 the session changed,
--- 50004 not held, 50005 this member is not known (any more), 50006 not this login's to do, 50008 no limit is set, or it is counted on.
--- No aggregate may meet NULL: the warning that this raises stands before an error that follows, and drivers report the first.
--- SET ROWCOUNT 0 wherever callers come in: their session may have set another, under which half of a statement is done.
--- What each request runs (register, wait, release) calls sp_getapplock by position: resource, mode, owner, timeout, principal;
--- and in the fewest statements (tests/unit/test_tsql_steps.py counts them).
--- System procedures are called in their schema, as some engines look elsewhere first.
+-- 50004 not held, 50005 this member is not known (any more), 50006 not allowed for this login, 50008 no limit is set,
+-- or requests depend on it.
+-- No aggregate may meet NULL: that raises a warning, which precedes a later error, and drivers report only the first
+-- message.
+-- SET ROWCOUNT 0 in every procedure that callers call: their session may have set another value, which cuts statements
+-- short.
+-- The procedures of each request (register, wait, release) call sp_getapplock with positional arguments (resource,
+-- mode, owner, timeout, principal), and use the fewest statements (tests/unit/test_tsql_steps.py counts them).
+-- System procedures are called with their schema, as some engines look elsewhere first.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- Below that level OPENJSON (register_all) cannot even be compiled. Engines that only speak T-SQL have levels of their own.
+-- Below that level OPENJSON (register_all) does not compile. Engines that only speak T-SQL have levels of their own.
 IF @@VERSION LIKE N'Microsoft SQL %'
    AND (SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()) < 130
     THROW 50001, N'sqlsem: the compatibility level of this database is below 130; ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130', 1;
 GO
 
--- Raises an error of ours. On SQL Server THROW takes a per cent sign for the beginning of a format.
+-- Raise an error of sqlsem. On SQL Server THROW takes a per cent sign for the beginning of a format.
 IF OBJECT_ID(N'{schema}.raise_error') IS NULL EXEC (N'CREATE PROCEDURE {schema}.raise_error AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.raise_error @number int, @message nvarchar(2048)
@@ -45,7 +51,7 @@ BEGIN
 END;
 GO
 
--- What people read must not move their cursor: control characters become question marks.
+-- Replace control characters by question marks: displayed text must not move the cursor of a terminal.
 IF OBJECT_ID(N'{schema}.escape_control_chars') IS NULL EXEC (N'CREATE PROCEDURE {schema}.escape_control_chars AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.escape_control_chars @text nvarchar(1000) OUTPUT
@@ -66,11 +72,12 @@ BEGIN
 END;
 GO
 
--- Where numbers are given (place: the database and when it was created or restored there, on Azure SQL also the server's name) and
--- which run of which server measures life (started), and whether both are as when a session looked last (known). After the failover
--- of an availability group or of a managed instance the new primary may have run for weeks, under the same name or another one. All
--- sessions of a server see the same here, whatever their rights, and whatever name they have connected to.
--- grace_from: nobody's grace begins before; NULL where it cannot be seen whether the server was restarted, as on Azure SQL.
+-- Return where numbers are allocated (place: the database and when it was created or restored there, on Azure SQL also
+-- the server's name), which run of which server measures liveness (started), and whether both are the same as when a
+-- session last checked (known). After the failover of an availability group or of a managed instance the new primary
+-- may have run for weeks, under the same name or another one. All sessions of a server get the same values, whatever
+-- their rights, and whatever name they have connected to.
+-- grace_from: no grace begins before this time; NULL where a restart of the server cannot be seen, as on Azure SQL.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.origin;
 GO
@@ -93,8 +100,9 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Sets all numbers forward to the next multiple of 10^10 that is at least 10^9 away; with @new only those of members, at random.
--- Runs as its owner, as DBCC CHECKIDENT needs a right on the table. (Engines that only speak T-SQL know no EXECUTE AS.)
+-- Advance all numbers to the next multiple of 10^10 that is at least 10^9 away; with @new only those of members, by a
+-- random step. Runs as its owner, as DBCC CHECKIDENT needs a right on the table. (Engines that only speak T-SQL have no
+-- EXECUTE AS.)
 IF OBJECT_ID(N'{schema}.set_numbers') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_numbers AS RETURN 0');
 GO
 DECLARE @as nvarchar(30) = CASE WHEN @@VERSION LIKE N'Microsoft SQL %' THEN N'WITH EXECUTE AS OWNER' ELSE N'' END;
@@ -116,12 +124,12 @@ BEGIN
 END');
 GO
 
--- Sees to it that numbers only grow and no member is taken for dead in haste when the database is on another server, or on a
--- server that was restarted: 1 when it was so. A server that takes over without having received everything, and a database
--- that is restored, would give numbers again that were given before: fences would repeat, and a forgotten member would find
--- another one under its number. All beacons are missing there, and times are those of another clock: so every grace, every
--- lease and every notice of a revocation begins anew, now. Called before a session that is new to us is given a number, and
--- before any member is removed. Where the owner may not set numbers forward, a row in operation says so, and the rest is done.
+-- Keep numbers growing and members alive when the database is on another server, or on a server that was restarted;
+-- return 1 if it was. A server that takes over without all changes, and a restored database, would allocate numbers a
+-- second time: fences would repeat, and a forgotten member would find another one under its number. All beacons are
+-- missing there, and times come from another clock. So every grace, every lease and every notice of a revocation begins
+-- again now. Called before a session that has not checked yet gets a number, and before any member is removed. If the
+-- owner may not advance numbers, a row in operation says so, and the rest is done.
 IF OBJECT_ID(N'{schema}.check_origin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_origin AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_origin
@@ -144,7 +152,7 @@ BEGIN
         IF @code < 0
             THROW 50002, N'sqlsem: busy: another session prepares this server for the sqlsem tables; try again', 1;
         SELECT @done = known, @place = place, @started = started FROM {schema}.origin();
-        IF @done = 0  -- nobody was faster
+        IF @done = 0  -- no other session was faster
         BEGIN
             SET @known = NULL;
             SELECT @known = value FROM {schema}.setting WHERE name = N'origin';
@@ -180,7 +188,7 @@ BEGIN
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
-        IF @forward = 0 OR @code < 0 OR @outside > 0  -- (then what the caller has done is undone as well)
+        IF @forward = 0 OR @code < 0 OR @outside > 0  -- (otherwise the caller's changes are undone as well)
             THROW;
         SET @done = 0;
         SET @forward = 0;
@@ -190,7 +198,7 @@ BEGIN
 END;
 GO
 
--- The longest pattern that a name matches: a row, where there is one. (The bars, because = ignores blanks at the end.)
+-- The longest pattern that a name matches: one row if there is one. (The bars, because = ignores blanks at the end.)
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.pattern_of;
 GO
@@ -203,9 +211,9 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- What is set for a resource: its own limit, or else that of the longest pattern; and a pause. One row, always. While there is
--- any pattern there is a row '*' in table resource, which says so: patterns cost a look only where there are some. (Never what is
--- not committed, also for looks: a limit that cannot be lifted is, for an instant.)
+-- The settings of a resource, always one row: its own limit, or else that of the longest pattern; and a pause. While
+-- there are patterns, table resource has a row '*', so that only then patterns cost a lookup. (Reads only committed
+-- rows, also for displays: set_resource removes a limit for an instant before it finds that the limit is needed.)
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.effective_settings;
 GO
@@ -220,7 +228,8 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- What is set, by whom, for people to look at: patterns of limits as 'tenant:*'; what they come to for a resource is not told here.
+-- All settings and the logins that made them, for displays. Patterns of limits are shown as 'tenant:*'; their effect on
+-- a resource is not calculated here.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.all_settings;
 GO
@@ -235,7 +244,7 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- The client's process, as its driver says: every login sees its own session.
+-- The client's process, as its driver reports it: every login sees its own session.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.client_pid;
 GO
@@ -247,7 +256,8 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- The position at or below which no row of a resource stands. (ISNULL and not COALESCE, which asks twice, and might get two answers.)
+-- The position at or below which a resource has no rows. (ISNULL and not COALESCE, which evaluates its argument twice,
+-- and might get two results.)
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.low_water_mark;
 GO
@@ -259,14 +269,14 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- The rule. Looks at the conflicting rows ahead of a position and says whether it may proceed; where not, which row
--- to wait for and what for:
---   'leave'    every conflicting row must leave, the last of them included: wait for that one
---   'grant'    the one before us still waits: nothing can change for us before it is granted
---   'any'      next in line: any of several holders may leave first; the blocker is the oldest
---   'paused'   an operator stopped the resource
--- However many there are, the first ones decide: each weighs 1 at least, so where @limit - @weight + 1 of them stand there is no
--- room, and where fewer do these are all. 9223372036854775807 stands for no limit, and for no row.
+-- The rule. Checks the conflicting rows ahead of a position, and returns whether it may be granted; if not, for which
+-- row to wait and for what:
+--   'leave'    every conflicting row must leave: wait for the last one
+--   'grant'    the row ahead still waits: nothing can change before it is granted
+--   'any'      next in the queue: any of several holders may leave first; the blocker is the oldest
+--   'paused'   an operator paused the resource
+-- The first conflicting rows decide: each weighs at least 1, so @limit - @weight + 1 of them leave no room, and if
+-- there are fewer these are all. 9223372036854775807 means no limit, and no row.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.eligibility;
 GO
@@ -316,9 +326,9 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Rows of one resource or all, and whether they are inside, for people to look at: waits for nobody's open transaction. The
--- rule is asked only for bare rows, of which nobody writes down when they were let in, and of all rows at once. Only where
--- rows of other labels declare less than all of them together is looked for them.
+-- The rows of one resource or all, and whether they hold, for displays. Waits for no open transaction. Applies the rule
+-- only to bare rows, whose grants are not recorded, and to all rows at once. The subquery for limits of rows with
+-- another access type runs only if the lowest limit of all rows ahead is too low.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.bare_holds;
 DROP FUNCTION IF EXISTS {schema}.row_states;
@@ -361,8 +371,9 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Removes one row, no matter whose it is, with its history; @unattended: only if it waits and nobody attends to it. What follows
--- tells of the owner's member, where that is gone already. 0 removed, -1 no such row, -2 pinned by somebody's open transaction.
+-- Remove one row of any owner, and write it to the history; @unattended: only if it waits and its waiter lease is over.
+-- The other parameters describe the owner's member if that was removed already. 0 removed, -1 no such row, -2 pinned by
+-- an open transaction.
 IF OBJECT_ID(N'{schema}.remove') IS NULL EXEC (N'CREATE PROCEDURE {schema}.remove AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.remove
@@ -406,7 +417,7 @@ BEGIN
 END;
 GO
 
--- Frees a lock of this session's; nothing happens where it has none.
+-- Free a lock of this session; does nothing if the session does not have it.
 IF OBJECT_ID(N'{schema}.release_session_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_session_lock AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.release_session_lock @name nvarchar(255)
@@ -419,8 +430,8 @@ BEGIN
 END;
 GO
 
--- Waits until nobody holds a lock that this session has not: a share of it is taken and given back. Returns what
--- sp_getapplock says: below 0 somebody holds it still.
+-- Wait until no other session holds a lock that this session does not have: acquires it shared, and frees it at once.
+-- Returns the code of sp_getapplock: below 0 it is still held.
 IF OBJECT_ID(N'{schema}.wait_until_lock_free') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wait_until_lock_free AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.wait_until_lock_free @name nvarchar(255), @timeout_ms int
@@ -437,8 +448,8 @@ BEGIN
 END;
 GO
 
--- Sleeps for @pause ms, at most @left, and has the next pause be longer: waits for a lock that surely is held, the own row's.
--- -1 when it is not (a lease): then the caller has to sleep.
+-- Sleep for @pause ms, at most @left, and make the next pause longer. Waits for a lock that is surely held, that of the
+-- session's own row. -1 if it is not held (a lease): then the caller has to sleep.
 IF OBJECT_ID(N'{schema}.backoff_sleep') IS NULL EXEC (N'CREATE PROCEDURE {schema}.backoff_sleep AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.backoff_sleep @position bigint, @left int, @pause float OUTPUT
@@ -453,8 +464,8 @@ BEGIN
 END;
 GO
 
--- Removes all rows of a member. Entry locks are freed by their sessions' end, or by release. The number removed.
--- What an open transaction has pinned stays until that ends; it is found then.
+-- Remove all rows of a member; return their number. Entry locks are freed by the end of their sessions, or by release.
+-- A row that an open transaction has pinned stays until that ends, and is found then.
 IF OBJECT_ID(N'{schema}.delete_member_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.delete_member_rows AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.delete_member_rows
@@ -468,7 +479,7 @@ BEGIN
     WHILE 1 = 1
     BEGIN
         SET @before = @position;
-        -- By this index: on a small table another would look cheaper, and every row of others be in the way.
+        -- By this index: on a small table the planner may prefer another one, and meet locked rows of other members.
         SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.entry WITH (INDEX (entry_member))
         WHERE member_id = @member AND queue_position > @before ORDER BY queue_position;
         IF @position = @before
@@ -480,10 +491,10 @@ BEGIN
 END;
 GO
 
--- Tests whether a member still lives, and acts on it. It is dead, and removed with its rows, when its beacon is missing and
--- its last sign of life older than its grace, or when its lease has run out; one that is only missing has that noted, for
--- people. Its grace and its lease begin anew when the server starts, or another one takes over (check_origin); where a restart
--- cannot be seen, its grace begins when it is first missed. 1 when it wrote something.
+-- Check whether a member is alive; remove a dead one, with its rows. A member is dead if its beacon is missing and its
+-- last heartbeat is older than its grace, or if its lease is over. If it is only missing, that is recorded for
+-- displays. Grace and lease begin again when the server starts, or another one takes over (check_origin); where a
+-- restart cannot be seen, the grace begins when the member is first missing. 1 if something was written.
 IF OBJECT_ID(N'{schema}.check_liveness') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_liveness AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_liveness @member bigint, @mine bigint
@@ -505,7 +516,7 @@ BEGIN
         RETURN 1;
     IF @lease_until IS NULL
     BEGIN
-        -- A session can always share its own lock: its own beacon it must not test.
+        -- A session can always share its own lock, so it must not test its own beacon.
         SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
         IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
             RETURN 0;
@@ -529,8 +540,8 @@ BEGIN
         END;
     END;
     BEGIN TRANSACTION;
-    -- Decided by this one statement: a member that returns changes its beacon, one that gives a sign of life the time of the
-    -- last one, and is not found here.
+    -- This one statement decides: a member that returned has changed its beacon, a heartbeat has changed the time of
+    -- the last one, and then the member is not found here.
     DELETE FROM {schema}.member
     WHERE member_id = @member AND (beacon = @beacon OR (beacon IS NULL AND @beacon IS NULL))
       AND ((lease_until IS NULL AND heartbeat_at = @heartbeat_at) OR lease_until < SYSUTCDATETIME());
@@ -542,9 +553,9 @@ BEGIN
 END;
 GO
 
--- The member gives a sign of life, and renews its lease, where the last one is older than an eighth of its grace or lease:
--- what grants, claims or starts something for it calls this, so that what it is given stands on a fresh sign. 1, or 0 where it
--- was given up (or is another login's).
+-- Write a heartbeat of the member, and renew its lease, if the last one is older than an eighth of its grace or lease.
+-- Called before a member gets a grant, claim or start, so that its heartbeat is recent. 1, or 0 if the member was
+-- removed (or is another login's).
 IF OBJECT_ID(N'{schema}.touch_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.touch_member AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.touch_member @member bigint
@@ -568,7 +579,7 @@ BEGIN
 END;
 GO
 
--- The sign of life that a claim begins with (see touch_member), and who it is that claims.
+-- Write the heartbeat that begins a claim (see touch_member), and return the host and pid of the worker.
 IF OBJECT_ID(N'{schema}.touch_worker') IS NULL EXEC (N'CREATE PROCEDURE {schema}.touch_worker AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.touch_worker @member bigint, @host nvarchar(255) OUTPUT, @pid int OUTPUT
@@ -588,9 +599,9 @@ BEGIN
 END;
 GO
 
--- Tests whether the owner of a row that blocks still lives, and acts on it: notes the time when it is first missed,
--- removes it when it has been missing for its grace (or its lease has run out, or its row is stale).
--- 1 when it wrote something, or the row is not there (any more). Each write is a transaction of its own.
+-- Check whether the owner of a blocking row is alive: record the time when it is first missing, and remove it when it
+-- has been missing for its grace (or its lease is over, or its row is stale). 1 if something was written, or the row is
+-- gone. Each write is a transaction of its own.
 IF OBJECT_ID(N'{schema}.check_if_dead') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_if_dead AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_if_dead @resource nvarchar(255), @position bigint, @mine bigint
@@ -607,7 +618,7 @@ BEGIN
         RETURN 1;
     IF @granted_at IS NULL AND @waiter_lease_until < SYSUTCDATETIME()  -- its caller was cut off, or gave up
     BEGIN
-        EXEC @code = {schema}.remove @resource, @position, N'cancelled', 1;  -- if that is so still
+        EXEC @code = {schema}.remove @resource, @position, N'cancelled', 1;  -- if that is still so
         RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
     END;
     IF @member = @mine
@@ -643,8 +654,9 @@ BEGIN
 END;
 GO
 
--- Tests the owners of the rows at the head of a resource whose sessions look gone: the first 32, and as long as they are inside
--- the first 256. (Who dies further back is found when it gets there.) 1 when anything was written.
+-- Check the owners of the rows at the head of a resource whose sessions seem to be gone: of the first 32 rows, and of
+-- holders among the first 256. (A dead owner further back is found when its row gets there.) 1 if something was
+-- written.
 IF OBJECT_ID(N'{schema}.reap_dead_members') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reap_dead_members AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.reap_dead_members @resource nvarchar(255), @mine bigint
@@ -658,7 +670,7 @@ BEGIN
     WHILE @tested < 32 AND @looked < 256
     BEGIN
         SET @before = @position;
-        -- One by one: so every planner goes by the index, from row to row.
+        -- One row at a time, so that every planner uses the index, from row to row.
         SELECT TOP (1) @position = queue_position, @granted_at = granted_at,
                @gone = CASE WHEN member_id = @mine AND waiter_lease_until IS NULL THEN 0
                             WHEN revoked_at IS NOT NULL OR (granted_at IS NULL AND waiter_lease_until < SYSUTCDATETIME()) THEN 1
@@ -682,8 +694,8 @@ BEGIN
 END;
 GO
 
--- Whether so long a grace or lease is allowed here (settings max_grace and max_lease, in seconds). Refused rather than cut
--- short: anyone who asks for it goes by what it asked for.
+-- Check that a grace or lease is not longer than allowed (settings max_grace and max_lease, in seconds). Raises an
+-- error rather than cut it short: the client relies on the length that it asked for.
 IF OBJECT_ID(N'{schema}.check_grace_or_lease') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_grace_or_lease AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_grace_or_lease @what nvarchar(10), @ms int
@@ -702,7 +714,7 @@ BEGIN
 END;
 GO
 
--- Takes the next beacon that is free. (Usually the next one is.)
+-- Take the next free beacon. (Usually the next number is free.)
 IF OBJECT_ID(N'{schema}.take_beacon') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_beacon AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take_beacon @beacon int OUTPUT, @name nvarchar(255) OUTPUT
@@ -727,7 +739,7 @@ BEGIN
 END;
 GO
 
--- Refuses more members than an operator allows a login (setting max_members).
+-- Raise an error if the login has as many members as an operator allows (setting max_members).
 IF OBJECT_ID(N'{schema}.check_members') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_members AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_members
@@ -747,7 +759,7 @@ BEGIN
 END;
 GO
 
--- A new member, with its beacon (or its lease). Called once a process, on the connection that it keeps.
+-- Register a member, with its beacon (or its lease). Called once for each process, on its main connection.
 IF OBJECT_ID(N'{schema}.register_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register_member AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.register_member
@@ -777,7 +789,8 @@ BEGIN TRY
         VALUES (@beacon, @@SPID, @host, @pid, @program, @grace_ms, @lease_ms,
                 DATEADD(millisecond, @lease_ms, SYSUTCDATETIME()));
         SET @member = SCOPE_IDENTITY();
-        -- The first member of all may have met permissions.sql, which changes that only while there is none.
+        -- The very first member may have met permissions.sql, which changes the principal only while there is no
+        -- member.
         IF {schema}.lock_principal() <> @principal
         BEGIN
             DELETE FROM {schema}.member WHERE member_id = @member;
@@ -801,8 +814,8 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- The member is back on a new session: takes a new beacon (the old session may still linger on the server, where it
--- protects us until then) and its rows' entry locks. 1 when it is, 0 when it was given up meanwhile.
+-- Reattach the member to a new session: take a new beacon (the old session may remain on the server for a while, where
+-- it protects the member until then) and the entry locks of its rows. 1, or 0 if the member was removed meanwhile.
 IF OBJECT_ID(N'{schema}.reattach_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reattach_member AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.reattach_member @member bigint, @answer bit = 0
@@ -841,7 +854,7 @@ BEGIN
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
-    IF @there = 0 AND @name IS NOT NULL  -- removed while we came back
+    IF @there = 0 AND @name IS NOT NULL  -- removed during this call
         EXEC {schema}.release_session_lock @name;
     WHILE @there > 0 AND @lease IS NULL
     BEGIN
@@ -850,7 +863,7 @@ BEGIN
         WHERE member_id = @member AND queue_position > @before ORDER BY queue_position;
         IF @position = @before
             BREAK;
-        -- Hardly any waiting: where the old session lingers, its lock stands for ours.
+        -- With hardly any waiting: while the old session remains, its lock serves as well.
         SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 50, @DbPrincipal = @principal;
@@ -861,9 +874,9 @@ BEGIN
 END;
 GO
 
--- The member lives: a sign of life, which renews its lease and clears missing_since. Tells which rows it has. One row for each of them (or one
--- without a queue_position, when there are none); known is 0 when it was given up. Raises when the session changed
--- under the member (a pool that lends connections out by the transaction).
+-- Write a heartbeat of the member, which renews its lease and clears missing_since, and return its rows. One row for
+-- each of them (or one without a queue_position if there are none); known is 0 if the member was removed. Raises an
+-- error if the session changed under the member (a pool that lends connections out by the transaction).
 IF OBJECT_ID(N'{schema}.heartbeat') IS NULL EXEC (N'CREATE PROCEDURE {schema}.heartbeat AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.heartbeat @member bigint
@@ -892,7 +905,8 @@ BEGIN
         WHERE member_id = @member
         OPTION (KEEPFIXED PLAN);
         SET @there = @@ROWCOUNT;
-        -- With a beacon the grace begins anew when the server starts; a lease that is renewed must stay so.
+        -- A crash may undo a heartbeat with a beacon, as the grace begins again at the start of the server; but never
+        -- the renewal of a lease.
         IF @lease IS NULL AND @@VERSION LIKE N'Microsoft SQL %'
             COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
         ELSE
@@ -907,7 +921,7 @@ BEGIN
 END;
 GO
 
--- The member leaves for good; what it still has goes with it.
+-- Remove the member, and all rows that it still has.
 IF OBJECT_ID(N'{schema}.deregister_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.deregister_member AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.deregister_member @member bigint
@@ -926,7 +940,7 @@ BEGIN TRY
     DELETE FROM {schema}.member WHERE member_id = @member;
     EXEC {schema}.delete_member_rows @member, N'released', @host, @pid, @program, @login;
     COMMIT TRANSACTION;
-    -- Free the beacon when this is committed, not before.
+    -- Free the beacon after the commit, not before.
     SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
     IF @beacon IS NOT NULL
         EXEC {schema}.release_session_lock @name;
@@ -940,9 +954,9 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- What a registration comes to that is not quite in order: raises what is wrong with it. What an owner is called is only
--- for people to read, so that is mended. In order is one that leaves its limit to the server, which has one for the resource: until
--- the end of the transaction nobody can lift that.
+-- Check a registration that is not plainly in order, and raise what is wrong with it. The owner's name is only for
+-- displays, so it is corrected. A request that leaves its limit to the server is in order if the server has one for the
+-- resource: that limit cannot be removed until the end of the transaction.
 IF OBJECT_ID(N'{schema}.check_registration') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_registration AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_registration
@@ -996,8 +1010,8 @@ BEGIN
 END;
 GO
 
--- Raises the mark of a resource to its first row, or has one made. Called now and then under the gate, which keeps two from making it. (The
--- release of an exclusive holder raises it by the rows that it knows.)
+-- Raise the low-water mark of a resource to its first row, or create it. Called now and then under the gate, so that no
+-- two sessions create it. (The release of an exclusive holder raises the mark by the rows that it knows.)
 IF OBJECT_ID(N'{schema}.advance_low_water_mark') IS NULL EXEC (N'CREATE PROCEDURE {schema}.advance_low_water_mark AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.advance_low_water_mark @resource nvarchar(255)
@@ -1017,15 +1031,15 @@ BEGIN
 END;
 GO
 
--- Takes a number. One transaction: gate, look ahead, insert, entry lock. Where nobody is in the way the request is
--- granted on the spot. With @try nothing is inserted unless it is (queue_position is then NULL).
--- A second call with the same @uid (its first reply was lost) finds the row of the first. With @attended_ms the row goes
--- after so long, should it still be waiting and waiter_lease_until not be moved on.
--- Inside a transaction it can be called by who has taken the gate (register_all; acquire_by_priority, which alone may where priorities are
--- set: @ranked). Every statement counts here: on some
--- engines each of them, a call above all, costs as much as an access to a table. So whatever is not the usual case (a request
--- that is in order, of a member that gave a sign of life just now, for a resource on which nobody is) stands behind one IF.
--- @looked: the call of itself, after it has removed a dead owner.
+-- Register a request, in one transaction: gate, check of the rows ahead, insert, entry lock. If no row is in the way,
+-- the request is granted at once. With @try it is inserted only if it is granted (otherwise queue_position is NULL). A
+-- second call with the same @uid (its first reply was lost) finds the row of the first. With @attended_ms the row goes
+-- after this time if it still waits and waiter_lease_until was not moved on.
+-- Inside a transaction only callers that have the gate may call it (register_all; acquire_by_priority, which alone may
+-- if priorities are set: @ranked). Every statement counts here: on some engines each of them, above all a call,
+-- costs as much as an access to a table. So everything but the usual case (a request in order, of a member with a
+-- recent heartbeat, for a resource without rows) is behind one IF.
+-- @looked: the recursive call, after the removal of a dead owner.
 IF OBJECT_ID(N'{schema}.register') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.register
@@ -1038,16 +1052,17 @@ BEGIN
     SET NOCOUNT, XACT_ABORT ON;
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    -- (What is too long for the gate's name is cut off.)
+    -- (A name that is too long for the gate's name is cut off.)
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @inside int = @@TRANCOUNT,
             @gate nvarchar(255) = LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255), @entry nvarchar(255), @code int, @known int,
             @lock_owner varchar(20), @due int, @mine bigint, @behind bigint, @marks bit,
-            -- Whether the open transaction is that of somebody who has not taken the gate. (A CASE, as outside of a transaction the second
-            -- question may be an error.)
+            -- True if the caller of the open transaction does not have the gate. (A CASE, as outside of a transaction
+            -- the second test may be an error.)
             @foreign bit = CASE WHEN @@TRANCOUNT = 0 THEN 0
                                 WHEN APPLOCK_MODE({schema}.lock_principal(), LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255), N'Transaction')
                                      = N'Exclusive' THEN 0 ELSE 1 END,
-            -- Whether the request is plainly in order. (Names that are not ASCII, or of one character, are looked at more closely.)
+            -- True if the request is plainly in order. (Names that are not ASCII, or of one character, are checked
+            -- further.)
             @plain bit = CASE WHEN @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @limit < @weight
                                    OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128 OR @access LIKE N'upgrade%'
                                    OR COALESCE(@resource, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
@@ -1056,10 +1071,10 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC @code = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
-        -- The entry lock is the session's, unless the member lives by a lease and its session may be anybody's: then it goes with
-        -- this transaction, which nobody sees.
+        -- The entry lock is the session's. But if the member lives by a lease, any member may use its session: then the
+        -- lock ends with this transaction, and no other session sees it.
         SELECT @known = 1, @lock_owner = CASE WHEN m.lease_ms IS NULL THEN N'Session' ELSE N'Transaction' END, @position = NULL,
-               -- As in touch_member: to ask there would cost the usual case a call and a look.
+               -- As in touch_member: a call would cost the usual case a statement and a lookup.
                @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
                             AND DATEDIFF_BIG(millisecond, m.heartbeat_at, SYSUTCDATETIME()) > COALESCE(m.lease_ms, m.grace_ms) / 8
                            THEN 1 ELSE 0 END,
@@ -1092,13 +1107,14 @@ BEGIN
             BEGIN
                 IF @ranked = 0 AND EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource AND ageing_ms IS NOT NULL)
                     EXEC {schema}.require_priority @resource;
-                -- (Where all must leave, the blocker is the last row ahead. Of several at once each has its own turn.)
+                -- (If all must leave, the blocker is the last row ahead. Each of several requests in one call is
+                -- checked by itself.)
                 SELECT @granted = eligible, @mine = mine,
                        @behind = CASE WHEN until = N'leave' AND @access = N'write' AND @inside = 0 THEN blocker END,
                        @marks = CASE WHEN RAND() < 0.03 THEN 1 ELSE 0 END
                 FROM {schema}.eligibility(@resource, 9223372036854775807, @access, @limit, @weight, @uid)
                 OPTION (KEEPFIXED PLAN);
-                IF @mine IS NOT NULL  -- (where it is somebody else's the insert will fail)
+                IF @mine IS NOT NULL  -- (if it is another owner's row, the insert will fail)
                     SELECT @position = queue_position, @granted = CASE WHEN granted_at IS NULL OR revoked_at IS NOT NULL THEN 0 ELSE 1 END
                     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @mine AND member_id = @member
                     OPTION (KEEPFIXED PLAN);
@@ -1106,7 +1122,8 @@ BEGIN
             IF @position IS NOT NULL OR (@granted = 0 AND @try = 1)
             BEGIN
                 COMMIT TRANSACTION;
-                -- No room: are those ahead alive? Not under the gate, where two might wait for each other's dead.
+                -- No room: are the owners ahead alive? Not under the gate, where two sessions might wait for each
+                -- other's dead members.
                 IF @position IS NULL AND @inside = 0 AND @looked = 0
                 BEGIN
                     EXEC @code = {schema}.reap_dead_members @resource, @member;
@@ -1124,7 +1141,7 @@ BEGIN
             IF @marks = 1
                 EXEC {schema}.advance_low_water_mark @resource;
         END;
-        -- (The time is taken after the look: it is let in after those who left, by its history too.)
+        -- (The time is taken after the check, so that the history, too, shows the grant after the releases ahead.)
         INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id,
                                     owner, request_uid, requested_at, granted_at, note, waiter_lease_until, behind)
         VALUES (@resource, @requesting_id, @access, @limit, @weight, @member,
@@ -1132,7 +1149,7 @@ BEGIN
                 CASE WHEN @granted = 1 THEN SYSUTCDATETIME() END, @note,
                 CASE WHEN @attended_ms IS NOT NULL THEN DATEADD(millisecond, @attended_ms, SYSUTCDATETIME()) END, @behind);
         SELECT @position = SCOPE_IDENTITY(), @entry = CONCAT(N'entry.sqlsem.{schema}.', CAST(SCOPE_IDENTITY() AS bigint));
-        -- Nobody has it, unless to be in the way: without it those behind look at the member from time to time.
+        -- No session has it, except in order to block: without it the waiters behind poll the member from time to time.
         EXEC @code = sys.sp_getapplock @entry, N'Exclusive', @lock_owner, 0, @principal;
         COMMIT TRANSACTION;
     END TRY
@@ -1157,9 +1174,9 @@ BEGIN
 END;
 GO
 
--- Several at once: all gates in one order, then all rows, in one transaction. So two such calls can never wait for
--- each other. @requests: [{"resource": ..., "access": ..., "limit": ..., "weight": ..., "note": ...}, ...], each resource once.
--- Needs compatibility level 130 or later.
+-- Register several requests: all gates in one order, then all rows, in one transaction. So two such calls can never
+-- wait for each other. @requests: [{"resource": ..., "access": ..., "limit": ..., "weight": ..., "note": ...}, ...],
+-- each resource once. Needs compatibility level 130 or later.
 IF OBJECT_ID(N'{schema}.register_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register_all AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.register_all
@@ -1198,7 +1215,7 @@ BEGIN
             SET @ordinal = 0;
             SET @free = 1;
             BEGIN TRANSACTION;
-            -- All in one order. (Names so long that their gates' names are cut off share a gate, which does no harm.)
+            -- In one order. (Names so long that the names of their gates are cut off share a gate, which does no harm.)
             SELECT @gate = MIN(gate) FROM @asked;
             WHILE @gate IS NOT NULL
             BEGIN
@@ -1229,7 +1246,7 @@ BEGIN
             IF @free = 0
             BEGIN
                 COMMIT TRANSACTION;
-                IF @ordinal > @tried  -- once for each, as in register
+                IF @ordinal > @tried  -- once for each request, as in register
                 BEGIN
                     SET @tried = @ordinal;
                     EXEC @again = {schema}.reap_dead_members @resource, @member;
@@ -1273,9 +1290,9 @@ BEGIN
 END;
 GO
 
--- The milliseconds until the next look of a waiter that no lock is sure to wake: as long as nothing has changed before it for,
--- 40 at least and 800 at most. Up to three waiters behind it divide that by up to four: so a session that waits looks at
--- most twice a second on average, and the first looks come soon.
+-- Return the milliseconds until the next poll of a waiter that no lock is sure to wake: the time for which nothing has
+-- changed ahead of it, at least 40 and at most 800. Up to three waiters behind it divide that by up to four. So a
+-- waiting session polls at most twice a second on average, and its first polls come soon.
 IF OBJECT_ID(N'{schema}.poll_pause') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_pause AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.poll_pause @resource nvarchar(255), @position bigint, @requested_at datetime2(6)
@@ -1295,9 +1312,9 @@ BEGIN
 END;
 GO
 
--- Takes a slot in which a session may wait on the server, for the length of the caller's transaction: 0, or -1 where none of a few
--- is free. Each session that waits here keeps a worker thread of the server, which has some hundreds, and without one no
--- release gets through either. So there are as many slots as setting max_server_waiters says.
+-- Take a slot in which a session may wait on the server, until the caller's transaction ends: 0, or -1 if none of a few
+-- is free. Each session that waits here occupies a worker thread of the server, which has some hundreds; without a free
+-- one no release succeeds either. So there are as many slots as setting max_server_waiters says.
 IF OBJECT_ID(N'{schema}.take_waiter_slot') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_waiter_slot AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take_waiter_slot
@@ -1308,7 +1325,7 @@ BEGIN
             @slots int = (SELECT TRY_CAST(value AS int) FROM {schema}.setting WHERE name = N'max_server_waiters');
     IF @slots IS NULL
         RETURN 0;
-    -- Numbers of sessions are dense: each mostly finds its own slot.
+    -- The numbers of sessions are dense: most sessions find a free slot at their own number.
     WHILE @code < 0 AND @tried < 8 AND @tried < @slots
     BEGIN
         SET @name = CONCAT(N'slot.sqlsem.{schema}.', (@@SPID + @tried) % @slots);
@@ -1321,12 +1338,12 @@ BEGIN
 END;
 GO
 
--- Waits up to @timeout_ms for a row's turn, asleep in the engine's lock queue wherever there is a lock to wait for.
--- Return code:
+-- Wait up to @timeout_ms for the grant of a row, asleep in the engine's lock queue wherever there is a lock to wait
+-- for. Return code:
 --   0  granted          -1  not yet (may come early: sleep a little, then call again)
 --   1  call again at once
---   2  as many sessions wait here as may (take_waiter_slot): wait in the client, for 0.25 to 1 s, and call again
---  -2  the row is gone: cancelled, reaped or taken away
+--   2  the maximum number of sessions waits here (take_waiter_slot): wait in the client for 0.25 to 1 s, and call again
+--  -2  the row is gone: cancelled, reaped or revoked
 --  -3  the engine found a deadlock of sessions and chose this one
 IF OBJECT_ID(N'{schema}.wait') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wait AS RETURN 0');
 GO
@@ -1360,7 +1377,7 @@ BEGIN TRY
     BEGIN TRY
         WHILE @result IS NULL
         BEGIN
-            -- (Not again where the lock to wait for was free at once: nothing has changed since.)
+            -- (Not again if the lock to wait for was free at once: nothing has changed since.)
             IF @unheld IS NULL OR @until = N'grant'
                 SELECT @eligible = a.eligible, @blocker = a.blocker, @until = a.until,
                        @granted_at = (SELECT CASE WHEN t.revoked_at IS NULL THEN t.granted_at END
@@ -1370,13 +1387,14 @@ BEGIN TRY
                 OPTION (KEEPFIXED PLAN);
             IF @granted_at IS NOT NULL
             BEGIN
-                SET @result = 0;  -- by the one before it (release), or by a reader ahead that upgrades (conversions.sql)
+                SET @result = 0;  -- by the release of the row ahead, or by a reader ahead that upgrades (conversions.sql)
                 BREAK;
             END;
             IF @eligible = 1
             BEGIN
-                -- Looks go from row to row. A reader ahead may have begun to upgrade (conversions.sql) when it had been
-                -- passed already, and somebody left behind it whom it had seen there: so readers look twice.
+                -- A check goes from row to row. A reader ahead may begin to upgrade (conversions.sql) when the check
+                -- has passed it, while a row that the upgrade has found behind it leaves before the check gets there.
+                -- So readers check twice.
                 UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
                 WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
                   AND (@access <> N'read'
@@ -1393,7 +1411,7 @@ BEGIN TRY
             SET @left = DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline);
             IF @left <= 0
             BEGIN
-                -- Once a call, look at the head of the queue too: anyone who stands there may have died unseen.
+                -- Once in each call, check the head of the queue too: an owner there may have died unnoticed.
                 EXEC @code = {schema}.reap_dead_members @resource, @member;
                 SET @result = CASE WHEN @code = 1 THEN 1 ELSE -1 END;
                 BREAK;
@@ -1402,8 +1420,8 @@ BEGIN TRY
                                @blocker);
             IF @blocker IS NULL OR @name = @unheld
             BEGIN
-                -- An operator's pause; or nobody held the lock, yet the row still stands: its owner has no session (a lease,
-                -- a bare participant), or died, or was released this instant.
+                -- An operator's pause. Or no session held the lock, but the row still exists: its owner has no session
+                -- (a lease, a bare participant), or has died, or has just released it.
                 IF @blocker IS NOT NULL
                     EXEC @code = {schema}.check_if_dead @resource, @blocker, @member;
                 IF @blocker IS NULL OR @code = 0
@@ -1425,7 +1443,7 @@ BEGIN TRY
             END;
             IF @until <> N'leave' AND @waiting = 0
             BEGIN
-                -- Those behind us wait for our grant.
+                -- The waiters behind wait for the grant of this row.
                 SET @waiting_name = CONCAT(N'waiting.sqlsem.{schema}.', @position);
                 EXEC @code = sys.sp_getapplock @Resource = @waiting_name, @LockMode = N'Exclusive', @LockOwner = N'Session',
                     @LockTimeout = 0, @DbPrincipal = @principal;
@@ -1434,7 +1452,8 @@ BEGIN TRY
             END;
             IF @until = N'any'
             BEGIN
-                -- One lock can be waited for, that of the oldest holder. Another holder that leaves first is found by the next look.
+                -- Only one lock can be waited for, that of the oldest holder. The next poll finds another holder that
+                -- leaves first.
                 IF DATEDIFF_BIG(millisecond, @tested_at, SYSUTCDATETIME()) > 500
                 BEGIN
                     EXEC @code = {schema}.reap_dead_members @resource, @member;
@@ -1445,8 +1464,8 @@ BEGIN TRY
                 EXEC @slice = {schema}.poll_pause @resource, @position, @requested_at;
                 SET @left = CASE WHEN @left < @slice THEN @left ELSE @slice END;
             END;
-            -- Asleep here. (In a transaction, whose end gives the share back, and not by a call of wait_until_lock_free: whoever waits
-            -- for us waits for what we do next.)
+            -- The session sleeps here. (In a transaction, whose end frees the share, and without a call of
+            -- wait_until_lock_free: the waiters behind wait for the next statements of this session.)
             BEGIN TRANSACTION;
             EXEC @slot = {schema}.take_waiter_slot;
             IF @slot < 0
@@ -1456,8 +1475,9 @@ BEGIN TRY
                 BREAK;
             END;
             EXEC @code = sys.sp_getapplock @name, N'Shared', N'Transaction', @left, @principal;
-            -- The usual end of a wait: the session that left has granted it. Or else look and take in one statement: with nobody ahead, and
-            -- nothing that an operator has set, there is room; anything else is seen in the next turn.
+            -- The usual end of a wait: the session that left has granted the row. Otherwise check and grant in one
+            -- statement: without rows ahead, and without settings of an operator, there is room; the next pass of the
+            -- loop handles any other case.
             IF @code >= 0 AND @until = N'leave' AND @access <> N'read'
             BEGIN
                 SELECT @result = 0 FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
@@ -1476,7 +1496,8 @@ BEGIN TRY
                         SET @result = 0;
                 END;
             END;
-            -- (What is lost with a crash of the server is the time of the grant: see docs/guarantees.md. Readers have theirs above.)
+            -- (A crash of the server may undo the time of the grant: see docs/guarantees.md. Readers are granted
+            -- above.)
             IF @result = 0 AND @@VERSION LIKE N'Microsoft SQL %'
                 COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
             ELSE
@@ -1487,7 +1508,7 @@ BEGIN TRY
                 SET @unheld = CASE WHEN @code = 0 OR @until = N'grant' THEN @name END;  -- (1: after waiting for it)
             ELSE IF @code = -3 AND @until <> N'any'  -- locks wait in a circle; of several holders one may still leave
                 SET @result = -3;
-            ELSE IF @code = -2  -- the engine gave up; let the caller sleep
+            ELSE IF @code = -2  -- the engine gave up; the caller has to sleep
                 SET @result = -1;
         END;
     END TRY
@@ -1496,7 +1517,7 @@ BEGIN TRY
             ROLLBACK TRANSACTION;
         IF @waiting = 1
             EXEC {schema}.release_session_lock @waiting_name;
-        -- Somebody keeps a row in an open transaction, or rows were locked in two orders: not yet.
+        -- An open transaction has locked a row, or rows were locked in two orders: not yet.
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
         SET @result = -1;
@@ -1506,7 +1527,8 @@ BEGIN TRY
         EXEC {schema}.release_session_lock @waiting_name;
     IF @result = 0 AND @sign_at < SYSUTCDATETIME()
     BEGIN
-        -- Anyone who removes a member removes its rows with it: while it is there, and fresh, the grant stands.
+        -- The removal of a member removes its rows with it: while the member exists, with a recent heartbeat, the grant
+        -- stands.
         EXEC @there = {schema}.touch_member @member;
         IF @there = 0
             SET @result = -2;
@@ -1524,10 +1546,10 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Whose turn has come, of many rows of one member (@positions: a JSON array of numbers): what wait without time says of each
--- of them, in one call. One row for each that is granted (granted 1), and that is gone, taken away or another member's (0);
--- who has to wait on is left out. Of those that ask for the same none can go before the first one can: one is asked about,
--- and where it may go two more, then four.
+-- Poll many rows of one member in one call (@positions: a JSON array of numbers), as wait without time does. One row
+-- for each that is granted (granted 1), and for each that is gone, revoked or another member's (0); rows that have to
+-- wait on are left out. Of rows that ask for the same, none can be granted before the first. So only the first one is
+-- checked, and if it may be granted two more, then four.
 IF OBJECT_ID(N'{schema}.poll_waiters') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_waiters AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.poll_waiters @member bigint, @positions nvarchar(max)
@@ -1539,7 +1561,7 @@ BEGIN
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: poll_waiters must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    -- answer: 0 waits, 1 granted, 2 waits and is not asked about again, -2 gone
+    -- answer: 0 waits, 1 granted, 2 waits and is not checked again, -2 gone
     DECLARE @asked TABLE (queue_position bigint NOT NULL PRIMARY KEY,
                           resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,
                           access_type nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL, concurrency_limit int NULL,
@@ -1548,7 +1570,7 @@ BEGIN
     DECLARE @tested TABLE (resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
     DECLARE @width int = 1, @heads int = 0, @found int, @more int, @code int, @granted int = 0, @position bigint, @resource nvarchar(255),
             @access nvarchar(64), @limit int, @weight int;
-    -- By their numbers alone no more is read than stands in that index: as in revoke.
+    -- By their numbers alone, which reads only that index: as in revoke.
     INSERT INTO @asked (queue_position, resource_id)
     SELECT j.queue_position, t.resource_id
     FROM (SELECT DISTINCT CAST(o.value AS bigint) AS queue_position FROM OPENJSON(@positions) AS o) AS j
@@ -1574,13 +1596,13 @@ BEGIN
         SET @found = @@ROWCOUNT;
         SET @more = @found;
         SET @width = CASE WHEN @width > 1000000 THEN @width ELSE @width * 2 END;
-        -- One by one: a transaction with several rows could meet one of theirs the other way round.
+        -- One by one: a transaction with several rows could meet another session that locks them the other way round.
         WHILE @found > 0
         BEGIN
             SELECT TOP (1) @position = t.queue_position, @resource = a.resource_id, @access = a.access_type,
                    @limit = a.concurrency_limit, @weight = a.weight
             FROM @turn AS t JOIN @asked AS a ON a.queue_position = t.queue_position ORDER BY t.queue_position;
-            UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()  -- readers look twice: as in wait
+            UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()  -- readers check twice: as in wait
             WHERE resource_id = @resource AND queue_position = @position AND member_id = @member AND revoked_at IS NULL
               AND (@access <> N'read'
                    OR (SELECT a.eligible FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1);
@@ -1599,7 +1621,8 @@ BEGIN
             CONTINUE;
         IF @heads = 1
             BREAK;
-        -- Once a call: those at the head of the queues may have died unseen. Of many queues others each time.
+        -- Once in each call: owners at the heads of the queues may have died unnoticed. Of many queues, others each
+        -- time.
         SET @heads = 1;
         SET @width = 1;
         INSERT INTO @tested (resource_id)
@@ -1626,11 +1649,12 @@ BEGIN
 END;
 GO
 
--- Gives a number back: 0 done, -1 no such row of this requester and login (already released, reaped or taken away).
--- May be repeated. Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row. Without @position gives back
--- all that the requester has on the resource; without @requesting_id the requester is this session (see public.sql).
--- With @answer the code is in a row, and not in the return code.
--- A crash of the server may undo a release: a program finds the row by its next ping, and releases it; a session has ended with it.
+-- Release a position: 0 done, -1 no such row of this requester and login (already released, reaped or revoked). May be
+-- repeated. Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row. Without @position it releases all
+-- that the requester has on the resource; without @requesting_id the requester is this session (see public.sql). With
+-- @answer the code is in a row, and not in the return code.
+-- A crash of the server may undo a release: a program finds the row at its next heartbeat, and releases it; a session
+-- ends with the server.
 IF OBJECT_ID(N'{schema}.release') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.release
@@ -1663,9 +1687,10 @@ BEGIN TRY
             @pin nvarchar(255) = N'pin.sqlsem.{schema}.', @code int, @lock int, @member bigint, @own bit, @host nvarchar(255), @pid int,
             @program nvarchar(255), @login nvarchar(128), @by nvarchar(128), @next bigint, @mark bigint;
     BEGIN TRY
-        -- (Where there is no such row of this login, the name is no row's pin.) @own: acquire has made the member for this row alone, where it
-        -- has a lease. @next: of one that is alone inside, and so has nobody ahead, the row behind it. (It may pass one that is locked: that
-        -- is asked below. Nothing is locked yet, and nobody is waited for.) Now and then such a one raises the mark, @mark.
+        -- (If this login has no such row, the name is no row's pin.) @own: acquire has registered the member for this
+        -- row alone, with a lease. @next: the row behind a row that is alone inside, and so has no row ahead. (The
+        -- search may pass a locked row: that is checked below. It locks nothing, and waits for no session.) Now and
+        -- then such a release raises the low-water mark, @mark.
         SELECT @member = t.member_id, @pin = CONCAT(N'pin.sqlsem.{schema}.', @position), @host = m.host, @pid = m.pid, @program = m.program, @login = m.login,
                @by = CASE WHEN @outcome = N'revoked' THEN t.revoked_by END,
                @own = CASE WHEN m.pid IS NULL AND m.lease_ms IS NOT NULL THEN 1 ELSE 0 END,
@@ -1679,7 +1704,7 @@ BEGIN TRY
           AND m.login = ORIGINAL_LOGIN()
         OPTION (KEEPFIXED PLAN);
         BEGIN TRANSACTION;
-        -- (Without @LockTimeout it is that of the session. To ask for @@LOCK_TIMEOUT costs some engines a millisecond.)
+        -- (Without @LockTimeout it is the session's. Reading @@LOCK_TIMEOUT costs some engines a millisecond.)
         EXEC @lock = sys.sp_getapplock @pin, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
         DELETE FROM {schema}.entry
         OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
@@ -1696,16 +1721,17 @@ BEGIN TRY
             COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
         ELSE
         BEGIN
-            -- The next one is granted by the same commit, and only has to read that when it wakes: where it was registered directly
-            -- behind this row, which is alone, nobody else is or can come ahead of it. A session's row (waiter_lease_until) is left to the
-            -- session: its caller may have been cut off; where an operator has set anything, the whole rule is asked, by the waiter.
+            -- The same commit grants the next row, whose waiter only has to read that when it wakes: if it was
+            -- registered directly behind this row, which is alone, no other row is or can come ahead of it. A session's
+            -- row (waiter_lease_until) is left to the session, whose caller may have been cut off. If an operator has
+            -- set anything, the waiter applies the whole rule.
             IF @code = 0 AND @next IS NOT NULL
                 UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
                 WHERE resource_id = @resource AND queue_position = @next AND behind = @position
                   AND granted_at IS NULL AND revoked_at IS NULL AND waiter_lease_until IS NULL
                   AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WHERE o.resource_id IN (@resource, N'*'))
                 OPTION (KEEPFIXED PLAN);
-            -- Last, as whoever reads it passes a mark that is locked.
+            -- Last, as readers pass a mark that is locked.
             IF @code = 0 AND @mark IS NOT NULL
                 UPDATE {schema}.low_water SET mark = @mark, raised_at = SYSUTCDATETIME() WHERE resource_id = @resource AND mark < @mark
                 OPTION (KEEPFIXED PLAN);
@@ -1718,13 +1744,13 @@ BEGIN TRY
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        -- A deadlock over rows that others locked in another order, or a scan over rows that moved: once more.
+        -- A deadlock over rows that other sessions locked in another order, or a scan over rows that moved: try again.
         IF ERROR_NUMBER() NOT IN (601, 1205) OR @@NESTLEVEL > 24
             THROW;
         EXEC @code = {schema}.release @resource, @position, @requesting_id, @outcome;
         SET @own = 0;
     END CATCH;
-    -- Not sooner: those who wait for the entry lock must not wake before the row is seen gone.
+    -- Not sooner: the waiters for the entry lock must not wake before the row is seen gone.
     IF @code = 0 AND APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
         EXEC sys.sp_releaseapplock @name, N'Session', @principal;
     ELSE IF @lock < 0
@@ -1748,8 +1774,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Gives back whatever one register may have left (its reply was lost, or it was interrupted). Returns how
--- many rows.
+-- Release whatever one register may have left (its reply was lost, or it was interrupted). Returns the number of rows.
 IF OBJECT_ID(N'{schema}.cancel') IS NULL EXEC (N'CREATE PROCEDURE {schema}.cancel AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.cancel @member bigint, @uid nvarchar(64), @outcome nvarchar(16), @answer bit = 0
@@ -1790,8 +1815,8 @@ BEGIN
 END;
 GO
 
--- Pins a row of this login's to the caller's own transaction: nobody can be granted in its stead before that ends. 1 when it
--- is there, else 0.
+-- Pin a row of this login to the caller's own transaction: no other request can be granted in its place before that
+-- ends. 1 if the row exists, else 0.
 IF OBJECT_ID(N'{schema}.pin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pin AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.pin @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400), @answer bit = 0
@@ -1801,7 +1826,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @there int = 0;
-    -- Drivers in manual commit leave the beginning to the first statement that reads a table.
+    -- In manual commit mode the transaction begins with the first statement that reads a table.
     IF @@TRANCOUNT = 0 AND @@OPTIONS & 2 = 2
         SELECT @there = 0 FROM {schema}.entry WHERE queue_position < 0;
     IF @@TRANCOUNT = 0
@@ -1811,14 +1836,15 @@ BEGIN
         @LockTimeout = 10000, @DbPrincipal = @principal;
     IF @code < 0
         THROW 50002, N'sqlsem: busy: this row is being removed', 1;
-    -- Anyone who removes rows takes that lock first. No lock on the row itself: readers must get past it, pings above all.
+    -- Every removal of rows takes that lock first. The row itself is not locked: readers must pass it, above all
+    -- heartbeats.
     SELECT @there = CASE WHEN m.login = ORIGINAL_LOGIN() THEN 1 ELSE -1 END
     -- (Both as they are now: the caller's snapshot may be older than the registration.)
     FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
     LEFT JOIN {schema}.member AS m WITH (READCOMMITTEDLOCK) ON m.member_id = t.member_id
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
       AND t.granted_at IS NOT NULL;
-    IF @there < 1  -- keep nobody's row
+    IF @there < 1  -- pin no row of another login
         EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction', @DbPrincipal = @principal;
     IF @there = -1
         THROW 50006, N'sqlsem: this row is another login''s; only its own can pin it', 1;
@@ -1829,8 +1855,8 @@ END;
 GO
 
 
--- Changes nothing: has the engine compile what a holder (or, with @waits, a waiter) calls, which must not wait for that
--- later. Some engines compile once a session and take their time.
+-- Change nothing: make the engine compile the statements of a holder (or, with @waits, of a waiter), which must not
+-- wait for that later. Some engines compile once for each session, and slowly.
 IF OBJECT_ID(N'{schema}.warm_up') IS NULL EXEC (N'CREATE PROCEDURE {schema}.warm_up AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.warm_up @waits bit = 0
@@ -1863,12 +1889,12 @@ END;
 GO
 
 
--- Views for people ---------------------------------------------------------------------------------------------
+-- Displays ---------------------------------------------------------------------------------------------------
 
--- They wait for nobody's open transaction: who is in the way of all others is what people want to see. So what such a one
--- has not committed is shown as well.
+-- Displays wait for no open transaction: operators look for the session that blocks all others. So the uncommitted
+-- changes of such a session are shown as well.
 
--- state: holds, waits, revoked, or dead: the next who looks at it to act removes it.
+-- state: holds, waits, revoked, or dead: the next session that checks it in order to act removes it.
 IF OBJECT_ID(N'{schema}.entries') IS NULL EXEC (N'CREATE PROCEDURE {schema}.entries AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.entries @resource nvarchar(400) = NULL
@@ -1878,7 +1904,7 @@ BEGIN TRY
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin());
-    -- A beacon is asked for once a member, not once a row.
+    -- Beacons are tested once for each member, not for each row.
     DECLARE @member TABLE (member_id bigint NOT NULL PRIMARY KEY, missing int NULL);
     INSERT INTO @member (member_id, missing)
     SELECT m.member_id,
@@ -1921,7 +1947,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- The times that were so long ago.
+-- Return the times that were these numbers of milliseconds ago.
 IF OBJECT_ID(N'{schema}.ages_to_times') IS NULL EXEC (N'CREATE PROCEDURE {schema}.ages_to_times AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.ages_to_times
@@ -1937,9 +1963,9 @@ BEGIN
 END;
 GO
 
--- What has ended, newest first; between @since_ms and @until_ms ago, if they are given, and of one outcome. @who: its login, host,
--- host:pid, program or id, or the login that ended it. What a dead owner
--- held it held until its last sign of life.
+-- Return ended requests, newest first; those that ended between @since_ms and @until_ms ago, if given, and with one
+-- outcome. @who: the login, host, host:pid, program or id, or the login that ended it. A dead owner counts as a holder
+-- until its last heartbeat.
 IF OBJECT_ID(N'{schema}.past') IS NULL EXEC (N'CREATE PROCEDURE {schema}.past AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.past
@@ -1963,11 +1989,12 @@ BEGIN
       AND (@until IS NULL OR h.ended_at <= @until) AND (@outcome IS NULL OR h.outcome = @outcome)
       AND (@who IS NULL OR @who IN (h.login, h.host, CONCAT(h.host, N':', h.pid), h.program, h.requesting_id, h.ended_by))
     ORDER BY h.ended_at DESC
-    OPTION (RECOMPILE);  -- by the index that serves what is asked this time
+    OPTION (RECOMPILE);  -- by the index that serves these conditions
 END;
 GO
 
--- With the patterns of limits, as 'tenant:*'. The cap is the one that counts, be it the resource's own or a pattern's.
+-- Return the resources and the patterns of limits, as 'tenant:*'. The cap is the effective one: the resource's own or a
+-- pattern's.
 IF OBJECT_ID(N'{schema}.resources') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resources AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.resources
@@ -2007,10 +2034,10 @@ GO
 
 
 -- feature: operate
--- What operators do ---------------------------------------------------------------------------------------------
+-- Operators ---------------------------------------------------------------------------------------------------
 
--- @what: 'cap' (NULL: none; of a name that ends with * for all that begin so), 'stale_after' in ms (NULL: never), 'paused' (1 or 0),
--- 'ageing' in ms (NULL: no priorities).
+-- Set a property of a resource. @what: 'cap' (NULL: none; a name that ends with * is a pattern for all names that begin
+-- so), 'stale_after' in ms (NULL: never), 'paused' (1 or 0), 'ageing' in ms (NULL: no priorities).
 IF OBJECT_ID(N'{schema}.set_resource') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_resource AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_resource @resource nvarchar(255), @what nvarchar(20), @value bigint
@@ -2047,7 +2074,7 @@ BEGIN
     END;
     IF @what = N'cap' AND @value IS NULL
     BEGIN
-        -- Nobody registers by a limit of the server's meanwhile: anyone who did before is seen below.
+        -- Meanwhile no request registers that depends on a limit of the server; earlier ones are found below.
         SET @name = N'limits.sqlsem.{schema}';
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
@@ -2109,8 +2136,8 @@ BEGIN
 END;
 GO
 
--- Takes a row away from its owner. A waiting row goes at once, and a row whose owner is gone or was bare; a live holder
--- is told first (by its next ping, or by grace running out) unless @force. 0 gone, 1 told, -1 no such row.
+-- Revoke a row. A waiting row, a bare one, or one whose owner is gone is removed at once. A live holder is notified
+-- first (by its next heartbeat, or by the end of its grace) unless @force. 0 gone, 1 notified, -1 no such row.
 IF OBJECT_ID(N'{schema}.[revoke]') IS NULL EXEC (N'CREATE PROCEDURE {schema}.[revoke] AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.[revoke] @position bigint, @force bit = 0, @answer bit = 0
@@ -2121,10 +2148,10 @@ BEGIN
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @there int, @resource nvarchar(255), @granted_at datetime2(6), @member bigint, @code int = 1, @pin nvarchar(255);
-    -- By its number alone no more is read than stands in that index. Everybody else comes by the clustered one, and two that
+    -- By its number alone, which reads only that index. All other statements come by the clustered one, and two that
     -- come from both ends could wait for each other.
     SELECT @resource = resource_id FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE queue_position = @position;
-    -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
+    -- revoked_at first: a waiter that is granted this instant sees it, or this session sees the grant.
     BEGIN TRANSACTION;
     UPDATE {schema}.entry
     SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()), revoked_by = COALESCE(revoked_by, ORIGINAL_LOGIN())
@@ -2143,7 +2170,7 @@ BEGIN
         EXEC @code = {schema}.remove @resource, @position, N'revoked';
         IF @code = -2
         BEGIN
-            -- Its owner, told by now, may be removing it at this very instant.
+            -- Its owner, notified by now, may be removing it this instant.
             SET @pin = CONCAT(N'pin.sqlsem.{schema}.', @position);
             EXEC @code = {schema}.wait_until_lock_free @pin, 2000;
             EXEC @code = {schema}.remove @resource, @position, N'revoked';
@@ -2158,9 +2185,9 @@ BEGIN
 END;
 GO
 
--- Takes away all rows of a member, or of all members of a login, and the members themselves: waiting rows at once, and a live
--- holder is told first, unless @force, as revoke does; its member then stays until it has given its rows back. Returns the number
--- of members that are gone.
+-- Revoke all rows of a member, or of all members of a login, and remove the members. Waiting rows are removed at once.
+-- Live holders are notified first, unless @force, as in revoke; then the member stays until it has released its rows.
+-- Returns the number of members that are gone.
 IF OBJECT_ID(N'{schema}.revoke_members') IS NULL EXEC (N'CREATE PROCEDURE {schema}.revoke_members AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.revoke_members @member bigint = NULL, @login nvarchar(128) = NULL, @force bit = 0, @answer bit = 0
@@ -2211,7 +2238,7 @@ BEGIN
 END;
 GO
 
--- Tests every member now. Returns the number of rows removed.
+-- Check every member now. Returns the number of rows removed.
 IF OBJECT_ID(N'{schema}.reap') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reap AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.reap @answer bit = 0
@@ -2242,7 +2269,7 @@ BEGIN TRY
     -- feature: batches
     EXEC {schema}.recover_batches NULL, -1;
     -- end of feature: batches
-    -- Members that own nothing leave no row to find them by.
+    -- Members without rows, which no row leads to.
     WHILE 1 = 1
     BEGIN
         SET @member_before = @member;
@@ -2257,7 +2284,7 @@ BEGIN TRY
     END;
     SELECT @end = COUNT(*) FROM {schema}.entry;
     SET @code = CASE WHEN @start > @end THEN @start - @end ELSE 0 END;
-    -- By itself, as what it tells of took many transactions.
+    -- In a transaction of its own, as the logged operation took many transactions.
     IF @code > 0
         INSERT INTO {schema}.operation (host, pid, program, action, new_value)
         VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'reap', CAST(@code AS nvarchar(20)));
@@ -2278,7 +2305,8 @@ GO
 
 
 -- Operators' actions ----------------------------------------------------------------------------------------------
--- (Written down by the statement that does it, or in its transaction; where it is done, as the client says.)
+-- (Logged by the statement that does it, or in its transaction; with the client's host and process, as the client
+-- reports them.)
 
 -- Newest first; of one resource or work queue, of one action, by one login; between @since_ms and @until_ms ago.
 IF OBJECT_ID(N'{schema}.operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.operations AS RETURN 0');
@@ -2302,7 +2330,8 @@ BEGIN
 END;
 GO
 
--- Removes what is past keeping: older than history_days, or more than history_rows. At most @most rows a call. Returns how many.
+-- Remove operations that are older than history_days, or beyond history_rows, at most @most in one call. Returns their
+-- number.
 IF OBJECT_ID(N'{schema}.prune_operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune_operations AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.prune_operations @most int, @answer bit = 0
@@ -2315,7 +2344,7 @@ BEGIN
     DECLARE @days int, @rows bigint, @first bigint = 0, @before datetime2(6), @count int;
     SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
     SELECT @rows = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'history_rows';
-    -- (As in prune: few are counted.)
+    -- (As in prune: only a small number is counted.)
     IF @rows BETWEEN 1 AND 10000
         SELECT TOP (1) @first = n.operation_id
         FROM (SELECT TOP (@rows) operation_id FROM {schema}.operation ORDER BY operation_id DESC) AS n ORDER BY n.operation_id;
@@ -2330,9 +2359,9 @@ BEGIN
 END;
 GO
 
--- Removes history older than setting history_days, and what is more than history_rows: of the oldest @most rows. Positions
--- leap by up to 10,000 when the server restarts, so where no more rows than that are kept the rows are counted; of more it
--- is told by their positions, as a count would read them all. Returns how many.
+-- Remove history that is older than setting history_days or beyond history_rows: among the oldest @most rows. Positions
+-- jump by up to 10,000 when the server restarts. So if no more rows than that are kept, the rows are counted; a larger
+-- number is estimated by their positions, as a count would read them all. Returns the number removed.
 IF OBJECT_ID(N'{schema}.prune') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.prune @most int, @answer bit = 0
@@ -2361,8 +2390,8 @@ BEGIN
     -- feature: rates
     DELETE TOP (@most) FROM {schema}.low_water WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE raised_at < DATEADD(day, -1, SYSUTCDATETIME());  -- of names that are not used any more, most of them
-    -- Rates that nobody has used for a day, and whose windows are over: first what was used of them, which tells itself that it counts
-    -- no more.
+    -- Rates that were not used for a day, and whose windows are over. First their slots, whose times show that they do
+    -- not count any more.
     DECLARE @over bigint = {schema}.clock_us() / 1000 - 86400000;
     IF EXISTS (SELECT 1 FROM {schema}.rate_window WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                WHERE seen_ms + 2 * window_ms < @over)
@@ -2382,8 +2411,8 @@ END;
 GO
 
 
--- Bare participants insert rows themselves. They get their number under the gate as well, so that numbers appear in
--- order; the gate is then theirs until their transaction ends. The routines write the table beneath.
+-- Bare participants insert rows themselves. Their rows are numbered under the gate as well, so that numbers appear in
+-- order; they hold the gate until their transaction ends. The routines write the table beneath.
 BEGIN TRANSACTION;
 DROP TRIGGER IF EXISTS {schema}.number_bare_row;
 GO
@@ -2394,7 +2423,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @gate nvarchar(255), @code int;
-    -- A snapshot may be older than the gate: two would each see nobody ahead.
+    -- A snapshot may be older than the gate: two sessions would each see no row ahead.
     IF EXISTS (SELECT 1 FROM sys.dm_exec_sessions WHERE session_id = @@SPID AND transaction_isolation_level = 5)
         THROW 50001, N'sqlsem: no row can be inserted under SNAPSHOT isolation, which does not see who came before; SET TRANSACTION ISOLATION LEVEL READ COMMITTED first', 1;
     IF EXISTS (SELECT 1 FROM inserted WHERE resource_id = N''
