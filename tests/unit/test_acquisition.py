@@ -135,7 +135,7 @@ class Table(WakeupLocks):
 
 @contextlib.contextmanager
 def coordinator_of(table):
-    """One that performs in the table, and lives by its clock."""
+    """A runtime that runs effects on the table, and takes the time from the table's clock."""
     coordinator = Coordinator("sqlite:////nowhere/at/all.db", retry=0.5)
     coordinator.client.execute_effect = table.perform
     with (
@@ -215,7 +215,7 @@ def test_a_busy_gate_is_waited_for():
 
 
 def test_a_call_that_runs_after_its_withdrawal_registers_nothing():
-    """As in another thread, when the one that has asked for it was interrupted."""
+    """As in another thread, after the requesting thread was interrupted."""
     table = Table([True], troubles={0: (False, KeyboardInterrupt())})
     with pytest.raises(KeyboardInterrupt):
         had(table)
@@ -243,7 +243,7 @@ def test_abandoned_grant_is_left_to_the_heartbeat():
 
 
 def test_rolled_back_acquire_holds_nothing():
-    """As when it is interrupted between its last step and its caller."""
+    """As after an interrupt between its last step and its caller."""
     table, kept = Table([True]), []
     with coordinator_of(table) as coordinator:
         client = coordinator.client
@@ -272,7 +272,7 @@ def asked_of(table):
 
 
 def test_rolled_back_acquire_publishes_its_end():
-    """A listener that draws or counts holds sees both events or none."""
+    """A listener that shows or counts grants gets both events or neither."""
     with asked_of(Table([True])) as (coordinator, asked):
         told = []
         for kind in ("granted", "released"):
@@ -325,7 +325,7 @@ def test_a_withdrawal_that_fails_is_said_and_left_to_the_ping(closed, caplog):
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_grant_that_was_waited_for_is_news(waits, caplog):
-    """One that was free is not: it is logged for debugging only."""
+    """A lock that was free is only logged at DEBUG."""
     caplog.set_level("INFO", "sqlsem")
     table = Table([False, True] if waits else [True], register=[False] if waits else [])
     assert had(table)
@@ -346,7 +346,7 @@ results = st.sampled_from([True, False, False, None, "no room"])
     error=st.sampled_from([KeyboardInterrupt, SystemExit, GeneratorExit, Disconnected, MemoryError, sqlsem.Deadlock]),
 )
 def test_struck_once_no_row_is_left(requests, timeout, answers, register, place, after, error):
-    """... and it is cancelled once at the most, and then nothing else is done."""
+    """The operation cancels its request at most once, and does nothing after that."""
     table = Table(answers, {place: (after, error("now"))}, register)
     table.spared = ("cancel",)
     grant = None
@@ -373,7 +373,7 @@ def test_errors_of_effects_reach_the_generator():
     assert effects.run_generator(operation(), perform) == "mended"
 
 
-# -- both faces, struck several times ---------------------------------------------------------------------------------
+# -- both APIs, struck several times ----------------------------------------------------------------------------------
 
 
 def threads_face(coordinator, table, requests, timeout):
@@ -463,7 +463,7 @@ def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
             assert not client.registry.grants()
             assert not client.registry._by_caller
             if not table.calls("cancel"):
-                # Nothing was asked for, or it came to nothing.
+                # The call made no request, or its request was cancelled.
                 assert not table.rows or error is not None
             elif not any(call in table.struck for call in table.calls("cancel")):
                 assert not table.rows, "nothing hindered the removal"

@@ -93,7 +93,7 @@ def test_every_piece_can_be_seen_whole():
 
 
 def test_no_import_hides_in_a_function():
-    """A driver that may be missing, or what costs too much to load, says so beside the import."""
+    """A comment beside the import gives the reason: a driver that may be missing, or a module that is slow to load."""
     hidden = []
     for path in MODULES:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""The audit finds whatever is wrong with a history, and nothing in one that the rule made."""
+"""The audit finds every fault of a history, and none in a history that the rule made."""
 
 import random
 import sys
@@ -38,7 +38,7 @@ def test_audit_accepts_a_history_of_the_rule(some):
 @settings(deadline=None, max_examples=150)
 @given(st.lists(nights.asks, min_size=2, max_size=12), st.data())
 def test_audit_finds_broken_histories(some, data):
-    """Any number of rows are let in or ended at other times, or are something else; a plain look at all pairs knows."""
+    """Change some rows: their times, or other values. A plain comparison of all pairs gives the expected findings."""
     rows = nights.lived(some)
     for _ in range(data.draw(st.integers(1, 3))):
         number = data.draw(st.integers(0, len(rows) - 1))
@@ -57,7 +57,7 @@ def test_audit_finds_broken_histories(some, data):
     assert {kind for kind, _, _ in got} <= {"limit", "order"}
 
 
-#: What each of these is, with the kind of the finding and where it is; no finding where it is in order.
+#: Histories by description, each with the kind and the place of its findings; none if it is in order.
 CASES = {
     "one after the other": ([past("a", 1, 0, 0, 5), past("a", 2, 1, 5, 6)], []),
     "two in a mutex": ([past("a", 1, 0, 0, 5), past("a", 2, 1, 4, 6)], [("limit", "a", 2)]),
@@ -207,9 +207,9 @@ def ruled(since, until=None, cap=None):
     return module.Ruling("a", nights.at(since), None if until is None else nights.at(until), cap)
 
 
-#: It ended before all others: of what was let in since, all is known.
+#: It ended before all others: all later grants are known.
 LONG_AGO = past("z", 0, -9, -9, -8)
-#: Caps and pauses: rows, rulings, what is found, and what is there.
+#: Caps and pauses: rows, rulings, the expected findings, and the settings at the end.
 RULED = {
     "let in before the cap": (
         [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 1, 1, 99, limit=3)],
@@ -294,9 +294,9 @@ def settings_of(cap=None, paused=False):
 @pytest.mark.parametrize(
     ("done", "now", "expected"),
     [
-        ([], settings_of(cap=2), []),  # since when nobody wrote down
+        ([], settings_of(cap=2), []),  # since an unrecorded time
         ([operation(5, "cap", new="2")], settings_of(cap=2), [ruled(5, None, 2)]),
-        ([operation(5, "cap", new="2")], settings_of(cap=3), []),  # changed by who wrote nothing down
+        ([operation(5, "cap", new="2")], settings_of(cap=3), []),  # changed by a client that recorded nothing
         ([operation(5, "cap", new="2")], None, []),
         ([operation(5, "cap", new="2"), operation(9, "cap", old="2")], None, [ruled(5, 9, 2)]),
         (
@@ -377,7 +377,7 @@ def test_a_queue_of_kinds_is_the_rule(rows, kind, place, cap):
 
 
 def long_night(number):
-    """Ever the same fifty at a limit of ten, newest end first, without end: nothing of it is kept."""
+    """Yield the same fifty rows at a limit of ten again and again, newest end first, without keeping any."""
     for n in range(number, 0, -1):
         yield past("a", n, n - 50, n, n + 10, limit=10)
 
@@ -412,7 +412,7 @@ def test_the_time_grows_with_the_rows_and_not_with_their_square():
     assert processor_seconds(many, 2) < 40 * processor_seconds(few, 3)
 
 
-#: Faults that somebody may put into the checker: each must be seen by the cases above.
+#: Possible faults of the checker: the cases above must find each of them.
 MUTANTS = [
     ("if queue.queue.fits(row.kind, row.place):", "if True:"),
     ("self.ended > time", "self.ended >= time"),

@@ -1,4 +1,4 @@
-"""The measurements run, as small as can be: their figures mean nothing here."""
+"""The measurements run, as small as possible: their figures have no meaning here."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""The tables that people look at: rows, words, sorting, filtering."""
+"""The tables of the displays: rows, words, sorting, filtering."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The routines of PostgreSQL and SQL Server: those of only one server stand in the table of sqlsem/sql/README.md."""
+"""The routines of PostgreSQL and SQL Server: a table in sqlsem/sql/README.md lists the routines of only one server."""
 
 import re
 from pathlib import Path

@@ -30,7 +30,7 @@ from sqlsem.terminal.queues import by_resource, render_history, render_queues
 from sqlsem.terminal.tables import seconds_in_words
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-#: What must never be seen.
+#: A password that no output may contain.
 SECRET = "correct-horse"
 
 
@@ -162,7 +162,7 @@ def test_seconds_in_words(seconds: float, words: str) -> None:
     assert seconds_in_words(seconds) == words
 
 
-# -- looking ----------------------------------------------------------------------------------------------------------
+# -- displays ---------------------------------------------------------------------------------------------------------
 
 
 def entry(position: int, state: str = "holds", **other: object) -> Entry:

@@ -34,9 +34,9 @@ BAD = {
     "period": f"a=1{'0' * 400}d",
     "json": "[" * 5000,
 }
-#: What a command exits with; see docs/cli.md. Not 70, which is a fault of ours.
+#: The exit codes of a command; see docs/cli.md. Not 70, which means an internal error.
 CODES = {0, 1, 64, 69, 75, 76, 78, 126, 127}
-#: What else is given so that a command comes to its end.
+#: Further arguments that let a command end.
 ENDING = {
     ("metrics",): ("--once",),
     ("run",): ("--mutex", "m", "--timeout", "0", "--", "true"),
@@ -65,7 +65,7 @@ def url(tmp_path, monkeypatch):
 
 
 def judge(words, wrong):
-    """Run a command line, and note what is wrong with what it does."""
+    """Run a command line, and append its faults to ``wrong``."""
     result = CliRunner().invoke(cli.main, words, input="")
     raised = result.exception is not None and not isinstance(result.exception, SystemExit)
     printed = result.output.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
@@ -76,7 +76,7 @@ def judge(words, wrong):
 
 
 def needed(path, folder):
-    """Arguments without which a command does nothing, by example."""
+    """Return the example arguments that a command needs."""
     given = command_line.examples()[path]
     words = [word.format(folder=folder, port=0) for word in ENDING.get(path, given)]
     if path == ("work",):

@@ -11,7 +11,7 @@ import sqlsem
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
 
-#: Tells its process id and what it finds in its environment; stays until it is ended.
+#: Writes its process id and its environment's variables; runs until it is ended.
 STAYS = """
 import os, sys, time
 with open(sys.argv[1], "a") as file:
@@ -19,7 +19,7 @@ with open(sys.argv[1], "a") as file:
     file.writelines(f"{n}={os.environ.get(n)}\\n" for n in ("SQLSEM_FENCE", "SQLSEM_TOKEN"))
 while True: time.sleep(0.05)
 """
-#: Does not end when it is asked to.
+#: Ignores requests to end.
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STAYS
 
 
@@ -54,7 +54,7 @@ def test_a_command_adopts(bench, coordinator):
     process.terminate()
     process.wait(PATIENCE)
     assert coordinator.admin.entries("nightly") == []
-    # Once: the second one gets words, and no lock.
+    # Once only: the second process gets a message, and no lock.
     code, _, err = bench.run("run", "--adopt", "--", "true")
     assert code != 0
     assert "was used" in err
@@ -106,7 +106,7 @@ def test_killed_parent_ends_its_joined_commands(bench, coordinator):
 
 
 def test_the_joined_part_ends_by_itself(bench, coordinator):
-    """It leaves, with its own status, and the lock stays what it is."""
+    """It ends with its own status, and the lock is unchanged."""
     script = (
         f"{sys.executable} -m sqlsem run --join -- sh -c 'exit 7'; echo code $? > {bench.told}; "
         f"echo pid $$ >> {bench.told}; exec sleep 1000"

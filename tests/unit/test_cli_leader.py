@@ -14,14 +14,14 @@ from sqlsem.errors import LockLost, Unavailable
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
 
-#: Tells its process id and its fence; ends with 5 at SIGTERM.
+#: Writes its process id and its fence; ends with 5 at SIGTERM.
 LEADS = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
 with open(sys.argv[1], "a") as file: file.write(f"pid {os.getpid()} {os.environ['SQLSEM_FENCE']}\\n")
 while True: time.sleep(0.05)
 """
-#: Does not end when it is asked to.
+#: Ignores requests to end.
 STUBBORN = LEADS.replace("lambda *_: os._exit(5)", "signal.SIG_IGN")
 
 
@@ -39,13 +39,13 @@ def coordinator(bench):
 
 
 def candidate(bench, *options, code=LEADS):
-    """One who takes part; its command tells in the file of the bench."""
+    """Start a candidate, whose command writes into the file of the bench."""
     arguments = ("run", "--leader", "scheduler", *options, "--", sys.executable, "-c", code, bench.told)
     return bench.start(*arguments)
 
 
 def led(bench, terms):
-    """The process ids of the commands that ran, when there were so many terms; all but the last one have ended."""
+    """Wait for that many terms, and return the process ids of their commands; all but the last one have ended."""
     found = until(lambda: pids(bench.told) if len(pids(bench.told)) >= terms else None, f"term {terms}")
     assert not any(alive(pid) for pid in found[:-1])
     return found

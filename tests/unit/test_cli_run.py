@@ -18,7 +18,7 @@ import sqlsem
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
 
-#: Does not let itself be ended politely, and has a child that does not either.
+#: Ignores SIGTERM, and has a child that ignores it, too.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -85,7 +85,7 @@ def test_a_password_is_handed_on_only_when_asked(bench: Bench, asked: bool) -> N
     code, out, err = bench.run("--url", bench.url, "run", "--mutex", "x", *option, "--", *use)
     assert (code == 0) is asked
     if not asked:
-        # It does not lock somewhere else.
+        # It does not lock in another database instead.
         assert "ConfigurationError" in err
         assert "--pass-url" in err
 
@@ -298,7 +298,7 @@ def test_ctrl_c_on_a_terminal_comes_once(bench: Bench) -> None:
         for number in (2, 3):
             os.write(ours, b"\x03")
             until(lambda number=number: len(lines(bench.told)) >= number, "Ctrl-C")
-        process.send_signal(signal.SIGUSR1)  # in line behind any SIGINT that was forwarded wrongly
+        process.send_signal(signal.SIGUSR1)  # delivered after any SIGINT that was forwarded wrongly
         until(lambda: "SIGUSR1" in lines(bench.told), "SIGUSR1")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 5
@@ -357,7 +357,7 @@ def test_and_when_it_is_forced(bench: Bench) -> None:
 def test_stubborn_command_tree_is_killed_before_next_grant(bench: Bench) -> None:
     script = bench.folder / "stubborn.py"
     script.write_text(STUBBORN)
-    # A grace that does not run out before the command has ended.
+    # A grace that is longer than the command needs to end.
     process = bench.hold(
         *("--grace", "4", "run", "--mutex", "x", "--kill-after", "0.2"),
         command=[sys.executable, script, bench.told, script],
@@ -366,7 +366,7 @@ def test_stubborn_command_tree_is_killed_before_next_grant(bench: Bench) -> None
     first, second = pids(bench.told)
     bench.run("revoke", str(bench.entries()[0].position))
     files = [f"/proc/{pid}/cmdline" for pid in (first, second)]
-    # Whoever is next finds nobody at work.
+    # The next holder finds no command at work.
     check = f"import os, sys; sys.exit(any(os.path.exists(f) and open(f).read() for f in {files}))"
     assert bench.run("run", "--mutex", "x", "--", sys.executable, "-c", check)[0] == 0
     assert process.wait(PATIENCE) == 76
@@ -389,7 +389,7 @@ def test_a_daemon_does_not_survive_the_lock(bench: Bench, how: str, environment:
     if how == "lost":
         bench.run("revoke", "--force", str(bench.entries()[0].position))
         assert process.wait(PATIENCE) == 76
-        # Before the next one is let in, were it not forced.
+        # Before the next grant, were it not forced.
         assert not alive(daemon)
     else:
         process.kill()
@@ -398,7 +398,7 @@ def test_a_daemon_does_not_survive_the_lock(bench: Bench, how: str, environment:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent of orphans")
 def test_background_children_go_on(bench: Bench) -> None:
-    """And the orphans of a command that goes on are collected."""
+    """Orphans of a command that still runs are collected."""
     script = """
 import os, psutil, subprocess, sys, time
 for _ in range(3):
@@ -451,7 +451,7 @@ def test_a_rate_beside_a_lock(bench: Bench) -> None:
     words = ("run", "--mutex", "m", "--rate", "api=1/1h", "--timeout", "0", "--", "sh", "-c", "echo $SQLSEM_RESOURCE")
     assert bench.run(*words) == (0, "m\n", "")
     assert bench.run(*words)[0] == 75
-    # All or nothing: what was had of the first rate is given back.
+    # All or nothing: the use of the first rate is returned.
     second = ("run", "--rate", "other=1/1h", "--rate", "api=1/1h", "--timeout", "0", "--", "true")
     assert bench.run(*second)[0] == 75
     assert bench.run("run", "--rate", "other=1/1h", "--timeout", "0", "--", "true")[0] == 0

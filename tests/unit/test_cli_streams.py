@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full, broken or of another encoding decide nothing: every command does the same."""
+"""Standard streams that are closed, full, broken or of another encoding change nothing: every command does the same."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BAD = ("closed", "full", "broken")
 
 
 def ruin(number: int, how: str) -> None:
-    """Make a standard stream what it is to be."""
+    """Give a standard stream the condition under test."""
     if how == "closed":
         os.close(number)
         return
@@ -47,7 +47,7 @@ def ruin(number: int, how: str) -> None:
 
 
 def begin_anew() -> None:
-    """Have the standard streams that Python makes when it starts."""
+    """Make the standard streams that Python makes when it starts."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -170,7 +170,7 @@ def test_commands_do_the_same_without_streams(how: str, good_day: tuple[dict[str
 
 # -- sqlsem run, as it is really started ------------------------------------------------------------------------------
 
-#: What a shell does to the streams of ``"$@"``; in bash, whose redirections know no other way to break a pipe.
+#: A shell's redirections of the streams of ``"$@"``; for bash, where a pipe can be broken in no other way.
 REDIRECTIONS = {
     "no stdin": '"$@" <&-',
     "no stdout": '"$@" >&-',
@@ -182,7 +182,7 @@ REDIRECTIONS = {
     "stdout broken": '"$@" | true; exit ${PIPESTATUS[0]}',
     "both broken": '"$@" 2>&1 | true; exit ${PIPESTATUS[0]}',
 }
-#: What the command of `sqlsem run` does: it looks at the queue, says something, and ends so.
+#: The command of `sqlsem run`: it lists the queue, writes to both streams, and exits with 7.
 COMMAND = f'trap "" PIPE; "{sys.executable}" -m sqlsem ls --json > "$0"; echo said; echo said >&2; exit 7'
 
 
@@ -225,7 +225,7 @@ LOCALES = {
 @posix
 @pytest.mark.parametrize("name", LOCALES)
 def test_commands_work_in_any_locale(name: str, tmp_path: Path, environment: dict[str, str]) -> None:
-    """A program whose name and argument are no text, and names in the queue that the locale cannot show."""
+    """A program whose name and argument are invalid text, and names in the queue that the locale cannot show."""
     environment = {**environment, **LOCALES[name]}
     program = os.fsencode(tmp_path) + b"/b\xe4nk"
     Path(os.fsdecode(program)).write_text('#!/bin/sh\nprintf %s "$1" > "$0.told"\nexit 3\n')

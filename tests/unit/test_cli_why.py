@@ -1,4 +1,4 @@
-"""``sqlsem why``, the column WHY of ``ls``, and what operators did, as the command line tells it."""
+"""``sqlsem why``, the column WHY of ``ls``, and operators' actions, as the command line shows them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def done(*arguments: str) -> str:
 
 @pytest.fixture
 def waiting(coordinator: sqlsem.Coordinator) -> Iterator[int]:
-    """The position of one who waits for a mutex."""
+    """Return the position of a waiter for a mutex."""
     for _ in range(8):
         with coordinator.mutex("etl"):
             pass
@@ -128,7 +128,7 @@ def test_when_a_task_will_be_started(coordinator: sqlsem.Coordinator) -> None:
         told = json.loads(done("why", "--task", str(third), "--json"))[0]["why"]
         assert 0 <= told["starts"]["low"] <= told["starts"]["likely"] <= told["starts"]["high"] < 10
         assert told["starts"]["count"] == 8
-        # The same where a page does not have it all: neither what is ahead, nor what has ended.
+        # The same on a page that shows only some of the tasks: not all tasks ahead, nor the ended ones.
         for more in ([], ["--max", "2"], ["--status", "pending"], ["--max", "1", "--page", "3"]):
             (task,) = [task for task in json.loads(done("tasks", *more, "--json")) if task["task_id"] >= second][-1:]
             assert task["why"]["starts"]["count"] == 8, more
@@ -204,7 +204,7 @@ def test_why_estimates_a_rates_waiter(coordinator: sqlsem.Coordinator) -> None:
     )
     assert "1 ahead of it in the queue, so it is granted in about 1:00:" in told
     found = json.loads(done("why", "rate:api", "--json"))
-    # (Not before there is room, which is when all that was taken at once leaves the window.)
+    # (Not before there is room: all uses were taken at once, and leave the window together.)
     for entry in found:
         ((window,), goes_in) = entry["rate"]["windows"], entry["rate"]["goes_in"]
         assert goes_in == window["free_in"] > 3500

@@ -38,7 +38,7 @@ from sqlsem.terminal.tasks import counted, render_counts, render_tasks, shortene
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 ROOT = str(Path(sqlsem.__file__).resolve().parents[1])
-#: What tasks call. Functions say when they start, and wait for a file before they end.
+#: The functions of tasks. They report their start, and wait for a file before they end.
 JOBS = """
 import os, time
 from pathlib import Path
@@ -432,7 +432,7 @@ def test_functions_are_imported_from_the_current_folder(bench: Bench, tmp_path: 
     number = put("--call", "jobs_of_ours:add", "--arg", "1")
     elsewhere = tmp_path / "bin"
     elsewhere.mkdir()
-    # As an installed command: the first place to import from is the folder of that, not the current one.
+    # As an installed command: Python first imports from the command's folder, not from the current one.
     script = elsewhere / "sqlsem_command.py"
     script.write_text("import sys\nfrom sqlsem.cli import main\nmain(sys.argv[1:])\n")
     subprocess.run(
@@ -510,7 +510,7 @@ def test_the_second_signal_gives_everything_back(
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == code
     assert "sqlsem: 0 finished, 0 failed, 2 given back" in err
-    # Nobody had to find out about the worker, which would have taken ten minutes on a server.
+    # No client had to find the worker dead, which would have taken ten minutes on a server.
     assert [(t.task_id, t.status, t.losses) for t in coordinator.admin.tasks("q")] == [
         (function, "pending", 0),
         (shell, "pending", 0),
@@ -575,7 +575,7 @@ def alive(pid: int) -> bool:
 def test_commands_end_with_their_killed_worker(
     bench: Bench, coordinator: sqlsem.Coordinator, tmp_path: Path, setsid: str
 ) -> None:
-    """Both commands are ended with what they started. An earlier command has the same killer, and is left alone."""
+    """Both commands are ended with the processes that they started. An earlier command with the same killer goes on."""
     put("--shell", "echo $PPID > worker; sleep 300 > /dev/null 2>&1 & echo $! > service")
     for _ in range(2):
         put("--shell", FAMILY.format(setsid=setsid))
@@ -935,7 +935,7 @@ def test_retry_and_cancel(coordinator: sqlsem.Coordinator, tmp_path: Path) -> No
     assert done("tasks", "retry", str(failed)) == f"Task {failed} is pending again.\n"
     work()
     assert {t.task_id: t.status for t in coordinator.admin.tasks("q")} == {failed: "finished", held_up: "finished"}
-    # What cannot be done is said, and the rest is done.
+    # The command reports the tasks that it cannot cancel, and cancels the others.
     waits = put("--sql", "x")
     result = call("tasks", "cancel", str(failed), str(waits), "987654")
     assert result.exit_code == 1
@@ -1051,7 +1051,7 @@ def test_the_current_folder_comes_last(bench: Bench, tmp_path: Path) -> None:
 
     assert "2 finished, 0 failed" in worked()
     assert not (tmp_path / "sprung").exists()
-    # Where others can write, not even last.
+    # A folder that others can write to is never searched, not even last.
     tmp_path.chmod(0o777)
     put("--call", "jobs_of_ours:add", "--arg", "1")
     told = worked()
@@ -1073,7 +1073,7 @@ def test_tasks_get_no_password_unless_asked(url: str, monkeypatch: pytest.Monkey
             ["--call", "jobs_of_ours:lock"],
         )
     ]
-    # (What --url names has none, and so the tasks find that.)
+    # (The URL has no password, so tasks would get it: pretend that it has one.)
     monkeypatch.setattr(config, "has_secret", lambda url: bool(url))
     monkeypatch.setattr(here, "has_secret", lambda url: bool(url))
     option = ["--pass-url"] if asked else []
@@ -1112,7 +1112,7 @@ def test_a_worker_outlasts_an_outage(
     monkeypatch.setattr(Claiming, "end_and_claim", unreachable)
     monkeypatch.setattr(worker_module, "RECONNECT_SECONDS", 0.01)
     with caplog.at_level("INFO", "sqlsem"):
-        # Never had: that is a mistake, and told at once.
+        # A queue that never had a task is a mistake, and reported at once.
         away.set()
         with pytest.raises(sqlsem.Unavailable):
             sqlsem.tasks.Worker(queue, outlast=True).run()
@@ -1133,7 +1133,7 @@ def test_a_worker_outlasts_an_outage(
         running.join(PATIENCE)
     assert sum("going on as soon as the database is back" in message for message in caplog.messages) == 1
     assert sum("The database is back" in message for message in caplog.messages) == 1
-    # With idle_exit, and without outlast: not for ever.
+    # With idle_exit, and without outlast, it ends.
     for options in ({"outlast": True, "idle_exit": 3}, {}):
         worker = sqlsem.tasks.Worker(queue, **options)  # type: ignore[arg-type]
         running = threading.Thread(target=_raises_unavailable, args=(worker,))

@@ -12,7 +12,7 @@ from support import started_since, striking
 import sqlsem
 from sqlsem.core.monitor import Monitor
 
-#: By which threads of ours are begun.
+#: The functions that start the library's threads.
 BEGINS = {("begin", "threads.py"), ("_start", "threads.py")}
 
 
@@ -89,7 +89,7 @@ def test_tasks_keep_their_places_to_wait_in(tmp_path):
         async def wait():
             return await coordinator.aio.mutex("a").acquire(timeout=0.1)
 
-        asyncio.run(wait())  # what is loaded then takes longer than that
+        asyncio.run(wait())  # loads modules, which takes longer than the other calls
         for number in itertools.count(1):
             if not interrupted(number, {("_wait_in_thread", "driver.py")}, lambda: asyncio.run(wait())):
                 break

@@ -1,4 +1,4 @@
-"""Which database it is: the call, the environment, files; and that nothing of it can pass unseen."""
+"""The choice of the database: the call, the environment, files; no setting is ignored silently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.projects import SECRET, allow, call, posix, project, user, write
 import sqlsem
 from sqlsem import chosen, config
 
-# -- what comes first -------------------------------------------------------------------------------------------------
+# -- precedence -------------------------------------------------------------------------------------------------------
 
 
 def test_embedded_file_is_named_in_a_single_line(home: Path) -> None:
@@ -56,13 +56,13 @@ def test_embedded_file_is_told_once_in_a_terminal(home: Path) -> None:
         finally:
             os.close(end)
         said = b""
-        with contextlib.suppress(OSError):  # nobody has the other end open any more
+        with contextlib.suppress(OSError):  # no process has the other end open any more
             while part := os.read(terminal, 10_000):
                 said += part
         os.close(terminal)
         return said.decode()
 
-    # (The first command of all makes the folder in which it is kept that this was told.)
+    # (The first command of all makes the folder that stores which messages were shown.)
     assert 1 <= said_in_a_session().count("no database is named") <= 2
     assert said_in_a_session().count("no database is named") == 1
 
@@ -192,7 +192,7 @@ def test_a_server_is_required_by_the_environment(home: Path, monkeypatch: pytest
 
 def test_a_server_is_required_by_a_file(home: Path) -> None:
     user(home, "require_server = true")
-    project(home, "require_server = false")  # which takes nothing back
+    project(home, "require_server = false")  # which undoes nothing
     with pytest.raises(sqlsem.ConfigurationError, match="server is required"):
         sqlsem.default_url()
     path = project(home, 'url = "sqlite:///p.db"')

@@ -1,4 +1,4 @@
-"""A project's configuration file: it may come with somebody's code, or lie where others can put it."""
+"""A project's configuration file: it may come with foreign code, or be in a folder that others can write to."""
 
 from __future__ import annotations
 
@@ -524,7 +524,7 @@ def test_trust_is_in_the_file_that_was_read(home: Path, monkeypatch: pytest.Monk
 @posix
 @pytest.mark.parametrize("when", ["judged", "above"])
 def test_folder_is_the_checked_folder(home: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    """Between the look at a folder and the look into it another one takes its name; or before the way up to it."""
+    """Another folder takes its name between the check and the read, or before the search in its parents."""
     user(home, PROFILES)
     project(home, 'profile = "prod"')
     theirs = home / "theirs"
@@ -613,7 +613,7 @@ def test_worker_says_where_its_code_comes_from(home: Path, command: str, what: s
 
 
 def test_every_command_that_runs_code_says_so() -> None:
-    """`same_database` is around all that runs code of the database here."""
+    """All code of the database runs inside `same_database` here."""
     commands = {}
     for path in sorted((ROOT / "sqlsem" / "cli").glob("*.py")):
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -44,7 +44,7 @@ def test_cap_below_holders_and_below_a_weight():
     lines = told(found, "cap", resource="etl", cap=1)
     assert lines[1] == "The 3 holders stay. No request is granted until a weight of 2 and more has left."
     assert lines[2].startswith("4 asks for a weight of 2: under this cap it can never be granted")
-    # It would have gone in this instant, without the cap.
+    # Without the cap it would have been granted at this instant.
     assert lines[3] == "Blocks 4 (db1:804)."
     assert lines[4] == "Grants nothing at once; next is 4 (db1:804)."
 
@@ -157,7 +157,7 @@ requests = st.tuples(
 
 @given(st.lists(requests, max_size=12), st.sampled_from([None, 1, 2, 4]))
 def test_predicted_grants_match_the_rule(rows, cap):
-    """One row after the other, by the model's rule."""
+    """The rule of the model, applied to one row after the other."""
     numbers = itertools.count(1)
     queue = [
         entry(next(numbers), state, access=access, limit=None if limit is None else max(limit, weight), weight=weight)

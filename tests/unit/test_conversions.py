@@ -1,4 +1,4 @@
-"""An upgrade, struck at every operation: it is a reader afterwards, unless it says that it writes."""
+"""An upgrade, interrupted at every effect: its grant is a read lock afterwards, unless the call returned True."""
 
 import contextlib
 import threading
@@ -67,7 +67,7 @@ class World:
         after, error = self.troubles.get(len(self.done), (False, None))
         self.done.append(operation)
         if getattr(operation, "what", None) == "downgrade":
-            error = None  # what goes wrong with this one is done later
+            error = None  # its error is raised later
         if error is not None and not after:
             raise error
         result = self.effect(operation)

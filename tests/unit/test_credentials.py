@@ -1,4 +1,4 @@
-"""Secrets in URLs and ODBC strings: all keywords that hold one, and every place that must not give it away."""
+"""Secrets in URLs and ODBC strings: all keywords with a secret, and every place that must hide it."""
 
 from __future__ import annotations
 
@@ -177,9 +177,9 @@ def test_secret_in_a_file_is_warned_of_and_never_printed(home: Path, keyword: st
 
 
 def test_secret_keywords_stand_in_a_single_table() -> None:
-    """A place that knows keywords of its own would not know the next one."""
+    """A module with its own list of keywords would miss the next keyword."""
     words = re.compile(r"(?i)^(pwd|passwd|password|sslpassword|access_?token|client_?secret|oauth_client_secret)$")
-    allowed = {("engines/mssql/odbc.py", "PWD")}  # makes the word of a URL's password
+    allowed = {("engines/mssql/odbc.py", "PWD")}  # builds the pattern for a URL's password
     found = {
         (path.relative_to(PACKAGE).as_posix(), node.value)
         for path in sorted(PACKAGE.rglob("*.py"))

@@ -1,4 +1,4 @@
-"""docs/check.py: it finds what it is there to find, and nothing is wrong now."""
+"""docs/check.py finds each kind of fault, and finds none in the pages now."""
 
 import doctest
 import importlib.util
@@ -14,7 +14,7 @@ from sqlsem import sql
 from sqlsem.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Files of which the environment is read.
+#: Files with the names of environment variables.
 SOURCES = (".py", ".sql", ".html", ".js")
 spec = importlib.util.spec_from_file_location("documentation_check", ROOT / "docs" / "check.py")
 check = importlib.util.module_from_spec(spec)
@@ -67,7 +67,7 @@ def test_check_accepts_correct_pages(text):
 
 
 def test_commits_that_pages_name_are_there():
-    """Also after commits were made anew on the way to the main branch."""
+    """Also after commits were rewritten on the way to the main branch."""
     top = Path(__file__).parents[2]
 
     def git(*words):
@@ -103,7 +103,7 @@ def test_examples_in_docstrings(module):
     """Examples that need a database have ``doctest: +SKIP``."""
     try:
         found = importlib.import_module(module)
-    except ModuleNotFoundError as exc:  # what an adapter is for
+    except ModuleNotFoundError as exc:  # an adapter's package may be missing
         assert module.startswith("sqlsem.adapters.")
         pytest.skip(f"{exc.name} is not installed")
     assert doctest.testmod(found, extraglobs={"sqlsem": sqlsem}).failed == 0
@@ -124,6 +124,6 @@ def test_environment_variables_are_in_a_single_table():
 
 
 def test_environment_variables_have_names_that_are_found():
-    """None is put together, as the scan would not see it."""
+    """No name is built from parts, as the scan would miss it."""
     for path in (ROOT / "sqlsem").rglob("*.py"):
         assert not re.search(r"SQLSEM_[\"'{%]", path.read_text(encoding="utf-8")), path

@@ -18,7 +18,7 @@ from sqlsem.engines.settings import SettingSession
 from sqlsem.model import Request
 
 PACKAGE = Path(sqlsem.__file__).parent
-#: Those that can be loaded whatever is installed: the others' drivers may be missing.
+#: The engines that need no driver to load; the other drivers may be missing.
 LOADED = [engines.load(name) for name in ("sqlite", "memory", "mssql")]
 #: Statements that only one of two servers has, and why.
 DIFFERENT = {
@@ -108,7 +108,7 @@ def test_capability_is_announced_by_complete_class(engine):
     for capability in protocol.CAPABILITIES:
         own = capability.__abstractmethods__ - protocol.LockSession.__abstractmethods__
         assert own
-        if engine.name == "memory":  # it has that part of what operators do
+        if engine.name == "memory":  # it supports that part of the operators' calls
             own -= SettingSession.__abstractmethods__
         there = {name for name in own if hasattr(engine.session_class, name)}
         assert there == (own if engine.has(capability) else set())
@@ -153,7 +153,7 @@ def test_an_upgrade_is_refused_and_the_reader_reads_on():
 
 
 def test_engines_are_named_in_a_single_place():
-    """Elsewhere they stand in texts alone: in docstrings, help and advice. (Adapters use the words of others.)"""
+    """Elsewhere the names occur only in docstrings, help and advice. (Adapters use the words of other libraries.)"""
     names = re.compile(r'(?<![\w/])"(sqlite|postgresql|postgres|mssql|sqlserver)"')
     found = [
         f"{file.relative_to(PACKAGE)}:{number}"
@@ -252,7 +252,7 @@ def test_creator_is_not_for_memory():
 
 
 class Roleless(Engine):
-    """The least that can be written."""
+    """The smallest possible definition."""
 
     name = "roleless"
     session_class = protocol.LockSession

@@ -1,4 +1,4 @@
-"""Errors survive what errors go through."""
+"""Errors keep their class, message and attributes when they are pickled, copied or raised again."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Files that decide something are read by `sqlsem.files` alone."""
+"""Only `sqlsem.files` reads files with settings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sqlsem import files
 from sqlsem.cli import here
 
 PACKAGE = Path(__file__).resolve().parents[2] / "sqlsem"
-#: Modules that open or read files themselves, and why that decides nothing, or is judged there. A module that is not
-#: here reads by `sqlsem.files`.
+#: Modules that open or read files themselves, and why the content is no setting, or is checked there. All other
+#: modules read by `sqlsem.files`.
 THEMSELVES = {
     "files.py": "this is where it is done",
     "cli/metrics.py": "a file of the package",
@@ -32,7 +32,7 @@ THEMSELVES = {
     "terminal/output.py": "/dev/null, and the standard streams",
 }
 READERS = {"open", "fdopen", "FileIO", "read_text", "read_bytes"}
-#: Of the standard library, which open files by their names.
+#: Modules of the standard library that open files by name.
 MODULES = {"fileinput", "linecache", "configparser", "shelve", "dbm", "netrc", "runpy", "mmap"}
 
 
@@ -72,7 +72,7 @@ def test_reader_is_found_wherever_it_hides() -> None:
 
 
 def test_settings_are_checked_by_open_descriptor() -> None:
-    """No path of a file is judged in the modules of settings: by then it may lead elsewhere."""
+    """The modules of settings judge no path of a file: it may lead to another file later."""
     judging = {"stat", "lstat", "exists", "is_file", "is_symlink", "access", "samefile", "resolve", "realpath"}
     found = {}
     for path in sorted((PACKAGE / "config").glob("*.py")):
@@ -82,7 +82,7 @@ def test_settings_are_checked_by_open_descriptor() -> None:
     assert found == {
         "reading.py": {
             "os.stat(os.path.expanduser('~'))",  # where the search ends
-            "os.path.realpath(path.parent)",  # of a folder that is opened then
+            "os.path.realpath(path.parent)",  # of a folder that is then opened
             "path.is_file()",  # to refuse it
         }
     }
@@ -136,7 +136,7 @@ def test_writers_are_owners_and_groups(tmp_path: Path, what: str) -> None:
 def test_nothing_is_imported_from_a_folder_like_tmp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Others cannot replace a module there, but add one."""
+    """Others cannot replace a module there, but they can add one."""
     monkeypatch.chdir(tmp_path)
     assert here.folders_to_import_from() == (str(tmp_path),)
     tmp_path.chmod(0o1777)
@@ -160,7 +160,7 @@ def test_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
 
 @posix
 def test_links_to_a_named_file_are_followed(tmp_path: Path) -> None:
-    """As of a secret that Kubernetes mounts."""
+    """As for a secret that Kubernetes mounts."""
     (tmp_path / "..data").mkdir()
     (tmp_path / "..data" / "secret").write_text("x")
     (tmp_path / "secret").symlink_to("..data/secret")

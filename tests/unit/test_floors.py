@@ -1,4 +1,4 @@
-"""The lowest versions that may be installed are those in which known faults are mended."""
+"""The lowest allowed versions contain the fixes of known faults."""
 
 import lowest
 import pytest
@@ -12,7 +12,7 @@ FIXED = {
     "starlette": ("1.3.1", "CVE-2025-62727 (Range), CVE-2026-48818 (UNC paths), CVE-2026-54282 (request.url)"),
     "uvicorn": ("0.32.1", "before it, a stream did not end when its browser had gone"),
 }
-#: Packages of the extra `dashboard`, which read what strangers send: each must be in the table.
+#: Packages of the extra `dashboard`, which read strangers' requests: each must be in the table.
 READ_REQUESTS = {"h11", "jinja2", "starlette", "uvicorn"}
 
 
@@ -24,7 +24,7 @@ def number(version):
 def test_floors_have_no_known_fault(name):
     found = [version for package, version in lowest.floors(groups=True) if package == name]
     assert found, f"{name} is not required any more: take it out of the table"
-    for version in found:  # of the tests, too: what they run with is what is tested
+    for version in found:  # of the tests, too: they run with these versions
         assert number(version) >= number(FIXED[name][0]), FIXED[name][1]
 
 

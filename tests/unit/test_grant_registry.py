@@ -1,4 +1,4 @@
-"""The grants of a process: holds and exits, and its own rows that block its own requests."""
+"""The grants of a process: acquisition and release tokens, and rows of the process that block its own requests."""
 
 import os
 import pickle
@@ -53,7 +53,7 @@ def test_loss_before_the_grant_event_reaches_the_owner_only(locks, registry):
 
 
 def test_ended_hold_is_not_ended_twice(locks):
-    """However many exits there are; and what has ended is not entered again."""
+    """With any number of release tokens; and an ended grant is not reentered."""
     with locks.mutex("a") as grant:
         state = grant.state
         leaves = ReleaseToken()
@@ -128,7 +128,7 @@ def test_whether_there_are_any(locks, registry):
 
 
 def test_reentry_checks_a_grant_that_may_have_ended(locks, registry):
-    """By the hold that is to be ended later."""
+    """By the acquisition that ends later."""
     with locks.mutex("a") as grant:
         hold = HeldGrant(grant)
         departure = mock.Mock()
@@ -144,7 +144,7 @@ def test_reentry_checks_a_grant_that_may_have_ended(locks, registry):
 
 
 def test_grant_ended_by_commit_is_not_released_again(locks, registry):
-    """A second hold of it ends with its block, whatever happens to the rest."""
+    """A second acquisition of it ends with its block, whatever happens to the others."""
     with locks.mutex("a", reentrant=True) as grant:
         grant.state.commit_release = departure = mock.Mock()
         departure.reenter.side_effect = grant.state.reenter
@@ -191,7 +191,7 @@ def test_a_reader_is_told_to_become_the_writer(locks, registry):
 
 
 def test_all_that_it_acquisitions_is_looked_at(locks, registry):
-    """What it acquired last may let it in beside, and what it acquired before not."""
+    """Its last acquisition may allow the request, and an earlier one exclude it."""
     with locks.limit("a", 3), mock.patch.object(Request, "excludes", lambda held, asked: held.note == "first"):
         first, last = Request("a", limit=3, note="first"), Request("a", limit=3, note="last")
         held = [(mock.Mock(positions={"a": 1}), last), (mock.Mock(positions={"a": 2}), first)]
@@ -361,7 +361,7 @@ def test_deferred_release_publishes_its_end(locks, registry):
 
 
 def answer(result):
-    """A verb that is done at once."""
+    """An operation that ends at once."""
     yield from ()
     return result
 

@@ -1,4 +1,4 @@
-"""The checker of histories must itself find what is wrong."""
+"""The checker of histories finds each kind of fault."""
 
 import pytest
 from support import Stay, check_history, overlap
@@ -14,7 +14,7 @@ def test_checker_accepts_correct_histories():
     assert check_history(stays((0, 1), (1, 2), (2, None))) == 3
     assert check_history(stays((0, 9), (1, 2), (3, 4), limit=2)) == 3
     assert check_history(stays((0, 9), (1, 9), access="read")) == 2
-    assert check_history(stays((1, 2), (0, 2), limit=2)) == 2  # woken in the other order, both may
+    assert check_history(stays((1, 2), (0, 2), limit=2)) == 2  # woken in the other order, both are allowed
     assert check_history([Stay("a", 1, 0, 5), Stay("b", 2, 0, 5)]) == 2
 
 

@@ -1,4 +1,4 @@
-"""A function that a worker runs is ended from another thread, and nothing else is."""
+"""Another thread ends a function that a worker runs, and interrupts nothing else."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_interrupted_thread_ends() -> None:
 
 
 def test_interrupt_yields_result_or_exception() -> None:
-    """It has a result, or it was struck; and what runs next is not struck."""
+    """It has a result or was interrupted, and the next function is not interrupted."""
     ended = {"result": 0, "struck": 0}
     for number in range(300):
         strikers: list[threading.Thread] = []

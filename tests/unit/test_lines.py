@@ -1,4 +1,4 @@
-"""Many waiters in one process: which ones are polled, in how many statements, and that none is missed."""
+"""Many waiters in one process: the number of polled waiters and of statements, and that no waiter is missed."""
 
 import asyncio
 import contextlib
@@ -23,14 +23,14 @@ from sqlsem.model import Request, Ticket
 
 @pytest.fixture
 def pair():
-    """Two processes in one memory."""
+    """Two clients of one database in memory."""
     with sqlsem.testing.memory("lines") as first, sqlsem.testing.memory("lines") as other:
         yield first, other
 
 
 @pytest.fixture
 def looks(monkeypatch):
-    """The positions of each poll. Waits without time that are no polls are among them, too."""
+    """Record the positions of each poll. Waits without time that are no polls are among them, too."""
     asked = []
     look, wait = MemorySession.poll, MemorySession.wait
 
@@ -58,7 +58,7 @@ def waiters(coordinator):
 
 @contextlib.contextmanager
 def crowd(locks):
-    """Each lock is acquired, and released at once, by a thread of its own; at the end all have had theirs."""
+    """A thread of its own acquires each lock, and releases it at once; at the end all of them have succeeded."""
 
     def enter(lock):
         with lock:
@@ -72,8 +72,8 @@ def crowd(locks):
 
 @pytest.mark.parametrize(("holder", "kind"), [("mutex", "mutex"), ("write", "read"), ("read", "write")])
 def test_waiter_behind_a_local_waiter_sleeps(pair, looks, monkeypatch, holder, kind):
-    """Thousands may wait behind the first one; each look would be a statement."""
-    monkeypatch.setattr(acquire, "KEPT_OUT_SECONDS", 0.05)  # each comes round again and again
+    """Thousands may wait behind the first one; each poll would be a statement."""
+    monkeypatch.setattr(acquire, "KEPT_OUT_SECONDS", 0.05)  # each waiter polls again and again
     first, other = pair
     assert getattr(first, holder)("a").acquire()
     with crowd([getattr(other, kind)("a") for _ in range(6)]):
@@ -142,7 +142,7 @@ def test_waiters_without_connection_are_polled_together(pair, looks, monkeypatch
 
 
 def test_ten_thousand_tasks_on_a_resource(pair, looks):
-    """As fast as few, and nobody looks."""
+    """As fast as few waiters, and none of them polls."""
     first, other = pair
     rates = {}
 
@@ -170,14 +170,14 @@ def test_ten_thousand_tasks_on_a_resource(pair, looks):
         lock = first.mutex(f"many{number}")
         assert lock.acquire()
         rates[number] = asyncio.run(main(number, f"many{number}", lock.grant))
-    assert rates[10_000] > 0.2 * rates[300], rates  # what looks at all of them costs thirty times as much
+    assert rates[10_000] > 0.2 * rates[300], rates  # code that visits all of them would cost thirty times as much
 
 
 # -- one by one -------------------------------------------------------------------------------------------------------
 
 
 class Room:
-    """Lines without a process, on a clock of our own."""
+    """Waiter queues without a client, on a clock of the test."""
 
     def __init__(self, monkeypatch):
         self.now = 100.0
@@ -202,7 +202,7 @@ class Room:
         return self.poll(1, [ticket]).get(ticket.position, False)
 
     def looks_for(self, waiter, last=False):
-        """Return the waiters that this one polls for, and carry out the poll."""
+        """Poll as this waiter, and return the positions that it polls for."""
         chosen = self.lines.begin_poll(waiter, last)
         if chosen:
             self.lines.poll_call(chosen)(self, 1)
@@ -275,7 +275,7 @@ def test_poll_leader_is_replaced_when_it_leaves(room):
 
 
 def test_poll_leader_is_replaced_when_it_is_lost(room):
-    """Its loop stands still, say; or it began to look, and was struck before it had asked."""
+    """Its event loop is blocked, say; or it began a poll, and was interrupted before the statement."""
     several = [room.waiter(number, f"r{number}") for number in range(3)]
     for waiter in several:
         room.lines.poll_delay(waiter)
@@ -303,7 +303,7 @@ def test_a_look_that_fails_says_nothing_and_is_made_again(room):
 
 
 class Locks:
-    """A session that notes which rows were spared, and which were to be kept."""
+    """A session that records the dropped and restored wakeup locks."""
 
     def __init__(self):
         self.spared, self.kept, self.calls = set(), set(), 0
@@ -335,7 +335,7 @@ def test_middle_waiters_drop_their_wakeup_locks(room):
 
 @pytest.mark.parametrize("kind", [{"limit": 2}, {"access": "read"}])
 def test_wakeup_lock_is_kept_before_another_access(room, kind):
-    """And it is not asked again and again whether somebody can be."""
+    """And the search for a candidate is not repeated again and again."""
     session, number = Locks(), 40 * waiter_queues.MAX_WAKEUP_LOCKS
     for position in range(number):
         room.waiter(position, **(kind if position % 2 else {}))
@@ -369,7 +369,7 @@ def test_wakeup_lock_is_restored_near_the_head(room):
 
 @pytest.mark.parametrize("what", ["drop_wakeup_locks", "restore_wakeup_locks"])
 def test_refused_wakeup_lock_change_is_retried(room, what):
-    """The row that was just made, or given back, is so."""
+    """A change may be refused: the row was just inserted, or just released."""
     session = Locks()
 
     def refuse(*_):
@@ -466,7 +466,7 @@ def test_candidates_are_blocked_by_no_earlier_waiter(room, seed):
 
 
 def test_release_grants_local_waiters(room):
-    """In the same call; and where somebody else came first, the next ones wait in the database."""
+    """In the same call; if another process came first, the next waiters wait in the database."""
     held = Request("a")
     first, second = room.waiter(1), room.waiter(2)
     assert room.lines.should_wait_locally(first, [held])
@@ -475,7 +475,7 @@ def test_release_grants_local_waiters(room):
     assert first.answer is True
     assert room.asked == [[1]]
     assert woken(first, second) == [1, 2]
-    # The grant of the first one is not in the books yet: the second one waits for it all the same.
+    # The grant of the first one is not recorded yet: the second one waits for it all the same.
     assert room.lines.state(second) is WaiterState.HEAD
     assert room.lines.should_wait_locally(second, [])
     room.lines.remove([first])
@@ -489,7 +489,7 @@ def test_release_grants_local_waiters(room):
 
 
 def test_local_wait_lasts_a_single_slice(room):
-    """A row that seems to be local may be nobody's."""
+    """The process may be wrong about its own rows, so a local wait lasts one slice at most."""
     waiter = room.waiter(1)
     assert [room.lines.should_wait_locally(waiter, [Request("a")]) for _ in range(4)] == [True, False, True, False]
 
@@ -566,7 +566,7 @@ def test_row_event_wakes_its_waiter(room):
 
 
 def test_heartbeat_wakes_unpolled_heads(room):
-    """And those that stand when whoever leads has not looked for long after it should have."""
+    """It also wakes a waiter if the poll leader is long overdue."""
     in_session, standing, at_home = (room.waiter(number, f"r{number}") for number in (1, 2, 3))
     behind = room.waiter(4, "r1")
     pause = room.lines.poll_delay(standing)
@@ -621,7 +621,7 @@ def test_blockers_of_a_locally_blocked_waiter(room):
 @pytest.mark.parametrize("limit", [1, 3], ids=["of a kind that is there", "of a new kind"])
 @pytest.mark.parametrize("strike", [1, 2])
 def test_interrupted_entry_leaves_no_trace(room, monkeypatch, strike, limit):
-    """Wherever it is not in line yet, those behind it are not kept waiting."""
+    """Where it is not in the queue yet, it blocks none of the later waiters."""
     late = [room.waiter(2, limit=3), room.waiter(3, limit=3)]
     struck = room.waiter(1, limit=limit, enter=False)
     insort, calls = waiter_queues.insort, []
@@ -642,7 +642,7 @@ def test_interrupted_entry_leaves_no_trace(room, monkeypatch, strike, limit):
 
 
 def test_interrupt_at_any_line_of_removal_is_harmless(room):
-    """Others stand in the same line, and each asks for something else."""
+    """The other waiters of the queue each request a different mode."""
     struck = [0]
 
     def leave(waiter, strike):
@@ -693,7 +693,7 @@ def test_interrupted_entry_blocks_no_waiter(room):
 
 
 def test_half_granted_request_blocks_no_waiter(pair):
-    """All or nothing: it has the first and waits for the second, while there is room on the first one."""
+    """All or nothing: it has the first lock and waits for the second, while the first has room for others."""
     mine, other = pair
     first = mine.limit("a", 2, weight=2)
     assert first.acquire()
@@ -742,7 +742,7 @@ def test_removed_row_wakes_its_locally_blocked_waiter(pair, monkeypatch):
 
 
 def test_struck_while_it_looks_the_others_go_on(pair, monkeypatch):
-    """Whatever strikes the one that looks for all: its own row goes, and the answers of the others come."""
+    """After any interrupt of the poll leader, its own row is removed, and the other waiters get their answers."""
     first, other = pair
     without_sessions(other, monkeypatch)
     held = [first.mutex(f"r{number}") for number in range(4)]

@@ -1,4 +1,4 @@
-"""Locks that are taken in opposite orders: told once, before anybody waits, with both places."""
+"""Locks that are taken in opposite orders: reported once, before any wait, with both places."""
 
 import asyncio
 import itertools
@@ -49,7 +49,7 @@ def test_opposite_orders(orders):
     assert text.index("in second_place") < text.index("in first_place")
     assert 'return told(orders, "b", "a")' in text
     assert "sqlsem/lockorder.py" not in text.replace("\\", "/")
-    # Once, whoever comes.
+    # Once, for any thread.
     assert second_place(orders) == first_place(orders) == []
 
 
@@ -131,7 +131,7 @@ def test_off_nothing_is_kept():
 
 @pytest.fixture
 def debugging(tmp_path):
-    """A coordinator, with the orders watched."""
+    """A coordinator that watches the orders."""
     sqlsem.configure(debug=True)
     with sqlsem.connect(f"sqlite:///{tmp_path / 'locks.db'}") as coordinator:
         yield coordinator
@@ -201,7 +201,7 @@ def test_harmless_orders_are_accepted(debugging):
             pass
         with sqlsem.all_of(b, a):
             pass
-        with b:  # who does not wait cannot be waited for
+        with b:  # a try cannot wait, and so cannot be part of a deadlock
             assert a.acquire(blocking=False)
             a.release()
         c, d = debugging.mutex("c"), debugging.mutex("d")

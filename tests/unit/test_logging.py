@@ -109,6 +109,6 @@ with sqlsem.connect(sys.argv[1], grace=0.2) as coordinator:
         assert coordinator.admin.tasks("q")[0].status == "pending"
     else:
         worker = sqlsem.tasks.Worker(queue, idle_exit=0)
-        queue.claiming._recovered_at = float("inf")  # it has just looked, before the other one died
+        queue.claiming._recovered_at = float("inf")  # it polled just before the other one died
         worker.run()
         assert worker.finished == 1

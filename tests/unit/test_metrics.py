@@ -249,7 +249,7 @@ def test_a_database_that_is_away_and_comes_back(url, monkeypatch):
 
 
 def many(url, number):
-    """So many resources, all paused by an operator, with a row in their place."""
+    """Return an overview with so many resources, all paused by an operator, each with a row."""
     import sqlite3
 
     with sqlsem.connect(url) as locks:
@@ -320,7 +320,7 @@ def test_abnormal_ends_are_counted(url):
         revoke(locks, "load:9")
         exporter.count_ends()
         exporter.count_ends()
-        # At first 0, so that who compares two scrapes sees the increase.
+        # At first 0, so that a comparison of two scrapes shows the increase.
         assert of(look(exporter), "sqlsem_ended_total", resource="load:*", outcome="revoked") == 0
         assert of(look(exporter), "sqlsem_ended_total", resource="load:*", outcome="revoked") == 2
         revoke(locks, "load:10")
@@ -436,7 +436,7 @@ def names_in(text):
 
 @pytest.fixture(scope="session")
 def told(tmp_path_factory):
-    """All names of metrics that there are, as samples."""
+    """Return the names of all metrics, as samples."""
     with sqlsem.connect(f"sqlite:///{tmp_path_factory.mktemp('all')}/locks.db") as locks:
         locks.queue("q").put({"a": 1})
         locks.admin.set_limit("etl", 3)

@@ -69,7 +69,7 @@ def connect():
 
 
 def scrape(server, **headers):
-    """The status, and what is told."""
+    """Return the status and the text."""
     request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}/metrics", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:

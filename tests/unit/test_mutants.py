@@ -1,4 +1,4 @@
-"""The seeded bugs in proof/mutants/ have not rotted. (Whether they are found: ``python proof/run_mutants.py``.)"""
+"""The seeded bugs in proof/mutants/ still apply. (``python proof/run_mutants.py`` checks that the tests find them.)"""
 
 import ast
 import re

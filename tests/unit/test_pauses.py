@@ -1,4 +1,4 @@
-"""Pauses between two looks at what others change."""
+"""Pauses between two polls."""
 
 from itertools import islice
 
@@ -10,7 +10,7 @@ from sqlsem.core.backoff import backoff_delays
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that have passed: add to it."""
+    """A clock in seconds that the test advances."""
     passed = [0.0]
     monkeypatch.setattr(module, "monotonic", lambda: 1000.0 + passed[0])
     return passed

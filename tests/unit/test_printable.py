@@ -1,4 +1,4 @@
-"""Nothing that is printed or logged carries control characters, wherever it came from."""
+"""No output and no log line contains control characters, whatever their source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sqlsem.engines.base import Disconnected
 from sqlsem.engines.sqlite import SqliteEngine
 from sqlsem.printable import CleanFilter, clean, clean_json
 
-#: Control characters of each kind, and what they can be made into.
+#: Control characters of each kind, and their possible replacements.
 CONTROLS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))]
 DIRECTIONS = list("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 OTHERS = list("\u2028\u2029\u200b\u2060\ufeff\ufff9\U000e0041\ue000\U0010ffff\u0378")
@@ -44,7 +44,7 @@ SEQUENCES = [
     "%s%d%(name)s",
     "[red]markup[/red]",
 ]
-#: What rich writes on a terminal: colours and weights of ours, and moves of the picture.
+#: The escape sequences that rich writes on a terminal: colours and weights of the library, and moves of the cursor.
 OURS = re.compile(
     r"\x1b\[(?:0|1|2|3[1-6]|[12];3[1-6]|[12];9[0-7])m|\r?\x1b\[(?:1A|2K|\?25[lh])|\r(?=sqlsem: \d+ finished)"
 )
@@ -170,7 +170,7 @@ def test_everything_is_printed_in_a_single_place() -> None:
 
 
 class Planted:
-    """A database full of hostile words, put there by plain SQL."""
+    """A database full of hostile words, written by plain SQL."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder}/hostile.db"
@@ -279,7 +279,7 @@ def test_every_command_shows_hostile_words_escaped(planted: Planted, terminal: b
     for words in listing:
         shown = call(planted, *words, terminal=terminal)
         assert shown.exit_code == 0, shown.output + shown.stderr
-        assert "\\x" in shown.stdout  # they are there, escaped
+        assert "\\x" in shown.stdout  # the words are there, escaped
         if not terminal:
             assert call(planted, *words, "--json").exit_code == 0
     for name in planted.resources[:3]:

@@ -1,4 +1,4 @@
-"""The pulse of a member: it pings as long as there is anything to look after, and rests when there is nothing."""
+"""The heartbeat of a member: it runs as long as the member has grants or waiters, and pauses when it has none."""
 
 import contextlib
 import threading
@@ -87,7 +87,7 @@ HELD = {function.__name__: function for function in (a_lock, a_place_in_a_queue,
 
 @pytest.mark.parametrize("held", HELD.values(), ids=HELD)
 def test_it_does_not_rest_as_long_as_there_is(locks, pings, held):
-    with locks.mutex("before"):  # enrolled
+    with locks.mutex("before"):  # registered
         pass
     with held(locks):
         goes_on(pings)
@@ -112,7 +112,7 @@ def test_idle_heartbeat_wakes_for_deferred_calls(locks, pings):
 
 
 def test_pulse_pings_at_once_in_a_new_thread(pings):
-    """The one before may have ended just when a ping was due: another pause, and nothing is believed any more."""
+    """The thread may have ended just as a heartbeat was due: after another pause, no grant is trusted."""
     with sqlsem.testing.memory("pulse", grace=3000) as locks, locks.mutex("a"):  # it pings every 1000 s
         pulse = locks.client.member.heartbeat_thread
         until(lambda: 1000 < pulse.due - monotonic() < 2000, "it waits for its next ping")
@@ -124,7 +124,7 @@ def test_pulse_pings_at_once_in_a_new_thread(pings):
 def test_heartbeat_with_a_lease_never_idles(pings):
     """No other client renews the lease."""
     with sqlsem.testing.memory(lease=LEASE) as locks:
-        with locks.mutex("before"):  # enrolled
+        with locks.mutex("before"):  # registered
             pass
         goes_on(pings)
 
@@ -140,7 +140,7 @@ def test_heartbeat_with_a_lease_never_idles(pings):
     ],
 )
 def test_how_often_a_member_pings(options, every, rest):
-    """Three times in its life; and no call of it lasts until the next one."""
+    """Three heartbeats in each lease; and no heartbeat lasts until the next one."""
     with sqlsem.testing.memory(retry=3.0, **options) as locks:
         member = locks.client.member
         assert member._heartbeat_interval == pytest.approx(every)
@@ -165,7 +165,7 @@ def test_grant_without_expiry_is_trusted_for_ever(locks):
 
 @pytest.mark.parametrize("taken", ["removed", "revoked"])
 def test_check_after_a_pause_waits_for_verification(tmp_path, monkeypatch, taken):
-    """Not as soon as it is known that the database has been heard."""
+    """The check waits for the verification of the grants, not only for an answer of the database."""
     holder, answered = threading.current_thread(), threading.Event()
     url = f"sqlite:///{tmp_path / 'locks.db'}"
     with sqlsem.connect(url) as locks, sqlsem.connect(url) as operator:
@@ -202,7 +202,7 @@ def test_late_check_is_bounded_by_the_lease(monkeypatch, late, least, most):
 
 
 def test_revoked_row_is_dropped_despite_failed_release(tmp_path, monkeypatch):
-    """An acquisition that is about to have it looks whether its row is known here."""
+    """An acquisition checks that its row is still known here before it returns the grant."""
     url = f"sqlite:///{tmp_path / 'locks.db'}"
     with sqlsem.connect(url) as locks, sqlsem.connect(url) as operator:
         assert locks.mutex("a").acquire()

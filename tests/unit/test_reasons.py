@@ -1,4 +1,4 @@
-"""The reason for a wait, its blockers and its expected end: from rows that are made here."""
+"""The reason for a wait, its blockers and its expected end, from rows of the test."""
 
 import itertools
 import json
@@ -133,7 +133,7 @@ def test_its_own_earlier_row():
     found = why([entry(1, "holds", member=7), entry(2, member=7)])
     assert found.code == "own_earlier"
     assert found.words.startswith("it waits for its own earlier row at 1")
-    # Of a limit the other holders may leave.
+    # With a limit, other holders may release first.
     other = why([entry(1, "holds", limit=2, member=7), entry(2, "holds", limit=2), entry(3, limit=2, member=7)])
     assert other.code == "limit"
 
@@ -173,7 +173,7 @@ asked = st.builds(
 
 @st.composite
 def queues(draw):
-    """Rows as they come and go under the rule; not all who may go in have noticed."""
+    """Draw rows that come and go under the rule; some grantable rows have not polled yet."""
     rows, caps, paused = [], {}, set()
     for position in range(1, draw(st.integers(1, 14)) + 1):
         resource = draw(st.sampled_from("ab"))
@@ -309,7 +309,7 @@ def test_bare_row_hides_no_other_holder():
 
 
 def test_many():
-    """In time that grows with their number: of a thousand behind one another each has a reason."""
+    """Each of a thousand waiters behind one another has a reason, in time that grows with their number."""
     rows = [entry(1, "holds")] + [entry(n) for n in range(2, 1002)]
     found = reasons(overview(rows, holds={"r": [10.0] * 20}))
     assert found[1001].waiters == 999
@@ -382,7 +382,7 @@ def test_it_says_the_same_twice():
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), asked), max_size=12), asked, st.none() | st.integers(1, 4))
 def test_a_play_is_the_rule(rows, its, cap):
-    """It goes in at the first moment at which it fits beside those who are still there."""
+    """The request is granted at the first moment at which it fits beside the remaining rows."""
     simulation = SimulatedQueue(0.0)
     for leaves, (access, limit, weight) in rows:
         simulation.add(leaves, access, limit, weight)
@@ -479,7 +479,7 @@ def test_tasks_wait_for_all_of_a_lower_order():
 def test_a_task_that_is_due_later():
     late = task(2, ready_at=at(300))
     assert starts(*night(), runs(1, 40.0), late, task(3)) == {2: 300, 3: 60}
-    # Whoever is at rest takes it at once.
+    # An idle worker starts it at once.
     (estimate,) = task_estimates([*night(), ended(99, 10.0, -30.0), late], NOW).values()
     assert (estimate.low, estimate.likely, estimate.high) == (300, 300, 300)
 
@@ -529,7 +529,7 @@ def test_the_closest_kind_comes_first():
 
 
 def test_tasks_of_a_group_share_its_time():
-    """They are claimed together, and ended together."""
+    """Return runs that a worker claimed together and ended together."""
     group = [ended(100 + n, 10.0, -500.0) for n in range(10)]
     group += [ended(200 + n, 20.0, -470.0 + n * 0.001) for n in range(10)]
     found = task_estimates([*group, runs(1, 0.0), runs(2, 0.0), task(3)], NOW)[3]
@@ -557,7 +557,7 @@ lasting = st.integers(1, 9)
     st.lists(st.tuples(st.integers(0, 2), lasting), min_size=1, max_size=3),
 )
 def test_simulated_queue_matches_workers(pending, running):
-    """Beside a play that goes through every second."""
+    """Compared with a simulation of every second."""
     rows = [runs(100 + n, 5.0, f"w{n}", order=order) for n, (order, _) in enumerate(running)]
     rows += [task(n, order, ready_at=at(due)) for n, (order, due, _) in enumerate(pending)]
     lasts = {n: float(seconds) for n, (_, _, seconds) in enumerate(pending)}

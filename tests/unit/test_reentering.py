@@ -1,4 +1,4 @@
-"""A reentrant lock with an interrupt at each line: every hold ends once, and none twice."""
+"""A reentrant lock with an interrupt at each line: each acquisition ends exactly once."""
 
 import contextlib
 import sqlite3
@@ -18,13 +18,13 @@ def place(tmp_path):
 @pytest.fixture
 def coordinator(place):
     with sqlsem.connect(place, grace=1.5) as coordinator:
-        with coordinator.mutex("warm"):  # coming in is tests/unit/test_coming_in.py's
+        with coordinator.mutex("warm"):  # tests/unit/test_coming_in.py tests the start
             pass
         yield coordinator
 
 
 def rows(place):
-    """The resources of the rows that are there."""
+    """Return the resources of the rows in the queue."""
     with contextlib.closing(sqlite3.connect(place)) as connection:
         return [name for (name,) in connection.execute("SELECT resource_id FROM ProcessControl")]
 
@@ -73,7 +73,7 @@ def test_interrupted_release_ends_a_single_hold(coordinator, place, how):
         return lambda: (lock if how == "its lock's block" else grant).__exit__(None, None, None)
 
     for where in every_line(prepare):
-        # A call that is struck before it could do anything is the caller's to repeat: nobody else knows of it.
+        # A call that is interrupted before it did anything left no trace: its caller has to repeat it.
         assert grant.state.depth == 1 or (how == "a call" and grant.state.depth == 2), where
         assert rows(place) == ["a"], where
     assert grant.state.depth == 1
@@ -105,7 +105,7 @@ def test_interrupted_inner_release_keeps_the_outer_hold(coordinator, place):
 
     for where in every_line(prepare):
         lock = locks[-1]
-        if lock.grant.state.depth == 2:  # nothing was done yet
+        if lock.grant.state.depth == 2:  # the call has done nothing yet
             lock.release()
         assert lock.grant.state.depth == 1, where
         lock.release()
@@ -124,7 +124,7 @@ def test_interrupted_semaphore_release_loses_nothing(coordinator, place):
         return locks[-1].release
 
     for _ in every_line(prepare):
-        with contextlib.suppress(sqlsem.NotHeld):  # it struck before anything was done
+        with contextlib.suppress(sqlsem.NotHeld):  # interrupted before the call did anything
             locks[-1].release()
     none_left(place)
 

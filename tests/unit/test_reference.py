@@ -1,4 +1,4 @@
-"""docs/reference.md: every public name has its place there, and says what it does."""
+"""docs/reference.md: it lists every public name, and every public name has a docstring."""
 
 import inspect
 import re
@@ -45,7 +45,7 @@ def public_classes():
 
 @pytest.mark.parametrize("kind", list(public_classes()))
 def test_public_members_have_docstrings(kind):
-    """(Sphinx leaves out what has no docstring, without a word.)"""
+    """(Sphinx silently leaves out names without a docstring.)"""
     silent = [
         name
         for name, found in inspect.getmembers(kind)

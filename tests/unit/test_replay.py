@@ -1,4 +1,4 @@
-"""The night again: as it was when nothing is changed, and as the rule makes it when something is."""
+"""The replay of a night: equal to the history without changes, and to the rule's result with changed settings."""
 
 import random
 from dataclasses import replace
@@ -13,7 +13,7 @@ from support.nights import Ask, entry, past
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.replay import ORDERS, ReplaySettings, replay
 
-#: Of everybody a mutex or a limit: what can be given another limit.
+#: Requests for a mutex or a limit, which can be replayed with another limit.
 limited = st.builds(
     lambda when, weight, hold: Ask(when, "a", "write", 4, weight, hold),
     st.integers(0, 12),
@@ -49,7 +49,7 @@ def test_another_weight_gives_the_night_that_the_rule_makes(some):
 
 
 def three_after_one_another():
-    """One holds for 10 s; behind it wait a long one, a short one, and a heavy one."""
+    """One holder for 10 s; behind it wait a long request, a short request, and a heavy request."""
     return [
         past("a", 1, 0, 0, 10, limit=2, weight=2),
         past("a", 2, 1, 10, 30, limit=2, weight=2),
@@ -121,7 +121,7 @@ def test_replay_grants_timed_out_requests():
         past("b", 4, 0, None, 1, outcome="timeout"),
     ]
     result = replay(rows, settings=ReplaySettings(limits={"a": 2}))
-    assert result.guessed == 2  # (of b it is not known why: nobody is known to have been there)
+    assert result.guessed == 2  # (the reason of the wait for b is unknown: the history has no holder of b)
     assert result.resources["a"].would.let_in == 3
     # 2 at 1 for 4 s (the usual, of 4 and 10), 3 at 5 when that has left
     assert result.resources["a"].would.wait_total == 3
@@ -137,11 +137,11 @@ def test_locks_taken_together_are_asked_for_and_had_together():
     ]
     result = replay(rows)
     assert abs((result.everything.would.end - nights.at(25)).total_seconds()) < 0.01
-    # a alone with room for two is of no use: it is held while b is waited for
+    # room for two on a alone is of no use: a is held during the wait for b
     result = replay(rows, settings=ReplaySettings(limits={"a": 2}))
     assert result.resources["a"].would.wait_total == pytest.approx(0, abs=0.01)
     assert abs((result.resources["a"].would.end - nights.at(25)).total_seconds()) < 0.01
-    # had b room as well, they would have 5 s of work
+    # with room on b as well, they would have 5 s of work
     result = replay(rows, settings=ReplaySettings(limits={"a": 2, "b": 2}))
     assert abs((result.resources["a"].would.end - nights.at(10)).total_seconds()) < 0.01
 
@@ -158,7 +158,7 @@ def test_a_lock_inside_another_is_asked_for_when_that_is_had():
     result = replay(rows, settings=ReplaySettings(limits={"outer": 2}))
     assert result.resources["inner"].would.end == nights.at(12)
     assert result.resources["outer"].would.end == nights.at(71)
-    # And the outer one waits for the inner one.
+    # And the outer request waits for the inner one.
     rows = [past("inner", 5, 0, 0, 30), *rows[1:3]]
     rows[1] = past("outer", 2, 5, 5, 45, **shared)
     rows[2] = past("inner", 3, 10, 30, 40, **shared)
@@ -235,7 +235,7 @@ def test_replay_time_grows_linearly():
         return rows
 
     def play(rows):
-        # Ten times more is asked than there is room for: nearly all wait at the same time.
+        # The load is ten times the capacity: nearly all requests wait at the same time.
         assert replay(rows).everything.would.let_in == len(rows)
 
     few, many = (partial(play, night(number)) for number in (1_000, 10_000))

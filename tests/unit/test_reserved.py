@@ -1,4 +1,4 @@
-"""Names that sqlsem uses itself: one table has them all, and nobody else can lock them."""
+"""The reserved names: one table has them all, and clients cannot lock them."""
 
 import re
 import sqlite3
@@ -14,7 +14,7 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.names import RESERVED, check_free
 
 ROOT = Path(sqlsem.__file__).parent
-#: Prefixes in the source that are none of a resource's name, and what they are.
+#: Prefixes in the source that begin no name of a resource, with their meaning.
 NO_NAMES = {
     "stage:": "an access type",
     "upgrade:": "an access type",
@@ -29,7 +29,7 @@ TAKEN = [prefix + "x" for prefix in RESERVED] + ["tenant:*", "*"]
 
 
 def prefixes(text, suffix):
-    """Words that end with a colon, as a name would be put together of one and something else."""
+    """Yield words that end with a colon, as the prefix of a composed name does."""
     if suffix == ".py":
         text = re.sub(r"(?m)^\s*>>> .*", "", text)  # examples
         yield from re.findall(r"""(?<![\w{])f?["']([a-z]+:)(?:["']|\{)""", text)
@@ -50,7 +50,7 @@ def found_in_source():
 
 
 def test_reserved_names_match_the_source():
-    """A prefix that is neither reserved nor named above was forgotten in one of the two."""
+    """Each prefix is either reserved or in the list above."""
     found = {}
     for prefix, where in found_in_source():
         found.setdefault(prefix, set()).add(where)
@@ -79,7 +79,7 @@ def test_scan_finds_a_new_prefix(text, suffix):
 @pytest.mark.parametrize("engine", ["postgresql", "mssql"])
 @pytest.mark.parametrize("file", ["public.sql", "routines.sql"])
 def test_sql_reserves_the_same_names(engine, file):
-    """In `check_not_reserved`, at the INSERT of a bare row, and where priorities are set."""
+    """Checked by `check_not_reserved`, by the INSERT of a bare row, and when priorities are set."""
     text = (ROOT / "sql" / engine / file).read_text(encoding="utf-8")
     if engine == "postgresql":
         lists = [{f"{word}:" for word in words.split("|")} for words in re.findall(r"\^\(([a-z|]+)\):", text)]
@@ -92,7 +92,7 @@ def test_sql_reserves_the_same_names(engine, file):
 
 
 def test_sqlite_reserves_the_same_names(tmp_path):
-    """In a bare row's insertion: SQLite has no routines."""
+    """Checked by the INSERT of a bare row: SQLite has no routines."""
     with sqlsem.connect(f"sqlite:///{tmp_path}/x.db") as coordinator:
         coordinator.mutex("free").acquire()
         connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)

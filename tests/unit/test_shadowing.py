@@ -30,12 +30,12 @@ STATEMENTS = {
     for file in ("client", "doctor", "certify")
     for name, text in sql.queries("postgresql", file=file).items()
 }
-#: Modules whose SQL is not PostgreSQL's, or is for a database that only simulations use.
+#: Modules with SQL for other servers, or for the databases of simulations.
 OTHER_ENGINES = ("sqlsem/engines/mssql", "sqlsem/engines/sqlite", "sqlsem/testing")
 
 
 def parsable(text):
-    """Return a statement of the client with a parameter in each placeholder's stead."""
+    """Return a statement of the client with a parameter in place of each placeholder."""
     return re.sub(r"%(\(\w+\))?s", "$1", text)
 
 
@@ -80,7 +80,7 @@ def test_script_pins_the_path_before_its_first_name(script):
 
 
 def inline_statements():
-    """Yield (place, text) for the SQL that stands in Python's text."""
+    """Yield (place, text) for the SQL in Python's strings."""
     for path in sorted((ROOT / "sqlsem").rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         if name.startswith(OTHER_ENGINES):
@@ -103,7 +103,7 @@ def test_inline_statement_qualifies_each_name():
 
 
 HEAD = "CREATE FUNCTION s.f(a integer, t text) RETURNS integer LANGUAGE"
-#: A fault of each kind, and what the scan calls it.
+#: A fault of each kind, with the name that the scan gives it.
 SEEDED = {
     "operator": ("SELECT a / 2", "operator /"),
     "prefix": ("SELECT - a", "operator -"),
@@ -144,7 +144,7 @@ def test_seeded_fault_is_found(fault, language):
     assert not routine.pins_path
 
 
-#: The same in places that only PL/pgSQL has.
+#: The same in statements of PL/pgSQL.
 SEEDED_BLOCKS = {
     "declaration": ("DECLARE v text; BEGIN NULL; END", "type text"),
     "declaration with a comment": ("DECLARE v bigint; -- one\n w record; BEGIN NULL; END", "type record"),

@@ -92,7 +92,7 @@ def test_holders_are_not_queried_without_a_listener(tmp_path, monkeypatch, caplo
             wait()
             assert looks == []
             with second.on("waiting", print):
-                wait(4)  # (it is told when it waits, and not when its time is up by then)
+                wait(4)  # (the event comes with the wait, unless the time is up by then)
             assert looks == ["etl"]
             wait()
             assert looks == ["etl"]
@@ -123,7 +123,7 @@ def test_unread_subscription_is_bounded():
 
 
 def test_order_is_kept_across_threads():
-    """One thread calls back, also where several begin at once."""
+    """One thread calls the listeners, also where several threads start at once."""
     found = []
     with sqlsem.testing.memory() as locks, locks.on("granted", lambda event: found.append(event.position)):
         with locks.on("released", lambda event: found.append(event.position)):

@@ -16,8 +16,8 @@ string struct subprocess sys tempfile textwrap threading time timeit traceback t
 uuid warnings weakref zipfile
 """
 COMMON_MODULES = {*WORDS.split()}
-#: Names of ours that are modules of the standard library as well, and why that stands: `queue` is the word for a work
-#: queue in every library of its kind, and the module has no use beside one.
+#: The library's names that are modules of the standard library as well. `queue` stays: it is the usual word for a
+#: work queue, and a program with a work queue has no use for the module.
 KNOWN = {"queue"}
 
 

@@ -1,4 +1,4 @@
-"""An interrupt at any moment that a signal can strike at leaves no lock taken, and nobody counted."""
+"""An interrupt at any point where a signal can arrive leaves no lock taken, and no user counted."""
 
 import contextlib
 import itertools
@@ -71,7 +71,7 @@ def test_interrupted_exit_frees_the_main_session(tmp_path):
 
 @pytest.mark.parametrize("hook", range(4))
 def test_interrupted_fork_blocks_no_thread(hook):
-    """The hooks go on, whatever one of them raises: the fork takes place."""
+    """The other hooks run, whatever one of them raises: the fork takes place."""
     hooks = [fork._before, fork._before, fork._after_in_parent, fork._after_in_parent]
 
     def others_are_free():

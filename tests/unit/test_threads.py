@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "sqlsem"
 
-#: What begins a thread, by the name that is called.
+#: The names of calls that start a thread.
 BEGINNERS = {
     "Thread",
     "Timer",
@@ -22,7 +22,7 @@ BEGINNERS = {
     "thread",
     "timer",
 }
-#: Where one may be begun, beside by `Kept`, `Pool` and `spawn`: file and name.
+#: The other places that may start a thread, beside `Kept`, `Pool` and `spawn`: file and name.
 MAY_BEGIN = {
     ("runtime.py", "Thread"): "what the others are made of",
     ("runtime.py", "Timer"): "logs what comes out of a timer",
@@ -38,9 +38,9 @@ MAY_BEGIN = {
     ("dashboard/feed.py", "run_in_threadpool"): "the web server's threads",
 }
 
-#: What programs may give us to call, by the name of the parameter.
+#: The parameters that take a program's callback.
 CALLBACKS = {"on_lost", "on_task", "on_started", "on_stopped", "callback", "on_failed"}
-#: Where one is called beside by `call_out`: file and function. It raises where the program has called us.
+#: The places that call a callback without `call_out`: file and function. They raise into the program's own call.
 MAY_CALL = {
     ("core/threads.py", "call_out"): "the one place",
     ("core/event_bus.py", "_serve"): "in a task of the program's event loop; what it raises is logged",
@@ -51,7 +51,7 @@ MAY_CALL = {
     ("batches/declaration.py", "alarm"): "in the thread that leaves the part; what it raises is logged",
 }
 
-#: A parameter that is no callback, though it sounds like one; or that is run as a task is.
+#: Parameters that sound like a callback and are none, or that are run as a task.
 NO_CALLBACKS = {"on_failure", "on_stack", "on_success"}
 
 
@@ -65,7 +65,7 @@ def called(node):
 
 
 def calls(tree):
-    """(function, name, the call) of all calls, by the innermost function that they stand in."""
+    """Yield (innermost function, name, call) of each call."""
 
     def walk(node, function):
         for child in ast.iter_child_nodes(node):
@@ -90,7 +90,7 @@ def callback_calls(name, tree):
 
 
 def dropped(tree):
-    """``Kept(…).begin()``: nobody has it, so nobody looks after it."""
+    """Find ``Kept(…).begin()``: no variable keeps the thread, so no code looks after it."""
     return [
         node.lineno
         for _, what, node in calls(tree)

@@ -52,7 +52,7 @@ def test_use_equals_the_weight_inside(some):
     assert STRETCHES == 1000
     for second in range(100):
         weight = use.get(second, weight)
-        # A stretch of this night is a second, and whatever was inside in it is: from its first moment to its last.
+        # A step of this timeline is a second, and shows all rows that were inside at any moment of it.
         inside = [row for row in rows if row.granted_at and row.granted_at <= at(second) and row.ended_at > at(second)]
         labels = {holder.access for holder in inside if holder.access != "write"}
         assert weight >= sum(holder.weight for holder in inside if holder.access == "write") + len(labels)
@@ -335,6 +335,6 @@ def test_documented_picture_matches_its_script(tmp_path: Path) -> None:
     def words(text: str) -> list[str | None]:
         return [element.text for element in ET.fromstring(text).iter() if element.tag.endswith("text")]
 
-    # (The library's next version may draw a line otherwise.)
+    # (The next version of the drawing library may draw a line in another way.)
     assert words(fresh) == words(kept), "draw it anew: python docs/night.py"
     assert fresh.count("<path") == kept.count("<path")

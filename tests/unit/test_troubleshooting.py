@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has the words of every error, in Python and in SQL, but for those about an argument or a
+"""docs/troubleshooting.md has the words of every error, in Python and in SQL, except errors about an argument or a
 file.
 """
 
@@ -14,7 +14,7 @@ ERRORS = {
     *("Timeout", "LockLost", "Deadlock", "NotHeld", "TaskFailed", "BatchFailed", "SchemaError", "Unavailable"),
     "ConfigurationError",
 }
-#: Modules whose `ConfigurationError`s are about what somebody wrote: an argument, an option, a file, a URL.
+#: Modules whose `ConfigurationError`s are about input: an argument, an option, a file, a URL.
 ABOUT_WHAT_IS_WRITTEN = (
     *(
         "adapters/",
@@ -55,7 +55,7 @@ ABOUT_WHAT_IS_WRITTEN = (
         "testing/",
     ),
 )
-#: Pieces of messages whose page would say no more than they do.
+#: Pieces of messages that need no explanation.
 PLAIN = (
     " takes a cursor of the same database, not ",
     "coordinator must be what sqlsem.connect() gives, not ",
@@ -78,7 +78,7 @@ def pieces(text):
 
 
 def messages():
-    """Module, class and words of every error that has words of its own: its first part that says something."""
+    """Yield module, class and first meaningful words of every error with a message of its own."""
     for path in sorted((ROOT / "sqlsem").rglob("*.py")):
         where = path.relative_to(ROOT / "sqlsem").as_posix()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -90,7 +90,7 @@ def messages():
 
 
 def lacking(page):
-    """Messages without a line on the page: it has the first 24 characters of their words."""
+    """Return the messages whose first 24 characters are on no line of the page."""
     for where, name, words in messages():
         if name == "ConfigurationError" and where.startswith(ABOUT_WHAT_IS_WRITTEN):
             continue
@@ -116,9 +116,9 @@ def test_the_messages_are_found():
     assert len(list(messages())) > 100
 
 
-# -- what the routines in the database raise ---------------------------------------------------------------------------
+# -- errors of the routines in the database ----------------------------------------------------------------------------
 
-#: SQLSTATEs and numbers of messages about an argument, and of those that say nothing of their own.
+#: SQLSTATEs and numbers of messages about an argument, and of messages that only pass on another.
 ABOUT_AN_ARGUMENT = {"22023", "50000"}
 RAISED = re.compile(
     r"RAISE EXCEPTION\s+'((?:[^']|'')*)'(?:[^;]*?ERRCODE = '(\w+)')?|THROW\s+(\d+),\s*N'((?:[^']|'')*)'"
@@ -128,7 +128,7 @@ RAISED = re.compile(
 def sql_messages():
     """Yield file, number and words of every error of a routine, with X for each value.
 
-    In a simulation, the substitute of the server says what the server says.
+    In a simulation, the substitute of the server raises the server's messages.
     """
     for path in sorted(
         {*(ROOT / "sqlsem" / "sql").glob("*/*.sql")} - {*(ROOT / "sqlsem" / "sql").glob("*/simulated.sql")}

@@ -1,4 +1,4 @@
-"""The errors that T-SQL procedures report as busy (50002): a caller that may try again sees one number for them."""
+"""The errors that T-SQL procedures report as busy (50002): a caller that may retry gets one number for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unit.test_tsql_text import PROCEDURES, granted
 
 from sqlsem import sql
 
-#: A scan over rows that moved, no memory for locks, a deadlock between row locks, a lock wait that timed out.
+#: A scan over moved rows, no memory for locks, a deadlock between row locks, a lock wait that timed out.
 NUMBERS = {601, 1204, 1205, 1222}
 MAPPING = re.compile(r"IF (?:ERROR_NUMBER\(\)|@number) IN \(601, 1204, 1205, 1222\)\s+THROW 50002, N'sqlsem: busy: ")
 #: Answers of the server to the caller's own text, or to a table of the caller's.
@@ -24,7 +24,7 @@ DOCS = Path(sql.__file__).parents[2] / "docs"
 
 
 def blocks(text: str) -> list[tuple[str, str, str]]:
-    """The outermost TRY blocks of a text: the whole block, its first part, and its CATCH without the blocks in that."""
+    """Yield the outermost TRY blocks of a text: the whole block, its first part, and its CATCH without inner blocks."""
     found: list[tuple[str, str, str]] = []
     depth, start, caught = 0, 0, 0
     for match in re.finditer(r"\bBEGIN TRY\b|\bBEGIN CATCH\b|\bEND CATCH\b", text):
@@ -44,7 +44,7 @@ def blocks(text: str) -> list[tuple[str, str, str]]:
 
 
 def catches(text: str, caught: bool = False) -> Iterator[tuple[str, bool]]:
-    """The CATCH blocks of a procedure, and whether another one catches what they raise."""
+    """Yield the CATCH blocks of a procedure, and True if another block catches their errors."""
     for _, tried, catch in blocks(text):
         yield catch, caught
         yield from catches(tried, caught=True)
@@ -90,7 +90,7 @@ def test_fault_finder_sees_each_kind():
 
 
 def for_sessions() -> set[str]:
-    """The procedures that pages tell people to call."""
+    """Return the procedures that the pages recommend."""
     called = {
         name
         for page in DOCS.rglob("*.md")
@@ -106,7 +106,7 @@ def for_sessions() -> set[str]:
 
 
 def reads_outside(name: str, seen: frozenset[str] = frozenset()) -> list[str]:
-    """The ways from a procedure to a table that pass no CATCH which maps the errors."""
+    """Return the paths from a procedure to a table without a CATCH that maps the errors."""
     text = PROCEDURES[name]
     for block, _, catch in blocks(text):
         if MAPPING.search(catch) or "NOT IN (601, 1204, 1205, 1222" in catch:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 from unit.test_tsql_text import PROCEDURES, text_of
 
-#: What a statement behind a condition begins with, on a line of its own.
+#: The first words of a statement behind a condition, on a line of its own.
 WORDS = "SET SELECT EXEC BEGIN THROW BREAK CONTINUE RETURN INSERT UPDATE DELETE COMMIT ROLLBACK DECLARE PRINT IF WHILE"
 BEGINS = rf"(?:{'|'.join(WORDS.split())})\b"
 
@@ -24,7 +24,7 @@ BEGINS = rf"(?:{'|'.join(WORDS.split())})\b"
 
 @dataclass
 class Step:
-    """A statement; of an IF or a WHILE the condition, and what it decides about."""
+    """A statement; for an IF or a WHILE, its condition and its branches."""
 
     text: str
     then: list[Step] = field(default_factory=list)
@@ -159,7 +159,7 @@ def counted(*names: str, **holds: Holds) -> Counter[str]:
     return walk.counted()
 
 
-#: Of them no condition holds.
+#: Procedures without a condition that holds.
 REGISTER: Holds = {}
 RELEASE: Holds = {"@next IS NULL AND @mark": ALWAYS, "@code = 0 AND APPLOCK_MODE": ALWAYS}
 ANSWERED: Holds = {"@answer = 1": ALWAYS}
@@ -172,7 +172,7 @@ def test_a_pair_of_a_program() -> None:
 
 
 def test_a_pair_of_a_session() -> None:
-    """Not its first one: it has a member and a name. At most 60 statements."""
+    """A later hand-off: the session has a member and a name. At most 60 statements."""
     found = counted(
         *("acquire", "release"),
         acquire={"@result IS NULL": ALWAYS, "@granted = 1 AND": ALWAYS},
@@ -212,7 +212,7 @@ def test_a_hand_off() -> None:
 
 
 def test_a_hand_off_to_a_waiter_that_grants_itself() -> None:
-    """As a session does, or a program behind a row that has left."""
+    """As a session does, or a program behind a removed row."""
     found = woken(**{"@result IS NULL": ALWAYS, "@@ROWCOUNT > 0": ALWAYS, "@result = 0": (True, False)})
     assert found == {"statements": 15, "tables": 2}
 
@@ -223,7 +223,7 @@ HOT = ("register", "release", "wait", "heartbeat")
 
 @pytest.mark.parametrize("name", HOT)
 def test_hot_procedure_is_not_compiled_again(name: str) -> None:
-    """By what stands in a table variable, by a hint, or by statistics that changed: all callers would wait for that."""
+    """The rows of a table variable, a hint or changed statistics would do that, and all callers would wait for it."""
     text = re.sub(r"N'[^']*'", "''", PROCEDURES[name])
     assert not re.search(r"\bTABLE \(|\bRECOMPILE\b|#\w|\bsp_executesql\b|\bEXEC \(", text)
     statements = re.findall(r"(?m)^ *((?:UPDATE|DELETE|SELECT)\b[^;]*\bsqlsem\.[^;]*);", text)

@@ -1,4 +1,4 @@
-"""Rules for T-SQL that only its text shows, as no engine at hand checks them."""
+"""Rules for the text of T-SQL that no engine in the tests checks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ NEVER_NULL = frozenset(
     | {"held", "enters"}
     | {"w.seen_ms"}
 )
-#: It leaves a task the settings of its session; what it calls sets it.
+#: `work` leaves a task the settings of its session; the routines that it calls set ROWCOUNT.
 WITHOUT_ROWCOUNT = frozenset({"work"})
-#: Table variables without a key that others are compared with all the same, and why that is no matter.
+#: Table variables without a key that are joined all the same, with the reason why that is harmless.
 WITHOUT_KEY = {
     "@edge": "a cycle of some requests, searched once",
     "@role": "the five roles",
@@ -79,7 +79,7 @@ def may_be_null(argument: str) -> bool:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_no_aggregate_meets_null(name):
-    """The warning about it (8153) would stand before an error that follows, and drivers report the first."""
+    """The warning about it (8153) would precede a later error, and drivers report the first message."""
     text = text_of(name)
     found = [
         argument
@@ -113,7 +113,7 @@ def test_public_procedures_reset_rowcount():
 
 
 def test_rows_of_a_member_are_found_by_the_index_of_members():
-    """Another would be read through, and every row that others have locked be in the way."""
+    """Another index would be scanned, and each row that other sessions have locked would block the scan."""
     for name, text in PROCEDURES.items():
         for match in re.finditer(r"SELECT TOP \(1\) [^;]*?FROM sqlsem\.entry\b([^;]*);", text):
             if re.search(r"WHERE member_id = @\w+ AND", match[1]):
@@ -140,7 +140,7 @@ def test_numbers_of_members_are_big():
 
 
 def test_a_row_is_taken_by_the_key_that_others_take_it_by():
-    """Only for reading its name is a row looked for by its number alone: the locks come the other way round there."""
+    """A row is searched by its number alone only to read its name: that takes the locks in the other order."""
     for name, text in PROCEDURES.items():
         for statement in re.findall(r"(?:UPDATE|DELETE FROM) sqlsem\.entry\b[^;]*;", text):
             text = " ".join(statement.split())
@@ -242,7 +242,7 @@ def table_variables(text: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_table_variables_have_keys_for_lookups(name):
-    """Else each look reads all of it, and as many looks as it has rows that many times as much."""
+    """Without a key, each lookup reads all of it, so the cost grows with the square of its rows."""
     for part in re.split(r"(?m)^GO$", text_of(name)):
         for variable, columns in table_variables(part):
             compared = re.search(rf"(IN|EXISTS|ANY) \(SELECT [^()]* FROM {variable}\b|JOIN {variable}\b", part)
@@ -273,7 +273,7 @@ APPLICATION_LOCKS = frozenset(
     {"beacon", "entry", "gate", "key", "limits", "batch", "pin", "put", "schedules", "set_resource", "slot", "waiting"}
     | {"install", "doctor", "origin"}
 )
-#: Routines that are given the name of a lock by their caller.
+#: Routines that get the name of a lock from their caller.
 NAMED_BY_CALLER = frozenset({("release_session_lock", "@name"), ("wait_until_lock_free", "@name")})
 
 
@@ -286,7 +286,7 @@ def lock_calls() -> Iterator[tuple[str, str]]:
 
 
 def test_application_lock_belongs_to_our_role() -> None:
-    """Only its members can take it then (but for installers', who may come before the role, and the doctor's own)."""
+    """Only members of the role can take it (except installers, which may come before the role, and the doctor)."""
     calls = list(lock_calls())
     assert len(calls) > 35
     for script, call in calls:
@@ -351,7 +351,7 @@ def test_application_lock_name_begins_with_its_kind() -> None:
 
 
 def test_no_application_lock_is_named_elsewhere() -> None:
-    """A name made in another way, or the name of a lock that is not in the table."""
+    """The scan finds a name built in another way, and a lock's name that is not in the table."""
     for script in SCRIPTS:
         for literal in re.findall(r"N'(\w+\.sqlsem\.sqlsem[^']*|sqlsem\.sqlsem\.[^']*)'", text_of(script)):
             kind = literal.partition(".sqlsem.")[0]
@@ -363,7 +363,7 @@ def test_kinds_of_application_locks_differ_in_two_characters() -> None:
 
 
 def test_look_from_the_head_begins_at_the_mark() -> None:
-    """From the first position on it would pass the ghosts of all rows that left."""
+    """A scan from the first position would pass the ghosts of all removed rows."""
     rule = text_of("routines").partition("CREATE FUNCTION sqlsem.eligibility (")[2].partition("\nGO\n")[0]
     looks = re.findall(r"sqlsem\.entry\b.*?(?:WHERE|ORDER BY)", rule, re.DOTALL)
     assert [look for look in looks if "queue_position > f.mark" not in look] == looks[-1:], (
@@ -372,7 +372,7 @@ def test_look_from_the_head_begins_at_the_mark() -> None:
     assert len(looks) == 3
     for name in ("register", "wait", "reap_dead_members", "advance_low_water_mark", "take_rate"):
         assert "sqlsem.low_water_mark(@resource)" in PROCEDURES[name], name
-    # NULL where the second of two answers would be would hide all rows.
+    # NULL as the second of two answers would hide all rows.
     lowest = text_of("routines").partition("CREATE FUNCTION sqlsem.low_water_mark (")[2].partition("\nGO\n")[0]
     assert "SELECT ISNULL((SELECT w.mark" in lowest
 

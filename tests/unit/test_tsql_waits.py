@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 from unit.test_tsql_text import PROCEDURES
 
-#: Sleeps for which a slot is taken in the same transaction: procedure and what is called.
+#: Sleeps for which a slot is taken in the same transaction: the procedure and its call.
 WITH_A_SLOT = {("wait", "backoff_sleep"), ("wait", "@left"), ("client_sleep", "WAITFOR")}
-#: Sleeps for which none is taken, and why.
+#: Sleeps without a slot, with the reason.
 WITHOUT = {
     ("wait_until_lock_free", "@timeout_ms"): "its callers say how long",
     ("backoff_sleep", "wait_until_lock_free"): "its callers take a slot",
@@ -29,7 +29,7 @@ WITHOUT = {
     ("release", "pin"): "what it gives back is what others wait for",
     ("downgrade", "pin"): "what it gives back is what others wait for",
 }
-#: The longest fixed wait, in milliseconds, for what is held for a moment only.
+#: The longest fixed wait, in milliseconds, for locks that are held only for a moment.
 LONGEST = 60_000
 
 
@@ -57,7 +57,7 @@ def sleeps(procedures: dict[str, str]) -> Iterator[tuple[str, str, int]]:
 
 
 def unslotted(procedures: dict[str, str]) -> list[tuple[str, str]]:
-    """Return the sleeps that should have a slot and have none, and those that are in no table."""
+    """Return the sleeps that lack their slot, and the sleeps that are in no table."""
     found = []
     for name, what, at in sleeps(procedures):
         transaction = procedures[name][:at].rpartition("BEGIN TRANSACTION")[2]
@@ -94,7 +94,7 @@ def test_a_sleep_without_a_slot_is_found(name: str, old: str, new: str) -> None:
 
 
 def test_a_session_that_finds_no_slot_does_not_sleep() -> None:
-    """In `wait`: it returns 2 before each of its sleeps."""
+    """`wait` returns 2 before each of its sleeps."""
     parts = PROCEDURES["wait"].split("EXEC @slot = sqlsem.take_waiter_slot;")[1:]
     assert len(parts) == 2
     for part in parts:

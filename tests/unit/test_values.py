@@ -1,4 +1,4 @@
-"""The frozen values, and what they refuse."""
+"""The frozen values, and the arguments that they refuse."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def test_a_name_is_taken_as_it_is_or_refused(text):
 
 CLEF = "\N{MUSICAL SYMBOL G CLEF}"  # two units of UTF-16
 
-#: What just fits, and what does not any more.
+#: Values at a limit, and values just beyond it.
 TAKEN = {
     "the longest name": {"resource": "a" * MAX_NAME},
     "the longest name in other units": {"resource": "a" + CLEF * 127},
@@ -144,7 +144,7 @@ def test_describe(request_, words):
 
 
 def test_access_is_worded_in_a_single_place():
-    """Else a list calls a row by another word than a message does."""
+    """A list and a message call a row by the same word."""
     own = re.compile(
         r"""replace\("stage:|["']mutex["'] if|["'](mutex|no limit)["'] (if|else)|f["']limit \{(\w+\.)*limit\}["']"""
     )
@@ -170,11 +170,11 @@ def test_our_own_clock_is_not_the_time_of_day(monkeypatch):
     ("missing_for", "grace_left", "holding", "waiting", "missed"),
     [
         (None, None, 1, 0, False),  # it lives
-        (2.0, 3.0, 0, 0, True),  # within its grace: it may come back
-        (9.0, -4.0, 1, 0, True),  # dead, and a row of it stands
+        (2.0, 3.0, 0, 0, True),  # within its grace: it may reconnect
+        (9.0, -4.0, 1, 0, True),  # dead, with a row left
         (9.0, 0.0, 0, 1, True),
-        (9.0, -4.0, 0, 0, False),  # dead, and nothing is left of it
-        (None, 5.0, 0, 0, False),  # a lease that runs
+        (9.0, -4.0, 0, 0, False),  # dead, without rows
+        (None, 5.0, 0, 0, False),  # a running lease
     ],
 )
 def test_member_is_missed_while_it_matters(missing_for, grace_left, holding, waiting, missed):

@@ -1,4 +1,4 @@
-"""The sessions of the waiting room: none is lost, and none is used twice."""
+"""The connections of the pool for waits: none is lost, and none is used twice."""
 
 import pytest
 

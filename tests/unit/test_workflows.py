@@ -1,4 +1,4 @@
-"""The workflows that build and publish run nothing but what was read: actions by commit, as few rights as can be."""
+"""The workflows that build and publish run only reviewed code: actions by commit, with as few rights as possible."""
 
 import re
 import shutil
@@ -38,7 +38,7 @@ def test_rights_are_few_and_said(path):
     assert "pull_request_target" not in text
     assert "workflow_run" not in text
     assert text.count("persist-credentials: false") == text.count("uses: actions/checkout@")
-    # What somebody chooses (a branch's name, a title) comes as an environment variable, never into a script's text.
+    # Text that users choose (a branch's name, a title) comes as an environment variable, never into a script's text.
     for line in text.splitlines():
         if re.search(r"\$\{\{\s*github\.(event\.|head_ref|ref_name)", line):
             assert re.fullmatch(r" +[A-Z_]+: \$\{\{ [\w.]+ \}\}", line), line
@@ -52,7 +52,7 @@ def test_publishing_needs_no_stored_password():
     assert "attestations: true" in text
 
 
-# -- what is published ------------------------------------------------------------------------------------------------
+# -- publishing -------------------------------------------------------------------------------------------------------
 
 
 def jobs(name):
@@ -81,7 +81,7 @@ def test_published_files_come_from_pinned_tools_only():
         assert "pytest" not in ran, name
         for install in re.findall(r".*\bpip\b.* install .*", ran):
             pinned = re.search(r"--require-hashes .*-r (\S+)$", install)
-            # What is only looked at is not run: wheels, in an environment of its own.
+            # A package that is only inspected does not run: wheels, in an environment of its own.
             looked_at = "/plain/bin/pip" in install and "--only-binary :all:" in install
             assert pinned or looked_at, install
             if pinned:
@@ -127,7 +127,7 @@ def test_lowest_versions_are_tested_with_attacks():
     assert "tests/dashboard" in ran
 
 
-# -- what no workflow needs to be run for ------------------------------------------------------------------------------
+# -- checks without a run of a workflow --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", workflows())
@@ -150,7 +150,7 @@ def test_scripts_of_steps_are_bash(path):
 
 @pytest.mark.parametrize("path", workflows())
 def test_expressions_name_known_contexts_and_values(path):
-    """Outputs of jobs and the values of a matrix are there; contexts have names that GitHub knows."""
+    """Outputs of jobs and values of a matrix exist; contexts have names that GitHub knows."""
     contexts = {"github", "env", "matrix", "job", "runner", "steps", "needs", "inputs", "strategy", "secrets", "vars"}
     for name, job in jobs(path.stem).items():
         for expression in re.findall(r"\$\{\{(.*?)\}\}", str(job)):
