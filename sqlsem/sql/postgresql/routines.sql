@@ -3,19 +3,22 @@
 -- Application (advisory) locks used, each in a class of its own made from the schema's name:
 --   class + 0, hash of the resource   gate     held for the length of one registration
 --   class + 1, beacon                 beacon   held by a member's session for as long as it lives
---   class + 2, queue_position         entry    held by the session of a row's owner while the row stands
+--   class + 2, queue_position         entry    the wakeup lock: held by the session of a row's owner until the row is
+--                                     deleted
 --   class + 3, queue_position         waiting  held by a session while it waits for that row's grant
 --   class + 4, hash of the batch      batch    held for the length of one decision about batches (batches.sql)
 --   class + 5, 1                      news     shared by sessions that listen for tasks (tasks.sql)
---   class + 6, hash of the queue      put      shared by those who put tasks, for the length of that (tasks.sql)
+--   class + 6, hash of the queue      put      shared by each put of tasks, for its length (tasks.sql)
 --   class + 7, member                 number   shared by the member's registrations, each for its length (advance_low_water_marks)
--- Any login can compute these numbers, and take such a lock. So each wait for one is bounded, and kept_locks names the sessions that
--- keep one. What need not be quick goes by our tables instead, which strangers cannot lock:
+-- Any login can compute these numbers, and take such a lock. So each wait for one is bounded, and kept_locks names the
+-- sessions that keep one. A lock that need not be quick is one on a table instead, which strangers cannot take:
 --   installer      SHARE ROW EXCLUSIVE: one installer at a time (client.sql, is_upgraded)
 --   setting        its row schema_version, while numbers are set forward after a promotion (check_origin)
---   limit_pattern  ROW SHARE: a request goes by the server's limit; EXCLUSIVE: a limit is raised or removed (check_registration, set_resource)
---   queue_key      ROW SHARE: a queue is claimed from that knows no limit; EXCLUSIVE: limits of queues are set (block_first_limit)
--- A commit is visible before its transaction's locks are released; several routines lean on that.
+--   limit_pattern  ROW SHARE: a request uses the server's limit; EXCLUSIVE: a limit is raised or removed
+--                  (check_registration, set_resource)
+--   queue_key      ROW SHARE: a claim reads a queue without limits; EXCLUSIVE: limits of queues are set
+--                  (block_first_limit)
+-- A commit is visible before its transaction's locks are released: several routines rely on that.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
@@ -29,8 +32,8 @@ CREATE OR REPLACE FUNCTION {schema}.lock_key(p_number bigint) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (p_number OPERATOR(pg_catalog.&) 2147483647)::pg_catalog.int4 $$;
 
--- Whether nobody holds a lock just now. (As those above, so simple that the planner inlines it, for which it must not fix
--- its search_path.)
+-- Return true if no session holds a lock now. (Simple enough, like the functions above, for the planner to inline it;
+-- so it must not set its search_path.)
 CREATE OR REPLACE FUNCTION {schema}.is_free(p_class integer, p_key integer) RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
@@ -38,7 +41,7 @@ AS $$
                 THEN pg_catalog.pg_advisory_unlock_shared(p_class, p_key) ELSE false END
 $$;
 
--- Waits until nobody holds a lock; false when that takes longer.
+-- Wait until no session holds a lock; return false if that takes longer than the timeout.
 CREATE OR REPLACE FUNCTION {schema}.wait_until_lock_free(p_class integer, p_key integer, p_timeout_ms integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -54,7 +57,7 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- Text with what a terminal would obey written out, for messages.
+-- Escape the control characters of a text, for messages.
 CREATE OR REPLACE FUNCTION {schema}.escape_control_chars(p_text text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -64,8 +67,8 @@ AS $$
                       FROM regexp_split_to_table(p_text, '') WITH ORDINALITY AS u (c, n)) END
 $$;
 
--- Takes a lock to the transaction's end, alone. Any login can keep it: so where the session does not bound its waits this one
--- lasts a minute, and its error names the sessions.
+-- Take a lock exclusively to the transaction's end. Any login can keep it: if the session does not bound its waits,
+-- this wait ends after a minute, with an error that names the sessions.
 CREATE OR REPLACE FUNCTION {schema}.take_exclusive_lock(p_class integer, p_key integer, p_what text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -88,7 +91,7 @@ BEGIN
 END
 $$;
 
--- The sessions that have a lock, in words.
+-- Describe the sessions that have a lock.
 CREATE OR REPLACE FUNCTION {schema}.describe_advisory_lock(p_class integer, p_key integer) RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -99,8 +102,8 @@ AS $$
       AND l.classid::bigint = p_class AND l.objid::bigint = p_key::bigint & 4294967295
 $$;
 
--- Has this session's lock freed when its transaction has ended, just after its commit is visible: those who wait for it must
--- not wake before. (It is taken once more for the transaction; 'try' fails only where another session holds it.)
+-- Release this session's lock when its transaction has ended, just after its commit is visible: the waiters must not
+-- wake before. (It is taken once more for the transaction; 'try' fails only if another session holds it.)
 CREATE OR REPLACE FUNCTION {schema}.release_session_lock_after_commit(p_class integer, p_key integer) RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
@@ -108,7 +111,7 @@ AS $$
                 ELSE false END
 $$;
 
--- Whether an installer has its lock, which only the schema's owner and superusers can take.
+-- Return true if an installer holds its lock, which only the schema's owner and superusers can take.
 CREATE OR REPLACE FUNCTION {schema}.is_installing() RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -118,8 +121,9 @@ AS $$
                      AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
 $$;
 
--- Whether the tables are upgraded just now: a session that waits stands aside. (The sequence is written outside of transactions,
--- and read without a query. An installer that failed leaves it as it was, so its lock is asked for then.)
+-- Return true if an upgrade of the tables is under way: a session that waits pauses then. (The sequence is written
+-- outside of transactions, and read without a query. An installer that failed leaves it unchanged, so the lock is
+-- tested then.)
 CREATE OR REPLACE FUNCTION {schema}.is_upgraded() RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
@@ -128,8 +132,8 @@ AS $$
 $$;
 
 
--- Refuses a schema in which others than its owner, who installs, can put something in the place of what is ours: anyone who
--- calls it would run that. (Superusers are trusted anyway.)
+-- Refuse a schema in which logins other than its owner, the installer, can replace an object of sqlsem: any caller of
+-- the object would run theirs. (Superusers are trusted anyway.)
 DO $$
 DECLARE
     v_owner name;
@@ -168,13 +172,14 @@ END
 $$;
 
 
--- Refuses to run where its guarantees would not hold.
+-- Refuse to run in a transaction in which the guarantees would not hold.
 CREATE OR REPLACE FUNCTION {schema}.require_outside_transaction(p_what text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    -- A transaction that has written cannot be a statement of its own. (One that has only read cannot be told from
-    -- here; enclosed by it a registration stays safe, as the gate is kept until the commit, but holds everybody up.)
+    -- A transaction that has written cannot be a statement of its own. (A transaction that has only read cannot be
+    -- detected here. Inside one a registration stays safe, as the gate is kept until the commit, but it blocks all
+    -- others.)
     IF pg_current_xact_id_if_assigned() IS NOT NULL THEN
         RAISE EXCEPTION 'sqlsem: % must not be called inside an open transaction; commit first and use autocommit', p_what
             USING ERRCODE = '25001';
@@ -187,9 +192,9 @@ END
 $$;
 
 
--- Where numbers are given and life is measured: the cluster, its timeline, which every promotion and every recovery to a
--- point in time changes (the control file tells it too late), the table, which is another one after a restore from a dump;
--- and when the server was started.
+-- The origin of numbers and heartbeats: the cluster; its timeline, which every promotion and every recovery to a point
+-- in time changes (the control file shows it too late); the table, which is another one after a restore from a dump;
+-- and the time when the server was started.
 CREATE OR REPLACE FUNCTION {schema}.origin(OUT place text, OUT started text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -199,12 +204,13 @@ BEGIN
     BEGIN
         SELECT format('%s %s', system_identifier, place) INTO place FROM pg_control_system();
     EXCEPTION WHEN insufficient_privilege THEN
-        RETURN;  -- a service that keeps it to itself: the rest has to do
+        RETURN;  -- a service that hides it: the rest has to do
     END;
 END
 $$;
 
--- Which database of which running server this is: no copy of it says the same, nor does it after another one has taken over.
+-- The identity of this database on this running server: no copy of it has the same, nor has a server that has taken
+-- over.
 CREATE OR REPLACE FUNCTION {schema}.database_identity() RETURNS text
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -212,7 +218,7 @@ AS $$
     FROM {schema}.origin() AS o CROSS JOIN pg_database AS d WHERE d.datname = current_database()
 $$;
 
--- Whether that is still what it was when somebody looked last.
+-- Return true if the origin is still the recorded one.
 CREATE OR REPLACE FUNCTION {schema}.same_origin() RETURNS boolean
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -220,15 +226,16 @@ AS $$
     WHERE s.name = 'origin' AND s.value = o.place OR s.name = 'started' AND s.value = o.started
 $$;
 
--- Sees to it that numbers only grow and nobody is taken for dead in haste when that has changed; true when it had.
--- A standby that is promoted without having received everything, and a database that is restored, would give numbers again
--- that were given before: fences would repeat, and a member that was forgotten would find another one under its number. So
--- from then on numbers begin at the next multiple of 10^10, at least 10^9 further (10^6 and 10^5 where numbers are small).
--- There, and after a restart of the server too, all beacons are missing, and the last signs of life may be, which are not
--- made durable at once, and times may be those of another clock: so every member begins its life anew, with its lease, and so
--- does every notice of a revocation.
--- Called before a session that is new to us is given a number, and before anybody is removed. Costs next to nothing while
--- all is as it was.
+-- Set numbers forward, and restart all leases and graces, if the origin has changed; return true if it had.
+-- A standby that is promoted without having received everything, and a database that is restored, would give numbers
+-- again that were given before: fences would repeat, and a removed member would find another one under its number. So
+-- from then on numbers begin at the next multiple of 10^10, at least 10^9 further (10^6 and 10^5 while numbers are
+-- small).
+-- There, and after a restart of the server too, all beacons are missing. The last heartbeats may be missing, too, as
+-- they are not made durable at once, and times may be those of another clock. So every member begins its life anew,
+-- with its lease, and so does every notice of a revocation.
+-- Called before a session that is new to sqlsem gets a number, and before any member is removed. Costs next to nothing
+-- while the origin is unchanged.
 CREATE OR REPLACE FUNCTION {schema}.check_origin() RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -240,15 +247,15 @@ BEGIN
     IF {schema}.same_origin() THEN
         RETURN false;
     END IF;
-    PERFORM FROM {schema}.setting WHERE name = 'schema_version' FOR UPDATE;  -- one session at a time does what follows
-    IF {schema}.same_origin() THEN  -- somebody was faster
+    PERFORM FROM {schema}.setting WHERE name = 'schema_version' FOR UPDATE;  -- one session at a time does the following
+    IF {schema}.same_origin() THEN  -- another session was faster
         RETURN false;
     END IF;
     SELECT * INTO v_origin FROM {schema}.origin();
     SELECT value INTO v_known FROM {schema}.setting WHERE name = 'origin';
     IF v_known IS NULL THEN
-        -- New tables, it may be in the place of others that were dropped: anyone who was a member there must not find another
-        -- one under its number.
+        -- The tables are new, perhaps in place of dropped ones: a member of the old ones must not find another member
+        -- under its number.
         PERFORM setval(pg_get_serial_sequence('{schema}.member', 'member_id'),
                        coalesce((SELECT max(member_id) FROM {schema}.member), 0) + (random() * 1000000000)::bigint + 1);
     ELSIF v_known <> v_origin.place THEN
@@ -272,7 +279,7 @@ BEGIN
                 ELSE ((coalesce(v_number.last, 0) + 100000) / 1000000 + 1) * 1000000 END);
         END LOOP;
     END IF;
-    DELETE FROM {schema}.low_water;  -- what they say may not be true of what was put in the place of what they knew
+    DELETE FROM {schema}.low_water;  -- they may not be true of the rows that replaced the old ones
     UPDATE {schema}.member
     SET heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', missing_since = NULL;
     UPDATE {schema}.{table} SET revoked_at = clock_timestamp()
@@ -286,24 +293,26 @@ $$;
 
 -- Low-water marks ------------------------------------------------------------------------------------------------
 --
--- An old snapshot (a long report, a dump, a prepared transaction, a standby's feedback) keeps what was deleted, and its entries
--- in the indexes: whoever looked for the first row of a resource would have to pass all that left since. But positions only
--- grow, registrations on a resource follow each other (the gate), and what is ahead only leaves. So "below this position
--- nothing lives but these survivors" stays true for ever once it was true, and whoever looks begins there: at the newest mark,
--- whose entry comes first. The rows of a member have such marks as well, under a key that no resource can have.
+-- An old snapshot (a long report, a dump, a prepared transaction, a standby's feedback) keeps deleted rows, and their
+-- entries in the indexes: a search for the first row of a resource would have to pass all rows that left since. But
+-- positions only grow, registrations on a resource follow each other (the gate), and rows ahead only leave. So once it
+-- is true that "below this position nothing lives but these survivors", it stays true for ever. Each read begins at the
+-- newest mark, whose index entry comes first. The rows of a member have such marks as well, under a key that no
+-- resource can have.
 --
--- A mark is written under the gate, by a registration, by one that is granted, or by one that is about to wait, and is never above
--- the position of that row; a member's by its registrations alone, which those wait for that give it rows (adopt). Should
--- numbers ever go back (somebody restores rows, or sets the sequence), the first registration below a resource's mark removes
--- all that are above it, and looks again. Those of members are not read by registrations, as they only serve to list a member's
--- rows: one that passed a row by would have its member told that the row is gone, and let nobody in.
+-- A mark of a resource is written under the gate, by a registration, a waiter that is granted, or one that is about to
+-- wait, and is never above the position of that row. A mark of a member is written by its registrations alone; a
+-- session that gives rows to the member (adopt) waits for these. If numbers ever go back (rows are restored, or the
+-- sequence is set), the first registration below a resource's mark removes all marks above it, and reads again.
+-- Registrations do not read the marks of members, which only serve to list a member's rows. A mark that hides a row
+-- makes the member believe that the row is gone, and grants nothing.
 
 CREATE OR REPLACE FUNCTION {schema}.member_key(p_member bigint) RETURNS varchar
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (E'\tmember '::pg_catalog.text OPERATOR(pg_catalog.||) p_member::pg_catalog.text)::varchar $$;
 
--- The rows of a resource before a position, the last one first. (These are so simple that the planner inlines them; so they
--- cannot fix their search_path. Whoever stops early reads no more than that.)
+-- The rows of a resource before a position, the last one first. (These functions are simple enough for the planner to
+-- inline them, so they cannot set their search_path. A query that stops early reads no further.)
 CREATE OR REPLACE FUNCTION {schema}.rows_before_newest_first(p_resource varchar, p_before bigint) RETURNS SETOF {schema}.{table}
 LANGUAGE sql STABLE
 AS $$
@@ -322,7 +331,7 @@ AS $$
      ORDER BY queue_position DESC)
 $$;
 
--- The same, the first one first.
+-- The rows of a resource before a position, the first one first.
 CREATE OR REPLACE FUNCTION {schema}.rows_before_oldest_first(p_resource varchar, p_before bigint) RETURNS SETOF {schema}.{table}
 LANGUAGE sql STABLE
 AS $$
@@ -362,13 +371,14 @@ AS $$
      ORDER BY queue_position)
 $$;
 
--- Whether to write a mark now: so rarely that it costs nothing, so often that little is passed in between.
+-- Return true if a mark should be written now: so rarely that it costs nothing, so often that reads pass few rows in
+-- between.
 CREATE OR REPLACE FUNCTION {schema}.is_time_for_row_mark() RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$ SELECT pg_catalog.random() OPERATOR(pg_catalog.<) 0.025::double precision $$;
 
--- Writes a mark: p_live are the first 201 rows that live below p_position, or all of them. The one before goes. (Nobody is
--- waited for: a mark that another one removes just now is left to that one, or to prune.)
+-- Write a mark: p_live are the first 201 rows that live below p_position, or all of them. The mark before goes. (No
+-- other session is waited for: a mark that another session is removing is left to that session, or to prune.)
 CREATE OR REPLACE FUNCTION {schema}.advance_low_water_mark(p_key varchar, p_position bigint, p_live bigint[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -386,9 +396,10 @@ BEGIN
 END
 $$;
 
--- Writes the marks of a resource and of a member at a row that was there before the caller had the gate, or was inserted under
--- it; NULL for a member: that of the resource alone. A registration of the member may be under way on an older session, with a
--- lower number which nobody sees yet: then its mark has to wait. (Anyone who begins after this look has a higher one.)
+-- Write the marks of a resource and of a member at a row that was there before the caller had the gate, or was inserted
+-- under it; NULL for a member: the mark of the resource alone. A registration of the member may be under way on an
+-- older session, with a lower number that is not visible yet: then the member's mark has to wait. (A registration that
+-- begins after this test has a higher number.)
 CREATE OR REPLACE FUNCTION {schema}.advance_low_water_marks(p_resource varchar, p_position bigint, p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -403,7 +414,7 @@ BEGIN
     v_alone := CASE WHEN pg_try_advisory_lock({schema}.lock_class(7), {schema}.lock_key(p_member))
                     THEN pg_advisory_unlock({schema}.lock_class(7), {schema}.lock_key(p_member)) END;
     IF v_alone THEN
-        DELETE FROM {schema}.low_water  -- numbers went back, and no mark of a resource told that before
+        DELETE FROM {schema}.low_water  -- numbers went back, and no mark of a resource showed it before
         WHERE resource_id = {schema}.member_key(p_member) AND mark > p_position;
         PERFORM {schema}.advance_low_water_mark({schema}.member_key(p_member), p_position,
                                     ARRAY(SELECT queue_position FROM {schema}.member_rows(p_member)
@@ -413,7 +424,7 @@ END
 $$;
 
 
--- The longest pattern that a name matches. (Of texts that one begins with, the longest comes last.)
+-- The longest pattern that a name matches. (Of the prefixes of one text, the longest sorts last.)
 CREATE OR REPLACE FUNCTION {schema}.pattern_of(p_resource varchar) RETURNS {schema}.limit_pattern
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -425,9 +436,9 @@ CREATE OR REPLACE FUNCTION {schema}.pattern_cap(p_resource varchar) RETURNS inte
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT ({schema}.pattern_of(p_resource)).cap $$;
 
--- What is set for a resource: its own limit, or else that of the longest pattern; and a pause. One row, always. While there is any
--- pattern there is a row '*' in table resource, which says so: patterns cost a look only where there are some. (So simple that the
--- planner inlines it, as the others above; OFFSET keeps it from working this out wherever it is named.)
+-- The settings of a resource: its own limit, or else that of the longest pattern; and a pause. Always one row. While
+-- there is any pattern, table resource has a row '*': so patterns cost a read only if there are some. (Simple enough
+-- for the planner to inline it, like the functions above; OFFSET keeps the planner from computing it at each use.)
 CREATE OR REPLACE FUNCTION {schema}.effective_settings(p_resource varchar) RETURNS TABLE (cap integer, paused_at timestamptz)
 LANGUAGE sql STABLE
 AS $$
@@ -440,18 +451,18 @@ AS $$
     OFFSET 0
 $$;
 
--- The rule. Looks at the conflicting rows ahead of a position and says whether it may proceed; where not, which row
--- to wait for and what for:
+-- The rule: whether a row may be granted, by the conflicting rows ahead of its position; if not, the row to wait for,
+-- and for what:
 --   'leave'    that row must leave
---   'grant'    an earlier request still waits: nothing can change for us before it is granted
---   'any'      next in line: any of several holders may leave first; the blocker is the oldest of those
---   'paused'   an operator stopped the resource, or allows less than we weigh
--- A row weighs at least 1: so with a limit of N the last N conflicting rows say all, whatever stands before them.
+--   'grant'    an earlier request still waits: nothing changes for this row before that one is granted
+--   'any'      next in line: any of several holders may leave first; the blocker is the oldest of these
+--   'paused'   an operator paused the resource, or set a limit below this row's weight
+-- A row weighs at least 1: so with a limit of N the last N conflicting rows decide, whatever is before them.
 -- `mine`: the row of the resource with this uid.
 CREATE OR REPLACE FUNCTION {schema}.eligibility(
     p_resource varchar, p_position bigint, p_access varchar, p_limit integer, p_weight integer, p_uid varchar)
 RETURNS TABLE (eligible boolean, blocker bigint, until text, mine bigint)
-LANGUAGE sql STABLE  -- and so simple that the planner inlines it; so it cannot fix its search_path
+LANGUAGE sql STABLE  -- and simple enough for the planner to inline it; so it cannot set its search_path
 AS $$
     SELECT a.over IS NULL AND o.paused_at IS NULL AND (p_weight OPERATOR(pg_catalog.>) least(p_limit, o.cap)) IS NOT TRUE,
            CASE WHEN a.alone OPERATOR(pg_catalog.=) a.over OR a.waiter IS NULL THEN a.over ELSE a.waiter END,
@@ -478,7 +489,8 @@ AS $$
 $$;
 
 
--- Whether this session holds this beacon. Anybody may take an advisory lock, so it is not enough that somebody does.
+-- Return true if this session holds this beacon. Any login may take an advisory lock, so the holder must be this
+-- session.
 CREATE OR REPLACE FUNCTION {schema}.holds_beacon(p_pid integer, p_beacon integer) RETURNS boolean
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -489,8 +501,8 @@ AS $$
 $$;
 
 
--- All members, looked at once: whether the beacon is missing, and whether the member is dead by that (or its lease is over).
--- Writes nothing. On a standby no beacon can be seen, and only leases tell.
+-- All members at one instant: true if the beacon is missing, and true if the member is dead by that (or its lease is
+-- over). Writes nothing. On a standby no beacon can be seen, and only leases count.
 CREATE OR REPLACE FUNCTION {schema}.member_liveness()
 RETURNS TABLE (member_id bigint, missing boolean, dead boolean, since timestamptz)
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -508,18 +520,19 @@ AS $$
                 ELSE gone AND greatest(m.heartbeat_at, s.since) + m.grace_ms * interval '1 millisecond' <= clock_timestamp() END,
            CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
                 WHEN m.missing_since IS NOT NULL THEN m.missing_since
-                WHEN m.grace_ms > 0 THEN m.heartbeat_at END  -- without a grace nobody gives signs
+                WHEN m.grace_ms > 0 THEN m.heartbeat_at END  -- without a grace there are no heartbeats
     FROM {schema}.member AS m CROSS JOIN server AS s LEFT JOIN held AS h ON h.beacon = m.beacon AND h.pid = m.backend_pid
     CROSS JOIN LATERAL (SELECT CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until < clock_timestamp()
                                     ELSE h.beacon IS NULL AND NOT s.standby END AS gone) AS g
 $$;
 
 
--- Removes rows and writes their history. Entry locks are freed by their sessions' end, or by release().
+-- Delete rows of a member, and write their history. Wakeup locks are released by the end of their sessions, or by
+-- release().
 CREATE OR REPLACE FUNCTION {schema}.delete_member_rows(p_member {schema}.member, p_outcome text) RETURNS bigint
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    -- What an open transaction has pinned (pin) stays until that ends; it is found then.
+    -- A row that an open transaction has pinned (pin) stays until that ends; a later call finds it.
     WITH free AS (SELECT resource_id, queue_position FROM {schema}.{table}
                   WHERE member_id = p_member.member_id
                     AND queue_position = ANY (ARRAY(SELECT queue_position FROM {schema}.member_rows(p_member.member_id)))
@@ -540,9 +553,9 @@ AS $$
 $$;
 
 
--- Tests whether a member still lives, and acts on it: removes it with its rows when its lease is over, or when its beacon
--- is missing and its last sign of life is older than its grace; else notes the time when the beacon is first missed, for
--- people. Anyone who looks first decides. True when it wrote something.
+-- Test if a member is alive, and act on the result. Remove the member with its rows if its lease is over, or if its
+-- beacon is missing and its last heartbeat is older than its grace. Else note the time when the beacon is first missed,
+-- for displays. The first session that tests decides. Return true if something was written.
 CREATE OR REPLACE FUNCTION {schema}.check_liveness(p_member bigint, p_mine bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -558,12 +571,12 @@ BEGIN
     END IF;
     IF v_member.lease_until IS NULL THEN
         v_fresh := v_member.heartbeat_at + v_member.grace_ms * interval '1 millisecond' > clock_timestamp();
-        -- A session can always share its own lock: its own beacon it must not test so. (Its number alone proves nothing: it
-        -- may have been a dead session's, or this one's before a pool reset it.)
+        -- A session can always share its own lock, so it must not test its own beacon like this. (The session's number
+        -- alone proves nothing: it may have been a dead session's, or this one's before a pool reset it.)
         IF (v_member.backend_pid = pg_backend_pid() OR NOT {schema}.is_free({schema}.lock_class(1), v_member.beacon))
            AND (v_fresh AND v_member.backend_pid <> pg_backend_pid()
                 OR {schema}.holds_beacon(v_member.backend_pid, v_member.beacon)) THEN
-            RETURN false;  -- while the last sign is young it does not matter who has the lock
+            RETURN false;  -- while the last heartbeat is recent, the lock's holder does not matter
         END IF;
         IF v_fresh THEN
             UPDATE {schema}.member SET missing_since = clock_timestamp()
@@ -572,8 +585,8 @@ BEGIN
             RETURN FOUND;
         END IF;
     END IF;
-    -- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here; nor is
-    -- one that is just giving a sign of life, for which nobody waits: it may be waiting for us.
+    -- This one statement decides. It does not find a member that returns and so changes its beacon or its lease. It
+    -- skips a member that is writing its heartbeat, without waiting: that member may be waiting for this session.
     DELETE FROM {schema}.member
     WHERE member_id = (SELECT member_id FROM {schema}.member
                        WHERE member_id = v_member.member_id AND beacon IS NOT DISTINCT FROM v_member.beacon
@@ -591,10 +604,10 @@ END
 $$;
 
 
--- Tests whether the owner of a row that blocks still lives, and acts on it (check_liveness). Rows that are stale go, and a row
--- that nobody attends to any more (waiting, or let in unseen by a reader ahead that upgrades), though its member may live,
--- or be p_mine.
--- True when it wrote something: the caller should then end its transaction, so that others see it.
+-- Test if the owner of a blocking row is alive, and act on the result (check_liveness). Stale rows go. So does a row
+-- whose waiter lease is over (it waits, or was granted unseen by a reader ahead that upgrades), even if its member
+-- lives or is p_mine.
+-- Return true if something was written: the caller should then end its transaction, so that other sessions see it.
 CREATE OR REPLACE FUNCTION {schema}.check_if_dead(p_resource varchar, p_position bigint, p_mine bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -603,7 +616,7 @@ DECLARE
     v_member {schema}.member;
     v_stale  bigint;
 BEGIN
-    -- Nothing is locked before it is decided: anyone who calls may sleep long afterwards, in the same transaction.
+    -- Lock nothing before the decision: the caller may sleep long afterwards, in the same transaction.
     SELECT member_id, requested_at, revoked_at, waiter_lease_until < clock_timestamp() AS unattended
     INTO v_row FROM {schema}.{table}
     WHERE resource_id = p_resource AND queue_position = p_position;
@@ -624,7 +637,7 @@ BEGIN
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = v_row.member_id;
     IF NOT FOUND THEN
         v_member.member_id := v_row.member_id;
-        -- (Once its member is gone a row goes to nobody else; until then somebody may have adopted it.)
+        -- (A row of a removed member gets no new owner; before that, another member may have adopted it.)
         RETURN {schema}.delete_member_rows(v_member, 'reaped') > 0
                OR EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = p_position
                           AND member_id = v_row.member_id) AND {schema}.remove(p_resource, p_position, 'reaped');
@@ -640,8 +653,8 @@ END
 $$;
 
 
--- Removes one row, no matter whose it is, with its history; false when it is gone, or pinned by an open transaction, or, where
--- p_outcome is 'cancelled', when somebody waits for it after all.
+-- Remove one row of any owner, and write its history. Return false if the row is gone, or pinned by an open
+-- transaction, or, if p_outcome is 'cancelled', if its waiter lease was renewed.
 CREATE OR REPLACE FUNCTION {schema}.remove(p_resource varchar, p_position bigint, p_outcome text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -666,8 +679,8 @@ END
 $$;
 
 
--- Whether an operator allows so long a grace or lease (settings max_grace and max_lease, in seconds). Refused rather than
--- cut short: anyone who asks for it goes by what it asked for.
+-- Refuse a grace or lease that is longer than an operator allows (settings max_grace and max_lease, in seconds). It is
+-- refused and not cut short: the caller counts on the time that it asked for.
 CREATE OR REPLACE FUNCTION {schema}.check_grace_or_lease(p_what text, p_ms integer) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -684,7 +697,7 @@ END
 $$;
 
 
--- Refuses more members than an operator allows a login (setting max_members).
+-- Refuse more members than an operator allows for a login (setting max_members).
 CREATE OR REPLACE FUNCTION {schema}.check_members() RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -698,7 +711,7 @@ BEGIN
 END
 $$;
 
--- Takes a beacon that nobody has. Should somebody hold locks with the next numbers, to be in the way, they are passed over.
+-- Take a free beacon. If a stranger holds locks with the next numbers, to block sqlsem, these numbers are skipped.
 CREATE OR REPLACE FUNCTION {schema}.take_beacon() RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -717,7 +730,7 @@ END
 $$;
 
 
--- A new member, with its beacon (or its lease). Called once a process, on the connection that it keeps.
+-- Register a new member, with its beacon (or its lease). Called once for each process, on the connection that it keeps.
 CREATE OR REPLACE FUNCTION {schema}.register_member(
     p_host varchar, p_pid integer, p_program varchar, p_grace_ms integer, p_lease_ms integer, OUT member_id bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -729,7 +742,7 @@ BEGIN
     PERFORM {schema}.check_grace_or_lease('grace', p_grace_ms);
     PERFORM {schema}.check_grace_or_lease('lease', p_lease_ms);
     PERFORM {schema}.check_members();
-    PERFORM set_config('synchronous_commit', 'off', true);  -- what needs this to last is durable itself (and below)
+    PERFORM set_config('synchronous_commit', 'off', true);  -- what must last is made durable itself (and below)
     PERFORM {schema}.check_origin();
     IF p_lease_ms IS NULL THEN
         v_beacon := {schema}.take_beacon();
@@ -742,9 +755,9 @@ END
 $$;
 
 
--- Who may act for a member is told by its login: to everybody else it is as if it were not there (here and below).
--- The member is back on a new session: takes a new beacon (the old session may still linger on the server, where it
--- protects us until then) and its rows' entry locks. False when it was given up meanwhile.
+-- The login decides if a session may act for a member: for another login the member does not exist (here and below).
+-- Reattach a member to a new session: take a new beacon (the old session may still linger on the server, and protects
+-- the member until then) and the wakeup locks of its rows. Return false if the member was removed meanwhile.
 CREATE OR REPLACE FUNCTION {schema}.reattach_member(p_member bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -767,11 +780,11 @@ BEGIN
     SET beacon = v_beacon, backend_pid = pg_backend_pid(), missing_since = NULL, heartbeat_at = clock_timestamp(),
         lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
     WHERE member_id = p_member;
-    IF NOT FOUND THEN  -- removed while we came back
+    IF NOT FOUND THEN  -- the member was removed while it returned
         RETURN false;
     END IF;
     IF v_lease IS NULL THEN
-        -- 'try': where the old session lingers, its lock stands for ours.
+        -- 'try': while the old session lingers, its lock serves for this one.
         PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(r.queue_position))
         FROM (SELECT resource_id, array_agg(queue_position ORDER BY queue_position) AS positions
               FROM {schema}.member_rows(p_member) GROUP BY resource_id) AS a
@@ -783,9 +796,10 @@ END
 $$;
 
 
--- The waiting rows of a member for whose end nobody need wait: right behind each stands another row of the same member that asks
--- for the same, with nobody beside it. Whoever stands behind both is kept out by that one as well, and for longer. (Who waits and
--- believes otherwise looks from time to time. So simple that the planner inlines it, as those above.)
+-- The waiting rows of a member for whose end no session needs to wait: right behind each is a row of the same member
+-- with the same request, which shares with no other. The second row also blocks each request behind both, and for
+-- longer. (A waiter that believes otherwise polls. Simple enough for the planner to inline it, like the functions
+-- above.)
 CREATE OR REPLACE FUNCTION {schema}.rows_ahead_of_own_row(p_member bigint, p_resource varchar, p_positions bigint[]) RETURNS SETOF bigint
 LANGUAGE sql STABLE
 AS $$
@@ -803,7 +817,7 @@ AS $$
                                                         OR n.concurrency_limit IS NULL AND t.concurrency_limit IS NULL)
 $$;
 
--- The rows of this session's member, of these (NULL: of all), without an entry lock of its own.
+-- The rows of this session's member, of these (NULL: of all), without a wakeup lock of this session.
 CREATE OR REPLACE FUNCTION {schema}.missing_wakeup_locks(p_member bigint, p_positions bigint[] DEFAULT NULL) RETURNS SETOF bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -816,8 +830,8 @@ AS $$
             AND classid::bigint = {schema}.lock_class(2))
 $$;
 
--- Gives up the entry locks of those rows that are shielded: the table of locks is the whole server's, and who has many of them
--- pays for each at the end of every transaction. May be repeated.
+-- Drop the wakeup locks of the rows that need none. The table of locks is the whole server's, and a session with many
+-- locks pays for each at the end of every transaction. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.drop_wakeup_locks(p_member bigint, p_resource varchar, p_positions bigint[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -830,7 +844,7 @@ BEGIN
 END
 $$;
 
--- Takes them again, before the turn of these rows comes, or before they leave. May be repeated.
+-- Restore wakeup locks before these rows are next to be granted, or before they leave. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.restore_wakeup_locks(p_member bigint, p_positions bigint[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -842,8 +856,8 @@ END
 $$;
 
 
--- The member lives: renews its lease, clears missing_since, tells which rows it has. `known` is false when it was
--- given up. Raises when the session changed under the member (a pooler in transaction mode).
+-- Record a heartbeat: renew the lease, clear missing_since, and return the rows of the member. `known` is false if the
+-- member was removed. Raise if the session changed under the member (a pooler in transaction mode).
 CREATE OR REPLACE FUNCTION {schema}.heartbeat(
     p_member bigint, OUT known boolean, OUT positions bigint[], OUT revoked bigint[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -852,8 +866,8 @@ AS $$
 DECLARE
     v_member {schema}.member;
 BEGIN
-    -- Not made durable at once, nor does it wait for a standby: after a restart, or a promotion, every member begins its
-    -- life anew (check_origin).
+    -- A heartbeat is not made durable at once, nor does it wait for a standby: after a restart, or a promotion, every
+    -- member begins its life anew (check_origin).
     PERFORM set_config('synchronous_commit', 'off', true);
     -- The usual case in one statement.
     UPDATE {schema}.member SET heartbeat_at = clock_timestamp()
@@ -893,7 +907,7 @@ END
 $$;
 
 
--- The member leaves for good; what it still has goes with it.
+-- Remove a member for good, with the rows that it still has.
 CREATE OR REPLACE FUNCTION {schema}.deregister_member(p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -903,10 +917,10 @@ DECLARE
 BEGIN
     DELETE FROM {schema}.member WHERE member_id = p_member AND login = session_user RETURNING * INTO v_member;
     IF NOT FOUND THEN
-        RETURN;  -- given up before; its rows go when somebody meets them
+        RETURN;  -- removed before; the next session that tests its rows deletes them
     END IF;
     PERFORM {schema}.delete_member_rows(v_member, 'released');
-    -- Skipped is what a wait of ours is writing on this instant, too.
+    -- Rows that a wait of this member is writing this instant were skipped, too.
     FOR v_look IN 1..20 LOOP
         EXIT WHEN NOT EXISTS (SELECT FROM {schema}.member_rows(p_member));
         PERFORM pg_sleep(0.005);
@@ -917,8 +931,8 @@ END
 $$;
 
 
--- Takes a number. One transaction: gate, look ahead, insert, entry lock. Where nobody is in the way the request is
--- granted on the spot. With p_try nothing is inserted unless it is.
+-- Register a request, and draw its number. One transaction: gate, eligibility, insert, wakeup lock. A request that is
+-- not blocked is granted at once. With p_try nothing is inserted if it is blocked.
 -- A second call with the same p_uid (its first reply was lost) finds the row of the first.
 CREATE OR REPLACE FUNCTION {schema}.register(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
@@ -931,15 +945,15 @@ DECLARE
     v_placed record;
     v_gated  boolean;
 BEGIN
-    -- Asked here as well, to spare the usual case a call.
+    -- Tested here as well, to save the usual case a call.
     IF pg_current_xact_id_if_assigned() IS NOT NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
         PERFORM {schema}.require_outside_transaction('register');
     END IF;
     IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '60s', true);  -- anybody can take the gate's lock, and keep it
+        PERFORM set_config('lock_timeout', '60s', true);  -- any login can take the gate's lock, and keep it
     END IF;
-    -- (As an expression: that is evaluated without a query, as often below.)
-    -- ('=', unlike AND, always asks for both.)
+    -- (An expression is evaluated without a query, as often below.)
+    -- ('=', unlike AND, always evaluates both.)
     v_gated := (pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member)) IS NULL)
                = (pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) IS NULL);
     v_placed := {schema}.insert_request(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note, false);
@@ -949,10 +963,10 @@ END
 $$;
 
 
--- Is called in every transaction that grants, claims or starts something for a member, before it locks a row: a sign of
--- life, unless the last one is younger than an eighth of the grace, or of the lease, which is renewed with it. So what is
--- handed out stands on a lease that has just begun, and anyone who is about to remove the member finds it renewed. False when
--- the member was given up, or is another login's.
+-- Record a heartbeat in each transaction that grants, claims or starts something for a member, before it locks a row.
+-- It is skipped if the last one is younger than an eighth of the grace, or of the lease, which is renewed with it. So a
+-- grant has a lease that has just begun, and a session that is about to remove the member finds the lease renewed.
+-- Return false if the member was removed, or is another login's.
 CREATE OR REPLACE FUNCTION {schema}.touch_member(p_member bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -974,8 +988,8 @@ BEGIN
 END
 $$;
 
--- Of a member that is about to claim or start something: gives its sign of life. Raises when the member was given up, or
--- is another login's.
+-- Record a heartbeat of a member that is about to claim or start something. Raise if the member was removed, or is
+-- another login's.
 CREATE OR REPLACE FUNCTION {schema}.require_member(p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -987,7 +1001,7 @@ BEGIN
 END
 $$;
 
--- Whether this login is a member of one of these roles, or of the owner's.
+-- Return true if this login has one of these roles, or the owner's.
 CREATE OR REPLACE FUNCTION {schema}.has_role(VARIADIC p_roles text[]) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -997,8 +1011,8 @@ AS $$
 $$;
 
 
--- Says what is wrong with a request. In order is one that leaves its limit to the server, which has one for the resource: until
--- the end of the transaction nobody can lift that.
+-- Raise for an invalid request. A request may leave its limit to the server, if the server has one for the resource:
+-- until the end of the transaction that limit cannot be removed.
 CREATE OR REPLACE FUNCTION {schema}.check_registration(
     p_resource varchar, p_access varchar, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_limit integer, p_weight integer)
 RETURNS void
@@ -1029,7 +1043,7 @@ END
 $$;
 
 
--- What a step of priority is worth where an operator has set priorities for a resource (milliseconds of waiting).
+-- The milliseconds of waiting that one step of priority is worth, if an operator has set priorities for a resource.
 CREATE OR REPLACE FUNCTION {schema}.ageing_of(p_resource varchar) RETURNS integer
 LANGUAGE sql STABLE
 AS $$
@@ -1047,8 +1061,9 @@ END
 $$;
 
 
--- The part of a registration under the gate and the member's lock, which the caller has taken in a statement before:
--- statements in here see every registration that came before. p_ranked: by acquire_by_priority, which alone may where priorities are set.
+-- Insert a request under the gate and the member's lock, which the caller has taken in a statement before: the
+-- statements in here see every earlier registration. p_ranked: called by acquire_by_priority, the only caller allowed
+-- if priorities are set.
 CREATE OR REPLACE FUNCTION {schema}.insert_request(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar, p_ranked boolean,
@@ -1061,12 +1076,13 @@ DECLARE
     v_fresh  boolean;
     v_mark   bigint;  -- the resource's
 BEGIN
-    -- Here and not as constraints of the table, which would cost a tenth of the whole call; and in one expression, as each costs.
+    -- Checked here and not by constraints of the table, which would cost a tenth of the whole call; and in one
+    -- expression, as each costs.
     IF (p_resource <> '' AND p_resource = btrim(p_resource) AND p_weight >= 1 AND p_uid IS NOT NULL AND p_access <> 'upgrade' AND p_limit IS NOT NULL
         AND concat(p_resource, p_access, p_requesting_id, p_owner) !~ '[[:cntrl:]]') IS NOT TRUE OR p_limit < p_weight THEN
         PERFORM {schema}.check_registration(p_resource, p_access, p_requesting_id, p_owner, p_uid, p_limit, p_weight);
     END IF;
-    -- The usual case: nobody is there, nor was below the mark.
+    -- The usual case: the queue is empty, and had no survivors below the mark.
     SELECT m.lease_ms IS NOT NULL,
            m.lease_ms IS NULL AND (m.grace_ms = 0 OR m.heartbeat_at > clock_timestamp() - m.grace_ms * interval '0.125 millisecond'),
            l.mark,
@@ -1083,7 +1099,7 @@ BEGIN
             RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
                 USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
         END IF;
-        -- A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
+        -- Any session may delete a row without a member: no client must believe that it holds such a row.
         RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
             USING ERRCODE = 'P0002', HINT = 'Enrol again.';
     END IF;
@@ -1096,16 +1112,17 @@ BEGIN
             SELECT t.queue_position, t.granted_at IS NOT NULL AND t.revoked_at IS NULL INTO queue_position, granted FROM {schema}.{table} AS t
             WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine AND t.member_id = p_member;
             IF FOUND THEN
-                -- Anyone who was cut off while its commit waited for a standby has committed here and nowhere else. This
-                -- one writes, so that it waits again.
+                -- A caller that was cut off while its commit waited for a standby has committed here and nowhere else.
+                -- This call writes, so that it waits again.
                 UPDATE {schema}.{table} AS t SET note = t.note
                 WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine;
                 RETURN;
-            END IF;  -- else somebody else's, and the insert will fail
+            END IF;  -- else another member's, and the insert will fail
         END IF;
         granted := v_ahead.eligible;
         IF p_try AND NOT granted THEN
-            -- (The blocker once more by itself: anybody can hold its entry lock, which would hide it.)
+            -- (The blocker is tested once more by itself: any login can hold its wakeup lock, which would hide a dead
+            -- owner.)
             IF {schema}.reap_dead_members(p_resource, p_member) OR {schema}.check_if_dead(p_resource, v_ahead.blocker, p_member) THEN
                 SELECT eligible INTO granted FROM {schema}.eligibility(p_resource, 9223372036854775807, p_access, p_limit, p_weight, NULL);
             END IF;
@@ -1120,18 +1137,18 @@ BEGIN
             p_uid, CASE WHEN granted THEN clock_timestamp() END, p_note)
     RETURNING {schema}.{table}.queue_position INTO queue_position;
     IF queue_position < v_mark THEN
-        -- Numbers went back (somebody restored rows, or set the sequence). What stands below the mark has not been seen:
-        -- without it, all others above, and with another number, once more.
+        -- Numbers went back (rows were restored, or the sequence was set). The rows below the mark were not read:
+        -- delete the marks above this number, and insert the request again, with another number.
         DELETE FROM {schema}.low_water AS l WHERE l.mark > insert_request.queue_position;
         DELETE FROM {schema}.{table} AS t WHERE t.resource_id = p_resource AND t.queue_position = insert_request.queue_position;
         SELECT p.queue_position, p.granted INTO queue_position, granted
         FROM {schema}.insert_request(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note, p_ranked) AS p;
         RETURN;
     END IF;
-    -- The entry lock, unless the member lives by a lease and its session may be anybody's.
+    -- The wakeup lock, unless the member lives by a lease and its session may be shared.
     IF NOT v_leased AND NOT pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position)) THEN
-        -- Somebody holds that lock, to be in the way: the row gets another number. (Should that be taken as well, those
-        -- behind look for the row from time to time.)
+        -- A stranger holds that lock, to block this row: the row gets another number. (If that lock is taken as well,
+        -- the waiters behind poll.)
         FOR v_try IN 1..100 LOOP
             UPDATE {schema}.{table} AS t
             SET queue_position = nextval(pg_get_serial_sequence('{schema}.{table}', 'queue_position'))
@@ -1147,8 +1164,9 @@ END
 $$;
 
 
--- Several at once: all gates in one order, then all rows, in one transaction. So two such calls can never wait for
--- each other. p_requests: [{"resource": …, "access": …, "limit": …, "weight": …, "note": …}, …], each resource once.
+-- Register several requests at once: all gates in one order, then all rows, in one transaction. So two such calls can
+-- never wait for each other. p_requests: [{"resource": …, "access": …, "limit": …, "weight": …, "note": …}, …], each
+-- resource once.
 CREATE OR REPLACE FUNCTION {schema}.register_all(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean, p_requests jsonb)
 RETURNS TABLE (resource_id varchar, queue_position bigint, granted boolean)
@@ -1165,7 +1183,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
     PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member));
-    -- By key, not by name: names that share a key must not be taken twice in different orders.
+    -- By key, not by name: names that share a key must not be locked twice in different orders.
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), g.key)
     FROM (SELECT DISTINCT hashtext(value ->> 'resource') AS key FROM jsonb_array_elements(p_requests) ORDER BY key) AS g;
     IF p_try THEN
@@ -1201,9 +1219,9 @@ END
 $$;
 
 
--- Tests the owners of the first rows on a resource whose sessions look gone, and the rows that nobody attends to (at most 32
--- in all). True when anything was written. Anyone who is dead further behind is tested when it comes to the front; who waits
--- for it tests it before. With a limit all those count who may be inside.
+-- Test the owners of the first rows on a resource whose sessions look gone, and the rows whose waiter lease is over (at
+-- most 32 in all). Return true if something was written. A dead owner further behind is tested when its row comes to
+-- the front; a waiter for that row tests it before. With a limit, all rows count that may be inside.
 CREATE OR REPLACE FUNCTION {schema}.reap_dead_members(p_resource varchar, p_mine bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1224,7 +1242,7 @@ BEGIN
               AND (revoked_at IS NOT NULL
                    OR CASE WHEN member_id IS NULL THEN requested_at <= v_stale
                            ELSE {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(queue_position))
-                                AND NOT EXISTS (SELECT FROM {schema}.member AS m  -- whose lease lasts
+                                AND NOT EXISTS (SELECT FROM {schema}.member AS m  -- whose lease has not ended
                                                 WHERE m.member_id = r.member_id AND m.lease_until >= clock_timestamp()) END)
         GROUP BY CASE WHEN unattended OR member_id IS NULL THEN -queue_position ELSE member_id END, revoked_at IS NULL
         ORDER BY 1 LIMIT 32
@@ -1236,9 +1254,9 @@ END
 $$;
 
 
--- The milliseconds until the next look of a waiter that no lock is sure to wake: as long as nothing has changed before it for
--- (p_since), 40 at least and 800 at most. Up to three waiters behind it divide that by up to four: so a session that waits looks
--- at most twice a second on average, and the first looks come soon.
+-- The milliseconds until the next poll of a waiter that no lock is sure to wake: as long as nothing has changed ahead
+-- of it (p_since), but 40 at least and 800 at most. Up to three waiters behind it divide that by up to four: so a
+-- waiting session polls at most twice a second on average, and the first polls come soon.
 CREATE OR REPLACE FUNCTION {schema}.poll_pause(p_resource varchar, p_position bigint, p_since timestamptz) RETURNS integer
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1248,10 +1266,11 @@ AS $$
 $$;
 
 
--- Waits up to p_timeout_ms for a row's turn, asleep in the engine's lock queue wherever there is a lock to wait for.
+-- Wait up to p_timeout_ms for the grant of a row; sleep in the engine's lock queue wherever there is a lock to wait
+-- for.
 --   0  granted          -1  not yet
---   1  call again at once: something was written that others should see
---  -2  the row is gone: cancelled, reaped or taken away
+--   1  call again at once: other sessions should see what was written
+--  -2  the row is gone: cancelled, reaped or revoked
 CREATE OR REPLACE FUNCTION {schema}.wait(p_resource varchar, p_position bigint, p_timeout_ms integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -1261,18 +1280,18 @@ DECLARE
     v_row      record;
     v_ahead    record;
     v_left     integer;
-    v_simple   boolean;             -- the whole rule need not be asked to know whom to wait for
-    v_oldest   bigint;              -- whose entry lock to sleep on
+    v_simple   boolean;             -- the blocker is known without the whole rule
+    v_oldest   bigint;              -- the row whose wakeup lock to sleep on
     v_free     boolean;
-    v_since    timestamptz;         -- when something changed ahead, as far as can be seen
-    v_stands   boolean;             -- whether what keeps us out still does
+    v_since    timestamptz;         -- when something changed ahead, as far as this can be seen
+    v_stands   boolean;             -- whether the blocker is still there
     v_tested   timestamptz := clock_timestamp();
     v_pause    float := 2;          -- ms
     v_waiting  boolean := false;
     v_waits    boolean := false;
-    v_first    bigint;              -- nothing below this row lives
+    v_first    bigint;              -- no row below this one lives
 BEGIN
-    -- Stand aside while the tables are upgraded, before any of them is touched.
+    -- Pause while the tables are upgraded, before any of them is touched.
     IF {schema}.is_upgraded() THEN
         PERFORM pg_sleep(least(p_timeout_ms, 50) / 1000.0::float);
         RETURN -1;
@@ -1281,8 +1300,9 @@ BEGIN
            coalesce(m.lease_until, m.heartbeat_at) + coalesce(m.lease_ms * interval '-0.875 millisecond',
                                                          m.grace_ms * interval '0.125 millisecond') AS stale_at,
            m.lease_ms IS NOT NULL AS leased, m.grace_ms = 0 AND m.lease_ms IS NULL AS mute,
-           -- Whether every row ahead counts, nobody has set anything for the resource, nor survived below the mark: then nothing ahead
-           -- has a number below this one. And whether, besides, any row ahead keeps it out, whatever that asks for.
+           -- plain: every row ahead counts, the resource has no settings, and nothing survived below the mark, so no
+           -- row ahead has a number below this one. whole: besides, any row ahead blocks this one, whatever its
+           -- request.
            (t.access_type = 'write' AND t.concurrency_limit >= 1 AND coalesce(l.survivors, '{}') = '{}'
             AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id IN (p_resource, '*'))) IS TRUE AS plain,
            t.weight = t.concurrency_limit AS whole,
@@ -1297,8 +1317,8 @@ BEGIN
         RETURN CASE WHEN v_row.mute OR {schema}.touch_member(v_row.member_id) THEN 0 ELSE -2 END;
     END IF;
     LOOP
-        -- Who is going to sleep asks for whom, of rows that are alike; the whole rule is for the others, and for who may go in. (What
-        -- was set since is asked together with the grant.)
+        -- A waiter that is going to sleep among rows alike only needs its blocker; the whole rule is for other rows,
+        -- and for a grant. (The grant also checks settings made since.)
         v_simple := v_row.plain AND p_timeout_ms > 0;
         IF v_simple AND v_row.whole THEN
             SELECT max(t.queue_position) AS blocker, 'leave' AS until, false AS eligible, NULL::timestamptz AS since INTO v_ahead
@@ -1336,15 +1356,17 @@ BEGIN
         ELSIF v_row.access_type = 'read' THEN
             IF EXISTS (SELECT FROM {schema}.{table}
                        WHERE resource_id = p_resource AND queue_position = p_position AND granted_at IS NOT NULL) THEN
-                -- Let in by a reader ahead that upgrades (conversions.sql).
+                -- Granted by a reader ahead that upgrades (conversions.sql).
                 RETURN CASE WHEN v_row.mute OR {schema}.touch_member(v_row.member_id) THEN 0 ELSE -2 END;
             END IF;
         END IF;
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
         IF v_left <= 0 THEN
-            -- Once a call, look at the first ones too: anyone of them may have died unseen.
-            -- Now and then the blocker by itself: anybody can hold its entry lock, which hides it from the others' looks.
-            -- Who waits behind one that waits in good order, and looks itself, leaves the first ones mostly to those who are nearer.
+            -- Once a call, test the first owners, too: any of them may have died unseen.
+            -- Now and then test the blocker by itself: any login can hold its wakeup lock, which hides a dead owner
+            -- from the other tests.
+            -- A waiter behind one that waits, has no waiter lease and so tests by itself, mostly leaves the first
+            -- owners to that one.
             RETURN CASE WHEN (random() < 0.2
                               OR NOT EXISTS (SELECT FROM {schema}.{table}
                                              WHERE resource_id = p_resource AND queue_position = v_ahead.blocker AND member_id IS NOT NULL
@@ -1352,9 +1374,9 @@ BEGIN
                              AND {schema}.reap_dead_members(p_resource, v_row.member_id)
                           OR random() < 0.2 AND {schema}.check_if_dead(p_resource, v_ahead.blocker, v_row.member_id) THEN 1 ELSE -1 END;
         END IF;
-        -- Who upgrades the tables must not wait long for this transaction, and everybody else behind that. (But longer
-        -- than deadlock_timeout, after which the server looks for deadlocks.) And a limit that is raised has to be felt soon,
-        -- but by those who want all the room that they name themselves.
+        -- An upgrade of the tables must not wait long for this transaction, and all others behind the upgrade. (But
+        -- longer than deadlock_timeout, after which the server looks for deadlocks.) And a raised limit has to take
+        -- effect soon, except for requests that want all the room that they declare.
         v_left := least(v_left, CASE WHEN v_row.weight = v_row.concurrency_limit THEN 4000 ELSE 2000 END);
         IF {schema}.is_upgraded() THEN
             RETURN -1;
@@ -1363,7 +1385,7 @@ BEGIN
         v_waits := true;
         IF {schema}.is_time_for_row_mark() THEN
             v_first := (SELECT queue_position FROM {schema}.rows_before_oldest_first(p_resource, p_position) LIMIT 1);
-            -- (Two questions: NULL AND … asks for the gate as well, and who sleeps afterwards would keep it.)
+            -- (Two statements: NULL AND … would take the gate as well, and a waiter that then sleeps would keep it.)
             IF v_row.lowest < v_first THEN
                 IF pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
                     PERFORM {schema}.advance_low_water_marks(p_resource, v_first, NULL);
@@ -1381,28 +1403,30 @@ BEGIN
         v_free := {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest));
         IF v_ahead.until <> 'leave' OR v_free THEN
             IF v_ahead.until <> 'leave' AND NOT v_waiting THEN
-                -- Those behind us wait for our grant. Freed when this transaction ends, just after its commit is visible.
-                -- 'try': should anybody else have it, those behind us look now and then.
+                -- The waiters behind wait for this row's grant. The lock is released when this transaction ends, just
+                -- after its commit is visible. 'try': if another session has the lock, the waiters behind poll.
                 v_waiting := pg_try_advisory_xact_lock({schema}.lock_class(3), {schema}.lock_key(p_position)) IS NOT NULL;
             END IF;
             IF v_ahead.until = 'grant' AND NOT {schema}.is_free({schema}.lock_class(3), {schema}.lock_key(v_oldest)) THEN
                 PERFORM {schema}.wait_until_lock_free({schema}.lock_class(3), {schema}.lock_key(v_oldest), v_left);
                 CONTINUE;
             END IF;
-            -- Nothing is sure to wake us. Free, and the row stands: it was released this instant, or its owner has no session
-            -- (a lease, a bare participant), or its owner died. Anyone else who may be inside may have died, too.
+            -- Nothing is sure to wake this waiter. A free lock of a row that is there: the row was released this
+            -- instant, or its owner has no session (a lease, a bare participant), or its owner died. Any other holder
+            -- may have died, too.
             IF v_free AND {schema}.check_if_dead(p_resource, v_ahead.blocker, v_row.member_id)
                OR clock_timestamp() > v_tested + interval '0.5 seconds' AND {schema}.reap_dead_members(p_resource, v_row.member_id) THEN
                 RETURN 1;
             ELSIF clock_timestamp() > v_tested + interval '0.5 seconds' THEN
                 v_tested := clock_timestamp();
             END IF;
-            -- So we look again after a pause (poll_pause); sooner, when the oldest row leaves of the rows of which one must. (Where they wait, nothing counts before it leaves: the first to come leaves first.)
-            -- What has left since the look above is not seen here, and would not wake us: then look again at once.
+            -- So poll again after a pause (poll_pause); sooner, when the oldest of the rows leaves of which one must.
+            -- (If these wait themselves, nothing counts before the oldest leaves: rows leave in their order.)
+            -- A row that has left since the statement above would not wake this waiter: then poll again at once.
             IF v_simple AND NOT v_free THEN
                 v_since := greatest(v_row.requested_at, CASE v_ahead.until WHEN 'any' THEN v_ahead.since END);
                 v_oldest := v_ahead.oldest;
-                v_stands := true;  -- a moment ago, at least
+                v_stands := true;  -- it was so a moment ago
             ELSE
                 SELECT greatest(v_row.requested_at, max(granted_at) FILTER (WHERE v_ahead.until <> 'grant')),
                        CASE v_ahead.until WHEN 'grant' THEN min(queue_position) ELSE v_oldest END,
@@ -1416,7 +1440,7 @@ BEGIN
             CONTINUE WHEN v_stands IS NOT TRUE;
             v_pause := {schema}.poll_pause(p_resource, p_position, v_since);
             IF NOT v_free AND {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest)) THEN
-                -- It has left this instant; or it stands without its entry lock, as one with a lease does.
+                -- The row has left this instant; or it has no wakeup lock, like one with a lease.
                 CONTINUE WHEN NOT EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = v_oldest);
                 v_free := true;
             END IF;
@@ -1426,12 +1450,13 @@ BEGIN
             END IF;
             v_left := least(v_left, v_pause);
         END IF;
-        CONTINUE WHEN NOT {schema}.wait_until_lock_free({schema}.lock_class(2), {schema}.lock_key(v_oldest), v_left);  -- look again
+        CONTINUE WHEN NOT {schema}.wait_until_lock_free({schema}.lock_class(2), {schema}.lock_key(v_oldest), v_left);  -- poll again
         IF NOT v_row.leased AND (v_row.mute OR clock_timestamp() < v_row.stale_at) THEN
-            -- The usual end of a wait: look and take in one statement. (A sign of life comes before that, and only when it
-            -- is sure that this ends here: the member's row stays locked.) Where nothing is set the rule comes to this: nobody is ahead
-            -- of one that wants to be alone; or there is room beside all who are ahead, of whom each weighs 1 at least. That takes a
-            -- third of the time, for which the lock is nobody's.
+            -- The usual end of a wait: test and grant in one statement. (A heartbeat comes before that, and only if the
+            -- wait is sure to end here, as the member's row stays locked.) Without settings the rule comes to this: no
+            -- row is ahead of a request that shares with no other; or there is room beside all rows ahead, each of
+            -- which weighs 1 at least. That takes a third of the time of the whole rule, during which the lock has no
+            -- holder.
             IF v_row.plain AND v_row.whole THEN
                 UPDATE {schema}.{table} SET granted_at = clock_timestamp()
                 WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
@@ -1463,7 +1488,7 @@ END
 $$;
 
 
--- Looks at many rows of a member at once, as wait(…, 0) does at one: which are granted, now or before, and which are gone.
+-- Poll many rows of a member at once, as wait(…, 0) polls one: which are granted, now or before, and which are gone.
 -- p_positions[i] is a row of p_resources[i].
 CREATE OR REPLACE FUNCTION {schema}.poll_waiters(
     p_member bigint, p_resources varchar[], p_positions bigint[], OUT granted bigint[], OUT gone bigint[])
@@ -1473,10 +1498,10 @@ AS $$
 DECLARE
     v_row      record;
     v_ahead    record;
-    v_kind     text;     -- requests of one kind: who stands behind one that may not go yet may not either
+    v_kind     text;     -- requests of one kind: behind a blocked one all are blocked
     v_held_up  text;
-    v_free     jsonb[];  -- rows that may go now
-    v_blocked  jsonb[];  -- rows in the way, one a kind
+    v_free     jsonb[];  -- rows that may be granted
+    v_blocked  jsonb[];  -- their blockers, one for each kind
     v_written  boolean := false;
 BEGIN
     IF {schema}.is_upgraded() THEN
@@ -1516,7 +1541,7 @@ BEGIN
             END IF;
         END LOOP;
         EXIT WHEN v_written;
-        -- As after a wait in vain; on 32 of many resources.
+        -- As wait does at the end of its time; on 32 resources at most.
         FOR v_row IN
             SELECT b ->> 'resource' AS resource_id, max((b ->> 'position')::bigint) AS blocker FROM unnest(v_blocked) AS b
             GROUP BY 1 ORDER BY random() LIMIT 32
@@ -1549,10 +1574,10 @@ END
 $$;
 
 
--- Gives a number back. 0 done, -1 no such row of this requester (already released, reaped or taken away, or another
--- login's; a bare participant deletes its row itself).
--- May be repeated. p_outcome is for the history. A client whose transaction this is may have it not made durable at once
--- (synchronous_commit = off): a release that a crash of the server undoes is repeated by the member.
+-- Release a row. Return 0 if done, -1 if this requester has no such row (already released, reaped or revoked, or
+-- another login's; a bare participant deletes its row itself).
+-- May be repeated. p_outcome is for the history. A client in a transaction of its own may make the release not durable
+-- at once (synchronous_commit = off): a release that a crash of the server undoes is repeated by the member.
 CREATE OR REPLACE FUNCTION {schema}.release(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_outcome varchar DEFAULT 'released') RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1565,7 +1590,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: a request ends as released, cancelled, timeout, lost, deadlock or revoked, not %',
             coalesce({schema}.escape_control_chars(p_outcome), 'NULL') USING ERRCODE = '22023';
     END IF;
-    -- (In one statement, as the next one waits for it.)
+    -- (One statement, as the next waiter waits for it.)
     WITH gone AS (
         DELETE FROM {schema}.{table} AS t USING {schema}.member AS m
         WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
@@ -1578,7 +1603,7 @@ BEGIN
            CASE WHEN p_outcome = 'revoked' AND revoked_at IS NULL THEN 'lost' ELSE p_outcome END,
            concurrency_limit, host, pid, program, login, CASE WHEN p_outcome = 'revoked' THEN revoked_by END
     FROM gone;
-    IF NOT FOUND THEN  -- of a member that was given up: the row is dead
+    IF NOT FOUND THEN  -- the row of a member that was removed: it is dead
         WITH gone AS (
             DELETE FROM {schema}.{table} AS t
             WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
@@ -1600,7 +1625,7 @@ END
 $$;
 
 
--- Gives back whatever one acquire may have left (its reply was lost, or it was interrupted).
+-- Release the rows that one acquire may have left (its reply was lost, or it was interrupted).
 CREATE OR REPLACE FUNCTION {schema}.cancel(p_member bigint, p_uid varchar, p_outcome varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -1610,7 +1635,7 @@ DECLARE
     v_count integer := 0;
     v_some  boolean;
 BEGIN
-    -- By their uids, those of register_all with a number each; of these some may have left before.
+    -- By their uids; the rows of register_all have a number each, and some of them may have left before.
     FOR v_from IN 0..1000000 BY 16 LOOP
         v_some := false;
         FOR v_row IN
@@ -1631,15 +1656,15 @@ END
 $$;
 
 
--- Whether this login may keep a row of another one's: that it was granted, or any as an operator.
+-- Return true if this login may keep the row of another login: it is a member of that role, or an operator.
 CREATE OR REPLACE FUNCTION {schema}.may_pin(p_login name) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT FROM pg_roles WHERE rolname IN (p_login, '{schema}_operator') AND pg_has_role(session_user, oid, 'MEMBER'))
 $$;
 
--- The seal of a position, which only `pin` can make: this login may keep the position while it is that member's. Needed when
--- the row's member is gone, and with it its login.
+-- The seal of a position, which only `pin` can make: this login may keep the position while it is that member's. Needed
+-- when the row's member is gone, and its login with it.
 CREATE OR REPLACE FUNCTION {schema}.pin_seal(p_position bigint, p_member bigint) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1649,7 +1674,8 @@ BEGIN
 END
 $$;
 
--- Notes, until the transaction (or the savepoint) ends, that it has pinned a row: its number, then positions with their seals.
+-- Note, until the transaction (or the savepoint) ends, that it has pinned a row: the transaction's number, then
+-- positions and seals.
 CREATE OR REPLACE FUNCTION {schema}.note_pin(p_position bigint, p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1667,11 +1693,12 @@ BEGIN
 END
 $$;
 
--- Pins a row to the caller's own transaction: nobody can be granted in its stead before that ends.
--- True when it is there. Only for the login whose row it is, for those that were granted that login, and for operators: the
--- row cannot be given back, or taken away, before the transaction ends. The row of a member that was given up is nobody's: it is
--- kept on by a transaction that has kept it before, and else is as good as gone. Under REPEATABLE READ a row that went away meanwhile
--- raises a serialization failure.
+-- Pin a row to the caller's own transaction: no other request can be granted in its place before that ends. Return true
+-- if the row is there.
+-- Allowed to the row's login, to members of that role, and to operators: the row cannot be released or revoked before
+-- the transaction ends. The row of a removed member has no owner: a transaction that has pinned it before may pin it
+-- again; for any other the row is as good as gone. Under REPEATABLE READ a row that left meanwhile raises a
+-- serialization failure.
 CREATE OR REPLACE FUNCTION {schema}.pin(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1688,7 +1715,7 @@ BEGIN
         IF v_login IS NOT NULL THEN
             RAISE EXCEPTION 'sqlsem: position % on % is login %''s; % may not keep it', p_position, quote_literal(p_resource), v_login, session_user
                 USING ERRCODE = '42501', HINT = format('Use a connection of that login, or GRANT %I TO %I.', v_login, session_user);
-        ELSIF (CASE WHEN v_member IS NULL  -- of a bare participant
+        ELSIF (CASE WHEN v_member IS NULL  -- a bare participant's
                    THEN NOT has_table_privilege(session_user, '{schema}.{table}'::regclass, 'DELETE')
                    ELSE strpos(coalesce(current_setting('sqlsem.{schema}_pinned', true), ''),
                                format(' %s:%s', p_position, {schema}.pin_seal(p_position, v_member))) = 0 END) THEN
@@ -1708,8 +1735,8 @@ BEGIN
 END
 $$;
 
--- The sessions that keep a table, or rows of it, in words. (A claim, a pin and a request that goes by the server's limit take ROW
--- SHARE.)
+-- Describe the sessions that lock a table, or rows of it. (A claim, a pin and a request that uses the server's limit
+-- take ROW SHARE.)
 CREATE OR REPLACE FUNCTION {schema}.describe_table_locks(p_table regclass) RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1719,7 +1746,7 @@ AS $$
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.pid <> pg_backend_pid()
 $$;
 
--- The sessions whose open transactions keep rows of the queue, in words.
+-- Describe the sessions whose open transactions lock rows of the queue.
 CREATE OR REPLACE FUNCTION {schema}.describe_pins() RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT {schema}.describe_table_locks('{schema}.{table}') $$;
@@ -1727,10 +1754,10 @@ AS $$ SELECT {schema}.describe_table_locks('{schema}.{table}') $$;
 
 -- Views for people ---------------------------------------------------------------------------------------------
 
--- state: 'holds', 'waits', 'revoked', or 'dead', when the next who looks, and may write, removes it. missing_for: since the
--- owner was first missed, or, where nobody has noticed yet, since its last sign of life.
--- A bare participant has nobody who would write down that it may go in: that is told by the rule, for all of them in one pass
--- along the queue for each of their labels.
+-- The rows of the queue. state: 'holds', 'waits', 'revoked', or 'dead': the next session that tests it, and may write,
+-- removes it. missing_for: since the owner was first missed, or, if not noticed yet, since its last heartbeat.
+-- A bare participant has no client that records its grant: the rule computes it, for all of them in one pass along the
+-- queue for each of their access types.
 CREATE OR REPLACE FUNCTION {schema}.entries(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
                weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
@@ -1770,9 +1797,9 @@ AS $$
     ORDER BY q.resource_id, q.queue_position
 $$;
 
--- Newest first. p_since and p_until: ages in seconds. p_who: its login, host, host:pid, program or id; or the login that ended
--- it. `held` of who died counts to its last sign of life. (Planned for what is
--- asked: each filter has an index of its own.)
+-- The history, newest first. p_since and p_until: ages in seconds. p_who: the owner's login, host, host:pid, program or
+-- id; or the login that ended it. `held` of a dead owner counts to its last heartbeat. (Planned for the given filters:
+-- each has an index of its own.)
 CREATE OR REPLACE FUNCTION {schema}.past(
     p_resource varchar, p_most integer, p_since float, p_until float, p_outcome varchar, p_who varchar)
 RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
@@ -1801,7 +1828,7 @@ BEGIN
 END
 $$;
 
--- The same for all logins.
+-- The history of all logins.
 CREATE OR REPLACE FUNCTION {schema}.past(
     p_resource varchar, p_most integer, p_since float DEFAULT NULL, p_until float DEFAULT NULL, p_outcome varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
@@ -1811,7 +1838,8 @@ RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, 
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ SELECT * FROM {schema}.past(p_resource, p_most, p_since, p_until, p_outcome, NULL) $$;
 
--- With the patterns of limits, as 'tenant:*'. The cap is the one that counts, be it the resource's own or a pattern's.
+-- Resources, and the patterns of limits, as 'tenant:*'. The cap is the one that counts, be it the resource's own or a
+-- pattern's.
 CREATE OR REPLACE FUNCTION {schema}.resources()
 RETURNS TABLE (resource_id varchar, cap integer, paused boolean, stale_after float, holding bigint, waiting bigint)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1836,9 +1864,9 @@ AS $$ SELECT s.name, s.value FROM {schema}.setting AS s $$;
 
 
 -- feature: operate
--- What operators do ---------------------------------------------------------------------------------------------
+-- Calls of operators ---------------------------------------------------------------------------------------------
 
--- A row for which nothing is set goes; but '*' stays while there are patterns (effective_settings).
+-- Delete a row without settings; but '*' stays while there are patterns (effective_settings).
 CREATE OR REPLACE FUNCTION {schema}.delete_empty_settings(p_resource varchar) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1847,7 +1875,7 @@ AS $$
       AND (p_resource <> '*' OR NOT EXISTS (SELECT FROM {schema}.limit_pattern))
 $$;
 
--- Sets the limit of all resources whose names begin so; NULL: none.
+-- Set the limit of all resources whose names begin with a prefix; NULL: none.
 CREATE OR REPLACE FUNCTION {schema}.set_pattern(p_prefix varchar, p_cap integer) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1870,7 +1898,7 @@ BEGIN
 END
 $$;
 
--- Raises where requests that leave their limit to the server have none any more.
+-- Raise if requests that leave their limit to the server would be left without one.
 CREATE OR REPLACE FUNCTION {schema}.check_counted_on(p_prefix varchar, p_resource varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1893,8 +1921,8 @@ BEGIN
 END
 $$;
 
--- p_what: 'cap' (NULL: none; of a name that ends with * for all that begin so), 'stale_after' in ms (NULL: never), 'paused' (1 or 0),
--- 'ageing' in ms (NULL: no priorities).
+-- Set one thing of a resource. p_what: 'cap' (NULL: none; of a name that ends with * for all that begin so),
+-- 'stale_after' in ms (NULL: never), 'paused' (1 or 0), 'ageing' in ms (NULL: no priorities).
 CREATE OR REPLACE FUNCTION {schema}.set_resource(p_resource varchar, p_what text, p_value bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1920,11 +1948,11 @@ BEGIN
         PERFORM set_config('lock_timeout', '10s', true);
     END IF;
     IF p_what = 'cap' AND p_value IS NULL THEN
-        IF current_setting('transaction_isolation') <> 'read committed' THEN  -- an older snapshot does not show who counts on it
+        IF current_setting('transaction_isolation') <> 'read committed' THEN  -- an older snapshot misses requests that use the limit
             RAISE EXCEPTION 'sqlsem: a limit is lifted under READ COMMITTED, not %', current_setting('transaction_isolation')
                 USING ERRCODE = '25001', HINT = 'SET default_transaction_isolation TO ''read committed'' on this connection.';
         END IF;
-        -- Nobody registers by a limit of the server's meanwhile: anyone who did before is seen below.
+        -- No request registers with a limit of the server meanwhile; earlier requests are seen below.
         LOCK TABLE {schema}.limit_pattern IN EXCLUSIVE MODE;
     END IF;
     IF p_what = 'cap' AND right(p_resource, 1) = '*' THEN
@@ -1962,8 +1990,8 @@ BEGIN
 END
 $$;
 
--- Takes a row away from its owner. A waiting row goes at once, and a row whose owner is gone or was bare; a live holder
--- is told first (by its next ping, or by grace running out) unless p_force: 0 gone, 1 told, -1 no such row.
+-- Revoke a row. A waiting row goes at once, and a row whose owner is gone or was bare. A live holder is notified first
+-- (by its next heartbeat, or by the end of its grace) unless p_force. Return 0 gone, 1 notified, -1 no such row.
 CREATE OR REPLACE FUNCTION {schema}.revoke(p_position bigint, p_force boolean) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1974,7 +2002,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '5s', true);
     END IF;
     BEGIN
-        -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
+        -- revoked_at first: either a waiter that is granted this instant sees it, or this statement sees the grant.
         UPDATE {schema}.{table} SET revoked_at = coalesce(revoked_at, clock_timestamp()), revoked_by = coalesce(revoked_by, session_user)
         WHERE queue_position = p_position
         RETURNING resource_id, granted_at, member_id INTO v_row;
@@ -1995,9 +2023,9 @@ BEGIN
 END
 $$;
 
--- Takes away all rows of a member, or of all members of a login, and the members themselves: waiting rows at once, and a live
--- holder is told first, unless p_force, as revoke does; its member then stays until it has given its rows back. The number of
--- members that are gone.
+-- Revoke all rows of a member, or of all members of a login, and remove the members: waiting rows at once; a live
+-- holder is notified first, unless p_force, as revoke does, and its member stays until it has released its rows. Return
+-- the number of members that are gone.
 CREATE OR REPLACE FUNCTION {schema}.revoke_members(p_member bigint, p_login text, p_force boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -2024,7 +2052,7 @@ BEGIN
 END
 $$;
 
--- Tests every member now; the number of members and stale rows removed.
+-- Test every member now; return the number of members and stale rows removed.
 CREATE OR REPLACE FUNCTION {schema}.reap() RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -2062,8 +2090,8 @@ $$;
 
 -- Operators' actions ----------------------------------------------------------------------------------------------
 
--- Writes down what somebody is just doing. Where it is done is what the client says of itself (sqlsem.client: host, process and
--- program, in lines), or what the server sees of it.
+-- Record a call of an operator. Its place is as the client names it (sqlsem.client: host, process and program, in
+-- lines), or as the server sees it.
 CREATE OR REPLACE FUNCTION {schema}.note_operation(
     p_action text, p_resource varchar, p_position bigint, p_queue varchar, p_task bigint, p_old text, p_new text) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -2076,7 +2104,8 @@ AS $$
     FROM (SELECT coalesce(current_setting('sqlsem.client', true), '') AS told) AS c
 $$;
 
--- Newest first; of one resource or work queue, of one action, by one login. p_since and p_until: ages in seconds.
+-- The calls of operators, newest first; of one resource or work queue, of one action, by one login. p_since and
+-- p_until: ages in seconds.
 CREATE OR REPLACE FUNCTION {schema}.operations(
     p_name varchar DEFAULT NULL, p_most integer DEFAULT 100, p_since float DEFAULT NULL, p_until float DEFAULT NULL,
     p_action varchar DEFAULT NULL, p_who varchar DEFAULT NULL)
@@ -2095,7 +2124,7 @@ AS $$
     ORDER BY o.operation_id DESC LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END
 $$;
 
--- Removes what is past keeping, as prune does with the history: of the oldest p_most rows.
+-- Delete records of calls that are too old, as prune does with the history: of the oldest p_most rows.
 CREATE OR REPLACE FUNCTION {schema}.prune_operations(p_most integer) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -2112,9 +2141,10 @@ AS $$
     SELECT count(*) FROM gone
 $$;
 
--- Removes history older than setting history_days, and what is more than history_rows: of the oldest p_most rows. They are
--- counted by their positions (few requests leave two rows, or none), as counting a million would take long. Now and then also
--- low-water marks that a newer one stands in for, or that nobody has raised for a day: it has to look at all of them.
+-- Delete history older than setting history_days, and rows beyond history_rows: of the oldest p_most rows. Rows are
+-- counted by their positions (few requests leave two rows, or none), as counting a million would take long. Now and
+-- then also delete low-water marks that a newer one replaces, or that were not raised for a day: that has to read all
+-- of them.
 CREATE OR REPLACE FUNCTION {schema}.prune(p_most integer) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -2126,9 +2156,9 @@ AS $$
                   AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
         LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED));
     -- feature: rates
-    -- (What was used of rates more than a day before, which counts no more; and rates that nobody has used for so long, when nothing
-    -- of that is left, as nobody would find it again; under their gates, as who takes has seen a window, and writes down there what
-    -- it took. task_may_start has a lock on the window instead.)
+    -- (Use of rates more than a day old, which no longer counts; and rates that were not used for so long, when no use
+    -- is left. The gates are taken, as a taker has read a window and records its use there. task_may_start locks the
+    -- window instead.)
     DELETE FROM {schema}.rate_slot WHERE ctid = ANY (ARRAY(
         SELECT s.ctid FROM {schema}.rate_slot AS s
         WHERE (SELECT random() < 0.1)
@@ -2160,8 +2190,9 @@ AS $$
 $$;
 
 
--- Bare participants insert rows themselves. They get their number under the gate as well, so that numbers appear in
--- order; the gate is then theirs until their transaction ends. Rows of the routines carry a request_uid.
+-- Bare participants insert rows themselves. The trigger gives the row its number under the gate as well, so that
+-- numbers appear in order; the participant then has the gate until its transaction ends. Rows of the routines have a
+-- request_uid.
 CREATE OR REPLACE FUNCTION {schema}.number_bare_row() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -2192,7 +2223,7 @@ END
 $$;
 DO $$
 BEGIN
-    -- Only once: it locks the table, which would have to wait for those who wait in it.
+    -- Only once: it locks the table, and would have to wait for the waiters in it.
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'number_bare_row' AND tgrelid = '{schema}.{table}'::regclass) THEN
         CREATE TRIGGER number_bare_row BEFORE INSERT ON {schema}.{table}
             FOR EACH ROW WHEN (NEW.request_uid IS NULL) EXECUTE FUNCTION {schema}.number_bare_row();
