@@ -1,62 +1,72 @@
 -- sqlsem, the work queue, for PostgreSQL. May be run again at any time, after public.sql.
 --
--- A claim belongs to a member, like a row of the lock queue: nobody takes a task from a worker that lives, however long
--- it takes; when the member is gone its tasks are pending again (recover_tasks). No transaction is open while a task runs.
+-- A claim belongs to a member, like a row of the lock queue. No worker takes a task from a live worker, however long
+-- the task takes. When the member is gone its tasks are pending again (recover_tasks). No transaction is open while a
+-- task runs.
 --
--- Orders are barriers: what may be claimed are the pending tasks of the lowest order that is open. Until it has ended a
--- task is open in every state that any snapshot can see, so no snapshot shows a barrier gone before it is; and once it is
--- gone it stays gone, but for tasks put or retried after that.
+-- Orders are barriers: claims take pending tasks of the lowest order that is open. Until a task has ended, it is open
+-- in every state that any snapshot can see: so no snapshot shows a barrier gone too early. A barrier that is gone stays
+-- gone, except for tasks put or retried after that.
 --
--- Low-water marks (task_low_water). While somebody keeps an old snapshot, what has ended stays in the index of the open tasks,
--- in front of those that are open, and a claim would walk past all of it. So claims note now and then how far it is: the
--- newest mark of a queue, the first in its index, says that nothing is open in orders below task_order, and of that order,
--- below `mark`, only the survivors may be. That stays true while tasks only end:
---   * A task that runs, failed and holds up, was given back, or waits for its next attempt is open all the while. When a mark
---     passes it, it is a survivor. Claims look at the survivors first, by their keys, and then from the mark on.
---   * Numbers grow. A put takes the put lock of its queue, shared and until its transaction ends, before it draws any. Who
---     writes a mark has that lock alone (and does not wait for it), looks after that, and goes no further than a number that
---     it sees. So what is put later is beyond the mark, and what was put before is seen, however long its transaction took.
---   * What opens something below the mark all the same (a put of a lower order, an operator who retries what has ended) takes
---     the mark back in its own transaction, with the put lock: it writes one that says nothing. The next claim that can
+-- Low-water marks (task_low_water). While an old snapshot is open, ended tasks stay in the index of the open tasks, in
+-- front of the open ones, and a claim would walk past all of them. So claims note now and then how far the queue is:
+-- the newest mark of a queue, the first in its index, says that nothing is open in orders below task_order, and of that
+-- order, below `mark`, only the survivors may be. That stays true while tasks only end:
+--   * A task that runs, that failed and blocks later orders, that was returned, or that waits for its next attempt
+--     stays open. When a mark passes it, it is a survivor. Claims read the survivors first, by their keys, and then
+--     from the mark on.
+--   * Numbers grow. A put takes the put lock of its queue, shared and until its transaction ends, before it draws any.
+--     A session that writes a mark has that lock exclusively (and does not wait for it), reads after that, and goes no
+--     further than a number that it sees. So tasks put later are beyond the mark, and tasks put before are seen,
+--     however long their transaction took.
+--   * A put of a lower order, or an operator's retry of an ended task, opens a task below the mark. It invalidates the
+--     mark in its own transaction, with the put lock, by writing a mark that says nothing. The next claim that can
 --     writes a better one.
--- A mark that a crash undoes is one that was never written, as is what it was about. Who opens tasks by hand deletes the rows
--- of task_low_water. The mark is read in the statement that uses it: both are of one moment. Where tasks are looked up by their
--- keys, other conditions say coalesce(…): else the planner may think that a small partial index is as good, and walk all of it.
+-- A mark that a crash undoes counts as never written, and the crash undoes the change behind it, too. An operator that
+-- opens tasks by hand deletes the rows of task_low_water. The statement that uses the mark also reads it: both are of one moment. Lookups
+-- of tasks by their keys write other conditions as coalesce(…): else the planner may prefer a small partial index, and
+-- walk all of it.
 --
--- Turns (uses_fair_queueing, pick_fair_task). A queue of which somebody has set limits, or that has tasks with keys, is claimed from in turns:
--- among the tasks that orders let run, of the keys below their limits, the key that has the fewest running by its weight comes
--- next; of several such keys one is drawn by lot, by their weights (a lottery, Waldspurger and Weihl 1994), so that no key waits
--- behind another one's long backlog, however few the workers. Within a key the higher priority comes first, then the lower number.
---   * Limits: only claims make more tasks run. Where limits are set they lock the queue's row of queue_setting first, and count
---     in a statement after that: so they follow each other, and each sees the one before. Who sets a limit waits for the claims
---     that knew of none (they share the turn lock, of any queue that has no row), and they for it.
---   * task_key is NULL of what was put while its queue was none of these, '' of what has no key in one that is: both together
---     are as one key without a limit. Those with NULL are found in task_plain: anything with a key may be in front of them.
---   * A claim does not look at all keys. Of those of which nothing runs, which come before all others, it takes some that follow each
---     other in task_fair from a place on that it draws: there keys are sorted by task_hash, which is as good as no order at all. Among
---     these the lot is drawn, each one standing for as many as are not looked at, together with the keys that have most weight.
---     While none of them can start, it goes on to the next ones, once around; then come those of which something runs.
---   * While somebody keeps an old snapshot what has ended stays in task_fair, and is walked past between two keys: no mark helps there.
---   * Where no limit is set claims do not follow each other. Who finds the first task of a key locked tries the other keys, and
---     then what comes after it: nobody goes without while anything is free.
+-- Fair queueing (uses_fair_queueing, pick_fair_task). A queue with limits, or with tasks that have keys, is claimed
+-- from in turns: among the tasks that orders let run, of the keys below their limits, the next key is the one with the
+-- fewest running tasks by its weight. Of several such keys a lottery draws one, by their weights (Waldspurger and Weihl
+-- 1994): so no key waits behind the long backlog of another one, however few the workers. Within a key the higher
+-- priority comes first, then the lower number.
+--   * Limits: only claims make more tasks run. If limits are set, a claim locks the queue's row of queue_setting first,
+--     and counts in a statement after that: so claims follow each other, and each sees the one before. A call that sets
+--     a limit waits for the claims that saw no limit (they share the turn lock, of any queue without a row), and they
+--     wait for it.
+--   * task_key is NULL for tasks put while their queue had no fair queueing, '' for tasks without a key after that.
+--     Both together are like one key without a limit. Tasks with NULL are found in task_plain: any number of tasks with
+--     a key may be in front of them.
+--   * A claim does not read all keys. Keys with nothing running come before all others: the claim takes some of them
+--     that follow each other in task_fair from a random place on. There keys are sorted by task_hash, which is as good
+--     as no order at all. The lottery is among these keys, each of which stands for as many as are not read, and the
+--     keys with most weight. While none of them can start, the claim goes on to the next ones, once around; then come
+--     the keys with running tasks.
+--   * While an old snapshot is open, ended tasks stay in task_fair, and a claim walks past them between two keys: no
+--     mark helps there.
+--   * If no limit is set, claims do not follow each other. A claim that finds the first task of a key locked tries the
+--     other keys, and then the tasks after it: no worker goes without a task while any is free.
 --
--- Rates of queues (task_may_start). So many tasks may be started in so long, of all or of each key. What was started is counted as what
--- is taken of any rate (rates.sql), under a name of its own that is no rate's; by the claim, in its transaction, which has the
--- queue's row of queue_setting. So a start is counted if and only if it was made, each attempt is one, and in no stretch of time as
--- long as the window there are more. Keys that a claim finds without room are noted in queue_wait until there is some again: so
--- claims pass by them with one look at an index, and who has nothing to do knows when to look again. A note only spares looking:
--- those from the future (the clock went back) do not count, and it may be deleted at any time.
+-- Rates of queues (task_may_start). A limited number of tasks may be started in a window, of all or of each key. Starts
+-- are counted like takes of a rate (rates.sql), under a name of their own that is no rate's. The claim counts them, in
+-- its transaction, which has the queue's row of queue_setting. So a start is counted if and only if it was made, each
+-- attempt is one, and no stretch of time as long as the window has more starts. Keys that a claim finds without room
+-- are noted in queue_wait until there is some again: so claims skip them with one read of an index, and an idle worker
+-- knows when to poll again. A note only saves reads. Notes from the future (the clock went back) do not count, and a
+-- note may be deleted at any time.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- The put lock: taken before numbers of tasks are drawn, or what has ended is opened again, until the transaction ends.
+-- Take the put lock before task numbers are drawn, or ended tasks opened again, until the transaction ends.
 CREATE OR REPLACE FUNCTION {schema}.take_put_lock(p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue)) THEN
-        IF current_setting('lock_timeout') = '0' THEN  -- anybody can take that lock, and keep it
+        IF current_setting('lock_timeout') = '0' THEN  -- any login can take that lock, and keep it
             PERFORM set_config('lock_timeout', '60s', true);
             PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue));
             PERFORM set_config('lock_timeout', '0', true);
@@ -68,7 +78,7 @@ BEGIN
 END
 $$;
 
--- Holding the put lock: this transaction opens something of this order, from this number on.
+-- Invalidate the mark, under the put lock, if this transaction opens a task of this order below it.
 CREATE OR REPLACE FUNCTION {schema}.invalidate_task_mark(p_queue varchar, p_order integer, p_task bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -79,15 +89,15 @@ BEGIN
     IF v_newest.task_order > p_order
        OR v_newest.task_order = p_order AND p_task < v_newest.mark AND p_task <> ALL (v_newest.survivors)
        OR current_setting('transaction_isolation') <> 'read committed' THEN  -- a snapshot from before the lock says nothing
-        -- Nothing is deleted: others who put must not wait for us. Who writes the next mark does it; this one says from which
-        -- serial on, by a number below all tasks'.
+        -- Nothing is deleted, as other puts must not wait for this one. The next mark's writer deletes; this mark tells
+        -- it from which serial on, by a number below all task numbers.
         INSERT INTO {schema}.task_low_water (queue_name, task_order, mark, survivors)
         VALUES (p_queue, -2147483648, -coalesce(CASE WHEN v_newest.mark < 0 THEN -v_newest.mark ELSE v_newest.serial END, 1), '{}');
     END IF;
 END
 $$;
 
--- Tasks that are not put by these routines (by hand; from a dump) have their numbers before they come here.
+-- Tasks that are put without these routines (by hand; from a dump) have their numbers before this trigger runs.
 CREATE OR REPLACE FUNCTION {schema}.number_bare_task() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -99,7 +109,7 @@ END
 $$;
 DO $$
 BEGIN
-    -- Only once: it locks the table. (And so waits for those who put without it.)
+    -- Only once: it locks the table. (And so waits for the puts that run without it.)
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'number_bare_task' AND tgrelid = '{schema}.task'::regclass) THEN
         CREATE TRIGGER number_bare_task BEFORE INSERT ON {schema}.task FOR EACH ROW
             WHEN (NEW.queue_name IS DISTINCT FROM current_setting('{schema}.put_lock', true))
@@ -108,7 +118,8 @@ BEGIN
 END
 $$;
 
--- Whether a claim of the task so far beyond the mark (NULL: there is none; a mark that says nothing is below 0) writes one.
+-- Return true if a claim of a task that far beyond the mark writes one (NULL: there is no mark; a mark that says
+-- nothing is below 0).
 CREATE OR REPLACE FUNCTION {schema}.is_time_for_task_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
@@ -117,7 +128,8 @@ AS $$
               AND (p_mark IS NULL OR (p_task OPERATOR(pg_catalog.-) p_mark) OPERATOR(pg_catalog.>=) 32)
 $$;
 
--- Notes that of this order, the lowest that is open, all below p_task, which is open, has ended but for survivors. If it can.
+-- Note, if possible, that of this order, the lowest that is open, all tasks below p_task, which is open, have ended,
+-- except survivors.
 CREATE OR REPLACE FUNCTION {schema}.create_task_mark(p_queue varchar, p_order integer, p_task bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -136,7 +148,7 @@ BEGIN
     SELECT * INTO v_newest FROM {schema}.task_low_water WHERE queue_name = p_queue ORDER BY serial DESC LIMIT 1;
     v_newest.task_order := coalesce(v_newest.task_order, -2147483648);
     v_newest.mark := coalesce(v_newest.mark, -1);
-    -- The claim looked before it had the lock: is its order still the lowest?
+    -- The claim read before it had the lock: is its order still the lowest?
     v_open := ARRAY(SELECT t.task_id FROM {schema}.task AS t
                     WHERE t.task_id = ANY (v_newest.survivors) AND coalesce(t.is_open, false) ORDER BY 1);
     SELECT t.task_order, t.task_id INTO v_first FROM {schema}.task AS t
@@ -151,7 +163,7 @@ BEGIN
         WHERE t.is_open AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, p_order, v_first.task_id)
           AND (t.queue_name, t.task_order, t.task_id) < (p_queue, p_order, p_task)
         ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 201 - cardinality(v_open));
-    -- At most 200 survivors; and to look one up costs as much as to walk past two or three.
+    -- At most 200 survivors. Looking one up costs as much as walking past two or three.
     SELECT c.mark, c.below INTO v_mark, v_count
     FROM (SELECT o.id, o.number - 1 FROM unnest(v_open) WITH ORDINALITY AS o (id, number)
           UNION ALL SELECT p_task, cardinality(v_open) WHERE cardinality(v_open) <= 200) AS c (mark, below)
@@ -168,8 +180,8 @@ BEGIN
 END
 $$;
 
--- The first task that may run now, locked; task_id is NULL where there is none. alone: it is no member of a group. survivors,
--- beyond: where what follows it is to be found, among these and from that number on. (p_most -1: only where.)
+-- The first task that may run now, locked; task_id is NULL if there is none. alone: it is never part of a group.
+-- survivors, beyond: the tasks after it are among these, or from that number on. (p_most -1: return only these.)
 CREATE OR REPLACE FUNCTION {schema}.first_task(
     p_queue varchar, p_most integer,
     OUT task_order integer, OUT task_id bigint, OUT alone boolean, OUT survivors bigint[], OUT beyond bigint)
@@ -179,8 +191,9 @@ AS $$
 DECLARE
     v_look record;
 BEGIN
-    -- The barrier. What is below it has ended; what comes below it after this moment comes late.
-    -- (Between rows, not equal to: or the index would be walked from the queue's first entry, or another one be taken.)
+    -- The barrier. Tasks below it have ended; a task that comes below it after this moment comes late.
+    -- (A range of rows, not an equality: else the planner would walk the index from the queue's first entry, or take
+    -- another one.)
     SELECT w.task_order, w.mark, CASE WHEN s.kept THEN w.survivors END AS survivors,
            n.task_order AS next_order, n.task_id AS next_task
     INTO v_look
@@ -211,7 +224,7 @@ BEGIN
     IF task_id IS NULL AND beyond IS NOT NULL THEN
         SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO task_id, alone FROM {schema}.task AS t
         WHERE t.is_open AND t.status = 'pending' AND t.task_key IS NULL AND t.lock_count IS NULL
-          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)  -- should the clock have stepped back since
+          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)  -- in case the clock has stepped back since
           AND t.queue_name = p_queue AND t.task_order = first_task.task_order AND t.task_id >= beyond
         ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT 1
         FOR UPDATE OF t SKIP LOCKED;
@@ -222,7 +235,7 @@ BEGIN
 END
 $$;
 
--- Until the transaction ends nobody sets the first limit of a queue; false while somebody does.
+-- Until the transaction ends no session sets the first limit of a queue; false while one does.
 CREATE OR REPLACE FUNCTION {schema}.block_first_limit() RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -234,8 +247,8 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- Waits, as long as lock_timeout says, for the claims that block_first_limit has let through. The claims of other queues stop while this one
--- asks for the table, so it asks for a moment at a time.
+-- Wait, as long as lock_timeout allows, for the claims that block_first_limit has let through. Claims of other queues
+-- stop while this session requests the table, so it requests the table for a moment at a time.
 CREATE OR REPLACE FUNCTION {schema}.wait_for_claims() RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -261,8 +274,9 @@ BEGIN
 END
 $$;
 
--- Whether a queue is claimed from in turns. p_claim: NULL while somebody sets its first limit: nothing can be claimed then; and
--- it is refused outside READ COMMITTED, where no statement would see a limit that was set after the transaction's snapshot.
+-- Return true if a queue is claimed from in turns. p_claim: NULL while another session sets the queue's first limit, as
+-- nothing can be claimed then; and raise outside READ COMMITTED, where no statement would see a limit set after the
+-- transaction's snapshot.
 CREATE OR REPLACE FUNCTION {schema}.uses_fair_queueing(p_queue varchar, p_claim boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -285,7 +299,7 @@ BEGIN
 END
 $$;
 
--- Refuses what would go by a snapshot that says nothing of what others have committed since.
+-- Refuse a transaction whose snapshot hides later commits of other sessions.
 CREATE OR REPLACE FUNCTION {schema}.require_read_committed(p_what text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -297,13 +311,14 @@ BEGIN
 END
 $$;
 
--- As what the starts of a queue (p_key '') or of one of its keys are counted. (No name has a control character.)
+-- The name under which starts of a queue (p_key '') or of one of its keys are counted. (No name has a control
+-- character.)
 CREATE OR REPLACE FUNCTION {schema}.start_rate_name(p_queue varchar, p_key varchar) RETURNS varchar
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT concat('tasks:', encode(sha256(convert_to(concat(p_queue, chr(31), p_key), 'UTF8')), 'hex')) $$;
 
--- Whether the rates of a queue, and of this key, let one more task be started, after so many others (of all; of the key). The caller
--- has the queue's row of queue_setting. p_start: it is started, so it counts from here on.
+-- Return true if the rates of a queue, and of this key, let one more task start, after so many others (of all; of the
+-- key). The caller has the queue's row of queue_setting. p_start: the task starts, so it counts from here on.
 CREATE OR REPLACE FUNCTION {schema}.task_may_start(p_queue varchar, p_key varchar, p_all bigint, p_of_key bigint, p_start boolean)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -315,7 +330,7 @@ DECLARE
     v_wait  bigint;
     v_now   bigint;
 BEGIN
-    FOR v_take IN 0..p_start::integer LOOP  -- both are looked at before anything is taken of one
+    FOR v_take IN 0..p_start::integer LOOP  -- read both before taking from either
         FOR v_rate IN
             SELECT '' AS task_key, s.task_rate AS most, s.task_ms AS ms, p_all AS ahead
             FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue AND s.task_rate IS NOT NULL
@@ -332,7 +347,7 @@ BEGIN
                 RETURN false;
             END IF;
             v_whose := {schema}.start_rate_name(p_queue, v_rate.task_key);
-            -- (Kept: prune must not take it away before the start is written there.)
+            -- (Locked: prune must not delete the window before the start is recorded there.)
             PERFORM FROM {schema}.rate_window AS w WHERE w.resource_id = v_whose FOR KEY SHARE;
             v_wait := (SELECT t.wait_ms FROM {schema}.take_tokens(
                 v_whose, ARRAY[1 + v_rate.ahead], ARRAY[v_rate.most]::bigint[],
@@ -359,7 +374,7 @@ AS $$
     SELECT lpad((('x' || left(encode(sha256(convert_to(p_key, 'UTF8')), 'hex'), 8))::bit(32)::bigint % 100000000)::text, 8, '0') || p_key
 $$;
 
--- The next keys behind this place that have something pending, at most so many.
+-- The next keys after this one that have pending tasks, p_most at most.
 CREATE OR REPLACE FUNCTION {schema}.next_key_hashes(p_queue varchar, p_order integer, p_beyond varchar, p_most integer) RETURNS varchar[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -381,8 +396,8 @@ BEGIN
 END
 $$;
 
--- The first task of a key ('': of those without one, from p_from on) that may run now. p_lock: locked, and those that others have
--- locked are passed by.
+-- The first task of a key that may run now ('': of tasks without a key, from p_from on). p_lock: lock it, and skip
+-- tasks that other sessions have locked.
 CREATE OR REPLACE FUNCTION {schema}.first_task_of_key(p_queue varchar, p_order integer, p_key varchar, p_from bigint, p_lock boolean)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -408,7 +423,7 @@ BEGIN
     IF p_key <> '' OR p_lock AND v_task.task_id IS NOT NULL THEN
         RETURN v_task.task_id;
     END IF;
-    -- Those that were put without a key before the queue had turns. (They have no priority.)
+    -- Tasks that were put without a key before the queue had fair queueing. (They have no priority.)
     IF p_lock THEN
         SELECT t.task_id INTO v_plain FROM {schema}.task AS t
         WHERE t.is_open AND t.status = 'pending' AND t.lock_count IS NULL AND t.task_key IS NULL
@@ -428,7 +443,7 @@ BEGIN
 END
 $$;
 
--- The task whose turn it is in such a queue, locked, and counted as started; task_id is NULL where there is none.
+-- Pick the next task by fair queueing: locked, and counted as started; task_id is NULL if there is none.
 CREATE OR REPLACE FUNCTION {schema}.pick_fair_task(p_queue varchar, p_most integer, OUT task_id bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -443,16 +458,16 @@ DECLARE
     v_all     bigint;               -- and of all
     v_now     bigint;
     v_start   constant integer := floor(random() * 100000000);
-    v_place   integer := v_start;   -- how far the walk is; it ends where it began, one round later
+    v_place   integer := v_start;   -- how far the walk is; it ends at its beginning, one lap later
     v_beyond  varchar := lpad(v_start::text, 8, '0');
-    v_lap     integer := 0;         -- 0: to the end; 1: from the beginning; 2: to those of which something runs; 3: all have been seen
+    v_lap     integer := 0;         -- 0: to the end; 1: from the beginning; 2: to keys with running tasks; 3: all have been seen
     v_found   varchar[];
     v_draw    varchar[];            -- the keys that the next one is drawn from
     v_first   boolean := true;      -- it is the first draw
     v_one     record;
     v_id      bigint;
     v_key     varchar;
-    v_keys    varchar[] := '{}';    -- whose first task others have locked
+    v_keys    varchar[] := '{}';    -- keys whose first task is locked by another session
 BEGIN
     FOR v_look IN SELECT n AS time FROM generate_series(1, 2) AS n LOOP
         SELECT * INTO v_setting FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE SKIP LOCKED;
@@ -462,12 +477,12 @@ BEGIN
                 SELECT * INTO v_setting FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE;
                 PERFORM set_config('lock_timeout', v_before, true);
             EXCEPTION WHEN lock_not_available THEN
-                RETURN;  -- a claim in somebody's open transaction
+                RETURN;  -- a claim in another open transaction
             END;
         END IF;
         EXIT WHEN v_setting.queue_name IS NOT NULL;
-        -- There is none, or it went while it was waited for. With this lock nobody sets one before this claim can be seen; what
-        -- was set before that is seen by the second look.
+        -- There is none, or it went while this claim waited for it. With this lock no session sets a limit before this
+        -- claim can be seen; a limit set before that is seen by the second read.
         IF v_look.time = 1 AND NOT {schema}.block_first_limit() THEN
             RETURN;
         END IF;
@@ -494,7 +509,7 @@ BEGIN
             ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1));
     END IF;
     v_from := coalesce(v_look.survivors[1], v_look.beyond);  -- all that is open is one of these, or beyond (survivors are in order)
-    -- Those of which nothing runs come first, some of them at a time; then the others.
+    -- Keys with nothing running come first, some of them at a time; then the others.
     WHILE v_lap < 3 AND task_id IS NULL LOOP
         v_draw := '{}';
         IF v_lap = 2 THEN
@@ -557,8 +572,8 @@ BEGIN
     IF task_id IS NOT NULL THEN
         RETURN;
     END IF;
-    -- Others are just taking the first ones, or taking them away. (No limit keeps this from what follows these: where one is set those
-    -- who take would have the queue's row.)
+    -- Other sessions are claiming or removing the first tasks. (No limit keeps this claim from the tasks after these:
+    -- if one is set, another claim would have the queue's row.)
     FOREACH v_key IN ARRAY v_keys LOOP
         task_id := {schema}.first_task_of_key(p_queue, v_look.task_order, v_key, v_from, true);
         IF task_id IS NOT NULL AND NOT {schema}.task_may_start(p_queue, v_key, 0, 0, true) THEN
@@ -569,7 +584,7 @@ BEGIN
 END
 $$;
 
--- The tasks of a queue (NULL: of all) that run.
+-- The running tasks of a queue (NULL: of all).
 CREATE OR REPLACE FUNCTION {schema}.running_tasks(p_queue varchar)
 RETURNS TABLE (task_id bigint, attempt integer, member_id bigint, claim_uid varchar)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -611,14 +626,15 @@ BEGIN
 END
 $$;
 
--- p_order: something of this order has ended; only the end of all of it is news, but where limits are set. NULL: whatever it was is.
+-- Notify listeners that a task of p_order has ended. Only the end of the whole order matters, unless limits are set.
+-- NULL: any change does.
 CREATE OR REPLACE FUNCTION {schema}.notify_tasks(p_queue varchar, p_order integer) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
     IF pg_try_advisory_lock({schema}.lock_class(5), 1) THEN
-        PERFORM pg_advisory_unlock({schema}.lock_class(5), 1);  -- nobody shares it
+        PERFORM pg_advisory_unlock({schema}.lock_class(5), 1);  -- no session shares it
     ELSIF p_order IS NULL OR EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue) OR p_order < (
         SELECT t.task_order FROM {schema}.task AS t
         WHERE t.is_open AND t.queue_name <= p_queue
@@ -632,7 +648,8 @@ BEGIN
 END
 $$;
 
--- Whether a body is JSON that every client can read: not nested deeper than 100, which readers in other languages refuse.
+-- Return true if a body is JSON that every client can read: not nested deeper than 100, which readers in other
+-- languages refuse.
 CREATE OR REPLACE FUNCTION {schema}.check_json(p_body text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -649,7 +666,7 @@ BEGIN
     IF length(p_body) - length(translate(p_body, '[{', '')) <= 100 THEN
         RETURN;
     END IF;
-    -- Without its strings and all but the brackets; then the innermost pairs go, level by level.
+    -- Remove strings, and all but the brackets; then remove the innermost pairs, level by level.
     v_bare := regexp_replace(regexp_replace(p_body, E'"([^"\\\\]|\\\\.)*"', '', 'g'), '[^][{}]', '', 'g');
     WHILE v_bare <> '' LOOP
         v_deep := v_deep + 1;
@@ -661,8 +678,9 @@ BEGIN
 END
 $$;
 
--- The task that keeps one with this key from being put: an open one, or the one that an earlier call with the same p_uid has
--- put. With p_replace an open one gives way: it is cancelled (gone), or, while it runs, only gives up its key.
+-- Return the task that keeps another with this key from being put: an open one, or one that an earlier call with the
+-- same p_uid has put. With p_replace an open one gives way: it is cancelled (gone), or, while it runs, only loses its
+-- key.
 CREATE OR REPLACE FUNCTION {schema}.resolve_unique_key(
     p_queue varchar, p_uid varchar, p_key varchar, p_replace boolean, p_by name, OUT there bigint, OUT gone bigint[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -696,7 +714,7 @@ BEGIN
 END
 $$;
 
--- Raises for tasks that cannot be: p_tasks as of put_tasks_by.
+-- Raise for tasks that cannot be: p_tasks as of put_tasks_by.
 CREATE OR REPLACE FUNCTION {schema}.check_tasks(p_tasks jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -707,7 +725,7 @@ BEGIN
     IF jsonb_typeof(p_tasks) <> 'array' OR jsonb_path_exists(p_tasks, '$[*] ? (@.type() != "object" || !exists (@.kind) || @.kind == null)') THEN
         RAISE EXCEPTION 'sqlsem: tasks are put as a list of objects, each with a kind and a body' USING ERRCODE = '22023';
     END IF;
-    -- One pass over them all says what there is to be looked at.
+    -- One pass over all tasks finds those that need a closer look.
     SELECT min(r.ordinal) FILTER (
                WHERE r.body IS NULL OR NOT coalesce(r.after_ms, 0) BETWEEN 0 AND 315360000000
                   OR NOT coalesce(r.backoff_ms, 0) BETWEEN 0 AND 300000 OR NOT coalesce(r.max_attempts, 1) BETWEEN 1 AND 2147483647
@@ -764,11 +782,11 @@ BEGIN
 END
 $$;
 
--- Puts tasks: all of them or none; a unique violation where that was done before with the same p_uid.
--- p_tasks: [{"kind": …, "body": …, "order": …, "after_ms": …, "max_attempts": …, "backoff_ms": …, "on_failure": …, "note": …,
--- "time_limit_ms": …, "unique": …, "replace": …, "key": …, "priority": …, "locks": […]}, …]. A task that is unique, or replaces another one, is
--- put alone: see resolve_unique_key.
--- p_by: the login in whose name that is.
+-- Put tasks: all of them or none; a unique violation if that was done before with the same p_uid.
+-- p_tasks: [{"kind": …, "body": …, "order": …, "after_ms": …, "max_attempts": …, "backoff_ms": …, "on_failure": …,
+-- "note": …, "time_limit_ms": …, "unique": …, "replace": …, "key": …, "priority": …, "locks": […]}, …]. A task that is
+-- unique, or replaces another one, is put alone: see resolve_unique_key.
+-- p_by: the login in whose name they are put.
 CREATE OR REPLACE FUNCTION {schema}.put_tasks_by(p_queue varchar, p_uid varchar, p_tasks jsonb, p_by name) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -817,12 +835,12 @@ BEGIN
             CROSS JOIN LATERAL (SELECT CASE jsonb_typeof(r.locks) WHEN 'array' THEN jsonb_array_length(r.locks) END) AS c (locks)
             CROSS JOIN LATERAL (SELECT coalesce(r.key, CASE WHEN v_turns OR r.priority <> 0 THEN '' END)) AS k (key)
             ORDER BY r.ordinal
-            -- Of that index alone: to ask all of them first would take half as long again.
+            -- Only of that index: checking all of them first would take half as long again.
             ON CONFLICT (queue_name, unique_key) WHERE is_open AND unique_key IS NOT NULL DO NOTHING
             RETURNING task_id, task_order)
         SELECT array_agg(m.task_id ORDER BY m.task_id), min(m.task_order) INTO v_made, v_order FROM made AS m;
         EXIT WHEN v_key IS NULL OR v_made IS NOT NULL;
-        -- Somebody was faster, and it is committed by now: look again.
+        -- Another put was faster, and is committed by now: read again.
         v_tries := v_tries + 1;
         IF v_tries >= 100 THEN
             RAISE EXCEPTION 'sqlsem: busy: others put tasks with the key % all the time; try again', {schema}.escape_control_chars(v_key)
@@ -843,8 +861,8 @@ BEGIN
 END
 $$;
 
--- Puts tasks in the caller's own transaction, once: without put_tasks's second thoughts, which are a subtransaction (a
--- transaction with many of those makes all others slower).
+-- Put tasks once, in the caller's own transaction. put_tasks uses a subtransaction to find tasks of an earlier call (a
+-- transaction with many of these makes all others slower).
 CREATE OR REPLACE FUNCTION {schema}.put_tasks_once(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -854,7 +872,7 @@ BEGIN
 END
 $$;
 
--- A second call with the same p_uid (the first reply was lost) finds the tasks of the first.
+-- Put tasks. A second call with the same p_uid (the first reply was lost) finds the tasks of the first.
 CREATE OR REPLACE FUNCTION {schema}.put_tasks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -870,8 +888,8 @@ EXCEPTION WHEN unique_violation THEN
 END
 $$;
 
--- Claims the first task that may run now; task_id is NULL where there is none. With p_again (the first reply may have
--- been lost) the claim of the same p_uid is found again.
+-- Claim the first task that may run now; task_id is NULL if there is none. With p_again (the first reply may have been
+-- lost) the claim of the same p_uid is found again.
 CREATE OR REPLACE FUNCTION {schema}.claim_task(
     p_member bigint, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean,
     OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar, OUT attempt integer,
@@ -912,8 +930,9 @@ BEGIN
 END
 $$;
 
--- What a task is after an attempt that ended so (p_asked: it was to be cancelled, so it does not run again), and whether it is
--- open then; and when one that has failed is tried again. (Plain SQL, which the planner puts in their place.)
+-- The status of a task after an attempt with this outcome (p_asked: a cancellation was requested, so it does not run
+-- again); whether it is open then; and the time of the next attempt after a failure. (Plain SQL, which the planner
+-- inlines.)
 CREATE OR REPLACE FUNCTION {schema}.status_after(p_outcome varchar, p_failures integer, p_max_attempts integer, p_asked boolean)
 RETURNS varchar
 LANGUAGE sql IMMUTABLE
@@ -943,15 +962,14 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.retry_at(p_failures integer, p_backoff_ms integer) RETURNS timestamptz
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    -- Twice as long each time, up to five minutes; by half at random, lest all come back at once.
+    -- Twice as long each time, up to five minutes; half of it random, so that tasks do not all come back at once.
     SELECT clock_timestamp() + least(300000, p_backoff_ms * 2 ^ least(p_failures, 20)) * (0.5 + random() / 2)
                                * interval '1 millisecond'
 $$;
 
--- Ends an attempt: 'finished', 'failed' (it is tried again after a growing pause, as often as max_attempts says), 'returned'
--- (pending at once; does not count), or 'cancelled'. One that was to be cancelled is cancelled, unless it has finished. The
--- task's new status; NULL when it was this member's no more. May be
--- repeated.
+-- End an attempt: 'finished', 'failed' (the task is tried again after a growing pause, up to max_attempts times),
+-- 'returned' (pending at once; does not count), or 'cancelled'. A task whose cancellation was requested is cancelled,
+-- unless it has finished. Return the task's new status; NULL if it was no longer this member's. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.end_task(
     p_member bigint, p_task bigint, p_attempt integer, p_outcome varchar, p_result text, p_error text) RETURNS varchar
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -979,7 +997,7 @@ BEGIN
     WHERE task_id = p_task AND attempt = p_attempt AND member_id = v_member.member_id AND coalesce(t.status, '') = 'running'
     RETURNING t.owner, t.claimed_at, t.status, t.queue_name, t.task_order, t.error INTO v_before;
     IF NOT FOUND THEN
-        -- Ended before, by us?
+        -- Did an earlier call of this member end it?
         SELECT t.status INTO v_status FROM {schema}.task_log AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
         WHERE l.task_id = p_task AND l.attempt = p_attempt AND l.member_id = p_member AND l.outcome = p_outcome;
         RETURN v_status;
@@ -1009,11 +1027,11 @@ BEGIN
 END
 $$;
 
--- Ends several attempts, all of different tasks, and claims up to p_most (may be 0) in the same call: what a worker does
--- between groups of short tasks. May be repeated: see end_task and claim_task.
+-- End several attempts, all of different tasks, and claim up to p_most (may be 0) in the same call, between groups of
+-- short tasks of a worker. May be repeated: see end_task and claim_task.
 -- p_ends: [{"task": …, "attempt": …, "outcome": …, "result": …, "error": …}, …]
--- ended: {task: its new status, …}, without those that were this member's no more; claimed: [[task_id, task_order, kind,
--- body, note, attempt, failures, max_attempts], …]. A group are those that come first, up to one that must be claimed
+-- ended: {task: its new status, …}, without tasks that were no longer this member's; claimed: [[task_id, task_order,
+-- kind, body, note, attempt, failures, max_attempts], …]. A group is the first tasks, up to one that must be claimed
 -- alone, and up to a megabyte.
 CREATE OR REPLACE FUNCTION {schema}.next_tasks(
     p_member bigint, p_ends json, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean, p_most integer,
@@ -1063,7 +1081,7 @@ BEGIN
             PERFORM {schema}.notify_tasks(v_queue, v_order);
         END IF;
         IF v_count < json_array_length(p_ends) THEN
-            -- Ended before, by us?
+            -- Did an earlier call of this member end them?
             SELECT json_object_agg(t.task_id, t.status) INTO ended
             FROM json_to_recordset(p_ends) AS e (task bigint, attempt integer, outcome varchar)
             JOIN {schema}.task_log AS l ON l.task_id = e.task AND l.attempt = e.attempt
@@ -1087,7 +1105,7 @@ BEGIN
     END IF;
     v_turns := {schema}.uses_fair_queueing(p_queue, true);
     IF v_turns THEN
-        -- Each turn is drawn by itself.
+        -- Each task is drawn by itself.
         SELECT w.task_id, true AS alone INTO v_first FROM {schema}.pick_fair_task(p_queue, p_most) AS w (task_id);
     ELSIF NOT v_turns THEN
         SELECT * INTO v_first FROM {schema}.first_task(p_queue, p_most);
@@ -1099,7 +1117,8 @@ BEGIN
     END IF;
     v_ids := ARRAY[v_first.task_id];
     IF p_most > 1 AND NOT v_first.alone THEN
-        -- How far the group goes. Looked at without locks: what is not taken must look free to everybody meanwhile.
+        -- Find the end of the group without locks: a task that is not claimed must look free to other sessions
+        -- meanwhile.
         SELECT array_agg(w.task_id) INTO v_ids
         FROM (SELECT n.task_id,
                      bool_or(n.alone) OVER (ORDER BY n.task_id) AS barred,
@@ -1139,7 +1158,7 @@ BEGIN
 END
 $$;
 
--- Gives back what a claim may have left whose reply was lost for good: the number of tasks.
+-- Return the tasks that a claim may have left whose reply was lost for good; return their number.
 CREATE OR REPLACE FUNCTION {schema}.return_claim(p_member bigint, p_queue varchar, p_uid varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1158,8 +1177,9 @@ BEGIN
 END
 $$;
 
--- Tests the members that run tasks of a queue (NULL: of all), and makes those of the dead pending again: how many. Whose
--- worker died five times has failed: it may be what kills them. One that was to be cancelled is.
+-- Test the members that run tasks of a queue (NULL: of all), and make the tasks of dead ones pending again; return
+-- their number. A task whose worker died five times has failed: it may be the cause. A task whose cancellation was
+-- requested is cancelled.
 CREATE OR REPLACE FUNCTION {schema}.recover_tasks(p_queue varchar, p_mine bigint) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -1172,12 +1192,13 @@ DECLARE
 BEGIN
     FOR v_member IN SELECT DISTINCT r.member_id FROM {schema}.running_tasks(p_queue) AS r
         WHERE r.member_id IS DISTINCT FROM p_mine
-        ORDER BY 1  -- in one order for everybody: two of these must not wait for each other
+        ORDER BY 1  -- the same order for all callers: two of these must not wait for each other
     LOOP
         PERFORM {schema}.check_liveness(v_member, p_mine);
     END LOOP;
-    -- By number, which is never used again: what another recovers, and a third claims, after the snapshot below was taken
-    -- is looked at again when its row is locked, and only a condition on the row itself is asked again then.
+    -- By task number, which is never used again. Another session may recover a task, and a third claim it, after the
+    -- snapshot below was taken. When its row is locked the task is read again, but only conditions on the row itself
+    -- are evaluated again.
     SELECT array_agg(r.task_id), array_agg(DISTINCT r.member_id) INTO v_tasks, v_gone FROM {schema}.running_tasks(p_queue) AS r
     WHERE NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.member_id);
     WITH orphan AS (
@@ -1206,10 +1227,11 @@ BEGIN
 END
 $$;
 
--- Cancels what a session runs of a task (work), on the server it is on: its SQL ends, and it says so of the task. The caller has
--- locked the task, so that the session cannot be past its end. Once for each attempt, as a second one could strike while the first
--- is being told of; and not when the session has left that call behind, and does something of its own (where that can be seen:
--- pg_read_all_stats). Of who installed this, it needs the right to signal the session; without it nothing happens.
+-- Cancel the statement in which a session runs a task (work), on its server: the task's SQL ends, and the session
+-- records that. The caller has locked the task, so the session cannot be past the task's end. Cancel once for each
+-- attempt, as a second cancel could strike while the session records the first. Do not cancel a session that has left
+-- that call, and runs something of its own (if that can be seen: pg_read_all_stats). The schema's owner needs the right
+-- to signal the session; without it nothing happens.
 CREATE OR REPLACE FUNCTION {schema}.cancel_attempt(p_task bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1232,7 +1254,7 @@ EXCEPTION WHEN insufficient_privilege THEN
 END
 $$;
 
--- Ends what sessions run (by work, which cannot look at the clock meanwhile) for longer than it may.
+-- Cancel tasks that sessions run for longer than their time limit (by work, which cannot read the clock meanwhile).
 CREATE OR REPLACE FUNCTION {schema}.end_overdue_tasks(p_queue varchar, p_mine bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -1253,8 +1275,8 @@ BEGIN
 END
 $$;
 
--- What is left to do: whether anything waits, whether anything runs, whether something of the lowest open order waits
--- (or everything behind it does), and the first failed task that holds up what comes later.
+-- The work that is left: true if any task is pending, if any task runs, and if a task of the lowest open order is
+-- pending (or else all tasks behind it wait); and the first failed task that blocks later orders.
 CREATE OR REPLACE FUNCTION {schema}.queue_state(
     p_queue varchar, OUT pending boolean, OUT running boolean, OUT next_pending boolean, OUT failed bigint, OUT error text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1276,7 +1298,7 @@ BEGIN
            EXISTS (SELECT FROM opened AS o WHERE o.status = 'pending'
                    AND o.task_order = (SELECT p.task_order FROM opened AS p ORDER BY p.task_order LIMIT 1)),
            f.task_id,
-           -- (A login that only puts tasks sees what became of its own.)
+           -- (A login that only puts tasks sees only errors of its own tasks.)
            CASE WHEN f.put_by = session_user OR {schema}.has_role('worker', 'operator', 'reader') THEN f.error END
     INTO pending, running, next_pending, failed, error
     FROM (SELECT 1) AS one
@@ -1285,9 +1307,9 @@ BEGIN
 END
 $$;
 
--- Seconds until a task that waits for its time may run: the first of the lowest open order that does (task_later); NULL where none does.
--- What has been due for longer waits for something else. Of one that waits for locks: until it shall be looked at again, as nobody
--- tells. Where a rate is used up: until there is room in it.
+-- Seconds until a pending task may run that waits for its time: the first such task of the lowest open order
+-- (task_later); NULL if there is none. A task that has been due for longer waits for something else. If a task waits
+-- for locks: until the next poll, as no notification comes. If a rate is used up: until there is room in it.
 CREATE OR REPLACE FUNCTION {schema}.next_ready(p_queue varchar) RETURNS float
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -1295,15 +1317,15 @@ AS $$
 DECLARE
     v_now   constant bigint := {schema}.clock_ms();
     v_order constant integer := (SELECT f.task_order FROM {schema}.first_task(p_queue, -1) AS f);
-    v_all   bigint;  -- until then the rate of the queue is used up
-    v_key   bigint;  -- and that of the first key
+    v_all   bigint;  -- the rate of the queue is used up until then
+    v_key   bigint;  -- and the rate of the first key
     v_since float := v_now - 10000;
     v_next  float;
 BEGIN
     SELECT min(w.free_ms) FILTER (WHERE w.task_key = ''), min(w.free_ms) INTO v_all, v_key FROM {schema}.queue_wait AS w
     WHERE w.queue_name = p_queue AND v_now >= w.since_ms AND v_now < w.free_ms + 100;
     IF v_key IS NOT NULL THEN
-        v_since := v_now - 100;  -- what could have run before has no room
+        v_since := v_now - 100;  -- a task that could have run before has no room
     END IF;
     IF v_all IS NULL THEN
         v_next := least(v_key, (
@@ -1322,9 +1344,10 @@ $$;
 
 -- Views for people ---------------------------------------------------------------------------------------------
 
--- Newest first where they have ended; open ones in the order in which they will run (but for turns). status 'lost': its worker is
--- dead, and the next who looks, and may write, makes it pending again. Who may put only, and not run or operate, sees what it
--- put itself. (Times that a client's calendar does not have are shown as the last, or first, that it has.)
+-- Ended tasks, newest first; open ones in the order in which they will run (except for fair queueing). status 'lost':
+-- the worker is dead, and the next session that tests it, and may write, makes the task pending again. A login that may
+-- only put, and not run or operate, sees its own tasks. (Times that a client's calendar does not have are shown as its
+-- last, or first, one.)
 CREATE OR REPLACE FUNCTION {schema}.show_tasks(p_queue varchar, p_status varchar, p_most integer, p_skip integer)
 RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
                on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
@@ -1339,9 +1362,8 @@ AS $$
     looked AS MATERIALIZED (SELECT l.member_id, l.dead, l.since FROM {schema}.member_liveness() AS l
                             WHERE EXISTS (SELECT FROM {schema}.task AS r WHERE r.status = 'running'
                                           AND (p_queue IS NULL OR r.queue_name = p_queue))),
-    -- A page of those that are open (those with a priority have an index of their own) and one of those that have ended, along
-    -- their indexes. (Who has lost its worker shows only
-    -- when looked at, so all are needed of those that run.)
+    -- A page of open tasks (tasks with a priority have an index of their own) and a page of ended ones, along their
+    -- indexes. (A task whose worker is lost is only recognized by a test, so all running tasks are read.)
     page AS (
         (SELECT t.* FROM {schema}.task AS t
          WHERE t.is_open AND t.task_priority = 0 AND (p_queue IS NULL OR t.queue_name = p_queue)
@@ -1383,7 +1405,7 @@ AS $$
     LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END OFFSET greatest(p_skip, 0)
 $$;
 
--- The first page of them.
+-- The first page of the tasks.
 CREATE OR REPLACE FUNCTION {schema}.list_tasks(p_queue varchar DEFAULT NULL, p_status varchar DEFAULT NULL, p_most integer DEFAULT 100)
 RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
                on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
@@ -1396,9 +1418,9 @@ AS $$
     SELECT t.* FROM {schema}.show_tasks(p_queue, p_status, p_most, 0) AS t
 $$;
 
--- Each queue as counts: what is open, what is kept of the rest, how long the oldest that may run has been waiting (NULL: there
--- is none), how many a minute have ended of late, and which failed task the others stand behind. lost: of those that run. Who
--- may put only sees what it put itself. Reads all tasks that are kept.
+-- Each queue as counts: open tasks, ended ones that are kept, how long the oldest that may run has been waiting (NULL:
+-- there is none), how many a minute have ended of late, and the failed task that blocks the others. lost: of the
+-- running ones. A login that may only put sees its own tasks. Reads all tasks that are kept.
 CREATE OR REPLACE FUNCTION {schema}.queue_counts(p_queue varchar DEFAULT NULL)
 RETURNS TABLE (queue_name varchar, pending bigint, running bigint, finished bigint, failed bigint, cancelled bigint, lost bigint,
                oldest float, rate float, blocked_by bigint)
@@ -1451,8 +1473,8 @@ $$;
 
 -- Operations of operators, and of the login that put a task ---------------------------------------------------------------------------
 
--- 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or failed). Of one that runs the
--- worker is tested first. Who may only put does it with what it put itself.
+-- Retry or cancel a task: 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or
+-- failed). The worker of a running task is tested first. A login that may only put may do that with its own tasks.
 -- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state, -3 another one with its key is open.
 CREATE OR REPLACE FUNCTION {schema}.set_task(p_task bigint, p_what varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1479,7 +1501,7 @@ BEGIN
         BEGIN
             UPDATE {schema}.task
             SET status = 'pending', is_open = true, failures = 0, losses = 0,
-                ready_at = put_at,  -- from the first, whatever the clock says
+                ready_at = put_at,  -- from its put on, whatever the clock says
                 ended_at = NULL, cancel_asked_at = NULL, cancel_asked_by = NULL
             WHERE task_id = p_task;
         EXCEPTION WHEN unique_violation THEN
@@ -1500,8 +1522,8 @@ BEGIN
 END
 $$;
 
--- Cancels a task: one that is pending or has failed at once (0); of one that runs its worker is told, which ends it, and then
--- it is cancelled (1). -1 no such task, -2 it is in no such state. Nothing is taken away from a worker that lives.
+-- Cancel a task: at once if it is pending or has failed (0). The worker of a running task is notified and ends it, and
+-- then it is cancelled (1). -1 no such task, -2 it is in no such state. A live worker keeps its task until then.
 CREATE OR REPLACE FUNCTION {schema}.cancel_task(p_task bigint) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1518,8 +1540,9 @@ BEGIN
     RETURNING t.queue_name, t.claim_uid INTO v_task;
     PERFORM {schema}.note_operation('cancel', NULL, NULL, v_task.queue_name, p_task, 'running', NULL);
     IF v_task.claim_uid IS NULL THEN
-        -- A session that called work has nobody beside it who could ask. Its statement cannot be past the task's end before
-        -- this transaction has ended. (Where it may not be signalled, the task is cancelled when its SQL has ended.)
+        -- A session that called work has no other session that could poll for it. Its statement cannot be past the
+        -- task's end before this transaction has ended. (If it may not be signalled, the task is cancelled when its SQL
+        -- has ended.)
         PERFORM {schema}.cancel_attempt(p_task);
     END IF;
     RETURN 1;
@@ -1538,9 +1561,9 @@ AS $$
       AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
 $$;
 
--- How many tasks of a queue may run at a time: 'limit', of all (p_key NULL) or of one key; 'key_limit', of each key. How many may be
--- started in any p_per_ms milliseconds: 'rate', of all or of one key; 'key_rate', of each key. 'weight': the share of a key. p_value
--- NULL: as if it had never been set. What runs, runs on.
+-- Limit a queue. How many of its tasks may run at a time: 'limit', of all (p_key NULL) or of one key; 'key_limit', of
+-- each key. How many may be started in any p_per_ms milliseconds: 'rate', of all or of one key; 'key_rate', of each
+-- key. 'weight': the share of a key. p_value NULL: as if it had never been set. Running tasks run on.
 CREATE OR REPLACE FUNCTION {schema}.set_queue(
     p_queue varchar, p_key varchar, p_what text, p_value integer, p_per_ms integer DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1571,7 +1594,7 @@ BEGIN
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
-    -- For the claims that know of no limit. Always: what says now that there is one may just be removed.
+    -- Wait for the claims that see no limit. Always: the row that says that there is one may just be removed.
     PERFORM {schema}.wait_for_claims();
     INSERT INTO {schema}.queue_setting (queue_name) VALUES (p_queue) ON CONFLICT DO NOTHING;
     SELECT * INTO v_queue FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE;
@@ -1608,7 +1631,7 @@ BEGIN
     WHERE s.queue_name = p_queue AND s.task_limit IS NULL AND s.key_limit IS NULL AND s.task_rate IS NULL AND s.key_rate IS NULL
       AND NOT EXISTS (SELECT FROM {schema}.queue_key AS k WHERE k.queue_name = p_queue);
     IF v_is_rate THEN
-        DELETE FROM {schema}.queue_wait AS w WHERE w.queue_name = p_queue;  -- by the new one there may be room
+        DELETE FROM {schema}.queue_wait AS w WHERE w.queue_name = p_queue;  -- the new rate may have room
     END IF;
     IF coalesce(v_old, '') <> v_new THEN
         PERFORM {schema}.note_operation(p_what, NULL, NULL, p_queue, NULL, concat(p_key || ': ', v_old), concat(p_key || ': ', v_new));
@@ -1617,7 +1640,7 @@ BEGIN
 END
 $$;
 
--- What is set, of one queue or all: a row for the queue (task_key NULL), and one for each key of which anything is. task_per,
+-- The limits of one queue or all: a row for the queue (task_key NULL), and one for each key with a setting. task_per,
 -- key_per: the windows of the rates, in seconds.
 CREATE OR REPLACE FUNCTION {schema}.queue_limits(p_queue varchar DEFAULT NULL)
 RETURNS TABLE (queue_name varchar, task_key varchar, task_limit integer, key_limit integer, weight integer, set_at timestamptz, set_by name,
@@ -1636,7 +1659,7 @@ AS $$
     ORDER BY a.queue_name, a.task_key NULLS FIRST
 $$;
 
--- Whose rate is used up, of one queue or all, as far as claims have found it so: the queue's (task_key NULL), or a key's; and for how
+-- The rates that claims have found used up, of one queue or all: the queue's (task_key NULL), or a key's; and for how
 -- many seconds.
 CREATE OR REPLACE FUNCTION {schema}.queue_waits(p_queue varchar DEFAULT NULL)
 RETURNS TABLE (queue_name varchar, task_key varchar, seconds float)
@@ -1649,7 +1672,7 @@ AS $$
     ORDER BY w.queue_name, w.task_key
 $$;
 
--- Removes ended tasks older than setting history_days, with their log, at most p_most a call.
+-- Delete ended tasks older than setting history_days, with their log, at most p_most a call.
 CREATE OR REPLACE FUNCTION {schema}.prune_tasks(p_most integer) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1661,11 +1684,11 @@ AS $$
             ORDER BY ended_at LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED))
         RETURNING task_id),
     log AS (DELETE FROM {schema}.task_log AS l USING gone WHERE l.task_id = gone.task_id),
-    -- Of queues that are used no more. (Not those that say nothing: there may be others below them.)
+    -- Marks of queues that are no longer used. (Not marks that say nothing: there may be others below them.)
     marks AS (DELETE FROM {schema}.task_low_water
               WHERE mark >= 0
                 AND made_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'),
-    -- Of keys that come no more.
+    -- Waits of keys that no longer come.
     waits AS (DELETE FROM {schema}.queue_wait AS w WHERE (w.queue_name, w.task_key) IN (
                   SELECT v.queue_name, v.task_key FROM {schema}.queue_wait AS v WHERE v.free_ms < {schema}.clock_ms() - 86400000
                   LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED))
@@ -1675,12 +1698,13 @@ $$;
 
 -- Schedules -----------------------------------------------------------------------------------------------------
 
--- Tasks that are put at the times of a cron expression. Clients know these expressions; what is known here is the next time
--- that is due (next_due). Whoever finds it past calls fire_schedule, which puts the task and writes down the time after that,
--- in one transaction, and only if nobody has done so before. A time that is written there is later than now (or, of a new schedule,
--- one that any client's calendar has): whatever a client computes, no schedule puts a task at every look, and none stops by itself.
+-- Tasks that are put at the times of a cron expression. Only clients evaluate these expressions; the database has the
+-- next time that is due (next_due). A client that finds it past calls fire_schedule. This puts the task and records the
+-- time after that in one transaction, and only if no other client has done so before. A recorded time is later than now
+-- (or, for a new schedule, one that any client's calendar has): whatever a client computes, no schedule puts a task at
+-- every poll, and none stops by itself.
 
--- Raises for a next time that cannot be.
+-- Raise for a next time that cannot be.
 CREATE OR REPLACE FUNCTION {schema}.check_due(p_next timestamptz) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1693,7 +1717,8 @@ BEGIN
 END
 $$;
 
--- Keeps a schedule, in the place of one of the same name. p_options: as a task of put_tasks, without kind and body; and missed.
+-- Save a schedule, in place of one of the same name. p_options: as a task of put_tasks, without kind and body; and
+-- missed.
 CREATE OR REPLACE FUNCTION {schema}.save_schedule(
     p_name varchar, p_queue varchar, p_cron varchar, p_zone varchar, p_kind varchar, p_body text, p_options jsonb,
     p_next timestamptz) RETURNS void
@@ -1734,7 +1759,7 @@ BEGIN
     VALUES (p_name, p_queue, p_cron, p_zone, p_kind, p_body, p_options, p_next, session_user)
     ON CONFLICT (schedule_name) DO UPDATE
     SET queue_name = p_queue, cron = p_cron, time_zone = p_zone, kind = p_kind, body = p_body, options = p_options,
-        -- What is due, and nobody has seen yet, is not forgotten by being said again.
+        -- A time that is due, and that no client has seen yet, is not lost when the same schedule is saved again.
         next_due = CASE WHEN s.cron = p_cron AND s.time_zone = p_zone AND s.paused_at IS NULL THEN coalesce(s.next_due, p_next)
                         ELSE p_next END
     WHERE s.put_by = session_user OR {schema}.has_role('operator');
@@ -1746,7 +1771,7 @@ BEGIN
 END
 $$;
 
--- As recover_tasks; and whether a schedule of the queue is due.
+-- Call recover_tasks; return true in due if a schedule of the queue is due.
 CREATE OR REPLACE FUNCTION {schema}.maintain_queue(p_queue varchar, p_mine bigint, OUT recovered integer, OUT due boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1757,9 +1782,10 @@ BEGIN
 END
 $$;
 
--- Of a time that is due: the task's number (NULL without p_put: that time is left out, as the schedule says of those that were
--- missed), and p_next is the one after it. done: nobody was faster, and p_next has not come meanwhile. p_last: the latest of the
--- times for which this one task stands. When nothing is put, or nothing for a long time, that is noted as an operation.
+-- Fire a schedule for a time that is due; p_next is the time after it. Return the task's number (NULL without p_put:
+-- that time is skipped, as the schedule says for missed times). done: no other client was faster, and p_next has not
+-- come meanwhile. p_last: the latest of the times for which this one task stands. If nothing is put, or nothing for a
+-- long time, that is recorded as an operation.
 CREATE OR REPLACE FUNCTION {schema}.fire_schedule(
     p_name varchar, p_due timestamptz, p_last timestamptz, p_next timestamptz, p_put boolean, OUT done boolean, OUT task_id bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1787,8 +1813,8 @@ BEGIN
 END
 $$;
 
--- 'pause', 'resume' (from p_next on: what was due meanwhile is left out) or 'remove': false where there is none, or it is
--- another login's and this one is no operator.
+-- Change a schedule: 'pause', 'resume' (from p_next on: times that were due meanwhile are skipped) or 'remove'. Return
+-- false if there is none, or it is another login's and this login is no operator.
 CREATE OR REPLACE FUNCTION {schema}.set_schedule(p_name varchar, p_what varchar, p_next timestamptz) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1818,7 +1844,7 @@ BEGIN
 END
 $$;
 
--- By name. Who may put only sees its own.
+-- Schedules by name. A login that may only put sees its own.
 CREATE OR REPLACE FUNCTION {schema}.list_schedules(p_name varchar DEFAULT NULL, p_queue varchar DEFAULT NULL)
 RETURNS TABLE (schedule_name varchar, queue_name varchar, cron varchar, time_zone varchar, kind varchar, body text, options text,
                next_due timestamptz, last_due timestamptz, put_at timestamptz, put_by name, paused_at timestamptz, paused_by name,
@@ -1838,10 +1864,11 @@ $$;
 
 -- For sessions --------------------------------------------------------------------------------------------------
 
--- Puts one task, a SQL text if kind is not given: its number. May be part of the caller's transaction. unique_key: while one
--- with this key is open, that one's number. replace_key: in the place of the one with this key. key: whose task it is; workers
--- share themselves out between the keys. priority: among those of its key, higher ones first. locks: what it needs to run, such as
--- '[{"resource": "customers", "access": "write", "limit": 1}]'; it starts, on any worker, when it is its turn in all of their lines.
+-- Put one task, a SQL text if kind is not given; return its number. May be part of the caller's transaction.
+-- unique_key: while a task with this key is open, return that one's number. replace_key: replace the task with this
+-- key. key: the task's key; workers share themselves out between the keys. priority: among the tasks of its key, higher
+-- ones first. locks: the locks that it needs to run, such as '[{"resource": "customers", "access": "write", "limit":
+-- 1}]'; it starts, on any worker, when all of them can be granted.
 CREATE OR REPLACE FUNCTION {schema}.put(
     queue text, body text, kind text DEFAULT 'sql', "order" integer DEFAULT 0, after_seconds double precision DEFAULT 0,
     max_attempts integer DEFAULT 1, note text DEFAULT NULL, on_failure text DEFAULT 'stop',
@@ -1922,16 +1949,16 @@ CREATE OR REPLACE FUNCTION {schema}.format_error(p_state text, p_message text, p
 RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    -- The last line of the context is where work itself stands.
+    -- The last line of the context is the position in work itself.
     SELECT p_state || ': ' || p_message || coalesce(E'\nDETAIL: ' || nullif(p_detail, ''), '')
            || coalesce(E'\nHINT: ' || nullif(p_hint, ''), '')
            || coalesce(E'\nCONTEXT: ' || nullif(regexp_replace(p_context, E'\\n?PL/pgSQL function [^\\n]*\\.work\\([^\\n]*$', ''), ''), '')
 $$;
 
--- Runs the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for idle_seconds:
--- what a scheduled job calls, as many of them as shall work side by side. done and failed count the tasks.
--- A text may be several statements, but none that ends a transaction; each task is a transaction of its own, with its end,
--- so that what it does in this database is done once. Settings that a text makes stay with the session.
+-- Run the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for idle_seconds. A
+-- scheduled job calls it, in as many sessions as are to work side by side. done and failed count the tasks.
+-- A text may be several statements, but none that ends a transaction. Each task is a transaction of its own, with its
+-- end, so that its work in this database is done once. Settings that a text makes stay with the session.
 CREATE OR REPLACE PROCEDURE {schema}.work(
     queue text, idle_seconds double precision DEFAULT 30, INOUT done integer DEFAULT 0, INOUT failed integer DEFAULT 0)
 LANGUAGE plpgsql
@@ -1947,8 +1974,8 @@ DECLARE
     v_hint   pg_catalog.text;
     v_where  pg_catalog.text;
     v_status pg_catalog.text;
-    v_broken pg_catalog.text;  -- what has cancelled the task
-    v_ended  pg_catalog.text;  -- how it did that has not finished
+    v_broken pg_catalog.text;  -- the message of the cancel
+    v_ended  pg_catalog.text;  -- the outcome of a task that has not finished
 BEGIN
     CALL {schema}.require_autocommit('work');
     IF idle_seconds IS NULL OR NOT idle_seconds OPERATOR(pg_catalog.>=) 0::double precision THEN
@@ -1972,13 +1999,13 @@ BEGIN
             v_pause := least(v_pause OPERATOR(pg_catalog.*) 1.5::double precision, 0.5::double precision);
             CONTINUE;
         END IF;
-        -- Once with the text; and as often as it takes to say how that has ended, which can be cancelled, too.
+        -- Once with the text; and then until the outcome is recorded, which can be cancelled, too.
         LOOP
             BEGIN
                 IF v_error IS NOT NULL THEN
                     IF v_broken IS NOT NULL THEN
-                        -- A timeout, or somebody's wish: said of the task first, and then to the caller, unless it was meant
-                        -- for this task alone.
+                        -- A timeout, or a cancel by a login: recorded for the task first, and then raised to the
+                        -- caller, unless it was meant for this task alone.
                         SELECT * INTO v_asked FROM {schema}.session_task_controls(v_claim.member, v_claim.task_id);
                         IF v_asked.cancel_asked_by IS NOT NULL THEN
                             v_ended := 'cancelled';
@@ -1994,8 +2021,8 @@ BEGIN
                     CONTINUE;
                 ELSE
                     EXECUTE v_claim.body;
-                    -- What was put off to the commit, and a role that keeps us from recording the end, is the text's fault: it
-                    -- fails here, where that can be said of the task, and is undone.
+                    -- A constraint deferred to the commit, or a role that may not record the end, is the text's fault.
+                    -- It fails here, where the failure can be recorded for the task, and the text is undone.
                     SET CONSTRAINTS ALL IMMEDIATE;
                     v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, 'finished', NULL, NULL);
                 END IF;
@@ -2017,7 +2044,7 @@ BEGIN
                 v_broken := NULL;
             END IF;
         END IF;
-        -- The work and its end are committed together, or not at all: the task may be another's by now.
+        -- The work and its end are committed together, or not at all: the task may belong to another worker by now.
         IF v_status IS NULL THEN
             ROLLBACK;
             v_error := 'it was given up';
