@@ -15,7 +15,7 @@ from sqlsem.tasks import Json
 
 @pytest.fixture
 def member(database):
-    """``member()``: a session and the number of a member that it enrolled."""
+    """``member()`` returns a session and the number of a member that it registered."""
     made = []
 
     def start(**options):
@@ -34,7 +34,7 @@ def look(session, ticket):
 
 @pytest.mark.locks
 def test_deferred_calls_run_once_in_order(connect, name):
-    """One that fails is not in the way of the others; one that cannot be done yet is tried again before them."""
+    """A deferred call that fails does not block the others; one that cannot run yet is retried before them."""
     coordinator = connect()
     with coordinator.mutex(name):
         pass
@@ -56,7 +56,7 @@ def test_deferred_calls_run_once_in_order(connect, name):
     assert done == ["fails", "is late", "is late", member.member_id]
 
 
-# -- given up
+# -- removed members
 
 
 def give_up(database, coordinator):
@@ -112,8 +112,9 @@ def grouped(coordinator, name):
 @pytest.mark.engines("sqlite", "postgresql")
 @pytest.mark.parametrize("asks", [with_priority, handed_over, rated, worked, converted, grouped])
 def test_queued_registration_is_not_yet_pending(connect, name, monkeypatch, asks):
-    """As long as a registration is in limbo no ping removes what interrupted calls have left. So it begins when it is
-    sent, and not before: of many threads there is always one that queues.
+    """A registration counts as pending from its sending on, not while it queues for the main connection.
+
+    A pending registration keeps heartbeats from removing orphan rows, and in a busy process a thread always queues.
     """
     coordinator = connect()
     member = coordinator.client.member
@@ -154,7 +155,7 @@ def test_expired_member_loses_grants_at_next_request(connect, database, name):
         assert lost == [lock.grant]
     with pytest.raises(sqlsem.LockLost):
         lock.release()
-    assert connect().admin.reap() >= 0  # the row that was left
+    assert connect().admin.reap() >= 0  # removes the remaining row
 
 
 def test_expired_member_recovers_at_a_heartbeat(connect, database, name):
@@ -186,7 +187,7 @@ def test_a_member_that_is_not_there_gets_no_row(database, member, name, several)
 
 @pytest.fixture
 def stranger(database):
-    """A connection of another login, which may use sqlsem too."""
+    """A connection of another login that may use sqlsem."""
     connection = database.raw()
     role = f"{database.schema}_stranger"
     if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone():
@@ -222,7 +223,7 @@ def test_another_login_cannot_act_for_a_member(database, member, stranger, name)
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="another login"):
             call(f"{routine}({arguments})", number, name)
-    # The client says so, too, and does not ask for a right that would not help.
+    # The client reports the other login, too, and does not suggest a grant of rights, which would not help.
     session.connection.execute(f"SET SESSION AUTHORIZATION {database.schema}_stranger")
     with pytest.raises(ConfigurationError, match=r"another login .*enrolled"):
         session.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
@@ -243,7 +244,7 @@ def test_a_bare_row_is_not_released_by_the_routine(database, member, name):
     assert session.revoke(position, False) == 0
 
 
-# -- rows that nobody attends to
+# -- rows without a client
 
 
 def attend(database, ticket, seconds):
@@ -257,7 +258,7 @@ def attend(database, ticket, seconds):
 @pytest.mark.engines("postgresql")
 @pytest.mark.parametrize("access", ["write", "limit", "read"])
 def test_unattended_waiting_row_is_removed(database, member, connect, name, access):
-    session, number = member()  # lives on, and keeps the entry locks
+    session, number = member()  # the member lives on, and keeps the wakeup locks
     holder = connect().mutex(name)
     holder.acquire()
     request = {"write": Request(name), "limit": Request(name, limit=2), "read": Request(name, access="read")}[access]
@@ -353,7 +354,7 @@ def test_values_come_back_as_they_were_given(connect, member, name):
     (entry,) = connect().admin.entries(name)
     assert (entry.note, entry.owner, entry.requesting_id, entry.limit) == (note, "thread ✓", "me ü", 1)
     assert session.release(ticket, "released")
-    connect().admin.set_limit(name, 3)  # for those who name none
+    connect().admin.set_limit(name, 3)  # for requests without a limit
     (ticket,) = session.register(number, "me", "thread", f"{name}.2", [Request(name, limit=None)], False)
     (entry,) = connect().admin.entries(name)
     assert (entry.note, entry.limit) == (None, None)
@@ -361,7 +362,7 @@ def test_values_come_back_as_they_were_given(connect, member, name):
     session.deregister_member(number)
 
 
-# -- looking, where nothing wakes
+# -- polling without notifications
 
 
 @pytest.mark.engines("sqlite")
@@ -372,7 +373,7 @@ def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
     ]
 
     def longest_pause(session, ticket):
-        """Between two looks, in the last of four slices of a second."""
+        """Return the longest pause between two polls in the last of four slices of a second."""
         sleep = session.notifier.wait
         for _ in range(4):
             pauses = []
@@ -403,7 +404,7 @@ def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
 
 
 def test_a_ping_ends_being_missed(database, name):
-    """A heartbeat ends the state missing: the next grace counts from the next time that it is missed."""
+    """A heartbeat ends the state missing: a later grace counts from the time when the member goes missing again."""
     session = database.session(grace=60)
     try:
         number = session.register_member("host", 1, "test")
@@ -419,7 +420,7 @@ def test_a_ping_ends_being_missed(database, name):
 
 @pytest.mark.engines("postgresql", "mssql")
 def test_missing_member_keeps_its_rows_for_the_grace(database, name):
-    """Its session has ended: nobody takes its place before the grace is over, and it comes back as who it was."""
+    """A member whose session ended keeps its rows for the grace, and may reattach as the same member."""
     session, other = database.session(grace=600), database.session(grace=5)
     try:
         number = session.register_member("host", 1, "test")

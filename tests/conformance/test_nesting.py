@@ -1,4 +1,4 @@
-"""``sqlsem run`` under ``sqlsem run``, and programs under it: nothing waits for what is held until it ends itself."""
+"""``sqlsem run`` and programs under ``sqlsem run``: no command waits for a lock that its parent holds until its end."""
 
 import asyncio
 import dataclasses
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.engines("sqlite", "postgresql", "mssql"),
     pytest.mark.skipif(os.name != "posix", reason="shells"),
 ]
-#: A program that takes a lock by the library, and says what became of it.
+#: A program that acquires a lock with the library, and prints the outcome.
 PROGRAM = """
 import sys, sqlsem
 try:
@@ -41,7 +41,7 @@ def environment(monkeypatch):
 
 @pytest.fixture
 def run(database, environment):
-    """``run("--mutex", "x", "--", …)``: the words of such a command, and the means to start it."""
+    """``run("--mutex", "x", "--", …)`` starts such a command; ``run.words(…)`` returns its words."""
     started = []
 
     def words(*arguments):
@@ -64,7 +64,7 @@ def run(database, environment):
 
 @pytest.fixture
 def program(database):
-    """``program("x")``: the words of a program that takes that mutex."""
+    """``program("x")`` returns the words of a program that acquires that mutex."""
     return lambda name: [
         sys.executable, "-c", PROGRAM, database.url, database.options.get("schema", "sqlsem"), name
     ]  # fmt: skip
@@ -96,7 +96,7 @@ def test_nested_limit_with_room_is_granted(run, name, program):
 
 
 def test_limit_filled_by_parent_locks_is_a_deadlock(run, name):
-    """Found by the search: each of the three could be let in, if only the others were not above it."""
+    """The search finds that the innermost of three runs waits for locks of its own parents."""
     third = run.words("--limit", f"{name}=2", "--", "true")
     code, said = ended(run("--limit", f"{name}=2", "--", *run.words("--limit", f"{name}=2", "--", *third)))
     assert code == 75
@@ -123,7 +123,7 @@ def test_opposite_orders(run, name, program, tmp_path, kind):
 
 @pytest.mark.parametrize("younger", ["thread", "run"])
 def test_a_thread_of_another_program_in_the_circle(run, connect, name, database, tmp_path, younger):
-    """It has no parent locks, so the nested waiter gives up, whichever is younger."""
+    """Such a thread has no parent locks, so the nested waiter gives up, whichever is younger."""
     coordinator = connect()
     wait = f"touch {tmp_path}/first; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; "
     inner = shlex.join(run.words("--mutex", name("y"), "--", "true"))
@@ -135,14 +135,14 @@ def test_a_thread_of_another_program_in_the_circle(run, connect, name, database,
             until(lambda: len(database.queue(name)) == 3, "the inner request")
         else:
             threading.Timer(0.5, (tmp_path / "go").touch).start()
-        with coordinator.mutex(name("x"), timeout=PATIENCE):  # had when the command has ended
+        with coordinator.mutex(name("x"), timeout=PATIENCE):  # acquired once the command has ended
             pass
     code, said = ended(command)
     assert (code, "Deadlock: " in said) == (75, True)
 
 
 def test_process_that_outlives_its_parent_may_acquire(run, name, environment, program, tmp_path):
-    """It still finds in its environment what was held above it; but nobody holds that any more."""
+    """The environment of such a process still names its parents' locks, which are released."""
     kept = tmp_path / "environment"
     code, _ = ended(run("--mutex", name, "--", "sh", "-c", f'printf %s "${nesting.HELD}" > {kept}'))
     assert code == 0
@@ -153,7 +153,7 @@ def test_process_that_outlives_its_parent_may_acquire(run, name, environment, pr
 
 
 def test_in_a_process_under_a_run(connect, database, name, monkeypatch):
-    """Threads and tasks; and what is held in another database does not matter."""
+    """Threads and tasks have the parents' locks; locks in another database do not matter."""
     outer = connect().mutex(name)
     outer.acquire()
     elsewhere = nesting.Held(name("b"), "write", 1, 1, 1, "somebody:1:2")
@@ -195,7 +195,7 @@ NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 class Queue:
-    """A session that shows these rows: position, resource, member, owner, granted; mutexes, if nothing else is said."""
+    """A session that lists given rows (position, resource, member, owner, granted), mutexes by default."""
 
     def __init__(self, *rows, caps=None, limit=1):
         self.caps = caps or {}
@@ -222,7 +222,7 @@ class Queue:
 
 
 def test_the_search():
-    # 1 holds x, its command 2 wants y, which 3 holds, whose command 4 wants x.
+    # Member 1 holds x, and its command 2 waits for y. Member 3 holds y, and its command 4 waits for x.
     rows = [
         (1, "x", 1, "run#1", True),
         (2, "y", 3, "run#1", True),
@@ -233,19 +233,19 @@ def test_the_search():
     assert Queue(*rows[:3]).found() == []
     text = sqlsem.deadlocks.message(nesting.find_deadlock(Queue(*rows), 4))
     assert "host4:4 (run#1 under 2) holds 'y' at 2, waits for 'x' at 4 behind 1" in text
-    # Through a command that waits for nothing but its own.
+    # The cycle leads through a command that waits only for its own child.
     middle = [rows[0], rows[1], (5, "z", 5, "run#1 under 1", True), (6, "y", 6, "run#1 under 5", False), rows[3]]
     assert Queue(*middle).found() == [(6, 6, [(1, 6, 2), (2, 4, 1)])]
-    # One of whom nobody is above: who is below gives up, though it is older.
+    # One waiter has no parent: the nested waiter gives up, though it is older.
     other = [rows[0], (2, "y", 7, "T#1", True), rows[2], (8, "x", 7, "T#1", False)]
     assert Queue(*other).found() == [(2, 3, [(1, 3, 2), (2, 8, 1)])]
 
 
 def test_no_false_alarm():
-    # What the usual search finds is left to it.
+    # A deadlock without parent locks is left to the usual search.
     plain = [(1, "x", 1, "a#1", True), (2, "y", 2, "b#1", True), (3, "y", 1, "a#1", False), (4, "x", 2, "b#1", False)]
     assert Queue(*plain, (5, "z", 3, "run#1", True), (6, "x", 4, "run#1 under 5", False)).found() == []
-    # The row above is gone, or another thread of the one below still works.
+    # No deadlock if the parent's row is gone, or another thread of the nested process still works.
     assert Queue((2, "y", 3, "run#1", True), (3, "y", 2, "run#1 under 1", False)).found() == []
     busy = [
         (1, "x", 1, "run#1", True),
@@ -253,7 +253,7 @@ def test_no_false_alarm():
         (3, "y", 2, "B#2 under 1", False),
     ]
     assert Queue(*busy).found() == [], "A will leave"
-    # Two of a limit, one of which has nobody waiting below.
+    # Two holders of a limit, one of them without a nested waiter.
     limit = [
         (1, "x", 1, "run#1", True),
         (2, "x", 2, "T#1", True),
@@ -261,7 +261,7 @@ def test_no_false_alarm():
     ]
     assert Queue(*limit, limit=2).found() == []
     assert Queue(*limit, limit=2, caps={"x": 1}).found() == [(3, 3, [(1, 3, 1)])]
-    # Who may be dead holds nobody up for long.
+    # A suspect member does not block others for long.
     queue = Queue((1, "x", 1, "run#1", True), (3, "x", 2, "run#1 under 1", False))
     assert len(queue.found()) == 1
     queue.rows[0] = dataclasses.replace(queue.rows[0], missing_for=1.0)

@@ -1,4 +1,4 @@
-"""The time at which the next task of a queue is ready, as idle workers ask for it: its cost beside a large backlog."""
+"""The query of idle workers for the time when the next task is ready, and its cost beside a large backlog."""
 
 import contextlib
 
@@ -8,10 +8,9 @@ from support import cost_of_next_ready, until
 from sqlsem.model import NewTask
 from sqlsem.model_tasks import TaskLock
 
-pytestmark = pytest.mark.engines("sqlite", "postgresql")  # (on SQL Server nobody asks)
+pytestmark = pytest.mark.engines("sqlite", "postgresql")  # (on SQL Server workers do not query it)
 
-#: What may wait, as options of the tasks by their number, and in how many seconds the first is ready; None: nobody
-#: knows.
+#: Kinds of backlog: the options of a task by its number, and the seconds until the first task is ready (None: unknown).
 BACKLOGS = {
     "for its time": (lambda number: {"after": 900.0 + number}, 900),
     "for its time, with a key": (lambda number: {"after": 900.0 + number, "key": str(number)}, 900),
@@ -27,9 +26,9 @@ BACKLOGS = {
 
 @pytest.fixture(params=BACKLOGS)
 def backlog(request, database, connect, name):
-    """Makes a queue in which so many wait, and knows from when to when the first of them is ready."""
+    """Return a function that makes a queue with ``count`` waiting tasks, and the bounds of the first ready time."""
     options, ready = BACKLOGS[request.param]
-    between = None if ready is None else (ready / 2, ready * 1.02)  # (a window's hundredth part more)
+    between = None if ready is None else (ready / 2, ready * 1.02)  # (plus a hundredth of a window)
     coordinator, made = connect(), []
 
     def make(count):
@@ -62,7 +61,7 @@ def test_it_costs_the_same_beside_many(database, backlog):
 
 
 def test_task_just_due_is_announced(database, connect, name):
-    """And what has been due for long, and is not run for another reason, hides nothing."""
+    """A task that just became due is announced; an overdue one that cannot run does not hide a later one."""
     queue = connect().queue(name)
     queue.set_limit(0)
     with contextlib.closing(database.session(grace=600)) as session:

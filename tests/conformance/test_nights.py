@@ -16,7 +16,7 @@ from sqlsem.insight import audit as module
 from sqlsem.insight.audit import audit
 from sqlsem.insight.replay import ReplaySettings, replay
 
-#: So many seconds ago everything in these tests began, at the most.
+#: All events of these tests are younger than this many seconds.
 SINCE = 3600
 
 
@@ -26,7 +26,7 @@ def night_of(coordinator, resource=None):
 
 
 def crowd(connect, threads, name, number=6, rounds=8):
-    """Run everything at once: mutexes, weights, readers and writers, conversions, stages, groups, and timeouts."""
+    """Run all kinds of locks at once: mutexes, weights, readers, writers, conversions, stages, groups and timeouts."""
 
     def work(seed):
         rng = random.Random(seed)
@@ -109,7 +109,7 @@ def test_caps_and_pauses_count_from_when_they_were_set(connect, threads, name, m
         return [finding.kind for finding in audit(night.past(), night.entries, ruled).findings]
 
     with coordinator.limit(name, 3):
-        pass  # of what was let in since its end, all is known
+        pass  # the audit knows every grant since the end of this hold
     with coordinator.limit(name, 3), others[0].limit(name, 3):
         coordinator.admin.set_limit(name, 1)
         threads.start(others[1].limit(name, 3, timeout=PATIENCE).acquire)
@@ -154,11 +154,11 @@ def test_a_history_that_is_pruned_while_it_is_read(connect, name, monkeypatch):
     first = next(pages)
     assert first.resource == name
     monkeypatch.setattr(coordinator.admin, "history", lambda *_, **__: [])
-    assert len(list(pages)) == 4  # of the page that was read
+    assert len(list(pages)) == 4  # the rest of the page that was read
 
 
 def test_the_night_again_is_nearly_the_night_that_was(connect, threads, name):
-    """But for the hand-overs, which take a moment each: nobody waits for longer, nor for less than without those."""
+    """The replay gives the waits that were recorded, apart from the short time of each change of holders."""
 
     def work(seed):
         rng = random.Random(seed)

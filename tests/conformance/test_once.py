@@ -11,26 +11,26 @@ from sqlsem.core.periodic import Period
 from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, Timeout
 
 pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
-#: Engines with tables, in which a test can set what was done back or forth.
+#: Engines with tables, in which a test can move the recorded run in time.
 tables = pytest.mark.engines("sqlite", "postgresql", "mssql")
-#: So long that no test meets its end, but once a year.
+#: A period so long that a test almost never meets its end.
 LONG = "366d"
 
 
 @pytest.fixture
 def pair(connect):
-    """Two processes, as far as the database can tell."""
+    """Two coordinators, which the database takes for two processes."""
     return connect(), connect()
 
 
 def run_of(database, name):
-    """A row of the table, to be changed by hand."""
+    """Return the table of runs and the condition for one row."""
     table = "sqlsem_once_run" if database.engine == "sqlite" else f"{database.schema}.once_run"
     return table, f"WHERE once_name = '{name}'"
 
 
 def shift(database, name, seconds):
-    """The last run was so much later; as if the clock had been set back by that."""
+    """Move the last run into the future, as if the clock had been set back."""
     table, which = run_of(database, name)
     moved = {
         "sqlite": f"granted_at + {seconds}",
@@ -131,7 +131,7 @@ def test_it_does_not_wait_for_itself(connect, name):
 
 
 def test_the_next_period_runs_again(pair, name):
-    """A second is a period, too: after so many of them, as many runs."""
+    """Each period has a run, also with a period of a second."""
     first = pair[0]
     fences = []
 
@@ -162,7 +162,7 @@ def test_last_run_is_shown_and_forgotten(pair, name):
 
 
 def test_others_periods_are_answered(pair, name):
-    """A run counts for any period that contains its start, whatever length the caller asks for."""
+    """A run counts for every period that contains its start, whatever length a caller uses."""
     first, other = pair
     with first.once(name, "90d") as run:
         assert run is not None
@@ -200,7 +200,7 @@ def test_an_offset_moves_the_beginning(pair, database, name):
     with first.once(name, "2d") as run:
         assert run is not None
     day, at = 86400, first.once(name, "2d").last().taken_at.timestamp()
-    # The last run was an hour ago: a period that began half an hour ago is not done, one that began before that is.
+    # The last run began an hour ago: it counts for a period that began before it, not for one of half an hour ago.
     shift(database, name, -3600)
     begun, before = (at - 1800) % (2 * day), (at - 5400) % (2 * day)
     assert other.once(name, "2d", offset=before).begin() is None
@@ -238,7 +238,7 @@ def test_lost_run_is_not_done(pair, name):
 
 @tables
 def test_marking_finds_that_the_row_is_gone(pair, name):
-    """Before this process has heard of it."""
+    """`done` fails with LockLost, although this process has not heard of the revocation before."""
     first, other = pair
     run = first.once(name, LONG).begin()
     other.admin.revoke(run.grant.position, force=True)

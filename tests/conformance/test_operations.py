@@ -24,7 +24,7 @@ def done(operator, name, **wanted):
 
 def test_settings(operator, name):
     operator.admin.set_limit(name, 3)
-    operator.admin.set_limit(name, 3)  # nothing changes, and nothing is written down
+    operator.admin.set_limit(name, 3)  # changes nothing, so no operation is recorded
     operator.admin.set_limit(name, 1)
     operator.admin.pause(name)
     operator.admin.pause(name)
@@ -132,7 +132,7 @@ def test_expired_operations_are_pruned(operator, database, name):
         database.rows(f"UPDATE {settings} SET value = '2' WHERE name = 'history_rows'")
         while session.prune(3):
             pass
-        if database.engine != "mssql":  # others may have pruned there, too
+        if database.engine != "mssql":  # other clients may have pruned there, too
             assert [operation.new for operation in operator.admin.operations()] == ["5", "4"]
         database.rows(f"UPDATE {settings} SET value = '1000000' WHERE name = 'history_rows'")
         database.rows(f"UPDATE {settings} SET value = '-1' WHERE name = 'history_days'")

@@ -12,7 +12,7 @@ GRACE = 0.6
 
 @pytest.fixture
 def waiter(database, name):
-    """``waiter(lock)``: somebody whose request is in the queue."""
+    """``waiter(lock)`` starts an attempt, and returns it once its request is in the queue."""
     attempts = []
 
     def start(lock, **options):
@@ -103,7 +103,7 @@ def test_pause_and_resume(connect, name, waiter):
 
 @pytest.mark.parametrize("what", ["pause", "cap"])
 def test_pause_holds_back_earlier_waiters(connect, name, waiter, what):
-    """Asleep behind the holder when it is set, and woken when that leaves."""
+    """A waiter that slept before the pause or cap stays out when the holder leaves and wakes it."""
     holder, coordinator, operator = connect(), connect(), connect()
     inside = waiter(holder.mutex(name))
     inside.granted()
@@ -164,7 +164,7 @@ def test_a_holder_learns_before_the_next_is_let_in(connect, name, waiter):
     knew = []
     late = Attempt(other.mutex(name), entering=lambda: knew.append(grant.lost))
     until(lambda: len(operator.admin.entries(name)) == 2, "the next waits")
-    assert operator.admin.revoke(grant.position) is False  # told; it has its grace
+    assert operator.admin.revoke(grant.position) is False  # the holder is notified, and has its grace
     late.granted()
     assert knew == [True], "the next was let in before the holder knew"
     until(grant.lost_event.is_set, "it is told")
@@ -180,7 +180,7 @@ def test_a_revoked_holder_shows_as_revoked(connect, name):
     assert operator.admin.revoke(lock.grant.position) is False
     assert [entry.state for entry in operator.admin.entries(name)] == ["revoked"]
     with pytest.raises(sqlsem.LockLost):
-        lock.grant.check()  # asks the database, and so learns
+        lock.grant.check()  # the check asks the database
     with pytest.raises(sqlsem.LockLost):
         lock.release()
     assert operator.admin.entries(name) == []
@@ -204,7 +204,7 @@ def test_revoke_of_unknown_position(connect):
         connect().admin.revoke(2**40)
 
 
-# -- looking
+# -- views
 
 
 def test_entries(connect, name, waiter):

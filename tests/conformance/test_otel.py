@@ -1,4 +1,4 @@
-"""Spans for waiting and holding, on every engine, with both faces; from the SDK's exporter in memory."""
+"""Spans for waiting and holding, on every engine, with both APIs, read from the SDK's in-memory exporter."""
 
 import re
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks, pytest.mark.q
 
 @pytest.fixture
 def traced():
-    """The provider, and a function that gives the spans that have ended, by name."""
+    """The tracer, and a function that returns ended spans by name."""
     exporter = memory.InMemorySpanExporter()
     provider = sdk.TracerProvider()
     provider.add_span_processor(export.SimpleSpanProcessor(exporter))
@@ -32,7 +32,7 @@ def traced():
 
 @pytest.fixture
 def waits():
-    """Waits until so many have begun to wait."""
+    """Return a function that blocks until ``number`` waits have begun."""
     begun = []
     with sqlsem.on("waiting", begun.append):
         yield lambda number=1: until(lambda: len(begun) >= number, "they wait")
@@ -129,7 +129,7 @@ def test_span_of_a_lost_lock(connect, name, traced):
     coordinator = connect()
     lock = coordinator.mutex(name)
     lock.acquire()
-    coordinator.client.registry.mark_lost([lock.grant.position], "it was taken away")  # (in silence)
+    coordinator.client.registry.mark_lost([lock.grant.position], "it was taken away")  # (publishes no event)
     coordinator.client.registry.publish_lost(lock.grant.state)
     (hold,) = ended("sqlsem.hold")
     assert hold.attributes["sqlsem.outcome"] == "lost"
@@ -189,7 +189,7 @@ def test_no_spans_without_a_tracer(connect, name):
 
 
 def test_invalid_traceparent_is_no_link(connect, database, name, traced):
-    """Other programs may end a note with any text."""
+    """A note that ends like a link, written by any program, makes no link."""
     _, ended = traced
     first, other = connect(), connect()
     with first.mutex(name), other.mutex(name("connected")):

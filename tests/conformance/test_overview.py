@@ -1,4 +1,4 @@
-"""All that is there at one instant, in one look."""
+"""The overview: locks, members, queues, batches and rates in one snapshot."""
 
 import contextlib
 import dataclasses
@@ -94,7 +94,7 @@ def test_overview_shows_missing_member(database, name, connect):
     until(lambda: (entry := member()) is None or entry.missing_for is not None)
     entry = member()
     assert entry.grace_left <= 60
-    if database.engine != "sqlite":  # where the file system tells for certain who is dead
+    if database.engine != "sqlite":  # on SQLite the file system proves a death at once
         assert entry.grace_left > 0
     database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member_id)
 
@@ -105,7 +105,7 @@ def test_how_long_it_was_held_of_late(connect, name, database):
     assert name not in coordinator.admin.overview().holds
     for number in range(3):
         with coordinator.mutex(name, note=f"note {number}"):
-            time.sleep(0.02)  # held for that long
+            time.sleep(0.02)  # the time of the hold
     with pytest.raises(TimeoutError), coordinator.mutex(name):
         coordinator.mutex(name).acquire(timeout=0)
         raise TimeoutError
@@ -187,7 +187,7 @@ def test_rates(connect, database, name):
 
 @TABLES
 def test_when_there_is_room_again(connect, name):
-    """Slot after slot leaves the window: there is room when the first one has, or as many as a debt takes."""
+    """Slots leave the window one by one: `free_in` is the time until the first leaves, or until a debt is paid."""
     coordinator = connect()
     rate = coordinator.rate(name, 2, per="100s")
     rate.take()
@@ -218,7 +218,7 @@ def test_overview_lists_waited_and_recent_rates_first(connect, database, name):
         raw.cursor().executemany(database.sql(insert), rows)
     listed = coordinator.admin.overview().rates
     database.rows(f"DELETE FROM {table} WHERE resource_id LIKE ? AND rate_limit = 7", f"rate:{name}%")
-    taken.adjust(0)  # and it goes
+    taken.adjust(0)  # grants the waiting thread
     late.join(PATIENCE)
     assert {row.name for row in listed} == {name("waited"), *(name(str(number)) for number in range(3, 202))}
     assert len(listed) == 200

@@ -17,7 +17,7 @@ from sqlsem.tasks import Json, Worker
 
 @pytest.fixture
 def patient(connect, database):
-    """A coordinator that is not lost while an engine compiles what it runs for the first time."""
+    """A coordinator with a grace long enough for an engine that compiles routines at their first run."""
     return lambda: connect(grace=30) if database.engine == "mssql" else connect()
 
 
@@ -33,7 +33,7 @@ def queue(patient, name):
 
 @pytest.fixture
 def other(patient):
-    """Another process, as far as the database can tell."""
+    """Another coordinator, which the database takes for another process."""
     return patient()
 
 
@@ -48,7 +48,7 @@ def takes(coordinator, resource):
 
 
 def waits_for(database, connection):
-    """True if a client waits for what this session has locked."""
+    """True if a client waits for a lock of this connection."""
     return database.rows(
         "SELECT 1 FROM pg_stat_activity WHERE ? = ANY (pg_blocking_pids(pid))", connection.info.backend_pid
     )
@@ -63,7 +63,7 @@ def test_task_with_free_locks_starts_holding_them(queue, other, name):
         (customers, "write", 1),
         (pg, "write", 4),
     ]
-    assert rows(other, customers) == []  # nobody has asked yet
+    assert rows(other, customers) == []  # no client has requested the locks yet
     with queue.try_claim() as task:
         assert task.id == number
         assert task.grant.positions.keys() == {customers, pg}
@@ -88,7 +88,7 @@ def test_blocked_task_queues_without_a_worker(queue, other, name):
         waiter.start()
         until(lambda: len(rows(other, name)) == 3)
     until(lambda: rows(other, name)[0][1] == "waits")
-    assert not [row for row in rows(other, name) if row[1] == "holds"]  # it is the task's turn, and nobody claims
+    assert not [row for row in rows(other, name) if row[1] == "holds"]  # the task comes first
     with queue.try_claim() as task:
         assert task.id == number
         assert waiter.is_alive()
@@ -133,7 +133,7 @@ def test_a_later_order_does_not_stand_in_the_lines(queue, other, name):
 
 
 def test_blocked_task_yields_to_a_lower_order(queue, other, name):
-    """A lower order is opened while it stands in the line: nobody waits for what waits for others."""
+    """A blocked task leaves its queues when a lower order opens, so that no client waits behind it meanwhile."""
     held = other.mutex(name)
     assert held.acquire()
     queue.put(Json("parked"), order=1, locks=[sqlsem.mutex(name)])
@@ -191,7 +191,7 @@ def test_replacing_a_blocked_task_removes_its_rows(queue, other, name):
 
 
 def test_revoked_row_of_a_blocked_task_requeues_it(queue, other, name):
-    """It asks for all of its locks again, at the end of the lines."""
+    """The task requests all of its locks again, at the end of the queues."""
     second = f"{name} 2"
     with other.mutex(name):
         queue.put(Json("load"), locks=[sqlsem.mutex(name), sqlsem.mutex(second)])
@@ -214,7 +214,7 @@ def test_a_paused_resource_keeps_it_waiting(queue, other, name):
 
 
 def test_pause_after_its_turn_keeps_task_blocked(queue, other, name):
-    """It is the turn of one lock, and later of the other one: both are looked at again."""
+    """A task whose turn came at one lock and later at the other checks both again: a pause keeps it blocked."""
     second = name("second")
     queue.put(Json("load"), locks=[sqlsem.mutex(name), sqlsem.mutex(second)])
     with other.mutex(second):
@@ -276,7 +276,7 @@ def test_invalid_task_locks_are_refused(queue, name, connect):
         [connect().mutex(name)],
         [sqlsem.rate(name, 5, per=1)],
         [sqlsem.limit(name, 5, priority=3)],
-        [sqlsem.limit(f"{name} none")],  # the server has no limit for it
+        [sqlsem.limit(f"{name} none")],  # the server has no limit for this resource
         [sqlsem.mutex(f"{name} {number}") for number in range(101)],
     ):
         with pytest.raises(sqlsem.ConfigurationError):
@@ -304,7 +304,7 @@ def test_the_command_line_puts_shows_and_tells_why(queue, other, name, database)
 
 
 def test_workers_hold_the_locks_of_their_tasks(patient, queue, other, name):
-    """Three workers with two threads each: of one mutex, and a limit of two, by what the history says."""
+    """Three workers with two threads each never exceed a mutex and a limit of two, by the history."""
     pg = f"{name} pg"
     for number in range(12):
         lock = sqlsem.mutex(name) if number % 2 else sqlsem.limit(pg, 2)
@@ -406,9 +406,9 @@ def test_cancel_of_a_task_with_a_pinned_row(queue, other, name, database, thread
 
 
 def test_queued_claim_hides_no_orphan_row_from_heartbeat(queue, monkeypatch):
-    """Workers that queue for the main session would hide them for as long as they are busy."""
+    """A claim that still queues for the main session keeps no heartbeat from removing orphan rows."""
     member = queue.claiming.client.member
-    queue.try_claim()  # there is a main session
+    queue.try_claim()  # opens the main session
     call, seen = member.call, []
 
     def look_and_call(*arguments, **options):
@@ -441,18 +441,18 @@ def test_other_claims_do_not_meet_the_parked(database, name):
     with database.coordinator() as holder, holder.mutex(f"{name} busy"):
         alone = claim(40)
         holder.queue(name).put_many(list(range(1000)), locks=[sqlsem.mutex(f"{name} busy")])
-        claim(1)  # those that are put ask for their locks
-        # (Looks for what may start happen at times, by the clock.)
+        claim(1)  # tasks that were just put request their locks
+        # (Checks for startable tasks happen now and then, by the clock.)
         assert claim(40) < alone + 40 * 1000 / 2
 
 
 @pytest.mark.parametrize("due", [False, True])
 def test_retried_claim_finds_its_locks_again(patient, name, monkeypatch, due):
-    """Also where other tasks were asked for first."""
+    """A repeated claim finds the locks of the lost answer, also if the client checked other tasks first."""
     queue = patient().queue(name)
     if not queue.claiming.client.engine.has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
-    queue.try_claim()  # there is a main session
+    queue.try_claim()  # opens the main session
     queue.put(Json("load"), locks=[sqlsem.mutex(name)])
     session = queue.claiming.client.member.main.session
     claim, lost = session.claim_blocked, []
@@ -473,7 +473,7 @@ def test_retried_claim_finds_its_locks_again(patient, name, monkeypatch, due):
 
 @pytest.fixture
 def offered(queue):
-    """``offered(locks)`` puts a task with these, and has a worker look for it until it could be started."""
+    """``offered(locks)`` puts a task with these locks, and lets a worker poll until the task can start."""
     claimed, over = threading.Event(), threading.Event()
     workers = []
 
@@ -539,7 +539,7 @@ def test_a_task_with_locks_in_a_knot(offered, patient, queue, name, between):
             holder.mutex(first).acquire(timeout=PATIENCE)
         exc = caught.value
     assert first in str(exc)
-    assert not claimed.is_set()  # it has not been given what others hold
+    assert not claimed.is_set()  # the task has not got a lock that another client holds
     held.release()
     assert claimed.wait(PATIENCE)
     until(lambda: queue.state().done)
@@ -547,7 +547,7 @@ def test_a_task_with_locks_in_a_knot(offered, patient, queue, name, between):
 
 
 def test_a_parked_task_that_is_deleted_by_hand_leaves_its_lines(database, queue, other, name):
-    """Others of its queue stay parked all the while, so the lease of their places is renewed."""
+    """Other tasks of the queue stay blocked, so their waiter leases are renewed."""
     with other.mutex(name):
         gone, stays = (queue.put(Json(body), locks=[sqlsem.mutex(name)]) for body in ("gone", "stays"))
         assert queue.try_claim() is None

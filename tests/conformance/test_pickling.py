@@ -60,7 +60,7 @@ def where(lock):
 
 @pytest.fixture
 def default(tmp_path, monkeypatch):
-    """The default database of this process, and of those that it starts."""
+    """The default database of this process and of its child processes."""
     monkeypatch.setenv("SQLSEM_URL", f"sqlite:///{tmp_path}/locks.db")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]))
     sqlsem.configure()
@@ -72,7 +72,7 @@ def default(tmp_path, monkeypatch):
 
 @pytest.fixture(params=multiprocessing.get_all_start_methods())
 def pool(request, default, monkeypatch):
-    # (By its bare name, as a program's module is found by the processes that it starts.)
+    # (Child processes import this module by its bare name, as they import a program's module.)
     monkeypatch.syspath_prepend(os.path.dirname(__file__))
     context = multiprocessing.get_context(request.param)
     with context.Pool(2) as pool:
@@ -80,7 +80,7 @@ def pool(request, default, monkeypatch):
 
 
 def test_in_other_processes(pool):
-    import test_pickling as here  # its name in all processes
+    import test_pickling as here  # the name of this module in all processes
 
     results = pool.map(here.load, range(10))
     assert [value for value, _, _ in results] == list(range(1, 11))
@@ -135,7 +135,7 @@ def test_unpicklable_objects_raise(default, tmp_path):
 
 
 def test_another_default_database_is_another_lock(default, tmp_path):
-    """A lock that would silently use another database is refused, without a word of the URL."""
+    """A lock that would silently use another database is refused; the message does not show the URL."""
     text = pickle.dumps(sqlsem.mutex("a"))
     sqlsem.configure(tmp_path / "other.db")
     with pytest.raises(sqlsem.ConfigurationError, match=r"other\.db: that would be another lock"):

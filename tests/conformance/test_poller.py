@@ -1,4 +1,4 @@
-"""Views that stay open: one poll after the other, on each engine."""
+"""Views that stay open poll again and again, on each engine."""
 
 import contextlib
 import queue
@@ -12,7 +12,7 @@ from sqlsem.poller import Poller
 
 
 class Recorded:
-    """A session that tells what was asked of it."""
+    """A session that records its calls."""
 
     def __init__(self, session, asked):
         self._session = session
@@ -37,7 +37,7 @@ def live(connect):
 
 
 def following(poller):
-    """Start it; ``until_seen(condition)`` waits for a look of which that is true, and gives it."""
+    """Start the poller, and return ``until_seen(condition)``, which waits for a matching snapshot and returns it."""
     seen = queue.SimpleQueue()
     poller.start(seen.put)
 

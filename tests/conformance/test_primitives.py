@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks, pytest.mark.q
 
 @pytest.fixture
 def attempt(database, name):
-    """``attempt(lock)``: a thread that acquires; returns once its rows are in the queue. Ends them all."""
+    """``attempt(lock)`` starts a thread that acquires, and returns once its rows are in the queue. Ends all threads."""
     attempts = []
 
     def start(lock, rows=1, **options):
@@ -227,7 +227,7 @@ def test_all_of_is_refused(connect, name):
         sqlsem.all_of()
 
 
-# -- trying and timeouts
+# -- tries and timeouts
 
 
 def test_trying_leaves_no_row(connect, database, name, attempt):
@@ -283,7 +283,7 @@ def test_the_timeout_of_the_lock_counts_unless_another_is_given(connect, name):
         assert other.mutex(name, timeout=3600).acquire(timeout=0.05) is False
 
 
-# -- as in threading
+# -- methods of threading's locks
 
 
 def test_acquire_and_release_as_in_threading(connect, name):
@@ -418,7 +418,7 @@ def test_inner_block_released_early_keeps_the_outer_hold(connect, database, name
 
 @pytest.mark.parametrize("how", RELEASES)
 def test_block_released_early_and_acquired_again(connect, database, name, how):
-    """As one does around a wait: the end of the block releases what is held then."""
+    """A block may release and acquire again inside: its end releases the new grant."""
     lock = connect().mutex(name)
     with lock as grant:
         RELEASES[how](lock, grant)
@@ -446,7 +446,7 @@ def test_block_released_early_in_an_acquired_lock_keeps_it(connect, database, na
 
 @pytest.mark.quiet(False)
 def test_block_lost_and_released_early_still_tells(connect, database, name):
-    """The release inside tells of the loss; and so does the end of the block, for code that swallowed it."""
+    """The release inside the block raises LockLost, and so does the end of the block if code swallowed the first."""
     lock = connect().mutex(name)
     with pytest.raises(sqlsem.LockLost), lock as grant:
         database.rows("DELETE FROM {table} WHERE queue_position = ?", grant.position)
@@ -526,7 +526,7 @@ def test_another_thread_is_not_let_in_by_reentrant(connect, name, attempt):
     other.granted()
 
 
-# -- what happens inside matters more
+# -- exceptions inside a block
 
 
 def test_an_error_inside_comes_out_and_the_lock_goes_back(connect, database, name):
@@ -548,7 +548,7 @@ def test_many_locks_in_a_single_process(connect, name):
 @pytest.mark.faces("sync")
 @pytest.mark.engines("postgresql")
 def test_500_locks_cost_three_connections(engine_name, make_database, postgres_server, name):
-    database = make_database(postgres_server)  # of its own, to count its connections
+    database = make_database(postgres_server)  # a separate database, to count its connections
 
     def connections():
         return database.rows(
@@ -560,7 +560,7 @@ def test_500_locks_cost_three_connections(engine_name, make_database, postgres_s
         locks = [coordinator.mutex(name(number)) for number in range(500)]
         for lock in locks:
             assert lock.acquire(timeout=60)
-        until(lambda: connections() <= 3)  # the installer's may still be ending
+        until(lambda: connections() <= 3)  # the installer's connection may still be ending
         waiters = [Attempt(coordinator.mutex(name("w"))) for _ in range(20)]
         until(lambda: len(database.queue(name("w"))) == 20)
         assert connections() <= 3

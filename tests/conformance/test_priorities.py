@@ -1,4 +1,4 @@
-"""Priorities, where an operator has set them: higher ones overtake who waits, nobody who holds, and nobody starves."""
+"""Priorities that an operator has enabled: higher ones overtake waiters, never holders, and no waiter starves."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ both = pytest.mark.faces("sync", "aio")
 
 @pytest.fixture
 def ranked(connect, name):
-    """``ranked(ageing)``: the test's resource has priorities; ended afterwards."""
+    """``ranked(ageing)`` enables priorities for the test's resource; the test's end disables them."""
     operator = connect()
 
     def ranked(ageing=3600, resource=name):
@@ -31,7 +31,7 @@ def ranked(connect, name):
 
 @pytest.fixture
 def waiter(database, name):
-    """``waiter(lock)``: somebody who has entered the line of priority."""
+    """``waiter(lock)`` starts an attempt, and returns it once its entry is in the priority queue."""
     attempts = []
 
     def start(lock, **options):
@@ -82,14 +82,14 @@ def test_holder_is_not_overtaken(connect, name, ranked, waiter):
 
 @both
 def test_low_priority_does_not_starve(connect, name, ranked, waiter):
-    """A step is worth so much time that a newcomer comes too late."""
+    """Ageing lets an old waiter precede a newcomer of higher priority."""
     ranked("10ms")
     first, other = connect(), connect()
     holder = Attempt(first.mutex(name, priority=0))
     holder.granted()
     patient = waiter(other.mutex(name, priority=0))
     assert patient.waits(0.2)
-    urgent = waiter(first.mutex(name, priority=3))  # 30 ms
+    urgent = waiter(first.mutex(name, priority=3))  # a lead of 30 ms
     holder.leave()
     patient.granted()
     assert urgent.waits(0.05)
@@ -100,7 +100,7 @@ def test_low_priority_does_not_starve(connect, name, ranked, waiter):
 
 @both
 def test_the_order_may_change_while_they_wait(connect, name, ranked, waiter):
-    """A waiter behind another of its process comes first then, and is notified."""
+    """A waiter may overtake another one of its own process, and is notified."""
     ranked("1ms")
     first, other = connect(), connect()
     holder = Attempt(other.mutex(name, priority=0))
@@ -200,7 +200,7 @@ def test_request_without_priority_is_refused(connect, database, name, ranked):
         for timeout in (0, 1):
             with pytest.raises(sqlsem.ConfigurationError, match=r"granted by priority.*--no-priorities"):
                 assert not lock.acquire(timeout=timeout)
-                with coordinator.mutex(name, priority=0):  # (a try that is not free need not say more)
+                with coordinator.mutex(name, priority=0):  # (a try on a held lock may just fail)
                     lock.acquire(timeout=1)
     assert database.queue(name) == []
     with coordinator.mutex(name, priority=0), pytest.raises(sqlsem.ConfigurationError, match="granted by priority"):
@@ -381,7 +381,7 @@ def test_it_is_seen(connect, name, ranked):
 @both
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_priority_holder_upgrades_hands_over_and_asserts(connect, name, ranked, waiter):
-    """A holder by priority can do all that other holders can."""
+    """A holder by priority can convert, hand over and assert, like any holder."""
     first, other = connect(), connect()
     reader = first.read(name, priority=0)
     reader.acquire()
@@ -399,7 +399,7 @@ def test_priority_holder_upgrades_hands_over_and_asserts(connect, name, ranked, 
 
 
 class Parts:
-    """Participants by calls of sessions, so that the test decides when each one polls."""
+    """A participant that calls its session directly, so that the test decides when it polls."""
 
     def __init__(self, database, name):
         self.session = database.session(grace=60)
@@ -449,7 +449,7 @@ def test_a_look_between_a_release_and_the_next_ones(parts):
     _, turn = high.ask(2, high_turn.ticket, high_uid)
     assert turn.granted
     assert turn.ticket.position > held.ticket.position
-    _, again = high.ask(2, high_turn.ticket, high_uid)  # the answer was lost
+    _, again = high.ask(2, high_turn.ticket, high_uid)  # repeated, as after a lost answer
     assert again.granted
     assert again.ticket.position == turn.ticket.position
     assert not low.ask(1, low_turn.ticket, low_uid)[1].granted
@@ -485,7 +485,7 @@ def test_a_lost_answer_is_found_again(parts):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_concurrent_polls_grant_a_single_mutex(parts, threads, database, name):
-    """The look without the gate says yes to both; the gate decides."""
+    """Concurrent polls outside of the gate may each find the lock free; under the gate one of them is granted."""
     holder = parts()
     _, held = holder.ask(0)
     all_ = [parts() for _ in range(4)]
@@ -512,7 +512,7 @@ def test_concurrent_polls_grant_a_single_mutex(parts, threads, database, name):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_concurrent_arrivals_grant_a_single_mutex(parts, threads, database):
-    """With nobody in the line and nobody inside, all see it free; the gate lets one in."""
+    """Concurrent requests find an empty queue and a free lock; under the gate one of them is granted."""
     rounds = 3 if database.engine == "mssql" else 25
     all_ = [parts() for _ in range(4)]
     together = threading.Barrier(len(all_))

@@ -15,7 +15,7 @@ GRACE = 0.5
 
 @pytest.fixture
 def session(database):
-    """``session()``: an engine session; closed at the end (without resigning, as a crash would)."""
+    """``session()`` returns an engine session, closed at the end without deregistering its member, as by a crash."""
     sessions = []
 
     def start(**options):
@@ -29,7 +29,7 @@ def session(database):
 
 @pytest.fixture
 def member(session):
-    """``member()``: a session and the number of a member that it enrolled."""
+    """``member()`` returns a session and the number of a member that it registered."""
 
     def start(**options):
         connection = session(**options)
@@ -99,7 +99,7 @@ def test_cancel_removes_the_rows_of_an_acquire(database, member, name):
     session, number = member()
     uid = f"{name}.1"
     session.register(number, "me", "thread", uid, [Request(name("a")), Request(name("b"))], False)
-    session.register(number, "me", "thread", f"{uid}1", [Request(name("c"))], False)  # its uid begins in the same way
+    session.register(number, "me", "thread", f"{uid}1", [Request(name("c"))], False)  # a uid with the same prefix
     assert session.cancel(number, uid, "cancelled") == 2
     assert session.cancel(number, uid, "cancelled") == 0
     assert [row[1] for row in database.queue(name)] == [name("c")]
@@ -115,7 +115,7 @@ def test_a_uid_with_marks_of_patterns(database, member, name):
     session.deregister_member(number)
 
 
-# -- two with the same id
+# -- two members with the same id
 
 
 def test_two_with_the_same_id_do_not_harm_each_other(database, member, name):
@@ -249,7 +249,7 @@ def test_the_living_are_left_alone(database, member, name, session):
     (other, second) = member(grace=0)
     (late,) = other.register(second, "other", "thread", f"{name}.2", [Request(name)], False)
     operator = session()
-    for _ in range(30):  # never pings, and yet lives: its session is there
+    for _ in range(30):  # the holder sends no heartbeat, but its open session proves that it lives
         operator.reap()
         assert other.wait(late, 0.02, threading.Event()) is False
     assert member_session.heartbeat(number).positions == {ticket.position}
@@ -258,7 +258,7 @@ def test_the_living_are_left_alone(database, member, name, session):
 
 
 def test_a_member_that_reaps_does_not_reap_itself(database, member, name):
-    """A session's own locks do not exclude it: it must not take its own beacon for free."""
+    """A session's own locks do not exclude it, so it must not mistake its own beacon for free."""
     session, number = member(grace=0)
     (ticket,) = session.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
     for _ in range(3):
@@ -271,7 +271,7 @@ def test_a_member_that_reaps_does_not_reap_itself(database, member, name):
 
 
 def test_a_lease_is_renewed_while_its_owner_lives(connect, name):
-    lease = 8.0  # which a machine that stands still must not outlive by itself
+    lease = 8.0  # longer than a machine under load stands still
     holder, other = connect(lease=lease), connect(lease=lease)
     with holder.mutex(name) as grant:
         late = Attempt(other.mutex(name))
@@ -306,7 +306,7 @@ def test_a_short_lease_is_refused(database):
         database.coordinator(lease=0.5)
 
 
-# -- the three statements
+# -- bare participants: the three statements
 
 
 @pytest.fixture
@@ -372,7 +372,7 @@ def test_a_bare_row_is_seen(connect, database, bare, name):
 
 
 def test_a_bare_row_cannot_cut_in(database, bare, name):
-    """A number of its own choosing is refused (SQLite), or not heeded."""
+    """A bare row that chooses its own number is refused (SQLite), or gets another number."""
     first = database.insert_bare(bare, name, "first")
     chosen = {"queue_position": first - 1, "granted_at": "2020-01-01 00:00:00"}
     if database.engine == "sqlite":

@@ -1,4 +1,4 @@
-"""Tasks that are put in the caller's own transaction: there with its data, or not at all."""
+"""Tasks put in the caller's own transaction: they commit with its data, or not at all."""
 
 import contextlib
 
@@ -13,7 +13,7 @@ from sqlsem.tasks import Json
 
 @pytest.fixture
 def transaction(database):
-    """``transaction()``: a cursor with a transaction open on the same database."""
+    """``transaction()`` returns a cursor with an open transaction on the same database."""
     with contextlib.ExitStack() as stack:
 
         def begin():
@@ -84,7 +84,7 @@ def test_a_key_counts_there_too(connect, transaction, name):
 
 
 def test_put_commits_with_the_callers_transaction(connect, database, transaction, name):
-    """The outbox: an order and the task that ships it."""
+    """An outbox: an order and the task that ships it commit together."""
     queue = connect().queue(name)
     table = database.beside(f"orders_{name}")
     with contextlib.closing(database.raw()) as connection:

@@ -1,5 +1,5 @@
-"""So many tasks of a queue, or of each key, started in so long: on every engine, by programs, workers and the command
-line.
+"""Rates of a queue or of its keys limit the starts of tasks in a window: on every engine, for programs, workers and the
+command line.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from sqlsem.tasks import Json, Worker
 
 @pytest.fixture
 def queue(connect, name, database):
-    # (Not lost while an engine compiles what it runs for the first time.)
+    # (A long grace for an engine that compiles routines at their first run.)
     made = (connect(grace=30) if database.engine == "mssql" else connect()).queue(name)
     yield made
     for limit in made.limits():
@@ -33,7 +33,7 @@ def queue(connect, name, database):
 
 
 def drain(queue):
-    """The bodies, in the order in which one worker has them now."""
+    """Claim all tasks that can start now, and return their bodies in that order."""
     found = []
     while (task := queue.try_claim()) is not None:
         with task:
@@ -42,7 +42,7 @@ def drain(queue):
 
 
 def most_in(window, times):
-    """Return the largest number of these moments within a window of so many seconds."""
+    """Return the largest number of ``times`` within ``window`` seconds."""
     times = sorted(times)
     length = timedelta(seconds=window)
     return max(sum(start <= other < start + length for other in times) for start in times)
@@ -76,7 +76,7 @@ def test_a_rate_of_all(queue):
 
 
 def test_every_attempt_is_a_start(queue):
-    """One that failed and is tried again, and one that was given back."""
+    """A retry after a failure and a claim after a return each count as a start."""
     queue.set_key_rate(3, per="1h")
     queue.put(Json("again"), key="a", max_attempts=9, backoff=0)
     with pytest.raises(ZeroDivisionError), queue.try_claim():
@@ -87,7 +87,7 @@ def test_every_attempt_is_a_start(queue):
 
 
 def hold(channel, url, options, name):
-    """Claims what there is, and says so, until it is killed."""
+    """Claim tasks and report each claim, until killed."""
     queue = sqlsem.connect(url, **options, grace=3).queue(name)
     for task in queue.claim(wait=120):
         channel.tell("claimed", id=task.id)
@@ -109,7 +109,7 @@ def test_a_worker_that_dies_does_not_give_its_start_back(spawn, queue, name):
 
 
 def test_rate_is_never_exceeded_nor_starts_late(connect, queue):
-    """By three workers with two threads each, which are idle between the windows."""
+    """Three workers with two threads each, idle between the windows, keep the rate and start in time."""
     queue.set_key_rate(4, per=3)
     queue.set_rate(7, per=3)
     for key in ("a", "b", "c"):
@@ -125,7 +125,7 @@ def test_rate_is_never_exceeded_nor_starts_late(connect, queue):
         thread.join(PATIENCE)
     tasks = queue.tasks()
     assert Counter(task.status for task in tasks) == {"finished": 24}
-    # A claim is written after its start was counted, by the same clock; on a slow machine some tenths of a second.
+    # A claim is written after its start was counted, by the same clock: tenths of a second later on a slow machine.
     assert most_in(1.5, [task.claimed_at for task in tasks]) <= 7
     for key in ("a", "b", "c"):
         assert most_in(1.5, [task.claimed_at for task in tasks if task.key == key]) <= 4
@@ -133,7 +133,7 @@ def test_rate_is_never_exceeded_nor_starts_late(connect, queue):
 
 def test_task_starts_when_the_rate_allows(queue):
     queue.set_key_rate(1, per=1.5)
-    queue.put(0, key="first")  # (The first claim of a session may be slow between its start and what it writes.)
+    queue.put(0, key="first")  # (The first claim of a session may be slow after its start was counted.)
     next(queue.claim(wait=PATIENCE)).finish()
     queue.put_many([1, 2], key="a")
     for task in (next(queue.claim(wait=PATIENCE)), next(queue.claim(wait=PATIENCE))):
@@ -151,7 +151,7 @@ def test_a_rate_that_is_raised_is_noticed(connect, queue):
     found = []
     thread = threading.Thread(target=lambda: found.append(next(connect().queue(queue.name).claim(wait=PATIENCE)).body))
     thread.start()
-    time.sleep(0.2)  # (only makes it likely that it waits)
+    time.sleep(0.2)  # (makes it likely that the thread waits)
     assert not found
     queue.set_rate(2, per="1h")
     thread.join(PATIENCE)
@@ -239,11 +239,11 @@ def test_setting_a_queue_rate_is_recorded(connect, queue):
     ]
 
 
-@pytest.mark.engines("sqlite", "postgresql")  # (elsewhere so many keys take too long)
+@pytest.mark.engines("sqlite", "postgresql")  # (elsewhere a test with so many keys takes too long)
 def test_exhausted_keys_cost_a_claim_a_lookup_each(database, queue):
     """A claim that finds all of 200 keys used up costs little more than one that finds them all at their limit.
 
-    (What looks at all of them for each costs 200 times as much.)
+    (A claim that read all keys for each key would cost 200 times as much.)
     """
     tasks = [NewTask("call", "1", 0, 0.0, 1, 0.0, key=f"k{number}") for number in range(200)]
     session = database.session(grace=600)
@@ -252,7 +252,7 @@ def test_exhausted_keys_cost_a_claim_a_lookup_each(database, queue):
 
     queue.set_key_rate(1, per="1h")
     for _ in range(200):
-        queue.try_claim().give_back()  # pending again, and started
+        queue.try_claim().give_back()  # the task is pending again, and its start counts
     assert queue.try_claim() is None
     assert len(queue.claiming.client.with_connection(lambda session: session.queue_waits(queue.name))) == 200
     used_up = cost_of_turns(database, queue.name, finds=False)
@@ -276,7 +276,7 @@ def test_keys_are_drawn_by_their_weights():
     assert 800 < drawn["a"] < 1200
 
 
-@pytest.mark.engines("postgresql", "mssql")  # (SQLite has no routines that others call)
+@pytest.mark.engines("postgresql", "mssql")  # (SQLite has no routines that other programs call)
 @pytest.mark.parametrize(
     ("key", "what", "value", "per_ms"),
     [
@@ -286,7 +286,7 @@ def test_keys_are_drawn_by_their_weights():
 )
 def test_routine_refuses_invalid_rates(database, queue, key, what, value, per_ms):
     session = database.session(grace=600)
-    # (SQL Server has one number for whatever a routine refuses.)
+    # (SQL Server uses one error number for every refusal of a routine.)
     with pytest.raises((sqlsem.ConfigurationError, sqlsem.Unavailable), match="sqlsem: "):
         session.set_queue(queue.name, key, what, value, per_ms)
     session.close()
@@ -295,7 +295,7 @@ def test_routine_refuses_invalid_rates(database, queue, key, what, value, per_ms
 
 @pytest.mark.engines("postgresql")
 def test_start_is_counted_while_expired_uses_are_pruned(database, queue):
-    """The last use of a long unused key is pruned at this instant."""
+    """A start is counted while another client prunes the last use of a key that was long unused."""
     queue.set_key_rate(2, per="1h")
     queue.put_many([1, 2], key="a")
     queue.try_claim().finish()

@@ -19,7 +19,7 @@ def fail():
 
 
 def die(channel, url, options, name):
-    """Claims a task and keeps it."""
+    """Claim a task and keep it."""
     task = sqlsem.connect(url, **options, grace=0.2).queue(name).try_claim()
     channel.tell("claimed", id=task.id)
     channel.ask()

@@ -1,4 +1,4 @@
-"""Rates: so much in so long, by everybody together, in the order of asking."""
+"""Rates: all clients together use at most a limit per window, in the order of their requests."""
 
 import contextlib
 import math
@@ -54,7 +54,7 @@ def test_a_window_slides(connect, name):
 
 
 def test_uses_refunds_and_waits_are_counted(connect, name):
-    """Each window counts them for as long as it is known; a refused request counts nothing."""
+    """Each window counts uses, refunds and waits for as long as it is known; a refused request is not counted."""
     first, other = connect(), connect()
     told = []
     first.on("timeout", lambda event: told.append((event.resource, event.timeout)))
@@ -117,18 +117,18 @@ def test_burst_refills_evenly(connect, name):
     began = time.monotonic()
     for _ in range(5):
         fast.take()
-    assert time.monotonic() - began > 0.25  # three of them had to come back, one in 0.1 s
+    assert time.monotonic() - began > 0.25  # three tokens had to return, one every 0.1 s
 
 
 def test_expired_tokens_are_not_refunded(connect, name):
-    """A burst that is adjusted when it has come back already is no second one."""
+    """A refund of tokens that have returned already gives no second burst."""
     coordinator = connect()
-    rate = coordinator.rate(name, 180, per="90s", burst=2, cost=2)  # which comes back in a second
+    rate = coordinator.rate(name, 180, per="90s", burst=2, cost=2)  # these two return in a second
     first, second = rate.take(), rate.take()
     first.adjust(0)
     third = rate.take()
     assert third.taken_ms - second.taken_ms >= 995
-    slow = coordinator.rate(name("slow"), 10, per="10000s", burst=2, cost=2)  # in half an hour
+    slow = coordinator.rate(name("slow"), 10, per="10000s", burst=2, cost=2)  # these two return in half an hour
     slow.take().adjust(0)
     assert slow.take(timeout=PATIENCE) is not None, "what has not leaked yet is given back"
 
@@ -283,7 +283,7 @@ def test_many_threads_of_several_processes(connect, name):
 
 @pytest.mark.engines("postgresql")
 def test_batches_never_pass_the_limit(connect, name):
-    """Concurrent requests of a process share a call; some of them time out."""
+    """Concurrent requests of a process share calls, and some time out: the total never exceeds the limit."""
     coordinators = [connect(), connect()]
     limit, length = 100, 500
     taken, lost, lock = [], [], threading.Lock()
@@ -318,7 +318,7 @@ def test_concurrent_takes_share_a_call(connect, name, monkeypatch):
 
     def take_rate(self, request, ticket, ahead_ms=0, more=()):
         calls.append(1 + len(more))
-        time.sleep(0.05)  # as a server does that is far away
+        time.sleep(0.05)  # like a distant server
         return original(self, request, ticket, ahead_ms, more)
 
     monkeypatch.setattr(PostgresRates, "take_rate", take_rate)
@@ -333,10 +333,10 @@ def test_concurrent_takes_share_a_call(connect, name, monkeypatch):
 
 @pytest.mark.engines("postgresql")
 def test_served_thread_does_not_wait_for_its_batch(looks_often, connect, name):
-    """Threads that share a place in the line: the first one goes when it is served, and the place is the next one's."""
+    """Threads share a position in the queue: a served thread goes on at once, and the next takes the position over."""
     coordinator = connect()
     main = coordinator.client.member.main
-    limit = 10**6  # as many ride together as may be used in an instant
+    limit = 10**6  # a high limit, so that all requests fit into a batch
     rate = coordinator.rate(name, limit, per=LONG)
     taken = [rate.take() for _ in range(3)]
     assert coordinator.rate(name, limit, per=LONG, cost=limit - 3).take(False)
@@ -345,7 +345,7 @@ def test_served_thread_does_not_wait_for_its_batch(looks_often, connect, name):
     def take():
         went.append(rate.take(timeout=PATIENCE))
 
-    with main._lock:  # so that they ask together
+    with main._lock:  # so that the threads request together
         for number in range(3):
             threads.append(threading.Thread(target=take))
             threads[-1].start()
@@ -369,9 +369,9 @@ def riders(coordinator):
 
 
 def test_an_answer_that_is_lost_costs_the_place_and_no_more(looks_often, connect, name, monkeypatch):
-    """The lost answer's cost may count as used, and the request registers anew."""
+    """After a lost answer its cost may count as used, and the request registers anew."""
     coordinator = connect(retry=PATIENCE)
-    rate = coordinator.rate(name, 4, per=LONG, cost=2)  # (for what comes soon it would not stand in the line)
+    rate = coordinator.rate(name, 4, per=LONG, cost=2)  # (for a short wait the request would not enter the queue)
     before = [rate.take() for _ in range(2)]
     session_class = type(coordinator.client.member.main.session)
     take_rate, lost = session_class.take_rate, []
@@ -400,7 +400,7 @@ def test_locks_and_rates_together(connect, name):
     first, other = connect(), connect()
     rates = [first.rate(name("r"), 2, per=LONG), first.rate(name("s"), 5, per=LONG, cost=3)]
     both = sqlsem.all_of(first.mutex(name), *rates)
-    # Routines are compiled by then: where that is slow it may take longer than a grace.
+    # Compiles the routines first: a slow engine may need longer than a grace for that.
     first.rate(name("warm"), 1, per=LONG).take()
     with both as grant:
         assert set(grant.positions) == {name}
@@ -411,7 +411,7 @@ def test_locks_and_rates_together(connect, name):
         assert used(first, name("s")) == {3600: 1}
     with both:
         pass
-    # All or nothing: the mutex goes back, and what was taken of the rate that had enough.
+    # All or nothing: a failed request releases the mutex, and refunds the rate that had room.
     assert not both.acquire(timeout=0.1)
     assert not both.acquire(blocking=False)
     assert used(first, name("s")) == {3600: 4}
@@ -582,7 +582,7 @@ def test_killed_waiter_does_not_block_the_rate(connect, name, spawn):
     child = spawn(wait_in_line, name=str(name))
     until(lambda: coordinator.admin.entries(f"rate:{name}"), "the child waits")
     child.kill()
-    attempt = Attempt(coordinator.mutex(name))  # (the thread of the face, kept alive)
+    attempt = Attempt(coordinator.mutex(name))  # (keeps the API's thread alive)
     attempt.granted()
     attempt.leave()
     assert coordinator.rate(name, 1, per=0.5).take(timeout=PATIENCE) is not None
@@ -594,7 +594,7 @@ def wait_in_line(channel, url, options, name):
 
 
 def test_refund_is_applied_once(connect, name, monkeypatch):
-    """Also where the answer to that was lost: then nobody knows, and more must not be given back than was taken."""
+    """A repeated refund after a lost answer must not return more than was taken."""
     coordinator = connect(retry=PATIENCE)
     rate = coordinator.rate(name, 10, per=LONG, cost=4)
     grants = [rate.take(), rate.take()]
@@ -618,7 +618,7 @@ def test_refund_is_applied_once(connect, name, monkeypatch):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_dead_waiter_does_not_refuse_a_try(connect, name, spawn):
-    """No live waiter tests whether the waiters of this rate are alive."""
+    """A try finds the dead waiter although no live waiter checks this rate."""
     coordinator = connect()
     coordinator.rate(name, 1, per=LONG).take().adjust(1)
     child = spawn(wait_in_line, name=str(name))

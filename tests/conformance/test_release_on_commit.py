@@ -1,4 +1,4 @@
-"""Locks that go with a transaction of the caller's: when it is committed, and not before; they stay when it is not."""
+"""Locks that are released when the caller's transaction commits; after a rollback they stay."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.faces("sync", "aio")
 
 @pytest.fixture
 def transaction(database):
-    """``transaction()``: a cursor with a transaction open on the same database."""
+    """``transaction()`` returns a cursor with an open transaction on the same database."""
     with contextlib.ExitStack() as stack:
 
         def begin():
@@ -46,7 +46,7 @@ def test_it_goes_with_the_commit(connect, database, name, transaction):
         assert not grant.lost
         with pytest.raises(NotHeld):
             grant.check()
-    grant.release()  # nothing is left to do
+    grant.release()  # the lock is released already
     until(lambda: set(left(database)) <= set(before))
 
 
@@ -57,7 +57,7 @@ def test_it_stays_with_a_rollback(connect, database, name, transaction):
         cursor.connection.rollback()
         assert not other.mutex(name).acquire(timeout=0.5)
         grant.check()
-        # Once more, and now well.
+        # The second attempt commits.
         grant.release_on_commit(cursor)
         cursor.connection.commit()
         assert other.mutex(name).acquire(timeout=PATIENCE)
@@ -134,7 +134,7 @@ def test_a_lock_that_is_held_twice_is_refused(connect, name, transaction):
 
 
 def test_reentrant_hold_outlives_the_commit(connect, database, name, transaction):
-    """Then it goes by itself, though its block goes on."""
+    """After the commit the lock stays until the inner block ends, then is released before the outer block's end."""
     coordinator, cursor = connect(), transaction()
     lock = coordinator.mutex(name, reentrant=True)
     with lock as grant:
@@ -144,14 +144,14 @@ def test_reentrant_hold_outlives_the_commit(connect, database, name, transaction
             assert not connect().mutex(name).acquire(timeout=0.5)
             grant.check()
         gone(database, name)
-        with lock as anew:  # it is not what has left
+        with lock as anew:  # a new acquisition, not the released one
             assert anew.position > grant.position
             anew.check()
         gone(database, name)
 
 
 def test_inner_release_keeps_the_commit_pending(connect, database, name, transaction):
-    """Releasing the inner one is not the end of it."""
+    """Releasing the inner acquisition does not release the lock before the commit."""
     cursor, lock = transaction(), connect().mutex(name, reentrant=True)
     with lock as grant:
         grant.release_on_commit(cursor)
@@ -172,7 +172,7 @@ def test_autocommit_is_refused(connect, database, name):
 
 @pytest.mark.engines("postgresql")
 def test_a_transaction_that_is_open_when_the_block_ends(connect, database, name, transaction):
-    """The row stays until then, and goes by itself, as one that was asserted does."""
+    """The row stays until the commit, and leaves by itself, like an asserted row."""
     cursor = transaction()
     with connect(grace=2).mutex(name) as grant:
         grant.release_on_commit(cursor)
@@ -186,7 +186,7 @@ def test_a_transaction_that_is_open_when_the_block_ends(connect, database, name,
 
 @pytest.mark.parametrize("how", ["commit", "rollback"])
 def test_block_ends_before_the_commit_is_polled(connect, database, name, transaction, how):
-    """Block and poller race, many times: one of them releases the lock, and no loss is reported."""
+    """Block and poller race many times: one of them releases the lock, and no loss is reported."""
     coordinator, cursor = connect(), transaction()
     for _ in range(10):
         with coordinator.mutex(name) as grant:
@@ -196,7 +196,7 @@ def test_block_ends_before_the_commit_is_polled(connect, database, name, transac
 
 
 def leave_and_die(channel, url, options, engine, name, commit):
-    """Child process: hold, write, leave with the transaction, and die without a word, with or without the commit."""
+    """A child process that holds, writes, calls release_on_commit and dies, with or without the commit."""
     database = Database(engine, url, options)
     connection = database.raw(autocommit=False)
     lock = database.coordinator(grace=1).mutex(name)
@@ -213,7 +213,7 @@ def leave_and_die(channel, url, options, engine, name, commit):
 @pytest.mark.faces("sync")
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_owner_that_dies(connect, database, name, spawn, commit):
-    """Its writes are there or not, and its lock is held for its grace at most."""
+    """A dead owner's transaction is committed or not as a whole, and its lock is free within its grace."""
     table = database.beside(f"written_{name}")
     database.rows(f"CREATE TABLE {table} (id integer)")
     try:
@@ -245,7 +245,7 @@ def elsewhere(database, tmp_path):
         connection = other.raw(autocommit=database.engine == "mssql")
         stack.callback(connection.close)
         if database.engine == "mssql":
-            connection.execute("USE master")  # the question comes before anything of ours is called
+            connection.execute("USE master")  # the check comes before any call of a sqlsem routine
             connection.autocommit = False
         yield connection.cursor()
 
@@ -289,7 +289,7 @@ def test_a_server_that_takes_over_is_asked_again(connect, name, transaction):
         cursor.connection.commit()
 
 
-# -- other people's connections ---------------------------------------------------------------------------------------
+# -- connections of other libraries -----------------------------------------------------------------------------------
 
 
 @pytest.mark.faces("sync")
@@ -356,14 +356,14 @@ def test_event_loop_runs_on_while_commit_is_unknown(database, name, monkeypatch)
         async with coordinator.aio.mutex(name) as grant:
             await grant.release_on_commit(cursor)
             await asyncio.to_thread(asked.wait, PATIENCE)
-            cursor.connection.rollback()  # which lets the row go
+            cursor.connection.rollback()  # frees the row
             heart = asyncio.create_task(beat())
         assert beating.is_set(), "the loop stood still"
         await heart
 
     with database.coordinator() as coordinator, contextlib.closing(database.raw(autocommit=False)) as connection:
         with coordinator.mutex(name):
-            pass  # connected
-        threading.Timer(PATIENCE / 2, answers.set).start()  # a loop that stands still is not to stand for ever
+            pass  # opens the connections
+        threading.Timer(PATIENCE / 2, answers.set).start()  # bounds the test if the loop is blocked
         asyncio.run(main(coordinator, connection.cursor()))
         gone(database, name)

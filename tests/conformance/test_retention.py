@@ -6,7 +6,7 @@ from support import until
 
 @pytest.fixture
 def setting(database):
-    """Changes settings, and puts back what they were."""
+    """Return a function that changes a setting; the test's end restores all settings."""
     before = dict(database.rows(f"SELECT name, value FROM {database.beside('setting')}"))
 
     def change(name, value):
@@ -59,7 +59,7 @@ def test_old_rows_go_however_few_they_are(database, connect, name, setting):
     for _ in range(5):
         with lock:
             pass
-    setting("history_days", "-1")  # all that ended before tomorrow
+    setting("history_days", "-1")  # prunes all rows that ended before tomorrow
     session = database.session()
     prune_all(session)
     session.close()
@@ -67,7 +67,7 @@ def test_old_rows_go_however_few_they_are(database, connect, name, setting):
 
 
 def test_large_history_is_pruned_by_heartbeats(database, connect, name, setting):
-    """Without a word of anybody: the pulse does it."""
+    """Heartbeats prune the history without any call by the program."""
     setting("history_rows", "100")
     lock = connect(grace=1.0).mutex(name)
 

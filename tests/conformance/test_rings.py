@@ -17,7 +17,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="needs sockets whose 
 
 @pytest.fixture
 def queue(database, name):
-    """Two members, of whom the first holds what the second waits for: sessions, tickets, and how to wait for it."""
+    """Two members, a holder and a waiter: their sessions and tickets, a thread that waits, and its answers."""
     with contextlib.ExitStack() as stack:
         first, second, waiting = (stack.enter_context(contextlib.closing(database.session())) for _ in range(3))
         holder_id, waiter_id = first.register_member("h", 1, "p"), second.register_member("h", 1, "p")
@@ -35,7 +35,7 @@ def queue(database, name):
 
 
 def seldom(monkeypatch):
-    """A waiter that is not rung does not look before the test has given up."""
+    """Make pauses so long that a waiter without a notification does not poll during the test."""
     monkeypatch.setattr(locks.QueueDistance, "pause", lambda *_: 4 * PATIENCE)
 
 
@@ -67,7 +67,7 @@ def test_granted_waiter_is_notified(queue, asleep, monkeypatch):
 
 @linux
 def test_waiter_in_another_session_is_notified_there(queue, asleep, database, monkeypatch):
-    """Slices of one wait are waited for in whichever session is idle."""
+    """The slices of one wait may use different sessions: the notification reaches the current one."""
     first, waiting, held, wanted, thread, answers = queue
     seldom(monkeypatch)
     with contextlib.closing(database.session()) as before:
@@ -96,7 +96,7 @@ def test_notification_alone_grants_nothing(queue, monkeypatch):
 
 def test_a_waiter_that_is_not_rung_finds_out(queue, monkeypatch):
     first, waiting, held, _, thread, answers = queue
-    monkeypatch.setattr(notifier, "_socket", lambda: None)  # as on other systems, or from another container
+    monkeypatch.setattr(notifier, "_socket", lambda: None)  # like other systems, or another container
     thread.start()
     time.sleep(0.3)
     first.release(held, "released")
@@ -113,7 +113,7 @@ def test_foreign_release_grants_nothing(queue):
 
 
 def test_a_lease_is_renewed_by_its_owner(database, name):
-    """A release does not grant a member that has to prove first that it lives."""
+    """A release grants no member with a lease, which must prove first that it lives."""
     with contextlib.closing(database.session(lease=30)) as leased, contextlib.closing(database.session()) as first:
         holder_id, waiter_id = first.register_member("h", 1, "p"), leased.register_member("h", 1, "p")
         (held,) = first.register(holder_id, "one", "o", f"{name}.1", [Request(name)], False)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.quiet]
 
 @pytest.fixture
 def sessions(spawn, face):
-    """``sessions(3)``: so many processes, ready to be told."""
+    """``sessions(3)`` starts three processes that await commands."""
 
     def start(number, **arguments):
         children = [spawn(session, face=face, **arguments) for _ in range(number)]
@@ -85,7 +85,7 @@ def test_readers_and_a_writer(sessions, database, name):
 
     for child in (reader_1, reader_2):
         child.send(do="acquire", lock=read)
-        entries[child] = child.expect("granted")  # both are in at the same time
+        entries[child] = child.expect("granted")  # both readers hold at the same time
     writer.send(do="acquire", lock=write)
     waiting(database, name, 3)
     reader_3.send(do="acquire", lock=read)

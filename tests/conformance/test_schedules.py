@@ -1,4 +1,4 @@
-"""Schedules put one task for each due time, whichever processes watch and whichever die."""
+"""Schedules put one task for each due time, whichever processes watch them or die."""
 
 import re
 import time
@@ -21,7 +21,7 @@ def nothing():
 
 
 def make_due(database, name, ago=0.0):
-    """As if the schedule's next time had been so many seconds ago."""
+    """Move the schedule's next due time to ``ago`` seconds in the past."""
     with database.raw() as raw:
         if database.engine == "sqlite":
             raw.execute(
@@ -44,7 +44,7 @@ def make_due(database, name, ago=0.0):
 
 
 def watch(channel, url, options, name):
-    """A process that works on the queue, as fast as it can."""
+    """A process that works on the queue without pauses."""
     from sqlsem.tasks import claiming
 
     claiming.RECOVER_SECONDS = (0.0, 0.0)
@@ -82,7 +82,7 @@ def test_due_task_is_put_once_by_many_processes(database, connect, queue, name, 
 
 @pytest.mark.parametrize(("missed", "ago", "count"), [("one", 86400 * 3, 1), ("skip", 86400 * 3, 0), ("skip", 5, 1)])
 def test_missed_runs_are_put_once_or_skipped(database, queue, name, missed, ago, count):
-    """One task for all of it, or none; and what is only a little late is not missed."""
+    """Missed runs give one task or none; a run that is only a little late is not missed."""
     queue.schedule("0 0 1 1 *", nothing, name=str(name), missed=missed)
     make_due(database, name, ago)
     Worker(queue, idle_exit=0).run()
@@ -131,7 +131,7 @@ def test_schedule_of_the_same_name_is_replaced(database, queue, name):
 
 
 def test_broken_schedule_does_not_stop_others(database, connect, queue, name, caplog):
-    """Whatever stands there: others of the queue are put, and its workers work on."""
+    """Whatever a broken schedule contains, the queue's other schedules put tasks and its workers go on."""
     bad = name("a-bad-one")
     queue.schedule("0 2 * * *", nothing, name=bad)
     queue.schedule("0 2 * * *", nothing, name=str(name), note="good")
@@ -170,7 +170,7 @@ def test_broken_schedule_does_not_stop_others(database, connect, queue, name, ca
 )
 def test_options_that_cannot_be_are_refused_when_they_are_saved(database, connect, name, options, words):
     session = database.session(grace=600)
-    # (SQL Server has one number for whatever a routine refuses.)
+    # (SQL Server uses one error number for every refusal of a routine.)
     with pytest.raises((sqlsem.ConfigurationError, sqlsem.Unavailable), match=re.escape(words)):
         session.save_schedule(str(name), str(name), "* * * * *", "UTC", "sql", "x", options, datetime.now(timezone.utc))
     session.close()
@@ -191,7 +191,7 @@ def test_unique_tasks_do_not_pile_up(database, queue, name):
 
 @pytest.mark.timeout(300)
 def test_killed_scheduler_puts_all_or_nothing(spawn, database, queue, name):
-    """However often: each time that was due has one task."""
+    """After many kills each due time has one task."""
     queue.schedule("0 2 * * *", Json("x"), name=str(name))
     children = [spawn(watch, name=str(name)) for _ in range(2)]
     for child in children:
@@ -231,7 +231,7 @@ def test_invalid_schedule_is_refused(queue):
 
 
 UTC = timezone.utc
-#: What a session cannot be told to write down, and what is said of it.
+#: Next due times that a session refuses to save, and the message of the refusal.
 NEVER_DUE = {
     "nothing": (None, "the next time of a schedule must be from 0001-01-03 to 9999-12-30"),
     "the first day": (datetime(1, 1, 1, 1, tzinfo=UTC), "the next time of a schedule must be from 0001-01-03"),
@@ -240,7 +240,7 @@ NEVER_DUE = {
 
 
 def refused(call, words):
-    """(SQL Server has one number for whatever a routine refuses.)"""
+    """Expect a refusal. (SQL Server uses one error number for every refusal of a routine.)"""
     with pytest.raises((sqlsem.ConfigurationError, sqlsem.Unavailable), match=re.escape(words)):
         call()
 
@@ -267,7 +267,7 @@ def test_schedule_refuses_times_beyond_the_calendar(database, queue, session, na
 
 @pytest.mark.parametrize("text", ["infinity", "-infinity", "4000-01-01 BC", "20000-01-01"])
 def test_schedule_refuses_times_of_postgresql_alone(database, queue, name, text, connect):
-    """A DBA may write such a time into the row: clients read it, and workers go on."""
+    """Clients can read such a time if a DBA wrote it into the row, and workers go on."""
     if database.engine != "postgresql":
         pytest.skip("other engines have no such times")
     other = name("other")
@@ -318,7 +318,7 @@ def test_schedule_refuses_a_zone_unknown_to_the_server(database, session, name):
 
 
 def test_schedule_refuses_a_next_time_that_has_passed(database, session, queue, name):
-    """Whatever a client computes: nothing is put at every look."""
+    """A client's wrong next due time must not put a task at every poll."""
     queue.schedule("0 2 * * *", nothing, name=str(name))
     make_due(database, name, 60)
     (schedule,) = session.list_schedules(str(name), None)
@@ -347,7 +347,7 @@ def test_schedule_puts_no_task_when_a_library_looks_back(database, queue, name, 
 
 
 def test_schedule_merges_a_time_that_comes_while_it_fires(database, queue, name, monkeypatch):
-    """Both times are one task's, and the one after them is written down."""
+    """One task covers both due times, and the due time after them is saved."""
     queue.schedule("0 2 * * *", nothing, name=str(name))
     make_due(database, name, 60)
     passed = iter([datetime.now(UTC) - timedelta(minutes=1)])
@@ -359,7 +359,7 @@ def test_schedule_merges_a_time_that_comes_while_it_fires(database, queue, name,
 
 
 def test_worker_leaves_schedules_of_unknown_zones_to_others(database, connect, queue, name, monkeypatch, caplog):
-    """It says so once, changes nothing, and works on; another host puts the task."""
+    """The worker logs the unknown zone once, changes nothing and goes on; another host puts the task."""
     queue.schedule("0 2 * * *", nothing, name=str(name), time_zone="Europe/Berlin", note="zoned")
     other = name("other")
     queue.schedule("0 2 * * *", nothing, name=other, note="in UTC")
@@ -381,7 +381,7 @@ def test_worker_leaves_schedules_of_unknown_zones_to_others(database, connect, q
 
 
 def test_schedule_notes_times_left_out_as_operations(database, connect, session, queue, name):
-    """So is what it puts off for more than a year; and it leaves out nothing of a schedule that does not say so."""
+    """Skips and postponements by over a year are recorded as operations; only missed="skip" allows a skip."""
     queue.schedule("0 2 * * *", nothing, name=str(name))
     skipping = name("skipping")
     queue.schedule("0 2 * * *", nothing, name=skipping, missed="skip")

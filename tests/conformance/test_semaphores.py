@@ -1,6 +1,6 @@
 """A limit is a semaphore, and readers and stages share with themselves.
 
-An owner may acquire more while there is room, the search for deadlocks finds a real wait for itself, and another thread
+An owner may acquire more while there is room. The deadlock search finds an owner that waits for itself. Another thread
 may release.
 """
 
@@ -41,7 +41,7 @@ def test_semaphore_acquired_repeatedly_in_a_thread(connect, database, name):
     lock.release()
     assert lock.acquire(blocking=False) is True
     with pytest.raises(sqlsem.Deadlock, match="waits for itself"):
-        lock.acquire()  # three of three are its own: found by the search
+        lock.acquire()  # the owner holds all three itself, which the search finds
     assert len(database.queue(name)) == 3
     for _ in range(3):
         lock.release()
@@ -59,7 +59,7 @@ def test_blocks_inside_each_other(connect, name):
 
 
 def test_several_beside_others(connect, name, attempt):
-    """Another owner has the third: waiting for it is no deadlock, as that owner will leave."""
+    """Another owner holds the third slot: waiting for it is no deadlock, as that owner will leave."""
     coordinator = connect()
     lock = coordinator.limit(name, 3)
     other = attempt(coordinator.limit(name, 3))
@@ -81,7 +81,7 @@ def test_shared_lock_is_acquired_twice(connect, name, kind):
 
 
 def test_a_reader_again_behind_a_writer_that_waits(connect, name, attempt):
-    """The writer waits for the reader, and the reader's second request for the writer: that one is given up."""
+    """The writer waits for the reader, and the reader's second request for the writer: that request gets Deadlock."""
     coordinator = connect()
     with coordinator.read(name):
         writer = attempt(connect().write(name))
@@ -93,7 +93,7 @@ def test_a_reader_again_behind_a_writer_that_waits(connect, name, attempt):
 
 
 def test_all_in_all_threads_is_found(connect, name, threads):
-    """Two who hold two of four each want a third: one of them is told."""
+    """Two threads each hold two of four slots and want a third: one of them gets Deadlock."""
     coordinator = connect()
     both_have = threading.Barrier(2)
     outcomes = []
@@ -162,7 +162,7 @@ def test_locked_matches_the_result_of_a_try(connect, database, name):
     assert len(coordinator.admin.history(name)) == before, "asking leaves nothing behind"
 
 
-# -- released by others
+# -- released by other threads
 
 
 def in_another(function):
@@ -184,7 +184,7 @@ def in_another(function):
 def test_semaphore_is_released_by_another_thread(connect, database, name):
     lock = connect().limit(name, 3)
     for _ in range(3):
-        assert in_another(lock.acquire) is True  # by threads that end
+        assert in_another(lock.acquire) is True  # acquired by threads that end
     gc.collect()
     assert lock.acquire(blocking=False) is False
     first = database.queue(name)[0][0]
@@ -240,7 +240,7 @@ def test_a_mutex_is_its_owners(connect, name, kind):
 
 
 def test_concurrent_foreign_releases_end_each_hold_once(connect, name, threads):
-    """Each hold ends once, by the first release."""
+    """Each of many concurrent releases ends a different acquisition."""
     lock = connect().limit(name, 4)
     failed = []
 

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
 
 @pytest.fixture
 def waiter(database, name):
-    """``waiter(lock)``: somebody whose request is in the queue."""
+    """``waiter(lock)`` starts an attempt, and returns it once its request is in the queue."""
     attempts = []
 
     def start(lock, resource=name, **options):
@@ -28,7 +28,7 @@ def waiter(database, name):
 
 @pytest.fixture
 def set_limit(connect, name):
-    """``set_limit(resource, limit)`` of an operator; the limits are removed afterwards."""
+    """``set_limit(resource, limit)`` sets a limit as operator; the test's end removes the limits."""
     operator, done = connect(), []
 
     def set_limit(resource, limit):
@@ -200,7 +200,7 @@ def test_the_pattern_of_all(connect, name, set_limit):
     with coordinator.limit(name("a")):
         assert not coordinator.limit(name("a")).acquire(blocking=False)
     operator = connect()
-    operator.admin.pause("*")  # the resource of that name, and it alone
+    operator.admin.pause("*")  # only the resource named "*", no pattern
     with coordinator.limit(name("a"), timeout=0):
         operator.admin.resume("*")
     assert not any(resource.paused for resource in operator.admin.resources())
@@ -210,7 +210,7 @@ def test_the_pattern_of_all(connect, name, set_limit):
 
 def test_a_pattern_reaches_100_000_resources_at_once(database, connect, name, set_limit):
     coordinator, connection = connect(), database.raw()
-    number = 1000 if database.engine == "mssql" else 100_000  # (more would take that one minutes)
+    number = 1000 if database.engine == "mssql" else 100_000  # (more rows take SQL Server minutes)
     rows = [f"('{name}-{index}', 1000)" for index in range(number)]
     for first in range(0, number, 1000):
         into = f"INSERT INTO {database.beside('resource')} (resource_id, stale_after_ms) VALUES "
@@ -229,7 +229,7 @@ def test_a_pattern_reaches_100_000_resources_at_once(database, connect, name, se
 @pytest.mark.engines("postgresql")
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_limit_is_not_lifted_by_an_old_snapshot(database, connect, name, set_limit, waiter, level):
-    """Which does not show who has come to count on it."""
+    """An old snapshot does not show requests that rely on the limit."""
     coordinator = connect()
     set_limit(name, 1)
     with database.raw(autocommit=False) as operator:

@@ -1,6 +1,4 @@
-"""Entry locks on PostgreSQL: very many who wait in one process do not fill the server's table of locks, and all are
-woken nevertheless.
-"""
+"""Wakeup locks on PostgreSQL: very many waiters of a process do not fill the server's lock table, and all are woken."""
 
 import asyncio
 import contextlib
@@ -18,7 +16,7 @@ pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
 
 
 class Party(low_water.Party):
-    """One who spares its own rows."""
+    """A member that drops the wakeup locks of its own rows."""
 
     def __init__(self, database, member=None, **options):
         super().__init__(database, member, grace=60, **options)
@@ -44,7 +42,7 @@ def party(database):
 
 @pytest.fixture
 def locked(database):
-    """Which of these tickets have an entry lock."""
+    """Return a function that tells which tickets have a wakeup lock."""
 
     def locked(tickets):
         rows = database.rows(
@@ -65,7 +63,7 @@ def test_wakeup_lock_is_dropped_before_a_row_of_the_member(party, locked, name):
     behind = [first.ask(name) for _ in range(3)]
     every = [*before, between, *behind]
     first.spare([*before, *behind])
-    # The one that holds, the one before another member's, and the last one keep theirs.
+    # The holder's row, the row before another member's, and the last row keep their wakeup locks.
     assert locked(every) == [True, False, False, False, True, True, False, False, True]
     first.spare([*before, *behind])
     first.spare([between])
@@ -88,7 +86,7 @@ def test_wakeup_lock_is_dropped_before_a_row_of_the_member(party, locked, name):
     ],
 )
 def test_wakeup_lock_is_kept_before_other_access(party, locked, name, first, then):
-    """A waiter behind both may wait for the first one alone; and sharers hold together."""
+    """Rows before a different access keep their locks: a waiter may need only one of them, or share with it."""
     participant = party()
     holder = participant.ask(name, "write", 2, weight=2)
     two = [participant.ask(name, **first), participant.ask(name, **then)]
@@ -97,7 +95,7 @@ def test_wakeup_lock_is_kept_before_other_access(party, locked, name, first, the
 
 
 def test_release_without_wakeup_lock_logs_nothing(party, locked, name):
-    """The server writes a line into its log for each lock that is freed and was not there."""
+    """No release frees a missing lock, for which the server would log a warning."""
     participant = party()
     several = [participant.ask(name) for _ in range(4)]
     participant.spare(several)
@@ -124,7 +122,7 @@ def test_a_member_that_comes_back_spares_as_many(party, database, locked, name):
 
 @pytest.mark.parametrize("why", ["older routines", "older rights"])
 def test_wakeup_locks_are_kept_by_older_routines(party, locked, name, monkeypatch, why):
-    """The tables were upgraded by another installation, and not with the latest routines: locks work on."""
+    """Locks work although another installation upgraded the tables, but not with the latest routines."""
     participant = party()
     several = [participant.ask(name) for _ in range(4)]
     queries = {"restore_wakeup_locks": "SELECT sqlsem.not_there(%s, %s)"}
@@ -143,7 +141,7 @@ def test_wakeup_locks_are_kept_by_older_routines(party, locked, name, monkeypatc
 
 
 def test_end_of_a_run_wakes_the_waiters_behind(party, name):
-    """Also where those that were to come between have given up."""
+    """The waiter behind a run of rows is woken, also if rows in the middle have given up."""
     first, other = party(), party()
     several = [first.ask(name) for _ in range(6)]
     first.spare(several)
@@ -165,11 +163,11 @@ def test_end_of_a_run_wakes_the_waiters_behind(party, name):
 
 
 def test_waiter_behind_row_without_wakeup_lock_sleeps(party, database, name):
-    """It slept on the lock of the oldest one of those that may leave first, and that of a lease is free always."""
+    """The waiter sleeps although the oldest row ahead belongs to a lease: its wakeup lock is always free."""
     leased, participant = party(lease=60), party()
     leased.ask(name, limit=3)
     participant.ask(name, limit=3)
-    participant.ask(name, limit=3, weight=2)  # waits, and nobody attends to it
+    participant.ask(name, limit=3, weight=2)  # waits without a client that renews its lease
     other = party()
     mine = other.ask(name, limit=3)
     execute = other.session.connection.execute
@@ -182,7 +180,7 @@ def test_waiter_behind_row_without_wakeup_lock_sleeps(party, database, name):
     assert (calls or 0) < 200, "it looks from time to time, and does not spin"
 
 
-#: The lock of this row is free when it is asked for the second time, as the row leaves just before that.
+#: The wakeup lock of this row is free at the second check, as the row leaves just before it.
 LEAVES = """
 CREATE OR REPLACE FUNCTION sqlsem.is_free(p_class integer, p_key integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
@@ -202,7 +200,7 @@ END $$
 
 
 def test_limit_waiter_sees_release_just_before_sleep(make_database, postgres_server):
-    """After a long wait it sleeps for 0.1 s where nothing would wake it."""
+    """A limit waiter sees a release just before its sleep: without it, it would sleep for 0.1 s after a long wait."""
     database, took = make_database(postgres_server), []
     with contextlib.ExitStack() as made:
         holder, other = (Party(database) for _ in range(2))
@@ -224,10 +222,10 @@ def test_limit_waiter_sees_release_just_before_sleep(make_database, postgres_ser
 
 
 def test_crowd_of_a_process_takes_few_wakeup_locks(connect, database, name, locked):
-    """In the order in which they asked, though most of them give up."""
+    """A crowd is granted in the order of its requests with few wakeup locks, though many of them give up."""
     number, most = 1200, waiter_queues.MAX_WAKEUP_LOCKS + 16
     holder, coordinator = connect(grace=60), connect(grace=60)
-    with coordinator.mutex(name):  # connects
+    with coordinator.mutex(name):  # opens the connections
         pass
     notices = []
     main = coordinator.client.member.main.session

@@ -1,4 +1,4 @@
-"""SQLite's files: other writers of the files cannot break more than the locks, and other users cannot read them."""
+"""SQLite's files: a hostile writer can break no more than the locks, and other users cannot read the files."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="needs the files of POSIX"
 
 @pytest.fixture
 def file(tmp_path):
-    """A database with nobody in it."""
+    """A database without members."""
     database = Database("sqlite", f"sqlite:///{tmp_path}/db/locks.db")
     with database.coordinator() as coordinator, coordinator.mutex("first"):
         pass
@@ -38,7 +38,7 @@ def folder_of(database):
 
 
 def plant(database, beacon, resource="a", grace=0):
-    """Write a member with that beacon that holds a lock, as any process with write access can."""
+    """Insert a member with that beacon and a lock, as any process with write access could."""
     connection = database.raw()
     try:
         member = connection.execute(
@@ -100,7 +100,7 @@ def device(outside, folder):
     try:
         os.mknod(folder / ("d" * 32), 0o666 | stat.S_IFCHR, os.makedev(1, 5))
     except PermissionError:
-        os.symlink("/dev/zero", folder / ("d" * 32))  # only root makes devices
+        os.symlink("/dev/zero", folder / ("d" * 32))  # only root can make devices
     return "d" * 32
 
 
@@ -447,7 +447,7 @@ def test_doctor_lists_other_writers(file):
     assert "read" in told().detail
 
 
-# -- only to look
+# -- read-only access
 
 
 def test_read_only_command_creates_nothing(tmp_path):
@@ -494,11 +494,11 @@ def test_odd_names_of_files(tmp_path, name):
     assert (tmp_path / name).exists()
 
 
-# -- what somebody wrote into the file by hand
+# -- rows written into the file by hand
 
 
 def test_bytes_that_are_no_text_hide_nothing_else(file):
-    """SQLite keeps any bytes in any column."""
+    """SQLite stores any bytes in any column; views show them, and all other rows."""
     connection = file.raw()
     for number, value in enumerate(("CAST(x'ff41' AS TEXT)", "x'ff41'", "1.5", "'abc'")):
         connection.execute(
@@ -561,7 +561,7 @@ def test_invalid_member_row_blocks_no_client(file, columns):
 
 
 def test_uncontended_pair_is_two_statements(file, monkeypatch):
-    """And tries neither where others are, until they have left."""
+    """An uncontended acquire and release take a statement each; beside other rows both go straight to a transaction."""
     with (
         contextlib.closing(file.session()) as session,
         contextlib.closing(file.session()) as other,
@@ -587,7 +587,7 @@ def test_uncontended_pair_is_two_statements(file, monkeypatch):
         def leave():
             assert session.release(tickets[-1], "released")
 
-        come(), leave()  # what a routine needs is made
+        come(), leave()  # prepares what the routines need
         monkeypatch.setattr(session, "_execute", counted)
         alone, among_others, in_vain = (1, False), (1, True), (2, True)
         for _ in range(2):
@@ -619,7 +619,7 @@ def test_a_version_that_is_no_number(file, setting, value):
 
 @posix
 def test_threads_that_light_and_look_at_once(tmp_path):
-    """Looking takes nothing from those who live."""
+    """Probing never takes a beacon from a live member."""
     (tmp_path / "locks.db").touch()
     beacons = Beacons(tmp_path / "locks.db")
     lit = [beacons.create() for _ in range(4)]
@@ -665,7 +665,7 @@ def test_versions_that_lose_commits_in_checkpoints(version, loses):
 
 
 class Watched:
-    """Write the log back, and try at each step whether another process could commit."""
+    """A connection that writes the log back, and tests at each step whether another process could commit."""
 
     def __init__(self, connection, other):
         self.connection, self.other, self.could = connection, other, []
@@ -704,12 +704,12 @@ def test_no_connection_writes_the_log_back_at_its_own_time(file, monkeypatch):
             session.check_schema()
             assert [row[0] for row in session.rows_of_text("PRAGMA wal_autocheckpoint")] == [0]
             session.close()
-        with contextlib.closing(coordinator.client.engine.open()) as connection:  # the SQL of a task
+        with contextlib.closing(coordinator.client.engine.open()) as connection:  # a connection for the SQL of tasks
             assert connection.execute("PRAGMA wal_autocheckpoint").fetchone()[0] == 0
 
 
 def test_log_stays_short_under_any_load(file, monkeypatch):
-    """Also where nothing is held, so that nobody pings. (15 MB, if nobody wrote it back.)"""
+    """The log stays short without holders, and so without heartbeats. (Without write-back it would grow to 15 MB.)"""
     monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
     log = Path(file.url.removeprefix("sqlite:///") + "-wal")
     with file.coordinator() as coordinator:
@@ -721,7 +721,7 @@ def test_log_stays_short_under_any_load(file, monkeypatch):
 
 
 def test_a_log_that_cannot_be_written_back_is_no_error(file, monkeypatch):
-    """The transaction is committed; a later checkpoint will do."""
+    """The transaction is committed, and a later checkpoint writes the log back."""
     monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
     monkeypatch.setattr(wal, "MOST_ROWS", 0)
     with file.coordinator() as coordinator, contextlib.closing(file.raw()) as other:

@@ -1,5 +1,5 @@
-"""Everything that SQLite or sqlsem opens, follows or deletes beside a database, with something else in its place that
-another user of the host could have put there.
+"""Hostile files beside a database: at every name that SQLite or sqlsem opens, follows or deletes there, another kind
+of file that another user of the host could have planted.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from sqlsem.engines.sqlite import files
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs the files of POSIX")
 root_only = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
 
-#: All names beside a database, by what is added to its own. Another one fails `test_nothing_else_is_opened`.
+#: All names beside a database, by their suffix. `test_nothing_else_is_opened` fails for a further name.
 NAMES = ["", "-journal", "-wal", "-shm", "-members"]
-#: A user who exists nowhere.
+#: The number of a user that does not exist.
 SOMEBODY = 54321
 
 
@@ -48,7 +48,7 @@ def folder(place, victim):
 
 def local_socket(place, victim):
     before = os.getcwd()
-    os.chdir(place.parent)  # such a name must be short
+    os.chdir(place.parent)  # a socket's name must be short
     try:
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as bound:
             bound.bind(place.name)
@@ -109,9 +109,9 @@ def test_something_else_in_its_place(path, victim, name, kind):
     )
     assert "Traceback" not in found.stderr + used.stderr
     assert victim.read_text() == "years of work"
-    assert name == "" or unharmed(victim)  # (what the path itself leads to is created, as it says)
+    assert name == "" or unharmed(victim)  # (a link at the path itself is followed, and its target created)
     if name != "-members":
-        allowed = name == "" and kind in (link, link_to_nothing)  # what a path leads to is the user's to say
+        allowed = name == "" and kind in (link, link_to_nothing)  # the user decides where the path itself leads
         refused = f"{path}{name}" in found.stderr + used.stderr and used.returncode in (69, 78)
         assert refused or allowed, (used.returncode, found.stderr + used.stderr)
     elif kind is not folder:
@@ -120,7 +120,7 @@ def test_something_else_in_its_place(path, victim, name, kind):
 
 
 def hot_journal(path, names):
-    """A journal without pages that names a super-journal, which SQLite deletes when it has rolled back."""
+    """Return a journal without pages that names a super-journal, which SQLite deletes after its rollback."""
     pages = path.stat().st_size // 1024
     header = bytes.fromhex("d9d505f920a163d7") + struct.pack(">IIIII", 0, 1, pages, 512, 1024)
     name = os.fsencode(names)
@@ -134,7 +134,7 @@ def hot_journal(path, names):
 
 
 def test_hot_journal_deletes_the_file_it_names(path, victim):
-    """SQLite alone: the tests below prove nothing if this does not hold."""
+    """Plain SQLite deletes the file: without that the tests below would prove nothing."""
     Path(f"{path}-journal").write_bytes(hot_journal(path, victim))
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
@@ -149,14 +149,14 @@ def test_journal_of_another_user_is_refused(path, victim):
     for words in (["ls"], ["doctor"], ["init"], ["run", "--mutex", "m", "--", "true"]):
         found = run_cli("--url", f"sqlite:///{path}", *words)
         assert found.returncode != 0
-        told = "".join((found.stdout + found.stderr).split())  # in a table it is broken anywhere
+        told = "".join((found.stdout + found.stderr).split())  # a table may break the text anywhere
         assert "belongsto54321,whodoesnotownthedatabase" in told
         assert unharmed(victim)
 
 
 @pytest.mark.skipif(files._SET_LOCK is None, reason="this system has no locks of open file descriptions")
 def test_a_journal_that_comes_after_the_look_is_left_alone(path, victim, monkeypatch):
-    """Between the look and SQLite's own anybody may be quick."""
+    """A journal that appears between sqlsem's check and SQLite's own check deletes no file."""
     first = files.no_journal
 
     @contextlib.contextmanager
@@ -172,7 +172,7 @@ def test_a_journal_that_comes_after_the_look_is_left_alone(path, victim, monkeyp
 
 
 def test_database_of_another_user_is_refused(path):
-    """The text of its tasks is code."""
+    """The database of another user is refused, as the text of its tasks is code."""
     path.chmod(0o666)
     for words in (["work", "q", "--idle-exit", "0.1s"], ["batches", "resume"]):
         url = ["--url", f"sqlite:///{path}"]
@@ -244,7 +244,7 @@ def test_a_broken_name_is_an_error_of_ours(path):
 
 
 class Opened:
-    """The names in a folder that anybody opens, makes, removes or renames, as inotify tells them."""
+    """Collects the names that any process opens, creates, removes or renames in a folder, by inotify."""
 
     ALL = 0x20 | 0x100 | 0x200 | 0x40 | 0x80  # OPEN, CREATE, DELETE, MOVED_FROM, MOVED_TO
 
@@ -271,7 +271,7 @@ class Opened:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs inotify")
 def test_nothing_else_is_opened(tmp_path):
-    """A file of another kind belongs into the tables above first."""
+    """Only the names of the tables above are opened: add a new kind of file there first."""
     path = tmp_path / "locks.db"
     opened = Opened(tmp_path)
     with contextlib.closing(opened):

@@ -1,4 +1,4 @@
-"""The work queue on every engine: each task is done once, in order, and comes back when its worker dies."""
+"""The work queue on every engine: each task is done once, in order, and returns to the queue if its worker dies."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def note(word, seconds=0.0):
 
 
 def note_late(word):
-    """Lasts until the late one is there."""
+    """Run until the late task was put."""
     assert late.wait(PATIENCE)
     return note(word, 0.2)
 
@@ -172,7 +172,7 @@ def test_not_before_its_time(queue):
 
 
 def test_a_clock_that_stepped_back_holds_nothing_up(database, queue):
-    """As by an hour, since these were put."""
+    """A clock that stepped back by an hour after a put delays no task."""
     queue.put(Json("at once"))
     queue.put(Json("later"), after=0.5)
     failed = queue.put(Json("failed"), order=1)
@@ -192,7 +192,7 @@ def test_a_clock_that_stepped_back_holds_nothing_up(database, queue):
 
 
 def move_clock(database, queue, seconds):
-    """As if the clock had been moved since the tasks were put."""
+    """Move the tasks' times, as if the clock had been moved after the put."""
     if database.engine == "sqlite":
         set_times, table = f"put_at = put_at - {seconds}, ready_at = ready_at - {seconds}", "sqlsem_task"
     elif database.engine == "mssql":
@@ -206,7 +206,7 @@ def move_clock(database, queue, seconds):
 
 
 def test_bulk_put_is_split_into_portions(queue):
-    """A statement of hundreds of megabytes would keep the pings out, and end with the connection."""
+    """A put is split, as one statement of hundreds of megabytes would block heartbeats and cost the connection."""
     queue.state()
     session = queue.claiming.client.member.main.session
     put, portions = session.put_tasks, []
@@ -288,12 +288,12 @@ def test_tried_again_with_growing_pauses(queue):
 
 
 def test_interrupted_claim_is_returned(connect, name):
-    """As when an interrupt strikes between the claim and its block."""
+    """A claim without a block is returned, as after an interrupt between the claim and its block."""
     queue = connect(grace=1).queue(name)
     queue.put(1)
     task = queue.try_claim()
     assert queue.try_claim() is None
-    time.sleep(2 * cancellation.LOOK_SECONDS)  # who looks after what runs has looked at it, and must not keep it
+    time.sleep(2 * cancellation.LOOK_SECONDS)  # the cancellation monitor must keep no reference
     del task
     attempts = []
     for again in queue.claim(wait=PATIENCE):
@@ -304,7 +304,7 @@ def test_interrupted_claim_is_returned(connect, name):
 
 
 def test_a_task_that_was_never_whole_is_dropped_in_silence(queue, monkeypatch):
-    """As when an interrupt strikes while it is made."""
+    """A task whose constructor was interrupted is dropped without an error."""
     struck = []
     monkeypatch.setattr(sys, "unraisablehook", struck.append)
     queue.state()
@@ -335,7 +335,7 @@ def test_a_loop_that_ends_nothing_is_told_so(queue):
 
 
 def test_repeated_calls_change_nothing(database, connect, queue, name):
-    """The client repeats a call when its answer is lost."""
+    """Calls repeated after a lost answer change nothing."""
     queue.put(1)
     coordinator = connect()
     member = coordinator.client.member
@@ -478,7 +478,7 @@ def test_the_next_order_waits_for_other_processes_too(connect, name):
 
 @pytest.mark.quiet
 def test_two_workers_and_ten_tasks(connect, name):
-    """Five pairs, each of which starts together."""
+    """The ten tasks run as five pairs that start together."""
     queue = connect().queue(name)
     numbers = queue.put_many([sqlsem.Call(note, str(n), 0.5) for n in range(10)])
     workers = [Worker(connect().queue(name), idle_exit=0.3) for _ in range(2)]
@@ -508,7 +508,7 @@ def test_worker_runs_every_kind_of_task(database, connect, queue, tmp_path):
     file = tmp_path / "made"
     queue.put(sqlsem.Shell(f"echo it is made; touch '{file}'"))
     queue.put(sqlsem.Call(note, "ünïcode"))
-    queue.put(note, max_attempts=1)  # lacks its argument
+    queue.put(note, max_attempts=1)  # the call lacks an argument
     queue.put(sqlsem.Sql("SELECT 1"))
     queue.put(sqlsem.Sql("SELECT * FROM no_such_table"))
     queue.put(sqlsem.Shell("echo bad luck; exit 7"))
@@ -559,7 +559,7 @@ def test_unstorable_result_does_not_end_the_worker(queue):
 
 
 def test_lost_claim_of_a_living_member_is_returned(connect, name):
-    """The database was away for longer than we dared to believe, but nobody gave us up."""
+    """The worker thought its claim lost during an outage, but the database did not remove the member."""
     queue = connect(grace=2).queue(name)
     queue.put(1)
     task = queue.try_claim()
@@ -621,7 +621,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 
 
 def stubborn(file):
-    """A command that has to be killed, and tells its number."""
+    """Return a command that ignores SIGTERM and writes its process number."""
     return f"trap '' TERM; echo $$ > {file}.new; mv {file}.new {file}; sleep 60; sleep 60"
 
 
@@ -669,7 +669,7 @@ def interrupted(channel, url, options, name):
 
 @posix
 def test_interrupt_of_run_ends_the_running_task(spawn, queue, name, tmp_path):
-    """It must not run on beside its next attempt, while this process ends or does something else."""
+    """An interrupted `run` must end its task, which would go on beside its next attempt otherwise."""
     pid = tmp_path / "pid"
     number = queue.put(sqlsem.Shell(f"echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 60; sleep 60"))
     child = spawn(interrupted, name=str(name))
@@ -684,7 +684,7 @@ def test_interrupt_of_run_ends_the_running_task(spawn, queue, name, tmp_path):
 
 @posix
 def test_background_child_does_not_delay_its_command(queue, tmp_path):
-    """As a service does that it starts, and that has its output still open."""
+    """A command ends although a background child, such as a service, keeps its output open."""
     pid = tmp_path / "pid"
     queue.put(sqlsem.Shell(f"sleep 60 & echo $! > {pid}; echo started"))
     began = time.monotonic()
@@ -706,7 +706,7 @@ def test_all_that_a_command_says_last_is_kept(queue):
 
 
 class Work:
-    """The sessions in which the SQL of tasks runs, in this process; hooks may come between."""
+    """Intercepts the sessions in which the SQL of tasks runs, and calls hooks around their calls."""
 
     def __init__(self, coordinator):
         self.connect = coordinator.engine.connect
@@ -745,11 +745,11 @@ def table(database, name):
 
 
 def test_finished_task_is_not_returned_by_abort(database, queue, table):
-    """Only who ran it knows."""
+    """Only the thread that ran a task knows that it has finished, so abort does not return the task."""
     work, begun, told = Work(queue.claiming.client), threading.Event(), threading.Event()
     connect = work.connect
 
-    def deaf(purpose):  # to being cancelled
+    def deaf(purpose):  # a session that ignores cancellation
         session = connect(purpose)
         session.cancel_running = lambda: None
         return session
@@ -789,7 +789,7 @@ def test_task_about_to_start_does_not_start_after_abort(database, queue, table):
 
 @pytest.mark.engines("sqlite", "postgresql")
 def test_early_cancel_of_a_session_is_repeated(queue):
-    """Between its session's start and its statement's."""
+    """A cancellation between the start of the session and the start of its statement is repeated."""
     endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     work, begun = Work(queue.claiming.client), threading.Event()
 
@@ -809,7 +809,7 @@ def test_early_cancel_of_a_session_is_repeated(queue):
 
 
 def test_idle_is_not_while_others_of_the_worker_work(queue):
-    """A thread without a task stays for the stage that comes."""
+    """A thread without a task stays for the next stage while others of the worker work."""
     queue.put(sqlsem.Call(note, "long", 1.0))
     queue.put_many([sqlsem.Call(note, "side", 0.4)] * 2, order=1)
     Worker(queue, threads=2, idle_exit=0.2).run()
@@ -839,7 +839,7 @@ def test_errors_of_the_callback_are_logged(queue, caplog):
 
 @pytest.mark.quiet
 def test_many_small_tasks_in_many_workers(connect, name):
-    """No task twice, none lost, no error."""
+    """Many workers claim each task once, and lose none."""
     count, crew = 1000, 8
     queue = connect().queue(name)
     numbers = queue.put_many(range(count))
@@ -931,5 +931,5 @@ def test_after_close(connect, name):
         queue.put(2)
     with pytest.raises(sqlsem.SqlsemError):
         task.finish()
-    with connect().queue(name).try_claim() as again:  # those of a process that left are pending at once
+    with connect().queue(name).try_claim() as again:  # tasks of a closed process are pending at once
         assert again.id == task.id

@@ -20,7 +20,7 @@ from sqlsem.tasks import Json, Worker
 
 @pytest.fixture
 def queue(connect, name, database):
-    # (Not lost while an engine compiles what it runs for the first time.)
+    # (A long grace for an engine that compiles routines at their first run.)
     made = (connect(grace=30) if database.engine == "mssql" else connect()).queue(name)
     yield made
     for limit in made.limits():
@@ -32,7 +32,7 @@ def queue(connect, name, database):
 
 
 def drain(queue):
-    """The bodies, in the order in which one worker has them."""
+    """Claim all tasks in one worker, and return their bodies in that order."""
     found = []
     while (task := queue.try_claim()) is not None:
         with task:
@@ -45,8 +45,8 @@ def test_backlog_of_a_key_delays_no_other_key(queue):
     queue.put_many([Json("cold")] * 3, key="cold")
     found = drain(queue)
     assert Counter(found) == {"hot": 30, "cold": 3}
-    # One worker: nothing else runs, so each turn is a lot between two. That the cold ones come so late has odds of
-    # 1e-5.
+    # With one worker no other task runs, so each claim draws between two keys. The cold tasks come later than this with
+    # a probability of 1e-5.
     assert found[:25].count("cold") == 3
 
 
@@ -71,7 +71,7 @@ def test_a_weight_is_a_share(queue):
 
 
 def put_keys(database, queue, count, each=1):
-    """Puts so many tasks of each of so many keys, at once."""
+    """Put ``each`` tasks for each of ``count`` keys, in few calls."""
     session = database.session(grace=600)
     tasks = [NewTask("json", "1", 0, 0.0, 1, 0.0, key=f"tenant-{number % count}") for number in range(count * each)]
     for start in range(0, len(tasks), 500):
@@ -80,7 +80,7 @@ def put_keys(database, queue, count, each=1):
 
 
 def test_of_many_keys_none_is_forgotten(database, queue):
-    """More of them than are looked at together."""
+    """No key is forgotten among more keys than a claim reads at a time."""
     count = 36 if database.engine == "mssql" else 100
     queue.set_key_limit(1)
     put_keys(database, queue, count, each=2)
@@ -93,7 +93,7 @@ def test_of_many_keys_none_is_forgotten(database, queue):
 
 
 def test_keys_are_compared_byte_by_byte(queue):
-    """Keys of running tasks too: each key has its own limit, however similar they are."""
+    """Each key has its own limit, however similar the keys are; keys of running tasks, too."""
     keys = ["a", "A", "ä", "a\u0308", "a.", ".a", "aa", "ﬀ", "ff"]
     queue.set_key_limit(1)
     for key in keys * 2:
@@ -106,9 +106,9 @@ def test_keys_are_compared_byte_by_byte(queue):
     assert sorted(drain(queue)) == sorted(keys)
 
 
-@pytest.mark.engines("sqlite")  # (elsewhere the claims of a queue with limits follow each other)
+@pytest.mark.engines("sqlite")  # (elsewhere claims of a queue with limits run one after the other)
 def test_claim_reads_a_single_snapshot(queue, connect, monkeypatch):
-    """One of two keys is always free; during the search others take it, and release the other."""
+    """One of two keys is always free, though others take it during the search and release the other one."""
     others = connect().queue(queue.name)
     queue.set_key_limit(1)
     for key in ("a", "a", "b"):
@@ -119,7 +119,7 @@ def test_claim_reads_a_single_snapshot(queue, connect, monkeypatch):
 
     def rows_then_others(self, query, *parameters):
         found = rows(self, query, *parameters)
-        if query == "running_keys" and not turned:  # a is at its limit
+        if query == "running_keys" and not turned:  # key a is at its limit
             turned.append(held.pop("a").finish())
             while "b" not in held:
                 task = others.try_claim()
@@ -145,7 +145,7 @@ def test_a_claim_costs_the_same_beside_many_keys(database, queue, connect, name)
         put_keys(database, measured, count)
     costs = [cost_of_turns(database, measured.name, finds=True) for measured in (many, few)]
     assert costs[0] < 2 * costs[1]
-    # And however many of them have settings of their own.
+    # The cost stays the same if many keys have their own settings.
     with contextlib.closing(database.raw()) as raw:
         raw.cursor().execute(
             f"INSERT INTO {database.beside('queue_key')} (queue_name, task_key, task_limit) "
@@ -175,7 +175,7 @@ def test_keys_without_room_cost_a_lookup_each(database, queue, connect, name):
 
 @pytest.mark.engines("sqlite", "postgresql")
 def test_a_heavy_key_has_its_share_among_many(database, queue):
-    """Also where the others are not looked at."""
+    """A heavy key gets its share, although a claim does not read all other keys."""
     put_keys(database, queue, 400)
     queue.set_weight("tenant-7", 400)
     with contextlib.closing(database.session(grace=600)) as session, contextlib.closing(database.raw()) as raw:
@@ -189,7 +189,7 @@ def test_a_heavy_key_has_its_share_among_many(database, queue):
 
         heavy = next(task.task_id for task in queue.tasks(most=1000) if task.key == "tenant-7")
         drawn = Counter(draw() == heavy for _ in range(300))
-    # A half is its share. Of the others' weights those that are looked at tell to an eighth or so.
+    # Its share is a half. A sample of the other keys gives their total weight to about an eighth.
     assert 90 < drawn[True] < 210
 
 
@@ -201,7 +201,7 @@ def test_higher_priorities_of_a_key_come_first(queue):
 
 @pytest.mark.parametrize("most", [2, 100])
 def test_open_tasks_are_listed_in_the_order_of_running(queue, most):
-    """Page by page, on every engine: by order, then by priority (higher ones first), then by number."""
+    """Open tasks are listed page by page: by order, then by priority (higher first), then by number."""
     for number, (order, priority) in enumerate(
         [(2, 0), (1, 0), (1, -1), (1, 7), (2, 9), (1, 0), (1, 7), (1, -(2**31) + 1)]
     ):
@@ -276,7 +276,7 @@ def test_the_options_of_a_schedule_have_the_key(queue, name):
 
 
 def work(connect, queue, workers, threads):
-    """Workers that carry out all of it, in threads of this process."""
+    """Start workers that run all tasks, in threads of this process."""
     made = [Worker(connect().queue(queue.name), threads, idle_exit=1, group=False) for _ in range(workers)]
     running = [threading.Thread(target=worker.run) for worker in made]
     for thread in running:
@@ -285,14 +285,15 @@ def work(connect, queue, workers, threads):
 
 
 def beside(task, tasks):
-    """Return the tasks that ran when this one was claimed, by the database's clock: an end is recorded before its slot
-    is free.
+    """Return the tasks that ran when ``task`` was claimed.
+
+    The times are the database's: an end is recorded before its slot is free.
     """
     return [other for other in tasks if other.claimed_at < task.claimed_at < other.ended_at]
 
 
 def test_threads_never_pass_a_limit(connect, queue):
-    """Four workers with four threads each."""
+    """Four workers with four threads each never exceed a limit."""
     queue.set_limit(3)
     queue.set_key_limit(2)
     for key in ("a", "b"):
@@ -308,7 +309,7 @@ def test_threads_never_pass_a_limit(connect, queue):
 
 
 def test_a_limit_counts_from_the_moment_in_which_it_is_set(connect, queue):
-    """Its first one, while others claim who know of none."""
+    """A queue's first limit counts at once, also for concurrent claims that began without a limit."""
     queue.put_many([sqlsem.Call("time:sleep", 0.01)] * 60)
     threads = work(connect, queue, 3, 2)
     until(lambda: queue.counts().finished > 5, "they are at work")
@@ -329,7 +330,7 @@ def test_a_limit_that_is_raised_is_noticed(connect, queue):
     found = []
     thread = threading.Thread(target=lambda: found.append(next(connect().queue(queue.name).claim(wait=PATIENCE)).body))
     thread.start()
-    time.sleep(0.2)  # (only makes it likely that it waits)
+    time.sleep(0.2)  # (makes it likely that the thread waits)
     assert not found
     queue.set_limit(1)
     thread.join(PATIENCE)
@@ -337,7 +338,7 @@ def test_a_limit_that_is_raised_is_noticed(connect, queue):
 
 
 def hold(channel, url, options, name):
-    """Claims what there is, and says so, until it is killed."""
+    """Claim tasks and report each claim, until killed."""
     queue = sqlsem.connect(url, **options, grace=0.5).queue(name)
     for task in queue.claim(wait=120):
         channel.tell("claimed", id=task.id)
@@ -361,7 +362,7 @@ def test_a_killed_worker_frees_its_place(spawn, queue, name):
 
 
 def test_task_without_key_passes_a_key_at_its_limit(queue):
-    """It was put while nothing with a key was pending, so the queue had no turns then."""
+    """A task without a key passes a key at its limit, although the queue had no turns when the task was put."""
     queue.put(Json("keyed"), key="a")
     with queue.try_claim() as task:
         queue.put_many([Json("plain")] * 2)
@@ -375,7 +376,7 @@ def test_task_without_key_passes_a_key_at_its_limit(queue):
 
 @pytest.fixture
 def claiming(database, name):
-    """A connection in manual commit, and a function that claims in its transaction: the number of the task."""
+    """A connection without autocommit, and a function that claims in its transaction and returns the task's number."""
     session = database.session(grace=600)
     member = session.register_member("host", 1, "claims")
     with database.raw(autocommit=False) as raw:
@@ -410,13 +411,13 @@ def test_a_first_limit_waits_for_the_claims_of_a_queue_with_keys(database, queue
 
 @pytest.mark.engines("postgresql")
 def test_a_limit_may_go_while_a_claim_waits_for_it(database, queue, name, claiming, threads):
-    """From then on the claim is as one that knew of none: the next limit waits for it."""
+    """A claim whose limit was removed is like a claim without a limit: the next limit waits for it."""
     queue.put_many([1, 2], key="a")
     raw, claim = claiming
     pid = raw.info.backend_pid
     found = []
     with database.raw(autocommit=False) as removing, database.raw() as setting:
-        while not found:  # (it waits for a second at most, and then finds nothing)
+        while not found:  # (a claim waits for a second at most, and then finds no task)
             queue.set_limit(5)
             removing.execute("DELETE FROM sqlsem.queue_setting WHERE queue_name = %s", (str(name),))
             threads.start(lambda: found.append(claim("late")))
@@ -448,7 +449,7 @@ def test_concurrent_claim_of_a_key_starves_no_worker(queue, claiming):
 @pytest.mark.engines("postgresql")
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_claim_with_an_old_snapshot_is_refused(queue, name, claiming, level):
-    """It would not see the limit."""
+    """A claim with an old snapshot would not see the limit."""
     queue.put(1)
     raw, claim = claiming
     raw.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")

@@ -14,7 +14,7 @@ from support import PATIENCE, Attempt, Stay, check_history, until
 
 @pytest.fixture
 def two(database):
-    """Two connections, no autocommit on the first."""
+    """Two connections, the first without autocommit."""
     slow, quick = database.raw(autocommit=False), database.raw()
     yield slow, quick
     slow.close()
@@ -43,12 +43,12 @@ def test_without_protection_both_enter(database, two, name):
     slow_cursor, other = slow.cursor(), quick.cursor()
     if database.engine == "mssql":
         other.execute("SET LOCK_TIMEOUT 2000")
-    first = take(slow_cursor, "slow")  # has its number; not committed
+    first = take(slow_cursor, "slow")  # has its number, but has not committed
     second = take(other, "quick")
     assert first < second
     try:
         other.execute(count, (second,))
-    except Exception as exc:  # a server that reads under locks waits for the row instead
+    except Exception as exc:  # a server without snapshot reads waits for the row instead
         slow.rollback()
         pytest.skip(f"this server does not read snapshots: {exc}")
     quick_may = other.fetchone()[0] == 0
@@ -118,7 +118,7 @@ def test_bare_rows_get_their_numbers_in_the_order_of_commits(database, two, name
 
 @pytest.mark.engines("postgresql")
 def test_a_bare_row_with_an_old_snapshot(connect, database, two, name):
-    """Under REPEATABLE READ it sees the past; its number is new all the same."""
+    """A bare row inserted with an old snapshot gets a new number all the same."""
     import psycopg
 
     slow, _ = two

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.engines("postgresql", "mssql")
 
 
 class Session:
-    """One session that asks for all, as a T-SQL engine may take seconds over the first call of each."""
+    """A session for all queries, as the first call of a routine may take seconds in a T-SQL session."""
 
     def __init__(self, database):
         self.database, self.connection = database, database.raw()
@@ -33,13 +33,13 @@ def session(database):
 
 
 def told(session, position):
-    """The codes, and the rows behind which it stands."""
+    """Return the codes, the positions of the rows ahead, and all rows of the report."""
     rows = session.ask("why", position)
     return {row[0] for row in rows}, [row[2] for row in rows if row[2] is not None], rows
 
 
 def compare(session, coordinator, name):
-    """Compare the reports of SQL and Python for all waiters under such names; return their codes."""
+    """Compare the reports of SQL and Python for all waiters whose resources begin with ``name``; return their codes."""
     overview = coordinator.admin.overview()
     mine = [entry for entry in overview.entries if entry.resource.startswith(name)]
     codes = []
@@ -127,7 +127,7 @@ def test_why_of_an_unknown_position(session):
     assert told(session, 10**12)[2] == []
 
 
-# -- when it will go in
+# -- the estimate of the grant
 
 
 AGO = {
@@ -137,7 +137,7 @@ AGO = {
 
 
 def remember(database, resource, held, note=None, before=0):
-    """A history: locks that were held for so long, the last one first; each ended two hours after another."""
+    """Write a history of holds with the durations ``held``, newest first; two ends are two hours apart."""
     ago = AGO[database.engine]
     for number, seconds in enumerate(held, before + 1):
         ended, ms = number * 2 * 3600 * 1000, round(seconds * 1000)
@@ -150,12 +150,12 @@ def remember(database, resource, held, note=None, before=0):
 
 
 def spread(count, middle, width):
-    """So many seconds, spread about a middle; in no order."""
+    """Return ``count`` durations spread about ``middle``, unordered."""
     return [middle * (1 + width * ((number * 7 % count) / count - 0.5)) for number in range(count)]
 
 
 def compare_estimates(session, coordinator, positions):
-    """Compare the estimates of SQL and Python, up to chance."""
+    """Compare the estimates of SQL and Python, apart from their random part."""
     found = estimates(coordinator.admin.overview())
     for position in positions:
         ((low, likely, high, held_low, held_high, count),) = session.ask("estimate", position)
@@ -229,7 +229,7 @@ def test_why_in_sql_lacks_estimates(database, session, connect, name, waiting):
 
 @pytest.mark.engines("postgresql")
 def test_why_shows_expected_hold_time(database):
-    """The same as in Python."""
+    """SQL and Python compute the same expected remaining time."""
     held = [10.0, 20.0, 20.0, 50.0]
     for already in (0.0, 15.0, 20.0, 50.0, 70.0):
         for share in (0.01, 0.3, 0.5, 0.81, 0.99):

@@ -1,4 +1,4 @@
-"""A worker tells what is recorded, whatever it was cut off from: its outcomes, its counts and its log."""
+"""A worker's outcomes, counts and log agree with the record, whichever calls were cut off."""
 
 import threading
 from collections import Counter
@@ -10,7 +10,7 @@ import sqlsem
 from sqlsem.tasks import Json, Worker
 from sqlsem.tasks.claiming import Claiming
 
-#: What a task calls while it runs.
+#: Functions that a running task calls.
 meanwhile = []
 
 
@@ -31,7 +31,7 @@ def fail():
 
 
 def put_all(queue):
-    """One that finishes, one that fails, and one that is tried twice."""
+    """Put a task that finishes, one that fails, and one that fails twice."""
     queue.put(finish)
     queue.put(fail, on_failure="continue")
     queue.put(fail, max_attempts=2, backoff=0, on_failure="continue")
@@ -50,7 +50,7 @@ class Told:
 
 
 def check(queue, told):
-    """All that was told is recorded so, and the other way round, but for what was given back before it began."""
+    """Check that published and recorded outcomes are the same, except for tasks returned before they began."""
     recorded = Counter(
         (run.task_id, run.attempt, run.outcome)
         for task in queue.tasks()
@@ -64,17 +64,17 @@ def check(queue, told):
 
 
 def thought_lost(queue, monkeypatch):
-    """As after an outage of the grace: this process has given up its claims, and the database knows them still."""
+    """Mark all claims lost in this process, as after an outage; the database still has them."""
     meanwhile.append(lambda: queue.claiming.client.mark_lost(None, "nothing was heard"))
 
 
 def away(queue, monkeypatch):
-    """The call that ends tasks does not reach the database, the first time."""
+    """Let the first call that ends tasks not reach the database."""
     ends_once(monkeypatch, lambda call: None)
 
 
 def answer_lost(queue, monkeypatch):
-    """It does, and its answer does not come."""
+    """Let the first call that ends tasks reach the database, but lose its answer."""
     ends_once(monkeypatch, lambda call: call())
 
 
@@ -91,7 +91,7 @@ def away_and_thought_lost(queue, monkeypatch):
 
 
 def asked_as_another_member(queue, monkeypatch):
-    """The results of an earlier call are known to the log of the attempt alone."""
+    """Make `next_tasks` report no results, so that only the log of attempts knows those of an earlier call."""
     answer_lost(queue, monkeypatch)
     kind = type(queue.claiming.client.member.call("look", lambda session, _: session))
     plain = kind.next_tasks
@@ -104,7 +104,7 @@ def asked_as_another_member(queue, monkeypatch):
 
 
 def ends_once(monkeypatch, cut):
-    """Each call that ends tasks is cut once."""
+    """Cut the first call that ends each task."""
     plain, seen = Claiming.end_and_claim, set()
 
     def end_and_claim(self, ends, most, **given):
@@ -138,7 +138,7 @@ def test_worker_tells_outcomes_as_recorded(queue, monkeypatch, caplog, fault, gr
 
 
 def test_worker_tells_a_claim_taken_away_as_lost(database, queue, caplog):
-    """Its claim is another's when it ends: here, as the row says."""
+    """A task whose claim was taken away while it ran is reported as lost."""
     number = queue.put(finish)
     table = "sqlsem_task" if database.engine == "sqlite" else f"{database.schema}.task"
     taken = threading.Event()
@@ -157,7 +157,7 @@ def test_worker_tells_a_claim_taken_away_as_lost(database, queue, caplog):
 
 
 def test_worker_warns_of_ends_that_are_not_recorded(queue, monkeypatch, caplog):
-    """The database is away when the worker leaves."""
+    """A worker that stops without the database warns of results that are not recorded."""
     number = queue.put(finish)
 
     def cut(call):
@@ -186,7 +186,7 @@ def test_worker_warns_of_ends_that_are_not_recorded(queue, monkeypatch, caplog):
 
 
 def test_task_ends_well_when_its_end_is_recorded(queue):
-    """The claim is believed lost while its end is under way: the recorded end counts."""
+    """A claim is thought lost while its end is under way: the recorded end counts."""
     number = queue.put(Json("x"))
     task = queue.try_claim()
     plain = type(queue.claiming.client.member).call
